@@ -1,0 +1,146 @@
+"""Train one arm: `accelerate launch scripts/train.py recipes/std_dev_off.yaml [--key value ...]`.
+
+Any setting can be given on the command line and wins over the recipe; `--dry_run` shows what a recipe
+comes to and starts nothing.
+"""
+
+import argparse
+import sys
+import uuid
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run import RunDirectory, provenance
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0], allow_abbrev=False)
+    parser.add_argument("recipe", help="a YAML file, such as recipes/std_dev_off.yaml")
+    parser.add_argument("--profile", default="auto", help="h100, rtx4090, miniature, auto, or a path")
+    parser.add_argument("--dry_run", action="store_true", help="show what resolves, start nothing")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run in output_dir")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in output_dir")
+    options, overrides = parser.parse_known_args()
+    try:
+        return run(options, overrides)
+    except ConfigurationError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; what was finished is kept\n")
+        return 130
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> int:
+    from trl_ablate.recipe import load_recipe
+
+    resolved = load_recipe(options.recipe, profile=options.profile, overrides=overrides)
+    main_process = resolved.config.process_index == 0
+    if main_process:
+        show(resolved, everything=options.dry_run)
+    if options.dry_run:
+        return 0
+    directory = RunDirectory(Path(resolved.config.output_dir))
+    if main_process:
+        prepare(directory, resolved, options)
+    record = directory.recorded(**identity(resolved)) if main_process else nullcontext()
+    with record:
+        train(resolved, directory, resume=options.resume)
+    if main_process:
+        summarise(directory)
+    return 0
+
+
+def prepare(directory: RunDirectory, resolved, options: argparse.Namespace) -> None:
+    """Everything that can be refused is refused here, before a model is loaded."""
+    from trl_ablate.assemble import check_device
+
+    check_device(resolved)
+    directory.prepare(overwrite=options.overwrite, resume=options.resume)
+    directory.write_config(resolved.to_dict())
+
+
+def train(resolved, directory: RunDirectory, *, resume: bool) -> None:
+    from trl_ablate.assemble import build_trainer
+    from trl_ablate.callbacks import LiveLine, RunRecorder
+    from trl_ablate.rewards import MathGrader
+
+    config, task = resolved.config, resolved.task
+    config.run_name = config.run_name or f"{directory.path.name}-{uuid.uuid4().hex[:6]}"
+    live = LiveLine(console)
+    recorder = RunRecorder(directory, config.optimizer_steps_per_rollout)
+    with closing(live), MathGrader(
+        workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
+    ) as grader:
+        trainer = build_trainer(resolved, grader, callbacks=[recorder, live])
+        trainer.train(resume_from_checkpoint=resume)
+        trainer.save_model(str(directory.checkpoint_last))
+
+
+def identity(resolved) -> dict[str, Any]:
+    """Which run this is, and where it comes from."""
+    config = resolved.config
+    return {
+        "recipe": resolved.recipe.name,
+        "profile": resolved.profile,
+        "arm": config.arm,
+        "study": config.study,
+        "seed": config.seed,
+        "command": sys.argv,
+        **provenance(),
+    }
+
+
+def show(resolved, everything: bool) -> None:
+    """One line on where it runs; with `everything`, the whole of what the recipe came to."""
+    console.print(
+        f"{resolved.recipe.name} on profile '{resolved.profile}' ({resolved.profile_reason})"
+    )
+    for warning in resolved.warnings:
+        console.print(f"warning: {warning}", markup=False)
+    if not everything:
+        return
+    console.print(
+        table("what resolves", {key: str(value) for key, value in sorted(resolved.settings.items())})
+    )
+    declared = {key: f"{old} -> {new}" for key, (old, new) in resolved.changes.items()}
+    console.print(table("declared changes from the base", declared or {"none": ""}))
+    console.print(table("inert knobs", resolved.inert or {"none": ""}))
+
+
+def summarise(directory: RunDirectory) -> None:
+    """The end of a run: where the reward started, peaked and ended, and what was written where."""
+    evaluations = [row for row in directory.metrics() if "eval_reward" in row]
+    rows = {"run": str(directory.path), "time": f"{directory.read()['seconds']:.0f} s"}
+    if evaluations:
+        best = max(evaluations, key=lambda row: row["eval_reward"])
+        rows |= {
+            "eval reward, first": f"{evaluations[0]['eval_reward']:.3f}",
+            "eval reward, best": f"{best['eval_reward']:.3f} at step {best['step']}",
+            "eval reward, last": f"{evaluations[-1]['eval_reward']:.3f}"
+            f" ± {evaluations[-1]['eval_reward_stderr']:.3f}",
+        }
+    rows |= {
+        "model": str(directory.checkpoint_last),
+        "metrics": str(directory.metrics_file),
+        "dashboard": "trackio show",
+    }
+    console.print(table("done", rows))
+
+
+def table(title: str, rows: dict[str, str]) -> Table:
+    made = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    for key, value in rows.items():
+        made.add_row(key, value)
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

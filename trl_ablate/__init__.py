@@ -1,0 +1,31 @@
+"""The ablation lab for GRPO on top of TRL: every choice a switch, every arm a recipe.
+
+Names are imported on first use, so that reading a run directory, grading an answer or printing a
+recipe never pays for torch. Legend of the dimension suffixes used throughout: P prompts,
+G completions per prompt, N = P·G rows, F reward functions, T tokens.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trl_ablate.config import AblationConfig, TaskArguments
+    from trl_ablate.errors import ConfigurationError
+    from trl_ablate.recipe import load_recipe
+    from trl_ablate.trainer import AblationTrainer
+
+_HOMES = {
+    "AblationConfig": "trl_ablate.config",
+    "AblationTrainer": "trl_ablate.trainer",
+    "ConfigurationError": "trl_ablate.errors",
+    "TaskArguments": "trl_ablate.config",
+    "load_recipe": "trl_ablate.recipe",
+}
+
+__all__ = ["AblationConfig", "AblationTrainer", "ConfigurationError", "TaskArguments", "load_recipe"]
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trl_ablate' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)

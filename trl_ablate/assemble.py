@@ -1,0 +1,131 @@
+"""From a resolved recipe to a trainer that is ready to train: model, data, rewards, callbacks."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
+from trl import get_peft_config, get_quantization_config
+
+from trl_ablate import miniature
+from trl_ablate.config import TaskArguments
+from trl_ablate.data import load_questions, to_prompts
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe import Resolved
+from trl_ablate.rewards import MathGrader, build_rewards
+from trl_ablate.trainer import AblationTrainer
+
+MINIATURE = "miniature"
+
+
+def build_trainer(
+    resolved: Resolved, grader: MathGrader, callbacks: list[TrainerCallback] | None = None
+) -> AblationTrainer:
+    """Load everything a recipe names and put it together."""
+    config, model_args = resolved.config, resolved.model
+    model_path = resolve_model(starting_point(resolved))
+    tokenizer = AutoTokenizer.from_pretrained(
+        model_path,
+        revision=model_args.model_revision,
+        padding_side="left",
+        truncation_side="left",
+        trust_remote_code=config.trust_remote_code,
+    )
+    rewards, weights = task_rewards(resolved.task, tokenizer, grader)
+    config.reward_weights = config.reward_weights or weights
+    config.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **(config.model_init_kwargs or {}),
+    }
+    trainer = AblationTrainer(
+        model=model_path,
+        reward_funcs=rewards,
+        args=config,
+        train_dataset=task_dataset(resolved.task, "train", tokenizer),
+        eval_dataset=task_dataset(resolved.task, "eval", tokenizer),
+        processing_class=tokenizer,
+        quantization_config=get_quantization_config(model_args),
+        peft_config=get_peft_config(model_args),
+        callbacks=callbacks,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def check_device(resolved: Resolved) -> None:
+    """Refuse a GPU's profile on a machine without one, before anything is loaded."""
+    if resolved.for_gpu and not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"profile '{resolved.profile}' is for a GPU, and there is none here; use --profile miniature, "
+            "or --use_cpu true to train on the CPU all the same"
+        )
+    if resolved.config.use_vllm and find_spec("vllm") is None:
+        raise ConfigurationError(
+            "use_vllm is true, but vLLM is not installed; run pip install 'trl-ablate[vllm]', or set "
+            "--use_vllm false"
+        )
+
+
+def starting_point(resolved: Resolved) -> str:
+    """Model id or folder that training starts from."""
+    start = resolved.task.start
+    if start == "base":
+        if resolved.model.model_name_or_path is None:
+            raise ConfigurationError(
+                f"profile '{resolved.profile}' names no model; give --model_name_or_path"
+            )
+        return resolved.model.model_name_or_path
+    checkpoints = resolved.task.sft_checkpoints or {}
+    if start not in checkpoints:
+        raise ConfigurationError(
+            f"start is '{start}', but sft_checkpoints has no such entry (it has: "
+            f"{', '.join(checkpoints) or 'none'}); add it to the profile"
+        )
+    return checkpoints[start]
+
+
+def resolve_model(name: str) -> str:
+    """`miniature` and `miniature/STAGE` as the folder they are built in; other names as they are."""
+    world, _, stage = name.partition("/")
+    if world == MINIATURE and not Path(name).exists():
+        return str(miniature.build(stage or "base"))
+    return name
+
+
+def task_rewards(
+    task: TaskArguments, tokenizer: PreTrainedTokenizerBase, grader: MathGrader
+) -> tuple[list, list[float]]:
+    """The template's reward functions (or those of `reward`), and their weights."""
+    return build_rewards(
+        task.reward or task.template,
+        grader=grader,
+        eos_token_ids=(tokenizer.eos_token_id,),
+        special_token_ids=tuple(tokenizer.all_special_ids),
+        eos_penalty=task.eos_penalty,
+    )
+
+
+def task_dataset(
+    task: TaskArguments, part: str, tokenizer: PreTrainedTokenizerBase
+) -> Dataset:
+    """The questions of `train` or `eval`, rendered by the template."""
+    split, size = {
+        "train": (task.train_split, task.train_size),
+        "eval": (task.eval_split or "validation", task.eval_size),
+    }[part]
+    questions = load_questions(
+        task.dataset,
+        split=split,
+        config=task.dataset_config,
+        question_column=task.question_column,
+        answer_column=task.answer_column,
+        size=size,
+        seed=task.subset_seed,
+        levels=task.levels,
+        subjects=task.subjects,
+        skip_bad_rows=task.skip_bad_rows,
+    )
+    return to_prompts(questions, task.template, style=task.prompt_style)

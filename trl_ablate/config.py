@@ -1,0 +1,294 @@
+"""The switches: `AblationConfig` over TRL's `GRPOConfig`, and `TaskArguments` for data and reward.
+
+The defaults of the new fields leave stock TRL as it is. What a switch means is said in its `help`,
+the values it takes in its `Literal`, each once: the command line, the validation and the README read
+them here. Deliberately not here: anything about files, layers or profiles (`recipe.py`).
+"""
+
+import os
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
+
+from trl import GRPOConfig
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.templates import PromptStyle, TemplateName
+
+Baseline = Literal["group_mean", "none", "leave_one_out", "batch_mean"]
+Scale = Literal["group", "batch", "none"]
+Surrogate = Literal["clip", "no_clip", "reinforce"]
+LengthNorm = Literal["mean", "constant", "microbatch", "token"]
+LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
+
+RIDES_ON: dict[str, str] = {
+    "mean": "grpo",
+    "constant": "dr_grpo",
+    "microbatch": "dr_grpo",
+    "token": "dapo",
+}
+"""TRL's loss type that a length norm is built on."""
+
+SURROGATE_LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
+"""TRL's loss types that are `min(rA, clip(r)A)`, so that a surrogate can be chosen for them."""
+
+
+def _switch(default, text: str):
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class AblationConfig(GRPOConfig):
+    """`GRPOConfig` with every choice of GRPO as a switch. Each field says in `help` what it does."""
+
+    baseline: Baseline = _switch("group_mean", "What is subtracted from the reward.")
+    advantage_eps: float = _switch(
+        1e-4, "Added to the standard deviation that the advantage is divided by."
+    )
+    surrogate: Surrogate | None = _switch(
+        None,
+        "Policy objective per token: min(rA, clip(r)A), rA, or A log pi. Null: the loss type's own.",
+    )
+    length_norm: LengthNorm | None = _switch(
+        None,
+        "What the summed token loss is divided by: the sequence's own length, a constant, the longest "
+        "completion in the microbatch, or all tokens of the optimizer step. Null: the loss type's own.",
+    )
+    length_norm_constant: float | None = _switch(
+        None, "Divisor of length_norm 'constant'. Null: max_completion_length."
+    )
+    grpo_steps: int | None = _switch(
+        None,
+        "Rollout batches to train on. Sets max_steps (optimizer steps) where that is not given.",
+    )
+    optimizer_batch_size: int | None = _switch(
+        None,
+        "Completions per optimizer step, over all processes. Sets gradient_accumulation_steps.",
+    )
+    stop: list[str] | None = _switch(
+        None, "Strings that end a completion and stay in it, on every generation backend."
+    )
+    min_tokens: int = _switch(
+        0, "Tokens a completion has before it may end, on every generation backend."
+    )
+    arm: str | None = _switch(None, "Name of the arm: a key to group runs by.")
+    study: str | None = _switch(None, "Name of the study: a key to group runs by.")
+
+    # TRL's own fields, redeclared where it takes any text although only some has a meaning.
+    loss_type: LossType | None = _switch(
+        None, "TRL's loss type. Null: the one the length norm rides on, or else TRL's default, dapo."
+    )
+    scale_rewards: Scale = _switch(
+        "group", "What the advantage is divided by: the group's or the batch's unbiased std, or 1."
+    )
+    importance_sampling_level: Literal["token", "sequence"] = _switch(
+        "token", "One importance ratio per token, or one per sequence (GSPO)."
+    )
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = _switch(
+        "sum_then_normalize", "Sum the reward functions, then normalise; or the other way (GDPO)."
+    )
+    vllm_mode: Literal["colocate", "server"] = _switch(
+        "colocate", "vLLM inside the training process, or behind a server."
+    )
+    vllm_model_impl: Literal["vllm", "transformers", "auto"] = _switch(
+        "vllm", "Which implementation of the model vLLM runs."
+    )
+    vllm_importance_sampling_mode: Literal[
+        "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+    ] = _switch(
+        "sequence_mask", "How the mismatch between vLLM's and the trainer's probabilities is corrected."
+    )
+    eval_steps: float | None = _switch(None, "GRPO steps (rollout batches) between evaluations.")
+    save_steps: float = _switch(500, "GRPO steps (rollout batches) between checkpoints.")
+
+    def __post_init__(self):
+        self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)
+        self._check_choices()
+        self._check_switches()
+        self._derive_loss_type()
+        self._derive_accumulation()
+        super().__post_init__()
+        self._check_batches()
+        self._check_generation()
+        if self.grpo_steps is not None and self.max_steps <= 0:
+            self.max_steps = self.grpo_steps * self.optimizer_steps_per_rollout
+
+    @property
+    def optimizer_steps_per_rollout(self) -> int:
+        """Optimizer steps taken on one rollout batch: epochs × rollout batch / optimizer batch.
+
+        1 when on-policy. At least 1: several rollout batches may also share an optimizer step.
+        """
+        microbatches = self.steps_per_generation * self.num_iterations
+        return max(1, microbatches // self.gradient_accumulation_steps)
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether every update is made by the policy that sampled, so that all ratios are 1."""
+        return self.gradient_accumulation_steps % (
+            self.steps_per_generation * self.num_iterations
+        ) == 0
+
+    def _check_choices(self):
+        for switch in fields(self):
+            allowed = choices(AblationConfig.__annotations__.get(switch.name))
+            value = getattr(self, switch.name)
+            if allowed and value not in allowed:
+                raise ConfigurationError(
+                    f"{switch.name} is {value!r}; allowed: {', '.join(map(str, allowed))}"
+                )
+
+    def _check_switches(self):
+        if self.baseline == "leave_one_out" and (self.num_generations or 0) < 2:
+            raise ConfigurationError(
+                f"baseline 'leave_one_out' needs others in the group, but num_generations is "
+                f"{self.num_generations}; set num_generations to 2 or more, or another baseline"
+            )
+        if self.advantage_eps < 0:
+            raise ConfigurationError(
+                f"advantage_eps is {self.advantage_eps}; it has to be 0 or more (TRL's is 1e-4)"
+            )
+        if self.length_norm_constant is not None and self.length_norm_constant <= 0:
+            raise ConfigurationError(
+                f"length_norm_constant is {self.length_norm_constant}; it divides the loss, so make it "
+                "positive, or null for max_completion_length"
+            )
+        if self.surrogate == "no_clip" and self.delta is not None:
+            raise ConfigurationError(
+                f"surrogate 'no_clip' leaves the ratio alone, but delta {self.delta} caps it; remove "
+                "delta, or use surrogate 'clip'"
+            )
+        if self.multi_objective_aggregation == "normalize_then_sum" and (
+            self.baseline != "group_mean" or self.scale_rewards != "group"
+        ):
+            raise ConfigurationError(
+                "multi_objective_aggregation 'normalize_then_sum' brings its own baseline and scale; "
+                f"baseline '{self.baseline}' with scale_rewards '{self.scale_rewards}' needs "
+                "'sum_then_normalize'"
+            )
+
+    def _derive_loss_type(self):
+        derived = RIDES_ON[self.length_norm] if self.length_norm else None
+        if derived and self.loss_type not in (None, derived):
+            raise ConfigurationError(
+                f"length_norm '{self.length_norm}' is built on loss_type '{derived}', but loss_type is "
+                f"'{self.loss_type}'; remove one of the two"
+            )
+        self.loss_type = self.loss_type or derived or "dapo"
+        if self.surrogate and self.loss_type not in SURROGATE_LOSS_TYPES:
+            raise ConfigurationError(
+                f"loss_type '{self.loss_type}' brings its own objective, so surrogate "
+                f"'{self.surrogate}' has no meaning; remove the surrogate, or use one of: "
+                f"{', '.join(SURROGATE_LOSS_TYPES)}"
+            )
+
+    def _derive_accumulation(self):
+        if self.optimizer_batch_size is None:
+            return
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        at_once = self.per_device_train_batch_size * processes
+        if self.optimizer_batch_size < 1 or self.optimizer_batch_size % at_once:
+            raise ConfigurationError(
+                f"optimizer_batch_size {self.optimizer_batch_size} is not a multiple of the {at_once} "
+                f"completions that {processes} process(es) with per_device_train_batch_size "
+                f"{self.per_device_train_batch_size} take at once; lower per_device_train_batch_size"
+            )
+        self.gradient_accumulation_steps = self.optimizer_batch_size // at_once
+
+    def _check_batches(self):
+        microbatches = self.steps_per_generation * self.num_iterations
+        accumulated = self.gradient_accumulation_steps
+        if microbatches % accumulated and accumulated % microbatches:
+            raise ConfigurationError(
+                f"{microbatches} microbatches per rollout batch do not divide into optimizer steps of "
+                f"{accumulated}; make generation_batch_size × num_iterations a multiple of the "
+                "completions per optimizer step"
+            )
+
+    def _check_generation(self):
+        if self.min_tokens > (self.max_completion_length or self.min_tokens):
+            raise ConfigurationError(
+                f"min_tokens {self.min_tokens} is more than max_completion_length "
+                f"{self.max_completion_length}; lower it"
+            )
+        if "seed" in (self.generation_kwargs or {}):
+            raise ConfigurationError(
+                "a seed in generation_kwargs would give every completion of a group the same tokens; "
+                "remove it and use --seed"
+            )
+        truncated = [
+            f"{name} {getattr(self, name)}"
+            for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None))
+            if getattr(self, name) != off
+        ]
+        if truncated and self.use_vllm and self.vllm_importance_sampling_correction:
+            raise ConfigurationError(
+                f"{' and '.join(truncated)} cuts the sampling distribution, which the importance "
+                "correction compares with the whole one; remove it, or set "
+                "vllm_importance_sampling_correction to false"
+            )
+
+
+@dataclass
+class TaskArguments:
+    """What is trained on and how it is graded: the start, the data, the prompt and the reward."""
+
+    start: Literal["base", "sft_early", "sft_mid", "sft_final"] = _switch(
+        "base", "Model that training starts from: model_name_or_path, or an entry of sft_checkpoints."
+    )
+    sft_checkpoints: dict[str, str] | None = _switch(
+        None, "Model id or folder of each supervised start: sft_early, sft_mid, sft_final."
+    )
+    learning_rate_scale: float = _switch(
+        1.0, "The learning rate of a recipe is multiplied by it; a profile sets it for its model."
+    )
+    dataset: str = _switch(
+        "math", "math, gsm8k, miniature, a Hub id, or a path to JSONL or Parquet files."
+    )
+    dataset_config: str | None = _switch(None, "Configuration of a Hub dataset.")
+    train_split: str = _switch("train", "Split to train on.")
+    eval_split: str | None = _switch(None, "Split to evaluate on. Null: the dataset's usual one.")
+    question_column: str | None = _switch(None, "Column of the question. Null: the dataset's usual.")
+    answer_column: str | None = _switch(None, "Column of the gold answer. Null: the dataset's usual.")
+    train_size: int | None = _switch(None, "Questions to train on. Null: all.")
+    eval_size: int | None = _switch(
+        1024, "Questions to evaluate on, the same ones in every run. Null: all."
+    )
+    subset_seed: int = _switch(0, "Seed that draws train_size and eval_size questions.")
+    levels: list[str] | None = _switch(None, "Keep these difficulty levels only.")
+    subjects: list[str] | None = _switch(None, "Keep these subjects only.")
+    max_prompt_length: int | None = _switch(
+        None, "Questions whose prompt has more tokens are dropped, and counted."
+    )
+    skip_bad_rows: bool = _switch(False, "Count unreadable rows instead of stopping at the first.")
+    template: TemplateName = _switch("r1_zero", "Prompt, stop strings and reward, which belong together.")
+    prompt_style: PromptStyle = _switch(
+        "full", "The template's full text, or the few words that suit the miniature."
+    )
+    reward: TemplateName | None = _switch(None, "Reward of another template. Null: the template's own.")
+    eos_penalty: float = _switch(
+        0.0, "Subtracted from the reward of completions that stack end-of-sequence tokens."
+    )
+    grader_workers: int = _switch(2, "Processes that compare answers, per training process.")
+    grader_timeout: float = _switch(1.0, "Seconds that one comparison of two answers may take.")
+    on_timeout: Literal["none", "zero"] = _switch(
+        "none", "A comparison that takes longer leaves its completion ungraded, or wrong."
+    )
+
+    def __post_init__(self):
+        if self.learning_rate_scale <= 0:
+            raise ConfigurationError(
+                f"learning_rate_scale is {self.learning_rate_scale}; it has to be positive"
+            )
+
+
+def choices(hint) -> tuple:
+    """The values a `Literal`, or a union of one with None, allows; empty for any other type."""
+    if hint is None or hint is type(None):
+        return ()
+    parts = get_args(hint)
+    if not parts:
+        return ()
+    if all(not isinstance(part, type) and not get_args(part) for part in parts):
+        return parts
+    literals = [value for part in parts for value in choices(part)]
+    return (*literals, None) if literals and type(None) in parts else tuple(literals)

@@ -1,0 +1,133 @@
+"""One-shot evaluation: every prompt generated in as few calls as the backend takes, then graded.
+
+TRL evaluates in small batches, generates for each apart, and runs the model forward for a loss that
+says nothing about the task. Here there is no loss: the prompts are sharded over the processes, given
+to the live engine at once (to transformers in batches of `per_device_eval_batch_size`), and graded by
+the reward functions of the training.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+
+if TYPE_CHECKING:
+    from trl_ablate.trainer import AblationTrainer
+
+Row = dict
+GRADED = ("reward", "format_reward", "answer_reward")
+
+
+def evaluate_one_shot(
+    trainer: "AblationTrainer", dataset: Dataset | dict[str, Dataset], prefix: str = "eval"
+) -> dict[str, float]:
+    """Evaluate, log, and tell the callbacks; a dict of datasets is evaluated side by side.
+
+    Returns `{prefix}_reward`, `_format_reward`, `_answer_reward` (means over the graded completions),
+    `_reward_stderr`, `_mean_length`, `_truncated`, `_ungraded`, `_seconds`.
+    """
+    if isinstance(dataset, dict):
+        return {
+            name: value
+            for key, one in dataset.items()
+            for name, value in evaluate_one_shot(trainer, one, f"{prefix}_{key}").items()
+        }
+    started = time.perf_counter()
+    was_training = trainer.model.training
+    trainer.model.eval()
+    with _own_randomness(trainer):
+        rows = graded_completions(trainer, dataset)
+    metrics = {f"{prefix}_{name}": value for name, value in summary(rows).items()}
+    metrics[f"{prefix}_seconds"] = time.perf_counter() - started
+    trainer._metrics["eval"].clear()
+    trainer.log(dict(metrics))
+    trainer.control = trainer.callback_handler.on_evaluate(
+        trainer.args, trainer.state, trainer.control, metrics
+    )
+    trainer.model.train(was_training)
+    return metrics
+
+
+def graded_completions(trainer: "AblationTrainer", dataset: Dataset) -> list[Row]:
+    """One row a completion, in the dataset's order, the same list on every process."""
+    accelerator = trainer.accelerator
+    samples = trainer.num_generations_eval
+    shard = -(-len(dataset) // accelerator.num_processes)
+    first = accelerator.process_index * shard
+    mine = [min(i, len(dataset) - 1) for i in range(first, first + shard)]
+    rows: list[Row] = []
+    for batch in _batches(mine, trainer):
+        rows += _generate_and_grade(trainer, [dataset[i] for i in batch for _ in range(samples)])
+    return gather_object(rows)[: len(dataset) * samples]
+
+
+@contextmanager
+def _own_randomness(trainer: "AblationTrainer"):
+    """Sampling that depends on the seed and the process only, and leaves the training's as it was."""
+    devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(trainer.args.seed + 1_000_003 * (1 + trainer.accelerator.process_index))
+        yield
+
+
+def summary(rows: list[Row]) -> dict[str, float]:
+    """Means over completions; an ungraded one counts in `ungraded` only."""
+    means = {}
+    for name in GRADED:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        if values:
+            means[name] = sum(values) / len(values)
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    return means | {
+        "reward_stderr": _standard_error(rewards),
+        "mean_length": sum(row["length"] for row in rows) / len(rows),
+        "truncated": sum(row["truncated"] for row in rows) / len(rows),
+        "ungraded": sum(row["reward"] is None for row in rows) / len(rows),
+    }
+
+
+def _batches(indices: list[int], trainer: "AblationTrainer") -> Iterator[list[int]]:
+    at_once = trainer.args.per_device_eval_batch_size // trainer.num_generations_eval
+    size = len(indices) if trainer.use_vllm else max(1, at_once)
+    for start in range(0, len(indices), size):
+        yield indices[start : start + size]
+
+
+def _generate_and_grade(trainer: "AblationTrainer", inputs: list[Row]) -> list[Row]:
+    prompts = [row["prompt"] for row in inputs]
+    generated = trainer._generate(prompts)
+    completion_ids, completions = generated[1], generated[3]
+    rewards_NF = trainer._calculate_rewards(inputs, prompts, completions, completion_ids)
+    weights = trainer.reward_weights.to(rewards_NF.device)
+    first = trainer.accelerator.process_index * len(inputs)
+    mine_NF = rewards_NF[first : first + len(inputs)]
+    parts = {name: list(trainer._pending_extra_logs.get(name, [])) for name in GRADED[1:]}
+    trainer._pending_extra_logs.clear()
+    trainer._pending_metrics.clear()
+    rows = []
+    for i, ids in enumerate(completion_ids):
+        ungraded = bool(torch.isnan(mine_NF[i]).all())
+        row = {
+            "prompt": prompts[i],
+            "completion": completions[i],
+            "reward": None if ungraded else (mine_NF[i] * weights).nansum().item(),
+            "length": len(ids),
+            "truncated": not trainer.stop.ended(ids),
+        }
+        row |= {name: values[i] for name, values in parts.items() if values}
+        rows.append(row)
+    return rows
+
+
+def _standard_error(values: list[float]) -> float:
+    """Standard error of the mean (ddof 1); 0 of fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return math.sqrt(variance / len(values))

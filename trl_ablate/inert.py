@@ -1,0 +1,118 @@
+"""Inert knobs: settings that can change nothing under the rest of the config.
+
+An ablation over such a setting compares an arm with itself. Each rule names the settings it silences,
+when, and why; only settings that some layer of a recipe gave are reported.
+"""
+
+from collections.abc import Collection
+
+from trl import ModelConfig
+
+from trl_ablate.config import AblationConfig, TaskArguments
+
+ADAPTIVE_ENTROPY = ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target")
+
+
+def inert_knobs(
+    config: AblationConfig, task: TaskArguments, model: ModelConfig, given: Collection[str]
+) -> dict[str, str]:
+    """The settings among `given` that have no effect, each with the reason."""
+    rules = [
+        *_objective_rules(config),
+        *_advantage_rules(config),
+        *_term_rules(config),
+        *_generation_rules(config),
+        (not model.use_peft, _starting(given, "lora_"), "use_peft is false"),
+    ]
+    return {knob: why for holds, knobs, why in rules if holds for knob in knobs if knob in given}
+
+
+def _objective_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
+    clips = ("epsilon", "epsilon_high", "delta")
+    same = "fully on-policy: every ratio is 1, so clip, no_clip and reinforce have the same gradient"
+    unclipped = config.surrogate in ("no_clip", "reinforce")
+    return [
+        (config.on_policy, (*clips, "surrogate"), same),
+        (unclipped, clips, f"surrogate '{config.surrogate}' does not clip"),
+        (
+            config.length_norm != "constant",
+            ("length_norm_constant",),
+            f"length_norm is '{config.length_norm}', not 'constant'",
+        ),
+        (config.loss_type != "sapo", ("sapo_temperature_neg", "sapo_temperature_pos"), "no sapo loss"),
+        (
+            config.loss_type != "vespo",
+            ("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg"),
+            "no vespo loss",
+        ),
+    ]
+
+
+def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
+    one_group = config.generation_batch_size == config.num_generations
+    return [
+        (config.scale_rewards == "none", ("advantage_eps",), "scale_rewards is 'none'"),
+        (
+            one_group and config.scale_rewards == "batch",
+            ("scale_rewards",),
+            "the rollout batch is one group, so its std is the group's",
+        ),
+        (
+            one_group and config.baseline == "batch_mean",
+            ("baseline",),
+            "the rollout batch is one group, so its mean is the group's",
+        ),
+    ]
+
+
+def _term_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
+    return [
+        (
+            config.beta == 0,
+            (
+                "use_bias_correction_kl",
+                "sync_ref_model",
+                "ref_model_mixup_alpha",
+                "ref_model_sync_steps",
+            ),
+            "beta is 0: there is no KL term",
+        ),
+        (not config.use_adaptive_entropy, ADAPTIVE_ENTROPY, "use_adaptive_entropy is false"),
+        (
+            config.eval_strategy == "no",
+            ("eval_steps", "eval_on_start", "num_generations_eval"),
+            "eval_strategy is 'no'",
+        ),
+        (config.save_strategy == "no", ("save_steps", "save_total_limit"), "save_strategy is 'no'"),
+    ]
+
+
+def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
+    correction = (
+        "vllm_importance_sampling_mode",
+        "vllm_importance_sampling_clip_max",
+        "vllm_importance_sampling_clip_min",
+    )
+    engine = (
+        "vllm_mode",
+        "vllm_model_impl",
+        "vllm_gpu_memory_utilization",
+        "vllm_enable_sleep_mode",
+        "vllm_max_model_length",
+        "vllm_tensor_parallel_size",
+        "vllm_importance_sampling_correction",
+        *correction,
+    )
+    return [
+        (not config.use_vllm, engine, "use_vllm is false"),
+        (
+            config.use_vllm and not config.vllm_importance_sampling_correction,
+            correction,
+            "vllm_importance_sampling_correction is false",
+        ),
+        (config.use_vllm, ("cache_implementation",), "use_vllm is true"),
+    ]
+
+
+def _starting(given: Collection[str], prefix: str) -> list[str]:
+    return [knob for knob in given if knob.startswith(prefix)]

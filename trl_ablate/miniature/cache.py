@@ -1,0 +1,127 @@
+"""Where the miniature's models are kept, and how they get there exactly once.
+
+A model lies in a folder named by its stage and by a hash of everything that decides its weights,
+so a change of the code makes a new one. It is written to a folder beside it and moved in one
+step, under a lock: a reader sees a whole model or none, and two processes build it once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from trl_ablate.miniature.corpus import corpus, right_solutions
+from trl_ablate.miniature.teaching import Lesson
+from trl_ablate.templates import TEMPLATES, prompt_text
+
+if TYPE_CHECKING:
+    from transformers import Qwen2ForCausalLM
+
+Stage = Literal["base", "sft_early", "sft_mid", "sft_final"]
+
+BASE_LESSON = Lesson(steps=200, texts_per_step=96, matrix_rate=0.02, other_rate=4e-3)
+SFT_STEPS = {"sft_early": 4, "sft_mid": 12, "sft_final": 40}
+
+
+def build(
+    stage: Stage = "base", *, cache_dir: str | Path | None = None, progress: bool = True
+) -> Path:
+    """The folder of the miniature's model at that stage, made first if it is not there yet."""
+    if stage not in get_args(Stage):
+        raise ValueError(f"stage is {stage!r}; allowed are {', '.join(get_args(Stage))}")
+    home = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
+    folder = home / "miniature" / f"{stage}-{cache_key()}"
+    if folder.is_dir():
+        return folder
+    start = None if stage == "base" else build("base", cache_dir=cache_dir, progress=progress)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        if not folder.is_dir():
+            _make(stage, start, folder, progress)
+    return folder
+
+
+def default_cache_dir() -> Path:
+    """`$TRL_ABLATE_CACHE`, else `trl_ablate` in the user's cache folder."""
+    if chosen := os.environ.get("TRL_ABLATE_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trl_ablate"
+
+
+def cache_key() -> str:
+    """A short hash of this package's source and of the prompts that the base model reads."""
+    digest = hashlib.sha256()
+    package = resources.files("trl_ablate.miniature")
+    sources = [entry for entry in package.iterdir() if entry.name.endswith(".py")]
+    for source in sorted(sources, key=lambda entry: entry.name):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    for template in TEMPLATES:
+        digest.update(template.encode() + b"\0" + prompt_text(template, "short").encode())
+    return digest.hexdigest()[:12]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the system lets go of it when the process ends, however it ends."""
+    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _make(stage: Stage, start: Path | None, folder: Path, progress: bool) -> None:
+    from trl_ablate.miniature.tokens import tokenizer
+
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
+    words = tokenizer()
+    with _live_line(stage, folder, progress) as on_step:
+        model = _taught(stage, start, words, on_step)
+    model.save_pretrained(partial)
+    words.save_pretrained(partial)
+    os.replace(partial, folder)
+
+
+def _taught(
+    stage: Stage, start: Path | None, words, on_step: Callable[[int, float], None]
+) -> Qwen2ForCausalLM:
+    from transformers import Qwen2ForCausalLM
+
+    from trl_ablate.miniature.teaching import new_model, teach
+
+    if start is None:
+        model, lesson, texts = new_model(words), BASE_LESSON, corpus(seed=0)
+    else:
+        model = Qwen2ForCausalLM.from_pretrained(start)
+        steps = SFT_STEPS[stage]
+        lesson = Lesson(steps, 32, 0.001, 2e-4, warmup=0, cooldown_share=0.0)
+        texts = right_solutions(seed=0)
+    teach(model, words, texts, lesson, lambda loss: on_step(lesson.steps, loss))
+    return model
+
+
+@contextmanager
+def _live_line(
+    stage: Stage, folder: Path, shown: bool
+) -> Iterator[Callable[[int, float], None]]:
+    """One line on stderr that follows the lesson; silent when not `shown`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, quiet=not shown, soft_wrap=True)
+    console.print(f"Making the miniature's {stage} model, once; it will be kept in {folder}")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}  loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not shown) as bar:
+        task = bar.add_task(f"miniature {stage}", total=1, loss=float("nan"))
+        yield lambda total, loss: bar.update(task, total=total, advance=1, loss=loss)

@@ -1,0 +1,150 @@
+"""How the miniature's base model is made: a plain training loop over the corpus.
+
+The matrices are taught with Muon and the rest with AdamW, which needs a quarter of the texts that
+AdamW alone would. Weights, texts and their order come from a seed, and the number of threads is
+fixed, so one machine makes the same bits twice; another machine makes them up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from trl_ablate.miniature.corpus import Text, prompt
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+WIDTH, LAYERS, HEADS, INNER_WIDTH, CONTEXT = 128, 2, 2, 256, 512
+THREADS = 2
+IGNORED = -100
+
+
+class Lesson(NamedTuple):
+    """How long and how hard to teach; the rates warm up first and fall to zero at the end."""
+
+    steps: int
+    texts_per_step: int
+    matrix_rate: float
+    other_rate: float
+    warmup: int = 20
+    cooldown_share: float = 0.4
+
+    def rate_factor(self, step: int) -> float:
+        rising = (step + 1) / self.warmup if self.warmup else 1.0
+        falling = (self.steps - step) / (self.cooldown_share * self.steps or 1.0)
+        return min(1.0, rising, falling if self.cooldown_share else 1.0)
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCausalLM:
+    """An untaught Qwen2 of 0.37 M parameters, the same for the same seed."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=INNER_WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config)
+
+
+def teach(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    texts: Iterator[Text],
+    lesson: Lesson,
+    on_step: Callable[[float], None] = lambda loss: None,
+) -> None:
+    """Teach the completions of `texts` in place, calling `on_step(loss)` after every step."""
+    import torch
+
+    optimizers = _optimizers(model, lesson)
+    model.train()
+    with _fixed_threads():
+        for step in range(lesson.steps):
+            batch = list(islice(texts, lesson.texts_per_step))
+            loss = _completion_loss(model, *_encode(tokenizer, batch))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer, rate in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * lesson.rate_factor(step)
+                optimizer.step()
+                optimizer.zero_grad()
+            on_step(loss.item())
+    model.eval()
+
+
+def _optimizers(
+    model: Qwen2ForCausalLM, lesson: Lesson
+) -> list[tuple[torch.optim.Optimizer, float]]:
+    import torch
+
+    embedding = model.get_input_embeddings().weight
+    matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
+    others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
+    muon = torch.optim.Muon(matrices, lr=lesson.matrix_rate, weight_decay=0.0)
+    adam = torch.optim.AdamW(others, lr=lesson.other_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    return [(muon, lesson.matrix_rate), (adam, lesson.other_rate)]
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerFast, batch: list[Text]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids padded on the right, and labels that ignore prompts and padding."""
+    import torch
+
+    prompts = tokenizer([prompt(text, tokenizer) for text in batch])["input_ids"]
+    completions = tokenizer([text.completion for text in batch])["input_ids"]
+    rows = [
+        (asked, [*told, tokenizer.eos_token_id])
+        for asked, told in zip(prompts, completions, strict=True)
+    ]
+    longest = max(len(asked) + len(told) for asked, told in rows)
+    ids = torch.full((len(rows), longest), int(tokenizer.pad_token_id))
+    labels = torch.full_like(ids, IGNORED)
+    for row, (asked, told) in enumerate(rows):
+        end = len(asked) + len(told)
+        ids[row, :end] = torch.tensor([*asked, *told])
+        labels[row, len(asked) : end] = torch.tensor(told)
+    return ids, labels
+
+
+def _completion_loss(
+    model: Qwen2ForCausalLM, ids: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """Mean cross-entropy of the completions' tokens; the others never reach the output layer."""
+    import torch
+
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+    targets = labels[:, 1:]
+    counted = targets != IGNORED
+    return torch.nn.functional.cross_entropy(model.lm_head(hidden[counted]), targets[counted])
+
+
+@contextmanager
+def _fixed_threads() -> Iterator[None]:
+    """Two threads whatever the launcher chose: more do not help, and the bits depend on it."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

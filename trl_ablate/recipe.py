@@ -1,0 +1,289 @@
+"""From YAML to one resolved, validated config: base < profile < recipe < command line.
+
+A recipe declares its base with `extends` and only the keys it changes; a profile says where a run
+happens; the command line has the last word. Every key of every layer is checked against the field it
+names before anything heavy is loaded.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl import ModelConfig
+
+from trl_ablate.config import AblationConfig, TaskArguments
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.inert import inert_knobs
+from trl_ablate.strict import admits, check_value, nearest, parse_yaml, read_mapping
+from trl_ablate.templates import TEMPLATES
+
+SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
+"""The recipes of this repository, where a base or a profile is looked for last."""
+
+LOADER_KEYS = {"extends": str, "profile": str}
+"""Keys that steer the loader and are no settings."""
+
+
+@dataclass
+class Resolved:
+    """What a recipe comes to: the three argument groups, and how they came about."""
+
+    recipe: Path
+    profile: str
+    profile_reason: str
+    config: AblationConfig
+    task: TaskArguments
+    model: ModelConfig
+    changes: dict[str, tuple[Any, Any]]
+    """Declared difference from the base: key -> (value in the base, value in the recipe)."""
+    inert: dict[str, str]
+    """Settings that can change nothing under the rest of the config, and why."""
+    warnings: list[str]
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Every key that some layer set, and its final value."""
+    for_gpu: bool = False
+    """No layer asked for the CPU, so that training is meant for a GPU (resolving needs none)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `resolved_config.json` holds; tokens are masked."""
+        masked = {k: "<masked>" if k.endswith("token") else v for k, v in self.settings.items()}
+        config = self.config.to_dict()
+        return {
+            "recipe": self.recipe.name,
+            "profile": self.profile,
+            "changes": {key: list(values) for key, values in self.changes.items()},
+            "inert": self.inert,
+            "settings": dict(sorted(masked.items())),
+            "config": json.loads(json.dumps(config, default=str)),
+            "task": dataclasses.asdict(self.task),
+            "model": dataclasses.asdict(self.model),
+        }
+
+
+def load_recipe(
+    path: str | os.PathLike,
+    profile: str = "auto",
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+) -> Resolved:
+    """Resolve a recipe.
+
+    Args:
+        path: the recipe's YAML file.
+        profile: name of a file in `recipes/profiles`, a path to one, or `auto`: the recipe's own
+            `profile`, or else the one that suits this machine.
+        overrides: settings of the command line, as a mapping or as words (`--key value`,
+            `--key=value`, `key=value`).
+    """
+    path = Path(path)
+    base, recipe = _base_and_recipe(path)
+    command_line = _command_line(overrides)
+    asked = command_line.pop("profile", None) or (profile if profile != "auto" else None)
+    wanted = asked or recipe.get("profile") or base.get("profile") or "auto"
+    name, reason = suitable_profile() if wanted == "auto" else (Path(wanted).stem, "as asked")
+    profile_layer = _checked(
+        read_mapping(_profile_path(name if wanted == "auto" else wanted, path), "profile"), wanted
+    )
+    declared = {key: value for key, value in recipe.items() if key not in LOADER_KEYS}
+    settings = {**base, **profile_layer, **declared, **command_line}
+    for key in LOADER_KEYS:
+        settings.pop(key, None)
+    settings.setdefault("arm", path.stem)
+    return _resolve(
+        path, (name, reason), settings, {k: (base.get(k), v) for k, v in declared.items()}
+    )
+
+
+def suitable_profile() -> tuple[str, str]:
+    """The profile for this machine, and the reason in words."""
+    if not torch.cuda.is_available():
+        return "miniature", "no GPU here"
+    memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+    seen = f"{torch.cuda.get_device_name(0)} with {memory:.0f} GiB"
+    return ("h100", seen) if memory >= 40 else ("rtx4090", seen)
+
+
+@functools.cache
+def known_fields() -> dict[str, tuple[type, Any]]:
+    """Every setting there is: name -> (the dataclass that holds it, its type)."""
+    return {
+        f.name: (group, hints[f.name])
+        for group in (ModelConfig, TaskArguments, AblationConfig)
+        for hints in [typing.get_type_hints(group)]
+        for f in dataclasses.fields(group)
+        if f.init
+    }
+
+
+def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The base's settings and those the recipe declares; a recipe without a base is its own base."""
+    recipe = _checked(read_mapping(path, "recipe"), path)
+    if "extends" not in recipe:
+        return recipe, {}
+    base_path = _beside_or_shipped(recipe["extends"], path)
+    if base_path.resolve() == path.resolve():
+        raise ConfigurationError(f"recipe {path} extends itself; name another base, or remove `extends`")
+    base = _checked(read_mapping(base_path, f"base '{recipe['extends']}' of recipe {path}:"), base_path)
+    if "extends" in base:
+        again = _beside_or_shipped(base["extends"], base_path)
+        circle = "a circle" if again.resolve() == path.resolve() else "more than one level deep"
+        raise ConfigurationError(
+            f"recipe {path} extends {base_path.name}, which extends {base['extends']}: that is {circle}; "
+            "let a recipe extend a base that extends nothing"
+        )
+    return base, recipe
+
+
+def _beside_or_shipped(name: str, recipe: Path) -> Path:
+    beside = recipe.parent / name
+    shipped = SHIPPED / name
+    return shipped if not beside.exists() and shipped.exists() else beside
+
+
+def _profile_path(name: str, recipe: Path) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    path = _beside_or_shipped(f"profiles/{name}.yaml", recipe)
+    if not path.exists():
+        known = sorted(other.stem for other in (SHIPPED / "profiles").glob("*.yaml"))
+        raise ConfigurationError(
+            f"profile '{name}' does not exist; known: auto, {', '.join(known)}, or a path to a .yaml file"
+        )
+    return path
+
+
+def _checked(settings: dict[str, Any], source: object) -> dict[str, Any]:
+    """The settings of one layer, each known and of its field's type."""
+    known = known_fields()
+    checked = {}
+    for key, value in settings.items():
+        if key in LOADER_KEYS:
+            checked[key] = check_value(f"{source}: {key}", value, LOADER_KEYS[key])
+        elif key in known:
+            checked[key] = check_value(f"{source}: {key}", value, known[key][1])
+        else:
+            raise ConfigurationError(
+                f"{source}: unknown key '{key}'{nearest(key, [*known, *LOADER_KEYS])}"
+            )
+    return checked
+
+
+def _command_line(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(overrides, Mapping):
+        return _checked(dict(overrides), "command line")
+    return {
+        key: value
+        for name, words in _split_words(overrides)
+        for key, value in _checked({name: _typed(name, words)}, "command line").items()
+    }
+
+
+def _split_words(words: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """`--a 1 --b=2 c=3` -> [("a", ["1"]), ("b", ["2"]), ("c", ["3"])]."""
+    settings: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("--") or ("=" in word and not settings):
+            name, equals, value = word.removeprefix("--").partition("=")
+            settings.append((name, [value] if equals else []))
+        elif "=" in word and settings[-1][1] and word.partition("=")[0].isidentifier():
+            name, _, value = word.partition("=")
+            settings.append((name, [value]))
+        elif settings:
+            settings[-1][1].append(word)
+        else:
+            raise ConfigurationError(f"'{word}' on the command line is no setting; write --key value")
+    return settings
+
+
+def _typed(name: str, words: list[str]) -> Any:
+    """The words after a flag as the value its field wants; unknown flags are left to the check."""
+    hint = {**{k: v[1] for k, v in known_fields().items()}, **LOADER_KEYS}.get(name)
+    if hint is None:
+        return None
+    if not words:
+        if not admits(hint, bool):
+            raise ConfigurationError(f"--{name} needs a value")
+        return True
+    try:
+        values = [parse_yaml(word) for word in words]
+    except ValueError:
+        values = list(words)
+    if len(values) > 1 or (admits(hint, list) and not isinstance(values[0], (list, type(None)))):
+        return [v if admits_item(hint, v) else w for v, w in zip(values, words, strict=True)]
+    if values[0] is not None and not isinstance(values[0], str) and _only_text(hint):
+        return words[0]
+    return values[0]
+
+
+def admits_item(hint: Any, value: Any) -> bool:
+    """Whether a list that `hint` admits may hold `value` (a number given for text stays text)."""
+    return isinstance(value, str) or not admits(hint, list) or "list[str]" not in str(hint)
+
+
+def _only_text(hint: Any) -> bool:
+    return admits(hint, str) and not any(admits(hint, kind) for kind in (bool, int, float, dict, list))
+
+
+def _resolve(
+    path: Path,
+    profile: tuple[str, str],
+    settings: dict[str, Any],
+    changes: dict[str, tuple[Any, Any]],
+) -> Resolved:
+    """Build and cross-check the three argument groups."""
+    known = known_fields()
+    groups: dict[type, dict[str, Any]] = {AblationConfig: {}, TaskArguments: {}, ModelConfig: {}}
+    for key, value in settings.items():
+        groups[known[key][0]][key] = value
+    task = TaskArguments(**groups[TaskArguments])
+    arguments = groups[AblationConfig]
+    warnings = _template_warnings(task, arguments)
+    arguments.setdefault("stop", list(TEMPLATES[task.template].stop) or None)
+    arguments.setdefault("output_dir", f"runs/{settings['arm']}-seed{settings.get('seed', 42)}")
+    if "learning_rate" in arguments:
+        arguments["learning_rate"] *= task.learning_rate_scale
+    if not torch.cuda.is_available():
+        arguments["use_cpu"] = True  # bf16 and the like then resolve on a laptop, too
+    try:
+        config = AblationConfig(**arguments)
+        model = ModelConfig(**groups[ModelConfig])
+    except ConfigurationError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"recipe {path}: {' '.join(str(error).split())}") from error
+    return Resolved(
+        recipe=path,
+        profile=profile[0],
+        profile_reason=profile[1],
+        config=config,
+        task=task,
+        model=model,
+        changes=changes,
+        inert=inert_knobs(config, task, model, settings),
+        warnings=warnings,
+        settings={**settings, **{key: getattr(config, key) for key in arguments}},
+        for_gpu=not settings.get("use_cpu", False),
+    )
+
+
+def _template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> list[str]:
+    """A template brings its stop strings and its reward; say so where only one of them is changed."""
+    template = TEMPLATES[task.template]
+    said = []
+    if "stop" in arguments and tuple(arguments["stop"] or ()) != template.stop:
+        said.append(
+            f"stop is {arguments['stop']}, but template '{task.template}' is written for "
+            f"{list(template.stop)}: its reward may never see the end it looks for"
+        )
+    if task.reward and task.reward != task.template:
+        said.append(
+            f"reward '{task.reward}' grades completions that template '{task.template}' asks for in "
+            "another format"
+        )
+    return said

@@ -1,0 +1,170 @@
+"""The rewards as TRL calls them."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.rewards.formats import abuses_eos
+from trl_ablate.rewards.grader import MathGrader
+from trl_ablate.rewards.scoring import Score, score_batch
+from trl_ablate.templates import get_template
+
+LogMetric = Callable[[str, float], None]
+LogExtra = Callable[[str, list[Any]], None]
+
+
+class RewardFunction(Protocol):
+    """TRL's signature. None leaves a completion ungraded (TRL: NaN); it is not a 0."""
+
+    __name__: str
+
+    def __call__(
+        self,
+        prompts: list[Any],
+        completions: list[Any],
+        completion_ids: list[list[int]],
+        answer: list[str],
+        log_metric: LogMetric | None = None,
+        log_extra: LogExtra | None = None,
+        **kwargs: Any,
+    ) -> list[float | None]: ...
+
+
+def build_rewards(
+    template: str,
+    *,
+    grader: MathGrader,
+    eos_token_ids: Collection[int] = (),
+    special_token_ids: Collection[int] = (),
+    eos_penalty: float = 0.0,
+) -> tuple[list[RewardFunction], list[float]]:
+    """A template's reward functions and their weights, for `GRPOTrainer` and `GRPOConfig`.
+
+    Each function marks with 0 or 1 (`eos_penalty` with 0 or -1); the weights say what a mark is
+    worth. All functions share one grading of the batch, and the first of them logs it: the metrics
+    `format_reward` and `answer_reward` (means over the graded completions), `grader/timeouts`,
+    `grader/restarts` and `grader/ungraded` (counts of this batch), and the columns `format_reward`
+    and `answer_reward`.
+
+    An ungraded completion is None to every function, also to those that need no grader: a lone
+    format mark would look like a wrong answer.
+    """
+    form = get_template(template)
+    batch = _GradedBatch(template, grader)
+    if eos_penalty < 0:
+        raise ConfigurationError(
+            f"eos_penalty={eos_penalty!r} would pay for repeated end-of-sequence tokens; "
+            "give what is subtracted, 0 or more."
+        )
+    if eos_penalty > 0 and not eos_token_ids:
+        raise ConfigurationError(
+            f"eos_penalty={eos_penalty!r} needs eos_token_ids; give the tokenizer's "
+            "end-of-sequence token ids, or set eos_penalty to 0."
+        )
+    if len(form.rewards) == 1:
+        functions = [_named(form.rewards[0], _marks(batch, "reward", logs=True))]
+    else:
+        functions = [
+            _named("format", _marks(batch, "format_reward", logs=True)),
+            _named("answer", _marks(batch, "answer_reward", logs=False)),
+        ]
+    weights = list(form.reward_weights)
+    if eos_penalty > 0:
+        functions.append(_named("eos_penalty", _eos_marks(batch, eos_token_ids, special_token_ids)))
+        weights.append(eos_penalty)
+    return functions, weights
+
+
+class _GradedBatch:
+    """Grades each batch once, for as many reward functions as ask about it.
+
+    The batch it graded last is recognised by its texts, so nothing depends on the order or the
+    number of calls. Deltas of the grader's counters belong to the batch that caused them.
+    """
+
+    def __init__(self, template: str, grader: MathGrader) -> None:
+        self._template = template
+        self._grader = grader
+        self._graded: tuple[list[str], list[str]] | None = None
+        self._scores: list[Score] = []
+        self.counts: dict[str, int] = {}
+
+    def scores(self, completions: Sequence[Any], golds: Sequence[str]) -> list[Score]:
+        """The scores of a batch, graded unless it is the one graded last."""
+        key = ([completion_text(completion) for completion in completions], list(golds))
+        if key != self._graded:
+            before = self._counters()
+            self._scores = score_batch(self._template, *key, grader=self._grader)
+            after = self._counters()
+            self.counts = {name: after[name] - before[name] for name in after}
+            self._graded = key
+        return self._scores
+
+    def log(self, log_metric: LogMetric | None, log_extra: LogExtra | None) -> None:
+        """Reports the batch graded last. A mean over nothing is not reported."""
+        for name in ("format_reward", "answer_reward"):
+            values = [each[name] for each in self._scores]
+            graded = [
+                value
+                for value, each in zip(values, self._scores, strict=True)
+                if value is not None and each["reward"] is not None
+            ]
+            if log_metric is not None and graded:
+                log_metric(name, sum(graded) / len(graded))
+            if log_extra is not None:
+                log_extra(name, values)
+        for name, count in self.counts.items():
+            if log_metric is not None:
+                log_metric(f"grader/{name}", float(count))
+
+    def _counters(self) -> dict[str, int]:
+        grader = self._grader
+        return {
+            "timeouts": grader.timeouts,
+            "restarts": grader.restarts,
+            "ungraded": grader.ungraded,
+        }
+
+
+def completion_text(completion: Any) -> str:
+    """The text of a completion: a string, or TRL's list of messages (the last one's text)."""
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1]["content"] if completion else ""
+    if isinstance(content, list):  # parts, as multimodal chat templates have them
+        return "".join(part.get("text", "") for part in content)
+    return content or ""
+
+
+def _marks(batch: _GradedBatch, part: str, *, logs: bool) -> RewardFunction:
+    """1 where that part of the score is above 0, 0 where it is 0, None where ungraded."""
+
+    def mark(prompts, completions, completion_ids, answer, log_metric=None, log_extra=None, **_):
+        scores = batch.scores(completions, answer)
+        if logs:
+            batch.log(log_metric, log_extra)
+        return [None if each["reward"] is None else float(each[part] > 0) for each in scores]
+
+    return mark
+
+
+def _eos_marks(
+    batch: _GradedBatch, eos_token_ids: Collection[int], special_token_ids: Collection[int]
+) -> RewardFunction:
+    """-1 for a completion that abuses the end-of-sequence token, 0 for others, None if ungraded."""
+    eos, special = frozenset(eos_token_ids), frozenset(special_token_ids)
+
+    def mark(prompts, completions, completion_ids, answer, log_metric=None, log_extra=None, **_):
+        scores = batch.scores(completions, answer)
+        return [
+            None if each["reward"] is None else -float(abuses_eos(ids, eos, special))
+            for each, ids in zip(scores, completion_ids, strict=True)
+        ]
+
+    return mark
+
+
+def _named(name: str, function: RewardFunction) -> RewardFunction:
+    """Gives a function the name under which TRL logs it."""
+    function.__name__ = name
+    return function

@@ -1,0 +1,111 @@
+"""Reading LaTeX as text: boxes, braces, wrappers, and one light spelling of an expression.
+
+No mathematics happens here and nothing is evaluated, so all of it is safe to run on hostile text
+in the training process. Every function is linear in its input: each regular expression either has
+a bounded repeat or cannot match the same run of characters twice.
+"""
+
+import re
+
+_BRACE = re.compile(r"\\{1,3}(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+
+_SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(?<!\\)\\!", ""),
+        (r"\{,\}", ","),
+        (r"(?<!\\)\\[,;:> ]|\\q?quad(?![a-zA-Z])|~|[\s\u00a0\u2009\u202f]", " "),
+        (r"\\(?:left|right|displaystyle|bigl?|bigr)(?![a-zA-Z])", ""),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:mbox|textnormal|textrm|textbf|textit|mathrm|mathbf|mathit|bf|rm)\s?\{", r"\\text{"),
+        (r"\\?\$", ""),
+        (r"(?<!\\)%", r"\\%"),
+        (r"\^\s?\{\s?\\circ\s?\}|\^\s?\\circ(?![a-zA-Z])|\u00b0", r"^\\circ"),
+        (r"\u2212", "-"),
+        (r"\\le(?![a-zA-Z])", r"\\leq"),
+        (r"\\ge(?![a-zA-Z])", r"\\geq"),
+        (r"\s?,?\s?\\text\{\s?,?\s?(?:and|or)\s?\}\s?", ", "),
+        (r"^\s*\\approx(?![a-zA-Z])", ""),
+        (r" {2,}", " "),
+        # A space beside punctuation says nothing, with two exceptions: beside a point ("3 .5"), and
+        # after a comma before three digits, where it tells the list "1, 234" from "1,234".
+        (r" (?=[^\w. ])|(?<=[^\w,. ]) |(?<=,) (?!\d{3}(?!\d))", ""),
+    )
+)
+
+_WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_MATH_QUOTES = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last `\boxed{}` (or `\fbox{}`) whose braces close; None without one.
+
+    "Last" is by where the box opens, so of two nested boxes it is the inner one. A box cut off by
+    the end of the text is no box. Escaped braces (`\{`) do not count as braces.
+    """
+    last: tuple[int, int, int] | None = None
+    open_boxes: list[tuple[int, int] | None] = []
+    for match in _BRACE.finditer(text):
+        token = match.group()
+        if token == "}":
+            opened = open_boxes.pop() if open_boxes else None
+            if opened is not None and (last is None or opened[0] > last[0]):
+                last = (*opened, match.start())
+        elif token == "{":
+            open_boxes.append(None)
+        elif token.endswith("{") and len(token) > 2:
+            open_boxes.append((match.start(), match.end()))
+    return None if last is None else text[last[1] : last[2]]
+
+
+def nesting_depth(text: str) -> int | None:
+    """How deep brackets of any kind nest, or None if the (unescaped) braces do not balance.
+
+    Round and square brackets may stay open, as half-open intervals leave them.
+    """
+    braces = others = deepest = 0
+    for match in re.finditer(r"\\.|[{}()\[\]]", text, re.DOTALL):
+        token = match.group()
+        if token == "{":
+            braces += 1
+        elif token == "}":
+            braces -= 1
+            if braces < 0:
+                return None
+        elif token in "([":
+            others += 1
+        elif token in ")]":
+            others -= 1
+        deepest = max(deepest, braces + abs(others))
+    return deepest if braces == 0 else None
+
+
+def strip_math_quotes(text: str) -> str:
+    """The text without the `$…$`, `\\(…\\)` or `\\[…\\]` that wraps all of it."""
+    text = text.strip()
+    for opening, closing in _MATH_QUOTES:
+        inner = text[len(opening) : -len(closing)]
+        wrapped = text.startswith(opening) and text.endswith(closing)
+        if wrapped and len(text) > len(opening) + len(closing) and opening not in inner:
+            return inner.strip()
+    return text
+
+
+def tidy(text: str) -> str:
+    r"""One light spelling: `\dfrac` is `\frac`, `\,` a space, `\$` nothing, and so on.
+
+    Only rewrites that cannot turn one value into another: "1 2" does not become "12", and the
+    list "1, 234" does not become "1,234". A full stop at the end goes, unless it follows nothing.
+    """
+    text = strip_math_quotes(text)
+    for pattern, replacement in _SPELLINGS:
+        text = pattern.sub(replacement, text)
+    text = text.strip()
+    if text.endswith(".") and len(text) > 1 and not text.endswith(".."):
+        text = text[:-1].rstrip()
+    return text
+
+
+def untext(text: str) -> str:
+    r"""The text with every `\text{…}` replaced by what it holds."""
+    return _WHOLE_TEXT.sub(lambda match: match.group(1), text)

@@ -1,0 +1,111 @@
+"""Units after a number: which spellings mean the same, and which mean something else.
+
+math-verify drops a unit it knows, so that to it 5 cm is 5 m. Here a unit that only one side
+writes is dropped too (the question usually fixes it), but two known units must agree. There is no
+conversion: 100 cm is not accepted for 1 m, since a question that asks for metres asks for metres.
+"""
+
+import re
+
+_LENGTHS = {
+    "mm": "millimeter millimeters millimetre millimetres",
+    "cm": "centimeter centimeters centimetre centimetres",
+    "m": "meter meters metre metres",
+    "km": "kilometer kilometers kilometre kilometres",
+    "in": "inch inches",
+    "ft": "foot feet",
+    "yd": "yard yards",
+    "mi": "mile miles",
+    "unit": "units",
+}
+_OTHERS = {
+    "s": "sec secs second seconds",
+    "min": "mins minute minutes",
+    "h": "hr hrs hour hours",
+    "day": "days",
+    "week": "weeks",
+    "month": "months",
+    "year": "years yr yrs",
+    "g": "gram grams",
+    "kg": "kilogram kilograms",
+    "lb": "lbs pound pounds",
+    "oz": "ounce ounces",
+    "l": "liter liters litre litres",
+    "ml": "milliliter milliliters millilitre millilitres",
+    "gallon": "gallons gal",
+    "dollar": "dollars usd",
+    "cent": "cents",
+    "euro": "euros",
+    "degree": "degrees deg",
+    "radian": "radians rad",
+    "mph": "miles/hour",
+    "km/h": "kmh kph",
+}
+_CANONICAL: dict[str, str] = {
+    spelling: unit
+    for table in (_LENGTHS, _OTHERS)
+    for unit, spellings in table.items()
+    for spelling in (unit, *spellings.split())
+}
+_PREFIX_POWERS = {"square": "2", "sq": "2", "sq.": "2", "cubic": "3", "cu": "3", "cu.": "3"}
+
+# Bare letters are a unit only if they are a word of this table; one-letter units stay variables.
+_BARE_WORDS = "|".join(
+    sorted((re.escape(word) for word in _CANONICAL if len(word) > 1), key=len, reverse=True)
+)
+_POWER = r"(?:\^\{?(?P<power>[23])\}?)?"
+_TEXT_UNIT = re.compile(r"\\text\{(?P<unit>[^{}]*)\}" + _POWER + r"$")
+_BARE_UNIT = re.compile(
+    rf"(?<=[\d}}) ])(?P<unit>(?:(?:square|cubic|sq|cu)\.? ?)?(?:{_BARE_WORDS})){_POWER}$",
+    re.IGNORECASE,
+)
+_MAGNITUDE = re.compile(
+    r"(?<=[\d}) ]) ?(?:\\text\{ ?(?P<word>hundred|thousand|million|billion|trillion)\b"
+    r"(?P<rest>[^{}]*)\}|(?P<bare>hundred|thousand|million|billion|trillion)\b)",
+    re.IGNORECASE,
+)
+_EXPONENTS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
+
+def spell_out_magnitudes(text: str) -> str:
+    r"""`5\text{ million}` as `5\times 10^{6}`: dropped as a unit it would be worth 5."""
+
+    def power_of_ten(match: re.Match[str]) -> str:
+        exponent = _EXPONENTS[(match["word"] or match["bare"]).lower()]
+        rest = (match["rest"] or "").strip()
+        return rf"\times 10^{{{exponent}}}" + (rf"\text{{ {rest}}}" if rest else "")
+
+    return _MAGNITUDE.sub(power_of_ten, text)
+
+
+def split_unit(text: str) -> tuple[str, str | None]:
+    r"""A tidied answer as (value, unit): `("5", "cm^2")` for `5\text{ square centimeters}`.
+
+    The unit is None if there is none, or if what follows the value is no unit of the table (then
+    a `\text{…}` is dropped and bare words are left alone). A text that is all unit is a value.
+    """
+    match = _TEXT_UNIT.search(text)
+    in_text = match is not None
+    if match is None:
+        match = _BARE_UNIT.search(text)
+    if match is None:
+        return text, None
+    value = text[: match.start()].rstrip()
+    if not re.search(r"\d|\\pi|\\sqrt|\\frac|[a-z)]$", value) or value.endswith((",", "=", "{")):
+        return text, None
+    unit = canonical_unit(match.group("unit"), match.group("power"))
+    return (value, unit) if unit is not None or in_text else (text, None)
+
+
+def canonical_unit(words: str, power: str | None = None) -> str | None:
+    """One spelling for each unit of the table, e.g. `cm^2`; None for anything else."""
+    parts = words.lower().strip().split()
+    if len(parts) == 2 and parts[0] in _PREFIX_POWERS:
+        power = _PREFIX_POWERS[parts[0]]
+        parts = parts[1:]
+    if len(parts) != 1:
+        return {"miles per hour": "mph"}.get(" ".join(parts))
+    unit = _CANONICAL.get(parts[0].rstrip("."))
+    if unit is None:
+        return None
+    return f"{unit}^{power}" if power else unit

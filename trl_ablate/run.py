@@ -1,0 +1,171 @@
+"""The run directory: what a run writes, and how it is read. No torch.
+
+    resolved_config.json     everything the recipe came to
+    run.json                 status, reason, recipe, arm, seed, git, versions, host, time
+    metrics.jsonl            one object per logged step
+    rollouts/                what the model said, one file per evaluated step
+    checkpoint-N/            TRL's checkpoints
+    checkpoint_last          the model at the end
+
+JSON files appear whole or not at all; JSONL is appended and flushed line by line, so that a run killed
+at any moment leaves both readable.
+"""
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.errors import ConfigurationError
+
+STACK = ("trl-ablate", "trl", "transformers", "torch", "accelerate", "peft", "datasets", "vllm")
+DIFF_LIMIT = 100_000
+"""Characters of an uncommitted change that are kept with a run."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run's folder; every path in it has its name here."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "resolved_config.json"
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoint_last(self) -> Path:
+        return self.path / "checkpoint_last"
+
+    def prepare(self, *, overwrite: bool = False, resume: bool = False) -> None:
+        """Make the folder ready, or say why it is not: runs are never mixed."""
+        if self.run_file.exists() and not (overwrite or resume):
+            raise ConfigurationError(
+                f"{self.path} holds a run already ({self.read().get('status', 'unknown')}); give another "
+                "--output_dir, or --overwrite to replace it, or --resume to go on with it"
+            )
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigurationError(f"{self.path} is a file; give another --output_dir")
+        if overwrite and self.run_file.exists():
+            shutil.rmtree(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def recorded(self, **entries: Any):
+        """`run.json` from the first moment to the last, however the run ends."""
+        started = time.time()
+        self.update(status="running", reason=None, **entries)
+        status, reason = "failed", None
+        try:
+            yield
+            status = "finished"
+        except KeyboardInterrupt:
+            status, reason = "stopped", "interrupted from the keyboard"
+            raise
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self.update(status=status, reason=reason, seconds=round(time.time() - started, 1))
+
+    def write_config(self, resolved: dict[str, Any]) -> None:
+        write_json(self.config_file, resolved)
+
+    def update(self, **entries: Any) -> None:
+        """Add entries to `run.json`."""
+        write_json(self.run_file, {**(self.read() if self.run_file.exists() else {}), **entries})
+
+    def read(self) -> dict[str, Any]:
+        return json.loads(self.run_file.read_text(encoding="utf-8"))
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        append_jsonl(self.metrics_file, row)
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """The logged rows, a half-written last line left out."""
+        return read_jsonl(self.metrics_file)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write atomically: into a neighbour, to the disk, then over the name."""
+    neighbour = path.with_name(f".{path.name}.{os.getpid()}")
+    with neighbour.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(neighbour, path)
+
+
+def append_jsonl(path: Path, row: dict[str, Any]) -> None:
+    """One object, one line; what JSON cannot say (NaN, infinity) becomes null."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in row.items()
+    }
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file; a last line without its end was cut off and is left out."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def provenance() -> dict[str, Any]:
+    """Where a run comes from: code, versions, machine."""
+    return {
+        "git": git_state(Path(__file__).parent),
+        "versions": {name: found for name in STACK if (found := _version(name))},
+        "python": platform.python_version(),
+        "host": platform.node(),
+        "cpus": os.cpu_count(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def git_state(folder: Path) -> dict[str, str] | None:
+    """Commit and uncommitted change of the code that ran; None outside a checkout."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit.strip(), "diff": (_git(folder, "diff", "HEAD") or "")[:DIFF_LIMIT]}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

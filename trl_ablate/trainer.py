@@ -1,0 +1,220 @@
+"""`AblationTrainer`: the switches wired into TRL's `GRPOTrainer`. Wiring only, no mathematics.
+
+Nothing of TRL's is retyped. Each override stands at one seam, calls `super()` and changes what goes in
+or what comes out:
+
+    _calculate_rewards                     keep the gathered rewards
+    _generate_and_score_completions        put our advantages in place of TRL's
+    _compute_loss                          length norm and surrogate, for the duration of the call
+    _get_per_token_logps_and_entropies     keep the log-probabilities the loss was made of
+    _generate_single_turn, _generate       stop strings: what ends a completion, and counts as an end
+    evaluate                               one-shot evaluation
+    log                                    what was summed up since the last line
+
+`tests/contract` holds each seam against the installed TRL.
+"""
+
+from collections import defaultdict
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from trl_ablate.advantages import compute_advantages
+from trl_ablate.callbacks import GRPOStepClock
+from trl_ablate.config import AblationConfig
+from trl_ablate.evaluation import evaluate_one_shot
+from trl_ablate.generation import StopStrings, backend_generation_kwargs
+from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means, ratio_sums
+
+
+class AblationTrainer(GRPOTrainer):
+    """`GRPOTrainer` with the switches of `AblationConfig`; at their defaults, `GRPOTrainer`."""
+
+    _tag_names = ["trl", "grpo", "trl-ablate"]
+    args: AblationConfig
+
+    def __init__(self, model, reward_funcs=None, args: AblationConfig | None = None, **kwargs):
+        args = args or AblationConfig(output_dir="runs/grpo")
+        args.generation_kwargs = backend_generation_kwargs(args)
+        super().__init__(model, reward_funcs=reward_funcs, args=args, **kwargs)
+        self.stop = StopStrings(args.stop or (), self._tokenizer, self.eos_token_ids)
+        self._rewards_NF = torch.empty(0)
+        self._last_logps_NT = torch.empty(0)
+        self._ratio_sums: dict[str, torch.Tensor] = defaultdict(
+            lambda: torch.zeros(3, dtype=torch.float64)
+        )
+        self.callback_handler.add_callback(GRPOStepClock(args.optimizer_steps_per_rollout))
+
+    # Advantages
+
+    def _calculate_rewards(self, *args, **kwargs):
+        self._rewards_NF = super()._calculate_rewards(*args, **kwargs)
+        return self._rewards_NF
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        with self._stop_aware_truncation() as mask_truncated:
+            output = super()._generate_and_score_completions(inputs)
+        if mask_truncated:
+            self._mask_truncated(output)
+        if self.multi_objective_aggregation == "sum_then_normalize":
+            self._replace_advantages(output, rows=len(inputs))
+        return output
+
+    def _replace_advantages(self, output: dict[str, Any], rows: int) -> None:
+        """Ours for TRL's, in the batch (this process's slice) and in the completion log (all)."""
+        advantages_N = compute_advantages(
+            weighted_reward(self._rewards_NF, self.reward_weights),
+            self.num_generations if self.model.training else self.num_generations_eval,
+            baseline=self.args.baseline,
+            scale=self.args.scale_rewards,
+            eps=self.args.advantage_eps,
+        )
+        first = self.accelerator.process_index * rows
+        output["advantages"] = advantages_N[first : first + rows]
+        logged = self._logs["advantages"]
+        for _ in range(min(len(logged), len(advantages_N))):
+            logged.pop()
+        logged.extend(advantages_N.tolist())
+
+    # Loss
+
+    def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
+        mask_NT = _response_mask(inputs)
+        old_logps_NT = inputs.get("old_per_token_logps")
+        with self._switched(mask_NT):
+            loss = super()._compute_loss(model, self._surrogate_inputs(inputs))
+        logps_NT = self._last_logps_NT
+        self._add_ratios(
+            logps_NT,
+            logps_NT if old_logps_NT is None else old_logps_NT,
+            inputs["advantages"],
+            mask_NT,
+        )
+        return loss
+
+    def _surrogate_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Under `reinforce`, TRL is not told the old log-probabilities: it takes the current ones,
+        whose ratio is 1 with gradient ∇log π."""
+        if self.args.surrogate != "reinforce":
+            return inputs
+        return {key: value for key, value in inputs.items() if key != "old_per_token_logps"}
+
+    @contextmanager
+    def _switched(self, mask_NT: torch.Tensor):
+        """TRL's divisor and clip range as the switches want them, for one loss."""
+        kept = self.max_completion_length, self.epsilon_low, self.epsilon_high
+        if self.args.length_norm in ("constant", "microbatch"):
+            divisor = loss_denominator(
+                mask_NT,
+                self.args.length_norm,
+                constant=self.args.length_norm_constant or self.max_completion_length,
+            )
+            self.max_completion_length = divisor.item() / len(mask_NT)
+        if self.args.surrogate == "no_clip":
+            self.epsilon_low = self.epsilon_high = NO_CLIP
+        try:
+            yield
+        finally:
+            self.max_completion_length, self.epsilon_low, self.epsilon_high = kept
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._last_logps_NT = result[0].detach()
+        return result
+
+    def _add_ratios(self, logps_NT, old_logps_NT, advantages_N, mask_NT) -> None:
+        if self.importance_sampling_level == "sequence":
+            lengths_N1 = mask_NT.sum(1, keepdim=True).clamp(min=1)
+            log_ratio_N1 = ((logps_NT - old_logps_NT) * mask_NT).sum(1, keepdim=True) / lengths_N1
+            logps_NT = old_logps_NT + log_ratio_N1
+        clips = self.args.surrogate in (None, "clip")
+        epsilons = (self.epsilon_low, self.epsilon_high) if clips else (NO_CLIP, NO_CLIP)
+        mode = "train" if self.model.training else "eval"
+        sums = ratio_sums(logps_NT, old_logps_NT, advantages_N, mask_NT, *epsilons)
+        self._ratio_sums[mode] = self._ratio_sums[mode].to(sums.device) + sums
+
+    # Generation
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
+        with self.stop.known_to(self.model_wrapped, self.accelerator):
+            completion_ids, logprobs = super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, **kwargs
+            )
+        if not self.use_vllm:
+            completion_ids = [self.stop.trimmed(ids) for ids in completion_ids]
+        return completion_ids, logprobs
+
+    def _generate(self, prompts: list):
+        generated = super()._generate(prompts)
+        self._completion_ids = generated[1]
+        if self.stop.strings:
+            self._correct_truncation_metrics(generated[1])
+        return generated
+
+    def _correct_truncation_metrics(self, completion_ids: list[list[int]]) -> None:
+        """TRL counts as terminated only what ends in EOS; a stop string terminates as well."""
+        device = self.accelerator.device
+        lengths = torch.tensor([len(ids) for ids in completion_ids], device=device)
+        truncated = torch.tensor([not self.stop.ended(ids) for ids in completion_ids], device=device)
+        lengths, truncated = self.accelerator.gather((lengths, truncated))
+        terminated = lengths[~truncated].float() if not truncated.all() else torch.zeros(1)
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name, value in {
+            "clipped_ratio": truncated.float().mean(),
+            "mean_terminated_length": terminated.mean(),
+            "min_terminated_length": terminated.min(),
+            "max_terminated_length": terminated.max(),
+        }.items():
+            metrics[f"completions/{name}"][-1] = value.item()
+
+    @contextmanager
+    def _stop_aware_truncation(self):
+        """Keep TRL from masking completions that a stop string has ended; yields whether to mask."""
+        mask_truncated = bool(self.mask_truncated_completions and self.stop.strings)
+        self.mask_truncated_completions = self.mask_truncated_completions and not mask_truncated
+        try:
+            yield mask_truncated
+        finally:
+            self.mask_truncated_completions = self.mask_truncated_completions or mask_truncated
+
+    def _mask_truncated(self, output: dict[str, Any]) -> None:
+        """What TRL does for `mask_truncated_completions`, with stop strings known as ends."""
+        mask_NT = output["completion_mask"]
+        ended = [self.stop.ended(ids) for ids in self._completion_ids]
+        ended_N1 = torch.tensor(ended, device=mask_NT.device).unsqueeze(1)
+        output["completion_mask"] = mask_NT * ended_N1
+        if "tool_mask" in output:
+            output["tool_mask"] = output["tool_mask"] * ended_N1
+        items = self.accelerator.gather(_response_mask(output).sum()).sum()
+        output["num_items_in_batch"] = items
+
+    # Evaluation and logging
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+        """One-shot evaluation: generation and grading only, see `evaluation.py`."""
+        return evaluate_one_shot(self, eval_dataset or self.eval_dataset, metric_key_prefix)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        mode = "train" if self.model.training else "eval"
+        sums = self._ratio_sums.pop(mode, None)
+        if sums is not None:
+            sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum")
+            logs = {**logs, **ratio_means(sums)}
+        super().log(logs, start_time)
+
+
+def weighted_reward(rewards_NF: torch.Tensor, weights_F: torch.Tensor) -> torch.Tensor:
+    """Weighted sum over the reward functions: `(N, F)`, `(F,)` -> `(N,)`.
+
+    A function that left a completion ungraded (NaN) adds nothing; left ungraded by all, it stays NaN.
+    """
+    rewards_N = (rewards_NF * weights_F.to(rewards_NF.device)).nansum(dim=1)
+    return rewards_N.masked_fill(torch.isnan(rewards_NF).all(dim=1), torch.nan)
+
+
+def _response_mask(inputs: dict[str, Any]) -> torch.Tensor:
+    """`(N, T)`: 1 at the tokens the loss counts; a tool's output is not the policy's."""
+    mask_NT = inputs["completion_mask"]
+    return mask_NT * inputs["tool_mask"] if "tool_mask" in inputs else mask_NT
