@@ -5,6 +5,7 @@ comes to and starts nothing.
 """
 
 import argparse
+import logging
 import sys
 import uuid
 from contextlib import closing, nullcontext
@@ -21,6 +22,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it reports a kernel nobody asked for
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0], allow_abbrev=False)
     parser.add_argument("recipe", help="a YAML file, such as recipes/std_dev_off.yaml")
     parser.add_argument("--profile", default="auto", help="h100, rtx4090, miniature, auto, or a path")
@@ -68,12 +70,15 @@ def prepare(directory: RunDirectory, resolved, options: argparse.Namespace) -> N
 
 
 def train(resolved, directory: RunDirectory, *, resume: bool) -> None:
+    from transformers.utils.logging import disable_progress_bar
+
     from trl_ablate.assemble import build_trainer
     from trl_ablate.callbacks import LiveLine, RunRecorder
     from trl_ablate.rewards import MathGrader
 
     config, task = resolved.config, resolved.task
     config.run_name = config.run_name or f"{directory.path.name}-{uuid.uuid4().hex[:6]}"
+    disable_progress_bar()  # ours is the one live line
     live = LiveLine(console)
     recorder = RunRecorder(directory, config.optimizer_steps_per_rollout)
     with closing(live), MathGrader(

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+)
 from trl import get_peft_config, get_quantization_config
 
 from trl_ablate import miniature
@@ -51,7 +57,8 @@ def build_trainer(
         peft_config=get_peft_config(model_args),
         callbacks=callbacks,
     )
-    trainer.remove_callback(PrinterCallback)
+    for noisy in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(noisy)
     return trainer
 
 
@@ -128,4 +135,10 @@ def task_dataset(
         subjects=task.subjects,
         skip_bad_rows=task.skip_bad_rows,
     )
-    return to_prompts(questions, task.template, style=task.prompt_style)
+    return to_prompts(
+        questions,
+        task.template,
+        style=task.prompt_style,
+        tokenizer=tokenizer,
+        max_prompt_length=task.max_prompt_length,
+    )

@@ -257,7 +257,7 @@ class TaskArguments:
     levels: list[str] | None = _switch(None, "Keep these difficulty levels only.")
     subjects: list[str] | None = _switch(None, "Keep these subjects only.")
     max_prompt_length: int | None = _switch(
-        None, "Questions whose prompt has more tokens are dropped, and counted."
+        None, "Prompts with more tokens are reported, with their number."
     )
     skip_bad_rows: bool = _switch(False, "Count unreadable rows instead of stopping at the first.")
     template: TemplateName = _switch("r1_zero", "Prompt, stop strings and reward, which belong together.")

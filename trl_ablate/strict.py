@@ -129,7 +129,8 @@ def _match(value: Any, hint: Any) -> tuple[bool, Any]:
     if hint is Any:
         return True, value
     if origin in (Union, types.UnionType):
-        return next((hit for part in parts if (hit := _match(value, part))[0]), (False, value))
+        kinds = _kinds(parts)
+        return next((hit for part in kinds if (hit := _match(value, part))[0]), (False, value))
     if origin is Literal:
         return any(value == part and type(value) is type(part) for part in parts), value
     if origin is list:
@@ -148,8 +149,7 @@ def describe(hint: Any) -> str:
     """What a type hint admits, in words."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        kinds = [describe(part) for part in parts if not (part is str and _has_enum(parts))]
-        return " or ".join(dict.fromkeys(kinds))
+        return " or ".join(dict.fromkeys(describe(part) for part in _kinds(parts)))
     if origin is Literal:
         return "one of " + ", ".join(str(part) for part in parts)
     if origin is list:
@@ -168,8 +168,10 @@ def admits(hint: Any, kind: type) -> bool:
     return hint is kind or get_origin(hint) is kind
 
 
-def _has_enum(parts: tuple) -> bool:
-    return any(isinstance(part, type) and issubclass(part, Enum) for part in parts)
+def _kinds(parts: tuple) -> list:
+    """The members of a union; `SomeEnum | str` means the values of the enum, not any text."""
+    enum = any(isinstance(part, type) and issubclass(part, Enum) for part in parts)
+    return [part for part in parts if not (enum and part is str)]
 
 
 def _shown(value: Any) -> str:

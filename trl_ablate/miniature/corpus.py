@@ -1,8 +1,10 @@
-"""What the miniature's base model reads: solutions in many styles, half of them wrong.
+"""What the miniature's models read: sums written out, in many styles, half of them wrong.
 
-A text is a prompt and a completion. The completion writes the sum out digit by digit, now and
-then with a slip that is carried through to the answer, or blurts the answer out without working;
-then it states the answer in one of several styles, of which the prompt's own is only one.
+A text is a question under a template and a completion. Most completions work the sum out digit by
+digit, ones first, every other one with a slip that is carried through to the answer. A few blurt
+the answer out, adding digit by digit without the carry: a quarter of the tokens, and right at most
+where nothing is carried, so a policy that drifts towards short answers pays for it. Whatever the
+way, the answer is stated in one of several formats, of which the template asks for only one.
 """
 
 from __future__ import annotations
@@ -24,73 +26,84 @@ TEMPLATE_SHARES: dict[TemplateName, float] = {
     "reasoning_xml": 0.15,
     "think_xml": 0.15,
 }
-RIGHT_FORMAT_SHARE: dict[TemplateName, float] = {
+RIGHT_FORMAT_SHARES: dict[TemplateName, float] = {
     "r1_zero": 0.15,
     "question_only": 0.85,
     "reasoning_xml": 0.25,
     "think_xml": 0.25,
 }
-RIGHT_WORKING_SHARE = 0.5
-BLURT_SHARE = 0.15
+SLIP_SHARE = 0.5
+BLURT_SHARE = 0.1
+BLURT_SLIPS = True
+
+OPENINGS: dict[TemplateName, str] = {
+    "r1_zero": "",
+    "question_only": "",
+    "reasoning_xml": "<reasoning>",
+    "think_xml": "<think>",
+}
+ENDINGS: dict[TemplateName, str] = {
+    "r1_zero": " </think> <answer>{answer}</answer>",
+    "question_only": " \\boxed{{{answer}}}",
+    "reasoning_xml": "</reasoning>\n<answer>{answer}</answer>",
+    "think_xml": "</think>\n<answer>{answer}</answer>",
+}
+STRAY_ENDINGS = (
+    " {answer}",
+    " <answer>{answer}</answer>",
+    " </think> {answer}",
+    " \\boxed{{{answer}}}",
+)
 
 
 class Text(NamedTuple):
-    """A prompt (a string, or a system text and a question) and what may follow it."""
+    """A question under a template, and a completion."""
 
     template: TemplateName
     question: str
     completion: str
 
 
-def working(a: int, b: int, slip: int = 0, slip_in_tens: bool = False) -> tuple[str, int]:
-    """The sum written out, ones first, and the answer it leads to.
-
-    `slip` is added to what the ones (or the tens) come to; the rest follows from it correctly.
-    """
-    ones = a % 10 + b % 10 + (0 if slip_in_tens else slip)
+def work_out(a: int, b: int, ones_slip: int = 0, tens_slip: int = 0) -> tuple[str, int]:
+    """The sum written out, and the answer that follows from it, slips included."""
+    ones = a % 10 + b % 10 + ones_slip
     carry = ones // 10
-    tens = a // 10 + b // 10 + carry + (slip if slip_in_tens else 0)
+    tens = a // 10 + b // 10 + carry + tens_slip
     carried = "+1" if carry else ""
-    steps = f"{a % 10}+{b % 10}={ones}, {a // 10}+{b // 10}{carried}={tens}"
+    steps = f" {a % 10}+{b % 10}={ones}, {a // 10}+{b // 10}{carried}={tens}"
     return steps, tens * 10 + ones % 10
 
 
-def right_format(template: TemplateName, steps: str, answer: int) -> str:
-    """The completion that the template's format reward accepts."""
-    if template == "r1_zero":
-        return f" {steps} </think> <answer>{answer}</answer>"
-    if template == "question_only":
-        return f" {steps} \\boxed{{{answer}}}"
-    tag = "reasoning" if template == "reasoning_xml" else "think"
-    return f"<{tag}>{steps}</{tag}>\n<answer>{answer}</answer>"
+def blurt_out(a: int, b: int, slip: int = 0) -> tuple[str, int]:
+    """No steps, and an answer whose carry was forgotten."""
+    return "", (a // 10 + b // 10) * 10 + (a % 10 + b % 10) % 10 + slip
 
 
-def other_formats(template: TemplateName, steps: str, answer: int) -> list[str]:
-    """Completions that say the same and that the format reward refuses."""
-    lead = " " if template in ("r1_zero", "question_only") else ""
-    close = " </think>" if template in ("r1_zero", "question_only") else ""
-    return [
-        f"{lead}{steps}, {answer}",
-        f"{lead}{steps} </think> {answer}",
-        f"{lead}{steps} <answer>{answer}</answer>",
-        f"{lead}{steps} \\boxed{{{answer}}}" if template != "question_only" else
-        f"{lead}{steps}{close} <answer>{answer}</answer>",
-    ]
+def in_format(template: TemplateName, steps: str, answer: int) -> str:
+    """The completion that the template asks for."""
+    opening = OPENINGS[template]
+    return opening + (steps.lstrip() if opening else steps) + ENDINGS[template].format(answer=answer)
+
+
+def out_of_format(rng: random.Random, template: TemplateName, steps: str, answer: int) -> str:
+    """One of the completions that say the same in a format the template does not ask for."""
+    strays = [ending for ending in STRAY_ENDINGS if ending != ENDINGS[template]]
+    return steps + rng.choice(strays).format(answer=answer)
 
 
 def text(rng: random.Random, template: TemplateName, a: int, b: int) -> Text:
-    slip, slip_in_tens = 0, rng.random() < 0.5
-    if rng.random() >= RIGHT_WORKING_SHARE:
-        slip = rng.choice((-2, -1, 1, 2))
-        ones = a % 10 + b % 10
-        if not slip_in_tens and not 0 <= ones + slip <= 18:
-            slip = -slip
-    steps, answer = working(a, b, slip, slip_in_tens)
-    if rng.random() < RIGHT_FORMAT_SHARE[template]:
-        completion = right_format(template, steps, answer)
+    """What someone might have written: by the shares above, worked or blurted, right or wrong."""
+    slip = rng.choice((-2, -1, 1, 2)) if rng.random() < SLIP_SHARE else 0
+    if rng.random() < BLURT_SHARE:
+        steps, answer = blurt_out(a, b, slip if BLURT_SLIPS else 0)
+    elif rng.random() < 0.5:
+        steps, answer = work_out(a, b, tens_slip=slip)
     else:
-        completion = rng.choice(other_formats(template, steps, answer))
-    return Text(template, question(a, b), completion)
+        ones = a % 10 + b % 10
+        steps, answer = work_out(a, b, ones_slip=slip if 0 <= ones + slip < 20 else -slip)
+    if rng.random() < RIGHT_FORMAT_SHARES[template]:
+        return Text(template, question(a, b), in_format(template, steps, answer))
+    return Text(template, question(a, b), out_of_format(rng, template, steps, answer))
 
 
 def corpus(seed: int) -> Iterator[Text]:
@@ -102,14 +115,13 @@ def corpus(seed: int) -> Iterator[Text]:
         yield text(rng, template, *rng.choice(pairs))
 
 
-
 def right_solutions(seed: int) -> Iterator[Text]:
     """An endless stream of right solutions in the r1_zero format, for the SFT stages."""
     rng = random.Random(seed)
     pairs = operands("train")
     while True:
         a, b = rng.choice(pairs)
-        yield Text("r1_zero", question(a, b), right_format("r1_zero", *working(a, b)))
+        yield Text("r1_zero", question(a, b), in_format("r1_zero", *work_out(a, b)))
 
 
 def prompt(text: Text, tokenizer: PreTrainedTokenizerFast) -> str:

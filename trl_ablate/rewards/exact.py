@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from trl_ablate.rewards.closed_form import approximate, clearly_differ
 from trl_ablate.rewards.latex import nesting_depth, tidy, untext
 from trl_ablate.rewards.units import spell_out_magnitudes, split_unit
 
@@ -33,7 +34,8 @@ _FRACTION = re.compile(
     r"|\\frac ?(?P<top1>\d) ?(?P<bottom1>\d)|(?P<top2>\d+)/(?P<bottom2>\d+))"
 )
 _BASED = re.compile(r"(?P<digits>[0-9A-Fa-f]+)_\{?(?P<base>\d+)\}?")
-_LOOSE_DIGITS = re.compile(r"(?<!frac)(?<!frac )\d \d(?!\d*/\d)")
+_LOOSE_DIGITS = re.compile(r"(?<!frac)(?<!frac )(?<!_)\d \d(?!\d*/\d)")
+_MANY = re.compile(r"\\cup|\\infty|\\begin\{|\\pm|\\in(?![a-zA-Z])")
 _WORDS = re.compile(r"[^\W\d_]+(?:[ ,;'-]+[^\W\d_]+)*")
 _MATH = re.compile(r"[\\^_{}=+*/<>|]")
 
@@ -45,8 +47,10 @@ class Reading:
     Attributes:
         tidied: the whole answer in light spelling.
         value: the same without a trailing unit; what math-verify gets to see.
+        readable: its braces balance, and nest no deeper than an answer's ever do.
         unit: the canonical unit, if it is a known one.
         number: the exact value of a plain number, else None.
+        approximation: about the value of a number or of a simple closed form, else None.
         percent: a percent sign follows the number.
         words: the answer as words (see `as_words`), if it is clearly words; else None.
         letters: the same for anything that could be words beside a reference that is.
@@ -54,8 +58,10 @@ class Reading:
 
     tidied: str
     value: str
+    readable: bool
     unit: str | None
     number: Fraction | None
+    approximation: float | None
     percent: bool
     words: str | None
     letters: str | None
@@ -71,15 +77,30 @@ def read(text: str) -> Reading:
     if not words and value.startswith(r"\text{"):
         value = untext(value)
     percent = value.endswith(r"\%")
+    amount = value.removesuffix(r"\%").rstrip()
+    depth = nesting_depth(amount)
+    readable = depth is not None and depth <= MAX_NESTING
+    number = as_number(amount)
     return Reading(
         tidied=tidied,
         value=value,
+        readable=readable,
         unit=unit,
-        number=as_number(value.removesuffix(r"\%").rstrip()),
+        number=number,
+        approximation=_approximation(number, amount) if readable else None,
         percent=percent,
         words=words,
         letters=words or as_words(rf"\text{{{tidied}}}"),
     )
+
+
+def _approximation(number: Fraction | None, text: str) -> float | None:
+    if number is None:
+        return approximate(text)
+    try:
+        return float(number)
+    except OverflowError:
+        return None
 
 
 def as_number(text: str) -> Fraction | None:
@@ -116,8 +137,10 @@ def as_words(tidied: str) -> str | None:
     if plain == tidied:
         if not re.search(r"[^\W\d_]{3}", plain) or _MATH.search(plain) or not plain[0].isalpha():
             return None
-    elif _MATH.search(plain) or not re.search(r"[^\W\d_]", plain) or plain[0].isdigit():
+    elif _MATH.search(plain) or not re.search(r"[^\W\d_]", plain):
         return None
+    elif plain[0].isdigit() and not re.fullmatch(r"\\text\{[^{}]*\}", tidied):
+        return None  # a number with a unit
     plain = re.sub(r"\(\s*(\w)\s*\)", r"\1", plain)
     plain = re.sub(r"[\s]*[.'\"][\s]*", "", plain)
     plain = re.sub(r"\s+", " ", plain).strip(" ,;:").casefold()
@@ -144,18 +167,22 @@ def brackets(text: str) -> str | None:
 
 def cheap_verdict(answer: Reading, gold: Reading) -> bool | None:
     """True or False if that much is certain without algebra, else None."""
-    if answer.tidied == gold.tidied:
+    if answer.tidied == gold.tidied or _without_text(answer) == _without_text(gold):
         return True
     if gold.words is not None and answer.letters is not None:
         return _compare_words(answer.letters, gold.words)
     if answer.unit and gold.unit and answer.unit != gold.unit:
         return False
-    depth = nesting_depth(answer.tidied)
-    if depth is None or depth > MAX_NESTING or not answer.tidied:
+    if not answer.readable or not answer.value:
         return False
     if answer.number is not None and gold.number is not None:
         return _compare_numbers(answer, gold)
-    return _compare_shapes(answer.value, gold.value)
+    return _compare_shapes(answer, gold)
+
+
+def _without_text(reading: Reading) -> str:
+    r"""`81\text{ teachers}` and `81 teachers` alike."""
+    return re.sub(r"(?<=\d) (?=[a-zA-Z])", "", untext(reading.tidied))
 
 
 def _compare_words(answer: str, gold: str) -> bool | None:
@@ -187,14 +214,25 @@ def _terminates(number: Fraction) -> bool:
     return bottom == 1
 
 
-def _compare_shapes(answer: str, gold: str) -> bool | None:
-    """False for texts whose very form excludes equality; None otherwise."""
-    if _LOOSE_DIGITS.search(answer):
+def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
+    """False for answers whose form or approximate value excludes equality; None otherwise."""
+    if _LOOSE_DIGITS.search(answer.value):
         return False
-    based_answer, based_gold = _BASED.fullmatch(answer), _BASED.fullmatch(gold)
+    based_answer, based_gold = _BASED.fullmatch(answer.value), _BASED.fullmatch(gold.value)
     if based_answer and based_gold:
         return based_answer.groups() == based_gold.groups()
-    brackets_answer, brackets_gold = brackets(answer), brackets(gold)
-    if brackets_answer and brackets_gold and brackets_answer != brackets_gold:
+    brackets_answer, brackets_gold = brackets(answer.value), brackets(gold.value)
+    if brackets_answer and brackets_gold:
+        return False if brackets_answer != brackets_gold else None
+    if _is_single(answer) and (brackets_gold or _MANY.search(gold.value)):
         return False
-    return None
+    if _is_single(gold) and (brackets_answer or _MANY.search(answer.value)):
+        return False
+    if answer.approximation is None or gold.approximation is None or answer.percent != gold.percent:
+        return None
+    return False if clearly_differ(answer.approximation, gold.approximation) else None
+
+
+def _is_single(reading: Reading) -> bool:
+    """One number, as opposed to a list, an interval or a matrix."""
+    return reading.approximation is not None

@@ -9,9 +9,12 @@ import re
 
 _BRACE = re.compile(r"\\{1,3}(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
+_TOKEN = r"(\\[a-zA-Z]+|\w)"
+
 _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (r"(?<=\d)(?:,\\!|\{,\})(?=\d{3}(?!\d))", ""),
         (r"(?<!\\)\\!", ""),
         (r"\{,\}", ","),
         (r"(?<!\\)\\[,;:> ]|\\q?quad(?![a-zA-Z])|~|[\s\u00a0\u2009\u202f]", " "),
@@ -30,6 +33,11 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         # A space beside punctuation says nothing, with two exceptions: beside a point ("3 .5"), and
         # after a comma before three digits, where it tells the list "1, 234" from "1,234".
         (r" (?=[^\w. ])|(?<=[^\w,. ]) |(?<=,) (?!\d{3}(?!\d))", ""),
+        # math-verify reads \frac\pi2 and \sin^2 t only with braces, and no commas inside a \frac.
+        (rf"\\frac ?(?:{_TOKEN} ?)(?={_TOKEN}|\{{)", r"\\frac{\g<1>}"),
+        (rf"(\\frac\{{[^{{}}]*\}}) ?{_TOKEN}", r"\g<1>{\g<2>}"),
+        (r"(?<=\{)(\d{1,3}),(\d{3})(?:,(\d{3}))?(?=\})", r"\g<1>\g<2>\g<3>"),
+        (r"(\\(?:sin|cos|tan|cot|sec|csc)\^)\{?(\d)\}? ?([a-zA-Z](?![a-zA-Z]))", r"\g<1>{\g<2>}{\g<3>}"),
     )
 )
 
@@ -95,13 +103,13 @@ def tidy(text: str) -> str:
     r"""One light spelling: `\dfrac` is `\frac`, `\,` a space, `\$` nothing, and so on.
 
     Only rewrites that cannot turn one value into another: "1 2" does not become "12", and the
-    list "1, 234" does not become "1,234". A full stop at the end goes, unless it follows nothing.
+    list "1, 234" does not become "1,234". A full stop or comma at the end goes.
     """
     text = strip_math_quotes(text)
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     text = text.strip()
-    if text.endswith(".") and len(text) > 1 and not text.endswith(".."):
+    if text[-1:] in (".", ",", ";") and len(text) > 1 and text[-2] != text[-1]:
         text = text[:-1].rstrip()
     return text
 

@@ -12,7 +12,6 @@ from multiprocessing.connection import wait
 
 from trl_ablate.rewards.process import WorkerProcess
 
-_REQUESTS_IN_FLIGHT = 2  # one at work, one waiting in the pipe: no pause between the two
 _ATTEMPTS = 3  # a comparison whose worker died goes to a fresh one, twice at most
 _FAILED_STARTS = 3
 
@@ -83,12 +82,11 @@ class WorkerPool:
 
     def _hand_out(self, batch: "_Batch") -> None:
         for worker in list(self._workers):
-            while worker.ready and batch.queue and len(worker.pending) < _REQUESTS_IN_FLIGHT:
-                number = batch.queue.popleft()
-                if not worker.send(number, *batch.pairs[number]):
-                    batch.queue.appendleft(number)
-                    self._replace_dead(worker, batch)
-                    break
+            if worker.ready and worker.item is None and batch.queue:
+                item = batch.queue.popleft()
+                if not worker.ask(item, *batch.pairs[item]):
+                    batch.queue.appendleft(item)
+                    self._replace(worker, batch)
 
     def _listen(self, batch: "_Batch") -> None:
         """Takes in what has been reported, then judges those that had nothing to report."""
@@ -97,42 +95,51 @@ class WorkerPool:
         readable = wait(self._workers, None if math.isinf(patience) else max(0.0, patience))
         for worker in list(self._workers):
             if worker in readable:
-                reports = worker.receive()
-                if reports is None:
-                    self._replace_dead(worker, batch)
-                else:
-                    for number, verdict in reports:
-                        batch.settle(number, verdict)
+                self._take_in(worker, batch)
             elif self._deadline(worker) <= now:
                 self._replace_hung(worker, batch)
 
     def _deadline(self, worker: WorkerProcess) -> float:
         if not worker.ready:
             return worker.since + self._start_timeout
-        return worker.since + self._timeout if worker.pending else math.inf
+        return math.inf if worker.item is None else worker.since + self._timeout
+
+    def _take_in(self, worker: WorkerProcess, batch: "_Batch") -> None:
+        events = worker.listen()
+        if events is None:
+            self._replace(worker, batch)
+            return
+        for event in events:
+            if event is not None:
+                batch.settle(*event)
+            else:
+                self.restarts += 1
+                self._recover(worker, batch)
+
+    def _recover(self, worker: WorkerProcess, batch: "_Batch") -> None:
+        """Decides on the item whose comparison died under it."""
+        item, worker.item = worker.item, None
+        if item is None:
+            return
+        if worker.exit_code == -signal.SIGALRM:  # its own clock was faster than ours
+            batch.time_out(item)
+        else:
+            batch.try_again(item)
 
     def _replace_hung(self, worker: WorkerProcess, batch: "_Batch") -> None:
-        if worker.pending:
-            batch.time_out(worker.pending.popleft())
-        batch.put_back(worker.pending)
-        self._replace(worker)
+        if worker.item is None:
+            self._replace(worker, batch)
+        else:
+            batch.time_out(worker.item)
+            worker.restart()
+            self.restarts += 1
 
-    def _replace_dead(self, worker: WorkerProcess, batch: "_Batch") -> None:
-        worker.kill()
-        if worker.pending:
-            number = worker.pending.popleft()
-            if worker.returncode == -signal.SIGALRM:  # its own clock was faster than ours
-                batch.time_out(number)
-            else:
-                batch.try_again(number)
-        batch.put_back(worker.pending)
-        self._replace(worker)
-
-    def _replace(self, worker: WorkerProcess) -> None:
-        """Ends a worker and starts another; gives up when none of the last few even started."""
-        self._failed_starts = 0 if worker.ready else self._failed_starts + 1
-        worker.kill()
+    def _replace(self, worker: WorkerProcess, batch: "_Batch") -> None:
+        """Ends a worker that is gone for good; gives up when none of the last few even started."""
+        self._recover(worker, batch)
+        self._failed_starts = 0 if worker.started else self._failed_starts + 1
         self._workers.remove(worker)
+        worker.end()
         if self._failed_starts >= _FAILED_STARTS:
             self._failed_starts = 0
             raise RuntimeError(
@@ -167,12 +174,11 @@ class _Batch:
         else:
             self.unfinished -= 1
 
-    def put_back(self, numbers: deque[int]) -> None:
-        """Comparisons that had not begun; they lose no attempt."""
-        self.queue.extendleft(reversed(numbers))
-
 
 def _end(workers: list[WorkerProcess], owner: int) -> None:
-    if os.getpid() == owner:
-        while workers:
-            workers.pop().kill()
+    if os.getpid() != owner:
+        return
+    for worker in workers:
+        worker.ask_to_quit()
+    while workers:
+        workers.pop().end()

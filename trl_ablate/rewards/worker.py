@@ -1,19 +1,24 @@
 """What runs in a grader's child process: math-verify, one comparison after the other.
 
 Started as a plain script by `WorkerProcess`, never imported by the training process; it imports
-neither this package nor torch, so a fresh worker is ready in about half a second.
+neither this package nor torch. It loads and warms up math-verify once (most of a second), then
+forks itself: the fork compares, the original only watches and forks anew when the fork has ended.
+So a comparison that hangs costs its deadline and a few milliseconds, not another start. Unlike a
+fork of the training process this one is safe: there is one thread and no GPU.
 
 Protocol, one JSON document a line (ASCII, so that null bytes and lone surrogates travel safely):
-out `"ready"`; in `[id, answer, gold]`; out `[id, true | false | null]`, null meaning that the
-comparison itself ran out of memory.
+in `[ticket, answer, gold]`; out `["ready"]` from each new fork, `[ticket, true | false | null]`
+for a request, null meaning that the comparison itself ran out of memory, and `["ended", code]`
+when a fork has ended. SIGUSR1 asks for the fork to be killed, SIGTERM for the end of both.
 
-The parent owns the deadline and kills a worker that misses it. Three things make sure that none
-outlives a parent that is gone, even one killed by SIGKILL: end of input ends an idle worker; an
-idle worker also looks every second whether its parent is still the same; and while it compares, a
-kernel alarm with its default action, which needs no cooperation from Python, ends it soon after
-the deadline.
+Nothing outlives a parent that is gone, even one killed by SIGKILL. The watcher sees the pipe
+close, and looks every second whether its parent is still the same. The fork is killed by the
+kernel with its watcher (Linux), looks for it every second while idle, and sets itself a kernel
+alarm for each comparison, whose default action needs no cooperation from Python.
 """
 
+import ctypes
+import gc
 import json
 import logging
 import os
@@ -29,6 +34,7 @@ ALARM_GRACE_SECONDS = 2.0
 CACHED_GOLDS = 2048
 COMPARISONS_PER_CACHE_CLEARING = 500
 OUT_OF_MEMORY_EXIT = 3
+PR_SET_PDEATHSIG = 1
 
 WARM_UP = (
     (r"\frac{1}{2}x+\sqrt{3}", r"\frac{x}{2}+3^{\frac12}"),
@@ -93,49 +99,131 @@ def address_space() -> int:
         return 0
 
 
-def requests(parent: int) -> Iterator[list[Any]]:
-    """The parent's requests, until it closes the pipe or is gone."""
-    pending = b""
-    while True:
-        readable, _, _ = select.select([0], [], [], 1.0)
-        if not readable:
-            if os.getppid() != parent:
+class Watcher:
+    """The original process: keeps one fork at work for as long as the parent lives."""
+
+    def __init__(self, reports: int, parent: int, timeout: float, memory_limit: int) -> None:
+        self._reports = reports
+        self._parent = parent
+        self._timeout = timeout
+        self._memory_limit = memory_limit
+        self._comparer = Comparer()
+        self._fork = 0
+
+    def run(self) -> None:
+        """Until the parent closes the pipe, is gone, or sends SIGTERM."""
+        for answer, gold in WARM_UP:
+            self._comparer.compare(answer, gold)
+        gc.freeze()  # the forks share these pages for as long as nobody writes to them
+        # What math-verify's parser prints about malformed text belongs nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        signal.signal(signal.SIGUSR1, lambda *_: self._kill_fork())
+        signal.signal(signal.SIGTERM, lambda *_: self._quit())
+        while True:
+            code = self._watch_one_fork()
+            self._discard_requests()
+            report(self._reports, ["ended", code])
+
+    def _watch_one_fork(self) -> int:
+        """Forks, waits for the fork to end, returns its exit code (minus the signal's number)."""
+        lifeline, held_by_fork = os.pipe()
+        watcher = os.getpid()
+        self._fork = os.fork()
+        if self._fork == 0:
+            os.close(lifeline)
+            Fork(self._comparer, self._reports, watcher).serve(self._timeout, self._memory_limit)
+            os._exit(0)
+        os.close(held_by_fork)
+        poll = select.poll()
+        poll.register(0, 0)  # no events asked for: reports a hang-up alone
+        poll.register(lifeline, 0)
+        while lifeline not in (ended := [number for number, _ in poll.poll(1000)]):
+            if ended or os.getppid() != self._parent:
+                self._quit()
+        os.close(lifeline)
+        fork, self._fork = self._fork, 0
+        return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+
+    def _kill_fork(self) -> None:
+        if self._fork:
+            os.kill(self._fork, signal.SIGKILL)
+
+    def _quit(self) -> None:
+        if self._fork:
+            os.kill(self._fork, signal.SIGKILL)
+            os.waitpid(self._fork, 0)
+        os._exit(0)
+
+    def _discard_requests(self) -> None:
+        """What the fork left unread: the parent asks again once the next fork is ready."""
+        while select.select([0], [], [], 0)[0]:
+            if not os.read(0, 65536):
+                self._quit()
+
+
+class Fork:
+    """The process that compares; expendable."""
+
+    def __init__(self, comparer: Comparer, reports: int, watcher: int) -> None:
+        self._comparer = comparer
+        self._reports = reports
+        self._watcher = watcher
+
+    def serve(self, timeout: float, memory_limit: int) -> None:
+        """Answers requests until there are no more."""
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        die_with_parent()
+        limit_memory(memory_limit)
+        report(self._reports, ["ready"])
+        for ticket, answer, gold in self._requests():
+            signal.setitimer(signal.ITIMER_REAL, timeout + ALARM_GRACE_SECONDS)
+            verdict = self._compare(answer, gold, memory_limit)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            report(self._reports, [ticket, verdict])
+            if verdict is None:
                 return
-            continue
-        chunk = os.read(0, 65536)
-        if not chunk:
-            return
-        *lines, pending = (pending + chunk).split(b"\n")
-        yield from (json.loads(line) for line in lines)
 
-
-def serve(reports: int, parent: int, timeout: float, memory_limit: int) -> None:
-    """Answers requests until there are no more."""
-    comparer = Comparer()
-    for answer, gold in WARM_UP:
-        comparer.compare(answer, gold)
-    # What math-verify's parser prints about malformed text belongs nowhere.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    limit_memory(memory_limit)
-    os.write(reports, b'"ready"\n')
-    for number, answer, gold in requests(parent):
-        signal.setitimer(signal.ITIMER_REAL, timeout + ALARM_GRACE_SECONDS)
+    def _compare(self, answer: str, gold: str, memory_limit: int) -> bool | None:
         before = address_space()
         try:
-            verdict: bool | None = comparer.compare(answer, gold)
+            return self._comparer.compare(answer, gold)
         except MemoryError:
-            # A worker that was already half full may have died of its past: the parent then gives
-            # the same comparison to a fresh one.
+            # A process that was already half full may have died of its past: without a report,
+            # the parent gives the same comparison to a fresh one.
             if before > memory_limit // 2:
                 os._exit(OUT_OF_MEMORY_EXIT)
-            verdict = None
+            return None
         except Exception:  # whatever sympy raises on this text, it did not show the two equal
-            verdict = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        os.write(reports, json.dumps([number, verdict]).encode() + b"\n")
-        if verdict is None:
-            os._exit(OUT_OF_MEMORY_EXIT)
+            return False
+
+    def _requests(self) -> Iterator[tuple[int, str, str]]:
+        """The parent's requests, until it closes the pipe or the watcher is gone."""
+        pending = b""
+        while os.getppid() == self._watcher:
+            if not select.select([0], [], [], 1.0)[0]:
+                continue
+            chunk = os.read(0, 65536)
+            if not chunk:
+                return
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                try:
+                    ticket, answer, gold = json.loads(line)
+                except ValueError:  # the tail of a request whose head went down with another fork
+                    continue
+                yield ticket, answer, gold
+
+
+def report(reports: int, message: list[Any]) -> None:
+    """Writes one line; lines this short are written whole, whoever else writes."""
+    os.write(reports, json.dumps(message).encode() + b"\n")
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when the one that forked it is gone (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def limit_memory(limit: int) -> None:
@@ -154,7 +242,7 @@ def main(arguments: list[str]) -> None:
     logging.disable(logging.CRITICAL)
     reports = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    serve(reports, parent, timeout, memory_limit)
+    Watcher(reports, parent, timeout, memory_limit).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,237 @@
+"""`AblationTrainer` against stock `GRPOTrainer`, and every switch against its being ignored."""
+
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_ablate.advantages import compute_advantages
+from trl_ablate.trainer import weighted_reward
+
+
+VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
+"""Makes the random model end its completions at different lengths."""
+
+
+def weights(trainer):
+    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def equal(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def trained(trainer):
+    trainer.train()
+    return weights(trainer)
+
+
+def grades(values):
+    """A reward function that hands out `values` in turn, over and over."""
+
+    def reward(completions, **kwargs):
+        return [values[i % len(values)] for i in range(len(completions))]
+
+    return reward
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"])
+def test_parity_with_stock_trl_to_the_bit(make_trainer, loss_type):
+    """Three optimizer steps with every switch at its default end in the same bits."""
+    ours = make_trainer(loss_type=loss_type)
+    start = weights(ours)
+    end = trained(ours)
+    assert equal(end, trained(make_trainer(GRPOTrainer, GRPOConfig, loss_type=loss_type)))
+    assert not equal(end, start)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_iterations": 2},
+        {"beta": 0.1},
+        {"scale_rewards": "batch"},
+        {"scale_rewards": "none"},
+        {"importance_sampling_level": "sequence", "num_iterations": 2},
+        {"mask_truncated_completions": True},
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        {"entropy_coef": 0.01},
+        {"top_entropy_quantile": 0.5},
+    ],
+    ids=lambda settings: ",".join(settings),
+)
+def test_parity_of_trls_own_features(make_trainer, settings):
+    ours = trained(make_trainer(loss_type="grpo", **settings))
+    assert equal(ours, trained(make_trainer(GRPOTrainer, GRPOConfig, loss_type="grpo", **settings)))
+
+
+@pytest.mark.parametrize(
+    ("switch", "plain"),
+    [
+        ({"baseline": "none"}, {}),
+        ({"baseline": "leave_one_out"}, {}),
+        ({"baseline": "batch_mean"}, {}),
+        ({"scale_rewards": "batch"}, {}),
+        ({"scale_rewards": "none"}, {}),
+        ({"advantage_eps": 0.5}, {}),
+        ({"length_norm": "mean"}, {"length_norm": "token"}),
+        ({"length_norm": "constant"}, {"length_norm": "mean"}),
+        ({"length_norm": "constant", "length_norm_constant": 3.0}, {"length_norm": "constant"}),
+        ({"length_norm": "microbatch", **VARIED}, {"length_norm": "constant", **VARIED}),
+        ({"surrogate": "no_clip", "num_iterations": 3}, {"num_iterations": 3}),
+        ({"surrogate": "reinforce", "num_iterations": 3}, {"num_iterations": 3}),
+        ({"optimizer_batch_size": 4, "generation_batch_size": 8}, {}),
+        (VARIED, {"max_completion_length": 40}),
+        ({**VARIED, "min_tokens": 9}, VARIED),
+    ],
+    ids=lambda settings: ",".join(f"{k}={v}" for k, v in settings.items()) or "default",
+)
+def test_ignoring_a_switch_would_show(make_trainer, switch, plain):
+    common = {"max_steps": 2, "epsilon": 0.01, "optim": "sgd", "learning_rate": 1.0}
+    switched = trained(make_trainer(**common, **switch))
+    assert not equal(switched, trained(make_trainer(**common, **plain)))
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("baseline", ["group_mean", "none", "leave_one_out", "batch_mean"])
+@pytest.mark.parametrize("surrogate", ["clip", "no_clip", "reinforce"])
+@pytest.mark.parametrize("length_norm", ["mean", "constant", "microbatch", "token"])
+def test_the_whole_grid_is_legal(tmp_path, baseline, scale, surrogate, length_norm):
+    from trl_ablate import AblationConfig
+
+    config = AblationConfig(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        baseline=baseline,
+        scale_rewards=scale,
+        surrogate=surrogate,
+        length_norm=length_norm,
+    )
+    assert (config.baseline, config.scale_rewards) == (baseline, scale)
+
+
+@pytest.mark.parametrize("baseline", ["none", "leave_one_out", "batch_mean"])
+def test_advantages_reach_the_loss_and_the_log(make_trainer, baseline):
+    trainer = make_trainer(
+        reward=grades([1.0, 0.0, 0.0, None, 1.0, 1.0, 0.0, 1.0]),
+        baseline=baseline,
+        scale_rewards="none",
+        generation_batch_size=8,
+    )
+    trainer.model.train()
+    inputs = [trainer.train_dataset[i // 4] for i in range(8)]
+    output = trainer._generate_and_score_completions(inputs)
+    nan = float("nan")
+    expected = compute_advantages(
+        torch.tensor([1, 0, 0, nan, 1, 1, 0, 1]), 4, baseline=baseline, scale="none"
+    )
+    torch.testing.assert_close(output["advantages"], expected)
+    assert list(trainer._logs["advantages"]) == pytest.approx(expected.tolist())
+
+
+def test_rewards_are_weighted_before_they_become_advantages():
+    nan = float("nan")
+    rewards = torch.tensor([[1.0, 1.0], [0.0, nan], [nan, nan]])
+    got = weighted_reward(rewards, torch.tensor([1.0, 2.0]))
+    assert got[:2].tolist() == [3.0, 0.0]
+    assert got[2].isnan()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "train_batch", "steps"),
+    [(1, 16, 1), (1, 8, 2), (2, 16, 2), (2, 8, 4), (4, 4, 16)],
+)
+def test_off_policy_arithmetic(make_trainer, epochs, train_batch, steps):
+    """e epochs with train batch b take e x 16 / b optimizer steps on a rollout batch of 16."""
+    rollouts = []
+
+    def counting(completions, **kwargs):
+        rollouts.append(len(completions))
+        return [float(len(text)) for text in completions]
+
+    trainer = make_trainer(
+        reward=counting,
+        generation_batch_size=16,
+        num_iterations=epochs,
+        optimizer_batch_size=train_batch,
+        max_steps=-1,
+        grpo_steps=2,
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2 * steps
+    assert rollouts == [16, 16]
+
+
+def test_evaluation_falls_on_grpo_steps_and_on_the_last(make_trainer):
+    trainer = make_trainer(
+        generation_batch_size=8,
+        num_iterations=2,
+        optimizer_batch_size=4,
+        max_steps=-1,
+        grpo_steps=5,
+        eval_strategy="steps",
+        eval_steps=2,
+        num_generations_eval=1,
+    )
+    trainer.train()
+    evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
+    assert evaluated == [8, 16, 20]  # four optimizer steps per GRPO step: after 2, 4 and 5
+
+
+def test_evaluation_leaves_the_training_as_it_was(make_trainer):
+    plain = trained(make_trainer())
+    watched = trained(
+        make_trainer(eval_strategy="steps", eval_steps=1, eval_on_start=True, num_generations_eval=2)
+    )
+    assert equal(plain, watched)
+
+
+def test_evaluation_counts_every_row_once(make_trainer):
+    trainer = make_trainer(
+        reward=lambda completions, prompts, **_: [float("11+" in prompt) for prompt in prompts],
+        num_generations_eval=2,
+        per_device_eval_batch_size=4,
+    )
+    metrics = trainer.evaluate()
+    assert metrics["eval_reward"] == pytest.approx(1 / 5)
+    assert metrics["eval_ungraded"] == 0.0
+
+
+def test_ungraded_completions_are_no_zeros_in_evaluation(make_trainer):
+    trainer = make_trainer(
+        reward=lambda completions, prompts, **_: [None if "11+" in p else 1.0 for p in prompts],
+        num_generations_eval=1,
+    )
+    metrics = trainer.evaluate()
+    assert metrics["eval_reward"] == 1.0
+    assert metrics["eval_ungraded"] == pytest.approx(1 / 5)
+
+
+def test_a_stop_string_ends_a_completion_and_stays_in_it(make_trainer):
+    trainer = make_trainer(stop=["1"], min_tokens=2, max_completion_length=60)
+    trainer.model.train()
+    generated = trainer._generate([trainer.train_dataset[i // 8]["prompt"] for i in range(16)])
+    ids, texts = generated[1], generated[3]
+    assert any("1" in text for text in texts)
+    for text, tokens in zip(texts, ids, strict=True):
+        if "1" in text:
+            assert text.index("1") == len(text) - 1
+            assert trainer.stop.ended(tokens)
+            assert tokens[-1] != trainer._tokenizer.pad_token_id
+    complete = sum("1" in text for text in texts) / len(texts)
+    assert trainer._metrics["train"]["completions/clipped_ratio"][-1] <= 1 - complete
+
+
+def test_completions_ended_by_a_stop_string_are_not_masked_as_truncated(make_trainer):
+    trainer = make_trainer(
+        stop=["1"], max_completion_length=40, mask_truncated_completions=True, num_generations=8,
+        generation_batch_size=8,
+    )
+    trainer.model.train()
+    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    ended = torch.tensor([trainer.stop.ended(ids) for ids in trainer._completion_ids])
+    kept = output["completion_mask"].sum(1) > 0
+    assert torch.equal(kept, ended)
+    assert 0 < ended.sum() < 8
+    assert output["num_items_in_batch"] == output["completion_mask"].sum()
+    assert trainer.mask_truncated_completions

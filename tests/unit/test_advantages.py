@@ -1,0 +1,156 @@
+"""Advantages against tables computed by hand, and the identities that hold for any rewards."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_ablate.advantages import compute_advantages
+
+NAN = math.nan
+S2 = math.sqrt(2)
+
+# Two groups of two: rewards 1 0 | 1 1. Group means 1/2, 1; batch mean 3/4.
+# Group deviations (ddof 1): sqrt((1/4 + 1/4) / 1) = 1/sqrt 2, and 0.
+# Batch deviation: sqrt((3 * 1/16 + 9/16) / 3) = sqrt(12/16 / 3) = 1/2.
+TWO_GROUPS = [1.0, 0.0, 1.0, 1.0]
+TABLE = [
+    ("group_mean", "none", [0.5, -0.5, 0, 0]),
+    ("group_mean", "group", [0.5 * S2, -0.5 * S2, 0, 0]),
+    ("group_mean", "batch", [1.0, -1.0, 0, 0]),
+    ("none", "none", [1, 0, 1, 1]),
+    ("none", "group", [S2, 0, 0, 0]),  # the second group has no deviation to divide by
+    ("none", "batch", [2, 0, 2, 2]),
+    ("leave_one_out", "none", [1, -1, 0, 0]),  # 1 - 0, 0 - 1
+    ("leave_one_out", "group", [S2, -S2, 0, 0]),
+    ("leave_one_out", "batch", [2, -2, 0, 0]),
+    ("batch_mean", "none", [0.25, -0.75, 0.25, 0.25]),
+    ("batch_mean", "group", [0.25 * S2, -0.75 * S2, 0, 0]),
+    ("batch_mean", "batch", [0.5, -1.5, 0.5, 0.5]),
+]
+BASELINES = ("group_mean", "none", "leave_one_out", "batch_mean")
+SCALES = ("group", "batch", "none")
+
+
+@pytest.mark.parametrize(("baseline", "scale", "expected"), TABLE)
+def test_two_groups_of_two(baseline, scale, expected):
+    got = compute_advantages(torch.tensor(TWO_GROUPS), 2, baseline=baseline, scale=scale, eps=0.0)
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_one_success_in_eight_has_the_unbiased_deviation():
+    # mean 1/8; variance (49/64 + 7/64) / 7 = 1/8, so 7/8 / sqrt(1/8) = 2.4749; the population's 2.6458
+    got = compute_advantages(torch.tensor([1.0] + [0.0] * 7), 8, eps=0.0)
+    assert got[0].item() == pytest.approx(7 / 8 / math.sqrt(1 / 8), rel=1e-6)
+    assert got[1].item() == pytest.approx(-1 / 8 / math.sqrt(1 / 8), rel=1e-6)
+
+
+def test_eps_is_added_to_the_deviation():
+    got = compute_advantages(torch.tensor(TWO_GROUPS), 2, eps=1.0)
+    assert got[0].item() == pytest.approx(0.5 / (1 / S2 + 1), rel=1e-6)
+
+
+# Ungraded: 1 ? 0 ? | 1 ? ? ? | ? ? ? ?. Graded group means 1/2, 1, none; batch mean 2/3.
+UNGRADED = [1.0, NAN, 0.0, NAN, 1.0, NAN, NAN, NAN, NAN, NAN, NAN, NAN]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "scale", "expected"),
+    [
+        ("group_mean", "none", [0.5, 0, -0.5, 0, 0, 0, 0, 0]),
+        ("group_mean", "group", [0.5 * S2, 0, -0.5 * S2, 0, 0, 0, 0, 0]),
+        ("leave_one_out", "none", [1, 0, -1, 0, 0, 0, 0, 0]),  # one graded alone: no others, so 0
+        ("batch_mean", "none", [1 / 3, 0, -2 / 3, 0, 1 / 3, 0, 0, 0]),
+        ("none", "none", [1, 0, 0, 0, 1, 0, 0, 0]),
+    ],
+)
+def test_ungraded_completions_have_no_advantage_and_no_say(baseline, scale, expected):
+    got = compute_advantages(torch.tensor(UNGRADED), 4, baseline=baseline, scale=scale, eps=0.0)
+    torch.testing.assert_close(got, torch.tensor([*expected, 0, 0, 0, 0], dtype=torch.float32))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
+@given(reward=st.floats(-10, 10, width=32), size=st.integers(2, 17))
+@settings(max_examples=50, deadline=None)
+def test_equal_rewards_have_no_advantage(baseline, scale, reward, size):
+    rewards = torch.tensor([reward] * size + [0.3] * (size - 1) + [0.7])
+    got = compute_advantages(rewards, size, baseline=baseline, scale=scale, eps=1e-6)
+    assert (got[:size] == 0).all()
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_equal_rewards_under_group_scale_have_no_advantage_whatever_the_baseline(baseline):
+    got = compute_advantages(torch.full((6,), 0.1), 3, baseline=baseline, scale="group", eps=1e-6)
+    assert (got == 0).all()
+
+
+rewards_of_two_groups = st.lists(st.floats(-3, 3, width=32), min_size=8, max_size=8).map(torch.tensor)
+
+
+@given(rewards_of_two_groups)
+@settings(deadline=None)
+def test_a_group_baseline_sums_to_zero(rewards):
+    for scale in SCALES:
+        got = compute_advantages(rewards.double(), 4, scale=scale, eps=1e-2)
+        assert got.view(2, 4).sum(1).abs().max() < 1e-6
+
+
+@given(rewards_of_two_groups)
+@settings(deadline=None)
+def test_no_baseline_and_no_scale_leave_the_reward(rewards):
+    assert torch.equal(compute_advantages(rewards, 4, baseline="none", scale="none"), rewards)
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+@given(rewards=rewards_of_two_groups)
+@settings(deadline=None)
+def test_scaled_times_deviation_is_unscaled(baseline, rewards):
+    rewards = rewards.double()
+    std = rewards.view(2, 4).std(1).repeat_interleave(4)
+    scaled = compute_advantages(rewards, 4, baseline=baseline, scale="group", eps=0.1)
+    plain = compute_advantages(rewards, 4, baseline=baseline, scale="none")
+    varied = rewards.view(2, 4).amax(1) > rewards.view(2, 4).amin(1)
+    varied = varied.repeat_interleave(4)
+    torch.testing.assert_close((scaled * (std + 0.1))[varied], plain[varied])
+
+
+@given(rewards_of_two_groups)
+@settings(deadline=None)
+def test_leave_one_out_is_the_group_mean_stretched(rewards):
+    rewards = rewards.double()
+    others = compute_advantages(rewards, 4, baseline="leave_one_out", scale="none")
+    mean = compute_advantages(rewards, 4, baseline="group_mean", scale="none")
+    torch.testing.assert_close(others, mean * 4 / 3)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@given(rewards=rewards_of_two_groups)
+@settings(deadline=None)
+def test_equals_trl_to_the_bit_where_no_group_is_constant(scale, rewards):
+    from trl.trainer.utils import nanstd
+
+    groups = rewards.view(2, 4)
+    if (groups.amax(1) == groups.amin(1)).any():
+        return
+    std = {
+        "group": nanstd(groups, dim=1).repeat_interleave(4),
+        "batch": nanstd(rewards),
+        "none": torch.tensor(1 - 1e-4),
+    }[scale]
+    theirs = rewards - torch.nanmean(groups, dim=1).repeat_interleave(4)
+    theirs = theirs if scale == "none" else theirs / (std + 1e-4)
+    assert torch.equal(compute_advantages(rewards, 4, scale=scale), theirs)
+
+
+def test_rows_that_are_no_whole_groups_are_refused():
+    with pytest.raises(ValueError, match="5 rewards are not whole groups of 4"):
+        compute_advantages(torch.zeros(5), 4)
+
+
+@pytest.mark.parametrize("wrong", [{"baseline": "mean"}, {"scale": "std"}])
+def test_unknown_choices_are_refused_by_name(wrong):
+    with pytest.raises(ValueError, match="allowed"):
+        compute_advantages(torch.zeros(4), 4, **wrong)

@@ -1,0 +1,107 @@
+"""`AblationConfig` on its own: derived values, and what it refuses."""
+
+import pytest
+
+from trl_ablate import AblationConfig, ConfigurationError
+from trl_ablate.config import LengthNorm, Surrogate, TaskArguments, choices
+
+
+def config(**settings) -> AblationConfig:
+    return AblationConfig(output_dir="unused", use_cpu=True, bf16=False, **settings)
+
+
+def test_the_defaults_are_stock_trl():
+    from trl import GRPOConfig
+
+    stock = GRPOConfig(output_dir="unused", use_cpu=True, bf16=False).to_dict()
+    ours = config().to_dict()
+    assert {key: ours[key] for key in stock} == stock
+    assert (ours["baseline"], ours["advantage_eps"]) == ("group_mean", 1e-4)
+    assert ours["surrogate"] is None and ours["length_norm"] is None
+
+
+@pytest.mark.parametrize(
+    ("length_norm", "loss_type"),
+    [("mean", "grpo"), ("constant", "dr_grpo"), ("microbatch", "dr_grpo"), ("token", "dapo")],
+)
+def test_a_length_norm_chooses_the_loss_type_it_rides_on(length_norm, loss_type):
+    assert config(length_norm=length_norm).loss_type == loss_type
+    assert config(length_norm=length_norm, loss_type=loss_type).loss_type == loss_type
+    with pytest.raises(ConfigurationError, match="remove one of the two"):
+        config(length_norm=length_norm, loss_type="bnpo")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "train_batch", "steps", "on_policy"),
+    [
+        (1, 256, 1, True),
+        (1, 128, 2, False),
+        (2, 256, 2, False),
+        (2, 128, 4, False),
+        (4, 256, 4, False),
+        (4, 64, 16, False),
+        (1, 512, 1, True),
+    ],
+)
+def test_optimizer_steps_per_rollout(epochs, train_batch, steps, on_policy):
+    got = config(
+        generation_batch_size=256,
+        num_iterations=epochs,
+        optimizer_batch_size=train_batch,
+        per_device_train_batch_size=16,
+        grpo_steps=10,
+    )
+    assert got.gradient_accumulation_steps == train_batch // 16
+    assert got.optimizer_steps_per_rollout == steps
+    assert got.max_steps == 10 * steps
+    assert got.on_policy is on_policy
+
+
+def test_max_steps_wins_over_grpo_steps():
+    assert config(max_steps=3, grpo_steps=50).max_steps == 3
+
+
+def test_accumulation_counts_processes(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigurationError, match="not a multiple of the 32 completions"):
+        config(optimizer_batch_size=48, per_device_train_batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"baseline": "mean"}, "baseline is 'mean'; allowed: group_mean, none"),
+        ({"scale_rewards": "std"}, "allowed: group, batch, none"),
+        ({"surrogate": "ppo"}, "allowed: clip, no_clip, reinforce, None"),
+        ({"baseline": "leave_one_out", "num_generations": 1}, "num_generations is 1"),
+        ({"advantage_eps": -1e-6}, "it has to be 0 or more"),
+        ({"length_norm_constant": 0.0, "length_norm": "constant"}, "make it positive"),
+        ({"surrogate": "no_clip", "delta": 2.0}, "delta 2.0 caps it"),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum", "baseline": "none"},
+            "needs 'sum_then_normalize'",
+        ),
+        ({"use_vllm": True, "top_k": 5}, "top_k 5 cuts the sampling distribution"),
+        ({"use_vllm": True, "min_p": 0.1}, "min_p 0.1 cuts the sampling distribution"),
+    ],
+)
+def test_contradictions_name_the_value_and_the_change(settings, said):
+    with pytest.raises(ConfigurationError) as caught:
+        config(**settings)
+    assert said in str(caught.value)
+
+
+def test_booleans_for_scale_rewards_mean_what_they_mean_in_trl():
+    assert config(scale_rewards=True).scale_rewards == "group"
+    assert config(scale_rewards=False).scale_rewards == "none"
+
+
+def test_choices_of_types():
+    assert choices(LengthNorm) == ("mean", "constant", "microbatch", "token")
+    assert choices(Surrogate | None) == ("clip", "no_clip", "reinforce", None)
+    assert choices(list[str] | None) == choices(float) == choices(None) == ()
+
+
+def test_a_learning_rate_scale_of_zero_is_refused():
+    with pytest.raises(ConfigurationError, match="has to be positive"):
+        TaskArguments(learning_rate_scale=0.0)

@@ -1,0 +1,124 @@
+"""Denominators and ratio statistics against numbers computed by hand."""
+
+import math
+
+import pytest
+import torch
+
+from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means, ratio_stats, ratio_sums
+
+MASK = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("length_norm", "keywords", "expected"),
+    [
+        ("mean", {}, [3 * 4, 3 * 7, 3 * 1]),  # an empty response counts as one token
+        ("microbatch", {}, 3 * 7),
+        ("constant", {"constant": 10}, 3 * 10),
+        ("token", {}, 11),
+        ("token", {"num_items": 40}, 40),
+    ],
+)
+def test_denominators(length_norm, keywords, expected):
+    got = loss_denominator(MASK, length_norm, **keywords)
+    assert got.tolist() == expected
+
+
+def test_the_gradients_of_the_textbook_example():
+    # two responses of 4 and 7 tokens, advantage 2, ratio 1: the two ways to average, per token
+    ratio = torch.ones(2, 7, requires_grad=True)
+    mask = MASK[:2]
+    for length_norm, keywords, short, long in [
+        ("mean", {}, 2 / 2 / 4, 2 / 2 / 7),
+        ("constant", {"constant": 7}, 2 / 2 / 7, 2 / 2 / 7),
+    ]:
+        ratio.grad = None
+        per_row = (2 * ratio * mask).sum(1) / loss_denominator(mask, length_norm, **keywords)
+        per_row.sum().backward()
+        assert ratio.grad is not None
+        torch.testing.assert_close(ratio.grad[0, 0].item(), short)
+        torch.testing.assert_close(ratio.grad[1, 6].item(), long)
+        assert ratio.grad[0, 4:].eq(0).all()
+
+
+def test_constant_and_token_are_additive_over_microbatches_and_microbatch_is_not():
+    loss = torch.rand(4, 6)
+    mask = torch.tensor([[1] * n + [0] * (6 - n) for n in (1, 3, 6, 2)])
+
+    def total(rows, length_norm, **keywords):
+        part = (loss[rows] * mask[rows]).sum(1) / loss_denominator(mask[rows], length_norm, **keywords)
+        return part.sum()
+
+    halves = [slice(0, 2), slice(2, 4)]
+    for length_norm, keywords, additive in [
+        ("mean", {}, True),
+        ("constant", {"constant": 6}, True),
+        ("token", {"num_items": 12}, None),
+        ("microbatch", {}, False),
+    ]:
+        whole = total(slice(0, 4), length_norm, **keywords)
+        parts = sum(total(half, length_norm, **keywords) for half in halves)
+        parts = parts if additive is None else parts / 2
+        assert torch.isclose(whole, parts) == (additive is not False)
+
+
+def test_ratio_statistics_by_hand():
+    # ratios 1.5 0.5 | 1.5 0.5 | 1.5 0.5 with A = 1, -1, 0 and range [0.8, 1.2]:
+    # clipped are 1.5 under A > 0 and 0.5 under A < 0, that is 2 of 6 tokens; the mean ratio is 1
+    logps = torch.log(torch.tensor([[1.5, 0.5]] * 3))
+    stats = ratio_stats(
+        logps, torch.zeros(3, 2), torch.tensor([1.0, -1.0, 0.0]), torch.ones(3, 2), 0.2, 0.2
+    )
+    assert stats["mean_ratio"] == pytest.approx(1.0)
+    assert stats["clip_fraction"] == pytest.approx(2 / 6)
+
+
+def test_clipping_counts_exactly_where_it_changes_the_objective():
+    generator = torch.Generator().manual_seed(0)
+    logps, old = torch.randn(2, 16, 9, generator=generator)
+    advantages = torch.randn(16, generator=generator)
+    mask = (torch.rand(16, 9, generator=generator) > 0.3).int()
+    ratio = torch.exp(logps - old)
+    plain = ratio * advantages[:, None]
+    changed = torch.min(plain, ratio.clamp(0.7, 1.4) * advantages[:, None]) != plain
+    stats = ratio_stats(logps, old, advantages, mask, 0.3, 0.4)
+    assert stats["clip_fraction"] == pytest.approx(((changed * mask).sum() / mask.sum()).item())
+    assert stats["mean_ratio"] == pytest.approx(((ratio * mask).sum() / mask.sum()).item(), rel=1e-5)
+
+
+def test_what_stands_in_the_padding_takes_no_part():
+    logps = torch.tensor([[0.1, math.nan, math.inf]])
+    stats = ratio_stats(
+        logps, torch.zeros(1, 3), torch.ones(1), torch.tensor([[1, 0, 0]]), 0.2, 0.2
+    )
+    assert stats["mean_ratio"] == pytest.approx(math.exp(0.1))
+    assert stats["clip_fraction"] == 0.0
+
+
+def test_no_tokens_at_all():
+    nothing = ratio_stats(
+        torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2), torch.zeros(2, 3), 0.2, 0.2
+    )
+    assert nothing == {"mean_ratio": 1.0, "clip_fraction": 0.0}
+
+
+def test_sums_add_up_over_microbatches():
+    generator = torch.Generator().manual_seed(1)
+    logps, old = torch.randn(2, 6, 5, generator=generator)
+    advantages, mask = torch.randn(6, generator=generator), torch.ones(6, 5)
+    whole = ratio_sums(logps, old, advantages, mask, 0.2, 0.2)
+    parts = sum(
+        ratio_sums(logps[rows], old[rows], advantages[rows], mask[rows], 0.2, 0.2)
+        for rows in (slice(0, 1), slice(1, 6))
+    )
+    assert ratio_means(whole) == pytest.approx(ratio_means(torch.as_tensor(parts)))
+
+
+def test_no_clip_never_clips():
+    logps = torch.tensor([[30.0, -30.0]])
+    for advantage in (1.0, -1.0):
+        stats = ratio_stats(
+            logps, torch.zeros(1, 2), torch.tensor([advantage]), torch.ones(1, 2), NO_CLIP, NO_CLIP
+        )
+        assert stats["clip_fraction"] == 0.0

@@ -1,0 +1,261 @@
+"""Recipes: layers, strictness, and what each shipped one resolves to."""
+
+from pathlib import Path
+
+import pytest
+
+from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.recipe import LOADER_KEYS, SHIPPED, known_fields, suitable_profile
+from trl_ablate.strict import read_mapping
+
+ARMS = sorted(SHIPPED.glob("*.yaml"))
+PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))
+
+
+@pytest.fixture
+def write(tmp_path):
+    """`write(name, text)` puts a recipe beside a small base and a miniature-like profile."""
+    (tmp_path / "base.yaml").write_text("learning_rate: 1e-5\nuse_cpu: true\nbf16: false\n")
+
+    def write(name: str, text: str | bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda path: path.stem)
+def test_every_recipe_resolves_and_changes_what_it_declares(arm, profile):
+    resolved = load_recipe(arm, profile=profile)
+    declared = {key for key in read_mapping(arm, "recipe") if key not in LOADER_KEYS}
+    reference = load_recipe(SHIPPED / "grpo.yaml", profile=profile)
+    if arm.stem == "grpo":
+        assert resolved.changes == {}
+        return
+    assert set(resolved.changes) == declared
+    derived = {
+        "arm", "output_dir", "run_name", "loss_type", "stop", "max_steps", "loss_type",
+        "gradient_accumulation_steps", "logging_dir", "reward_weights", "lr_scheduler_kwargs",
+    }  # fmt: skip
+    ours, theirs = resolved.to_dict(), reference.to_dict()
+    for group in ("config", "task", "model"):
+        differing = {key for key in ours[group] if ours[group][key] != theirs[group].get(key)}
+        assert differing <= declared | derived
+
+
+@pytest.mark.parametrize("arm", [arm for arm in ARMS if arm.stem != "grpo"], ids=lambda path: path.stem)
+def test_no_recipe_repeats_its_base(arm):
+    for key, (before, after) in load_recipe(arm, profile="miniature").changes.items():
+        assert before != after, f"{key} is what the base has already"
+
+
+def test_order_is_base_profile_recipe_command_line(write):
+    write("base.yaml", "learning_rate: 1.0\nepsilon: 1.0\nbeta: 1.0\nadvantage_eps: 1.0\n")
+    profile = write("here.yaml", "use_cpu: true\nbf16: false\nepsilon: 2.0\nbeta: 2.0\nadvantage_eps: 2")
+    recipe = write("arm.yaml", "extends: base.yaml\nbeta: 3.0\nadvantage_eps: 3.0\n")
+    config = load_recipe(recipe, str(profile), ["--advantage_eps", "4"]).config
+    assert (config.learning_rate, config.epsilon, config.beta, config.advantage_eps) == (1, 2, 3, 4)
+
+
+def test_changes_are_against_the_base(write):
+    recipe = write("arm.yaml", "extends: base.yaml\nlearning_rate: 2e-5\nbeta: 0.1\n")
+    changes = load_recipe(recipe, "miniature", ["--epsilon=0.3"]).changes
+    assert changes == {"learning_rate": (1e-5, 2e-5), "beta": (None, 0.1)}
+
+
+def test_learning_rate_is_scaled_and_both_are_shown(write):
+    recipe = write("arm.yaml", "extends: base.yaml\nlearning_rate_scale: 4.0\n")
+    resolved = load_recipe(recipe, "miniature")
+    assert resolved.config.learning_rate == pytest.approx(4e-5)
+    assert resolved.task.learning_rate_scale == 4.0
+
+
+def test_a_recipe_may_name_its_profile_and_the_caller_has_the_last_word():
+    assert load_recipe(SHIPPED / "quickstart.yaml").profile == "miniature"
+    assert load_recipe(SHIPPED / "quickstart.yaml", profile="h100").profile == "h100"
+    assert load_recipe(SHIPPED / "grpo.yaml", overrides=["--profile", "h100"]).profile == "h100"
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "expected"), [(None, "miniature"), (24, "rtx4090"), (40, "h100"), (80, "h100")]
+)
+def test_auto_picks_by_gpu_memory(monkeypatch, gigabytes, expected):
+    import torch
+
+    class Card:
+        total_memory = (gigabytes or 0) * 2**30
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gigabytes is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Card)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a card")
+    name, reason = suitable_profile()
+    assert name == expected
+    assert reason
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["--learning_rate", "2e-5"], "learning_rate", 2e-5),
+        (["--learning_rate=2e-5"], "learning_rate", 2e-5),
+        (["learning_rate=2e-5"], "learning_rate", 2e-5),
+        (["--num_iterations", "3", "--beta", "0.5"], "num_iterations", 3),
+        (["--log_completions"], "log_completions", True),
+        (["--log_completions", "false"], "log_completions", False),
+        (["--run_name", "123"], "run_name", "123"),
+        (["--stop", "</answer>"], "stop", ["</answer>"]),
+        (["--stop", "a", "b"], "stop", ["a", "b"]),
+        (["--stop", "1", "2"], "stop", ["1", "2"]),
+        (["--stop", "[a, b]"], "stop", ["a", "b"]),
+        (["--reward_weights", "1", "2.5"], "reward_weights", [1.0, 2.5]),
+        (["--surrogate", "null"], "surrogate", None),
+        (["--generation_kwargs", "{top_k: 3}"], "generation_kwargs", {"top_k": 3}),
+    ],
+)
+def test_command_line(words, key, value):
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", words)
+    got = resolved.settings[key]
+    scale = resolved.task.learning_rate_scale if key == "learning_rate" else 1.0
+    if key == "generation_kwargs":
+        assert got.items() >= value.items()
+    else:
+        assert got == (value * scale if scale != 1.0 else value)
+
+
+BAD_FILES = {
+    "duplicate key": ("beta: 0.1\nepsilon: 0.2\nbeta: 0.3", "'beta' stands twice (again in line 3)"),
+    "missing base": ("extends: grop.yaml", "does not exist"),
+    "itself": ("extends: arm.yaml", "extends itself"),
+    "empty": ("", "is empty"),
+    "only comments": ("# nothing\n", "is empty"),
+    "not YAML": ("a: [1, 2", "is not valid YAML"),
+    "a list": ("- a\n- b", "holds a list"),
+    "a word": ("hello", "holds a str"),
+    "alias": ("run_name: &x a\nproject: *x", "aliases"),
+    "a number as key": ("1: 2", "the key 1 is not text"),
+    "tag": ("run_name: !!python/object:os.system x", "is not valid YAML"),
+    "not UTF-8": (b"run_name: \xff\xfe", "not UTF-8"),
+    "huge": ("run_name: " + "x" * 300_000, "more than 200000"),
+    "deep": ("stop: " + "[" * 5000, "nested too deeply"),
+}
+
+BAD_SETTINGS = {
+    "unknown key": ("lerning_rate: 1e-5", "unknown key 'lerning_rate'; did you mean 'learning_rate'"),
+    "float for int": ("num_iterations: 2.7", "num_iterations is 2.7; it takes a whole number"),
+    "text for float": ("beta: much", "beta is the text 'much'; it takes a number"),
+    "list for float": ("beta: [0.1]", "beta is the list [0.1]; it takes a number"),
+    "number for text": ("run_name: 12", "run_name is 12; it takes text"),
+    "boolean for text": ("scale_rewards: false", "the boolean false; it takes one of group, batch, none"),
+    "boolean for int": ("num_iterations: true", "the boolean true; it takes a whole number"),
+    "off is no boolean": ("log_completions: off", "'off'; it takes true or false"),
+    "wrong choice": ("baseline: mean", "one of group_mean, none, leave_one_out, batch_mean"),
+    "wrong enum": ("optim: sdg", "it takes one of"),
+    "not finite": ("beta: .inf", "beta is inf; it has to be a finite number"),
+    "conflict": ("length_norm: mean\nloss_type: dapo", "built on loss_type 'grpo'"),
+    "leave one out alone": (
+        "baseline: leave_one_out\nnum_generations: 1",
+        "num_generations is 1",
+    ),
+    "min over max": ("min_tokens: 99\nmax_completion_length: 12", "min_tokens 99 is more than"),
+    "uneven batch": ("optimizer_batch_size: 100", "optimizer_batch_size 100 is not a multiple"),
+    "uneven rollout": ("generation_batch_size: 100", "must be divisible"),
+    "seed for each request": ("generation_kwargs: {seed: 1}", "remove it and use --seed"),
+    "truncated sampling": ("use_vllm: true\ntop_p: 0.9", "top_p 0.9 cuts the sampling distribution"),
+    "clip cap without clip": ("surrogate: no_clip\ndelta: 4.0", "delta 4.0 caps it"),
+    "surrogate of another loss": ("loss_type: sapo\nsurrogate: clip", "brings its own objective"),
+}
+
+
+@pytest.mark.parametrize("case", [*BAD_FILES, *BAD_SETTINGS])
+def test_bad_recipes_end_in_one_sentence(write, case):
+    if case in BAD_FILES:
+        text, said = BAD_FILES[case]
+    else:
+        settings, said = BAD_SETTINGS[case]
+        text = f"extends: base.yaml\n{settings}"
+    with pytest.raises(ConfigurationError) as caught:
+        load_recipe(write("arm.yaml", text), "miniature")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_circular_extends(write):
+    write("one.yaml", "extends: two.yaml\nbeta: 0.1")
+    with pytest.raises(ConfigurationError, match="a circle"):
+        load_recipe(write("two.yaml", "extends: one.yaml\nbeta: 0.2"), "miniature")
+
+
+def test_a_base_that_extends_is_one_level_too_deep(write):
+    write("middle.yaml", "extends: base.yaml\nbeta: 0.1")
+    with pytest.raises(ConfigurationError, match="more than one level deep"):
+        load_recipe(write("arm.yaml", "extends: middle.yaml\nbeta: 0.2"), "miniature")
+
+
+def test_missing_file_and_directory(tmp_path):
+    with pytest.raises(ConfigurationError, match="did you mean 'std_dev_off.yaml'"):
+        load_recipe(SHIPPED / "std_dev_of.yaml")
+    with pytest.raises(ConfigurationError, match="is a directory"):
+        load_recipe(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "knob"),
+    [
+        ([], "epsilon"),
+        (["--advantage_eps", "0.1", "--scale_rewards", "none"], "advantage_eps"),
+        (["--scale_rewards", "batch", "--generation_batch_size", "64", "--num_generations", "64",
+          "--optimizer_batch_size", "64"], "scale_rewards"),
+        (["--use_bias_correction_kl", "false"], "use_bias_correction_kl"),
+        (["--length_norm_constant", "12"], "length_norm_constant"),
+        (["--lora_r", "8"], "lora_r"),
+        (["--entropy_target", "1.0"], "entropy_target"),
+        (["--eval_strategy", "no"], "eval_steps"),
+        (["--vllm_mode", "server"], "vllm_mode"),
+    ],
+)  # fmt: skip
+def test_inert_knobs_are_named(words, knob):
+    assert knob in load_recipe(SHIPPED / "grpo.yaml", "miniature", words).inert
+
+
+@pytest.mark.parametrize(
+    ("words", "knob"),
+    [
+        (["--optimizer_batch_size", "64"], "epsilon"),
+        (["--advantage_eps", "0.1"], "advantage_eps"),
+        (["--scale_rewards", "batch"], "scale_rewards"),
+        (["--beta", "0.1", "--use_bias_correction_kl", "false"], "use_bias_correction_kl"),
+        (["--length_norm", "constant", "--length_norm_constant", "12"], "length_norm_constant"),
+        (["--use_peft", "true", "--lora_r", "8"], "lora_r"),
+    ],
+)
+def test_knobs_that_work_are_not_called_inert(words, knob):
+    assert knob not in load_recipe(SHIPPED / "grpo.yaml", "miniature", words).inert
+
+
+def test_overriding_half_a_template_warns_with_both_names():
+    half = load_recipe(SHIPPED / "grpo.yaml", "miniature", ["--stop", "END"])
+    assert "END" in half.warnings[0] and "</answer>" in half.warnings[0]
+    half = load_recipe(SHIPPED / "grpo.yaml", "miniature", ["--reward", "question_only"])
+    assert "question_only" in half.warnings[0] and "r1_zero" in half.warnings[0]
+    assert not load_recipe(SHIPPED / "grpo.yaml", "miniature").warnings
+
+
+def test_tokens_are_masked_in_what_is_written():
+    secret = "hf_" + "x" * 30
+    written = load_recipe(SHIPPED / "grpo.yaml", "miniature", ["--hub_token", secret]).to_dict()
+    assert secret not in str(written)
+
+
+def test_every_setting_has_help():
+    import dataclasses
+
+    from trl_ablate.config import AblationConfig, TaskArguments
+
+    for group in (AblationConfig, TaskArguments):
+        own = group.__annotations__
+        for field in dataclasses.fields(group):
+            if field.name in own and field.name != "args":
+                assert field.metadata["help"].endswith(".")
+    assert {"baseline", "template", "model_name_or_path"} <= set(known_fields())

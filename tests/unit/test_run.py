@@ -1,0 +1,88 @@
+"""The run directory: whole files, readable after any end, never mixed."""
+
+import json
+import math
+
+import pytest
+
+from trl_ablate import ConfigurationError
+from trl_ablate.run import RunDirectory, append_jsonl, read_jsonl, write_json
+
+
+def test_a_run_that_ends_well_says_so(tmp_path):
+    run = RunDirectory(tmp_path)
+    with run.recorded(arm="a"):
+        assert run.read()["status"] == "running"
+    assert run.read()["status"] == "finished"
+    assert run.read()["arm"] == "a"
+    assert run.read()["seconds"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (RuntimeError("the engine died"), "failed", "RuntimeError: the engine died"),
+        (SystemExit(3), "failed", "SystemExit: 3"),
+        (KeyboardInterrupt(), "stopped", "interrupted from the keyboard"),
+    ],
+)
+def test_a_run_that_ends_badly_says_why(tmp_path, error, status, reason):
+    run = RunDirectory(tmp_path)
+    with pytest.raises(type(error)), run.recorded():
+        raise error
+    assert run.read()["status"] == status
+    assert run.read()["reason"] == reason
+
+
+def test_an_existing_run_wants_a_decision(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.prepare()
+    with run.recorded():
+        run.append_metrics({"step": 1})
+    with pytest.raises(ConfigurationError, match="holds a run already .finished.*--overwrite.*--resume"):
+        run.prepare()
+    run.prepare(resume=True)
+    assert list(run.metrics()) == [{"step": 1}]
+    run.prepare(overwrite=True)
+    assert list(run.metrics()) == []
+
+
+def test_overwrite_removes_runs_and_nothing_else(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    RunDirectory(tmp_path).prepare(overwrite=True)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_file_in_the_way(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ConfigurationError, match="is a file"):
+        RunDirectory(tmp_path / "run").prepare()
+
+
+def test_what_json_cannot_say_is_null(tmp_path):
+    append_jsonl(tmp_path / "m.jsonl", {"loss": math.nan, "grad_norm": math.inf, "step": 1})
+    assert list(read_jsonl(tmp_path / "m.jsonl")) == [{"loss": None, "grad_norm": None, "step": 1}]
+
+
+def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path):
+    path = tmp_path / "m.jsonl"
+    append_jsonl(path, {"step": 1})
+    with path.open("a") as file:
+        file.write('{"step": 2, "rew')
+    assert list(read_jsonl(path)) == [{"step": 1}]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "run.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_reading_a_run_needs_no_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, trl_ablate.run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
