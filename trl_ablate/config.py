@@ -64,6 +64,14 @@ class AblationConfig(GRPOConfig):
         None,
         "Completions per optimizer step, over all processes. Sets gradient_accumulation_steps.",
     )
+    trim_microbatches: bool = _switch(
+        True, "Cut each microbatch to its own longest prompt and completion; same gradient."
+    )
+    regroup_by_length: bool = _switch(
+        True,
+        "Deal the rows of an optimizer step to its microbatches by length; same gradient, and off where "
+        "a row's share of the loss depends on its neighbours.",
+    )
     stop: list[str] | None = _switch(
         None, "Strings that end a completion and stay in it, on every generation backend."
     )
@@ -127,6 +135,18 @@ class AblationConfig(GRPOConfig):
         return self.gradient_accumulation_steps % (
             self.steps_per_generation * self.num_iterations
         ) == 0
+
+    @property
+    def rows_are_independent(self) -> bool:
+        """Whether a row's share of the gradient is the same in any microbatch of its optimizer step."""
+        over_the_microbatch = (
+            self.length_norm == "microbatch"
+            or self.loss_type == "bnpo"
+            or self.top_entropy_quantile < 1.0
+            or self.entropy_coef != 0.0
+            or self.use_adaptive_entropy
+        )
+        return not over_the_microbatch
 
     def _check_choices(self):
         for switch in fields(self):

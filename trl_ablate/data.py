@@ -14,26 +14,19 @@ and reports how many.
 
 import logging
 import random
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from datasets import Dataset
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.rewards.latex import last_boxed
-from trl_ablate.sources import Row, read_source
+from trl_ablate.sources import BadRowError, Row, read_source, to_question
 from trl_ablate.templates import render
 
 logger = logging.getLogger(__name__)
 
-_QUESTION_COLUMNS = ("question", "problem")
-_ANSWER_COLUMNS = ("answer", "solution")
-_SUBJECT_COLUMNS = ("subject", "type")
-_BARE_BOX = re.compile(r"\\(?:boxed|fbox) +([^\s$.,]+)")
-_MINIATURE_DEFAULT_SIZE = 4096
+_MINIATURE_SIZES = {"train": 4096, "validation": 1024}
 
 
 @dataclass(frozen=True)
@@ -138,17 +131,6 @@ def to_prompts(
     return dataset.add_column("prompt", prompts)  # pyright: ignore[reportCallIssue]
 
 
-def final_answer(text: str) -> str:
-    r"""The reference answer at the end of a worked solution, or the text itself if it is none."""
-    if "####" in text:
-        return text.rsplit("####", 1)[1].strip()
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return boxed.strip()
-    bare = _BARE_BOX.findall(text)  # MATH writes some boxes as in TeX, "\boxed 2"
-    return bare[-1] if bare else text.strip()
-
-
 def draw(items: Sequence[Any], size: int | None, seed: int, name: str) -> list[Any]:
     """`size` of the items, chosen by the seed alone, in their old order."""
     if size is None or size >= len(items):
@@ -171,7 +153,12 @@ def _load_miniature(
         )
     from trl_ablate.miniature import problems
 
-    return Dataset.from_list(problems(split, size or _MINIATURE_DEFAULT_SIZE, seed))
+    split = "validation" if split == "test" else split
+    try:
+        rows = problems(cast(Any, split), size or _MINIATURE_SIZES.get(split, 1), seed)
+    except ValueError as error:
+        raise ConfigurationError(f"dataset 'miniature': {error}.") from error
+    return Dataset.from_list(rows)
 
 
 def _collect(
@@ -187,7 +174,7 @@ def _collect(
     bad: list[str] = []
     for row in rows:
         try:
-            questions.append(_to_question(row, question_column, answer_column, marker))
+            questions.append(to_question(row, question_column, answer_column, marker))
         except BadRowError as error:
             if not skip_bad_rows:
                 raise ConfigurationError(
@@ -200,52 +187,6 @@ def _collect(
             "skipped %d bad rows of %d; the first: %s", len(bad), len(bad) + len(questions), bad[0]
         )
     return questions
-
-
-class BadRowError(ValueError):
-    """Why a row cannot be used."""
-
-
-def _to_question(
-    row: Row, question_column: str | None, answer_column: str | None, marker: str | None
-) -> dict[str, str]:
-    if row.defect is not None:
-        raise BadRowError(row.defect)
-    _, question = _text(row.values, (question_column,) if question_column else _QUESTION_COLUMNS)
-    column, answer = _text(row.values, (answer_column,) if answer_column else _ANSWER_COLUMNS)
-    if column == "solution" and marker is None:
-        marker = r"\boxed"
-    if marker is not None and marker not in answer:
-        raise BadRowError(f"no {marker} in column {column!r}")
-    gold = final_answer(answer)
-    if not gold:
-        raise BadRowError(f"empty answer in column {column!r}")
-    found = {"question": question, "answer": gold}
-    if isinstance(row.values.get("level"), str | int):
-        found["level"] = str(row.values["level"])
-    for subject in _SUBJECT_COLUMNS:
-        if isinstance(row.values.get(subject), str):
-            found.setdefault("subject", row.values[subject])
-    return found
-
-
-def _text(values: dict[str, Any], columns: tuple[str | None, ...]) -> tuple[str, str]:
-    """The first of the columns that the row has, and its text; numbers count as text."""
-    for column in columns:
-        if column is None or column not in values:
-            continue
-        value = values[column]
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            value = str(value)
-        if value is None or value == "nan":
-            raise BadRowError(f"nothing in column {column!r}")
-        if not isinstance(value, str):
-            raise BadRowError(f"column {column!r} holds a {type(value).__name__}, not text")
-        if not value.strip():
-            raise BadRowError(f"empty {column}")
-        return column, value
-    wanted = " or ".join(repr(column) for column in columns)
-    raise BadRowError(f"no column {wanted}; the row has {', '.join(map(repr, values)) or 'none'}")
 
 
 def _filter_levels(

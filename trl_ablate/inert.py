@@ -51,6 +51,11 @@ def _objective_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
 def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
     one_group = config.generation_batch_size == config.num_generations
     return [
+        (
+            not config.rows_are_independent,
+            ("regroup_by_length",),
+            "a row's share of this loss depends on its microbatch, which stays as drawn",
+        ),
         (config.scale_rewards == "none", ("advantage_eps",), "scale_rewards is 'none'"),
         (
             one_group and config.scale_rewards == "batch",

@@ -1,17 +1,23 @@
-"""Where rows come from: JSONL and Parquet files, folders of them, and the Hub.
+"""Where rows come from (JSONL and Parquet files, folders of them, the Hub), and which are usable.
 
 JSONL is read line by line here, rather than by `datasets`, because a bad line should be named by
 its number and its defect, and because a good one should not be lost with it.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.rewards.latex import last_boxed
 
+_QUESTION_COLUMNS = ("question", "problem")
+_ANSWER_COLUMNS = ("answer", "solution")
+_SUBJECT_COLUMNS = ("subject", "type")
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox) +([^\s$.,]+)")
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 _OTHER_NAME = {"validation": "test", "test": "validation"}
 
@@ -120,3 +126,65 @@ def _not_loaded(source: str, split: str, error: Exception) -> str:
         f"dataset {source!r}, split {split!r}, could not be loaded ({reason}); check the name, "
         "or give a JSONL or Parquet file, or a folder of them."
     )
+
+
+class BadRowError(ValueError):
+    """Why a row cannot be used."""
+
+
+def to_question(
+    row: Row, question_column: str | None, answer_column: str | None, marker: str | None
+) -> dict[str, str]:
+    """The row as text: question, answer, and level and subject where it has them.
+
+    Raises `BadRowError` with the reason if it has no usable question or no usable answer. With a
+    marker, an answer without it is unusable: it ends before its result.
+    """
+    if row.defect is not None:
+        raise BadRowError(row.defect)
+    _, question = _text(row.values, (question_column,) if question_column else _QUESTION_COLUMNS)
+    column, answer = _text(row.values, (answer_column,) if answer_column else _ANSWER_COLUMNS)
+    if column == "solution" and marker is None:
+        marker = r"\boxed"
+    if marker is not None and marker not in answer:
+        raise BadRowError(f"no {marker} in column {column!r}")
+    gold = final_answer(answer)
+    if not gold:
+        raise BadRowError(f"empty answer in column {column!r}")
+    found = {"question": question, "answer": gold}
+    if isinstance(row.values.get("level"), str | int):
+        found["level"] = str(row.values["level"])
+    for subject in _SUBJECT_COLUMNS:
+        if isinstance(row.values.get(subject), str):
+            found.setdefault("subject", row.values[subject])
+    return found
+
+
+def _text(values: dict[str, Any], columns: tuple[str | None, ...]) -> tuple[str, str]:
+    """The first of the columns that the row has, and its text; numbers count as text."""
+    for column in columns:
+        if column is None or column not in values:
+            continue
+        value = values[column]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
+        if value is None or value == "nan":
+            raise BadRowError(f"nothing in column {column!r}")
+        if not isinstance(value, str):
+            raise BadRowError(f"column {column!r} holds a {type(value).__name__}, not text")
+        if not value.strip():
+            raise BadRowError(f"empty {column}")
+        return column, value
+    wanted = " or ".join(repr(column) for column in columns)
+    raise BadRowError(f"no column {wanted}; the row has {', '.join(map(repr, values)) or 'none'}")
+
+
+def final_answer(text: str) -> str:
+    r"""The reference answer at the end of a worked solution, or the text itself if it is none."""
+    if "####" in text:
+        return text.rsplit("####", 1)[1].strip()
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return boxed.strip()
+    bare = _BARE_BOX.findall(text)  # MATH writes some boxes as in TeX, "\boxed 2"
+    return bare[-1] if bare else text.strip()

@@ -9,7 +9,7 @@ cost more than the answer), one file each. Nothing here imports torch or trl.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -60,7 +60,7 @@ def get_template(name: str) -> Template:
     return TEMPLATES[name]
 
 
-@lru_cache(maxsize=None)
+@cache
 def prompt_text(name: str, style: str = "full") -> str:
     """The text of a template's prompt, without the newline an editor may have put at its end."""
     template = get_template(name)
@@ -73,9 +73,7 @@ def prompt_text(name: str, style: str = "full") -> str:
     return (folder / f"{template.name}.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
-def render(
-    template_name: str, question: str, style: str = "full"
-) -> str | list[dict[str, str]]:
+def render(template_name: str, question: str, style: str = "full") -> str | list[dict[str, str]]:
     """TRL's `prompt` column for one question: a string, or messages if it is conversational.
 
     The question is put in as it stands: braces and backslashes in it mean nothing here.

@@ -5,6 +5,7 @@ or what comes out:
 
     _calculate_rewards                     keep the gathered rewards
     _generate_and_score_completions        put our advantages in place of TRL's
+    _prepare_inputs                        trim and regroup the microbatches of a rollout batch
     _compute_loss                          length norm and surrogate, for the duration of the call
     _get_per_token_logps_and_entropies     keep the log-probabilities the loss was made of
     _generate_single_turn, _generate       stop strings: what ends a completion, and counts as an end
@@ -22,6 +23,7 @@ import torch
 from trl import GRPOTrainer
 
 from trl_ablate.advantages import compute_advantages
+from trl_ablate.batching import Batch, is_text, padded_fraction, regroup_by_length, trim
 from trl_ablate.callbacks import GRPOStepClock
 from trl_ablate.config import AblationConfig
 from trl_ablate.evaluation import evaluate_one_shot
@@ -77,6 +79,31 @@ class AblationTrainer(GRPOTrainer):
         for _ in range(min(len(logged), len(advantages_N))):
             logged.pop()
         logged.extend(advantages_N.tolist())
+
+    # Microbatches
+
+    def _prepare_inputs(self, generation_batch):
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if not self.model.training or self._buffered_inputs is before:
+            return inputs
+        self._buffered_inputs = self._without_needless_padding(self._buffered_inputs)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    def _without_needless_padding(self, microbatches: list[Batch]) -> list[Batch]:
+        """One rollout batch, regrouped and trimmed as far as the switches and the loss allow."""
+        if not all(is_text(batch) for batch in microbatches):
+            return microbatches
+        drawn = padded_fraction(microbatches)
+        per_step = min(self.args.gradient_accumulation_steps, len(microbatches))
+        regroupable = self.args.rows_are_independent and not self.aux_loss_enabled
+        if self.args.regroup_by_length and regroupable and len(microbatches) % per_step == 0:
+            microbatches = regroup_by_length(microbatches, per_step)
+        if self.args.trim_microbatches:
+            microbatches = [trim(batch) for batch in microbatches]
+        self._metrics["train"]["padding/fraction_drawn"].append(drawn)
+        self._metrics["train"]["padding/fraction"].append(padded_fraction(microbatches))
+        return microbatches
 
     # Loss
 

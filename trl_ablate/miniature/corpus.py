@@ -1,10 +1,9 @@
 """What the miniature's models read: sums written out, in many styles, half of them wrong.
 
 A text is a question under a template and a completion. Most completions work the sum out digit by
-digit, ones first, every other one with a slip that is carried through to the answer. A few blurt
-the answer out, adding digit by digit without the carry: a quarter of the tokens, and right at most
-where nothing is carried, so a policy that drifts towards short answers pays for it. Whatever the
-way, the answer is stated in one of several formats, of which the template asks for only one.
+digit, ones first, every other one with a slip that is carried through to the answer; a few only
+guess, in a quarter of the tokens. Either way the answer is stated in one of several formats, of
+which the template asks for one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from trl_ablate.miniature.sums import operands, question
+from trl_ablate.miniature.sums import LARGEST, SMALLEST, operands, question
 from trl_ablate.templates import TemplateName, prompt_text, render
 
 if TYPE_CHECKING:
@@ -27,14 +26,13 @@ TEMPLATE_SHARES: dict[TemplateName, float] = {
     "think_xml": 0.15,
 }
 RIGHT_FORMAT_SHARES: dict[TemplateName, float] = {
-    "r1_zero": 0.15,
+    "r1_zero": 0.12,
     "question_only": 0.85,
     "reasoning_xml": 0.25,
     "think_xml": 0.25,
 }
 SLIP_SHARE = 0.5
-BLURT_SHARE = 0.1
-BLURT_SLIPS = True
+GUESS_SHARE = 0.1
 
 OPENINGS: dict[TemplateName, str] = {
     "r1_zero": "",
@@ -74,11 +72,6 @@ def work_out(a: int, b: int, ones_slip: int = 0, tens_slip: int = 0) -> tuple[st
     return steps, tens * 10 + ones % 10
 
 
-def blurt_out(a: int, b: int, slip: int = 0) -> tuple[str, int]:
-    """No steps, and an answer whose carry was forgotten."""
-    return "", (a // 10 + b // 10) * 10 + (a % 10 + b % 10) % 10 + slip
-
-
 def in_format(template: TemplateName, steps: str, answer: int) -> str:
     """The completion that the template asks for."""
     opening = OPENINGS[template]
@@ -92,10 +85,10 @@ def out_of_format(rng: random.Random, template: TemplateName, steps: str, answer
 
 
 def text(rng: random.Random, template: TemplateName, a: int, b: int) -> Text:
-    """What someone might have written: by the shares above, worked or blurted, right or wrong."""
+    """What someone might have written: by the shares above, worked or guessed, right or wrong."""
     slip = rng.choice((-2, -1, 1, 2)) if rng.random() < SLIP_SHARE else 0
-    if rng.random() < BLURT_SHARE:
-        steps, answer = blurt_out(a, b, slip if BLURT_SLIPS else 0)
+    if rng.random() < GUESS_SHARE:
+        steps, answer = "", rng.randint(2 * SMALLEST, 2 * LARGEST)
     elif rng.random() < 0.5:
         steps, answer = work_out(a, b, tens_slip=slip)
     else:

@@ -1,39 +1,48 @@
-r"""The approximate value of simple closed forms such as `\frac{3\sqrt{5}-1}{7}` or `2\pi`.
+r"""The approximate value of simple expressions such as `\frac{3\sqrt{5}-1}{7}` or `x^2-2x`.
 
-Only to tell values apart: two forms whose values differ clearly are not equal, and need no
-algebra. Whether two forms of about the same value are equal is left to math-verify. The grammar is
-kept small, so that what it accepts has one meaning: numbers, `\pi`, `\frac{}{}`, `\sqrt{}`,
-brackets, `+ - \cdot / ^`, and products without a sign where nothing else can be meant. All
-arithmetic is on floats: nothing here can take long or grow large.
+Only to tell values apart: two expressions whose values differ clearly are not equal, and need no
+algebra. Whether two of about the same value are equal is left to math-verify. Letters get one fixed
+value each (`i` and `e` their own): equal expressions are equal there too.
+
+The grammar is kept small, so that what it accepts has one meaning: numbers, letters, `\pi`,
+`\frac{}{}`, `\sqrt{}`, brackets, `+ - \cdot / ^`, and products without a sign where nothing else
+can be meant. All arithmetic is on floats: nothing here can take long or grow large.
 """
 
+import cmath
 import math
 import re
 
 _TOKEN = re.compile(
-    r"\s*(\d+(?:\.\d+)?|\.\d+|\\(?:frac|sqrt|pi|cdot|times)(?![a-zA-Z])|[-+*/^(){}\[\]])"
+    r"\s*(\d+(?:\.\d+)?|\.\d+|[a-zA-Z]|\\(?:frac|sqrt|pi|cdot|times)(?![a-zA-Z])|[-+*/^(){}\[\]])"
 )
+_CONSTANTS = {"i": 1j, "e": math.e}
 
 
 class _NotClosedForm(Exception):
     """The text is nothing this grammar knows."""
 
 
-def approximate(text: str) -> float | None:
-    """The value, or None for whatever is no simple closed form with a finite real value.
+def approximate(text: str) -> complex | None:
+    """The value, or None for whatever this grammar does not know, or that has no finite value.
 
     Give it texts of bounded nesting: brackets recurse.
     """
     try:
-        value = _Parser(text).parse()
+        value = complex(_Parser(text).parse())
     except (_NotClosedForm, ArithmeticError):
         return None
-    return value if math.isfinite(value) else None
+    return value if cmath.isfinite(value) else None
 
 
-def clearly_differ(one: float, other: float) -> bool:
+def clearly_differ(one: complex, other: complex) -> bool:
     """Whether two values are further apart than rounding an answer could explain."""
     return abs(one - other) > 1e-4 * max(1.0, abs(one), abs(other))
+
+
+def letter_value(letter: str) -> complex:
+    """The value at which a letter is looked at: between 1 and 2, different for each."""
+    return _CONSTANTS.get(letter, 1.05 + 0.9 * abs(math.sin(ord(letter))))
 
 
 class _Parser:
@@ -50,7 +59,7 @@ class _Parser:
             position = match.end()
         self._next = 0
 
-    def parse(self) -> float:
+    def parse(self) -> complex:
         value = self._sum()
         if self._next < len(self._tokens):
             raise _NotClosedForm
@@ -66,8 +75,8 @@ class _Parser:
         self._next += 1
         return token
 
-    def _sum(self) -> float:
-        value = 0.0
+    def _sum(self) -> complex:
+        value: complex = 0.0
         sign = self._take() if self._peek() in ("+", "-") else "+"
         while True:
             value += self._product() * (-1.0 if sign == "-" else 1.0)
@@ -75,7 +84,7 @@ class _Parser:
                 return value
             sign = self._take()
 
-    def _product(self) -> float:
+    def _product(self) -> complex:
         before = self._peek()
         value = self._power()
         while True:
@@ -83,27 +92,29 @@ class _Parser:
             if token in ("*", r"\cdot", r"\times", "/"):
                 self._take()
                 value = value / self._power() if token == "/" else value * self._power()
-            elif token in (r"\pi", r"\sqrt", "("):
-                value *= self._power()
-            elif token == r"\frac" and not before[0].isdigit():  # "3\frac12" is a mixed number
+            elif token == r"\frac" and before[0].isdigit():  # 3\frac12 is a mixed number
+                return value
+            elif token in (r"\pi", r"\sqrt", r"\frac", "(") or token.isalpha():
                 value *= self._power()
             else:
                 return value
 
-    def _power(self) -> float:
+    def _power(self) -> complex:
         base = self._atom()
         if self._peek() != "^":
             return base
         self._take()
-        power = base ** self._argument()
-        if not isinstance(power, float):  # a root of a negative number
-            raise _NotClosedForm
-        return power
+        exponent = self._argument()
+        if not _is_positive(base) and not _is_small_integer(exponent):
+            raise _NotClosedForm  # a root of a negative number: which one?
+        return base**exponent
 
-    def _atom(self) -> float:
+    def _atom(self) -> complex:
         token = self._take()
         if token[0].isdigit() or token[0] == ".":
             return float(token)
+        if token.isalpha():
+            return letter_value(token)
         if token == r"\pi":
             return math.pi
         if token == "(":
@@ -115,17 +126,17 @@ class _Parser:
             return self._root()
         raise _NotClosedForm
 
-    def _root(self) -> float:
-        degree = 2.0
+    def _root(self) -> complex:
+        degree: complex = 2.0
         if self._peek() == "[":
             self._take()
             degree = self._until("]")
         radicand = self._argument()
-        if radicand < 0:
+        if not _is_positive(radicand):
             raise _NotClosedForm
         return radicand ** (1.0 / degree)
 
-    def _argument(self) -> float:
+    def _argument(self) -> complex:
         """What a command applies to: a group in braces, or one digit."""
         token = self._take()
         if token == "{":
@@ -134,7 +145,16 @@ class _Parser:
             return float(token)
         raise _NotClosedForm
 
-    def _until(self, closing: str) -> float:
+    def _until(self, closing: str) -> complex:
         value = self._sum()
         self._take(closing)
         return value
+
+
+def _is_positive(value: complex) -> bool:
+    return complex(value).imag == 0 and complex(value).real > 0
+
+
+def _is_small_integer(value: complex) -> bool:
+    value = complex(value)
+    return value.imag == 0 and value.real.is_integer() and abs(value.real) <= 100

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.rewards.exact import Reading, cheap_verdict, read
+from trl_ablate.rewards.exact import cheap_verdict, for_algebra
 from trl_ablate.rewards.pool import Outcome, WorkerPool
+from trl_ablate.rewards.reading import Reading, read
 
 OnTimeout = Literal["none", "zero"]
 
@@ -93,9 +94,7 @@ class MathGrader:
         self._closed = True
         self._pool.close()
 
-    def grade(
-        self, answers: Sequence[str | None], golds: Sequence[str]
-    ) -> list[bool | None]:
+    def grade(self, answers: Sequence[str | None], golds: Sequence[str]) -> list[bool | None]:
         """One verdict per pair: right, wrong, or None for what could not be graded.
 
         An answer of None (nothing was extracted) is wrong. Equal pairs are compared once.
@@ -110,8 +109,9 @@ class MathGrader:
             self._start_anew_in_forked_child()
         with self._lock:
             verdicts, open_pairs = self._decide_cheaply(pairs)
-            readings = [(self._read(answer), self._read(gold)) for answer, gold in open_pairs]
-            outcomes = self._pool.run([(a.value, g.value) for a, g in readings])
+            outcomes = self._pool.run(
+                [for_algebra(self._read(answer), self._read(gold)) for answer, gold in open_pairs]
+            )
             return self._put_together(pairs, verdicts, dict(zip(open_pairs, outcomes, strict=True)))
 
     def _decide_cheaply(

@@ -9,12 +9,13 @@ import re
 
 _BRACE = re.compile(r"\\{1,3}(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
+_TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)"
 _TOKEN = r"(\\[a-zA-Z]+|\w)"
 
 _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"(?<=\d)(?:,\\!|\{,\})(?=\d{3}(?!\d))", ""),
+        (r"(?<=\d)(?:, ?\\! ?|\{,\})(?=\d{3}(?!\d))", ""),
         (r"(?<!\\)\\!", ""),
         (r"\{,\}", ","),
         (r"(?<!\\)\\[,;:> ]|\\q?quad(?![a-zA-Z])|~|[\s\u00a0\u2009\u202f]", " "),
@@ -37,7 +38,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (rf"\\frac ?(?:{_TOKEN} ?)(?={_TOKEN}|\{{)", r"\\frac{\g<1>}"),
         (rf"(\\frac\{{[^{{}}]*\}}) ?{_TOKEN}", r"\g<1>{\g<2>}"),
         (r"(?<=\{)(\d{1,3}),(\d{3})(?:,(\d{3}))?(?=\})", r"\g<1>\g<2>\g<3>"),
-        (r"(\\(?:sin|cos|tan|cot|sec|csc)\^)\{?(\d)\}? ?([a-zA-Z](?![a-zA-Z]))", r"\g<1>{\g<2>}{\g<3>}"),
+        (rf"({_TRIGONOMETRIC}\^)\{{?(\d)\}}? ?([a-zA-Z])(?![a-zA-Z])", r"\g<1>{\g<2>}{\g<3>}"),
     )
 )
 
@@ -109,6 +110,8 @@ def tidy(text: str) -> str:
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     text = text.strip()
+    if text[:1] == "{" and text[-1:] == "}" and nesting_depth(text[1:-1]) is not None:
+        text = text[1:-1].strip()
     if text[-1:] in (".", ",", ";") and len(text) > 1 and text[-2] != text[-1]:
         text = text[:-1].rstrip()
     return text

@@ -34,9 +34,7 @@ class WorkerPool:
         restarts: workers that were replaced, so far.
     """
 
-    def __init__(
-        self, size: int, timeout: float, memory_limit: int, start_timeout: float
-    ) -> None:
+    def __init__(self, size: int, timeout: float, memory_limit: int, start_timeout: float) -> None:
         self.restarts = 0
         self.owner = os.getpid()
         self._size = size
@@ -92,9 +90,10 @@ class WorkerPool:
         """Takes in what has been reported, then judges those that had nothing to report."""
         now = time.monotonic()
         patience = min(self._deadline(worker) for worker in self._workers) - now
-        readable = wait(self._workers, None if math.isinf(patience) else max(0.0, patience))
+        pipes = [worker.fileno() for worker in self._workers]
+        readable = wait(pipes, None if math.isinf(patience) else max(0.0, patience))
         for worker in list(self._workers):
-            if worker in readable:
+            if worker.fileno() in readable:
                 self._take_in(worker, batch)
             elif self._deadline(worker) <= now:
                 self._replace_hung(worker, batch)

@@ -40,9 +40,7 @@ def default_grader() -> MathGrader:
         return _default[0]
 
 
-def score(
-    template: str, completion: str, gold: str, *, grader: MathGrader | None = None
-) -> Score:
+def score(template: str, completion: str, gold: str, *, grader: MathGrader | None = None) -> Score:
     """The rewards of one completion. For more than one, `score_batch` is many times faster."""
     return score_batch(template, [completion], [gold], grader=grader)[0]
 

@@ -42,6 +42,11 @@ WARM_UP = (
     (r"[1,2)\cup(3,\infty)", r"[1,2)\cup(4,\infty)"),
     (r"x=2^{-3}, y=\pi", r"0.125, 3.14"),
     (r"\sin 30^\circ", r"x^2+y^2=1"),
+    (r"\frac{2x-7}{(x+1)(x-2)}", r"\frac{x-3\sqrt{x-2}}{4}"),
+    (r"(3,\frac{\pi}{2},-1)", r"\{-1,0\}"),
+    (r"-2\leq x<7", r"f(x)>12_3"),
+    (r"\text{A}", r"3\sqrt{5}+2\pi"),
+    (r"\log_2 8", r"5!+\binom{5}{2}"),
 )
 
 
@@ -86,7 +91,7 @@ class Comparer:
         # The whole text is one expression: nothing is searched for inside it, so that an answer
         # cannot list several guesses and have one picked.
         return self._parse(
-            rf"\boxed{{{text}}}", self._config, fallback_mode="no_fallback", parsing_timeout=None
+            rf"\boxed{{{text}}}", self._config, fallback_mode="no_fallback", parsing_timeout=0
         )
 
 

@@ -1,0 +1,115 @@
+"""`scripts/train.py` as a person runs it: what it shows, what it refuses, what it leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+TRAIN = [sys.executable, "scripts/train.py"]
+QUICK = ["--grpo_steps", "2", "--eval_size", "16", "--report_to", "none"]
+
+
+def run(*words: str, timeout: float = 300) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [*TRAIN, *map(str, words)], cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout
+    )
+
+
+def test_dry_run_shows_what_resolves_and_starts_nothing(tmp_path):
+    output = tmp_path / "run"
+    done = run("recipes/std_dev_off.yaml", "--dry_run", "--output_dir", output)
+    assert done.returncode == 0, done.stderr
+    for said in ("profile 'miniature'", "scale_rewards", "group -> none", "inert knobs", "epsilon"):
+        assert said in done.stdout
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["recipes/std_dev_of.yaml"], "did you mean 'std_dev_off.yaml'"),
+        (["recipes/std_dev_off.yaml", "--lerning_rate", "1"], "did you mean 'learning_rate'"),
+        (["recipes/std_dev_off.yaml", "--profile", "h100"], "is for a GPU, and there is none here"),
+    ],
+)
+def test_a_wrong_word_ends_in_one_sentence(tmp_path, words, said):
+    done = run(*words, "--output_dir", tmp_path / "run")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of two GRPO steps on the miniature, evaluated three times."""
+    output = tmp_path_factory.mktemp("cli") / "run"
+    done = run(
+        "recipes/std_dev_off.yaml", *QUICK, "--eval_steps", 1, "--seed", 3, "--output_dir", output,
+        "--profile", "miniature", timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return output, done
+
+
+def test_a_run_writes_what_it_was_and_how_it_went(finished):
+    output, done = finished
+    record = json.loads((output / "run.json").read_text())
+    assert (record["status"], record["arm"], record["seed"]) == ("finished", "std_dev_off", 3)
+    assert record["git"]["commit"]
+    assert {"trl", "torch", "transformers"} <= set(record["versions"])
+    resolved = json.loads((output / "resolved_config.json").read_text())
+    assert resolved["changes"] == {"scale_rewards": ["group", "none"]}
+    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [row for row in rows if "eval_reward" in row]
+    assert [row["grpo_step"] for row in evaluations] == [0, 1, 2]
+    steps = [row for row in rows if "grad_norm" in row]
+    for name in ("reward", "format_reward", "answer_reward", "mean_ratio", "clip_fraction", "entropy"):
+        assert name in steps[0]
+    assert "eval reward, last" in done.stdout
+
+
+def test_the_model_at_the_end_loads(finished):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    output, _ = finished
+    model = AutoModelForCausalLM.from_pretrained(output / "checkpoint_last")
+    tokenizer = AutoTokenizer.from_pretrained(output / "checkpoint_last")
+    assert model.config.vocab_size >= len(tokenizer)
+
+
+def test_an_existing_run_is_not_touched(finished):
+    output, _ = finished
+    before = (output / "metrics.jsonl").read_bytes()
+    again = run("recipes/std_dev_off.yaml", *QUICK, "--output_dir", output)
+    assert again.returncode == 2
+    assert "holds a run already (finished)" in again.stderr
+    assert (output / "metrics.jsonl").read_bytes() == before
+
+
+def test_ctrl_c_says_so_and_leaves_no_process(tmp_path):
+    output = tmp_path / "run"
+    process = subprocess.Popen(
+        [*TRAIN, "recipes/quickstart.yaml", "--report_to", "none", "--output_dir", str(output)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.time() + 300
+    while not (output / "metrics.jsonl").exists() and time.time() < deadline:
+        time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "stopped" in said and "Traceback" not in said
+    assert json.loads((output / "run.json").read_text())["status"] == "stopped"
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)

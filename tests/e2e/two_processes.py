@@ -1,0 +1,92 @@
+"""Run under torchrun with one process or two: the same 16 completions, the same numbers.
+
+Completions are a function of their global row, so that both layouts see the same ones. Writes, per
+setting, the advantage of every completion, the weights after one SGD step, and an evaluation.
+"""
+
+import json
+import random
+import sys
+import tempfile
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from trl_ablate import AblationConfig, AblationTrainer
+
+ROWS = 16
+SETTINGS = [
+    {"length_norm": "mean"},
+    {"length_norm": "token"},
+    {"length_norm": "constant", "baseline": "leave_one_out", "scale_rewards": "batch"},
+    {"length_norm": "token", "baseline": "batch_mean", "scale_rewards": "none", "beta": 0.1},
+]
+
+
+class ScriptedTrainer(AblationTrainer):
+    """Generates from a script instead of the model."""
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations):
+        first = self.accelerator.process_index * len(prompt_ids)
+        rows = (random.Random(first + i) for i in range(len(prompt_ids)))
+        return [[row.randint(5, 200) for _ in range(row.randint(2, 9))] for row in rows], None
+
+
+def reward(completions, **kwargs):
+    return [sum(map(ord, text)) % 7 / 3 for text in completions]
+
+
+def measure(model: str, settings: dict, folder: str) -> dict:
+    processes = int(torch.distributed.get_world_size()) if torch.distributed.is_initialized() else 1
+    prompts = [f"User: {a}+7=?\nAssistant: <think>" for a in range(11, 31)]
+    trainer = ScriptedTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=AblationConfig(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            optim="sgd",
+            learning_rate=1.0,
+            lr_scheduler_type="constant",
+            max_grad_norm=1e9,
+            max_steps=1,
+            num_generations=4,
+            num_generations_eval=1,
+            max_completion_length=12,
+            per_device_train_batch_size=8 // processes,
+            optimizer_batch_size=ROWS,
+            **settings,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        eval_dataset=Dataset.from_dict({"prompt": prompts[:8]}),
+        processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+    )
+    trainer.train()
+    logged = trainer._logs
+    return {
+        "completions": list(logged["completion"]),
+        "advantages": list(logged["advantages"]),
+        "weights": [p.detach().flatten().tolist() for p in trainer.model.parameters()],
+        "evaluation": trainer.evaluate(),
+    }
+
+
+def main() -> None:
+    model, output = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        results = [measure(model, settings, folder) for settings in SETTINGS]
+    ranks = gather_object([1])
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        with open(output, "w", encoding="utf-8") as file:
+            json.dump({"processes": len(ranks), "results": results}, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Trimming and regrouping on batches small enough to read."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_ablate.batching import is_text, padded_fraction, regroup_by_length, trim
+
+
+def batch(prompts: list[int], completions: list[int], width: tuple[int, int] = (4, 6)) -> dict:
+    """Rows with these prompt and completion lengths; the ids name row and column."""
+    rows, (left, right) = len(prompts), width
+    marks = 100 * torch.arange(1, rows + 1)[:, None]
+    return {
+        "prompt_ids": marks + torch.arange(left),
+        "prompt_mask": (torch.arange(left) >= left - torch.tensor(prompts)[:, None]).long(),
+        "completion_ids": marks + 50 + torch.arange(right),
+        "completion_mask": (torch.arange(right) < torch.tensor(completions)[:, None]).long(),
+        "advantages": torch.arange(rows).float(),
+        "old_per_token_logps": torch.randn(rows, right),
+        "importance_sampling_ratio": torch.rand(rows, 1),
+        "num_items_in_batch": torch.tensor(99),
+    }
+
+
+def test_trim_cuts_to_the_longest_prompt_and_completion():
+    trimmed = trim(batch([2, 3], [1, 4]))
+    assert trimmed["prompt_ids"].tolist() == [[101, 102, 103], [201, 202, 203]]
+    assert trimmed["prompt_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
+    assert trimmed["completion_ids"].tolist() == [[150, 151, 152, 153], [250, 251, 252, 253]]
+    assert trimmed["old_per_token_logps"].shape == (2, 4)
+    assert trimmed["importance_sampling_ratio"].shape == (2, 1)
+    assert trimmed["num_items_in_batch"] == 99
+
+
+def test_trim_keeps_a_column_where_every_completion_is_masked():
+    assert trim(batch([4], [0]))["completion_ids"].shape == (1, 1)
+
+
+def test_regroup_sorts_within_a_step_and_not_across():
+    first, second = batch([4, 4], [6, 1]), batch([4, 4], [5, 2])
+    third, fourth = batch([4, 4], [3, 6]), batch([4, 4], [1, 2])
+    regrouped = regroup_by_length([first, second, third, fourth], per_step=2)
+    lengths = [part["completion_mask"].sum(1).tolist() for part in regrouped]
+    assert lengths == [[1, 2], [5, 6], [1, 2], [3, 6]]
+
+
+def test_equal_lengths_stay_as_they_are():
+    parts = [batch([4, 4], [3, 3]), batch([4, 4], [3, 3])]
+    for before, after in zip(parts, regroup_by_length(parts, per_step=2), strict=True):
+        for key, value in before.items():
+            assert torch.equal(value, after[key])
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=8, max_size=8))
+@settings(deadline=None)
+def test_regrouping_loses_and_invents_no_row(lengths):
+    halves = [lengths[:4], lengths[4:]]
+    parts = [batch([p for p, _ in half], [c for _, c in half]) for half in halves]
+    for offset, part in enumerate(parts):
+        part["advantages"] += 4 * offset
+    regrouped = regroup_by_length(parts, per_step=2)
+    rows = {}
+    for part in regrouped:
+        for i, name in enumerate(part["advantages"].tolist()):
+            rows[name] = part["completion_mask"][i].sum().item()
+    assert rows == {float(i): c for i, (_, c) in enumerate(lengths)}
+    assert padded_fraction([trim(b) for b in regrouped]) <= padded_fraction(parts)
+
+
+def test_padded_fraction_by_hand():
+    # 2 rows of 4 + 6 positions hold 2 + 1 and 3 + 4 tokens: 10 of 20
+    assert padded_fraction([batch([2, 3], [1, 4])]) == pytest.approx(0.5)
+
+
+def test_images_are_left_alone():
+    assert is_text(batch([1], [1]))
+    assert not is_text({**batch([1], [1]), "pixel_values": torch.zeros(1)})

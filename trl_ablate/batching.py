@@ -1,0 +1,97 @@
+"""Microbatches without needless padding: trimming, and regrouping by length.
+
+TRL pads every completion to the longest of the whole rollout batch and cuts the batch into microbatches
+at random, so that most of what goes through the model is padding. Two changes, neither of which changes
+the gradient: each microbatch is cut to its own longest prompt and completion, and the rows of one
+optimizer step are dealt to its microbatches in order of length, so that equals meet.
+
+The gradient of an optimizer step is a sum over its rows as long as a row's share does not depend on
+its neighbours. Where it does (a divisor or a quantile taken over the microbatch), regrouping would
+change it; the caller leaves it off there.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+Batch = dict[str, Any]
+
+PROMPT_KEYS = ("prompt_ids", "prompt_mask")
+COMPLETION_KEYS = (
+    "completion_ids",
+    "completion_mask",
+    "tool_mask",
+    "old_per_token_logps",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
+    "importance_sampling_ratio",
+)
+ROW_KEYS = ("advantages",)
+SCALAR_KEYS = ("num_items_in_batch",)
+TEXT_KEYS = frozenset((*PROMPT_KEYS, *COMPLETION_KEYS, *ROW_KEYS, *SCALAR_KEYS))
+"""What a batch of plain text consists of; anything else (images, say) is left as it came."""
+
+
+def is_text(batch: Mapping[str, Any]) -> bool:
+    """Whether a batch holds nothing but what is known here, and may be trimmed and regrouped."""
+    return TEXT_KEYS >= batch.keys()
+
+
+def trim(batch: Batch) -> Batch:
+    """Cut a microbatch to its own longest prompt and longest completion.
+
+    Shapes: prompts `(N, S)`, padded left, lose columns on the left; whatever is `(N, T)`, padded right,
+    loses columns on the right. `(N, 1)` and `(N,)` stay. A microbatch whose completions are all masked
+    keeps one column.
+    """
+    start = batch["prompt_mask"].size(1) - longest(batch["prompt_mask"])
+    width = batch["completion_mask"].size(1)
+    end = longest(batch["completion_mask"])
+    trimmed = dict(batch)
+    for key in PROMPT_KEYS:
+        trimmed[key] = batch[key][:, start:]
+    for key in COMPLETION_KEYS:
+        if key in batch and batch[key].size(1) == width:
+            trimmed[key] = batch[key][:, :end]
+    return trimmed
+
+
+def longest(mask_NT: torch.Tensor) -> int:
+    """Columns from the padded side that the longest row needs; 1 if all rows are empty."""
+    return max(1, int(mask_NT.sum(dim=1).max()))
+
+
+def regroup_by_length(microbatches: Sequence[Batch], per_step: int) -> list[Batch]:
+    """Deal the rows of every `per_step` microbatches (an optimizer step) to them in order of length.
+
+    The length of a row is that of its prompt and completion. Rows of equal length keep their order, so
+    that a step of equal lengths is left as it is.
+    """
+    regrouped: list[Batch] = []
+    for first in range(0, len(microbatches), per_step):
+        step = microbatches[first : first + per_step]
+        rows = _concatenate(step)
+        lengths_N = rows["prompt_mask"].sum(dim=1) + rows["completion_mask"].sum(dim=1)
+        order = torch.argsort(lengths_N, stable=True)
+        regrouped += [_take(rows, part) for part in order.chunk(len(step))]
+    return regrouped
+
+
+def padded_fraction(batches: Sequence[Batch]) -> float:
+    """The share of positions in these microbatches that are padding: 0 is none."""
+    positions = sum(b[key].numel() for b in batches for key in ("prompt_mask", "completion_mask"))
+    tokens = sum(int(b[key].sum()) for b in batches for key in ("prompt_mask", "completion_mask"))
+    return 1 - tokens / positions
+
+
+def _concatenate(batches: Sequence[Batch]) -> Batch:
+    first = batches[0]
+    return {
+        key: value if key in SCALAR_KEYS else torch.cat([batch[key] for batch in batches])
+        for key, value in first.items()
+    }
+
+
+def _take(rows: Batch, index: torch.Tensor) -> Batch:
+    return {key: value if key in SCALAR_KEYS else value[index] for key, value in rows.items()}

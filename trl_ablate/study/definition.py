@@ -1,0 +1,160 @@
+"""`study.yaml`, read strictly: the question, the arms, the seeds. No torch.
+
+    question: ...                 what the study asks
+    arms: [a.yaml, b.yaml]        recipes; the first is the reference. Or a mapping of names to
+                                  recipes, or to {recipe, overrides, seeds}
+    seeds: [0, 1, 2]
+    profile: miniature            where it runs; `auto` where it is left out
+    primary_metric: eval_reward   what decides; higher is better
+    decide_on: final              or best, or auc: which summary of its curve
+    overrides: {grpo_steps: 30}   settings that every arm gets
+    stopping: {...}               the same, for settings that end a run early
+    seeds_answer: ...             what was found before, for the report
+
+A recipe is looked for beside the study, in every folder above it, and among the shipped ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.strict import check_value, nearest, read_mapping
+
+SHIPPED_RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+
+Statistic = Literal["final", "best", "auc"]
+
+KEYS: dict[str, Any] = {
+    "question": str,
+    "arms": list[str] | dict,
+    "seeds": list[int],
+    "profile": str,
+    "primary_metric": str,
+    "decide_on": Statistic,
+    "overrides": dict,
+    "stopping": dict,
+    "seeds_answer": str,
+}
+ARM_KEYS: dict[str, Any] = {"recipe": str, "overrides": dict, "seeds": list[int]}
+REQUIRED = ("question", "arms", "seeds")
+
+RESERVED = ("arm", "extends", "output_dir", "profile", "run_name", "seed", "study")
+"""Settings that the study itself gives to every run."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One recipe under a name. Own seeds are paired with the study's by their position."""
+
+    name: str
+    recipe: Path
+    overrides: Mapping[str, Any]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question, and the arms and seeds that answer it. The first arm is the reference."""
+
+    path: Path
+    question: str
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    profile: str
+    primary_metric: str
+    decide_on: Statistic
+    overrides: Mapping[str, Any]
+    """What every arm gets on top of its recipe, the stopping rules included."""
+    seeds_answer: str
+
+    @property
+    def name(self) -> str:
+        """The study's folder, or the file's own name where that is not `study.yaml`."""
+        return self.path.resolve().parent.name if self.path.stem == "study" else self.path.stem
+
+
+def load_study(path: Path) -> Study:
+    """Read and check a study; everything wrong with it is a `ConfigurationError`."""
+    given = _checked(read_mapping(path, "study"), KEYS, f"study {path}")
+    for key in REQUIRED:
+        if not given.get(key):
+            raise ConfigurationError(f"study {path} has no `{key}`; add it")
+    seeds = _seeds(given["seeds"], f"study {path}: seeds")
+    overrides = {**given.get("overrides", {}), **given.get("stopping", {})}
+    _check_free(overrides, f"study {path}")
+    return Study(
+        path=path,
+        question=given["question"],
+        arms=_arms(given["arms"], seeds, path),
+        seeds=seeds,
+        profile=given.get("profile", "auto"),
+        primary_metric=given.get("primary_metric", "eval_reward"),
+        decide_on=given.get("decide_on", "final"),
+        overrides=overrides,
+        seeds_answer=given.get("seeds_answer", ""),
+    )
+
+
+def _arms(given: list[str] | dict[str, Any], seeds: tuple[int, ...], study: Path) -> tuple[Arm, ...]:
+    named = given.items() if isinstance(given, dict) else [(Path(name).stem, name) for name in given]
+    arms = tuple(_arm(name, entry, seeds, study) for name, entry in named)
+    names = [arm.name for arm in arms]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(
+                f"study {study}: arm '{name}' stands twice; give one of the two another name "
+                "(arms: a mapping of names to recipes)"
+            )
+    return arms
+
+
+def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
+    what = f"study {study}: arm '{name}'"
+    if not isinstance(entry, (str, dict)):
+        raise ConfigurationError(
+            f"{what} is {entry!r}; it takes a recipe file, or {{recipe, overrides, seeds}}"
+        )
+    given = _checked({"recipe": entry} if isinstance(entry, str) else entry, ARM_KEYS, what)
+    if "recipe" not in given:
+        raise ConfigurationError(f"{what} has no `recipe`; name a recipe file")
+    _check_free(given.get("overrides", {}), what)
+    own = _seeds(given["seeds"], f"{what}: seeds") if "seeds" in given else seeds
+    if len(own) != len(seeds):
+        raise ConfigurationError(
+            f"{what} has {len(own)} seeds and the study {len(seeds)}; they are paired by position, so "
+            "give as many"
+        )
+    return Arm(name, find_recipe(given["recipe"], study), given.get("overrides", {}), own)
+
+
+def find_recipe(name: str, study: Path) -> Path:
+    """The recipe beside the study, in the nearest folder above it, or among the shipped ones."""
+    folders = [study.parent, *study.resolve().parent.parents, SHIPPED_RECIPES]
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    known = (path.name for path in SHIPPED_RECIPES.glob("*.yaml"))
+    raise ConfigurationError(f"study {study}: recipe '{name}' does not exist{nearest(name, known)}")
+
+
+def _checked(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> dict[str, Any]:
+    for key in given:
+        if key not in known:
+            raise ConfigurationError(f"{what}: unknown key '{key}'{nearest(key, known)}")
+    return {key: check_value(f"{what}: {key}", value, known[key]) for key, value in given.items()}
+
+
+def _seeds(seeds: list[int], what: str) -> tuple[int, ...]:
+    if len(set(seeds)) != len(seeds) or not seeds:
+        raise ConfigurationError(f"{what} are {seeds}; give each once, and at least one")
+    return tuple(seeds)
+
+
+def _check_free(overrides: Mapping[str, Any], what: str) -> None:
+    for key in overrides:
+        if key in RESERVED:
+            raise ConfigurationError(
+                f"{what}: '{key}' cannot be overridden, the study sets it for every run; remove it"
+            )

@@ -1,0 +1,136 @@
+"""Where a run's process is started. An engine has slots, and starts one job in one of them.
+
+`local` uses this machine: one process per free GPU, or one on the CPU unless more are asked for.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+TRAIN_SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+FREE_SHARE = 0.05
+"""A GPU of whose memory less than this is in use counts as free."""
+SECONDS_TO_END = 20.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to start: arguments of scripts/train.py, where it prints, the lock that it inherits."""
+
+    words: Sequence[str]
+    log: Path
+    lock: int
+
+
+class Process(Protocol):
+    """A started job."""
+
+    def poll(self) -> int | None:
+        """The exit code (minus the signal that killed it), or None while it runs."""
+        ...
+
+    def end(self) -> None:
+        """Ask it to stop, wait, and see to it that nothing of it is left."""
+        ...
+
+
+class Engine(Protocol):
+    """Starts jobs; `slots` of them may run at once."""
+
+    @property
+    def slots(self) -> int: ...
+
+    def start(self, job: Job, slot: int) -> Process: ...
+
+
+class LocalEngine:
+    """Processes of this machine.
+
+    Args:
+        jobs: how many at once; None: one per free GPU, or one without a GPU.
+        on_gpu: whether the runs want a GPU. Slots take the free GPUs in turn.
+        train: the training script.
+    """
+
+    def __init__(self, jobs: int | None = None, *, on_gpu: bool = False, train: Path = TRAIN_SCRIPT):
+        self._gpus = free_gpus() if on_gpu else []
+        self._slots = jobs or max(1, len(self._gpus))
+        self._train = train
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    def start(self, job: Job, slot: int) -> "LocalProcess":
+        environment = {**os.environ, **self._share_of_the_machine(slot)}
+        with job.log.open("ab") as log:
+            popen = subprocess.Popen(
+                [sys.executable, str(self._train), *job.words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(job.lock,),
+                start_new_session=True,  # Ctrl-C reaches the runner alone, which then ends its runs
+            )
+        return LocalProcess(popen)
+
+    def _share_of_the_machine(self, slot: int) -> dict[str, str]:
+        """CPU threads so that all slots fill the cores, unless they are set already; and a GPU."""
+        cores = len(os.sched_getaffinity(0))
+        threads = str(max(1, cores // self._slots))
+        shares = {name: threads for name in THREAD_VARIABLES if name not in os.environ}
+        if self._gpus:
+            shares["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
+        return shares
+
+
+class LocalProcess:
+    """A child that leads its own process group."""
+
+    def __init__(self, popen: subprocess.Popen):
+        self._popen = popen
+
+    def poll(self) -> int | None:
+        return self._popen.poll()
+
+    def end(self) -> None:
+        """Ctrl-C, as a person would; then SIGTERM; then SIGKILL to whatever of its group is left."""
+        for number, patience in ((signal.SIGINT, SECONDS_TO_END), (signal.SIGTERM, 3.0)):
+            if self._popen.poll() is None:
+                self._popen.send_signal(number)
+                self._wait(patience)
+        try:
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self._wait(3.0)
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._popen.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+
+
+def free_gpus() -> list[str]:
+    """Indices of the GPUs that nobody uses, of those that CUDA_VISIBLE_DEVICES lets us see."""
+    query = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if answer.returncode != 0:
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line]
+    free = [index for index, used, total in rows if float(used) < FREE_SHARE * float(total)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return free
+    return [index for index in visible.split(",") if index in free or not index.isdigit()]

@@ -1,0 +1,128 @@
+"""What a study comes to: every arm's settings and runs. No torch; `resolution` makes it.
+
+A plan is kept beside the runs, so that `status` and `report` need neither recipes nor torch while the
+files that it was made from stay as they are.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.run import write_json
+from trl_ablate.study.definition import SHIPPED_RECIPES, Statistic, Study
+
+WHO_AND_WHERE = {
+    "arm", "output_dir", "project", "report_to", "run_name", "seed", "study", "use_cpu",
+    "hub_model_id", "hub_private_repo", "hub_strategy", "hub_token", "push_to_hub",
+}  # fmt: skip
+"""Settings that name, place or publish a run and leave what it computes alone."""
+
+REFERENCE = 0
+"""Position of the arm that every other one is compared with."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One arm under one seed, known by what it resolves to."""
+
+    id: str
+    seed: int
+    words: tuple[str, ...]
+    """Arguments of scripts/train.py, the output folder aside."""
+
+
+@dataclass(frozen=True)
+class PlannedArm:
+    """An arm as it resolved."""
+
+    name: str
+    recipe: str
+    declared: Mapping[str, Any]
+    """What it declares: key -> final value."""
+    values: Mapping[str, Any]
+    """Its final value of every key that any arm declares."""
+    inert: Mapping[str, str]
+    warnings: tuple[str, ...]
+    grpo_steps: int
+    optimizer_steps: int
+    evaluations: int
+    runs: tuple[PlannedRun, ...]
+
+    @property
+    def silent(self) -> dict[str, str]:
+        """Declared differences that can change nothing, and why."""
+        return {key: self.inert[key] for key in self.declared if key in self.inert}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study, resolved and proven."""
+
+    study: str
+    question: str
+    seeds_answer: str
+    profile: str
+    profile_reason: str
+    primary_metric: str
+    decide_on: Statistic
+    base: str
+    compared: int
+    """Settings per arm that were held against the base."""
+    for_gpu: bool
+    arms: tuple[PlannedArm, ...]
+
+    def runs(self) -> dict[str, PlannedRun]:
+        """Every run once, by its id: arms that resolve alike share theirs."""
+        return {run.id: run for arm in self.arms for run in arm.runs}
+
+
+def identity(settings: Mapping[str, Any]) -> str:
+    """Ten characters for what a run computes: the settings some layer gave, without name or place.
+
+    Taken after a trip through JSON, so that a plan and a run's own `resolved_config.json` agree.
+    Library defaults are not in it: they belong to the versions that a run records.
+    """
+    kept = {key: value for key, value in settings.items() if key not in WHO_AND_WHERE}
+    text = json.dumps(kept, sort_keys=True, default=str)
+    text = json.dumps(json.loads(text), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def run_id(settings: Mapping[str, Any], seed: int) -> str:
+    return f"{identity(settings)}-seed{seed}"
+
+
+def fingerprint(study: Study) -> str:
+    """Changes when the study or any recipe or profile near its arms does."""
+    folders = {arm.recipe.parent.resolve() for arm in study.arms} | {SHIPPED_RECIPES}
+    files = {study.path.resolve()}
+    for folder in folders:
+        files |= {*folder.glob("*.yaml"), *(folder / "profiles").glob("*.yaml")}
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def save_plan(plan: Plan, study: Study, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{plan.study}.json", {"made_from": fingerprint(study), **asdict(plan)})
+
+
+def saved_plan(study: Study, folder: Path) -> Plan | None:
+    """The kept plan, or None where there is none or its files have changed since."""
+    file = folder / f"{study.name}.json"
+    if not file.exists():
+        return None
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    if kept.pop("made_from") != fingerprint(study):
+        return None
+    return Plan(**{**kept, "arms": tuple(_arm(arm) for arm in kept["arms"])})
+
+
+def _arm(kept: dict[str, Any]) -> PlannedArm:
+    runs = tuple(PlannedRun(run["id"], run["seed"], tuple(run["words"])) for run in kept["runs"])
+    return PlannedArm(**{**kept, "runs": runs, "warnings": tuple(kept["warnings"])})

@@ -1,0 +1,137 @@
+"""The folder of runs that studies share: each run's state, and its lock. No torch.
+
+    runs/<hash>-seed<k>/       a run directory, named by what the run resolves to
+    runs/<hash>-seed<k>.lock   held by the run's own process and by who started it
+    runs/<hash>-seed<k>.log    what the process printed, one attempt after the other
+    runs/studies/<name>.json   the plans
+
+A lock is an flock: the kernel drops it when the last process that holds it is gone, however that
+ended. The training process inherits it, so that it outlives a runner that was killed.
+"""
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trl_ablate.run import RunDirectory
+from trl_ablate.study.plan import identity
+
+Status = Literal["to do", "running", "interrupted", "finished", "stopped", "failed"]
+DONE: tuple[Status, ...] = ("finished", "stopped")
+"""A run with one of these is an outcome; every other is still to be brought to its end."""
+
+KEYBOARD = "interrupted from the keyboard"
+"""Reason of a run that was stopped by a person, not by a rule."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands, and what it wrote about itself."""
+
+    status: Status
+    reason: str | None
+    record: dict[str, Any]
+
+    @property
+    def done(self) -> bool:
+        return self.status in DONE
+
+
+class RunLock:
+    """One run's lock. `acquire` says whether this process has it now."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._descriptor: int | None = None
+
+    @property
+    def descriptor(self) -> int:
+        """To be inherited by the process that does the run."""
+        if self._descriptor is None:
+            raise RuntimeError(f"{self._path} is not held")
+        return self._descriptor
+
+    def acquire(self) -> bool:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Let go here; a process that inherited the lock keeps it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class RunStore:
+    """The runs in one folder, by id."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @property
+    def plans(self) -> Path:
+        return self.path / "studies"
+
+    def directory(self, run_id: str) -> RunDirectory:
+        return RunDirectory(self.path / run_id)
+
+    def log(self, run_id: str) -> Path:
+        return self.path / f"{run_id}.log"
+
+    def lock(self, run_id: str) -> RunLock:
+        return RunLock(self.path / f"{run_id}.lock")
+
+    def state(self, run_id: str) -> State:
+        """Where a run stands by what its folder says, and by whether a process holds its lock."""
+        state = self.state_unlocked(run_id)
+        if not state.done and self._in_use(run_id):
+            return State("running", None, state.record)
+        return state
+
+    def state_unlocked(self, run_id: str) -> State:
+        """The same for who holds the lock, and so knows that nobody else is at the run."""
+        directory = self.directory(run_id)
+        if not directory.run_file.exists():
+            return State("to do", None, {})
+        record = directory.read()
+        status, reason = record.get("status"), record.get("reason")
+        if status == "failed":
+            return State("failed", reason, record)
+        if status not in DONE or reason == KEYBOARD:
+            return State("interrupted", reason, record)
+        if not self._is_what_it_is_called(run_id):
+            return State("to do", "its folder holds a run of other settings", record)
+        return State("finished" if status == "finished" else "stopped", reason, record)
+
+    def bytes(self, run_id: str) -> int:
+        files = (path for path in self.directory(run_id).path.rglob("*") if path.is_file())
+        return sum(path.stat().st_size for path in files)
+
+    def _in_use(self, run_id: str) -> bool:
+        lock = self.path / f"{run_id}.lock"
+        if not lock.exists():
+            return False
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def _is_what_it_is_called(self, run_id: str) -> bool:
+        """A recipe edited between plan and start would leave a run under a name not its own."""
+        file = self.directory(run_id).config_file
+        if not file.exists():
+            return False
+        settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
+        return run_id.startswith(identity(settings) + "-")
