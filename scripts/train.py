@@ -53,8 +53,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     if main_process:
         prepare(directory, resolved, options)
     record = directory.recorded(**identity(resolved)) if main_process else nullcontext()
-    with record:
-        train(resolved, directory, resume=options.resume)
+    with record as outcome:
+        alert = train(resolved, directory, resume=options.resume)
+        if outcome and alert:
+            outcome.stopped(f"guard: {alert.sentence}", rule=alert.rule, step=alert.step)
     if main_process:
         summarise(directory)
     return 0
@@ -69,11 +71,12 @@ def prepare(directory: RunDirectory, resolved, options: argparse.Namespace) -> N
     directory.write_config(resolved.to_dict())
 
 
-def train(resolved, directory: RunDirectory, *, resume: bool) -> None:
+def train(resolved, directory: RunDirectory, *, resume: bool):
+    """Train to the end; returns the alert that stopped the run, if one did."""
     from transformers.utils.logging import disable_progress_bar
 
     from trl_ablate.assemble import build_trainer
-    from trl_ablate.callbacks import LiveLine, RunRecorder
+    from trl_ablate.callbacks import BestCheckpoint, GuardWatch, LiveLine, RolloutWriter, RunRecorder
     from trl_ablate.rewards import MathGrader
 
     config, task = resolved.config, resolved.task
@@ -81,12 +84,18 @@ def train(resolved, directory: RunDirectory, *, resume: bool) -> None:
     disable_progress_bar()  # ours is the one live line
     live = LiveLine(console)
     recorder = RunRecorder(directory, config.optimizer_steps_per_rollout)
+    rollouts = RolloutWriter(directory, config.num_rollouts_saved, config.seed)
+    best = BestCheckpoint(directory, config.best_metric)
+    guard = GuardWatch(directory, resolved.guard, console)
     with closing(live), MathGrader(
         workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
     ) as grader:
-        trainer = build_trainer(resolved, grader, callbacks=[recorder, live])
+        trainer = build_trainer(resolved, grader, [recorder, rollouts, best, guard, live])
+        rollouts.attach(trainer)
+        best.attach(trainer)
         trainer.train(resume_from_checkpoint=resume)
         trainer.save_model(str(directory.checkpoint_last))
+    return guard.stopped_by
 
 
 def identity(resolved) -> dict[str, Any]:

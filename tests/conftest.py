@@ -50,13 +50,22 @@ def letters_reward(completions, **kwargs):
 
 @pytest.fixture
 def make_trainer(tiny_model, tmp_path):
-    """`make_trainer(cls, **config)`: a trainer on 8 prompts, 4 rows at once, groups of 4, on the CPU."""
+    """`make_trainer(cls, **config)`: a trainer on 16 prompts, 4 rows at once, groups of 4, on the CPU.
+
+    `extras` are arguments of the trainer itself, such as `peft_config`.
+    """
     from datasets import Dataset
     from transformers import AutoTokenizer
 
     from trl_ablate import AblationConfig, AblationTrainer
 
-    def make(cls=AblationTrainer, config_class=AblationConfig, reward=letters_reward, **overrides):
+    def make(
+        cls=AblationTrainer,
+        config_class=AblationConfig,
+        reward=letters_reward,
+        extras=None,
+        **overrides,
+    ):
         arguments = {
             "output_dir": str(tmp_path / "run"),
             "use_cpu": True,
@@ -85,6 +94,7 @@ def make_trainer(tiny_model, tmp_path):
             train_dataset=Dataset.from_dict({"prompt": prompts}),
             eval_dataset=Dataset.from_dict({"prompt": prompts[:5]}),
             processing_class=AutoTokenizer.from_pretrained(tiny_model, padding_side="left"),
+            **(extras or {}),
         )
 
     return make

@@ -1,7 +1,16 @@
-"""What watches a run: when it evaluates and saves, what it records, what a person sees of it."""
+"""What watches a run: when it evaluates and saves, what it records, what a person sees of it.
 
+A callback that needs the trainer gets it by `attach`, once it is built.
+"""
+
+import math
+import os
+import random
+import shutil
 import time
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -9,7 +18,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from trl_ablate.config import AblationConfig
-from trl_ablate.run import RunDirectory
+from trl_ablate.guard import Alert, Guard, GuardArguments
+from trl_ablate.run import RunDirectory, append_jsonl, write_json
+
+if TYPE_CHECKING:
+    from trl_ablate.trainer import AblationTrainer
 
 SHOWN = {
     "reward": "reward",
@@ -64,6 +77,114 @@ class RunRecorder(TrainerCallback):
                 "seconds": round(time.time() - self._started, 3),
             }
             self._run.append_metrics({**place, **logs})
+
+
+class RolloutWriter(TrainerCallback):
+    """At every evaluation, some rollouts of the step before it as JSONL: what the model says.
+
+    Each line has prompt, response, ground_truth, reward, format_reward, answer_reward, advantage; what
+    a reward function does not report is null. Before the first step there are none.
+    """
+
+    def __init__(self, run: RunDirectory, count: int, seed: int):
+        self._run = run
+        self._count = count
+        self._seed = seed
+        self._trainer: AblationTrainer | None = None
+
+    def attach(self, trainer: "AblationTrainer") -> None:
+        self._trainer = trainer
+
+    def on_evaluate(self, args, state: TrainerState, control, **kwargs):
+        if self._trainer is None or not state.is_world_process_zero:
+            return
+        rows = self._trainer.latest_rollouts()
+        drawn = random.Random(f"{self._seed}-{state.global_step}").sample(
+            range(len(rows)), min(self._count, len(rows))
+        )
+        if drawn:
+            self._run.write_rollouts(state.global_step, [rows[i] for i in sorted(drawn)])
+
+
+class BestCheckpoint(TrainerCallback):
+    """Keeps the model of the best evaluation in `checkpoint_best`, by a task metric, never by loss.
+
+    The old one is there until the new one is whole. What was best is read back from the folder, so
+    that a resumed run goes on from it.
+    """
+
+    def __init__(self, run: RunDirectory, metric: str):
+        self._run = run
+        self._metric = metric
+        self._best = -math.inf
+        self._trainer: AblationTrainer | None = None
+
+    def attach(self, trainer: "AblationTrainer") -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if (best := self._run.best()) is not None:
+            self._best = best["value"]
+
+    def on_evaluate(self, args, state: TrainerState, control, metrics=None, **kwargs):
+        value = (metrics or {}).get(self._metric, -math.inf)
+        if self._trainer is None or value <= self._best:
+            return
+        self._best = value
+        whole, part = self._run.checkpoint_best, self._run.path / ".checkpoint_best.part"
+        self._trainer.save_model(str(part))  # every process has a share in this
+        if state.is_world_process_zero:
+            write_json(
+                part / "best.json",
+                {"metric": self._metric, "value": value, "step": state.global_step},
+            )
+            replace_folder(part, whole)
+        self._trainer.accelerator.wait_for_everyone()
+
+
+class GuardWatch(TrainerCallback):
+    """Shows the guard every logged row; warns, or ends the run, as its settings say."""
+
+    def __init__(self, run: RunDirectory, arguments: GuardArguments, console: Console):
+        self._run = run
+        self._guard = Guard(arguments)
+        self._console = console
+        self.stopped_by: Alert | None = None
+
+    def on_train_begin(self, args, state: TrainerState, control, **kwargs):
+        for row in self._run.metrics():  # what a resumed run has seen before
+            if row.get("step", 0) <= state.global_step:
+                self._guard.observe(row)
+
+    def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs):
+        for alert in self._guard.observe({**(logs or {}), "step": state.global_step}):
+            if state.is_world_process_zero:
+                self._tell(alert, args)
+            if alert.action == "stop" and self.stopped_by is None:
+                self.stopped_by = alert
+                control.should_training_stop = True
+        return control
+
+    def _tell(self, alert: Alert, args: AblationConfig) -> None:
+        append_jsonl(self._run.alerts_file, asdict(alert))
+        self._console.print(
+            f"guard, step {alert.step}: {alert.sentence} ({alert.action})", style="yellow"
+        )
+        if "trackio" in (args.report_to or []):
+            import trackio
+
+            level = trackio.AlertLevel.ERROR if alert.action == "stop" else trackio.AlertLevel.WARN
+            trackio.alert(title=f"guard: {alert.rule}", text=alert.sentence, level=level)
+
+
+def replace_folder(new: Path, name: Path) -> None:
+    """Put `new` in the place of `name`; a reader finds the one or the other."""
+    old = name.with_name(f".{name.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if name.exists():
+        os.replace(name, old)
+    os.replace(new, name)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 class LiveLine(TrainerCallback):

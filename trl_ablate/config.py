@@ -72,12 +72,19 @@ class AblationConfig(GRPOConfig):
         "Deal the rows of an optimizer step to its microbatches by length; same gradient, and off where "
         "a row's share of the loss depends on its neighbours.",
     )
+    reuse_forward: bool = _switch(
+        True,
+        "With vLLM and one optimizer step per rollout batch, take the importance correction's "
+        "log-probabilities from the training's forward pass instead of one of their own; same gradient.",
+    )
     stop: list[str] | None = _switch(
         None, "Strings that end a completion and stay in it, on every generation backend."
     )
     min_tokens: int = _switch(
         0, "Tokens a completion has before it may end, on every generation backend."
     )
+    num_rollouts_saved: int = _switch(16, "Rollouts written to disk at every evaluation.")
+    best_metric: str = _switch("eval_reward", "Metric whose best evaluation is kept as a checkpoint.")
     arm: str | None = _switch(None, "Name of the arm: a key to group runs by.")
     study: str | None = _switch(None, "Name of the study: a key to group runs by.")
 
@@ -135,6 +142,16 @@ class AblationConfig(GRPOConfig):
         return self.gradient_accumulation_steps % (
             self.steps_per_generation * self.num_iterations
         ) == 0
+
+    @property
+    def saves_a_forward(self) -> bool:
+        """Whether the importance correction is made from the training's own forward pass.
+
+        It can be where the policy that is updated is the one that sampled: one optimizer step per
+        rollout batch.
+        """
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        return self.reuse_forward and corrected and self.on_policy
 
     @property
     def rows_are_independent(self) -> bool:

@@ -1,29 +1,37 @@
-"""Stop strings and minimum length on every generation backend.
+"""Stop strings and minimum length, with one meaning on every generation backend.
 
-TRL hands `generation_kwargs` to vLLM's `SamplingParams` or to transformers' `GenerationConfig`, which
-name the same things differently, and gives `generate` no tokenizer, without which transformers cannot
-look for a stop string.
+A completion may end once it has more than `min_tokens` tokens: at an EOS, which is ruled out before, or
+at a token that completes a stop string, which stays in. A stop string completed earlier is text like
+any other. That is what vLLM makes of its `SamplingParams`. transformers bans the EOS alone, looks for
+stop strings in the prompt as well, and is given no tokenizer by TRL; its continuous batching knows
+neither stop strings nor a minimum. What is missing there is done here.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from accelerate import Accelerator
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 from trl_ablate.config import AblationConfig
 
 
 def backend_generation_kwargs(config: AblationConfig) -> dict[str, Any] | None:
     """`generation_kwargs` with `stop` and `min_tokens` in the words of the backend."""
-    if config.use_vllm:
-        stop = {"stop": config.stop, "include_stop_str_in_output": True} if config.stop else {}
-        least = {"min_tokens": config.min_tokens} if config.min_tokens else {}
-    else:
-        stop = {"stop_strings": config.stop} if config.stop else {}
-        least = {"min_new_tokens": config.min_tokens} if config.min_tokens else {}
+    stop: dict[str, Any] = {}
+    if config.use_vllm and config.stop:
+        stop = {"stop": config.stop, "include_stop_str_in_output": True}
+    name = "min_tokens" if config.use_vllm else "min_new_tokens"
+    least = {name: config.min_tokens} if config.min_tokens else {}
     return {**(config.generation_kwargs or {}), **stop, **least} or None
 
 
@@ -35,41 +43,64 @@ class StopStrings:
         strings: Sequence[str],
         tokenizer: PreTrainedTokenizerBase,
         eos_token_ids: Sequence[int],
+        min_tokens: int = 0,
     ):
         self.strings = tuple(strings)
         self._tokenizer = tokenizer
         self._ends = frozenset((*eos_token_ids, tokenizer.pad_token_id))
+        self._min_tokens = min_tokens
 
     def ended(self, ids: list[int]) -> bool:
         """Whether a completion came to its end, by EOS or by a stop string, rather than by the limit."""
         return bool(ids) and (ids[-1] in self._ends or self._stopped(ids))
 
-    def trimmed(self, ids: list[int]) -> list[int]:
-        """Without the padding (or the EOS that padding was taken for) behind a stop string.
+    def cut(self, ids: list[int]) -> list[int]:
+        """The completion up to the token that completed a stop string; whole, if none did.
 
-        transformers pads a row that has stopped until the whole batch is done; the policy sampled
-        none of that.
+        transformers pads a row that has stopped until the whole batch is done, and its continuous
+        batching goes on sampling. What was sampled before is distributed as if it had stopped there.
         """
-        if not self.strings or not ids or ids[-1] not in self._ends:
+        if not self.strings or not self._stopped(ids):
             return ids
-        end = len(ids)
-        while end and ids[end - 1] in self._ends:
-            end -= 1
-        return ids[:end] if self._stopped(ids[:end]) else ids
+        lengths = range(len(ids) + 1)
+        return ids[: bisect_left(lengths, True, key=lambda length: self._stopped(ids[:length]))]
 
     @contextmanager
     def known_to(self, model_wrapped, accelerator: Accelerator):
-        """Give `generate` the tokenizer it needs to look for the strings."""
+        """Let transformers' `generate` end a row at a stop string."""
         if not self.strings:
             yield
             return
         model = accelerator.unwrap_model(model_wrapped)
-        model.generate = partial(model.generate, tokenizer=self._tokenizer)
+        model.generate = partial(self._generate, model.generate)
         try:
             yield
         finally:
             del model.generate
 
+    def _generate(self, generate, **inputs):
+        prompt_length = inputs["input_ids"].size(1)
+        ends = StopStringCriteria(self._tokenizer, list(self.strings))
+        criteria = [CompletionCriteria(ends, prompt_length, self._min_tokens)]
+        return generate(**inputs, stopping_criteria=StoppingCriteriaList(criteria))
+
     def _stopped(self, ids: list[int]) -> bool:
+        """Whether a token behind the first `min_tokens` has completed a stop string."""
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return any(string in text for string in self.strings)
+        early = len(self._tokenizer.decode(ids[: self._min_tokens], skip_special_tokens=False))
+        return any(text.find(s, max(0, early - len(s) + 1)) >= 0 for s in self.strings)
+
+
+class CompletionCriteria(StoppingCriteria):
+    """Another criterion that sees the completion alone, and only once it is longer than a minimum."""
+
+    def __init__(self, criterion: StoppingCriteria, prompt_length: int, min_tokens: int):
+        self._criterion = criterion
+        self._prompt_length = prompt_length
+        self._min_tokens = min_tokens
+
+    def __call__(self, input_ids, scores, **kwargs):
+        completion_ids = input_ids[:, self._prompt_length :]
+        if completion_ids.size(1) <= self._min_tokens:
+            return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        return self._criterion(completion_ids, scores, **kwargs)

@@ -115,6 +115,11 @@ def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str
             correction,
             "vllm_importance_sampling_correction is false",
         ),
+        (
+            not config.saves_a_forward,
+            ("reuse_forward",),
+            "no importance correction of an on-policy update: there is no forward pass to save",
+        ),
         (config.use_vllm, ("cache_implementation",), "use_vllm is true"),
     ]
 

@@ -78,6 +78,34 @@ def ratio_sums(
     ).to(torch.float64)
 
 
+def importance_ratio(
+    logps_NT: torch.Tensor,
+    sampling_logps_NT: torch.Tensor,
+    mask_NT: torch.Tensor,
+    mode: str,
+    low: float | None = None,
+    high: float | None = None,
+) -> torch.Tensor:
+    """How much likelier the trainer finds a token, or a completion, than the engine that sampled it.
+
+    With d = log π - log μ of the response tokens: `token_*` takes r = exp(d) of each token, `(N, T)`;
+    `sequence_*` takes r = exp(Σd) of each completion, `(N, 1)`. `*_truncate` holds r between `low` and
+    `high`; `*_mask` makes an r outside of them 0, so that its token or completion has no gradient. A
+    bound of None does not bind. Where the engine gave no log-probability (NaN) d is 0; so is it in the
+    padding. The formula is TRL's, which applies it to a forward pass of its own.
+    """
+    difference_NT = torch.nan_to_num((logps_NT - sampling_logps_NT) * mask_NT, nan=0.0)
+    level, _, treatment = mode.partition("_")
+    if level == "sequence":
+        difference_NT = difference_NT.sum(dim=-1, keepdim=True)
+    ratio = torch.exp(difference_NT)
+    low = -torch.inf if low is None else low
+    high = torch.inf if high is None else high
+    if treatment == "truncate":
+        return ratio.clamp(min=low, max=high)
+    return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
+
+
 def ratio_means(sums_3: torch.Tensor) -> dict[str, float]:
     """The statistics of `ratio_sums`; of no tokens at all, a ratio of 1 and nothing clipped."""
     ratios, clipped, tokens = sums_3.tolist()

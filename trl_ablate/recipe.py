@@ -20,6 +20,7 @@ from trl import ModelConfig
 
 from trl_ablate.config import AblationConfig, TaskArguments
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.guard import GuardArguments
 from trl_ablate.inert import inert_knobs
 from trl_ablate.strict import admits, check_value, nearest, parse_yaml, read_mapping
 from trl_ablate.templates import TEMPLATES
@@ -27,13 +28,16 @@ from trl_ablate.templates import TEMPLATES
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
 """The recipes of this repository, where a base or a profile is looked for last."""
 
+GROUPS = (ModelConfig, TaskArguments, GuardArguments, AblationConfig)
+"""The dataclasses whose fields are the settings."""
+
 LOADER_KEYS = {"extends": str, "profile": str}
 """Keys that steer the loader and are no settings."""
 
 
 @dataclass
 class Resolved:
-    """What a recipe comes to: the three argument groups, and how they came about."""
+    """What a recipe comes to: the argument groups, and how they came about."""
 
     recipe: Path
     profile: str
@@ -41,6 +45,7 @@ class Resolved:
     config: AblationConfig
     task: TaskArguments
     model: ModelConfig
+    guard: GuardArguments
     changes: dict[str, tuple[Any, Any]]
     """Declared difference from the base: key -> (value in the base, value in the recipe)."""
     inert: dict[str, str]
@@ -64,6 +69,7 @@ class Resolved:
             "config": json.loads(json.dumps(config, default=str)),
             "task": dataclasses.asdict(self.task),
             "model": dataclasses.asdict(self.model),
+            "guard": dataclasses.asdict(self.guard),
         }
 
 
@@ -114,7 +120,7 @@ def known_fields() -> dict[str, tuple[type, Any]]:
     """Every setting there is: name -> (the dataclass that holds it, its type)."""
     return {
         f.name: (group, hints[f.name])
-        for group in (ModelConfig, TaskArguments, AblationConfig)
+        for group in GROUPS
         for hints in [typing.get_type_hints(group)]
         for f in dataclasses.fields(group)
         if f.init
@@ -236,9 +242,9 @@ def _resolve(
     settings: dict[str, Any],
     changes: dict[str, tuple[Any, Any]],
 ) -> Resolved:
-    """Build and cross-check the three argument groups."""
+    """Build and cross-check the argument groups."""
     known = known_fields()
-    groups: dict[type, dict[str, Any]] = {AblationConfig: {}, TaskArguments: {}, ModelConfig: {}}
+    groups: dict[type, dict[str, Any]] = {group: {} for group in GROUPS}
     for key, value in settings.items():
         groups[known[key][0]][key] = value
     task = TaskArguments(**groups[TaskArguments])
@@ -264,6 +270,7 @@ def _resolve(
         config=config,
         task=task,
         model=model,
+        guard=GuardArguments(**groups[GuardArguments]),
         changes=changes,
         inert=inert_knobs(config, task, model, settings),
         warnings=warnings,

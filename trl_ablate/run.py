@@ -3,9 +3,11 @@
     resolved_config.json     everything the recipe came to
     run.json                 status, reason, recipe, arm, seed, git, versions, host, time
     metrics.jsonl            one object per logged step
+    alerts.jsonl             what the guard saw
     rollouts/                what the model said, one file per evaluated step
     checkpoint-N/            TRL's checkpoints
-    checkpoint_last          the model at the end
+    checkpoint_last/         the model at the end
+    checkpoint_best/         the model of the best evaluation
 
 JSON files appear whole or not at all; JSONL is appended and flushed line by line, so that a run killed
 at any moment leaves both readable.
@@ -20,7 +22,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,19 @@ from trl_ablate.errors import ConfigurationError
 STACK = ("trl-ablate", "trl", "transformers", "torch", "accelerate", "peft", "datasets", "vllm")
 DIFF_LIMIT = 100_000
 """Characters of an uncommitted change that are kept with a run."""
+
+
+@dataclass
+class Outcome:
+    """How a run ended: finished, unless somebody says otherwise."""
+
+    status: str = "finished"
+    reason: str | None = None
+    entries: dict[str, Any] = field(default_factory=dict)
+
+    def stopped(self, reason: str, **entries: Any) -> None:
+        """Ended before its time, on purpose."""
+        self.status, self.reason, self.entries = "stopped", reason, entries
 
 
 @dataclass(frozen=True)
@@ -51,8 +66,32 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def alerts_file(self) -> Path:
+        return self.path / "alerts.jsonl"
+
+    @property
     def checkpoint_last(self) -> Path:
         return self.path / "checkpoint_last"
+
+    @property
+    def checkpoint_best(self) -> Path:
+        return self.path / "checkpoint_best"
+
+    def best(self) -> dict[str, Any] | None:
+        """Metric, value and step of `checkpoint_best`; None where there is none yet."""
+        file = self.checkpoint_best / "best.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    def rollout_file(self, step: int) -> Path:
+        return self.path / "rollouts" / f"step_{step:06d}.jsonl"
+
+    def write_rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """Replace the rollouts kept for a step."""
+        file = self.rollout_file(step)
+        file.parent.mkdir(exist_ok=True)
+        file.unlink(missing_ok=True)
+        for row in rows:
+            append_jsonl(file, row)
 
     def prepare(self, *, overwrite: bool = False, resume: bool = False) -> None:
         """Make the folder ready, or say why it is not: runs are never mixed."""
@@ -72,18 +111,23 @@ class RunDirectory:
         """`run.json` from the first moment to the last, however the run ends."""
         started = time.time()
         self.update(status="running", reason=None, **entries)
-        status, reason = "failed", None
+        outcome = Outcome()
         try:
-            yield
-            status = "finished"
+            yield outcome
         except KeyboardInterrupt:
-            status, reason = "stopped", "interrupted from the keyboard"
+            outcome.stopped("interrupted from the keyboard")
             raise
         except BaseException as error:
-            reason = f"{type(error).__name__}: {error}"
+            outcome.status, outcome.entries = "failed", {}
+            outcome.reason = f"{type(error).__name__}: {error}"
             raise
         finally:
-            self.update(status=status, reason=reason, seconds=round(time.time() - started, 1))
+            self.update(
+                status=outcome.status,
+                reason=outcome.reason,
+                seconds=round(time.time() - started, 1),
+                **outcome.entries,
+            )
 
     def write_config(self, resolved: dict[str, Any]) -> None:
         write_json(self.config_file, resolved)

@@ -4,10 +4,12 @@ Nothing of TRL's is retyped. Each override stands at one seam, calls `super()` a
 or what comes out:
 
     _calculate_rewards                     keep the gathered rewards
-    _generate_and_score_completions        put our advantages in place of TRL's
+    __init__                               the vLLM engine as configured, while TRL builds it
+    _generate_and_score_completions        put our advantages in place of TRL's; one forward less
     _prepare_inputs                        trim and regroup the microbatches of a rollout batch
     _compute_loss                          length norm and surrogate, for the duration of the call
-    _get_per_token_logps_and_entropies     keep the log-probabilities the loss was made of
+    _get_per_token_logps_and_entropies     keep the log-probabilities the loss was made of, and correct
+                                           for the engine's by them
     _generate_single_turn, _generate       stop strings: what ends a completion, and counts as an end
     evaluate                               one-shot evaluation
     log                                    what was summed up since the last line
@@ -26,9 +28,17 @@ from trl_ablate.advantages import compute_advantages
 from trl_ablate.batching import Batch, is_text, padded_fraction, regroup_by_length, trim
 from trl_ablate.callbacks import GRPOStepClock
 from trl_ablate.config import AblationConfig
+from trl_ablate.engine import engine_as_configured
 from trl_ablate.evaluation import evaluate_one_shot
 from trl_ablate.generation import StopStrings, backend_generation_kwargs
-from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means, ratio_sums
+from trl_ablate.losses import (
+    NO_CLIP,
+    importance_ratio,
+    loss_denominator,
+    ratio_means,
+    ratio_sums,
+)
+from trl_ablate.mismatch import gap_metrics, held_by_length, mismatch_rows
 
 
 class AblationTrainer(GRPOTrainer):
@@ -40,23 +50,32 @@ class AblationTrainer(GRPOTrainer):
     def __init__(self, model, reward_funcs=None, args: AblationConfig | None = None, **kwargs):
         args = args or AblationConfig(output_dir="runs/grpo")
         args.generation_kwargs = backend_generation_kwargs(args)
-        super().__init__(model, reward_funcs=reward_funcs, args=args, **kwargs)
-        self.stop = StopStrings(args.stop or (), self._tokenizer, self.eos_token_ids)
+        with engine_as_configured(args):
+            super().__init__(model, reward_funcs=reward_funcs, args=args, **kwargs)
+        self.stop = StopStrings(
+            args.stop or (), self._tokenizer, self.eos_token_ids, args.min_tokens
+        )
         self._rewards_NF = torch.empty(0)
         self._last_logps_NT = torch.empty(0)
         self._ratio_sums: dict[str, torch.Tensor] = defaultdict(
             lambda: torch.zeros(3, dtype=torch.float64)
         )
+        self._uncorrected: dict[str, Any] | None = None
+        self._mismatch_rows: list[torch.Tensor] = []
         self.callback_handler.add_callback(GRPOStepClock(args.optimizer_steps_per_rollout))
 
     # Advantages
 
-    def _calculate_rewards(self, *args, **kwargs):
-        self._rewards_NF = super()._calculate_rewards(*args, **kwargs)
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        self._rewards_NF = super()._calculate_rewards(
+            inputs, prompts, completions, completion_ids_list
+        )
+        if "answer" in inputs[0]:
+            self._log_completion_extra("ground_truth", [row["answer"] for row in inputs])
         return self._rewards_NF
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with self._stop_aware_truncation() as mask_truncated:
+        with self._stop_aware_truncation() as mask_truncated, self._one_forward_less():
             output = super()._generate_and_score_completions(inputs)
         if mask_truncated:
             self._mask_truncated(output)
@@ -110,9 +129,12 @@ class AblationTrainer(GRPOTrainer):
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
         mask_NT = _response_mask(inputs)
         old_logps_NT = inputs.get("old_per_token_logps")
-        with self._switched(mask_NT):
-            loss = super()._compute_loss(model, self._surrogate_inputs(inputs))
+        inputs = self._surrogate_inputs(inputs)
+        with self._switched(mask_NT), self._correcting(inputs):
+            loss = super()._compute_loss(model, inputs)
         logps_NT = self._last_logps_NT
+        if "importance_sampling_ratio" in inputs:
+            self._mismatch_rows.append(self._mismatch(inputs, mask_NT))
         self._add_ratios(
             logps_NT,
             logps_NT if old_logps_NT is None else old_logps_NT,
@@ -122,11 +144,10 @@ class AblationTrainer(GRPOTrainer):
         return loss
 
     def _surrogate_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Under `reinforce`, TRL is not told the old log-probabilities: it takes the current ones,
-        whose ratio is 1 with gradient ∇log π."""
-        if self.args.surrogate != "reinforce":
-            return inputs
-        return {key: value for key, value in inputs.items() if key != "old_per_token_logps"}
+        """A copy for one loss. Under `reinforce`, TRL is not told the old log-probabilities: it takes
+        the current ones, whose ratio is 1 with gradient ∇log π."""
+        hidden = {"old_per_token_logps"} if self.args.surrogate == "reinforce" else set()
+        return {key: value for key, value in inputs.items() if key not in hidden}
 
     @contextmanager
     def _switched(self, mask_NT: torch.Tensor):
@@ -149,7 +170,51 @@ class AblationTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         self._last_logps_NT = result[0].detach()
+        if self._uncorrected is not None:
+            self._uncorrected["importance_sampling_ratio"] = importance_ratio(
+                self._last_logps_NT,
+                self._uncorrected["sampling_per_token_logps"],
+                _response_mask(self._uncorrected),
+                **self._correction,
+            )
         return result
+
+    @contextmanager
+    def _one_forward_less(self):
+        """TRL runs a forward pass to learn what its own sampler's log-probabilities are corrected by;
+        where the training's forward pass will say the same, let it believe nothing is corrected."""
+        corrects = self.vllm_importance_sampling_correction
+        self.vllm_importance_sampling_correction = corrects and not self.args.saves_a_forward
+        try:
+            yield
+        finally:
+            self.vllm_importance_sampling_correction = corrects
+
+    @contextmanager
+    def _correcting(self, inputs: dict[str, Any]):
+        """Have the forward pass of the loss write the importance ratio into its inputs."""
+        self._uncorrected = inputs if self.args.saves_a_forward else None
+        try:
+            yield
+        finally:
+            self._uncorrected = None
+
+    @property
+    def _correction(self) -> dict[str, Any]:
+        return {
+            "mode": self.vllm_importance_sampling_mode,
+            "low": self.vllm_importance_sampling_clip_min,
+            "high": self.vllm_importance_sampling_clip_max,
+        }
+
+    def _mismatch(self, inputs: dict[str, Any], mask_NT: torch.Tensor) -> torch.Tensor:
+        return mismatch_rows(
+            self._last_logps_NT,
+            inputs["sampling_per_token_logps"],
+            inputs["importance_sampling_ratio"],
+            mask_NT,
+            **self._correction,
+        )
 
     def _add_ratios(self, logps_NT, old_logps_NT, advantages_N, mask_NT) -> None:
         if self.importance_sampling_level == "sequence":
@@ -170,7 +235,7 @@ class AblationTrainer(GRPOTrainer):
                 prompt_ids, images, multimodal_fields, num_generations, **kwargs
             )
         if not self.use_vllm:
-            completion_ids = [self.stop.trimmed(ids) for ids in completion_ids]
+            completion_ids = [self.stop.cut(ids) for ids in completion_ids]
         return completion_ids, logprobs
 
     def _generate(self, prompts: list):
@@ -219,6 +284,27 @@ class AblationTrainer(GRPOTrainer):
 
     # Evaluation and logging
 
+    def latest_rollouts(self) -> list[dict[str, Any]]:
+        """The rollout batch trained on last, a row per completion; what nobody reported is None."""
+        logs = self._logs
+        columns = {name: list(values) for name, values in logs["extra"].items()}
+        rewards_NF = torch.tensor([list(logs["rewards"][name]) for name in self.reward_func_names]).T
+        rewards_N = weighted_reward(rewards_NF, self.reward_weights.cpu()) if len(rewards_NF) else []
+        return [
+            {
+                "prompt": prompt,
+                "response": response,
+                "ground_truth": columns.get("ground_truth", {i: None})[i],
+                "reward": None if torch.isnan(reward) else reward.item(),
+                "format_reward": columns.get("format_reward", {i: None})[i],
+                "answer_reward": columns.get("answer_reward", {i: None})[i],
+                "advantage": advantage,
+            }
+            for i, (prompt, response, reward, advantage) in enumerate(
+                zip(logs["prompt"], logs["completion"], rewards_N, logs["advantages"], strict=True)
+            )
+        ]
+
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """One-shot evaluation: generation and grading only, see `evaluation.py`."""
         return evaluate_one_shot(self, eval_dataset or self.eval_dataset, metric_key_prefix)
@@ -229,7 +315,16 @@ class AblationTrainer(GRPOTrainer):
         if sums is not None:
             sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum")
             logs = {**logs, **ratio_means(sums)}
+        if self._mismatch_rows and mode == "train":
+            logs = {**logs, **self._mismatch_metrics()}
         super().log(logs, start_time)
+
+    def _mismatch_metrics(self) -> dict[str, float]:
+        """Of the completions since the last line; TRL reports the gap itself where it corrects."""
+        rows_NF = self.accelerator.gather(torch.cat(self._mismatch_rows))
+        self._mismatch_rows = []
+        gap = gap_metrics(rows_NF) if self.args.saves_a_forward else {}
+        return {**gap, **held_by_length(rows_NF)}
 
 
 def weighted_reward(rewards_NF: torch.Tensor, weights_F: torch.Tensor) -> torch.Tensor:

@@ -67,6 +67,48 @@ def test_parity_of_trls_own_features(make_trainer, settings):
     assert equal(ours, trained(make_trainer(GRPOTrainer, GRPOConfig, loss_type="grpo", **settings)))
 
 
+def lora():
+    from peft import LoraConfig
+
+    return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_parity_with_lora(make_trainer, beta):
+    ours = trained(make_trainer(beta=beta, extras={"peft_config": lora()}, **AS_DRAWN))
+    stock = make_trainer(GRPOTrainer, GRPOConfig, beta=beta, extras={"peft_config": lora()})
+    assert equal(ours, trained(stock))
+
+
+def rollout_with_a_tool(prompts, trainer):
+    """Completions of four tokens and up, of which the second and third came from a tool."""
+    lengths = [4 + i % 5 for i in range(len(prompts))]
+    return {
+        "prompt_ids": [trainer.processing_class(text=prompt)["input_ids"] for prompt in prompts],
+        "completion_ids": [[20 + i + t for t in range(n)] for i, n in enumerate(lengths)],
+        "logprobs": [[-1.0] * n for n in lengths],
+        "env_mask": [[1, 0, 0] + [1] * (n - 3) for n in lengths],
+    }
+
+
+def test_parity_where_a_tool_wrote_part_of_the_completion(make_trainer):
+    extras = {"rollout_func": rollout_with_a_tool}
+    settings = {"optim": "sgd", "learning_rate": 1.0}
+    ours = trained(make_trainer(extras=extras, **settings, **AS_DRAWN))
+    assert equal(ours, trained(make_trainer(GRPOTrainer, GRPOConfig, extras=extras, **settings)))
+    packed = trained(make_trainer(extras=extras, **settings))
+    for a, b in zip(ours, packed, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-6, rtol=0)
+
+
+def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
+    trainer = make_trainer(extras={"rollout_func": rollout_with_a_tool}, num_iterations=2)
+    trainer.train()
+    logged = [row["mean_ratio"] for row in trainer.state.log_history if "mean_ratio" in row]
+    assert logged[0] == pytest.approx(1.0, abs=1e-6)
+    assert logged[1] != pytest.approx(1.0, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("switch", "plain"),
     [

@@ -153,7 +153,7 @@ def test_a_subset_is_the_same_in_every_run(tmp_path):
     assert first == load_questions(source, split="train", size=10, seed=3)["question"]
     assert first != load_questions(source, split="train", size=10, seed=4)["question"]
     # Pinned: another Python or another version of a library must not draw other rows.
-    assert first == [f"{i}+1?" for i in (13, 17, 30, 60, 69, 75, 76, 77, 80, 94)] or first
+    assert first == [f"{i}+1?" for i in (8, 16, 30, 47, 60, 69, 74, 75, 77, 80)]
     other = subprocess.run(
         [
             sys.executable,
@@ -260,9 +260,7 @@ def test_math_and_gsm8k(shared_data, caplog):
     with pytest.raises(ConfigurationError, match=r"train\.jsonl, line 7037: empty answer"):
         load_questions(str(shared_data / "math"), split="train")
     sizes = {
-        (name, split): len(
-            load_questions(str(shared_data / name), split=split, skip_bad_rows=True)
-        )
+        (name, split): len(load_questions(str(shared_data / name), split=split, skip_bad_rows=True))
         for name, split in (
             ("math", "train"),
             ("math", "validation"),

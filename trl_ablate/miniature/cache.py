@@ -18,16 +18,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from trl_ablate.miniature.corpus import corpus, right_solutions
-from trl_ablate.miniature.teaching import Lesson
+from trl_ablate.miniature.teaching import Lesson, new_model, teach
 from trl_ablate.templates import TEMPLATES, prompt_text
 
 if TYPE_CHECKING:
-    from transformers import Qwen2ForCausalLM
+    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 Stage = Literal["base", "sft_early", "sft_mid", "sft_final"]
 
-BASE_LESSON = Lesson(steps=200, texts_per_step=96, matrix_rate=0.02, other_rate=4e-3)
-SFT_STEPS = {"sft_early": 4, "sft_mid": 12, "sft_final": 40}
+SFT_LESSON = Lesson(
+    steps=0, texts_per_step=32, matrix_rate=1e-3, other_rate=2e-4, warmup=0, cooldown_share=0.0
+)
+LESSONS: dict[Stage, Lesson] = {
+    "base": Lesson(steps=200, texts_per_step=96, matrix_rate=0.02, other_rate=4e-3),
+    "sft_early": SFT_LESSON._replace(steps=4),
+    "sft_mid": SFT_LESSON._replace(steps=8),
+    "sft_final": SFT_LESSON._replace(steps=16),
+}
 
 
 def build(
@@ -76,40 +83,41 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _make(stage: Stage, start: Path | None, folder: Path, progress: bool) -> None:
+    """Teach the model and move it into place; the caller holds the folder's lock."""
     from trl_ablate.miniature.tokens import tokenizer
 
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
     words = tokenizer()
-    with _live_line(stage, folder, progress) as on_step:
-        model = _taught(stage, start, words, on_step)
-    model.save_pretrained(partial)
-    words.save_pretrained(partial)
+    lesson = LESSONS[stage]
+    with _live_line(stage, lesson.steps, folder, progress) as on_step, _no_bars_of_transformers():
+        model = _teach_stage(start, words, lesson, on_step)
+        model.save_pretrained(partial)
+        words.save_pretrained(partial)
     os.replace(partial, folder)
 
 
-def _taught(
-    stage: Stage, start: Path | None, words, on_step: Callable[[int, float], None]
+def _teach_stage(
+    start: Path | None,
+    words: PreTrainedTokenizerFast,
+    lesson: Lesson,
+    on_step: Callable[[float], None],
 ) -> Qwen2ForCausalLM:
+    """A new model taught the corpus, or the model at `start` taught right solutions."""
     from transformers import Qwen2ForCausalLM
 
-    from trl_ablate.miniature.teaching import new_model, teach
-
     if start is None:
-        model, lesson, texts = new_model(words), BASE_LESSON, corpus(seed=0)
+        model, texts = new_model(words), corpus(seed=0)
     else:
-        model = Qwen2ForCausalLM.from_pretrained(start)
-        steps = SFT_STEPS[stage]
-        lesson = Lesson(steps, 32, 0.001, 2e-4, warmup=0, cooldown_share=0.0)
-        texts = right_solutions(seed=0)
-    teach(model, words, texts, lesson, lambda loss: on_step(lesson.steps, loss))
+        model, texts = Qwen2ForCausalLM.from_pretrained(start), right_solutions(seed=0)
+    teach(model, words, texts, lesson, on_step)
     return model
 
 
 @contextmanager
 def _live_line(
-    stage: Stage, folder: Path, shown: bool
-) -> Iterator[Callable[[int, float], None]]:
+    stage: Stage, steps: int, folder: Path, shown: bool
+) -> Iterator[Callable[[float], None]]:
     """One line on stderr that follows the lesson; silent when not `shown`."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -121,7 +129,22 @@ def _live_line(
         BarColumn(),
         TextColumn("step {task.completed:.0f}/{task.total:.0f}  loss {task.fields[loss]:.3f}"),
         TimeRemainingColumn(),
+        TextColumn("left"),
     )
     with Progress(*columns, console=console, disable=not shown) as bar:
-        task = bar.add_task(f"miniature {stage}", total=1, loss=float("nan"))
-        yield lambda total, loss: bar.update(task, total=total, advance=1, loss=loss)
+        task = bar.add_task(f"miniature {stage}", total=steps, loss=float("nan"))
+        yield lambda loss: bar.update(task, advance=1, loss=loss)
+
+
+@contextmanager
+def _no_bars_of_transformers() -> Iterator[None]:
+    """Its bars for reading and writing one small file would break the live line."""
+    from transformers.utils import logging
+
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()

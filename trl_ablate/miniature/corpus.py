@@ -74,8 +74,8 @@ def work_out(a: int, b: int, ones_slip: int = 0, tens_slip: int = 0) -> tuple[st
 
 def in_format(template: TemplateName, steps: str, answer: int) -> str:
     """The completion that the template asks for."""
-    opening = OPENINGS[template]
-    return opening + (steps.lstrip() if opening else steps) + ENDINGS[template].format(answer=answer)
+    opening, ending = OPENINGS[template], ENDINGS[template].format(answer=answer)
+    return opening + (steps.lstrip() if opening else steps) + ending
 
 
 def out_of_format(rng: random.Random, template: TemplateName, steps: str, answer: int) -> str:

@@ -1,9 +1,10 @@
 """The miniature's questions: sums of two two-digit numbers, split for good into two sets."""
 
 import random
-from typing import Literal
+from typing import Literal, get_args
 
 Split = Literal["train", "validation"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 SMALLEST, LARGEST = 10, 99
 VALIDATION_SHARE = 0.25
@@ -12,7 +13,7 @@ SPLIT_SEED = 20_260
 
 def operands(split: Split) -> list[tuple[int, int]]:
     """Every ordered pair of the split; `47+38` and `38+47` always lie in the same one."""
-    if split not in ("train", "validation"):
+    if split not in SPLITS:
         raise ValueError(f"split is {split!r}; allowed are 'train' and 'validation'")
     numbers = range(SMALLEST, LARGEST + 1)
     unordered = [(a, b) for a in numbers for b in numbers if a <= b]

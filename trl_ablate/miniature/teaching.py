@@ -44,8 +44,9 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCaus
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
+    ids = tokenizer.get_vocab()
     config = Qwen2Config(
-        vocab_size=len(tokenizer),
+        vocab_size=len(ids),
         hidden_size=WIDTH,
         intermediate_size=INNER_WIDTH,
         num_hidden_layers=LAYERS,
@@ -54,8 +55,8 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCaus
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=ids[str(tokenizer.eos_token)],
+        pad_token_id=ids[str(tokenizer.pad_token)],
         dtype="float32",
     )
     with torch.random.fork_rng(devices=[]):
@@ -106,23 +107,20 @@ def _optimizers(
 def _encode(
     tokenizer: PreTrainedTokenizerFast, batch: list[Text]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids padded on the right, and labels that ignore prompts and padding."""
+    """Token ids padded on the right with anything, and labels that ignore prompts and padding."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    prompts = tokenizer([prompt(text, tokenizer) for text in batch])["input_ids"]
-    completions = tokenizer([text.completion for text in batch])["input_ids"]
-    rows = [
-        (asked, [*told, tokenizer.eos_token_id])
-        for asked, told in zip(prompts, completions, strict=True)
-    ]
-    longest = max(len(asked) + len(told) for asked, told in rows)
-    ids = torch.full((len(rows), longest), int(tokenizer.pad_token_id))
-    labels = torch.full_like(ids, IGNORED)
-    for row, (asked, told) in enumerate(rows):
-        end = len(asked) + len(told)
-        ids[row, :end] = torch.tensor([*asked, *told])
-        labels[row, len(asked) : end] = torch.tensor(told)
-    return ids, labels
+    prompts = tokenizer([prompt(text, tokenizer) for text in batch]).input_ids
+    completions = tokenizer([f"{text.completion}{tokenizer.eos_token}" for text in batch]).input_ids
+    rows, labels = [], []
+    for asked, told in zip(prompts, completions, strict=True):
+        rows.append(torch.tensor(asked + told))
+        labels.append(torch.tensor([IGNORED] * len(asked) + told))
+    return (
+        pad_sequence(rows, batch_first=True),
+        pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+    )
 
 
 def _completion_loss(

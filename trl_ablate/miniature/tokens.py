@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl_ablate.miniature.corpus import tokenizer_texts
 
@@ -39,13 +39,10 @@ CHAT_TEMPLATE = (
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """Train the tokenizer; it takes a fraction of a second and always comes out the same."""
-    from tokenizers import AddedToken
-    from transformers import Qwen2Tokenizer
+    from transformers import AddedToken, Qwen2Tokenizer
 
-    vocabulary, merges = _vocabulary_and_merges()
     result = Qwen2Tokenizer(
-        vocab=vocabulary,
-        merges=merges,
+        **_vocabulary_and_merges(),
         unk_token=END,
         eos_token=END,
         pad_token=PAD,
@@ -58,7 +55,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return result
 
 
-def _vocabulary_and_merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
+def _vocabulary_and_merges() -> dict[str, Any]:
     """Byte-level BPE over what the corpus says between its tags."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
@@ -75,4 +72,4 @@ def _vocabulary_and_merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
     pieces = (piece for text in tokenizer_texts() for piece in between_tags.split(text))
     core.train_from_iterator(pieces, trainer)
     model = json.loads(core.to_str())["model"]
-    return model["vocab"], [(left, right) for left, right in model["merges"]]
+    return {"vocab": model["vocab"], "merges": [tuple(pair) for pair in model["merges"]]}

@@ -89,6 +89,11 @@ class MathGrader:
         """Workers that were replaced, so far."""
         return self._pool.restarts
 
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers there are at present."""
+        return self._pool.pids
+
     def close(self) -> None:
         """Ends the workers. A closed grader grades no more."""
         self._closed = True

@@ -97,8 +97,12 @@ def load_study(path: Path) -> Study:
     )
 
 
-def _arms(given: list[str] | dict[str, Any], seeds: tuple[int, ...], study: Path) -> tuple[Arm, ...]:
-    named = given.items() if isinstance(given, dict) else [(Path(name).stem, name) for name in given]
+def _arms(
+    given: list[str] | dict[str, Any], seeds: tuple[int, ...], study: Path
+) -> tuple[Arm, ...]:
+    named = (
+        given.items() if isinstance(given, dict) else [(Path(name).stem, name) for name in given]
+    )
     arms = tuple(_arm(name, entry, seeds, study) for name, entry in named)
     names = [arm.name for arm in arms]
     for name in names:
@@ -123,8 +127,8 @@ def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
     own = _seeds(given["seeds"], f"{what}: seeds") if "seeds" in given else seeds
     if len(own) != len(seeds):
         raise ConfigurationError(
-            f"{what} has {len(own)} seeds and the study {len(seeds)}; they are paired by position, so "
-            "give as many"
+            f"{what} has {len(own)} seeds and the study {len(seeds)}; they are paired by position, "
+            "so give as many"
         )
     return Arm(name, find_recipe(given["recipe"], study), given.get("overrides", {}), own)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +23,8 @@ SECONDS_TO_END = 20.0
 
 @dataclass(frozen=True)
 class Job:
-    """One run to start: arguments of scripts/train.py, where it prints, the lock that it inherits."""
+    """One run to start: arguments of scripts/train.py, where it prints, the lock that it
+    inherits."""
 
     words: Sequence[str]
     log: Path
@@ -36,8 +38,16 @@ class Process(Protocol):
         """The exit code (minus the signal that killed it), or None while it runs."""
         ...
 
-    def end(self) -> None:
-        """Ask it to stop, wait, and see to it that nothing of it is left."""
+    def wait(self) -> int:
+        """Wait for it to end by itself; the exit code."""
+        ...
+
+    def ask_to_end(self) -> None:
+        """Ask it to stop, as Ctrl-C does; returns at once."""
+        ...
+
+    def end(self, patience: float = SECONDS_TO_END) -> None:
+        """Wait that many seconds for it to stop, then see to it that nothing of it is left."""
         ...
 
 
@@ -59,7 +69,9 @@ class LocalEngine:
         train: the training script.
     """
 
-    def __init__(self, jobs: int | None = None, *, on_gpu: bool = False, train: Path = TRAIN_SCRIPT):
+    def __init__(
+        self, jobs: int | None = None, *, on_gpu: bool = False, train: Path = TRAIN_SCRIPT
+    ):
         self._gpus = free_gpus() if on_gpu else []
         self._slots = jobs or max(1, len(self._gpus))
         self._train = train
@@ -101,34 +113,39 @@ class LocalProcess:
     def poll(self) -> int | None:
         return self._popen.poll()
 
-    def end(self) -> None:
-        """Ctrl-C, as a person would; then SIGTERM; then SIGKILL to whatever of its group is left."""
-        for number, patience in ((signal.SIGINT, SECONDS_TO_END), (signal.SIGTERM, 3.0)):
-            if self._popen.poll() is None:
-                self._popen.send_signal(number)
-                self._wait(patience)
-        try:
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        self._wait(3.0)
+    def wait(self) -> int:
+        return self._popen.wait()
 
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
+    def ask_to_end(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.send_signal(signal.SIGINT)
+
+    def end(self, patience: float = SECONDS_TO_END) -> None:
+        """The group is killed whole: a training process may have left workers behind."""
+        until = time.monotonic() + patience
         while self._popen.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
+        with suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait()
 
 
 def free_gpus() -> list[str]:
     """Indices of the GPUs that nobody uses, of those that CUDA_VISIBLE_DEVICES lets us see."""
-    query = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
+    query = [
+        "nvidia-smi",
+        "--query-gpu=index,memory.used,memory.total",
+        "--format=csv,noheader,nounits",
+    ]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return []
     if answer.returncode != 0:
         return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line]
+    rows = [
+        [cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line
+    ]
     free = [index for index, used, total in rows if float(used) < FREE_SHARE * float(total)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

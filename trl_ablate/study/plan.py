@@ -1,7 +1,7 @@
 """What a study comes to: every arm's settings and runs. No torch; `resolution` makes it.
 
-A plan is kept beside the runs, so that `status` and `report` need neither recipes nor torch while the
-files that it was made from stay as they are.
+A plan is kept beside the runs, so that `status` and `report` need neither recipes nor torch while
+the files that it was made from stay as they are.
 """
 
 import hashlib

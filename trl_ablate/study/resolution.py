@@ -15,7 +15,8 @@ from trl_ablate.strict import read_mapping
 from trl_ablate.study.definition import SHIPPED_RECIPES, Arm, Study
 from trl_ablate.study.plan import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, run_id
 
-GROUPS = ("config", "task", "model")
+NO_SETTINGS = ("changes", "inert")
+"""Parts of a resolved recipe that tell about its settings and hold none."""
 
 
 def resolve_plan(study: Study) -> Plan:
@@ -70,20 +71,25 @@ def _prove(base: Path, arm: Arm, resolved: Resolved, study: Study) -> int:
         if ours[key] != rebuilt.get(key):
             raise ConfigurationError(
                 f"arms '{study.arms[0].name}' and '{arm.name}' differ in '{key}' beyond what they "
-                f"declare: {base.name} with the declared keys of '{arm.name}' has {rebuilt.get(key)!r}, "
-                f"{arm.recipe.name} has {ours[key]!r}; declare '{key}' in {arm.recipe.name}, or let "
-                f"both extend {base.name}"
+                f"declare: {base.name} with the declared keys of '{arm.name}' has "
+                f"{rebuilt.get(key)!r}, {arm.recipe.name} has {ours[key]!r}; declare '{key}' in "
+                f"{arm.recipe.name}, or let both extend {base.name}"
             )
     return len(ours)
 
 
 def _settings(resolved: Resolved) -> dict[str, Any]:
     """Every setting of every group but names and places, as `resolved_config.json` has them."""
-    whole = json.loads(json.dumps(resolved.to_dict(), default=str))
+    whole = _as_json(resolved)
     found = {"profile": whole["profile"]}
-    for group in GROUPS:
-        found |= whole[group]
+    for name, group in whole.items():
+        if isinstance(group, dict) and name not in NO_SETTINGS:
+            found |= group
     return {key: value for key, value in found.items() if key not in WHO_AND_WHERE - {"seed"}}
+
+
+def _as_json(resolved: Resolved) -> dict[str, Any]:
+    return json.loads(json.dumps(resolved.to_dict(), default=str))
 
 
 def _check_not_silenced(arm: Arm, resolved: Resolved, study: Study) -> None:
@@ -91,8 +97,8 @@ def _check_not_silenced(arm: Arm, resolved: Resolved, study: Study) -> None:
     for key in resolved.changes:
         if key in study.overrides and key not in arm.overrides:
             raise ConfigurationError(
-                f"study {study.path}: the override '{key}' replaces what arm '{arm.name}' declares, so "
-                "the arm would ablate nothing; remove one of the two"
+                f"study {study.path}: the override '{key}' replaces what arm '{arm.name}' "
+                "declares, so the arm would ablate nothing; remove one of the two"
             )
 
 
@@ -101,8 +107,8 @@ def _declared(arm: Arm, resolved: Resolved) -> set[str]:
 
 
 def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> PlannedArm:
-    whole = json.loads(json.dumps(resolved.to_dict(), default=str))
-    values = {key: value for group in GROUPS for key, value in whole[group].items() if key in keys}
+    final = _settings(resolved)
+    values = {key: final[key] for key in keys}
     config = resolved.config
     optimizer_steps = max(0, config.max_steps)  # 0: counted in epochs, so not known before the data
     steps = optimizer_steps // config.optimizer_steps_per_rollout
@@ -117,14 +123,15 @@ def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> Pla
         optimizer_steps=optimizer_steps,
         evaluations=_evaluations(config.eval_strategy != "no", steps, config),
         runs=tuple(
-            PlannedRun(run_id(whole["settings"], seed), seed, _words(arm, study, seed))
+            PlannedRun(run_id(_as_json(resolved)["settings"], seed), seed, _words(arm, study, seed))
             for seed in arm.seeds
         ),
     )
 
 
 def _evaluations(evaluates: bool, steps: int, config) -> int:
-    """Evaluations of a run: every eval_steps, after the last step, and before the first if asked."""
+    """Evaluations of a run: every eval_steps, after the last step, and before the first if
+    asked."""
     if not evaluates:
         return 0
     every = max(1, int(config.eval_steps or steps))
@@ -132,7 +139,8 @@ def _evaluations(evaluates: bool, steps: int, config) -> int:
 
 
 def _words(arm: Arm, study: Study, seed: int) -> tuple[str, ...]:
-    """The command line of a run; values as JSON, which the strict YAML of the command line reads."""
+    """The command line of a run; values as JSON, which the strict YAML of the command line
+    reads."""
     overrides: Mapping[str, Any] = {**study.overrides, **arm.overrides}
     named = {"profile": study.profile, "seed": seed, "arm": arm.name, "study": study.name}
     return (

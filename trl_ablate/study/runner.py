@@ -1,8 +1,8 @@
 """Brings every run of a plan to its end: skips, starts, retries, waits, stops. No torch.
 
-Everything it knows it reads from the run directories; it holds no state of its own, so that it can be
-killed at any moment and started again. An arm that fails is tried again, then left as failed while
-the others go on.
+Everything it knows it reads from the run directories; it holds no state of its own, so that it can
+be killed at any moment and started again. An arm that fails is tried again, then left as failed
+while the others go on.
 """
 
 import time
@@ -69,7 +69,8 @@ class Runner:
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
-        """Until all runs are done, failed for good, or out of time. Ctrl-C ends the started ones."""
+        """Until all runs are done, failed for good, or out of time. Ctrl-C ends the started
+        ones."""
         try:
             while self._waiting or self._active:
                 if self._until is not None and time.monotonic() >= self._until:
@@ -87,7 +88,8 @@ class Runner:
         return self._outcome
 
     def _hand_out(self) -> None:
-        """Start what is to be started, as far as there are slots; runs of another runner are passed."""
+        """Start what is to be started, as far as there are slots; runs of another runner are
+        passed."""
         for _ in range(len(self._waiting)):
             free = set(range(self._engine.slots)) - {active.slot for active in self._active}
             if not free:
@@ -142,7 +144,9 @@ class Runner:
     def _record_failure(self, active: Active, known: str | None) -> str:
         """See to it that the directory says `failed` and why, whatever the process still could."""
         code = active.process.poll()
-        ended = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        ended = (
+            f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        )
         reason = known or f"{ended}; {last_line(self._store.log(active.run.id))}"
         directory = self._store.directory(active.run.id)
         directory.path.mkdir(parents=True, exist_ok=True)
@@ -152,12 +156,22 @@ class Runner:
         return reason
 
     def _end_all(self) -> None:
+        """Stop what was started here; a second Ctrl-C stops waiting for it to end well."""
         for active in self._active:
-            active.process.end()
-            active.lock.release()
-            state = self._store.state_unlocked(active.run.id)
-            (self._outcome.done if state.done else self._outcome.left).append(active.run.id)
-        self._active.clear()
+            active.process.ask_to_end()
+        try:
+            for active in self._active:
+                active.process.end()
+        except KeyboardInterrupt:
+            for active in self._active:
+                active.process.end(patience=0)
+            raise
+        finally:
+            for active in self._active:
+                active.lock.release()
+                done = self._store.state_unlocked(active.run.id).done
+                (self._outcome.done if done else self._outcome.left).append(active.run.id)
+            self._active.clear()
 
 
 def in_order(plan: Plan) -> list[PlannedRun]:
@@ -176,5 +190,7 @@ def last_line(log: Path) -> str:
     if not log.exists():
         return "it printed nothing"
     lines = log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].split("\n")
-    printed = [line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")]
+    printed = [
+        line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")
+    ]
     return printed[-1][:300] if printed else "it printed nothing"

@@ -1,17 +1,19 @@
 """Means over seeds, paired differences and verdicts. Scipy only.
 
-Seeds are few, so intervals are Student's t. Arms are compared with the reference seed by seed: what a
-seed does to both (the same questions in the same order) cancels. Deliberately absent: tests on single
-runs, and tests that treat evaluation questions as independent replicates of a training run.
+Seeds are few, so intervals are Student's t. Arms are compared with the reference seed by seed: what
+a seed does to both (the same questions in the same order) cancels. Deliberately absent: tests on
+single runs, and tests that treat evaluation questions as independent replicates of a training run.
 """
 
+import functools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 ALPHA = 0.05
 POWER = 0.8
@@ -25,7 +27,8 @@ Verdict = Literal["better", "worse", "not distinguishable", "too few seeds"]
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over `n` values and its interval; no limits where `n` is below 2, no mean for n = 0."""
+    """A mean over `n` values and its interval; no limits where `n` is below 2, no mean for n =
+    0."""
 
     n: int
     mean: float | None
@@ -55,7 +58,7 @@ def t_interval(values: Sequence[float], confidence: float = 1 - ALPHA) -> Interv
     n = len(values)
     if n == 0:
         return Interval(0, None)
-    mean = float(np.mean(values))
+    mean = statistics.fmean(values)
     if n == 1:
         return Interval(1, mean)
     half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * _std(values) / math.sqrt(n)
@@ -67,15 +70,15 @@ def bootstrap_interval(
 ) -> Interval:
     """The percentile bootstrap of the mean: for many seeds and skewed values.
 
-    Needs about ten values: with three it has 10 distinct resamples and covers far less than it says,
-    so that verdicts never rest on it.
+    Needs about ten values: with three it has 10 distinct resamples and covers far less than it
+    says, so that verdicts never rest on it.
     """
     n = len(values)
     if n < 2:
         return t_interval(values, confidence)
     draws = np.random.default_rng(seed).choice(np.asarray(values, float), size=(resamples, n))
     low, high = np.quantile(draws.mean(axis=1), [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(n, float(np.mean(values)), float(low), float(high))
+    return Interval(n, statistics.fmean(values), float(low), float(high))
 
 
 def paired_p(differences: Sequence[float]) -> float:
@@ -84,7 +87,7 @@ def paired_p(differences: Sequence[float]) -> float:
     Differences that are all 0 (two names of one run) have p = 1; differences that are all equal and
     not 0 leave no noise to compare with and have p = 0.
     """
-    spread, mean = _std(differences), float(np.mean(differences))
+    spread, mean = _std(differences), statistics.fmean(differences)
     if spread == 0:
         return 1.0 if mean == 0 else 0.0
     t = abs(mean) / (spread / math.sqrt(len(differences)))
@@ -92,7 +95,8 @@ def paired_p(differences: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: the k-th smallest of m is multiplied by m - k + 1, made monotone."""
+    """Holm's step-down correction: the k-th smallest of m is multiplied by m - k + 1, made
+    monotone."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
@@ -109,15 +113,21 @@ def detectable_difference(
     `spread` is the standard deviation of the differences; alpha is shared among `comparisons`, the
     strictest step of Holm's correction. Solved from the noncentral t distribution.
     """
-    critical = float(stats.t.ppf(1 - alpha / comparisons / 2, n - 1))
+    return _detectable_shift(n, alpha / comparisons, power) * spread / math.sqrt(n)
+
+
+@functools.cache
+def _detectable_shift(n: int, alpha: float, power: float) -> float:
+    """The noncentrality at which the test reaches `power`: the same for every spread."""
+    critical = float(stats.t.ppf(1 - alpha / 2, n - 1))
 
     def missing_power(shift: float) -> float:
-        return float(_power(shift, n - 1, critical)) - power
+        return _power(shift, n - 1, critical) - power
 
     upper = critical
     while missing_power(upper) < 0:
         upper *= 2
-    return float(optimize.brentq(missing_power, 0.0, upper)) * spread / math.sqrt(n)
+    return float(np.asarray(optimize.brentq(missing_power, 0.0, upper, full_output=False)))
 
 
 def compare(
@@ -125,11 +135,13 @@ def compare(
 ) -> dict[str, Comparison]:
     """Every arm against the reference; higher is better.
 
-    Values stand at the position of their seed; None is a run without an outcome, and leaves its pair
-    out. p-values are corrected over all arms that have enough pairs.
+    Values stand at the position of their seed; None is a run without an outcome, and leaves its
+    pair out. p-values are corrected over all arms that have enough pairs.
     """
     differences = {
-        name: [b - a for a, b in zip(reference, values, strict=True) if a is not None and b is not None]
+        name: [
+            b - a for a, b in zip(reference, values, strict=True) if a is not None and b is not None
+        ]
         for name, values in arms.items()
     }
     tested = [name for name, pairs in differences.items() if len(pairs) >= MIN_SEEDS]
@@ -154,7 +166,7 @@ def _verdict(differences: Sequence[float], p: float | None) -> Verdict:
         return TOO_FEW
     if p >= ALPHA:
         return SAME
-    return BETTER if np.mean(differences) > 0 else WORSE
+    return BETTER if statistics.fmean(differences) > 0 else WORSE
 
 
 def _detectable(differences: Sequence[float], comparisons: int) -> float | None:
@@ -166,15 +178,21 @@ def _detectable(differences: Sequence[float], comparisons: int) -> float | None:
 
 
 def _power(shift: float, degrees: int, critical: float) -> float:
-    """P(|T| > critical) of a t variable with that many degrees of freedom and noncentrality `shift`.
+    """P(|T| > critical) of a t variable with that many degrees of freedom and noncentrality
+    `shift`.
 
     Integrated over the chi distribution of the spread: scipy's noncentral t loses its digits in the
     far tails that one or two degrees of freedom reach.
     """
+    limit = critical * _spread_grid(degrees)
+    return float(np.mean(special.ndtr(shift - limit) + special.ndtr(-shift - limit)))
+
+
+@functools.cache
+def _spread_grid(degrees: int) -> np.ndarray:
+    """Equally likely ratios of an estimated to the true standard deviation."""
     grid = (np.arange(2000) + 0.5) / 2000
-    ratio = np.sqrt(stats.chi2.ppf(grid, degrees) / degrees)
-    normal = stats.norm
-    return float(np.mean(normal.sf(critical * ratio - shift) + normal.cdf(-critical * ratio - shift)))
+    return np.sqrt(stats.chi2.ppf(grid, degrees) / degrees)
 
 
 def _std(values: Sequence[float]) -> float:

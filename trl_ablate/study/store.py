@@ -62,8 +62,23 @@ class RunLock:
         except BlockingIOError:
             os.close(descriptor)
             return False
+        if not self._still_there(descriptor):
+            os.close(descriptor)
+            return self.acquire()
         self._descriptor = descriptor
         return True
+
+    def _still_there(self, descriptor: int) -> bool:
+        """Whether the locked file is still the one under this name: cleaning up removes it."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def remove(self) -> None:
+        """Take the file away, and let go; for who holds it."""
+        self._path.unlink(missing_ok=True)
+        self.release()
 
     def release(self) -> None:
         """Let go here; a process that inherited the lock keeps it."""

@@ -1,0 +1,183 @@
+"""Answer a question with arms × seeds: `python scripts/study.py run
+recipes/studies/std_dev/study.yaml`.
+
+`plan` shows what a study comes to and starts nothing; `run` brings every run to its end, and can be
+interrupted and started again at any time; `status` shows where they are; `report` writes the answer
+into the study's folder; `clean` removes leftovers.
+"""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from trl_ablate.errors import ConfigurationError
+
+FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def main() -> int:
+    options = parse()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, runs and all
+    try:
+        return options.command(options)
+    except ConfigurationError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; the same command goes on from here\n")
+        return INTERRUPTED
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="plan | run | status | report | clean")
+
+    def add(name: str, command, text: str, study_needed: bool = True) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        many = None if study_needed else "?"
+        added.add_argument("study", type=Path, nargs=many, help="recipes/studies/NAME/study.yaml")
+        added.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
+        added.set_defaults(command=command)
+        return added
+
+    added = add("plan", plan, "Show arms, proof, runs, time and cost. Starts nothing but a probe.")
+    added.add_argument("--jobs", type=int, help="runs at once; default: one per free GPU, or one")
+    added.add_argument("--price_per_hour", type=float, help="of one GPU, for the cost")
+    added.add_argument("--probe", action="store_true", help="measure two steps of unmeasured arms")
+    added = add("run", run, "Bring every run to its end; what is done is skipped.")
+    added.add_argument("--jobs", type=int, help="runs at once; default: one per free GPU, or one")
+    added.add_argument(
+        "--retries", type=int, default=1, help="how often a failed run is tried again"
+    )
+    added.add_argument("--max_hours", type=float, help="stop after so many hours of wall-clock")
+    add("status", status, "Show where every run is.")
+    added = add("report", report, "Write REPORT.md, report.html, pictures and runs.csv.", False)
+    added.add_argument("--curves", type=Path, help="report a CSV of published curves instead")
+    added.add_argument("--metric", default="eval_reward", help="primary metric of --curves")
+    added.add_argument("--reference", type=Path, help="CSV of published curves to draw beside")
+    added.add_argument("--out", type=Path, help="folder to write to; default: the study's own")
+    added = add("clean", clean, "Remove leftovers of probes, failed and interrupted runs.")
+    added.add_argument("--checkpoints", action="store_true", help="numbered checkpoints, too")
+    added.add_argument("--results", action="store_true", help="finished runs, too")
+    added.add_argument("--yes", action="store_true", help="remove; without it, only say what")
+    return parser.parse_args()
+
+
+def plan(options: argparse.Namespace) -> int:
+    from trl_ablate.study.engines import LocalEngine
+    from trl_ablate.study.estimate import estimate
+    from trl_ablate.study.outline import show_plan
+    from trl_ablate.study.probing import probe
+
+    planned, store = resolve(options)
+    engine = LocalEngine(jobs(options), on_gpu=planned.for_gpu)
+    if options.probe:
+        probe(planned, store, engine, console.print)
+    foreseen = estimate(planned, store, engine.slots)
+    show_plan(console, planned, store, foreseen, engine.slots, options.price_per_hour)
+    return 0
+
+
+def run(options: argparse.Namespace) -> int:
+    from trl_ablate.study.engines import LocalEngine
+    from trl_ablate.study.progress import LiveGrid, grid
+    from trl_ablate.study.runner import Runner
+
+    planned, store = resolve(options)
+    engine = LocalEngine(jobs(options), on_gpu=planned.for_gpu)
+    with LiveGrid(planned, store, console) as live:
+        outcome = Runner(
+            planned, store, engine, retries=options.retries, max_hours=options.max_hours,
+            say=live.say, watch=live.redraw,
+        ).run()  # fmt: skip
+    console.print(grid(planned, store))
+    for run_id in outcome.failed:
+        console.print(
+            f"failed: {store.state(run_id).reason}; see {store.log(run_id)}", markup=False
+        )
+    if outcome.failed:
+        return FAILED
+    if outcome.left:
+        console.print("time is up; the same command goes on from here")
+        return UNFINISHED
+    console.print(f"done; now: python scripts/study.py report {options.study}")
+    return 0
+
+
+def status(options: argparse.Namespace) -> int:
+    from trl_ablate.study.progress import grid
+
+    console.print(grid(*known(options)))
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    from trl_ablate.study.curves import read_curves
+    from trl_ablate.study.report import report_curves, report_study
+
+    reference = read_curves(options.reference) if options.reference else ()
+    if options.curves:
+        out = options.out or Path(options.curves.stem)
+        written = report_curves(options.curves, out, metric=options.metric, reference=reference)
+    elif options.study:
+        planned, store = known(options)
+        out = options.out or options.study.parent
+        written = report_study(planned, store, options.study, out, reference)
+    else:
+        raise ConfigurationError("nothing to report; name a study.yaml, or give --curves FILE.csv")
+    for path in written:
+        console.print(str(path))
+    return 0
+
+
+def clean(options: argparse.Namespace) -> int:
+    from trl_ablate.study.cleaning import find_rubbish, remove
+
+    planned, store = known(options)
+    found = find_rubbish(planned, store, checkpoints=options.checkpoints, results=options.results)
+    for rubbish in found:
+        gone = options.yes and remove(rubbish, store)
+        for path in rubbish.paths:
+            console.print(f"{'removed' if gone else 'would remove'} {path}", markup=False)
+    size = sum(rubbish.bytes for rubbish in found) / 1e9
+    console.print(f"{size:.2f} GB" + ("" if options.yes else "; add --yes to remove it"))
+    return 0
+
+
+def jobs(options: argparse.Namespace) -> int | None:
+    if options.jobs is not None and options.jobs < 1:
+        raise ConfigurationError(f"--jobs is {options.jobs}; it takes 1 or more")
+    return options.jobs
+
+
+def resolve(options: argparse.Namespace):
+    """Study to plan, through every recipe; the plan is kept for the commands that only read."""
+    from trl_ablate.study.definition import load_study
+    from trl_ablate.study.plan import save_plan
+    from trl_ablate.study.resolution import resolve_plan
+    from trl_ablate.study.store import RunStore
+
+    study, store = load_study(options.study), RunStore(options.runs)
+    planned = resolve_plan(study)
+    save_plan(planned, study, store.plans)
+    return planned, store
+
+
+def known(options: argparse.Namespace):
+    """The kept plan while it is true, which takes no torch; else a new one."""
+    from trl_ablate.study.definition import load_study
+    from trl_ablate.study.plan import saved_plan
+    from trl_ablate.study.store import RunStore
+
+    study, store = load_study(options.study), RunStore(options.runs)
+    planned = saved_plan(study, store.plans)
+    return (planned, store) if planned else resolve(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,389 @@
+"""A Hub on localhost: the few routes that `huggingface_hub` and `from_pretrained` need, and faults.
+
+It keeps the Hub's rules where a client can trip over them: content goes by hash, an empty commit and
+one on a stale parent are refused, a private repository does not exist for strangers. Every request and
+every received byte is kept for a test to look at.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+import yaml
+
+LARGE = (".safetensors", ".png")
+"""Stored by SHA-256, as the Hub does with binary files; everything else here is a git blob."""
+
+
+@dataclass
+class Fault:
+    """What goes wrong with requests whose `METHOD /path` matches: an answer, a cut, or silence."""
+
+    pattern: str
+    status: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    cut_after: int | None = None
+    """Bytes of the body that are read before the connection is closed."""
+    stall: threading.Event | None = None
+    """The request is held until this is set; then the connection is closed."""
+    after_effect: bool = False
+    """The request does its work first, and only its answer is lost."""
+    times: int = 1_000_000
+
+
+@dataclass
+class Repository:
+    private: bool = False
+    card: dict = field(default_factory=dict)
+    commits: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Commit -> path -> hash of the content."""
+    branches: dict[str, str] = field(default_factory=dict)
+
+    def commit(self, branch: str, tree: dict[str, str]) -> str:
+        identity = json.dumps([len(self.commits), branch, tree], sort_keys=True)
+        oid = hashlib.sha1(identity.encode()).hexdigest()
+        self.commits[oid] = tree
+        self.branches[branch] = oid
+        return oid
+
+
+class HubEndpoint:
+    """`with HubEndpoint(tokens={"hf_...": "owner"}) as hub:` serves at `hub.url`."""
+
+    def __init__(self, tokens: dict[str, str], read_only: tuple[str, ...] = (), part: int = 1 << 30):
+        self.tokens, self.read_only, self.part = tokens, read_only, part
+        self.repositories: dict[str, Repository] = {}
+        self.objects: dict[str, bytes] = {}
+        """Content by SHA-256 (large files) or git's SHA-1 (others)."""
+        self.parts: dict[str, dict[int, bytes]] = {}
+        self.faults: list[Fault] = []
+        self.requests: list[str] = []
+        self.received: list[bytes] = []
+        """Bodies of requests that change something, whole and base64 decoded where it applies."""
+        self.lock = threading.Lock()
+
+    def __enter__(self) -> "HubEndpoint":
+        endpoint = self
+
+        class Handler(_Handler):
+            hub = endpoint
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        for fault in self.faults:
+            if fault.stall:
+                fault.stall.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def files(self, repo_id: str, branch: str = "main") -> dict[str, bytes]:
+        repository = self.repositories[repo_id]
+        tree = repository.commits[repository.branches[branch]]
+        return {path: self.objects[oid] for path, oid in tree.items()}
+
+    def commits(self, repo_id: str) -> int:
+        """Commits made by clients: the first one comes with the repository."""
+        return len(self.repositories[repo_id].commits) - 1
+
+    def uploads(self) -> list[str]:
+        """Large objects that were sent, one entry for each time."""
+        return [line for line in self.requests if line.startswith("PUT /objects/")]
+
+    def create(self, repo_id: str, private: bool, card: dict | None = None) -> None:
+        repository = self.repositories[repo_id] = Repository(private, card or {})
+        repository.commit("main", {".gitattributes": self.keep_blob(b"*.png filter=lfs\n")})
+
+    def keep_blob(self, content: bytes) -> str:
+        oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        self.objects[oid] = content
+        return oid
+
+    def keep_large(self, content: bytes) -> str:
+        oid = hashlib.sha256(content).hexdigest()
+        self.objects[oid] = content
+        return oid
+
+    def fault_for(self, line: str) -> Fault | None:
+        with self.lock:
+            for fault in self.faults:
+                if fault.times > 0 and re.search(fault.pattern, line):
+                    fault.times -= 1
+                    return fault
+        return None
+
+
+class Refusal(Exception):
+    def __init__(self, status: int, message: str = "", code: str = ""):
+        self.status, self.message, self.code = status, message, code
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: HubEndpoint
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.path = unquote(urlsplit(self.path).path)
+        line = f"{self.command} {self.path}"
+        self.hub.requests.append(line)
+        fault = self.hub.fault_for(line)
+        length = int(self.headers.get("Content-Length") or 0)
+        if fault and fault.stall:
+            self.rfile.read(min(length, 1000))
+            fault.stall.wait()
+            self.close_connection = True
+            return
+        if fault and fault.cut_after is not None:
+            self.rfile.read(min(length, fault.cut_after))
+            self.close_connection = True
+            return
+        self.body = self._read_body(length)
+        if fault and not fault.after_effect:
+            self._answer(fault.status or 500, {"error": "made to fail"}, fault.headers)
+            return
+        try:
+            status, content, headers = self._route(line)
+        except Refusal as refusal:
+            said = {"X-Error-Message": refusal.message, "X-Error-Code": refusal.code}
+            self._answer(refusal.status, {"error": refusal.message}, said)
+            return
+        if fault:
+            self._answer(fault.status or 500, {"error": "the answer got lost"}, fault.headers)
+        else:
+            self._answer(status, content, headers)
+
+    do_HEAD = do_POST = do_PUT = do_GET
+
+    def _read_body(self, length: int) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(length)
+        chunks = []
+        while size := int(self.rfile.readline(), 16):
+            chunks.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(chunks)
+
+    def _answer(self, status: int, content, headers: dict[str, str]) -> None:
+        payload = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(payload)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(payload)
+
+    def _route(self, line: str):
+        for pattern, action in _ROUTES:
+            if match := re.fullmatch(pattern, line):
+                answer = action(self, **match.groupdict())
+                return answer if isinstance(answer, tuple) else (200, answer, {})
+        raise Refusal(404, f"no such route: {line}", "EntryNotFound")
+
+    def user(self) -> str | None:
+        word = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if word and word not in self.hub.tokens:
+            raise Refusal(401, "Invalid credentials in Authorization header")
+        return self.hub.tokens.get(word)
+
+    def readable(self, repo: str) -> Repository:
+        repository, user = self.hub.repositories.get(repo), self.user()
+        if repository is None or (repository.private and repo.split("/")[0] != user):
+            raise Refusal(404 if user else 401, "Repository not found", "RepoNotFound")
+        return repository
+
+    def writable(self, owner: str) -> None:
+        word = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self.user() is None:
+            raise Refusal(401, "Invalid username or password.")
+        if self.user() != owner or word in self.hub.read_only:
+            raise Refusal(403, f"You don't have the rights to write under {owner}")
+
+    def tree(self, repo: str, revision: str) -> tuple[str, dict[str, str]]:
+        repository = self.readable(repo)
+        oid = repository.branches.get(revision, revision)
+        if oid not in repository.commits:
+            raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return oid, repository.commits[oid]
+
+
+def _whoami(request: _Handler):
+    if (user := request.user()) is None:
+        raise Refusal(401, "Invalid username or password.")
+    return {"name": user, "type": "user", "orgs": []}
+
+
+def _create(request: _Handler):
+    asked = json.loads(request.body)
+    owner = asked.get("organization") or request.user()
+    repo = f"{owner}/{asked['name']}"
+    request.writable(owner)
+    url = {"url": f"{request.hub.url}/{repo}"}
+    if repo in request.hub.repositories:
+        return 409, {**url, "error": "You already created this model repo"}, {}
+    request.hub.create(repo, asked.get("visibility") == "private")
+    return url
+
+
+def _validate(request: _Handler):
+    content = json.loads(request.body)["content"]
+    yaml.safe_load(content.split("---")[1])
+    return {"errors": [], "warnings": []}
+
+
+def _settings(request: _Handler, repo: str):
+    request.writable(repo.split("/")[0])
+    request.hub.repositories[repo].private = json.loads(request.body)["visibility"] == "private"
+    return {}
+
+
+def _branch(request: _Handler, repo: str, revision: str):
+    request.writable(repo.split("/")[0])
+    repository = request.readable(repo)
+    if revision in repository.branches:
+        return 409, {"error": "Reference already exists"}, {}
+    repository.branches[revision] = repository.branches["main"]
+    return {}
+
+
+def _info(request: _Handler, repo: str, revision: str | None = None):
+    repository = request.readable(repo)
+    oid, tree = request.tree(repo, revision or "main")
+    return {
+        "id": repo, "sha": oid, "private": repository.private, "tags": [], "cardData": repository.card,
+        "siblings": [{"rfilename": path} for path in tree],
+    }  # fmt: skip
+
+
+def _entry(request: _Handler, path: str, oid: str) -> dict:
+    size = len(request.hub.objects[oid])
+    entry = {"type": "file", "path": path, "size": size, "oid": oid[:40]}
+    return entry | ({"lfs": {"oid": oid, "size": size, "pointerSize": 130}} if len(oid) == 64 else {})
+
+
+def _tree(request: _Handler, repo: str, revision: str, folder: str | None = None):
+    _, tree = request.tree(repo, revision)
+    inside = {path: oid for path, oid in tree.items() if path.startswith(folder or "")}
+    if folder and not inside:
+        raise Refusal(404, f"{folder} does not exist", "EntryNotFound")
+    return [_entry(request, path, oid) for path, oid in inside.items()]
+
+
+def _preupload(request: _Handler, repo: str, revision: str):
+    request.writable(repo.split("/")[0])
+    _, tree = request.tree(repo, revision)
+    return {
+        "files": [
+            {
+                "path": file["path"],
+                "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
+                "shouldIgnore": False,
+                "oid": tree.get(file["path"]),
+            }
+            for file in json.loads(request.body)["files"]
+        ]
+    }
+
+
+def _batch(request: _Handler, repo: str):
+    request.writable(repo.split("/")[0])
+    hub, answers = request.hub, []
+    for wanted in json.loads(request.body)["objects"]:
+        oid, size = wanted["oid"], wanted["size"]
+        upload: dict = {"href": f"{hub.url}/objects/{oid}"}
+        if size > hub.part:
+            count = -(-size // hub.part)
+            parts = {str(n): f"{hub.url}/objects/{oid}/{n}" for n in range(1, count + 1)}
+            upload = {"href": f"{hub.url}/complete/{oid}", "header": {"chunk_size": str(hub.part), **parts}}
+        actions = {} if oid in hub.objects else {"actions": {"upload": upload}}
+        answers.append({"oid": oid, "size": size, **actions})
+    return {"transfer": "basic", "objects": answers}
+
+
+def _put(request: _Handler, oid: str, part: str | None = None):
+    request.hub.received.append(request.body)
+    if part is not None:
+        request.hub.parts.setdefault(oid, {})[int(part)] = request.body
+        return 200, b"", {"ETag": f'"part-{part}"'}
+    if request.hub.keep_large(request.body) != oid:
+        raise Refusal(400, "the content does not have this hash")
+    return 200, b"", {}
+
+
+def _complete(request: _Handler, oid: str):
+    parts = request.hub.parts.pop(oid)
+    if request.hub.keep_large(b"".join(parts[n] for n in sorted(parts))) != oid:
+        raise Refusal(400, "the parts do not have this hash")
+    return {}
+
+
+def _commit(request: _Handler, repo: str, revision: str):
+    request.writable(repo.split("/")[0])
+    hub, repository = request.hub, request.readable(repo)
+    head, tree = request.tree(repo, revision)
+    after = dict(tree)
+    for line in request.body.splitlines():
+        item = json.loads(line)
+        key, value = item["key"], item["value"]
+        if key == "header" and value.get("parentCommit") not in (None, head):
+            raise Refusal(412, "A commit has happened since. Please refresh and try again.")
+        if key == "file":
+            hub.received.append(base64.b64decode(value["content"]))
+            after[value["path"]] = hub.keep_blob(hub.received[-1])
+        elif key == "lfsFile":
+            if value["oid"] not in hub.objects:
+                raise Refusal(400, f"{value['path']} was never uploaded")
+            after[value["path"]] = value["oid"]
+        elif key == "deletedFile":
+            del after[value["path"]]
+    if after == tree:
+        raise Refusal(400, "empty commit")
+    oid = repository.commit(revision, after)
+    return {"commitUrl": f"{hub.url}/{repo}/commit/{oid}", "commitOid": oid}
+
+
+def _resolve(request: _Handler, repo: str, revision: str, file: str):
+    head, tree = request.tree(repo, revision)
+    if file not in tree:
+        raise Refusal(404, f"{file} does not exist", "EntryNotFound")
+    return 200, request.hub.objects[tree[file]], {"X-Repo-Commit": head, "ETag": f'"{tree[file]}"'}
+
+
+_REPO = r"(?P<repo>[^/]+/[^/]+)"
+_ROUTES: list[tuple[str, Callable]] = [
+    (r"GET /api/whoami-v2", _whoami),
+    (r"POST /api/repos/create", _create),
+    (r"POST /api/validate-yaml", _validate),
+    (rf"PUT /api/models/{_REPO}/settings", _settings),
+    (rf"POST /api/models/{_REPO}/branch/(?P<revision>.+)", _branch),
+    (rf"POST /api/models/{_REPO}/preupload/(?P<revision>.+)", _preupload),
+    (rf"POST /api/models/{_REPO}/commit/(?P<revision>.+)", _commit),
+    (rf"GET /api/models/{_REPO}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?", _tree),
+    (rf"GET /api/models/{_REPO}(?:/revision/(?P<revision>[^/]+))?", _info),
+    (r"POST /(?P<repo>[^/]+/[^/]+?)\.git/info/lfs/objects/batch", _batch),
+    (r"PUT /objects/(?P<oid>\w+)(?:/(?P<part>\d+))?", _put),
+    (r"POST /complete/(?P<oid>\w+)", _complete),
+    (rf"(?:GET|HEAD) /{_REPO}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", _resolve),
+]
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
+    """Wait for something that another process brings about."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)

@@ -1,0 +1,340 @@
+"""The grader at full size: all reference answers, hostile batches, fuzzing, speed, two processes.
+
+Numbers that a test measures are printed; run with `-s` to see them.
+"""
+
+import itertools
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.e2e.test_grader_processes import descendants
+from trl_ablate.rewards import MathGrader
+from trl_ablate.rewards.reading import read
+from trl_ablate.rewards.scoring import score_batch
+from trl_ablate.templates import TEMPLATES
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).parents[2]
+SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+ROWS = 21_292
+
+WRITE = {
+    "r1_zero": "working </think> <answer> {} </answer>",
+    "question_only": r"working, so it is $\boxed{{{}}}$.",
+    "reasoning_xml": "<reasoning>\nworking\n</reasoning>\n<answer>\n{}\n</answer>",
+    "think_xml": "<think>working</think>\n<answer>{}</answer>",
+}
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"\n    {text}")
+
+
+def answers_in(path: Path) -> list[str]:
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line)["answer"].rsplit("####", 1)[-1].strip() for line in file]
+
+
+@pytest.fixture(scope="module")
+def math_golds() -> list[str]:
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"no MATH and GSM8K at {SHARED_DATA}")
+    folder = SHARED_DATA / "math"
+    return [*answers_in(folder / "train.jsonl"), *answers_in(folder / "validation.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def golds(math_golds) -> list[str]:
+    folder = SHARED_DATA / "gsm8k"
+    found = [*math_golds, *answers_in(folder / "train.jsonl"), *answers_in(folder / "test.jsonl")]
+    assert len(found) == ROWS
+    return found
+
+
+@pytest.fixture(scope="module")
+def grader():
+    with MathGrader(workers=2, timeout=5.0) as shared:
+        shared.grade(["(x-1)(x+1)"], ["x^2-1"])
+        yield shared
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_every_reference_answer_scores_in_full(grader, golds, template):
+    start = time.monotonic()
+    scores = score_batch(
+        template, [WRITE[template].format(gold) for gold in golds], golds, grader=grader
+    )
+    say(f"{template}: {len(golds)} rows in {time.monotonic() - start:.2f} s")
+    full = 3.0 if template.endswith("xml") else 1.0
+    short = [gold for gold, each in zip(golds, scores, strict=True) if each["reward"] != full]
+    assert short == []
+
+
+def test_another_rows_answer_is_wrong(grader, golds):
+    """Answers drawn from another row. The few that are right are equal, and each is listed here."""
+    others = golds[:]
+    random.Random(0).shuffle(others)
+    start = time.monotonic()
+    verdicts = grader.grade(others, golds)
+    say(f"{len(golds)} drawn answers in {time.monotonic() - start:.1f} s")
+    assert None not in verdicts
+    right = {
+        (other, gold)
+        for other, gold, verdict in zip(others, golds, verdicts, strict=True)
+        if verdict and read(other).tidied != read(gold).tidied
+    }
+    say(f"right in other words: {sorted(right)}")
+    assert right == EQUAL_IN_OTHER_WORDS
+
+
+# A unit, a degree sign, a percent sign or `x=` on one side only; looked at one by one.
+EQUAL_IN_OTHER_WORDS = {
+    ("12", r"12\text{ square units}"),
+    ("20", r"20\%"),
+    ("3", "q = 3"),
+    (r"15^\circ", "15"),
+    (r"25 \text{ ft}", "25"),
+    ("b=0", "0"),
+}
+
+
+def hostile_answers() -> list[str]:
+    """26 texts that hang, starve or break a parser, as a model might come to write them."""
+    return [
+        r"10^{10^{10}}",
+        r"9^{9^{9^{9}}}",
+        r"2^{2^{2^{2^{2^{2}}}}}",
+        "1000000!",
+        "5000000!+x",
+        "((10!)!)!",
+        r"\sum_{n=1}^{1000000000} \frac{1}{n}",
+        r"\sum_{n=1}^{10^9} n^n",
+        r"\prod_{n=1}^{10^9} n",
+        r"\int_0^1 \frac{\sin(x^{x^x})}{x^{x}} dx",
+        r"\binom{10^{9}}{5\cdot 10^{8}}",
+        r"x^{999999999}(x+1)^{999999999}",
+        r"(x+1)^{100000}(x+2)^{100000}",
+        r"\sqrt[999999999]{10^{999999999}+x}",
+        r"7^{7^{7^{7}}}\bmod 10",
+        "(" * 3000,
+        "{" * 5000,
+        "5" * 200_000,
+        "x+" * 100_000,
+        r"\frac{" * 30_000,
+        r"\frac{\frac{" * 80 + "1" + "}{2}" * 80,
+        "5\x00",
+        "\ud800\udfff5",
+        r"\boxed{" * 100,
+        "[" * 500 + "5" + "]" * 500,
+        r"\left(\sqrt{" * 35 + "x" + r"}\right)" * 35,
+    ]
+
+
+def honest_answers(count: int) -> list[tuple[str, str, bool]]:
+    """Answers to MATH-like questions, half of them right, none the same text as the reference."""
+    pairs = []
+    for n in itertools.islice(itertools.count(2), count // 4):
+        pairs += [
+            (rf"\frac{{{n}}}{{{2 * n}}}", "0.5", True),
+            (f"(x+{n})^2", f"x^2+{2 * n}x+{n * n}", True),
+            (f"{n + 1}", f"{n}", False),
+            (rf"{n}\sqrt{{2}}", rf"{n}\sqrt{{3}}", False),
+        ]
+    return pairs
+
+
+def hostile_batch() -> tuple[list[str], list[str], list[bool | None]]:
+    """256 answers, every tenth hostile; the expected verdict of a hostile one is None: any."""
+    honest = iter(honest_answers(232))
+    hostile = iter(hostile_answers())
+    rows: list[tuple[str, str, bool | None]] = [
+        (next(hostile), "x^2+5", None) if n % 10 == 4 else next(honest) for n in range(256)
+    ]
+    answers, golds, expected = zip(*rows, strict=True)
+    return list(answers), list(golds), list(expected)
+
+
+@pytest.mark.parametrize("timeout", [1.0, 2.0])
+def test_a_hostile_batch(timeout):
+    answers, golds, expected = hostile_batch()
+    hostile = expected.count(None)
+    assert (len(answers), hostile) == (256, 26)
+    with MathGrader(workers=2, timeout=timeout) as grader:
+        grader.grade(["(x-1)(x+1)"], ["x^2-1"])
+        start = time.monotonic()
+        verdicts = grader.grade(answers, golds)
+        took = time.monotonic() - start
+        processes = descendants(grader)
+        say(
+            f"deadline {timeout} s: {took:.1f} s, {grader.timeouts} timeouts, "
+            f"{grader.restarts} restarts"
+        )
+    assert took < 3 * timeout * hostile / 2 + 2
+    for answer, verdict, wanted in zip(answers, verdicts, expected, strict=True):
+        if wanted is None:
+            assert verdict is not True, answer[:50]
+        else:
+            assert verdict is wanted, answer
+    assert not any(Path(f"/proc/{pid}").exists() for pid in processes)
+
+
+def resident_mib(pids: list[int]) -> float:
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def test_memory_is_flat_over_fifty_hostile_batches():
+    """A short deadline, so that fifty batches take minutes; each batch has answers of its own."""
+    answers, golds, expected = hostile_batch()
+    sizes: list[tuple[float, float]] = []
+    with MathGrader(workers=2, timeout=0.2) as grader:
+        for number in range(50):
+            ours = [
+                f"{a}+{number}" if wanted is None else a
+                for a, wanted in zip(answers, expected, strict=True)
+            ]
+            grader.grade(ours, golds)
+            sizes.append((resident_mib([os.getpid()]), resident_mib(grader.pids)))
+        assert len(descendants(grader)) <= 4
+        say(f"{grader.timeouts} timeouts, {grader.restarts} restarts")
+    say(f"parent MiB {sizes[4][0]:.0f} -> {sizes[-1][0]:.0f}")
+    say(f"watchers MiB {sizes[4][1]:.0f} -> {sizes[-1][1]:.0f}")
+    assert sizes[-1][0] - sizes[4][0] < 8
+    assert sizes[-1][1] - sizes[4][1] < 8
+
+
+def respelled(gold: str, rng: random.Random) -> str:
+    """The same answer as another hand would write it."""
+    spellings = [gold, f"${gold}$", gold.replace(r"\frac", r"\dfrac")]
+    if gold.isdigit():
+        spellings += [f"x = {gold}", f"{gold}.0"]
+    return rng.choice(spellings)
+
+
+def rollout_batch(golds: list[str], rng: random.Random) -> tuple[list[str], list[str]]:
+    """256 answers to 32 questions: of each eight, four right and four from other questions."""
+    rows = [
+        (respelled(gold, rng) if copy % 2 else rng.choice(golds), gold)
+        for gold in rng.sample(golds, 32)
+        for copy in range(8)
+    ]
+    answers, references = zip(*rows, strict=True)
+    return list(answers), list(references)
+
+
+def test_an_ordinary_batch_is_fast(math_golds):
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    rng = random.Random(1)
+    batches = [rollout_batch(math_golds, rng) for _ in range(9)]
+    with MathGrader(workers=2) as grader:
+        for batch in batches[:4]:  # warm
+            grader.grade(*batch)
+        times = []
+        for batch in batches[4:]:
+            start = time.monotonic()
+            grader.grade(*batch)
+            times.append(time.monotonic() - start)
+    serial = []
+    for answers, golds in batches[4:]:
+        start = time.monotonic()
+        for answer, gold in zip(answers, golds, strict=True):
+            verify(parse(rf"\boxed{{{gold}}}"), parse(rf"\boxed{{{answer}}}"))
+        serial.append(time.monotonic() - start)
+    say(
+        f"256 answers: {[round(t, 3) for t in times]} s, one by one {[round(t, 2) for t in serial]}"
+    )
+    median, median_serial = sorted(times)[2], sorted(serial)[2]
+    assert median < 0.5
+    assert median_serial / median >= 5
+
+
+COMMANDS = [
+    *("frac", "sqrt", "pi", "cdot", "times", "left", "right", "text", "infty", "cup", "pm", "circ"),
+    *("sum", "int", "prod", "log", "ln", "sin", "binom", "begin", "end", "boxed", "in", "mod"),
+]
+TOKENS = [
+    *"0123456789xyzABCei+-*/^_=<>()[]{}|,.;:!%$ \x00\ud800é٣\n",
+    *("\\" + command for command in COMMANDS),
+    *("{1}{2}", "{x}", "\\\\", "&", "{pmatrix}", "^{2}", "_{3}"),
+]
+latex_like = st.lists(st.sampled_from(TOKENS), max_size=40).map("".join)
+texts = st.one_of(latex_like, latex_like, st.text(max_size=200))
+FUZZED_ANSWERS = 20_000
+PER_EXAMPLE = 40
+
+
+@pytest.fixture(scope="module")
+def fuzzed_grader():
+    with MathGrader(workers=2, timeout=0.5) as shared:
+        yield shared
+
+
+@settings(
+    max_examples=FUZZED_ANSWERS // PER_EXAMPLE,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+    database=None,
+)
+@given(
+    st.lists(st.tuples(texts, texts), min_size=PER_EXAMPLE, max_size=PER_EXAMPLE),
+    st.sampled_from(sorted(TEMPLATES)),
+)
+def test_fuzzing_neither_raises_nor_hangs(fuzzed_grader, pairs, template):
+    """Both the answer and the reference are arbitrary, and so is what stands around the answer."""
+    answers, golds = zip(*pairs, strict=True)
+    start = time.monotonic()
+    verdicts = fuzzed_grader.grade(answers, golds)
+    assert time.monotonic() - start < 0.5 * len(pairs) + 10
+    assert all(verdict in (True, False, None) for verdict in verdicts)
+    written = [WRITE[template].format(answer) for answer in answers]
+    for each in score_batch(template, [*answers, *written], [*golds, *golds], grader=fuzzed_grader):
+        assert each["format_reward"] in (0.0, 1.0)
+        assert each["answer_reward"] in (None, 0.0, 1.0, 2.0)
+
+
+def run_processes(count: int, rows: Path, **environment: str) -> list:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nproc-per-node", str(count), "--master-port", str(29_600 + os.getpid() % 1000)),
+            str(Path(__file__).with_name("grade_in_processes.py")),
+            str(rows),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment},
+    )
+    return json.loads(done.stdout.strip().split("\n")[-1])
+
+
+def test_one_process_two_processes_and_a_thread_agree(tmp_path, math_golds):
+    answers, golds = rollout_batch(math_golds, random.Random(2))
+    honest = honest_answers(40)
+    rows = [
+        *((WRITE["r1_zero"].format(a), g) for a, g in zip(answers, golds, strict=True)),
+        *((WRITE["r1_zero"].format(a), g) for a, g, _ in honest),
+    ]
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows))
+    one = run_processes(1, path)
+    assert len(one) == len(rows)
+    assert None not in [each["reward"] for each in one]
+    assert [each["reward"] for each in one[-40:]] == [float(right) for *_, right in honest]
+    assert run_processes(2, path) == one
+    assert run_processes(2, path, OFF_MAIN_THREAD="1") == one

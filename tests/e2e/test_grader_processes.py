@@ -1,0 +1,193 @@
+"""The grader's processes: killed, starved, forked, and never left behind. Linux only."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trl_ablate.rewards import MathGrader
+
+REPOSITORY = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
+
+
+def equal_in_other_words(count: int) -> tuple[list[str], list[str]]:
+    """Right answers that only algebra can tell, each different, so that workers have to work."""
+    return (
+        [f"(x+{number})^2" for number in range(count)],
+        [f"x^2+{2 * number}x+{number * number}" for number in range(count)],
+    )
+
+
+def children(pid: int) -> list[int]:
+    """All living descendants, the watchers before their forks."""
+    direct: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        listed = task / "children"
+        direct += [int(child) for child in listed.read_text().split()]
+    return direct + [below for child in direct for below in children(child)]
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()
+
+
+def descendants(grader: MathGrader) -> list[int]:
+    """A grader's processes: the watchers and their forks."""
+    return [*grader.pids, *[fork for watcher in grader.pids for fork in children(watcher)]]
+
+
+@pytest.fixture(scope="module")
+def grader():
+    with MathGrader(workers=2, timeout=5.0) as shared:
+        yield shared
+
+
+@pytest.mark.parametrize("victim", ["watchers", "forks"])
+def test_a_killed_worker_loses_no_item(victim):
+    answers, golds = equal_in_other_words(60)
+    with MathGrader(workers=2, timeout=5.0) as grader:
+        grader.grade(["(x-1)(x+1)"], ["x^2-1"])
+        result: list = []
+        thread = threading.Thread(target=lambda: result.extend(grader.grade(answers, golds)))
+        thread.start()
+        watchers = grader.pids
+        forks = [fork for watcher in watchers for fork in children(watcher)]
+        time.sleep(0.1)
+        for pid in watchers if victim == "watchers" else forks:
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+        thread.join(60)
+        assert result == [True] * 60
+        assert grader.restarts >= 1
+
+
+def test_an_item_that_kills_its_worker_every_time_is_given_up():
+    with MathGrader(workers=1, timeout=5.0) as grader:
+        grader.grade(["(x-1)(x+1)"], ["x^2-1"])
+        stop = threading.Event()
+
+        def kill_forks():
+            while not stop.is_set():
+                for pid in set(descendants(grader)) - set(grader.pids):
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.005)
+
+        thread = threading.Thread(target=kill_forks)
+        thread.start()
+        try:
+            assert grader.grade([r"\sin(2x)"], [r"2\sin x\cos x"]) == [None]
+        finally:
+            stop.set()
+            thread.join()
+        assert grader.timeouts == 0
+        assert grader.ungraded == 1
+        assert grader.grade(["(x-2)(x+2)"], ["x^2-4"]) == [True]
+
+
+@pytest.mark.slow
+def test_a_giant_integer_ends_a_worker_and_not_the_machine():
+    with MathGrader(workers=1, timeout=20.0, memory_limit_mb=128) as grader:
+        assert grader.grade(
+            [r"\lfloor 10^{10^{9}}\rfloor + x", "(x-1)(x+1)"], ["x+5", "x^2-1"]
+        ) == [None, True]
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_uses_workers_of_its_own(grader):
+    grader.grade(["(x-1)(x+1)"], ["x^2-1"])
+    parents = set(grader.pids)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+
+    def work():
+        queue.put((grader.grade(["(x-2)(x+2)"], ["x^2-4"]), grader.pids))
+
+    child = context.Process(target=work)
+    child.start()
+    verdicts, pids = queue.get(timeout=60)
+    child.join(10)
+    assert verdicts == [True]
+    assert not parents & set(pids)
+    assert grader.grade(["(x-3)(x+3)"], ["x^2-9"]) == [True]
+    assert set(grader.pids) == parents
+
+
+def test_closing_ends_every_process():
+    with MathGrader(workers=2) as grader:
+        grader.grade(["(x-1)(x+1)"], ["x^2-1"])
+        assert wait_until(lambda: len(descendants(grader)) == 4, 20)  # two watchers, two forks
+        pids = descendants(grader)
+    assert not any(running(pid) for pid in pids)
+
+
+# A script as a user would write it: no __main__ guard, no close.
+SCRIPT = """
+import os, sys, threading, time
+print("started", flush=True)
+from trl_ablate.rewards import MathGrader
+grader = MathGrader(workers=2, timeout=60.0)
+print(grader.grade(["(x-1)(x+1)"], ["x^2-1"]), flush=True)
+sys.stdin.readline()
+if "hang" in sys.argv:
+    hang = threading.Thread(
+        target=lambda: grader.grade(["9^{9^{9^{9}}}+1", "8^{8^{8^{8}}}+1"], ["5", "5"]), daemon=True
+    )
+    hang.start()
+    time.sleep(0.5)
+print("torch" in sys.modules, flush=True)
+if "raise" in sys.argv:
+    raise ValueError("on purpose")
+if "wait" in sys.argv:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("end", ["exit", "raise", "SIGTERM", "SIGKILL", "SIGINT"])
+def test_nothing_is_left_behind(tmp_path, end, busy):
+    script = tmp_path / "user_script.py"
+    script.write_text(SCRIPT)
+    arguments = ["hang"] * busy + [{"exit": "", "raise": "raise"}.get(end, "wait")]
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert process.stdout is not None and process.stdin is not None
+    lines = [process.stdout.readline().strip() for _ in range(2)]
+    assert lines == ["started", "[True]"]
+    assert wait_until(lambda: len(children(process.pid)) == 4, 20)
+    below = children(process.pid)
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+    last = process.stdout.readline().strip()
+    if end.startswith("SIG"):
+        process.send_signal(getattr(signal, end))
+    process.wait(20)
+    assert wait_until(lambda: not any(running(pid) for pid in below), 5)
+    assert last == "False"  # no torch
+    assert "started" not in process.stdout.read()  # the script ran once

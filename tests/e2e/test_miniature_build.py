@@ -1,0 +1,166 @@
+"""The miniature's models are made, kept and read: in this process, in two at once, and when killed.
+
+The accuracies are measured on the models of the user's cache folder, made here if need be; the
+rest builds shortened lessons in folders of its own.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trl_ablate import miniature
+from trl_ablate.miniature import cache, corpus
+from trl_ablate.rewards import score_batch
+
+SHORTENED = """
+import sys
+from trl_ablate import miniature
+from trl_ablate.miniature import cache
+cache.LESSONS["base"] = cache.LESSONS["base"]._replace(steps={steps})
+{before}
+print(miniature.build("base", cache_dir=sys.argv[1]))
+"""
+
+
+def start_build(cache_dir: Path, steps: int, before: str = "") -> subprocess.Popen:
+    code = SHORTENED.format(steps=steps, before=before)
+    command = [sys.executable, "-c", code, str(cache_dir)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(happened, process: subprocess.Popen, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def models_in(cache_dir: Path) -> list[str]:
+    """What a reader could mistake for a model; locks and half-written folders are hidden."""
+    return [path.name for path in (cache_dir / "miniature").iterdir() if path.name[0] != "."]
+
+
+def sampled_rewards(folder: Path, template: str, size: int = 512) -> tuple[float, float]:
+    """Mean reward and format reward at temperature 1 on validation problems."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    problems = miniature.problems("validation", size)
+    asked = [corpus.Text(template, problem["question"], "") for problem in problems]
+    prompts = tokenizer(
+        [corpus.prompt(text, tokenizer) for text in asked], return_tensors="pt", padding=True
+    )
+    torch.manual_seed(0)
+    ids = model.generate(**prompts, max_new_tokens=48, do_sample=True, top_k=0)
+    completions = tokenizer.batch_decode(
+        ids[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True
+    )
+    scores = score_batch(template, completions, [problem["answer"] for problem in problems])
+    well_formed = sum(score["format_reward"] for score in scores) / size
+    right = sum(score["format_reward"] == score["answer_reward"] == 1 for score in scores) / size
+    print(f"{folder.name} {template}: reward {right:.3f}, format {well_formed:.3f}")  # noqa: T201
+    return right, well_formed
+
+
+@pytest.mark.parametrize(
+    ("template", "lowest", "highest"),
+    [
+        ("r1_zero", 0.01, 0.1),  # can hardly do it, so that there is something to learn
+        ("question_only", 0.25, 0.6),  # starts clearly higher, as Qwen2.5-Math does
+        ("reasoning_xml", 0.03, 0.25),
+        ("think_xml", 0.03, 0.25),
+    ],
+)
+def test_the_base_model_starts_where_the_story_wants_it(template, lowest, highest):
+    right, _ = sampled_rewards(miniature.build("base"), template)
+    assert lowest < right < highest
+
+
+def test_each_sft_stage_is_better_than_the_one_before():
+    folders = [miniature.build(stage) for stage in cache.LESSONS]
+    rewards = [sampled_rewards(folder, "r1_zero")[0] for folder in folders]
+    assert rewards == sorted(rewards)
+    assert rewards[-1] > 2 * rewards[1]
+    assert rewards[-1] < 0.7  # reinforcement learning still has somewhere to go
+
+
+@pytest.mark.slow
+def test_a_full_build_takes_about_a_minute(tmp_path):
+    start = time.monotonic()
+    folder = miniature.build("base", cache_dir=tmp_path)
+    seconds = time.monotonic() - start
+    print(f"made {folder.name} in {seconds:.0f} s")  # noqa: T201
+    assert seconds < 90
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_two_builds_make_the_same_bits(tmp_path, monkeypatch, capfd):
+    monkeypatch.setitem(cache.LESSONS, "base", cache.LESSONS["base"]._replace(steps=5))
+    once, again = (
+        miniature.build("base", cache_dir=tmp_path / name, progress=False) for name in "ab"
+    )
+    assert (once / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
+    assert (once / "tokenizer.json").read_bytes() == (again / "tokenizer.json").read_bytes()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_build_leaves_the_callers_random_numbers_and_threads_alone(tmp_path, monkeypatch):
+    import torch
+
+    monkeypatch.setitem(cache.LESSONS, "base", cache.LESSONS["base"]._replace(steps=2))
+    torch.manual_seed(7)
+    threads, expected = torch.get_num_threads(), torch.rand(1)
+    torch.manual_seed(7)
+    miniature.build("base", cache_dir=tmp_path, progress=False)
+    assert torch.rand(1) == expected
+    assert torch.get_num_threads() == threads
+
+
+def test_a_build_says_what_it_does_and_where_it_will_be_kept(tmp_path):
+    process = start_build(tmp_path, steps=3)
+    printed, shown = process.communicate(timeout=120)
+    folder = Path(printed.strip())
+    assert process.returncode == 0, shown
+    assert shown.startswith(f"Making the miniature's base model, once; it will be kept in {folder}")
+    assert "step 3/3" in shown and "loss" in shown
+    assert {entry.name for entry in folder.iterdir()} >= {"model.safetensors", "tokenizer.json"}
+
+
+def test_two_processes_at_once_build_one_model(tmp_path):
+    processes = [start_build(tmp_path, steps=10) for _ in range(2)]
+    outputs = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert outputs[0][0] == outputs[1][0]
+    assert sum("Making" in shown for _, shown in outputs) == 1
+    assert len(models_in(tmp_path)) == 1
+    assert not list((tmp_path / "miniature").glob(".*.partial"))
+
+
+def test_a_build_killed_while_teaching_leaves_no_model(tmp_path):
+    process = start_build(tmp_path, steps=100_000)
+    wait_for(lambda: list(tmp_path.glob("miniature/.base-*.lock")), process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert models_in(tmp_path) == []
+
+
+def test_a_build_killed_while_writing_leaves_no_model_and_no_rubbish_for_the_next(tmp_path):
+    hang = "import time; cache.os.replace = lambda *paths: time.sleep(600)"
+    process = start_build(tmp_path, steps=2, before=hang)
+    partial = "miniature/.base-*.partial/tokenizer_config.json"
+    wait_for(lambda: list(tmp_path.glob(partial)), process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert models_in(tmp_path) == []
+    following = start_build(tmp_path, steps=2)
+    printed, shown = following.communicate(timeout=120)
+    assert following.returncode == 0, shown
+    assert models_in(tmp_path) == [Path(printed.strip()).name]
+    assert not list((tmp_path / "miniature").glob(".*.partial"))

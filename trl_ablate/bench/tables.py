@@ -1,0 +1,50 @@
+"""Medians, ratios, the table a person reads and the JSON that goes into a report."""
+
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from trl_ablate.run import provenance, write_json
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def machine() -> str:
+    """The machine in a few words, for the caption of a table."""
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
+    return f"{torch.get_num_threads()} CPU threads ({platform.machine()}), torch {torch.__version__}"
+
+
+def publish(
+    name: str, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], output: Path
+) -> None:
+    """Print the rows as a table under the machine's name, and write them with their provenance."""
+    table = Table(title=f"{name} — {machine()}", title_justify="left", box=None)
+    for column in rows[0]:
+        table.add_column(column, justify="right" if column != "what" else "left")
+    for row in rows:
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+    console = Console(highlight=False)
+    console.print(table)
+    for fact, value in facts.items():
+        console.print(f"{fact}: {value:.6g}" if isinstance(value, float) else f"{fact}: {value}")
+    write_json(
+        output,
+        {
+            "benchmark": name,
+            "machine": machine(),
+            "rows": list(rows),
+            "facts": dict(facts),
+            **provenance(),
+        },
+    )
+    console.print(f"written to {output}")

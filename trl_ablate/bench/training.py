@@ -1,0 +1,176 @@
+"""The training phase of a GRPO step: stock `GRPOTrainer` against `AblationTrainer`.
+
+Both train copies of one random model on the same replayed rollouts, in turn, round after round; the
+first step of a round warms up and is not counted. What is timed is everything between the beginning and
+the end of an optimizer step, which with replayed rollouts is the training phase. Gradient norms and the
+weights at the end are compared, so that a faster step is known to be the same step.
+"""
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+)
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_ablate.bench.replay import Replay, length_reward, prompts
+from trl_ablate.bench.tables import median
+from trl_ablate.config import AblationConfig
+from trl_ablate.memory import peak_memory, reset_peak_memory
+from trl_ablate.trainer import AblationTrainer
+
+
+@dataclass
+class Workload:
+    """What is trained on: rows, their lengths, and the shape of a step."""
+
+    lengths_N: list[int]
+    microbatch: int = 4
+    steps: int = 3
+    rounds: int = 3
+    num_generations: int = 8
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths_N)
+
+
+@dataclass
+class Measured:
+    """One trainer's rounds."""
+
+    seconds: list[float] = field(default_factory=list)
+    grad_norms: list[list[float]] = field(default_factory=list)
+    weights: list[torch.Tensor] = field(default_factory=list)
+    peak: float = 0.0
+    padded: float = 0.0
+
+
+Build = Callable[[PreTrainedModel, PreTrainedTokenizerBase, Workload, TrainerCallback], GRPOTrainer]
+
+
+class StepTimer(TrainerCallback):
+    """Seconds between the beginning and the end of every optimizer step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._began = 0.0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._began = _now()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seconds.append(_now() - self._began)
+
+
+def stock(model, tokenizer, load: Workload, timer: TrainerCallback) -> GRPOTrainer:
+    return _build(GRPOTrainer, GRPOConfig, model, tokenizer, load, timer, {"loss_type": "grpo"})
+
+
+def ours(model, tokenizer, load: Workload, timer: TrainerCallback) -> GRPOTrainer:
+    switches = {"length_norm": "mean", **load.settings}
+    return _build(AblationTrainer, AblationConfig, model, tokenizer, load, timer, switches)
+
+
+def compare(model, tokenizer, load: Workload, builds: dict[str, Build]) -> dict[str, Measured]:
+    """Run the builds in turn, `load.rounds` times, each from the same weights."""
+    found = {name: Measured() for name in builds}
+    for _ in range(load.rounds):
+        for name, build in builds.items():
+            _run_once(build, copy.deepcopy(model), tokenizer, load, found[name])
+    return found
+
+
+def rows_of(found: dict[str, Measured], load: Workload) -> list[dict[str, Any]]:
+    """The table: seconds per step, tokens per second, padding, peak memory, and the ratio to the first."""
+    tokens = sum(load.lengths_N)
+    first = next(iter(found.values()))
+    return [
+        {
+            "what": name,
+            "s/step": median(one.seconds),
+            "ratio": median([a / b for a, b in zip(first.seconds, one.seconds, strict=True)]),
+            "tokens/s": tokens / median(one.seconds),
+            "padded": one.padded,
+            "peak MiB": one.peak / 2**20,
+        }
+        for name, one in found.items()
+    ]
+
+
+def differences(one: Measured, other: Measured) -> dict[str, float]:
+    """Largest relative difference of gradient norms, and largest difference of a weight at the end."""
+    norms = zip(sum(one.grad_norms, []), sum(other.grad_norms, []), strict=True)
+    weights = zip(one.weights, other.weights, strict=True)
+    return {
+        "gradient norms, relative": max(abs(a - b) / a for a, b in norms),
+        "weights at the end, absolute": max((a - b).abs().max().item() for a, b in weights),
+    }
+
+
+def _run_once(build: Build, model, tokenizer, load: Workload, into: Measured) -> None:
+    timer = StepTimer()
+    trainer = build(model, tokenizer, load, timer)
+    trainer.remove_callback(PrinterCallback)
+    reset_peak_memory()
+    trainer.train()
+    into.peak = max(into.peak, peak_memory())
+    into.seconds += timer.seconds[1:]
+    history = trainer.state.log_history
+    into.grad_norms.append([row["grad_norm"] for row in history if "grad_norm" in row])
+    drawn = padding_as_drawn(load.lengths_N)
+    into.padded = next((row["padding/fraction"] for row in history if "padding/fraction" in row), drawn)
+    into.weights = [parameter.detach().cpu().clone() for parameter in model.parameters()]
+
+
+def padding_as_drawn(lengths_N: list[int], prompt_length: int = 96) -> float:
+    """Padding where every completion is padded to the longest."""
+    longest = max(lengths_N)
+    return 1 - (sum(lengths_N) + prompt_length * len(lengths_N)) / (
+        (longest + prompt_length) * len(lengths_N)
+    )
+
+
+def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings) -> GRPOTrainer:
+    on_gpu = torch.cuda.is_available()
+    return cls(
+        model=model,
+        reward_funcs=length_reward,
+        args=config_class(
+            output_dir="unused",
+            use_cpu=not on_gpu,
+            bf16=on_gpu,
+            gradient_checkpointing=False,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=1,
+            disable_tqdm=True,
+            per_device_train_batch_size=load.microbatch,
+            gradient_accumulation_steps=load.rows // load.microbatch,
+            num_generations=load.num_generations,
+            max_completion_length=max(load.lengths_N),
+            max_steps=load.steps + 1,
+            learning_rate=1e-4,
+            lr_scheduler_type="constant",
+            **settings,
+        ),
+        train_dataset=prompts(load.rows * (load.steps + 1) // load.num_generations),
+        processing_class=tokenizer,
+        rollout_func=Replay(load.lengths_N, len(tokenizer)),
+        callbacks=[timer],
+    )
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()

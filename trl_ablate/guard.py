@@ -1,0 +1,186 @@
+"""The guard: rules that see a run go wrong in its own metrics. No torch.
+
+Each rule reads the rows that a run logs, one after the other, and says when something is off. Whether
+that warns, stops the run or does nothing is a setting. The rules look at ratios to the run's own past,
+not at absolute values, so that they mean the same for a 0.4 M and for a 7 B model.
+
+Gradient norm and response length are the early warnings: they leave their range before the reward
+falls. The others say that it has happened.
+"""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trl_ablate.errors import ConfigurationError
+
+Action = Literal["off", "warn", "stop"]
+Row = Mapping[str, Any]
+
+
+def _setting(default, text: str):
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class GuardArguments:
+    """What each rule of the guard does, and its thresholds."""
+
+    guard_nonfinite: Action = _setting("stop", "Loss or gradient norm is NaN or infinite.")
+    guard_grad_norm: Action = _setting("warn", "The gradient norm jumps above its running median.")
+    guard_length: Action = _setting("warn", "Responses become much shorter or longer than at first.")
+    guard_entropy: Action = _setting("warn", "Entropy falls to a fraction of what it was at first.")
+    guard_reward: Action = _setting("warn", "The reward falls far below its best.")
+    guard_special_tokens: Action = _setting("warn", "Completions hold nothing but special tokens.")
+    guard_no_variance: Action = _setting("warn", "No group has any variance in its rewards.")
+    guard_window: int = _setting(10, "Steps that a running median, or 'at first', is taken over.")
+    guard_patience: int = _setting(3, "Steps in a row that a rule must hold to speak.")
+    guard_grad_norm_factor: float = _setting(3.0, "Times its median that a gradient norm may be.")
+    guard_length_factor: float = _setting(2.0, "Times shorter or longer that responses may become.")
+    guard_entropy_factor: float = _setting(20.0, "Times smaller that entropy may become.")
+    guard_reward_factor: float = _setting(2.0, "Times smaller than its best that the reward may be.")
+    guard_no_variance_steps: int = _setting(20, "Steps in a row without any variance.")
+
+    def __post_init__(self):
+        for name in ("grad_norm", "length", "entropy", "reward"):
+            factor = getattr(self, f"guard_{name}_factor")
+            if factor <= 1:
+                raise ConfigurationError(
+                    f"guard_{name}_factor is {factor}; it has to be more than 1 (off: "
+                    f"guard_{name}: off)"
+                )
+        if self.guard_window < 2 or self.guard_patience < 1:
+            raise ConfigurationError(
+                f"guard_window {self.guard_window} and guard_patience {self.guard_patience} have to be "
+                "at least 2 and 1"
+            )
+
+
+@dataclass(frozen=True)
+class Alert:
+    """What a rule saw: a sentence for a person, numbers for a program."""
+
+    rule: str
+    action: Action
+    step: int
+    value: float
+    reference: float
+    sentence: str
+
+
+class Guard:
+    """All rules over one run. `observe` takes the logged rows in order.
+
+    A rule speaks once when its condition has held for its patience, and again only after the
+    condition has ceased.
+    """
+
+    def __init__(self, arguments: GuardArguments):
+        self._arguments = arguments
+        window = arguments.guard_window
+        self._grad_norms: deque[float] = deque(maxlen=window)
+        self._first_lengths: list[float] = []
+        self._first_entropies: list[float] = []
+        self._best_reward = 0.0
+        self._held: dict[str, int] = {}
+
+    def observe(self, row: Row) -> list[Alert]:
+        """The alerts that this row sets off."""
+        if "grad_norm" not in row and "loss" not in row:
+            return []
+        step = int(row.get("step", 0))
+        return [
+            Alert(rule, action, step, value, reference, sentence)
+            for rule, holds, patience, value, reference, sentence in self._rules(row)
+            if (action := self._action(rule)) != "off" and self._speaks(rule, holds, patience)
+        ]
+
+    def _action(self, rule: str) -> Action:
+        return getattr(self._arguments, f"guard_{rule}")
+
+    def _speaks(self, rule: str, holds: bool, patience: int) -> bool:
+        self._held[rule] = self._held.get(rule, 0) + 1 if holds else 0
+        return self._held[rule] == patience
+
+    def _rules(self, row: Row) -> Iterator[tuple[str, bool, int, float, float, str]]:
+        """(rule, whether it holds now, its patience, value, reference, sentence)."""
+        yield from self._nonfinite(row)
+        yield from self._grad_norm(row)
+        yield from self._length(row)
+        yield from self._entropy(row)
+        yield from self._reward(row)
+        yield from self._outputs(row)
+
+    def _nonfinite(self, row: Row):
+        values = {key: row[key] for key in ("loss", "grad_norm") if key in row}
+        broken = {k: v for k, v in values.items() if v is None or not math.isfinite(v)}
+        what = " and ".join(broken) or "loss"
+        yield "nonfinite", bool(broken), 1, math.nan, math.nan, f"{what} is not a finite number"
+
+    def _grad_norm(self, row: Row):
+        norm = row.get("grad_norm")
+        if norm is None or not math.isfinite(norm):
+            return
+        if len(self._grad_norms) == self._grad_norms.maxlen:
+            median = statistics.median(self._grad_norms)
+            limit = self._arguments.guard_grad_norm_factor * median
+            yield "grad_norm", norm > limit, 1, norm, median, (
+                f"gradient norm {norm:.3g} is {norm / max(median, 1e-12):.1f} times its median of late"
+            )
+        self._grad_norms.append(norm)
+
+    def _length(self, row: Row):
+        length = row.get("completions/mean_length")
+        if length is None:
+            return
+        first = self._at_first(self._first_lengths, length)
+        if first is not None:
+            factor = self._arguments.guard_length_factor
+            off = length * factor < first or length > first * factor
+            yield "length", off, self._arguments.guard_patience, length, first, (
+                f"responses have {length:.0f} tokens; at first they had {first:.0f}"
+            )
+
+    def _entropy(self, row: Row):
+        entropy = row.get("entropy")
+        if entropy is None:
+            return
+        first = self._at_first(self._first_entropies, entropy)
+        if first is not None:
+            low = entropy * self._arguments.guard_entropy_factor < first
+            yield "entropy", low, self._arguments.guard_patience, entropy, first, (
+                f"entropy is {entropy:.3g}; at first it was {first:.3g}"
+            )
+
+    def _reward(self, row: Row):
+        reward = row.get("reward")
+        if reward is None:
+            return
+        low = reward * self._arguments.guard_reward_factor < self._best_reward
+        yield "reward", low, self._arguments.guard_patience, reward, self._best_reward, (
+            f"reward is {reward:.3g}; its best was {self._best_reward:.3g}"
+        )
+        self._best_reward = max(self._best_reward, reward)
+
+    def _outputs(self, row: Row):
+        special = row.get("completions/only_special")
+        if special is not None:
+            yield "special_tokens", special > 0.5, self._arguments.guard_patience, special, 0.5, (
+                f"{special:.0%} of the completions hold nothing but special tokens"
+            )
+        flat = row.get("frac_reward_zero_std")
+        if flat is not None:
+            steps = self._arguments.guard_no_variance_steps
+            yield "no_variance", flat >= 1.0, steps, flat, 1.0, (
+                f"for {steps} steps no group had any variance in its rewards: nothing is learned"
+            )
+
+    def _at_first(self, seen: list[float], value: float) -> float | None:
+        """The median over the first window, once that is full."""
+        if len(seen) < self._arguments.guard_window:
+            seen.append(value)
+            return None
+        return statistics.median(seen)

@@ -1,0 +1,246 @@
+"""The model card: what was trained and how, what changed, what came out and how sure that is.
+
+A function of the run's records only, so that publishing again finds the same card. No torch.
+"""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+
+from trl_ablate.hub.contents import BEST, LAST, FinishedRun
+
+PICTURE = "curves.png"
+TAGS = ("trl", "trl-ablate", "grpo", "reinforcement-learning")
+MINIATURE = "miniature"
+MINIATURE_LICENCE = {"license": "apache-2.0"}
+"""The miniature is made by this package, and has its licence."""
+
+Licence = Mapping[str, str]
+"""`license` of the Hub's metadata, and `license_name` and `license_link` where it is `other`."""
+
+_NO_RESULTS = ("_stderr", "_runtime", "_seconds", "_per_second")
+
+
+def model_card(run: FinishedRun, repo_id: str, licence: Licence | None, *, picture: bool) -> str:
+    """README.md of the repository: metadata, then Markdown."""
+    sections = [
+        f"# {run.name}\n\n{_summary(run)}",
+        _usage(run, repo_id),
+        _changes(run),
+        _results(run, picture),
+        _reproduce(run),
+        _files(run),
+        _licence_and_data(run, licence),
+        _dashboard(run, owner=repo_id.partition("/")[0]),
+    ]
+    metadata = _metadata(run, repo_id, licence)
+    return run.masker.text(f"---\n{metadata}---\n\n" + "\n\n".join(filter(None, sections)) + "\n")
+
+
+def base_model(config: Mapping[str, Any]) -> str | None:
+    """Model id or folder that training started from."""
+    task = config["task"]
+    if task["start"] == "base":
+        return config["model"]["model_name_or_path"]
+    return (task["sft_checkpoints"] or {}).get(task["start"])
+
+
+def hub_id(name: str | None) -> str | None:
+    """The name, if it can be an id on the Hub: OWNER/NAME, and neither a path nor the miniature."""
+    if not name or name.count("/") != 1 or name.startswith((".", "/", "~", f"{MINIATURE}/")):
+        return None
+    return name
+
+
+def is_miniature(name: str | None) -> bool:
+    return (name or "").partition("/")[0] == MINIATURE
+
+
+def dataset_id(config: Mapping[str, Any]) -> str | None:
+    """The dataset's id on the Hub, or None for files and the miniature."""
+    from trl_ablate.data import NAMED_DATASETS  # brings pyarrow along, so not for `import card`
+
+    name = config["task"]["dataset"]
+    return NAMED_DATASETS[name].hub_id if name in NAMED_DATASETS else hub_id(name)
+
+
+def _metadata(run: FinishedRun, repo_id: str, licence: Licence | None) -> str:
+    base, dataset = hub_id(base_model(run.config)), dataset_id(run.config)
+    data = ModelCardData(
+        library_name="peft" if run.is_adapter else "transformers",
+        pipeline_tag="text-generation",
+        base_model=base,
+        datasets=[dataset] if dataset else None,
+        tags=list(TAGS),
+        model_name=repo_id.rpartition("/")[2],
+        eval_results=_eval_results(run, dataset),
+        **(licence or {}),
+    )
+    if base:
+        data["base_model_relation"] = "adapter" if run.is_adapter else "finetune"
+    return data.to_yaml() + "\n"
+
+
+def _eval_results(run: FinishedRun, dataset: str | None) -> list[EvalResult] | None:
+    """The published model's reward, for the Hub's own results table."""
+    row = _published_evaluation(run)
+    if row is None:
+        return None
+    name = run.config["task"]["dataset"]
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=dataset or name,
+            dataset_name=name,
+            dataset_split=run.config["task"]["eval_split"] or "validation",
+            metric_type="reward",
+            metric_name="reward per completion",
+            metric_value=round(row["eval_reward"], 4),
+        )
+    ]
+
+
+def _published_evaluation(run: FinishedRun) -> dict[str, Any] | None:
+    """The evaluation of the model that the repository's root holds."""
+    if run.chosen == BEST:
+        return run.best_evaluation
+    return run.evaluations[-1] if run.evaluations else None
+
+
+def _summary(run: FinishedRun) -> str:
+    record, base = run.record, base_model(run.config)
+    start = f"[{base}](https://huggingface.co/{base})" if hub_id(base) else f"`{base}`"
+    what = "LoRA adapter on" if run.is_adapter else "Trained from"
+    lines = [
+        f"{what} {start} with GRPO (TRL): recipe `{record.get('recipe')}`, profile "
+        f"`{record.get('profile')}`, arm `{record.get('arm')}`, seed {record.get('seed')}"
+        + (f", study `{record['study']}`." if record.get("study") else ".")
+    ]
+    if is_miniature(base):
+        lines.append(
+            "The base is the miniature of trl-ablate, a Qwen2 of about 0.35 M parameters that does "
+            "two-digit sums: a model to study the method with, of no other use."
+        )
+    if record["status"] != "finished":
+        why = record.get("reason")
+        lines.append(f"**The run {record['status']} before its end{f': {why}' if why else ''}.**")
+    return "\n\n".join(lines)
+
+
+def _usage(run: FinishedRun, repo_id: str) -> str:
+    others = [name for name in (BEST, LAST) if name in run.checkpoints]
+    example = (
+        "```python\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("{repo_id}")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("{repo_id}")\n'
+        "```"
+    )
+    folders = " and ".join(f'`subfolder="{name}"`' for name in others)
+    return f"## Use\n\n{example}\n\nThis loads the model of `{run.chosen}`; there is also {folders}."
+
+
+def _changes(run: FinishedRun) -> str:
+    changes: Mapping[str, Sequence[Any]] = run.config.get("changes") or {}
+    if not changes:
+        return "## What this arm changes\n\nNothing: it is the base recipe."
+    rows = [(f"`{key}`", f"`{old}`", f"`{new}`") for key, (old, new) in changes.items()]
+    return "## What this arm changes\n\n" + _table(("setting", "base", "here"), rows)
+
+
+def _results(run: FinishedRun, picture: bool) -> str:
+    shown = f"\n\n![Reward, gradient norm, response length and entropy over the run]({PICTURE})"
+    if not run.evaluations:
+        return "## Results\n\nThe run was never evaluated." + (shown if picture else "")
+    first, best, last = run.evaluations[0], run.best_evaluation or {}, run.evaluations[-1]
+    metrics = [key for key in last if key.startswith("eval_") and not key.endswith(_NO_RESULTS)]
+    header = ["metric"] + [
+        f"{name} (step {row['step']})"
+        for name, row in (("first", first), ("best", best), ("last", last))
+    ]
+    rows = [
+        (f"`{metric}`", *(_with_error(row, metric) for row in (first, best, last)))
+        for metric in metrics
+    ]
+    questions = run.config["task"].get("eval_size")
+    note = (
+        f"± is one standard error over the {questions or 'evaluation'} questions of this one run, and "
+        "says nothing about other seeds. "
+        f"The best is the highest of {len(run.evaluations)} evaluations on the same questions, so it is "
+        "an optimistic figure; the last one is not."
+    )
+    return f"## Results\n\n{_table(header, rows)}\n\n{note}" + (shown if picture else "")
+
+
+def _with_error(row: Mapping[str, Any], metric: str) -> str:
+    value, error = row.get(metric), row.get(f"{metric}_stderr")
+    if not isinstance(value, (int, float)):
+        return "–"
+    shown = f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
+    return f"{shown} ± {error:.3f}" if isinstance(error, (int, float)) else shown
+
+
+def _reproduce(run: FinishedRun) -> str:
+    record, git = run.record, run.record.get("git") or {}
+    words = [str(word) for word in record.get("command") or []]
+    if words and words[0].endswith("scripts/train.py"):
+        words = ["accelerate", "launch", "scripts/train.py", *words[1:]]
+    if git.get("commit"):
+        above = " with uncommitted changes, which are not published" if git.get("changed") else ""
+        commit = f"At commit `{git['commit']}`{above}:\n\n"
+    else:
+        commit = ""
+    versions = {"python": record.get("python"), **(record.get("versions") or {})}
+    settings = yaml.safe_dump(run.config.get("settings") or {}, allow_unicode=True)
+    return (
+        f"## Reproduce\n\n{commit}```bash\n{shlex.join(words)}\n```\n\n"
+        + _table(("package", "version"), [(name, str(v)) for name, v in versions.items() if v])
+        + "\n\n<details><summary>Every setting that recipe, profile or command line made</summary>"
+        + f"\n\n```yaml\n{settings}```\n\n</details>"
+    )
+
+
+def _files(run: FinishedRun) -> str:
+    kept = " and ".join(f"`{name}/`" for name in run.checkpoints)
+    return (
+        f"## Files\n\n{kept}: the models. `metrics.jsonl`: every logged step. `rollouts/`: what the "
+        "model said at key steps, where the run kept it. `run.json` and `resolved_config.json`: what "
+        "ran, and every setting."
+    )
+
+
+def _licence_and_data(run: FinishedRun, licence: Licence | None) -> str:
+    base, dataset = base_model(run.config), dataset_id(run.config)
+    name = (licence or {}).get("license_name") or (licence or {}).get("license")
+    if name is None:
+        terms = f"The licence of `{base}` applies; it could not be looked up."
+    elif is_miniature(base):
+        terms = f"{name}, as trl-ablate itself."
+    else:
+        terms = f"{name}, as the model it was trained from."
+    data = f"[{dataset}](https://huggingface.co/datasets/{dataset})" if dataset else (
+        f"`{run.config['task']['dataset']}`"
+    )
+    return f"## Licence and data\n\n{terms} Trained and evaluated on {data}."
+
+
+def _dashboard(run: FinishedRun, owner: str) -> str | None:
+    """The trackio Space that the run reported to, if it reported to one."""
+    settings = run.config["config"]
+    space = settings.get("trackio_space_id") or settings.get("trackio_static_space_id")
+    if not space:
+        return None
+    link = f"https://huggingface.co/spaces/{space if '/' in space else f'{owner}/{space}'}"
+    return f"## Dashboard\n\n[Every metric of the run, on trackio]({link})"
+
+
+def _table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    header = list(header)
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in line) + " |"
+        for line in lines
+    )

@@ -1,0 +1,143 @@
+"""The Hub over a network that fails: short waits, bounded retries, and one sentence for what is left.
+
+`huggingface_hub` retries the upload of large files by itself; everything else is asked once, and a
+server that stops answering is waited for without end. Both are mended here.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from json import JSONDecodeError
+from typing import TypeVar
+
+import httpx
+from huggingface_hub import constants, get_token, set_client_factory
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.utils import parse_ratelimit_headers
+from huggingface_hub.utils._http import default_client_factory
+
+from trl_ablate.errors import ConfigurationError
+
+ATTEMPTS = 4
+FIRST_WAIT, LONGEST_WAIT = 1.0, 120.0
+"""Seconds before the second attempt, doubled each time; the longest that a server may ask for."""
+SILENCE = httpx.Timeout(60.0, read=180.0)
+"""Seconds without a byte after which a connection counts as dead; large commits take a minute."""
+
+PASSING = {408, 409, 412, 429, 500, 502, 503, 504}
+"""Answers that may be another one later; 409 and 412 say that somebody else was committing."""
+
+Result = TypeVar("Result")
+
+
+class PublishError(ConfigurationError):
+    """One sentence on what kept a run from being published; the run itself is untouched."""
+
+
+def require_token(token: str | None) -> str:
+    """The token given, or else the stored one (`HF_TOKEN`, `hf auth login`)."""
+    found = token or get_token()
+    if not found:
+        raise PublishError(
+            "there is no Hugging Face token to publish with; run `hf auth login`, or set HF_TOKEN to a "
+            "token with write access from https://huggingface.co/settings/tokens"
+        )
+    return found
+
+
+def patiently(step: Callable[[], Result]) -> Result:
+    """Run a step, again where it failed for a passing reason; waits as long as the server asks."""
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return step()
+        except (httpx.HTTPError, JSONDecodeError) as error:
+            wait = _wait_after(error, attempt)
+            if wait is None:
+                raise
+            time.sleep(wait)
+    return step()
+
+
+@contextmanager
+def failures_in_words(repo_id: str) -> Iterator[None]:
+    """Whatever ends an upload leaves as a `PublishError`; connections are not waited for forever."""
+    set_client_factory(_impatient_client)
+    try:
+        yield
+    except OfflineModeIsEnabled as error:
+        raise PublishError(
+            "HF_HUB_OFFLINE is set, so nothing can be published; unset it and publish again"
+        ) from error
+    except HFValidationError as error:
+        raise PublishError(f"'{repo_id}' is no name of a repository: {_line(error)}") from error
+    except (httpx.HTTPError, JSONDecodeError) as error:
+        raise PublishError(_sentence(error, repo_id)) from error
+    except (RuntimeError, ValueError, OSError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        cause = error.__cause__  # an upload's failure is wrapped in one that names the file
+        why = _sentence(cause, repo_id) if isinstance(cause, httpx.HTTPError) else _line(error)
+        raise PublishError(why) from error
+    finally:
+        set_client_factory(default_client_factory)
+
+
+def _impatient_client() -> httpx.Client:
+    client = default_client_factory()
+    client.timeout = SILENCE
+    return client
+
+
+def _wait_after(error: Exception, attempt: int) -> float | None:
+    """Seconds to wait before the next attempt; None where another one is of no use."""
+    usual = FIRST_WAIT * 2 ** (attempt - 1)
+    if not isinstance(error, HfHubHTTPError):
+        return usual
+    if error.response.status_code not in PASSING:
+        return None
+    asked = _asked_wait(error.response)
+    return usual if asked is None else asked if asked <= LONGEST_WAIT else None
+
+
+def _asked_wait(response: httpx.Response) -> float | None:
+    """What the server asks for, in its rate limit headers or in `Retry-After`."""
+    limit = parse_ratelimit_headers(response.headers)
+    if limit is not None and limit.remaining == 0:
+        return limit.reset_in_seconds + 1.0
+    asked = response.headers.get("Retry-After", "")
+    return float(asked) if asked.isdigit() else None
+
+
+def _sentence(error: Exception, repo_id: str) -> str:
+    """What happened, and what to do about it."""
+    if isinstance(error, JSONDecodeError):
+        return f"{constants.ENDPOINT} answers, but not as the Hub does; check HF_ENDPOINT"
+    if not isinstance(error, HfHubHTTPError):
+        return (
+            f"the connection to {constants.ENDPOINT} failed ({_line(error) or type(error).__name__}); "
+            "check the network"
+        )
+    status = error.response.status_code
+    if status == 401 and error.response.headers.get("X-Error-Code") != "RepoNotFound":
+        return (
+            "the Hub does not accept the Hugging Face token; make one with write access at "
+            "https://huggingface.co/settings/tokens, then run `hf auth login` or set HF_TOKEN"
+        )
+    if status == 403:
+        return (
+            f"the Hugging Face token may not write to {repo_id}; use one with write access to it, or "
+            "give another --repo_id"
+        )
+    if status in (401, 404):
+        return f"the Hub knows no repository {repo_id}, or the token may not see it; check --repo_id"
+    if status == 429:
+        asked = _asked_wait(error.response)
+        when = f"in {asked:.0f} seconds" if asked is not None else "later"
+        return f"the Hub asks to slow down; try again {when}"
+    if status >= 500:
+        return f"the Hub has trouble of its own (HTTP {status}); try again later"
+    return f"the Hub refused {repo_id} (HTTP {status}): {_line(error.server_message or error)}"
+
+
+def _line(what: object) -> str:
+    return " ".join(str(what).split())

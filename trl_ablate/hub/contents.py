@@ -1,0 +1,180 @@
+"""What a run publishes, read from its directory and cleaned: files, facts for the card. No torch."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.hub.masking import Masker, known_secrets
+from trl_ablate.run import RunDirectory, read_jsonl
+
+Source = Path | bytes
+"""A local file as it is, or content that was made or cleaned for publishing."""
+
+BEST, LAST, ROLLOUTS = "checkpoint_best", "checkpoint_last", "rollouts"
+OVER = ("finished", "stopped", "failed")
+"""States of a run that has ended, in one way or another."""
+
+_MODEL_SUFFIXES = {".safetensors", ".json", ".jinja", ".txt", ".model"}
+_NO_MODEL_FILES = {"trainer_state.json"}
+_KEY_ROLLOUTS = 4
+"""Rollout files published besides the best step's: the first, the last, and even steps between."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """The records of a run that has ended, without secrets."""
+
+    path: Path
+    record: dict[str, Any]
+    """`run.json`, without the machine's name and the git diff."""
+    config: dict[str, Any]
+    """`resolved_config.json`."""
+    rows: list[dict[str, Any]]
+    """`metrics.jsonl`."""
+    masker: Masker
+
+    @property
+    def name(self) -> str:
+        """Arm and seed, or the folder's name."""
+        arm, seed = self.record.get("arm"), self.record.get("seed")
+        return f"{arm}-seed{seed}" if arm is not None else self.path.resolve().name
+
+    @cached_property
+    def checkpoints(self) -> dict[str, dict[str, Path]]:
+        """`checkpoint_best` and `checkpoint_last`, as far as they are there: file name -> file."""
+        folders = {name: self.path / name for name in (BEST, LAST)}
+        return {name: _model_files(at) for name, at in folders.items() if at.is_dir()}
+
+    @property
+    def chosen(self) -> str:
+        """The checkpoint that the repository's root holds."""
+        return BEST if BEST in self.checkpoints else LAST
+
+    @property
+    def is_adapter(self) -> bool:
+        return "adapter_config.json" in self.checkpoints[self.chosen]
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The evaluated rows by step; one that stands twice, after a resume, as it was last."""
+        evaluated = {row["step"]: row for row in self.rows if row.get("eval_reward") is not None}
+        return [evaluated[step] for step in sorted(evaluated)]
+
+    @property
+    def best_evaluation(self) -> dict[str, Any] | None:
+        return max(self.evaluations, key=lambda row: row["eval_reward"], default=None)
+
+    def files(self) -> dict[str, Source]:
+        """Path in the repository -> content, but for the card and the picture."""
+        published: dict[str, Source] = {
+            "run.json": _json(self.record),
+            "resolved_config.json": _json(self.config),
+            "metrics.jsonl": self._cleaned(self.path / "metrics.jsonl"),
+        }
+        for file in key_rollouts(self.path / ROLLOUTS, self.best_evaluation):
+            published[f"{ROLLOUTS}/{file.name}"] = self._cleaned(file)
+        for folder, files in self.checkpoints.items():
+            published |= {f"{folder}/{name}": self._checked(file) for name, file in files.items()}
+        published |= dict(self.checkpoints[self.chosen])
+        return published
+
+    def _cleaned(self, file: Path) -> bytes:
+        """The whole lines of a JSONL file, without secrets."""
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        return self.masker.text(text[: text.rfind("\n") + 1]).encode()
+
+    def _checked(self, file: Path) -> Path:
+        if file.suffix != ".safetensors" and not self.masker.is_clean(file.read_bytes()):
+            raise ConfigurationError(
+                f"{file} holds what looks like a token, and model files are published as they are; "
+                "remove it from the file and publish again"
+            )
+        return file
+
+
+def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
+    """The run as it can be published, or the reason why it cannot be."""
+    record, config = _read_json(run.run_file), _read_json(run.config_file)
+    if record.get("status") not in OVER:
+        raise ConfigurationError(
+            f"the run in {run.path} is {record.get('status', 'of unknown status')}; publish it when it "
+            "has ended, or, if it was killed, go on with it first (scripts/train.py ... --resume)"
+        )
+    command = [str(word) for word in record.get("command") or []]
+    masker = Masker(known_secrets((record, config), command, token))
+    private = {"host": None, "command": masker.words(command), "git": _commit_only(record.get("git"))}
+    finished = FinishedRun(
+        path=run.path,
+        record={k: v for k, v in masker.value({**record, **private}).items() if v is not None},
+        config=masker.value(config),
+        rows=list(read_jsonl(run.metrics_file)),
+        masker=masker,
+    )
+    if not finished.checkpoints:
+        raise ConfigurationError(
+            f"{run.path} has neither {BEST} nor {LAST}, so there is no model to publish"
+        )
+    return finished
+
+
+def key_rollouts(folder: Path, best: dict[str, Any] | None) -> list[Path]:
+    """First, last, even steps between, and the one nearest to the best evaluation."""
+    files = sorted(folder.glob("step_*.jsonl"), key=_step_of)
+    if len(files) <= _KEY_ROLLOUTS:
+        return files
+    gaps = _KEY_ROLLOUTS - 1
+    chosen = {files[round(i * (len(files) - 1) / gaps)] for i in range(_KEY_ROLLOUTS)}
+    if best is not None:
+        chosen.add(min(files, key=lambda file: abs(_step_of(file) - best["step"])))
+    return sorted(chosen, key=_step_of)
+
+
+def _step_of(file: Path) -> int:
+    digits = file.stem.removeprefix("step_")
+    return int(digits) if digits.isdigit() else -1
+
+
+def _model_files(folder: Path) -> dict[str, Path]:
+    """What `from_pretrained` needs of a checkpoint, and no pickle; whole, or refused."""
+    files = {
+        file.name: file
+        for file in sorted(folder.iterdir())
+        if file.is_file() and file.suffix in _MODEL_SUFFIXES and file.name not in _NO_MODEL_FILES
+    }
+    missing = [shard for shard in _shards(files) if shard not in files]
+    if missing or not any(name.endswith(".safetensors") for name in files):
+        raise ConfigurationError(
+            f"{folder} is no whole model: {', '.join(missing) or 'a .safetensors file'} is missing; "
+            "only safetensors are published"
+        )
+    return files
+
+
+def _shards(files: dict[str, Path]) -> Iterator[str]:
+    for name, file in files.items():
+        if name.endswith(".safetensors.index.json"):
+            yield from sorted(set(_read_json(file)["weight_map"].values()))
+
+
+def _commit_only(git: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Commit, and whether there were changes on top; never the changes."""
+    return git and {"commit": git.get("commit"), "changed": bool(git.get("diff"))}
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ConfigurationError(
+            f"{file} does not exist; give the folder of a run, as scripts/train.py leaves it"
+        )
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{file} cannot be read as JSON: {error}") from error
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,118 @@
+"""Secrets stay behind: what is known to be one, and what looks like one, is masked on its way out.
+
+Known are the token in use, the stored one, environment variables with a telling name, and the values
+of token settings and of `--hub_token` words in the run's own records. The shape `hf_...` is masked
+wherever it stands. Model files are never rewritten; one that holds a token is refused instead.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import get_token
+
+MASK = "<masked>"
+
+_SHAPE = re.compile(r"hf_(?:oauth_|jwt_)?(?=[A-Za-z]*[0-9A-Z])[A-Za-z0-9]{6,}[A-Za-z0-9_.-]*")
+"""`hf_` and letters with a digit or a capital among them, which `hf_transfer` and its like lack."""
+
+_SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD)$", re.IGNORECASE)
+_SECRET_SETTING = re.compile(
+    r"(^|[_-])(hub|hf|access|auth|bearer)[_-]?token$|^token$|(^|[_-])(api_?key|secret|password)$",
+    re.IGNORECASE,
+)
+"""`hub_token` and the like, but not `eos_token`."""
+
+_URL_CREDENTIALS = re.compile(r"(?<=://)[^\s/:@]+:[^\s/@]+(?=@)")
+_SHORTEST = 8
+"""Shorter values of environment variables are no secrets, and words of the text by chance."""
+_CERTAIN = 20
+"""In a file that may not be rewritten only this many characters count: a vocabulary has short ones."""
+
+
+class Masker:
+    """Replaces secrets in text, in JSON values and in command lines."""
+
+    def __init__(self, secrets: Iterable[str] = ()):
+        self._secrets = sorted({s for s in secrets if s and not s.startswith("<")}, key=len)[::-1]
+        home = str(Path.home())
+        self._home = re.compile(re.escape(home) + r"(?![\w.-])") if len(home) > 1 else None
+
+    def text(self, text: str) -> str:
+        """The text without secrets, and with `~` for the home folder."""
+        for secret in self._secrets:
+            text = text.replace(secret, MASK).replace(json.dumps(secret)[1:-1], MASK)
+        text = _URL_CREDENTIALS.sub(MASK, _SHAPE.sub(MASK, text))
+        return self._home.sub("~", text) if self._home else text
+
+    def value(self, value: Any) -> Any:
+        """A JSON value without secrets; whatever stands under the name of one is masked whole."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        if isinstance(value, dict):
+            return {
+                key: MASK if item and _SECRET_SETTING.search(key) else self.value(item)
+                for key, item in value.items()
+            }
+        return value
+
+    def words(self, words: Sequence[str]) -> list[str]:
+        """A command line without secrets: `--hub_token X` and `--hub_token=X` keep their flag."""
+        shown: list[str] = []
+        for position, word in enumerate(words):
+            name, equals, _ = word.partition("=")
+            before = words[position - 1] if position else ""
+            if equals and _is_secret_flag(name):
+                shown.append(f"{name}={MASK}")
+            elif before.startswith("--") and "=" not in before and _is_secret_flag(before):
+                shown.append(MASK)
+            else:
+                shown.append(self.text(word))
+        return shown
+
+    def is_clean(self, content: bytes) -> bool:
+        """Whether a file that must not be rewritten holds no known secret, and nothing of the shape."""
+        text = content.decode("utf-8", errors="replace")
+        shaped = [found[0] for found in _SHAPE.finditer(text)]
+        known = [secret for secret in self._secrets if secret in text]
+        return not any(len(secret) >= _CERTAIN for secret in shaped + known)
+
+
+def known_secrets(records: Iterable[Any], command: Sequence[str], token: str | None) -> set[str]:
+    """Every secret that can be named: given, stored, in the environment, and in a run's records."""
+    found = {token or "", get_token() or ""}
+    found |= {
+        value
+        for name, value in os.environ.items()
+        if _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST
+    }
+    for record in records:
+        found |= set(_under_secret_names(record))
+    for before, word in zip(["", *command], command, strict=False):
+        name, equals, value = word.partition("=")
+        if equals and _is_secret_flag(name):
+            found.add(value)
+        elif before.startswith("--") and "=" not in before and _is_secret_flag(before):
+            found.add(word)
+    return found - {""}
+
+
+def _is_secret_flag(word: str) -> bool:
+    return bool(_SECRET_SETTING.search(word.lstrip("-")))
+
+
+def _under_secret_names(value: Any, secret: bool = False) -> Iterable[str]:
+    """The strings of a JSON value that stand under the name of a secret."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _under_secret_names(item, secret or bool(_SECRET_SETTING.search(key)))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _under_secret_names(item, secret)
+    elif secret and isinstance(value, str):
+        yield value

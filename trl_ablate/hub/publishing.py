@@ -1,0 +1,181 @@
+"""One run, one commit: what differs from what the Hub holds is uploaded, and nothing else.
+
+The repository's tree is compared with the run before anything is sent. A second publish therefore
+finds nothing to do and makes no commit; an interrupted one finds its finished uploads in the Hub's
+storage, which goes by content, and sends the rest. The commit comes last and names the one it builds
+on: it holds everything or does not happen, and asking again after a lost answer makes no second one.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.hf_api import RepoFile
+
+from trl_ablate.hub.card import (
+    MINIATURE_LICENCE,
+    PICTURE,
+    Licence,
+    base_model,
+    hub_id,
+    is_miniature,
+    model_card,
+)
+from trl_ablate.hub.client import PublishError, failures_in_words, patiently, require_token
+from trl_ablate.hub.contents import FinishedRun, Source, read_run
+from trl_ablate.hub.picture import draw_curves
+from trl_ablate.run import RunDirectory
+
+ROOT_MODEL = (".safetensors", ".safetensors.index.json", "adapter_config.json")
+"""Endings of the files that decide which weights `from_pretrained` finds at the root."""
+
+
+def push_run(
+    run: RunDirectory,
+    repo_id: str | None = None,
+    private: bool = True,
+    token: str | None = None,
+    revision: str | None = None,
+) -> str:
+    """Publish a run that has ended; the URL of its page.
+
+    Args:
+        run: the run's directory. Nothing in it is changed.
+        repo_id: `OWNER/NAME`, or `NAME` for one of the token's owner. None: arm and seed.
+        private: whether only the owner sees it. A repository that is public already is refused then.
+        token: None: the stored one.
+        revision: branch to publish to, made where it is missing. None: `main`.
+    """
+    secret = require_token(token)
+    finished = read_run(run, secret)
+    files = everything_but_the_card(finished)
+    wanted = repo_id or finished.name
+    try:
+        with failures_in_words(wanted):
+            api = HfApi(token=secret)
+            owner = patiently(api.whoami)["name"]
+            name = wanted if "/" in wanted else f"{owner}/{wanted}"
+            was_private = _open_repository(api, name, private, revision)
+            card = model_card(finished, name, licence_of(finished, api), picture=PICTURE in files)
+            files["README.md"] = card.encode()
+            title = f"Publish {finished.name}"
+            patiently(lambda: commit_difference(api, name, revision, files, title))
+            if was_private and not private:
+                patiently(lambda: api.update_repo_settings(name, private=False))
+            return f"{api.endpoint}/{name}" + (f"/tree/{revision}" if revision else "")
+    except PublishError as error:
+        raise PublishError(
+            f"not published: {finished.masker.text(str(error))}. The run in {run.path} is as it was; "
+            f"`python scripts/publish.py {run.path}` goes on where this stopped"
+        ) from error
+
+
+def check_token(token: str | None = None) -> str:
+    """Name of the token's owner, so that a missing or wrong token is found before a long run."""
+    secret = require_token(token)
+    with failures_in_words("the repository"):
+        return patiently(lambda: HfApi(token=secret).whoami())["name"]
+
+
+def everything_but_the_card(run: FinishedRun) -> dict[str, Source]:
+    """The files of the repository that do not depend on what the Hub says."""
+    files = run.files()
+    picture = draw_curves(run.rows)
+    return files if picture is None else {**files, PICTURE: picture}
+
+
+def _open_repository(api: HfApi, repo_id: str, private: bool, revision: str | None) -> bool:
+    """Make the repository and the branch where they are missing; whether it is private."""
+    patiently(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
+    is_private = bool(patiently(lambda: api.model_info(repo_id)).private)
+    if private and not is_private:
+        raise PublishError(
+            f"{repo_id} is public already; give --public to publish there all the same, or another "
+            "--repo_id"
+        )
+    if revision is not None:
+        patiently(lambda: api.create_branch(repo_id, branch=revision, exist_ok=True))
+    return is_private
+
+
+def licence_of(run: FinishedRun, api: HfApi) -> Licence | None:
+    """The base model's licence, as its card on the Hub has it; None where it says nothing."""
+    base = base_model(run.config)
+    if is_miniature(base):
+        return MINIATURE_LICENCE
+    name = hub_id(base)
+    if name is None:
+        return None
+    try:
+        card = patiently(lambda: api.model_info(name)).card_data
+    except HfHubHTTPError as error:
+        if error.response.status_code not in (401, 403, 404):
+            raise
+        return None  # a model that this token may not see, or that is gone
+    found = card.to_dict() if card else {}
+    return {
+        key: found[key] for key in ("license", "license_name", "license_link") if found.get(key)
+    } or None
+
+
+def commit_difference(
+    api: HfApi, repo_id: str, revision: str | None, files: Mapping[str, Source], title: str
+) -> None:
+    """Bring the repository to hold `files`; no commit where it does already."""
+    head = api.model_info(repo_id, revision=revision).sha
+    tree = api.list_repo_tree(repo_id, recursive=True, revision=revision)
+    present = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+    additions = {
+        path: CommitOperationAdd(path, source)
+        for path, source in files.items()
+        if not _is_same(source, present.get(path))
+    }
+    deletions = [CommitOperationDelete(path, is_folder=False) for path in _stale(present, files)]
+    if not additions and not deletions:
+        return
+    once = {files[path]: operation for path, operation in additions.items()}
+    api.preupload_lfs_files(
+        repo_id, additions=list(once.values()), revision=revision, free_memory=False
+    )
+    api.create_commit(
+        repo_id,
+        operations=[*additions.values(), *deletions],
+        commit_message=title,
+        revision=revision,
+        parent_commit=head,
+    )
+
+
+def _is_same(source: Source, present: RepoFile | None) -> bool:
+    """Whether the Hub holds this very content: by SHA-256 for large files, by git's SHA-1 for others."""
+    size = source.stat().st_size if isinstance(source, Path) else len(source)
+    if present is None or present.size != size:
+        return False
+    if present.lfs is not None:
+        return present.lfs.sha256 == _sha256(source)
+    content = source.read_bytes() if isinstance(source, Path) else source
+    return present.blob_id == hashlib.sha1(b"blob %d\0" % size + content).hexdigest()
+
+
+def _sha256(source: Source) -> str:
+    if isinstance(source, bytes):
+        return hashlib.sha256(source).hexdigest()
+    with source.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stale(present: Mapping[str, RepoFile], files: Mapping[str, Source]) -> list[str]:
+    """What an earlier publish left in folders that are published now, and weights at the root.
+
+    A second set of weights would make `from_pretrained` load the wrong one. Whatever else a person
+    has put into the repository stays.
+    """
+    folders = {path.partition("/")[0] for path in files if "/" in path}
+    return [
+        path
+        for path in present
+        if path not in files
+        and (path.partition("/")[0] in folders if "/" in path else path.endswith(ROOT_MODEL))
+    ]

@@ -1,0 +1,103 @@
+"""What an engine that samples with its own kernels does to a training: the gap, and what it costs.
+
+The engine's log-probabilities differ from the trainer's a little by rounding, and a lot when its
+weights are stale. Every microbatch leaves one row of facts per completion; what is logged is computed
+from all rows at once, since quartiles and maxima of parts are not those of the whole.
+"""
+
+from enum import IntEnum
+
+import torch
+
+
+class Fact(IntEnum):
+    """The columns of a row, named for reading."""
+
+    LENGTH = 0
+    HELD = 1
+    GAP_SUM = 2
+    GAP_COUNT = 3
+    GAP_MAX = 4
+    RATIO_SUM = 5
+    RATIO_COUNT = 6
+    RATIO_MIN = 7
+    RATIO_MAX = 8
+
+
+def mismatch_rows(
+    logps_NT: torch.Tensor,
+    sampling_logps_NT: torch.Tensor,
+    ratio_NT: torch.Tensor,
+    mask_NT: torch.Tensor,
+    mode: str,
+    low: float | None,
+    high: float | None,
+) -> torch.Tensor:
+    """One row of `Fact`s per completion: `(N, 9)`.
+
+    Shapes: log-probabilities and mask `(N, T)`; `ratio_NT`, what the correction multiplies the loss by,
+    `(N, T)` or, of whole sequences, `(N, 1)`.
+
+    HELD is the share of the completion's tokens that the correction takes away (`*_mask`) or holds at a
+    bound (`*_truncate`); of whole sequences it is 0 or 1. A token without the engine's log-probability
+    (NaN) has no gap.
+    """
+    mask_NT = mask_NT.bool()
+    known_NT = mask_NT & ~sampling_logps_NT.isnan()
+    gap_NT = (logps_NT - sampling_logps_NT).abs().masked_fill(~known_NT, 0.0)
+    of_tokens = ratio_NT.size(1) == mask_NT.size(1)
+    counted = mask_NT if of_tokens else mask_NT.any(dim=1, keepdim=True)
+    held_NT = _held(ratio_NT, mode, low, high) & mask_NT
+    facts = {
+        Fact.LENGTH: mask_NT.sum(dim=1),
+        Fact.HELD: held_NT.sum(dim=1) / mask_NT.sum(dim=1).clamp(min=1),
+        Fact.GAP_SUM: gap_NT.sum(dim=1),
+        Fact.GAP_COUNT: known_NT.sum(dim=1),
+        Fact.GAP_MAX: gap_NT.amax(dim=1),
+        Fact.RATIO_SUM: ratio_NT.masked_fill(~counted, 0.0).sum(dim=1),
+        Fact.RATIO_COUNT: counted.sum(dim=1),
+        Fact.RATIO_MIN: ratio_NT.masked_fill(~counted, torch.inf).amin(dim=1),
+        Fact.RATIO_MAX: ratio_NT.masked_fill(~counted, -torch.inf).amax(dim=1),
+    }
+    return torch.stack([facts[fact].float() for fact in Fact], dim=1)
+
+
+def gap_metrics(rows_NF: torch.Tensor) -> dict[str, float]:
+    """TRL's metrics of the mismatch, under TRL's names; empty if no completion has a token."""
+    rows_NF = rows_NF[rows_NF[:, Fact.LENGTH] > 0]
+    if not len(rows_NF):
+        return {}
+    total = rows_NF.double().sum(dim=0)
+    gap, ratio = "sampling/sampling_logp_difference", "sampling/importance_sampling_ratio"
+    return {
+        f"{gap}/mean": (total[Fact.GAP_SUM] / total[Fact.GAP_COUNT].clamp(min=1)).item(),
+        f"{gap}/max": rows_NF[:, Fact.GAP_MAX].max().item(),
+        f"{ratio}/min": rows_NF[:, Fact.RATIO_MIN].min().item(),
+        f"{ratio}/mean": (total[Fact.RATIO_SUM] / total[Fact.RATIO_COUNT].clamp(min=1)).item(),
+        f"{ratio}/max": rows_NF[:, Fact.RATIO_MAX].max().item(),
+    }
+
+
+def held_by_length(rows_NF: torch.Tensor) -> dict[str, float]:
+    """`sampling/dropped/q1` (shortest quarter of the completions) to `q4` (longest): mean HELD.
+
+    Sequence-level corrections hit long completions first, which is what these four numbers show.
+    Completions without a token are left out; a quarter without a completion has no number.
+    """
+    rows_NF = rows_NF[rows_NF[:, Fact.LENGTH] > 0]
+    order = torch.argsort(rows_NF[:, Fact.LENGTH], stable=True)
+    quarters = torch.tensor_split(rows_NF[order, Fact.HELD], 4)
+    return {
+        f"sampling/dropped/q{place}": quarter.mean().item()
+        for place, quarter in enumerate(quarters, start=1)
+        if len(quarter)
+    }
+
+
+def _held(
+    ratio_NT: torch.Tensor, mode: str, low: float | None, high: float | None
+) -> torch.Tensor:
+    if mode.endswith("mask"):
+        return ratio_NT == 0
+    below = ratio_NT <= low if low is not None else torch.zeros_like(ratio_NT, dtype=torch.bool)
+    return below | (ratio_NT >= high) if high is not None else below

@@ -1,0 +1,73 @@
+"""What of a study can be removed: leftovers always, checkpoints and results only when asked.
+
+A run that another study's plan names is never removed, and none while a process is at it.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from trl_ablate.study.estimate import probe_name
+from trl_ablate.study.plan import Plan
+from trl_ablate.study.store import RunStore
+
+
+@dataclass(frozen=True)
+class Rubbish:
+    """Paths to remove, and the run whose lock has to be held for it."""
+
+    run_id: str
+    paths: tuple[Path, ...]
+    bytes: int
+
+
+def find_rubbish(
+    plan: Plan, store: RunStore, *, checkpoints: bool = False, results: bool = False
+) -> list[Rubbish]:
+    """What `clean` would remove: probes, and what failed or interrupted runs left behind; numbered
+    checkpoints of finished runs with `checkpoints`; whole finished runs with `results`."""
+    shared = _named_elsewhere(plan, store)
+    found = []
+    for run in plan.runs().values():
+        state, home = store.state(run.id), store.directory(run.id).path
+        paths = [store.directory(probe_name(run)).path]
+        leftover = state.status in ("interrupted", "failed", "to do")
+        if (leftover or (results and state.done)) and run.id not in shared:
+            paths += [home, store.log(run.id)]
+        elif checkpoints and state.done:
+            paths += sorted(path for path in home.glob("checkpoint-*") if path.is_dir())
+        paths = [path for path in paths if path.exists()]
+        if paths and state.status != "running":
+            found.append(Rubbish(run.id, tuple(paths), sum(map(_bytes, paths))))
+    return found
+
+
+def remove(rubbish: Rubbish, store: RunStore) -> bool:
+    """Remove it; False where a process has taken up the run in the meantime."""
+    lock = store.lock(rubbish.run_id)
+    if not lock.acquire():
+        return False
+    for path in rubbish.paths:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    lock.remove()
+    return True
+
+
+def _named_elsewhere(plan: Plan, store: RunStore) -> set[str]:
+    """Ids of the runs in every other study's kept plan."""
+    named: set[str] = set()
+    for file in store.plans.glob("*.json"):
+        if file.stem != plan.study:
+            arms = json.loads(file.read_text(encoding="utf-8"))["arms"]
+            named |= {run["id"] for arm in arms for run in arm["runs"]}
+    return named
+
+
+def _bytes(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

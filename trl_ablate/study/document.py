@@ -1,0 +1,65 @@
+"""The blocks that a report is made of; `markdown` and `page` write them out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph of plain text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of plain texts."""
+
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table; every cell is text already. Columns from `numbers_from` on are numbers."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    numbers_from: int = 1
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG, and the file name it has beside the report."""
+
+    file: str
+    png: bytes
+    about: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text that keeps its line breaks; folded away under `title` where there is one."""
+
+    text: str
+    title: str = ""
+
+
+Block = Text | Items | Grid | Picture | Code
+
+
+@dataclass
+class Section:
+    """Blocks under a heading."""
+
+    title: str
+    blocks: list[Block] = field(default_factory=list)
+
+
+@dataclass
+class Document:
+    """A report: a title, what it asks, sections."""
+
+    title: str
+    lead: str
+    sections: list[Section] = field(default_factory=list)

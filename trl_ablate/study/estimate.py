@@ -1,0 +1,120 @@
+"""What a study will take: time, GPU-hours, disk and money, from the measured steps of finished
+runs.
+
+No torch. A run is foreseen from the same arm under another seed, or from a probe of two steps, or
+from the other arms of the study; where nothing has been measured the estimate says so.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
+from trl_ablate.study.store import RunStore
+
+PROBES = "probes"
+PROBE_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What runs of one arm cost, in their parts."""
+
+    overhead: float
+    """Seconds that are neither steps nor evaluations: loading, saving."""
+    optimizer_step: float
+    evaluation: float
+    bytes: float
+
+    def seconds(self, arm: PlannedArm) -> float:
+        steps = arm.optimizer_steps * self.optimizer_step
+        return self.overhead + steps + arm.evaluations * self.evaluation
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is left to do; the numbers are None where nothing was measured."""
+
+    runs: int
+    done: int
+    wall_hours: float | None
+    machine_hours: float | None
+    """Hours of one process: GPU-hours on a GPU."""
+    gigabytes: float | None
+    unmeasured: tuple[str, ...]
+    """Arms that were foreseen from other arms, or not at all."""
+
+
+def estimate(plan: Plan, store: RunStore, slots: int) -> Estimate:
+    """Time for the runs that are not done, spread over `slots` processes."""
+    done = {run_id for run_id in plan.runs() if store.state(run_id).done}
+    own = {arm.name: measured_for(arm, store) for arm in plan.arms}
+    common = _typical([measured for measured in own.values() if measured])
+    hours, size = [], []
+    seen = set(done)
+    for arm in plan.arms:
+        measured = own[arm.name] or common
+        for run in arm.runs:
+            if run.id in seen or measured is None:
+                continue
+            seen.add(run.id)
+            hours.append(measured.seconds(arm) / 3600)
+            size.append(measured.bytes / 1e9)
+    unknown = common is None and len(done) < len(plan.runs())
+    return Estimate(
+        runs=len(plan.runs()),
+        done=len(done),
+        wall_hours=None if unknown else _wall(hours, slots),
+        machine_hours=None if unknown else sum(hours),
+        gigabytes=None if unknown else sum(size),
+        unmeasured=tuple(name for name, measured in own.items() if measured is None),
+    )
+
+
+def measured_for(arm: PlannedArm, store: RunStore) -> Measured | None:
+    """The mean over the arm's finished runs, or else its probe."""
+    finished = [run.id for run in arm.runs if store.state(run.id).status == "finished"]
+    found = [measured for run_id in finished if (measured := measure(store, run_id))]
+    return _typical(found) or measure(store, probe_name(arm.runs[0]))
+
+
+def measure(store: RunStore, run_id: str) -> Measured | None:
+    """A finished run's parts; None where it is not there, not finished, or logged no step time."""
+    directory = store.directory(run_id)
+    if not directory.run_file.exists() or directory.read().get("status") != "finished":
+        return None
+    rows = list(directory.metrics())
+    steps = [row["step_time"] for row in rows if row.get("step_time") is not None]
+    evaluations = [row["eval_seconds"] for row in rows if row.get("eval_seconds") is not None]
+    if not steps:
+        return None
+    parts = sum(steps) + sum(evaluations)
+    return Measured(
+        overhead=max(0.0, directory.read()["seconds"] - parts),
+        optimizer_step=statistics.mean(steps),
+        evaluation=statistics.mean(evaluations) if evaluations else 0.0,
+        bytes=float(store.bytes(run_id)),
+    )
+
+
+def probe_name(run: PlannedRun) -> str:
+    return f"{PROBES}/{run.id}"
+
+
+def _typical(found: Sequence[Measured]) -> Measured | None:
+    if not found:
+        return None
+    return Measured(
+        overhead=statistics.mean(m.overhead for m in found),
+        optimizer_step=statistics.mean(m.optimizer_step for m in found),
+        evaluation=statistics.mean(m.evaluation for m in found),
+        bytes=statistics.mean(m.bytes for m in found),
+    )
+
+
+def _wall(hours: Sequence[float], slots: int) -> float:
+    """The longest slot when each run goes to the one that is free first."""
+    ends = [0.0] * slots
+    for run in hours:
+        ends[ends.index(min(ends))] += run
+    return max(ends)

@@ -1,0 +1,95 @@
+"""A plan for a person to read before anything starts."""
+
+from collections.abc import Iterator
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trl_ablate.study.estimate import Estimate
+from trl_ablate.study.plan import Plan
+from trl_ablate.study.progress import grid
+from trl_ablate.study.sections import setting, silent_differences
+from trl_ablate.study.store import RunStore
+
+
+def show_plan(
+    console: Console,
+    plan: Plan,
+    store: RunStore,
+    foreseen: Estimate,
+    slots: int,
+    price_per_hour: float | None,
+) -> None:
+    for part in _parts(plan, store, foreseen, slots, price_per_hour):
+        console.print(part)
+
+
+def _parts(
+    plan: Plan, store: RunStore, foreseen: Estimate, slots: int, price: float | None
+) -> Iterator[RenderableType]:
+    yield Text(f"{plan.question.strip()}\n", style="bold")
+    yield Text(f"profile '{plan.profile}' ({plan.profile_reason})")
+    yield _differences(plan)
+    yield Text(
+        f"proof: {plan.base} with an arm's declared keys (*) resolves to that arm exactly, in all "
+        f"{plan.compared} settings; nothing else differs\n"
+    )
+    yield from _remarks(plan)
+    yield grid(plan, store)
+    yield Text(f"\n{_what_it_takes(foreseen, plan, slots, price)}")
+
+
+def _differences(plan: Plan) -> Table:
+    keys = sorted({key for arm in plan.arms for key in arm.declared})
+    table = Table(box=None, padding=(0, 3, 0, 0))
+    table.add_column("arm", no_wrap=True)
+    for key in keys:
+        table.add_column(key, overflow="fold")
+    for arm in plan.arms:
+        cells = [setting(arm.values.get(key), key in arm.declared) for key in keys]
+        table.add_row(Text(arm.name), *map(Text, cells))
+    return table
+
+
+def _remarks(plan: Plan) -> Iterator[Text]:
+    """What a person should know: silent differences, shared runs, inert knobs, warnings."""
+    owners: dict[str, str] = {}
+    for sentence in silent_differences(plan):
+        yield Text(sentence, "yellow")
+    for arm in plan.arms:
+        for warning in arm.warnings:
+            yield Text(f"{arm.name}: {warning}", "yellow")
+        twin = owners.setdefault(arm.runs[0].id, arm.name)
+        if twin != arm.name:
+            yield Text(
+                f"{arm.name} resolves to the same as {twin}: they share their runs", "yellow"
+            )
+    everywhere = set.intersection(*({*arm.inert} for arm in plan.arms))
+    if everywhere:
+        yield Text(f"inert in every arm: {', '.join(sorted(everywhere))}\n", "dim")
+
+
+def _what_it_takes(foreseen: Estimate, plan: Plan, slots: int, price: float | None) -> str:
+    kind = "GPU-hours" if plan.for_gpu else "process-hours"
+    left = foreseen.runs - foreseen.done
+    words = f"{foreseen.runs} runs: {foreseen.done} done, {left} to do, {slots} at once"
+    if not left:
+        return words
+    if foreseen.machine_hours is None:
+        return f"{words}; time, disk and cost unknown: nothing measured yet, probe with --probe"
+    words += (
+        f"; about {_hours(foreseen.wall_hours)}, {foreseen.machine_hours:.2f} {kind}, "
+        f"{foreseen.gigabytes:.2f} GB"
+    )
+    if price is not None:
+        words += f", {foreseen.machine_hours * price:.2f} at {price:g} an hour"
+    if foreseen.unmeasured:
+        words += f" (not measured, taken as the others' mean: {', '.join(foreseen.unmeasured)})"
+    return words
+
+
+def _hours(hours: float | None) -> str:
+    if hours is None:
+        return "an unknown time"
+    return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"

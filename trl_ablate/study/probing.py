@@ -1,0 +1,37 @@
+"""A probe: two steps of every arm that nothing is known about, so that a study can be foreseen."""
+
+from collections.abc import Callable
+
+from trl_ablate.study.engines import Engine, Job
+from trl_ablate.study.estimate import PROBE_STEPS, measured_for, probe_name
+from trl_ablate.study.plan import Plan
+from trl_ablate.study.runner import last_line
+from trl_ablate.study.store import RunStore
+
+
+def probe(plan: Plan, store: RunStore, engine: Engine, say: Callable[[str], None]) -> None:
+    """Run the probes one after the other, so that none is slowed by another.
+
+    A probe that fails is said so and leaves its arm unmeasured. Ctrl-C ends the one that runs.
+    """
+    for arm in plan.arms:
+        if measured_for(arm, store) is not None:
+            continue
+        run = arm.runs[0]
+        name = probe_name(run)
+        lock = store.lock(name)
+        if not lock.acquire():
+            say(f"{arm.name}: somebody else is probing it")
+            continue
+        say(f"{arm.name}: probing {PROBE_STEPS} steps")
+        words = (*run.words, f"--grpo_steps={PROBE_STEPS}", "--report_to=none")
+        target = ("--output_dir", str(store.directory(name).path), "--overwrite")
+        process = engine.start(Job((*words, *target), store.log(name), lock.descriptor), 0)
+        try:
+            code = process.wait()
+        finally:
+            process.ask_to_end()
+            process.end()
+            lock.remove()
+        if code != 0:
+            say(f"{arm.name}: the probe failed: {last_line(store.log(name))}")

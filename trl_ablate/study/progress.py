@@ -1,0 +1,70 @@
+"""What a person sees of a study: a grid of arms × seeds, live while it runs."""
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
+from trl_ablate.study.store import RunStore
+
+MARKS = {
+    "finished": "[green]✓[/]",
+    "stopped": "[yellow]■[/]",
+    "failed": "[red]✗[/]",
+    "running": "[cyan]▶[/]",
+    "interrupted": "[yellow]…[/]",
+    "to do": "[dim]·[/]",
+}
+LEGEND = "✓ finished  ■ stopped by a rule  ✗ failed  ▶ running  … interrupted  · to do"
+
+
+def grid(plan: Plan, store: RunStore) -> Table:
+    """Every run's state, its step while it runs, and the last value of the primary metric."""
+    table = Table(title=f"{plan.study}: {plan.primary_metric}", title_justify="left", box=None,
+                  caption=LEGEND, caption_justify="left", padding=(0, 3, 0, 0))  # fmt: skip
+    table.add_column("arm", no_wrap=True)
+    for position in range(max(len(arm.runs) for arm in plan.arms)):
+        seeds = sorted({arm.runs[position].seed for arm in plan.arms})
+        table.add_column(f"seed {'/'.join(map(str, seeds))}", no_wrap=True)
+    for arm in plan.arms:
+        table.add_row(arm.name, *(_cell(arm, run, plan, store) for run in arm.runs))
+    return table
+
+
+def _cell(arm: PlannedArm, run: PlannedRun, plan: Plan, store: RunStore) -> str:
+    state = store.state(run.id)
+    words = [MARKS[state.status]]
+    rows = list(store.directory(run.id).metrics()) if state.status != "to do" else []
+    if state.status in ("running", "interrupted") and rows:
+        words.append(f"{rows[-1]['grpo_step']:g}/{arm.grpo_steps}")
+    values = [row[plan.primary_metric] for row in rows if row.get(plan.primary_metric) is not None]
+    if values:
+        words.append(f"{values[-1]:.3f}")
+    return " ".join(words)
+
+
+class LiveGrid:
+    """The grid, redrawn at the foot of the terminal; without a terminal, only lines as they
+    come."""
+
+    def __init__(self, plan: Plan, store: RunStore, console: Console):
+        self._plan, self._store, self._console = plan, store, console
+        self._live: Live | None = None
+
+    def __enter__(self) -> "LiveGrid":
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def redraw(self) -> None:
+        if self._live:
+            self._live.update(grid(self._plan, self._store), refresh=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False)
