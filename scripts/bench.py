@@ -31,7 +31,9 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mean_length", type=float, default=343, help="mean completion length")
     parser.add_argument("--cap", type=int, default=1024, help="longest completion")
     parser.add_argument("--uniform", action="store_true", help="every completion of mean length")
-    parser.add_argument("--lengths", type=Path, help="recorded lengths: a JSON list or rollouts JSONL")
+    parser.add_argument(
+        "--lengths", type=Path, help="recorded lengths: a JSON list or rollouts JSONL"
+    )
     parser.add_argument("--steps", type=int, default=3, help="counted steps per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
@@ -61,8 +63,8 @@ def train(options: argparse.Namespace) -> None:
         model, tokenizer, load, {"stock TRL": training.stock, "trl_ablate": training.ours}
     )
     tables.publish(
-        f"training phase, {options.rows} completions of {sum(lengths_N) / len(lengths_N):.0f} tokens "
-        f"(longest {max(lengths_N)}), microbatch {options.microbatch}, {options.model_shape}",
+        f"training phase, {options.rows} completions of "
+        f"{sum(lengths_N) / len(lengths_N):.0f} tokens (longest {max(lengths_N)}), microbatch {options.microbatch}, {options.model_shape}",
         training.rows_of(found, load),
         training.differences(found["stock TRL"], found["trl_ablate"]),
         options.output,

@@ -17,8 +17,8 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split(":")[0], allow_abbrev=False)
-    parser.add_argument("run_dir", type=Path, help="folder of a run, such as runs/std_dev_off-seed0")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0], allow_abbrev=False)
+    parser.add_argument("run_dir", type=Path, help="folder of a run: runs/std_dev_off-seed0")
     parser.add_argument("--repo_id", help="OWNER/NAME; default: arm and seed, under your name")
     parser.add_argument("--public", action="store_true", help="let everybody see it")
     parser.add_argument("--revision", help="branch to publish to; default: main")

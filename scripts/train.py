@@ -1,7 +1,7 @@
 """Train one arm: `accelerate launch scripts/train.py recipes/std_dev_off.yaml [--key value ...]`.
 
-Any setting can be given on the command line and wins over the recipe; `--dry_run` shows what a recipe
-comes to and starts nothing.
+Any setting can be given on the command line and wins over the recipe; `--dry_run` shows what a
+recipe comes to and starts nothing.
 """
 
 import argparse
@@ -22,10 +22,14 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it reports a kernel nobody asked for
+    logging.getLogger("bitsandbytes").setLevel(
+        logging.ERROR
+    )  # it reports a kernel nobody asked for
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0], allow_abbrev=False)
     parser.add_argument("recipe", help="a YAML file, such as recipes/std_dev_off.yaml")
-    parser.add_argument("--profile", default="auto", help="h100, rtx4090, miniature, auto, or a path")
+    parser.add_argument(
+        "--profile", default="auto", help="h100, rtx4090, miniature, auto, or a path"
+    )
     parser.add_argument("--dry_run", action="store_true", help="show what resolves, start nothing")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in output_dir")
     parser.add_argument("--resume", action="store_true", help="go on with the run in output_dir")
@@ -76,7 +80,13 @@ def train(resolved, directory: RunDirectory, *, resume: bool):
     from transformers.utils.logging import disable_progress_bar
 
     from trl_ablate.assemble import build_trainer
-    from trl_ablate.callbacks import BestCheckpoint, GuardWatch, LiveLine, RolloutWriter, RunRecorder
+    from trl_ablate.callbacks import (
+        BestCheckpoint,
+        GuardWatch,
+        LiveLine,
+        RolloutWriter,
+        RunRecorder,
+    )
     from trl_ablate.rewards import MathGrader
 
     config, task = resolved.config, resolved.task
@@ -87,9 +97,12 @@ def train(resolved, directory: RunDirectory, *, resume: bool):
     rollouts = RolloutWriter(directory, config.num_rollouts_saved, config.seed)
     best = BestCheckpoint(directory, config.best_metric)
     guard = GuardWatch(directory, resolved.guard, console)
-    with closing(live), MathGrader(
-        workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
-    ) as grader:
+    with (
+        closing(live),
+        MathGrader(
+            workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
+        ) as grader,
+    ):
         trainer = build_trainer(resolved, grader, [recorder, rollouts, best, guard, live])
         rollouts.attach(trainer)
         best.attach(trainer)
@@ -122,7 +135,9 @@ def show(resolved, everything: bool) -> None:
     if not everything:
         return
     console.print(
-        table("what resolves", {key: str(value) for key, value in sorted(resolved.settings.items())})
+        table(
+            "what resolves", {key: str(value) for key, value in sorted(resolved.settings.items())}
+        )
     )
     declared = {key: f"{old} -> {new}" for key, (old, new) in resolved.changes.items()}
     console.print(table("declared changes from the base", declared or {"none": ""}))
@@ -150,7 +165,9 @@ def summarise(directory: RunDirectory) -> None:
 
 
 def table(title: str, rows: dict[str, str]) -> Table:
-    made = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    made = Table(
+        title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
+    )
     for key, value in rows.items():
         made.add_row(key, value)
     return made

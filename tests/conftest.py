@@ -1,4 +1,4 @@
-"""Shared fixtures: a two-layer Qwen2 with random weights, and trainers over it that need no download."""
+"""Shared fixtures: a tiny Qwen2 with random weights, and trainers over it without a download."""
 
 import os
 
@@ -50,7 +50,7 @@ def letters_reward(completions, **kwargs):
 
 @pytest.fixture
 def make_trainer(tiny_model, tmp_path):
-    """`make_trainer(cls, **config)`: a trainer on 16 prompts, 4 rows at once, groups of 4, on the CPU.
+    """`make_trainer(cls, **config)`: a trainer on 16 prompts, 4 rows at once, groups of 4, CPU.
 
     `extras` are arguments of the trainer itself, such as `peft_config`.
     """

@@ -22,7 +22,13 @@ _HOMES = {
     "load_recipe": "trl_ablate.recipe",
 }
 
-__all__ = ["AblationConfig", "AblationTrainer", "ConfigurationError", "TaskArguments", "load_recipe"]
+__all__ = [
+    "AblationConfig",
+    "AblationTrainer",
+    "ConfigurationError",
+    "TaskArguments",
+    "load_recipe",
+]
 
 
 def __getattr__(name: str):

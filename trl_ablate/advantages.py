@@ -31,9 +31,9 @@ def compute_advantages(
     Returns:
         `(N,)`, in the dtype of `rewards_N`.
 
-    The standard deviation is unbiased (ddof 1), as in TRL and torch: one success in a group of eight
-    has an advantage of 0.875 / 0.354 = 2.475 before eps; the population's would make it 2.646. It is
-    taken in two passes around the mean, never as a difference of squares.
+    The standard deviation is unbiased (ddof 1), as in TRL and torch: one success in a group of
+    eight has an advantage of 0.875 / 0.354 = 2.475 before eps; the population's would make it
+    2.646. It is taken in two passes around the mean, never as a difference of squares.
 
     Degenerate cases:
         an ungraded completion has advantage 0 and takes no part in any mean or deviation;

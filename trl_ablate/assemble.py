@@ -66,13 +66,13 @@ def check_device(resolved: Resolved) -> None:
     """Refuse a GPU's profile on a machine without one, before anything is loaded."""
     if resolved.for_gpu and not torch.cuda.is_available():
         raise ConfigurationError(
-            f"profile '{resolved.profile}' is for a GPU, and there is none here; use --profile miniature, "
-            "or --use_cpu true to train on the CPU all the same"
+            f"profile '{resolved.profile}' is for a GPU, and there is none here; use --profile "
+            "miniature, or --use_cpu true to train on the CPU all the same"
         )
     if resolved.config.use_vllm and find_spec("vllm") is None:
         raise ConfigurationError(
-            "use_vllm is true, but vLLM is not installed; run pip install 'trl-ablate[vllm]', or set "
-            "--use_vllm false"
+            "use_vllm is true, but vLLM is not installed; run pip install 'trl-ablate[vllm]', "
+            "or set --use_vllm false"
         )
 
 
@@ -95,7 +95,7 @@ def starting_point(resolved: Resolved) -> str:
 
 
 def resolve_model(name: str) -> str:
-    """`miniature` and `miniature/STAGE` as the folder they are built in; other names as they are."""
+    """`miniature` and `miniature/STAGE` as the folders they are built in; others as they are."""
     world, _, stage = name.partition("/")
     if world == MINIATURE and not Path(name).exists():
         return str(miniature.build(stage or "base"))
@@ -115,9 +115,7 @@ def task_rewards(
     )
 
 
-def task_dataset(
-    task: TaskArguments, part: str, tokenizer: PreTrainedTokenizerBase
-) -> Dataset:
+def task_dataset(task: TaskArguments, part: str, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """The questions of `train` or `eval`, rendered by the template."""
     split, size = {
         "train": (task.train_split, task.train_size),

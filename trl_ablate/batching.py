@@ -1,9 +1,10 @@
 """Microbatches without needless padding: trimming, and regrouping by length.
 
-TRL pads every completion to the longest of the whole rollout batch and cuts the batch into microbatches
-at random, so that most of what goes through the model is padding. Two changes, neither of which changes
-the gradient: each microbatch is cut to its own longest prompt and completion, and the rows of one
-optimizer step are dealt to its microbatches in order of length, so that equals meet.
+TRL pads every completion to the longest of the whole rollout batch and cuts the batch into
+microbatches at random, so that most of what goes through the model is padding. Two changes,
+neither of which changes the gradient: each microbatch is cut to its own longest prompt and
+completion, and the rows of one optimizer step are dealt to its microbatches in order of length, so
+that equals meet.
 
 The gradient of an optimizer step is a sum over its rows as long as a row's share does not depend on
 its neighbours. Where it does (a divisor or a quantile taken over the microbatch), regrouping would
@@ -35,15 +36,15 @@ TEXT_KEYS = frozenset((*PROMPT_KEYS, *COMPLETION_KEYS, *ROW_KEYS, *SCALAR_KEYS))
 
 def is_text(batch: Mapping[str, Any]) -> bool:
     """Whether a batch holds nothing but what is known here, and may be trimmed and regrouped."""
-    return TEXT_KEYS >= batch.keys()
+    return batch.keys() <= TEXT_KEYS
 
 
 def trim(batch: Batch) -> Batch:
     """Cut a microbatch to its own longest prompt and longest completion.
 
-    Shapes: prompts `(N, S)`, padded left, lose columns on the left; whatever is `(N, T)`, padded right,
-    loses columns on the right. `(N, 1)` and `(N,)` stay. A microbatch whose completions are all masked
-    keeps one column.
+    Shapes: prompts `(N, S)`, padded left, lose columns on the left; whatever is `(N, T)`, padded
+    right, loses columns on the right. `(N, 1)` and `(N,)` stay. A microbatch whose completions are
+    all masked keeps one column.
     """
     start = batch["prompt_mask"].size(1) - longest(batch["prompt_mask"])
     width = batch["completion_mask"].size(1)
@@ -63,10 +64,10 @@ def longest(mask_NT: torch.Tensor) -> int:
 
 
 def regroup_by_length(microbatches: Sequence[Batch], per_step: int) -> list[Batch]:
-    """Deal the rows of every `per_step` microbatches (an optimizer step) to them in order of length.
+    """Deal the rows of every `per_step` microbatches (an optimizer step) to them by length.
 
-    The length of a row is that of its prompt and completion. Rows of equal length keep their order, so
-    that a step of equal lengths is left as it is.
+    The length of a row is that of its prompt and completion. Rows of equal length keep their
+    order, so that a step of equal lengths is left as it is.
     """
     regrouped: list[Batch] = []
     for first in range(0, len(microbatches), per_step):

@@ -37,9 +37,9 @@ SHOWN = {
 class GRPOStepClock(TrainerCallback):
     """Counts `eval_steps` and `save_steps` in GRPO steps (rollout batches), not optimizer steps.
 
-    Off-policy arms take several optimizer steps per rollout batch; counted so, they are evaluated at
-    the same GRPO steps as on-policy ones, and a checkpoint never falls into the middle of a batch. The
-    last step is always evaluated.
+    Off-policy arms take several optimizer steps per rollout batch; counted so, they are evaluated
+    at the same GRPO steps as on-policy ones, and a checkpoint never falls into the middle of a
+    batch. The last step is always evaluated.
     """
 
     def __init__(self, optimizer_steps_per_rollout: int):
@@ -82,8 +82,8 @@ class RunRecorder(TrainerCallback):
 class RolloutWriter(TrainerCallback):
     """At every evaluation, some rollouts of the step before it as JSONL: what the model says.
 
-    Each line has prompt, response, ground_truth, reward, format_reward, answer_reward, advantage; what
-    a reward function does not report is null. Before the first step there are none.
+    Each line has prompt, response, ground_truth, reward, format_reward, answer_reward, advantage;
+    what a reward function does not report is null. Before the first step there are none.
     """
 
     def __init__(self, run: RunDirectory, count: int, seed: int):

@@ -1,8 +1,8 @@
 """The switches: `AblationConfig` over TRL's `GRPOConfig`, and `TaskArguments` for data and reward.
 
 The defaults of the new fields leave stock TRL as it is. What a switch means is said in its `help`,
-the values it takes in its `Literal`, each once: the command line, the validation and the README read
-them here. Deliberately not here: anything about files, layers or profiles (`recipe.py`).
+the values it takes in its `Literal`, each once: the command line, the validation and the README
+read them here. Deliberately not here: anything about files, layers or profiles (`recipe.py`).
 """
 
 import os
@@ -46,12 +46,14 @@ class AblationConfig(GRPOConfig):
     )
     surrogate: Surrogate | None = _switch(
         None,
-        "Policy objective per token: min(rA, clip(r)A), rA, or A log pi. Null: the loss type's own.",
+        "Policy objective per token: min(rA, clip(r)A), rA, or A log pi. Null: the loss type's "
+        "own.",
     )
     length_norm: LengthNorm | None = _switch(
         None,
-        "What the summed token loss is divided by: the sequence's own length, a constant, the longest "
-        "completion in the microbatch, or all tokens of the optimizer step. Null: the loss type's own.",
+        "What the summed token loss is divided by: the sequence's own length, a constant, the "
+        "longest completion in the microbatch, or all tokens of the optimizer step. Null: the "
+        "loss type's own.",
     )
     length_norm_constant: float | None = _switch(
         None, "Divisor of length_norm 'constant'. Null: max_completion_length."
@@ -69,13 +71,14 @@ class AblationConfig(GRPOConfig):
     )
     regroup_by_length: bool = _switch(
         True,
-        "Deal the rows of an optimizer step to its microbatches by length; same gradient, and off where "
-        "a row's share of the loss depends on its neighbours.",
+        "Deal the rows of an optimizer step to its microbatches by length; same gradient, and "
+        "off where a row's share of the loss depends on its neighbours.",
     )
     reuse_forward: bool = _switch(
         True,
         "With vLLM and one optimizer step per rollout batch, take the importance correction's "
-        "log-probabilities from the training's forward pass instead of one of their own; same gradient.",
+        "log-probabilities from the training's forward pass instead of one of their own; same "
+        "gradient.",
     )
     stop: list[str] | None = _switch(
         None, "Strings that end a completion and stay in it, on every generation backend."
@@ -84,13 +87,16 @@ class AblationConfig(GRPOConfig):
         0, "Tokens a completion has before it may end, on every generation backend."
     )
     num_rollouts_saved: int = _switch(16, "Rollouts written to disk at every evaluation.")
-    best_metric: str = _switch("eval_reward", "Metric whose best evaluation is kept as a checkpoint.")
+    best_metric: str = _switch(
+        "eval_reward", "Metric whose best evaluation is kept as a checkpoint."
+    )
     arm: str | None = _switch(None, "Name of the arm: a key to group runs by.")
     study: str | None = _switch(None, "Name of the study: a key to group runs by.")
 
     # TRL's own fields, redeclared where it takes any text although only some has a meaning.
     loss_type: LossType | None = _switch(
-        None, "TRL's loss type. Null: the one the length norm rides on, or else TRL's default, dapo."
+        None,
+        "TRL's loss type. Null: the one the length norm rides on, or else TRL's default, dapo.",
     )
     scale_rewards: Scale = _switch(
         "group", "What the advantage is divided by: the group's or the batch's unbiased std, or 1."
@@ -110,13 +116,16 @@ class AblationConfig(GRPOConfig):
     vllm_importance_sampling_mode: Literal[
         "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
     ] = _switch(
-        "sequence_mask", "How the mismatch between vLLM's and the trainer's probabilities is corrected."
+        "sequence_mask",
+        "How the mismatch between vLLM's and the trainer's probabilities is corrected.",
     )
     eval_steps: float | None = _switch(None, "GRPO steps (rollout batches) between evaluations.")
     save_steps: float = _switch(500, "GRPO steps (rollout batches) between checkpoints.")
 
     def __post_init__(self):
-        self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)
+        self.scale_rewards = {True: "group", False: "none"}.get(
+            self.scale_rewards, self.scale_rewards
+        )
         self._check_choices()
         self._check_switches()
         self._derive_loss_type()
@@ -139,9 +148,10 @@ class AblationConfig(GRPOConfig):
     @property
     def on_policy(self) -> bool:
         """Whether every update is made by the policy that sampled, so that all ratios are 1."""
-        return self.gradient_accumulation_steps % (
-            self.steps_per_generation * self.num_iterations
-        ) == 0
+        return (
+            self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations)
+            == 0
+        )
 
     @property
     def saves_a_forward(self) -> bool:
@@ -177,7 +187,7 @@ class AblationConfig(GRPOConfig):
     def _check_switches(self):
         if self.baseline == "leave_one_out" and (self.num_generations or 0) < 2:
             raise ConfigurationError(
-                f"baseline 'leave_one_out' needs others in the group, but num_generations is "
+                "baseline 'leave_one_out' needs others in the group, but num_generations is "
                 f"{self.num_generations}; set num_generations to 2 or more, or another baseline"
             )
         if self.advantage_eps < 0:
@@ -186,29 +196,29 @@ class AblationConfig(GRPOConfig):
             )
         if self.length_norm_constant is not None and self.length_norm_constant <= 0:
             raise ConfigurationError(
-                f"length_norm_constant is {self.length_norm_constant}; it divides the loss, so make it "
-                "positive, or null for max_completion_length"
+                f"length_norm_constant is {self.length_norm_constant}; it divides the loss, so "
+                "make it positive, or null for max_completion_length"
             )
         if self.surrogate == "no_clip" and self.delta is not None:
             raise ConfigurationError(
-                f"surrogate 'no_clip' leaves the ratio alone, but delta {self.delta} caps it; remove "
-                "delta, or use surrogate 'clip'"
+                f"surrogate 'no_clip' leaves the ratio alone, but delta {self.delta} caps it; "
+                "remove delta, or use surrogate 'clip'"
             )
         if self.multi_objective_aggregation == "normalize_then_sum" and (
             self.baseline != "group_mean" or self.scale_rewards != "group"
         ):
             raise ConfigurationError(
-                "multi_objective_aggregation 'normalize_then_sum' brings its own baseline and scale; "
-                f"baseline '{self.baseline}' with scale_rewards '{self.scale_rewards}' needs "
-                "'sum_then_normalize'"
+                "multi_objective_aggregation 'normalize_then_sum' brings its own baseline and "
+                f"scale; baseline '{self.baseline}' with scale_rewards '{self.scale_rewards}' "
+                "needs 'sum_then_normalize'"
             )
 
     def _derive_loss_type(self):
         derived = RIDES_ON[self.length_norm] if self.length_norm else None
         if derived and self.loss_type not in (None, derived):
             raise ConfigurationError(
-                f"length_norm '{self.length_norm}' is built on loss_type '{derived}', but loss_type is "
-                f"'{self.loss_type}'; remove one of the two"
+                f"length_norm '{self.length_norm}' is built on loss_type '{derived}', but "
+                f"loss_type is '{self.loss_type}'; remove one of the two"
             )
         self.loss_type = self.loss_type or derived or "dapo"
         if self.surrogate and self.loss_type not in SURROGATE_LOSS_TYPES:
@@ -225,9 +235,10 @@ class AblationConfig(GRPOConfig):
         at_once = self.per_device_train_batch_size * processes
         if self.optimizer_batch_size < 1 or self.optimizer_batch_size % at_once:
             raise ConfigurationError(
-                f"optimizer_batch_size {self.optimizer_batch_size} is not a multiple of the {at_once} "
-                f"completions that {processes} process(es) with per_device_train_batch_size "
-                f"{self.per_device_train_batch_size} take at once; lower per_device_train_batch_size"
+                f"optimizer_batch_size {self.optimizer_batch_size} is not a multiple of the "
+                f"{at_once} completions that {processes} process(es) with "
+                f"per_device_train_batch_size {self.per_device_train_batch_size} take at once; "
+                "lower per_device_train_batch_size"
             )
         self.gradient_accumulation_steps = self.optimizer_batch_size // at_once
 
@@ -236,9 +247,9 @@ class AblationConfig(GRPOConfig):
         accumulated = self.gradient_accumulation_steps
         if microbatches % accumulated and accumulated % microbatches:
             raise ConfigurationError(
-                f"{microbatches} microbatches per rollout batch do not divide into optimizer steps of "
-                f"{accumulated}; make generation_batch_size × num_iterations a multiple of the "
-                "completions per optimizer step"
+                f"{microbatches} microbatches per rollout batch do not divide into optimizer "
+                f"steps of {accumulated}; make generation_batch_size × num_iterations a multiple "
+                "of the completions per optimizer step"
             )
 
     def _check_generation(self):
@@ -247,10 +258,16 @@ class AblationConfig(GRPOConfig):
                 f"min_tokens {self.min_tokens} is more than max_completion_length "
                 f"{self.max_completion_length}; lower it"
             )
+        if self.min_tokens and self.use_transformers_continuous_batching:
+            raise ConfigurationError(
+                f"min_tokens is {self.min_tokens}, which transformers' continuous batching "
+                "cannot hold; set min_tokens to 0, or use_transformers_continuous_batching to "
+                "false"
+            )
         if "seed" in (self.generation_kwargs or {}):
             raise ConfigurationError(
-                "a seed in generation_kwargs would give every completion of a group the same tokens; "
-                "remove it and use --seed"
+                "a seed in generation_kwargs would give every completion of a group the same "
+                "tokens; remove it and use --seed"
             )
         truncated = [
             f"{name} {getattr(self, name)}"
@@ -270,7 +287,8 @@ class TaskArguments:
     """What is trained on and how it is graded: the start, the data, the prompt and the reward."""
 
     start: Literal["base", "sft_early", "sft_mid", "sft_final"] = _switch(
-        "base", "Model that training starts from: model_name_or_path, or an entry of sft_checkpoints."
+        "base",
+        "Model that training starts from: model_name_or_path, or an entry of sft_checkpoints.",
     )
     sft_checkpoints: dict[str, str] | None = _switch(
         None, "Model id or folder of each supervised start: sft_early, sft_mid, sft_final."
@@ -284,8 +302,12 @@ class TaskArguments:
     dataset_config: str | None = _switch(None, "Configuration of a Hub dataset.")
     train_split: str = _switch("train", "Split to train on.")
     eval_split: str | None = _switch(None, "Split to evaluate on. Null: the dataset's usual one.")
-    question_column: str | None = _switch(None, "Column of the question. Null: the dataset's usual.")
-    answer_column: str | None = _switch(None, "Column of the gold answer. Null: the dataset's usual.")
+    question_column: str | None = _switch(
+        None, "Column of the question. Null: the dataset's usual."
+    )
+    answer_column: str | None = _switch(
+        None, "Column of the gold answer. Null: the dataset's usual."
+    )
     train_size: int | None = _switch(None, "Questions to train on. Null: all.")
     eval_size: int | None = _switch(
         1024, "Questions to evaluate on, the same ones in every run. Null: all."
@@ -297,11 +319,15 @@ class TaskArguments:
         None, "Prompts with more tokens are reported, with their number."
     )
     skip_bad_rows: bool = _switch(False, "Count unreadable rows instead of stopping at the first.")
-    template: TemplateName = _switch("r1_zero", "Prompt, stop strings and reward, which belong together.")
+    template: TemplateName = _switch(
+        "r1_zero", "Prompt, stop strings and reward, which belong together."
+    )
     prompt_style: PromptStyle = _switch(
         "full", "The template's full text, or the few words that suit the miniature."
     )
-    reward: TemplateName | None = _switch(None, "Reward of another template. Null: the template's own.")
+    reward: TemplateName | None = _switch(
+        None, "Reward of another template. Null: the template's own."
+    )
     eos_penalty: float = _switch(
         0.0, "Subtracted from the reward of completions that stack end-of-sequence tokens."
     )

@@ -1,9 +1,9 @@
 """One-shot evaluation: every prompt generated in as few calls as the backend takes, then graded.
 
-TRL evaluates in small batches, generates for each apart, and runs the model forward for a loss that
-says nothing about the task. Here there is no loss: the prompts are sharded over the processes, given
-to the live engine at once (to transformers in batches of `per_device_eval_batch_size`), and graded by
-the reward functions of the training.
+TRL evaluates in small batches, generates for each apart, and runs the model forward for a loss
+that says nothing about the task. Here there is no loss: the prompts are sharded over the
+processes, given to the live engine at once (to transformers in batches of
+`per_device_eval_batch_size`), and graded by the reward functions of the training.
 """
 
 import math
@@ -28,8 +28,8 @@ def evaluate_one_shot(
 ) -> dict[str, float]:
     """Evaluate, log, and tell the callbacks; a dict of datasets is evaluated side by side.
 
-    Returns `{prefix}_reward`, `_format_reward`, `_answer_reward` (means over the graded completions),
-    `_reward_stderr`, `_mean_length`, `_truncated`, `_ungraded`, `_seconds`.
+    Returns `{prefix}_reward`, `_format_reward`, `_answer_reward` (means over the graded
+    completions), `_reward_stderr`, `_mean_length`, `_truncated`, `_ungraded`, `_seconds`.
     """
     if isinstance(dataset, dict):
         return {
@@ -68,7 +68,7 @@ def graded_completions(trainer: "AblationTrainer", dataset: Dataset) -> list[Row
 
 @contextmanager
 def _own_randomness(trainer: "AblationTrainer"):
-    """Sampling that depends on the seed and the process only, and leaves the training's as it was."""
+    """Sampling that depends on seed and process only, and leaves the training's as it was."""
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(trainer.args.seed + 1_000_003 * (1 + trainer.accelerator.process_index))

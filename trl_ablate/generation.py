@@ -91,6 +91,18 @@ class StopStrings:
         return any(text.find(s, max(0, early - len(s) + 1)) >= 0 for s in self.strings)
 
 
+def truncation_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
+    """TRL's metrics of how completions ended, under TRL's names; lengths are 0 if none terminated."""
+    terminated = lengths_N[~truncated_N].float() if not truncated_N.all() else torch.zeros(1)
+    values = {
+        "clipped_ratio": truncated_N.float().mean(),
+        "mean_terminated_length": terminated.mean(),
+        "min_terminated_length": terminated.min(),
+        "max_terminated_length": terminated.max(),
+    }
+    return {f"completions/{name}": value.item() for name, value in values.items()}
+
+
 class CompletionCriteria(StoppingCriteria):
     """Another criterion that sees the completion alone, and only once it is longer than a minimum."""
 

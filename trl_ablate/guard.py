@@ -1,8 +1,8 @@
 """The guard: rules that see a run go wrong in its own metrics. No torch.
 
-Each rule reads the rows that a run logs, one after the other, and says when something is off. Whether
-that warns, stops the run or does nothing is a setting. The rules look at ratios to the run's own past,
-not at absolute values, so that they mean the same for a 0.4 M and for a 7 B model.
+Each rule reads the rows that a run logs, one after the other, and says when something is off.
+Whether that warns, stops the run or does nothing is a setting. The rules look at ratios to the
+run's own past, not at absolute values, so that they mean the same for a 0.4 M and for a 7 B model.
 
 Gradient norm and response length are the early warnings: they leave their range before the reward
 falls. The others say that it has happened.
@@ -31,7 +31,9 @@ class GuardArguments:
 
     guard_nonfinite: Action = _setting("stop", "Loss or gradient norm is NaN or infinite.")
     guard_grad_norm: Action = _setting("warn", "The gradient norm jumps above its running median.")
-    guard_length: Action = _setting("warn", "Responses become much shorter or longer than at first.")
+    guard_length: Action = _setting(
+        "warn", "Responses become much shorter or longer than at first."
+    )
     guard_entropy: Action = _setting("warn", "Entropy falls to a fraction of what it was at first.")
     guard_reward: Action = _setting("warn", "The reward falls far below its best.")
     guard_special_tokens: Action = _setting("warn", "Completions hold nothing but special tokens.")
@@ -41,7 +43,9 @@ class GuardArguments:
     guard_grad_norm_factor: float = _setting(3.0, "Times its median that a gradient norm may be.")
     guard_length_factor: float = _setting(2.0, "Times shorter or longer that responses may become.")
     guard_entropy_factor: float = _setting(20.0, "Times smaller that entropy may become.")
-    guard_reward_factor: float = _setting(2.0, "Times smaller than its best that the reward may be.")
+    guard_reward_factor: float = _setting(
+        2.0, "Times smaller than its best that the reward may be."
+    )
     guard_no_variance_steps: int = _setting(20, "Steps in a row without any variance.")
 
     def __post_init__(self):
@@ -54,8 +58,8 @@ class GuardArguments:
                 )
         if self.guard_window < 2 or self.guard_patience < 1:
             raise ConfigurationError(
-                f"guard_window {self.guard_window} and guard_patience {self.guard_patience} have to be "
-                "at least 2 and 1"
+                f"guard_window {self.guard_window} and guard_patience {self.guard_patience} have "
+                "to be at least 2 and 1"
             )
 
 
@@ -127,8 +131,13 @@ class Guard:
         if len(self._grad_norms) == self._grad_norms.maxlen:
             median = statistics.median(self._grad_norms)
             limit = self._arguments.guard_grad_norm_factor * median
-            yield "grad_norm", norm > limit, 1, norm, median, (
-                f"gradient norm {norm:.3g} is {norm / max(median, 1e-12):.1f} times its median of late"
+            yield (
+                "grad_norm",
+                norm > limit,
+                1,
+                norm,
+                median,
+                (f"gradient norm is {norm:.3g}; its median of late is {median:.3g}"),
             )
         self._grad_norms.append(norm)
 
@@ -140,8 +149,13 @@ class Guard:
         if first is not None:
             factor = self._arguments.guard_length_factor
             off = length * factor < first or length > first * factor
-            yield "length", off, self._arguments.guard_patience, length, first, (
-                f"responses have {length:.0f} tokens; at first they had {first:.0f}"
+            yield (
+                "length",
+                off,
+                self._arguments.guard_patience,
+                length,
+                first,
+                (f"responses have {length:.0f} tokens; at first they had {first:.0f}"),
             )
 
     def _entropy(self, row: Row):
@@ -151,8 +165,13 @@ class Guard:
         first = self._at_first(self._first_entropies, entropy)
         if first is not None:
             low = entropy * self._arguments.guard_entropy_factor < first
-            yield "entropy", low, self._arguments.guard_patience, entropy, first, (
-                f"entropy is {entropy:.3g}; at first it was {first:.3g}"
+            yield (
+                "entropy",
+                low,
+                self._arguments.guard_patience,
+                entropy,
+                first,
+                (f"entropy is {entropy:.3g}; at first it was {first:.3g}"),
             )
 
     def _reward(self, row: Row):
@@ -160,22 +179,37 @@ class Guard:
         if reward is None:
             return
         low = reward * self._arguments.guard_reward_factor < self._best_reward
-        yield "reward", low, self._arguments.guard_patience, reward, self._best_reward, (
-            f"reward is {reward:.3g}; its best was {self._best_reward:.3g}"
+        yield (
+            "reward",
+            low,
+            self._arguments.guard_patience,
+            reward,
+            self._best_reward,
+            (f"reward is {reward:.3g}; its best was {self._best_reward:.3g}"),
         )
         self._best_reward = max(self._best_reward, reward)
 
     def _outputs(self, row: Row):
         special = row.get("completions/only_special")
         if special is not None:
-            yield "special_tokens", special > 0.5, self._arguments.guard_patience, special, 0.5, (
-                f"{special:.0%} of the completions hold nothing but special tokens"
+            yield (
+                "special_tokens",
+                special > 0.5,
+                self._arguments.guard_patience,
+                special,
+                0.5,
+                (f"{special:.0%} of the completions hold nothing but special tokens"),
             )
         flat = row.get("frac_reward_zero_std")
         if flat is not None:
             steps = self._arguments.guard_no_variance_steps
-            yield "no_variance", flat >= 1.0, steps, flat, 1.0, (
-                f"for {steps} steps no group had any variance in its rewards: nothing is learned"
+            yield (
+                "no_variance",
+                flat >= 1.0,
+                steps,
+                flat,
+                1.0,
+                (f"for {steps} steps no group had any variance in its rewards: nothing is learned"),
             )
 
     def _at_first(self, seen: list[float], value: float) -> float | None:

@@ -1,7 +1,7 @@
 """Inert knobs: settings that can change nothing under the rest of the config.
 
-An ablation over such a setting compares an arm with itself. Each rule names the settings it silences,
-when, and why; only settings that some layer of a recipe gave are reported.
+An ablation over such a setting compares an arm with itself. Each rule names the settings it
+silences, when, and why; only settings that some layer of a recipe gave are reported.
 """
 
 from collections.abc import Collection
@@ -29,7 +29,9 @@ def inert_knobs(
 
 def _objective_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
     clips = ("epsilon", "epsilon_high", "delta")
-    same = "fully on-policy: every ratio is 1, so clip, no_clip and reinforce have the same gradient"
+    same = (
+        "fully on-policy: every ratio is 1, so clip, no_clip and reinforce have the same gradient"
+    )
     unclipped = config.surrogate in ("no_clip", "reinforce")
     return [
         (config.on_policy, (*clips, "surrogate"), same),
@@ -39,7 +41,11 @@ def _objective_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
             ("length_norm_constant",),
             f"length_norm is '{config.length_norm}', not 'constant'",
         ),
-        (config.loss_type != "sapo", ("sapo_temperature_neg", "sapo_temperature_pos"), "no sapo loss"),
+        (
+            config.loss_type != "sapo",
+            ("sapo_temperature_neg", "sapo_temperature_pos"),
+            "no sapo loss",
+        ),
         (
             config.loss_type != "vespo",
             ("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg"),

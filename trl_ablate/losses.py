@@ -1,13 +1,13 @@
 """What the policy loss divides by, and how far the policy has moved from the one that sampled.
 
-The loss itself is TRL's. These functions say in closed form what the trainer makes of it, and compute
-the two statistics that are logged beside it.
+The loss itself is TRL's. These functions say in closed form what the trainer makes of it, and
+compute the two statistics that are logged beside it.
 """
 
 import torch
 
 NO_CLIP = 1e30
-"""An epsilon so large that `clip(r, 1 - eps, 1 + eps) = r`, yet finite, so that TRL's clamp stays exact."""
+"""An epsilon so large that `clip(r, 1 - eps, 1 + eps) = r`, yet finite: TRL's clamp stays exact."""
 
 
 def loss_denominator(
@@ -47,9 +47,7 @@ def loss_denominator(
         return torch.as_tensor(rows * constant)
     if length_norm == "token":
         return torch.as_tensor(mask_NT.sum() if num_items is None else num_items).clamp(min=1)
-    raise ValueError(
-        f"length_norm is '{length_norm}'; allowed: mean, constant, microbatch, token"
-    )
+    raise ValueError(f"length_norm is '{length_norm}'; allowed: mean, constant, microbatch, token")
 
 
 def ratio_sums(
@@ -63,8 +61,8 @@ def ratio_sums(
     """Sum of the ratios, number of clipped tokens and number of tokens: `(3,)`, additive over rows.
 
     With r = π/π_old per token, a token is clipped where `clip(r)·A < r·A`, that is, where clipping
-    changed the objective `min(r·A, clip(r)·A)`: above `1 + epsilon_high` with A > 0, below
-    `1 - epsilon_low` with A < 0. A ratio outside the range whose advantage has the other sign, or is 0,
+    changed the objective `min(r·A, clip(r)·A)`: above `1 + epsilon_high` with A > 0, below `1 -
+    epsilon_low` with A < 0. A ratio outside the range whose advantage has the other sign, or is 0,
     is not clipped. Whatever stands in the padding, NaN included, takes no part.
     """
     mask_NT = mask_NT.bool()
@@ -86,13 +84,13 @@ def importance_ratio(
     low: float | None = None,
     high: float | None = None,
 ) -> torch.Tensor:
-    """How much likelier the trainer finds a token, or a completion, than the engine that sampled it.
+    """How much likelier the trainer finds a token, or completion, than the engine that sampled it.
 
-    With d = log π - log μ of the response tokens: `token_*` takes r = exp(d) of each token, `(N, T)`;
-    `sequence_*` takes r = exp(Σd) of each completion, `(N, 1)`. `*_truncate` holds r between `low` and
-    `high`; `*_mask` makes an r outside of them 0, so that its token or completion has no gradient. A
-    bound of None does not bind. Where the engine gave no log-probability (NaN) d is 0; so is it in the
-    padding. The formula is TRL's, which applies it to a forward pass of its own.
+    With d = log π - log μ of the response tokens: `token_*` takes r = exp(d) of each token, `(N,
+    T)`; `sequence_*` takes r = exp(Σd) of each completion, `(N, 1)`. `*_truncate` holds r between
+    `low` and `high`; `*_mask` makes an r outside of them 0, so that its token or completion has no
+    gradient. A bound of None does not bind. Where the engine gave no log-probability (NaN) d is 0;
+    so is it in the padding. The formula is TRL's, which applies it to a forward pass of its own.
     """
     difference_NT = torch.nan_to_num((logps_NT - sampling_logps_NT) * mask_NT, nan=0.0)
     level, _, treatment = mode.partition("_")

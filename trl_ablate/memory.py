@@ -10,7 +10,7 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def reset_peak_memory() -> None:
-    """Begin a new peak. Without a GPU this needs Linux; elsewhere the peak is that of the process."""
+    """Begin a new peak. Without a GPU this needs Linux; elsewhere it is the whole process's."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     elif CLEAR_REFS.exists():

@@ -5,9 +5,14 @@ weights are stale. Every microbatch leaves one row of facts per completion; what
 from all rows at once, since quartiles and maxima of parts are not those of the whole.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Any
 
 import torch
+
+from trl_ablate.config import AblationConfig
+from trl_ablate.losses import importance_ratio
 
 
 class Fact(IntEnum):
@@ -22,6 +27,51 @@ class Fact(IntEnum):
     RATIO_COUNT = 6
     RATIO_MIN = 7
     RATIO_MAX = 8
+
+
+class MismatchCorrection:
+    """The importance correction of one trainer, and what it did since the last logged line.
+
+    Where one optimizer step is taken per rollout batch, the ratio is made of the log-probabilities of
+    the training's forward pass (`correct`); elsewhere TRL has put it into the inputs.
+    """
+
+    def __init__(self, config: AblationConfig):
+        self.saves_a_forward = config.saves_a_forward
+        self._bounds = {
+            "mode": config.vllm_importance_sampling_mode,
+            "low": config.vllm_importance_sampling_clip_min,
+            "high": config.vllm_importance_sampling_clip_max,
+        }
+        self._rows: list[torch.Tensor] = []
+
+    def correct(
+        self, inputs: dict[str, Any], logps_NT: torch.Tensor, mask_NT: torch.Tensor
+    ) -> None:
+        """Put the importance ratio where TRL's loss looks for it."""
+        sampling_logps_NT = inputs["sampling_per_token_logps"]
+        inputs["importance_sampling_ratio"] = importance_ratio(
+            logps_NT, sampling_logps_NT, mask_NT, **self._bounds
+        )
+
+    def record(self, inputs: dict[str, Any], logps_NT: torch.Tensor, mask_NT: torch.Tensor) -> None:
+        """Note one microbatch, if it was corrected at all."""
+        if "importance_sampling_ratio" not in inputs:
+            return
+        ratio_NT = inputs["importance_sampling_ratio"]
+        sampling_logps_NT = inputs["sampling_per_token_logps"]
+        self._rows.append(
+            mismatch_rows(logps_NT, sampling_logps_NT, ratio_NT, mask_NT, **self._bounds)
+        )
+
+    def metrics(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+        """Of all processes' completions since the last call; where TRL corrects, it reports the gap."""
+        if not self._rows:
+            return {}
+        rows_NF = gather(torch.cat(self._rows))
+        self._rows = []
+        gap = gap_metrics(rows_NF) if self.saves_a_forward else {}
+        return {**gap, **held_by_length(rows_NF)}
 
 
 def mismatch_rows(
@@ -94,9 +144,7 @@ def held_by_length(rows_NF: torch.Tensor) -> dict[str, float]:
     }
 
 
-def _held(
-    ratio_NT: torch.Tensor, mode: str, low: float | None, high: float | None
-) -> torch.Tensor:
+def _held(ratio_NT: torch.Tensor, mode: str, low: float | None, high: float | None) -> torch.Tensor:
     if mode.endswith("mask"):
         return ratio_NT == 0
     below = ratio_NT <= low if low is not None else torch.zeros_like(ratio_NT, dtype=torch.bool)

@@ -1,8 +1,8 @@
 """From YAML to one resolved, validated config: base < profile < recipe < command line.
 
 A recipe declares its base with `extends` and only the keys it changes; a profile says where a run
-happens; the command line has the last word. Every key of every layer is checked against the field it
-names before anything heavy is loaded.
+happens; the command line has the last word. Every key of every layer is checked against the field
+it names before anything heavy is loaded.
 """
 
 import dataclasses
@@ -128,20 +128,24 @@ def known_fields() -> dict[str, tuple[type, Any]]:
 
 
 def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The base's settings and those the recipe declares; a recipe without a base is its own base."""
+    """The base's settings and those the recipe declares; without a base it is its own."""
     recipe = _checked(read_mapping(path, "recipe"), path)
     if "extends" not in recipe:
         return recipe, {}
     base_path = _beside_or_shipped(recipe["extends"], path)
     if base_path.resolve() == path.resolve():
-        raise ConfigurationError(f"recipe {path} extends itself; name another base, or remove `extends`")
-    base = _checked(read_mapping(base_path, f"base '{recipe['extends']}' of recipe {path}:"), base_path)
+        raise ConfigurationError(
+            f"recipe {path} extends itself; name another base, or remove `extends`"
+        )
+    base = _checked(
+        read_mapping(base_path, f"base '{recipe['extends']}' of recipe {path}:"), base_path
+    )
     if "extends" in base:
         again = _beside_or_shipped(base["extends"], base_path)
         circle = "a circle" if again.resolve() == path.resolve() else "more than one level deep"
         raise ConfigurationError(
-            f"recipe {path} extends {base_path.name}, which extends {base['extends']}: that is {circle}; "
-            "let a recipe extend a base that extends nothing"
+            f"recipe {path} extends {base_path.name}, which extends {base['extends']}: that is "
+            f"{circle}; let a recipe extend a base that extends nothing"
         )
     return base, recipe
 
@@ -159,7 +163,8 @@ def _profile_path(name: str, recipe: Path) -> Path:
     if not path.exists():
         known = sorted(other.stem for other in (SHIPPED / "profiles").glob("*.yaml"))
         raise ConfigurationError(
-            f"profile '{name}' does not exist; known: auto, {', '.join(known)}, or a path to a .yaml file"
+            f"profile '{name}' does not exist; known: auto, {', '.join(known)}, or a path to a "
+            ".yaml file"
         )
     return path
 
@@ -203,7 +208,9 @@ def _split_words(words: Iterable[str]) -> list[tuple[str, list[str]]]:
         elif settings:
             settings[-1][1].append(word)
         else:
-            raise ConfigurationError(f"'{word}' on the command line is no setting; write --key value")
+            raise ConfigurationError(
+                f"'{word}' on the command line is no setting; write --key value"
+            )
     return settings
 
 
@@ -233,7 +240,9 @@ def admits_item(hint: Any, value: Any) -> bool:
 
 
 def _only_text(hint: Any) -> bool:
-    return admits(hint, str) and not any(admits(hint, kind) for kind in (bool, int, float, dict, list))
+    return admits(hint, str) and not any(
+        admits(hint, kind) for kind in (bool, int, float, dict, list)
+    )
 
 
 def _resolve(
@@ -280,7 +289,7 @@ def _resolve(
 
 
 def _template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> list[str]:
-    """A template brings its stop strings and its reward; say so where only one of them is changed."""
+    """A template brings its stop strings and reward; say so where only one is changed."""
     template = TEMPLATES[task.template]
     said = []
     if "stop" in arguments and tuple(arguments["stop"] or ()) != template.stop:
@@ -290,7 +299,7 @@ def _template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> lis
         )
     if task.reward and task.reward != task.template:
         said.append(
-            f"reward '{task.reward}' grades completions that template '{task.template}' asks for in "
-            "another format"
+            f"reward '{task.reward}' grades completions that template '{task.template}' asks for "
+            "in another format"
         )
     return said

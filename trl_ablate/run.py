@@ -9,8 +9,8 @@
     checkpoint_last/         the model at the end
     checkpoint_best/         the model of the best evaluation
 
-JSON files appear whole or not at all; JSONL is appended and flushed line by line, so that a run killed
-at any moment leaves both readable.
+JSON files appear whole or not at all; JSONL is appended and flushed line by line, so that a run
+killed at any moment leaves both readable.
 """
 
 import json
@@ -97,8 +97,9 @@ class RunDirectory:
         """Make the folder ready, or say why it is not: runs are never mixed."""
         if self.run_file.exists() and not (overwrite or resume):
             raise ConfigurationError(
-                f"{self.path} holds a run already ({self.read().get('status', 'unknown')}); give another "
-                "--output_dir, or --overwrite to replace it, or --resume to go on with it"
+                f"{self.path} holds a run already ({self.read().get('status', 'unknown')}); give "
+                "another --output_dir, or --overwrite to replace it, or --resume to go on with "
+                "it"
             )
         if self.path.exists() and not self.path.is_dir():
             raise ConfigurationError(f"{self.path} is a file; give another --output_dir")
@@ -201,7 +202,12 @@ def git_state(folder: Path) -> dict[str, str] | None:
 def _git(folder: Path, *words: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, errors="replace"
+            ["git", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

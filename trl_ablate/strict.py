@@ -1,4 +1,4 @@
-"""YAML that is checked, not trusted: strict reading, and values held against the type of their field.
+"""YAML that is checked, not trusted: strict reading, and values held against their field's type.
 
 Plain YAML 1.1 turns `off` into False and `1e-5` into text, keeps the last of two equal keys, and
 expands aliases without bound. Here only `true` and `false` are booleans, `1e-5` is a number, a key
@@ -134,7 +134,9 @@ def _match(value: Any, hint: Any) -> tuple[bool, Any]:
     if origin is Literal:
         return any(value == part and type(value) is type(part) for part in parts), value
     if origin is list:
-        hits = [_match(item, parts[0]) for item in value] if isinstance(value, list) else [(False, 0)]
+        hits = (
+            [_match(item, parts[0]) for item in value] if isinstance(value, list) else [(False, 0)]
+        )
         return all(hit for hit, _ in hits), [item for _, item in hits]
     if origin is dict or hint is dict:
         return isinstance(value, dict), value

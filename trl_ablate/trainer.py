@@ -30,15 +30,9 @@ from trl_ablate.callbacks import GRPOStepClock
 from trl_ablate.config import AblationConfig
 from trl_ablate.engine import engine_as_configured
 from trl_ablate.evaluation import evaluate_one_shot
-from trl_ablate.generation import StopStrings, backend_generation_kwargs
-from trl_ablate.losses import (
-    NO_CLIP,
-    importance_ratio,
-    loss_denominator,
-    ratio_means,
-    ratio_sums,
-)
-from trl_ablate.mismatch import gap_metrics, held_by_length, mismatch_rows
+from trl_ablate.generation import StopStrings, backend_generation_kwargs, truncation_metrics
+from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means, ratio_sums
+from trl_ablate.mismatch import MismatchCorrection
 
 
 class AblationTrainer(GRPOTrainer):
@@ -61,7 +55,7 @@ class AblationTrainer(GRPOTrainer):
             lambda: torch.zeros(3, dtype=torch.float64)
         )
         self._uncorrected: dict[str, Any] | None = None
-        self._mismatch_rows: list[torch.Tensor] = []
+        self.mismatch = MismatchCorrection(args)
         self.callback_handler.add_callback(GRPOStepClock(args.optimizer_steps_per_rollout))
 
     # Advantages
@@ -133,8 +127,7 @@ class AblationTrainer(GRPOTrainer):
         with self._switched(mask_NT), self._correcting(inputs):
             loss = super()._compute_loss(model, inputs)
         logps_NT = self._last_logps_NT
-        if "importance_sampling_ratio" in inputs:
-            self._mismatch_rows.append(self._mismatch(inputs, mask_NT))
+        self.mismatch.record(inputs, logps_NT, mask_NT)
         self._add_ratios(
             logps_NT,
             logps_NT if old_logps_NT is None else old_logps_NT,
@@ -171,20 +164,16 @@ class AblationTrainer(GRPOTrainer):
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         self._last_logps_NT = result[0].detach()
         if self._uncorrected is not None:
-            self._uncorrected["importance_sampling_ratio"] = importance_ratio(
-                self._last_logps_NT,
-                self._uncorrected["sampling_per_token_logps"],
-                _response_mask(self._uncorrected),
-                **self._correction,
-            )
+            mask_NT = _response_mask(self._uncorrected)
+            self.mismatch.correct(self._uncorrected, self._last_logps_NT, mask_NT)
         return result
 
     @contextmanager
     def _one_forward_less(self):
-        """TRL runs a forward pass to learn what its own sampler's log-probabilities are corrected by;
-        where the training's forward pass will say the same, let it believe nothing is corrected."""
+        """TRL runs a forward pass for the importance ratio alone. Where the training's own will give
+        it, TRL is told, for as long as it generates and scores, that nothing is corrected."""
         corrects = self.vllm_importance_sampling_correction
-        self.vllm_importance_sampling_correction = corrects and not self.args.saves_a_forward
+        self.vllm_importance_sampling_correction = corrects and not self.mismatch.saves_a_forward
         try:
             yield
         finally:
@@ -193,28 +182,11 @@ class AblationTrainer(GRPOTrainer):
     @contextmanager
     def _correcting(self, inputs: dict[str, Any]):
         """Have the forward pass of the loss write the importance ratio into its inputs."""
-        self._uncorrected = inputs if self.args.saves_a_forward else None
+        self._uncorrected = inputs if self.mismatch.saves_a_forward else None
         try:
             yield
         finally:
             self._uncorrected = None
-
-    @property
-    def _correction(self) -> dict[str, Any]:
-        return {
-            "mode": self.vllm_importance_sampling_mode,
-            "low": self.vllm_importance_sampling_clip_min,
-            "high": self.vllm_importance_sampling_clip_max,
-        }
-
-    def _mismatch(self, inputs: dict[str, Any], mask_NT: torch.Tensor) -> torch.Tensor:
-        return mismatch_rows(
-            self._last_logps_NT,
-            inputs["sampling_per_token_logps"],
-            inputs["importance_sampling_ratio"],
-            mask_NT,
-            **self._correction,
-        )
 
     def _add_ratios(self, logps_NT, old_logps_NT, advantages_N, mask_NT) -> None:
         if self.importance_sampling_level == "sequence":
@@ -251,15 +223,9 @@ class AblationTrainer(GRPOTrainer):
         lengths = torch.tensor([len(ids) for ids in completion_ids], device=device)
         truncated = torch.tensor([not self.stop.ended(ids) for ids in completion_ids], device=device)
         lengths, truncated = self.accelerator.gather((lengths, truncated))
-        terminated = lengths[~truncated].float() if not truncated.all() else torch.zeros(1)
         metrics = self._metrics["train" if self.model.training else "eval"]
-        for name, value in {
-            "clipped_ratio": truncated.float().mean(),
-            "mean_terminated_length": terminated.mean(),
-            "min_terminated_length": terminated.min(),
-            "max_terminated_length": terminated.max(),
-        }.items():
-            metrics[f"completions/{name}"][-1] = value.item()
+        for name, value in truncation_metrics(lengths, truncated).items():
+            metrics[name][-1] = value
 
     @contextmanager
     def _stop_aware_truncation(self):
@@ -315,16 +281,9 @@ class AblationTrainer(GRPOTrainer):
         if sums is not None:
             sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum")
             logs = {**logs, **ratio_means(sums)}
-        if self._mismatch_rows and mode == "train":
-            logs = {**logs, **self._mismatch_metrics()}
+        if mode == "train":
+            logs = {**logs, **self.mismatch.metrics(self.accelerator.gather)}
         super().log(logs, start_time)
-
-    def _mismatch_metrics(self) -> dict[str, float]:
-        """Of the completions since the last line; TRL reports the gap itself where it corrects."""
-        rows_NF = self.accelerator.gather(torch.cat(self._mismatch_rows))
-        self._mismatch_rows = []
-        gap = gap_metrics(rows_NF) if self.args.saves_a_forward else {}
-        return {**gap, **held_by_length(rows_NF)}
 
 
 def weighted_reward(rewards_NF: torch.Tensor, weights_F: torch.Tensor) -> torch.Tensor:

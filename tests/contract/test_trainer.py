@@ -7,7 +7,6 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_ablate.advantages import compute_advantages
 from trl_ablate.trainer import weighted_reward
 
-
 AS_DRAWN = {"trim_microbatches": False, "regroup_by_length": False}
 """Other shapes sum in another order, so that bits are only equal with the padding as TRL has it."""
 
@@ -257,7 +256,9 @@ def test_evaluation_falls_on_grpo_steps_and_on_the_last(make_trainer):
 def test_evaluation_leaves_the_training_as_it_was(make_trainer):
     plain = trained(make_trainer())
     watched = trained(
-        make_trainer(eval_strategy="steps", eval_steps=1, eval_on_start=True, num_generations_eval=2)
+        make_trainer(
+            eval_strategy="steps", eval_steps=1, eval_on_start=True, num_generations_eval=2
+        )
     )
     assert equal(plain, watched)
 
@@ -300,7 +301,10 @@ def test_a_stop_string_ends_a_completion_and_stays_in_it(make_trainer):
 
 def test_completions_ended_by_a_stop_string_are_not_masked_as_truncated(make_trainer):
     trainer = make_trainer(
-        stop=["1"], max_completion_length=40, mask_truncated_completions=True, num_generations=8,
+        stop=["1"],
+        max_completion_length=40,
+        mask_truncated_completions=True,
+        num_generations=8,
         generation_batch_size=8,
     )
     trainer.model.train()

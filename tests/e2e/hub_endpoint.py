@@ -1,8 +1,8 @@
-"""A Hub on localhost: the few routes that `huggingface_hub` and `from_pretrained` need, and faults.
+"""A Hub on localhost: the routes that `huggingface_hub` and `from_pretrained` need, and faults.
 
-It keeps the Hub's rules where a client can trip over them: content goes by hash, an empty commit and
-one on a stale parent are refused, a private repository does not exist for strangers. Every request and
-every received byte is kept for a test to look at.
+It keeps the Hub's rules where a client can trip over them: content goes by hash, an empty commit
+and one on a stale parent are refused, a private repository does not exist for strangers. Every
+request and every received byte is kept for a test to look at. The routes are at the end.
 """
 
 import base64
@@ -57,7 +57,9 @@ class Repository:
 class HubEndpoint:
     """`with HubEndpoint(tokens={"hf_...": "owner"}) as hub:` serves at `hub.url`."""
 
-    def __init__(self, tokens: dict[str, str], read_only: tuple[str, ...] = (), part: int = 1 << 30):
+    def __init__(
+        self, tokens: dict[str, str], read_only: tuple[str, ...] = (), part: int = 1 << 30
+    ):
         self.tokens, self.read_only, self.part = tokens, read_only, part
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
@@ -66,7 +68,7 @@ class HubEndpoint:
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         self.received: list[bytes] = []
-        """Bodies of requests that change something, whole and base64 decoded where it applies."""
+        """Every body as it came, and what it holds in base64."""
         self.lock = threading.Lock()
 
     def __enter__(self) -> "HubEndpoint":
@@ -152,6 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self.body = self._read_body(length)
+        self.hub.received.append(self.body)
         if fault and not fault.after_effect:
             self._answer(fault.status or 500, {"error": "made to fail"}, fault.headers)
             return
@@ -264,15 +267,21 @@ def _info(request: _Handler, repo: str, revision: str | None = None):
     repository = request.readable(repo)
     oid, tree = request.tree(repo, revision or "main")
     return {
-        "id": repo, "sha": oid, "private": repository.private, "tags": [], "cardData": repository.card,
+        "id": repo,
+        "sha": oid,
+        "private": repository.private,
+        "tags": [],
+        "cardData": repository.card,
         "siblings": [{"rfilename": path} for path in tree],
-    }  # fmt: skip
+    }
 
 
 def _entry(request: _Handler, path: str, oid: str) -> dict:
     size = len(request.hub.objects[oid])
-    entry = {"type": "file", "path": path, "size": size, "oid": oid[:40]}
-    return entry | ({"lfs": {"oid": oid, "size": size, "pointerSize": 130}} if len(oid) == 64 else {})
+    entry: dict = {"type": "file", "path": path, "size": size, "oid": oid[:40]}
+    if len(oid) == 64:
+        entry["lfs"] = {"oid": oid, "size": size, "pointerSize": 130}
+    return entry
 
 
 def _tree(request: _Handler, repo: str, revision: str, folder: str | None = None):
@@ -286,6 +295,8 @@ def _tree(request: _Handler, repo: str, revision: str, folder: str | None = None
 def _preupload(request: _Handler, repo: str, revision: str):
     request.writable(repo.split("/")[0])
     _, tree = request.tree(repo, revision)
+    files = json.loads(request.body)["files"]
+    request.hub.received += [base64.b64decode(file["sample"]) for file in files]
     return {
         "files": [
             {
@@ -294,7 +305,7 @@ def _preupload(request: _Handler, repo: str, revision: str):
                 "shouldIgnore": False,
                 "oid": tree.get(file["path"]),
             }
-            for file in json.loads(request.body)["files"]
+            for file in files
         ]
     }
 
@@ -308,14 +319,14 @@ def _batch(request: _Handler, repo: str):
         if size > hub.part:
             count = -(-size // hub.part)
             parts = {str(n): f"{hub.url}/objects/{oid}/{n}" for n in range(1, count + 1)}
-            upload = {"href": f"{hub.url}/complete/{oid}", "header": {"chunk_size": str(hub.part), **parts}}
+            header = {"chunk_size": str(hub.part), **parts}
+            upload = {"href": f"{hub.url}/complete/{oid}", "header": header}
         actions = {} if oid in hub.objects else {"actions": {"upload": upload}}
         answers.append({"oid": oid, "size": size, **actions})
     return {"transfer": "basic", "objects": answers}
 
 
 def _put(request: _Handler, oid: str, part: str | None = None):
-    request.hub.received.append(request.body)
     if part is not None:
         request.hub.parts.setdefault(oid, {})[int(part)] = request.body
         return 200, b"", {"ETag": f'"part-{part}"'}
@@ -342,8 +353,9 @@ def _commit(request: _Handler, repo: str, revision: str):
         if key == "header" and value.get("parentCommit") not in (None, head):
             raise Refusal(412, "A commit has happened since. Please refresh and try again.")
         if key == "file":
-            hub.received.append(base64.b64decode(value["content"]))
-            after[value["path"]] = hub.keep_blob(hub.received[-1])
+            content = base64.b64decode(value["content"])
+            hub.received.append(content)
+            after[value["path"]] = hub.keep_blob(content)
         elif key == "lfsFile":
             if value["oid"] not in hub.objects:
                 raise Refusal(400, f"{value['path']} was never uploaded")

@@ -70,7 +70,14 @@ def test_a_run_writes_what_it_was_and_how_it_went(finished):
     evaluations = [row for row in rows if "eval_reward" in row]
     assert [row["grpo_step"] for row in evaluations] == [0, 1, 2]
     steps = [row for row in rows if "grad_norm" in row]
-    for name in ("reward", "format_reward", "answer_reward", "mean_ratio", "clip_fraction", "entropy"):
+    for name in (
+        "reward",
+        "format_reward",
+        "answer_reward",
+        "mean_ratio",
+        "clip_fraction",
+        "entropy",
+    ):
         assert name in steps[0]
     assert "eval reward, last" in done.stdout
 

@@ -41,7 +41,8 @@ def test_two_groups_of_two(baseline, scale, expected):
 
 
 def test_one_success_in_eight_has_the_unbiased_deviation():
-    # mean 1/8; variance (49/64 + 7/64) / 7 = 1/8, so 7/8 / sqrt(1/8) = 2.4749; the population's 2.6458
+    # mean 1/8; variance (49/64 + 7/64) / 7 = 1/8, so 7/8 / sqrt(1/8) = 2.4749;
+    # the population's variance 7/64 would make it 2.6458
     got = compute_advantages(torch.tensor([1.0] + [0.0] * 7), 8, eps=0.0)
     assert got[0].item() == pytest.approx(7 / 8 / math.sqrt(1 / 8), rel=1e-6)
     assert got[1].item() == pytest.approx(-1 / 8 / math.sqrt(1 / 8), rel=1e-6)
@@ -87,7 +88,9 @@ def test_equal_rewards_under_group_scale_have_no_advantage_whatever_the_baseline
     assert (got == 0).all()
 
 
-rewards_of_two_groups = st.lists(st.floats(-3, 3, width=32), min_size=8, max_size=8).map(torch.tensor)
+rewards_of_two_groups = st.lists(st.floats(-3, 3, width=32), min_size=8, max_size=8).map(
+    torch.tensor
+)
 
 
 @given(rewards_of_two_groups)

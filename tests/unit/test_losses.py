@@ -47,7 +47,9 @@ def test_constant_and_token_are_additive_over_microbatches_and_microbatch_is_not
     mask = torch.tensor([[1] * n + [0] * (6 - n) for n in (1, 3, 6, 2)])
 
     def total(rows, length_norm, **keywords):
-        part = (loss[rows] * mask[rows]).sum(1) / loss_denominator(mask[rows], length_norm, **keywords)
+        part = (loss[rows] * mask[rows]).sum(1) / loss_denominator(
+            mask[rows], length_norm, **keywords
+        )
         return part.sum()
 
     halves = [slice(0, 2), slice(2, 4)]
@@ -84,7 +86,9 @@ def test_clipping_counts_exactly_where_it_changes_the_objective():
     changed = torch.min(plain, ratio.clamp(0.7, 1.4) * advantages[:, None]) != plain
     stats = ratio_stats(logps, old, advantages, mask, 0.3, 0.4)
     assert stats["clip_fraction"] == pytest.approx(((changed * mask).sum() / mask.sum()).item())
-    assert stats["mean_ratio"] == pytest.approx(((ratio * mask).sum() / mask.sum()).item(), rel=1e-5)
+    assert stats["mean_ratio"] == pytest.approx(
+        ((ratio * mask).sum() / mask.sum()).item(), rel=1e-5
+    )
 
 
 def test_what_stands_in_the_padding_takes_no_part():

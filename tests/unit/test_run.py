@@ -39,7 +39,9 @@ def test_an_existing_run_wants_a_decision(tmp_path):
     run.prepare()
     with run.recorded():
         run.append_metrics({"step": 1})
-    with pytest.raises(ConfigurationError, match="holds a run already .finished.*--overwrite.*--resume"):
+    with pytest.raises(
+        ConfigurationError, match="holds a run already .finished.*--overwrite.*--resume"
+    ):
         run.prepare()
     run.prepare(resume=True)
     assert list(run.metrics()) == [{"step": 1}]

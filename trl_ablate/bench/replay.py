@@ -1,7 +1,8 @@
 """Rollouts that nobody had to generate: random tokens in the lengths of a real run.
 
-What the training phase costs depends on the lengths of the completions alone, so they are drawn from a
-log-normal distribution (the shape of length distributions in published runs) or taken from a file.
+What the training phase costs depends on the lengths of the completions alone, so they are drawn
+from a log-normal distribution (the shape of length distributions in published runs) or taken from
+a file.
 """
 
 import json
@@ -74,7 +75,7 @@ def recorded_lengths(path: Path) -> list[int]:
 
 
 class Replay:
-    """A `rollout_func` that hands out the same random completions to every trainer, step by step."""
+    """A `rollout_func` that hands out the same random completions to every trainer."""
 
     def __init__(self, lengths_N: Sequence[int], vocabulary: int, prompt_length: int = 96):
         self._lengths = lengths_N

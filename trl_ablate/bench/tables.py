@@ -21,7 +21,9 @@ def machine() -> str:
     """The machine in a few words, for the caption of a table."""
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
-    return f"{torch.get_num_threads()} CPU threads ({platform.machine()}), torch {torch.__version__}"
+    return (
+        f"{torch.get_num_threads()} CPU threads ({platform.machine()}), torch {torch.__version__}"
+    )
 
 
 def publish(

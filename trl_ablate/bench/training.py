@@ -1,9 +1,10 @@
 """The training phase of a GRPO step: stock `GRPOTrainer` against `AblationTrainer`.
 
-Both train copies of one random model on the same replayed rollouts, in turn, round after round; the
-first step of a round warms up and is not counted. What is timed is everything between the beginning and
-the end of an optimizer step, which with replayed rollouts is the training phase. Gradient norms and the
-weights at the end are compared, so that a faster step is known to be the same step.
+Both train copies of one random model on the same replayed rollouts, in turn, round after round;
+the first step of a round warms up and is not counted. What is timed is everything between the
+beginning and the end of an optimizer step, which with replayed rollouts is the training phase.
+Gradient norms and the weights at the end are compared, so that a faster step is known to be the
+same step.
 """
 
 import copy
@@ -91,7 +92,7 @@ def compare(model, tokenizer, load: Workload, builds: dict[str, Build]) -> dict[
 
 
 def rows_of(found: dict[str, Measured], load: Workload) -> list[dict[str, Any]]:
-    """The table: seconds per step, tokens per second, padding, peak memory, and the ratio to the first."""
+    """The table: seconds per step, its ratio to the first, tokens/s, padding, peak memory."""
     tokens = sum(load.lengths_N)
     first = next(iter(found.values()))
     return [
@@ -108,7 +109,7 @@ def rows_of(found: dict[str, Measured], load: Workload) -> list[dict[str, Any]]:
 
 
 def differences(one: Measured, other: Measured) -> dict[str, float]:
-    """Largest relative difference of gradient norms, and largest difference of a weight at the end."""
+    """Largest relative difference of gradient norms, and largest difference of a weight."""
     norms = zip(sum(one.grad_norms, []), sum(other.grad_norms, []), strict=True)
     weights = zip(one.weights, other.weights, strict=True)
     return {
@@ -128,7 +129,9 @@ def _run_once(build: Build, model, tokenizer, load: Workload, into: Measured) ->
     history = trainer.state.log_history
     into.grad_norms.append([row["grad_norm"] for row in history if "grad_norm" in row])
     drawn = padding_as_drawn(load.lengths_N)
-    into.padded = next((row["padding/fraction"] for row in history if "padding/fraction" in row), drawn)
+    into.padded = next(
+        (row["padding/fraction"] for row in history if "padding/fraction" in row), drawn
+    )
     into.weights = [parameter.detach().cpu().clone() for parameter in model.parameters()]
 
 

@@ -10,9 +10,9 @@ A published run is one repository, and one commit:
     rollouts/                         what the model said at key steps
 
 Folders rather than revisions, because one commit then holds a run whole or not at all, both models
-are seen on the repository's page, `subfolder="checkpoint_last"` loads the other one, and equal weights
-are stored once either way. Revisions stay free for what a person means by them, such as one branch a
-seed (`--revision`).
+are seen on the repository's page, `subfolder="checkpoint_last"` loads the other one, and equal
+weights are stored once either way. Revisions stay free for what a person means by them, such as one
+branch a seed (`--revision`).
 
 Left out on purpose: optimizer states, pickles (`training_args.bin` may hold a token), git diffs and
 the machine's name. Nothing here imports torch.

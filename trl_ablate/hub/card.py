@@ -77,24 +77,24 @@ def _metadata(run: FinishedRun, repo_id: str, licence: Licence | None) -> str:
         tags=list(TAGS),
         model_name=repo_id.rpartition("/")[2],
         eval_results=_eval_results(run, dataset),
-        **(licence or {}),
     )
+    for key, value in (licence or {}).items():
+        data[key] = value
     if base:
         data["base_model_relation"] = "adapter" if run.is_adapter else "finetune"
     return data.to_yaml() + "\n"
 
 
 def _eval_results(run: FinishedRun, dataset: str | None) -> list[EvalResult] | None:
-    """The published model's reward, for the Hub's own results table."""
+    """The published model's reward, for the results that the Hub shows by itself."""
     row = _published_evaluation(run)
-    if row is None:
+    if row is None or dataset is None:
         return None
-    name = run.config["task"]["dataset"]
     return [
         EvalResult(
             task_type="text-generation",
-            dataset_type=dataset or name,
-            dataset_name=name,
+            dataset_type=dataset,
+            dataset_name=run.config["task"]["dataset"],
             dataset_split=run.config["task"]["eval_split"] or "validation",
             metric_type="reward",
             metric_name="reward per completion",
@@ -131,7 +131,6 @@ def _summary(run: FinishedRun) -> str:
 
 
 def _usage(run: FinishedRun, repo_id: str) -> str:
-    others = [name for name in (BEST, LAST) if name in run.checkpoints]
     example = (
         "```python\n"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
@@ -139,8 +138,13 @@ def _usage(run: FinishedRun, repo_id: str) -> str:
         f'tokenizer = AutoTokenizer.from_pretrained("{repo_id}")\n'
         "```"
     )
-    folders = " and ".join(f'`subfolder="{name}"`' for name in others)
-    return f"## Use\n\n{example}\n\nThis loads the model of `{run.chosen}`; there is also {folders}."
+    if run.chosen == LAST:
+        which = "This is the model at the end of the run."
+    else:
+        which = "This is the model at its best evaluation" + (
+            f'; `subfolder="{LAST}"` loads the one at the end.' if LAST in run.checkpoints else "."
+        )
+    return f"## Use\n\n{example}\n\n{which}"
 
 
 def _changes(run: FinishedRun) -> str:
@@ -167,10 +171,10 @@ def _results(run: FinishedRun, picture: bool) -> str:
     ]
     questions = run.config["task"].get("eval_size")
     note = (
-        f"± is one standard error over the {questions or 'evaluation'} questions of this one run, and "
-        "says nothing about other seeds. "
-        f"The best is the highest of {len(run.evaluations)} evaluations on the same questions, so it is "
-        "an optimistic figure; the last one is not."
+        f"± is one standard error over the {questions or 'evaluation'} questions of this one run, "
+        "and says nothing about other seeds. The best is the highest of "
+        f"{len(run.evaluations)} evaluations on the same questions, so it is an optimistic figure; "
+        "the last one is not."
     )
     return f"## Results\n\n{_table(header, rows)}\n\n{note}" + (shown if picture else "")
 
@@ -206,9 +210,9 @@ def _reproduce(run: FinishedRun) -> str:
 def _files(run: FinishedRun) -> str:
     kept = " and ".join(f"`{name}/`" for name in run.checkpoints)
     return (
-        f"## Files\n\n{kept}: the models. `metrics.jsonl`: every logged step. `rollouts/`: what the "
-        "model said at key steps, where the run kept it. `run.json` and `resolved_config.json`: what "
-        "ran, and every setting."
+        f"## Files\n\n{kept}: the models. `metrics.jsonl`: every logged step. `rollouts/`: what "
+        "the model said at key steps, where the run kept it. `run.json` and "
+        "`resolved_config.json`: what ran, and every setting."
     )
 
 
@@ -221,9 +225,9 @@ def _licence_and_data(run: FinishedRun, licence: Licence | None) -> str:
         terms = f"{name}, as trl-ablate itself."
     else:
         terms = f"{name}, as the model it was trained from."
-    data = f"[{dataset}](https://huggingface.co/datasets/{dataset})" if dataset else (
-        f"`{run.config['task']['dataset']}`"
-    )
+    data = f"`{run.config['task']['dataset']}`"
+    if dataset:
+        data = f"[{dataset}](https://huggingface.co/datasets/{dataset})"
     return f"## Licence and data\n\n{terms} Trained and evaluated on {data}."
 
 

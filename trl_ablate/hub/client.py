@@ -1,4 +1,4 @@
-"""The Hub over a network that fails: short waits, bounded retries, and one sentence for what is left.
+"""The Hub over a network that fails: bounded waits and retries, one sentence for what is left.
 
 `huggingface_hub` retries the upload of large files by itself; everything else is asked once, and a
 server that stops answering is waited for without end. Both are mended here.
@@ -39,8 +39,8 @@ def require_token(token: str | None) -> str:
     found = token or get_token()
     if not found:
         raise PublishError(
-            "there is no Hugging Face token to publish with; run `hf auth login`, or set HF_TOKEN to a "
-            "token with write access from https://huggingface.co/settings/tokens"
+            "there is no Hugging Face token to publish with; run `hf auth login`, or set HF_TOKEN "
+            "to a token with write access from https://huggingface.co/settings/tokens"
         )
     return found
 
@@ -60,7 +60,7 @@ def patiently(step: Callable[[], Result]) -> Result:
 
 @contextmanager
 def failures_in_words(repo_id: str) -> Iterator[None]:
-    """Whatever ends an upload leaves as a `PublishError`; connections are not waited for forever."""
+    """Whatever ends an upload leaves as a `PublishError`; a silent server is not waited for."""
     set_client_factory(_impatient_client)
     try:
         yield
@@ -114,8 +114,8 @@ def _sentence(error: Exception, repo_id: str) -> str:
         return f"{constants.ENDPOINT} answers, but not as the Hub does; check HF_ENDPOINT"
     if not isinstance(error, HfHubHTTPError):
         return (
-            f"the connection to {constants.ENDPOINT} failed ({_line(error) or type(error).__name__}); "
-            "check the network"
+            f"the connection to {constants.ENDPOINT} failed "
+            f"({_line(error) or type(error).__name__}); check the network"
         )
     status = error.response.status_code
     if status == 401 and error.response.headers.get("X-Error-Code") != "RepoNotFound":
@@ -125,11 +125,11 @@ def _sentence(error: Exception, repo_id: str) -> str:
         )
     if status == 403:
         return (
-            f"the Hugging Face token may not write to {repo_id}; use one with write access to it, or "
-            "give another --repo_id"
+            f"the Hugging Face token may not write to {repo_id}; use one with write access to it, "
+            "or give another --repo_id"
         )
     if status in (401, 404):
-        return f"the Hub knows no repository {repo_id}, or the token may not see it; check --repo_id"
+        return f"the Hub knows no {repo_id}, or the token may not see it; check --repo_id"
     if status == 429:
         asked = _asked_wait(error.response)
         when = f"in {asked:.0f} seconds" if asked is not None else "later"

@@ -1,4 +1,4 @@
-"""What a run publishes, read from its directory and cleaned: files, facts for the card. No torch."""
+"""What a run publishes, read from its directory and cleaned of secrets. No torch."""
 
 import json
 from collections.abc import Iterator
@@ -19,6 +19,8 @@ OVER = ("finished", "stopped", "failed")
 """States of a run that has ended, in one way or another."""
 
 _MODEL_SUFFIXES = {".safetensors", ".json", ".jinja", ".txt", ".model"}
+_PRIVATE = {"host"}
+"""Entries of `run.json` that say more about a person's machine than about the run."""
 _NO_MODEL_FILES = {"trainer_state.json"}
 _KEY_ROLLOUTS = 4
 """Rollout files published besides the best step's: the first, the last, and even steps between."""
@@ -101,15 +103,16 @@ def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
     record, config = _read_json(run.run_file), _read_json(run.config_file)
     if record.get("status") not in OVER:
         raise ConfigurationError(
-            f"the run in {run.path} is {record.get('status', 'of unknown status')}; publish it when it "
-            "has ended, or, if it was killed, go on with it first (scripts/train.py ... --resume)"
+            f"the run in {run.path} is {record.get('status', 'of unknown status')}; publish it "
+            "when it has ended, or, if it was killed, let scripts/train.py --resume end it first"
         )
     command = [str(word) for word in record.get("command") or []]
     masker = Masker(known_secrets((record, config), command, token))
-    private = {"host": None, "command": masker.words(command), "git": _commit_only(record.get("git"))}
+    shown = {"command": masker.words(command), "git": _commit_only(record.get("git"))}
+    public = {key: value for key, value in {**record, **shown}.items() if key not in _PRIVATE}
     finished = FinishedRun(
         path=run.path,
-        record={k: v for k, v in masker.value({**record, **private}).items() if v is not None},
+        record=masker.value(public),
         config=masker.value(config),
         rows=list(read_jsonl(run.metrics_file)),
         masker=masker,
@@ -148,8 +151,8 @@ def _model_files(folder: Path) -> dict[str, Path]:
     missing = [shard for shard in _shards(files) if shard not in files]
     if missing or not any(name.endswith(".safetensors") for name in files):
         raise ConfigurationError(
-            f"{folder} is no whole model: {', '.join(missing) or 'a .safetensors file'} is missing; "
-            "only safetensors are published"
+            f"{folder} is no whole model: {', '.join(missing) or 'a .safetensors file'} is missing "
+            "(only safetensors are published)"
         )
     return files
 

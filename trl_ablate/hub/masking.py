@@ -1,8 +1,8 @@
-"""Secrets stay behind: what is known to be one, and what looks like one, is masked on its way out.
+"""Secrets stay behind: what is known to be one, or looks like one, is masked on its way out.
 
-Known are the token in use, the stored one, environment variables with a telling name, and the values
-of token settings and of `--hub_token` words in the run's own records. The shape `hf_...` is masked
-wherever it stands. Model files are never rewritten; one that holds a token is refused instead.
+Known are the token in use, the stored one, environment variables with a telling name, and the
+values of token settings and of `--hub_token` words in the run's own records. The shape `hf_...` is
+masked wherever it stands. Model files are never rewritten; one that holds a token is refused.
 """
 
 import json
@@ -30,7 +30,7 @@ _URL_CREDENTIALS = re.compile(r"(?<=://)[^\s/:@]+:[^\s/@]+(?=@)")
 _SHORTEST = 8
 """Shorter values of environment variables are no secrets, and words of the text by chance."""
 _CERTAIN = 20
-"""In a file that may not be rewritten only this many characters count: a vocabulary has short ones."""
+"""Only so many characters count in a file that is not rewritten: a vocabulary has short ones."""
 
 
 class Masker:
@@ -48,15 +48,15 @@ class Masker:
         text = _URL_CREDENTIALS.sub(MASK, _SHAPE.sub(MASK, text))
         return self._home.sub("~", text) if self._home else text
 
-    def value(self, value: Any) -> Any:
-        """A JSON value without secrets; whatever stands under the name of one is masked whole."""
+    def value(self, value: Any, secret: bool = False) -> Any:
+        """A JSON value without secrets; every text under the name of one is masked."""
         if isinstance(value, str):
-            return self.text(value)
+            return MASK if secret and value else self.text(value)
         if isinstance(value, list):
-            return [self.value(item) for item in value]
+            return [self.value(item, secret) for item in value]
         if isinstance(value, dict):
             return {
-                key: MASK if item and _SECRET_SETTING.search(key) else self.value(item)
+                key: self.value(item, secret or bool(_SECRET_SETTING.search(key)))
                 for key, item in value.items()
             }
         return value
@@ -76,7 +76,7 @@ class Masker:
         return shown
 
     def is_clean(self, content: bytes) -> bool:
-        """Whether a file that must not be rewritten holds no known secret, and nothing of the shape."""
+        """Whether a file that is not rewritten holds no known secret, and nothing of the shape."""
         text = content.decode("utf-8", errors="replace")
         shaped = [found[0] for found in _SHAPE.finditer(text)]
         known = [secret for secret in self._secrets if secret in text]

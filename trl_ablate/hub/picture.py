@@ -21,7 +21,7 @@ WATCHED = {
 """Metrics of the lower row, and their titles."""
 
 INK, FAINT, BLUE = "#222222", "#8a8a8a", "#0072B2"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.spines.top": False,
@@ -41,7 +41,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def draw_curves(rows: Rows) -> bytes | None:
-    """The run's curves over GRPO steps; None where neither a reward nor an evaluation was logged."""
+    """The run's curves over GRPO steps; None where no reward was ever logged."""
     watched = [metric for metric in WATCHED if points(rows, metric)[0]]
     if not (points(rows, EVALUATED)[0] or points(rows, TRAINED)[0]):
         return None

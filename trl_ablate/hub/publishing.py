@@ -1,9 +1,9 @@
 """One run, one commit: what differs from what the Hub holds is uploaded, and nothing else.
 
 The repository's tree is compared with the run before anything is sent. A second publish therefore
-finds nothing to do and makes no commit; an interrupted one finds its finished uploads in the Hub's
-storage, which goes by content, and sends the rest. The commit comes last and names the one it builds
-on: it holds everything or does not happen, and asking again after a lost answer makes no second one.
+finds nothing to do and makes no commit; after an interruption, finished uploads are found in the
+Hub's storage, which goes by content, and the rest is sent. The commit comes last and names the one
+it builds on: it holds everything or does not happen, and a lost answer leads to no second one.
 """
 
 import hashlib
@@ -44,39 +44,52 @@ def push_run(
     Args:
         run: the run's directory. Nothing in it is changed.
         repo_id: `OWNER/NAME`, or `NAME` for one of the token's owner. None: arm and seed.
-        private: whether only the owner sees it. A repository that is public already is refused then.
+        private: whether only the owner sees it; a repository that is public already is refused.
         token: None: the stored one.
         revision: branch to publish to, made where it is missing. None: `main`.
     """
     secret = require_token(token)
     finished = read_run(run, secret)
     files = everything_but_the_card(finished)
-    wanted = repo_id or finished.name
     try:
-        with failures_in_words(wanted):
-            api = HfApi(token=secret)
-            owner = patiently(api.whoami)["name"]
-            name = wanted if "/" in wanted else f"{owner}/{wanted}"
-            was_private = _open_repository(api, name, private, revision)
-            card = model_card(finished, name, licence_of(finished, api), picture=PICTURE in files)
-            files["README.md"] = card.encode()
-            title = f"Publish {finished.name}"
-            patiently(lambda: commit_difference(api, name, revision, files, title))
-            if was_private and not private:
-                patiently(lambda: api.update_repo_settings(name, private=False))
-            return f"{api.endpoint}/{name}" + (f"/tree/{revision}" if revision else "")
+        return _publish(finished, files, HfApi(token=secret), repo_id, private, revision)
     except PublishError as error:
         raise PublishError(
-            f"not published: {finished.masker.text(str(error))}. The run in {run.path} is as it was; "
-            f"`python scripts/publish.py {run.path}` goes on where this stopped"
+            f"not published: {finished.masker.text(str(error))}. The run in {run.path} is as it "
+            f"was; `python scripts/publish.py {run.path}` goes on where this stopped"
         ) from error
 
 
 def check_token(token: str | None = None) -> str:
     """Name of the token's owner, so that a missing or wrong token is found before a long run."""
-    secret = require_token(token)
+    return _owner(HfApi(token=require_token(token)))
+
+
+def _owner(api: HfApi) -> str:
     with failures_in_words("the repository"):
-        return patiently(lambda: HfApi(token=secret).whoami())["name"]
+        return patiently(api.whoami)["name"]
+
+
+def _publish(
+    run: FinishedRun,
+    files: dict[str, Source],
+    api: HfApi,
+    repo_id: str | None,
+    private: bool,
+    revision: str | None,
+) -> str:
+    name = repo_id or run.name
+    name = name if "/" in name else f"{_owner(api)}/{name}"
+    with failures_in_words(name):
+        was_private = _open_repository(api, name, private, revision)
+        licence = licence_of(run, api)
+    card = model_card(run, name, licence, picture=PICTURE in files).encode()
+    with failures_in_words(name):
+        published, title = {**files, "README.md": card}, f"Publish {run.name}"
+        patiently(lambda: commit_difference(api, name, revision, published, title))
+        if was_private and not private:
+            patiently(lambda: api.update_repo_settings(name, private=False))
+    return f"{api.endpoint}/{name}" + (f"/tree/{revision}" if revision else "")
 
 
 def everything_but_the_card(run: FinishedRun) -> dict[str, Source]:
@@ -149,7 +162,7 @@ def commit_difference(
 
 
 def _is_same(source: Source, present: RepoFile | None) -> bool:
-    """Whether the Hub holds this very content: by SHA-256 for large files, by git's SHA-1 for others."""
+    """Whether the Hub holds this very content: large files by SHA-256, others by git's SHA-1."""
     size = source.stat().st_size if isinstance(source, Path) else len(source)
     if present is None or present.size != size:
         return False

@@ -30,10 +30,10 @@ SFT_LESSON = Lesson(
     steps=0, texts_per_step=32, matrix_rate=1e-3, other_rate=2e-4, warmup=0, cooldown_share=0.0
 )
 LESSONS: dict[Stage, Lesson] = {
-    "base": Lesson(steps=200, texts_per_step=96, matrix_rate=0.02, other_rate=4e-3),
-    "sft_early": SFT_LESSON._replace(steps=4),
-    "sft_mid": SFT_LESSON._replace(steps=8),
-    "sft_final": SFT_LESSON._replace(steps=16),
+    "base": Lesson(steps=240, texts_per_step=96, matrix_rate=0.02, other_rate=4e-3),
+    "sft_early": SFT_LESSON._replace(steps=5),
+    "sft_mid": SFT_LESSON._replace(steps=20),
+    "sft_final": SFT_LESSON._replace(steps=60),
 }
 
 

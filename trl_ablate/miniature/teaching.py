@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 WIDTH, LAYERS, HEADS, INNER_WIDTH, CONTEXT = 128, 2, 2, 256, 512
-THREADS = 2
+THREADS = 1
 IGNORED = -100
 
 
@@ -137,7 +137,8 @@ def _completion_loss(
 
 @contextmanager
 def _fixed_threads() -> Iterator[None]:
-    """Two threads whatever the launcher chose: more do not help, and the bits depend on it."""
+    """One thread whatever the launcher chose: the bits depend on it, and at this size a second
+    one gains little on idle cores and costs several times the time on busy ones."""
     import torch
 
     before = torch.get_num_threads()

@@ -7,7 +7,7 @@ import numpy as np
 
 from trl_ablate.study.curves import Run, Series
 
-SMOOTHED_POINTS = 40
+SMOOTHED_POINTS = 25
 """A noisy metric is averaged over so many points that about this many independent ones are left."""
 
 

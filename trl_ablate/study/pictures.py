@@ -33,6 +33,7 @@ WIDTH, MARGIN, GAP = 11.5, 0.62, 0.75
 TOP_HEIGHT, SMALL_HEIGHT, TITLE_SPACE, AXIS_SPACE = 3.3, 1.75, 0.42, 0.55
 DPI, COLOURS = 110, 200
 LOG_SCALE_RANGE = 30.0
+BANDS_IN_SMALL_PANELS = 3
 
 WATCHED = {GRAD_NORM: "gradient norm", LENGTH: "response length (tokens)", ENTROPY: "token entropy"}
 STYLE: dict[Any, Any] = {
@@ -161,7 +162,7 @@ def _watched_panel(
     lines = {arm.name: line_of(arm.runs, metric, smooth=True) for arm in arms}
     known = {name: line for name, line in lines.items() if line is not None}
     for name, line in reversed(known.items()):
-        _draw(axes, line, styles[name], width=1.3)
+        _draw(axes, line, styles[name], width=1.3, band=len(known) <= BANDS_IN_SMALL_PANELS)
     values = np.concatenate([line.mean for line in known.values()])
     if values.min() > 0 and values.max() / values.min() > LOG_SCALE_RANGE:
         axes.set_yscale("log")
@@ -187,10 +188,12 @@ def _published_row(figure: Figure, bottom: float, published: Sequence[Run], metr
     label_ends(axes, ends, {arm: styles[arm][0] for arm in ends})
 
 
-def _draw(axes: Axes, line: Line, look: Look, *, width: float, scale: float = 1.0) -> None:
+def _draw(
+    axes: Axes, line: Line, look: Look, *, width: float, scale: float = 1.0, band: bool = True
+) -> None:
     colour, dash = look
     x = line.x / scale
-    if line.runs > 1:
+    if line.runs > 1 and band:
         axes.fill_between(x, line.low, line.high, color=colour, alpha=0.13, linewidth=0)
     marker = "o" if len(x) == 1 else None
     axes.plot(x, line.mean, color=colour, linestyle=dash, linewidth=width, marker=marker,

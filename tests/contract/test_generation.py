@@ -1,0 +1,209 @@
+"""Generation without a vLLM engine: stop strings, the importance correction, and the forward it saves.
+
+Where an engine is needed for its outputs only, a script stands in for it.
+"""
+
+import math
+import string
+
+import pytest
+import torch
+from trl.trainer import grpo_trainer
+
+from trl_ablate import ConfigurationError
+
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+NARROW = {"vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_clip_max": 1.04}
+"""Bounds that some of the scripted differences lie outside of, whichever the mode."""
+
+
+class ScriptedEngine:
+    """Says what a seeded generator says, with log-probabilities that are a little off."""
+
+    def __init__(self, **settings):
+        self.settings = settings
+        self.random = torch.Generator().manual_seed(0)
+        self.trainer = None
+
+    def sync_weights(self):
+        pass
+
+    def generate(self, prompts, images, num_generations, profiler):
+        completions = [self._completion() for _ in prompts]
+        logprobs = [self._logprobs(p, c) for p, c in zip(prompts, completions, strict=True)]
+        return prompts, completions, logprobs, None
+
+    def _completion(self):
+        length = int(torch.randint(2, 12, (), generator=self.random))
+        return torch.randint(5, 200, (length,), generator=self.random).tolist()
+
+    def _logprobs(self, prompt, completion):
+        ids = torch.tensor([prompt + completion])
+        with torch.no_grad():
+            logits = self.trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        logps_T = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+        logps_T += 0.02 * torch.randn(len(completion), generator=self.random)
+        return [[value] for value in logps_T.tolist()]
+
+
+@pytest.fixture
+def scripted(make_trainer, monkeypatch):
+    """`scripted(**config)`: a trainer whose vLLM engine is the script."""
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", ScriptedEngine)
+
+    def make(**overrides):
+        settings = {"use_vllm": True, "vllm_mode": "server", "optim": "sgd", "learning_rate": 1.0}
+        settings |= {"max_grad_norm": 1e9, "vllm_importance_sampling_mode": "token_truncate"}
+        trainer = make_trainer(**{**settings, **overrides})
+        trainer.vllm_generation.trainer = trainer
+        return trainer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ScriptedEngine, "vllm_client", ScriptedClient, raising=False)
+        yield make
+
+
+class ScriptedClient:
+    """The one question that TRL asks a server while it starts."""
+
+    @staticmethod
+    def get_server_info():
+        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
+
+def weights_and_log(trainer):
+    trainer.train()
+    weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    return weights, [row for row in trainer.state.log_history if "grad_norm" in row]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"length_norm": "mean"},
+        {"length_norm": "microbatch", "surrogate": "reinforce"},
+        {"length_norm": "token", "importance_sampling_level": "sequence"},
+        {"loss_type": "cispo"},
+        {"length_norm": "mean", "beta": 0.1},
+        {"loss_type": "grpo", "off_policy_mask_threshold": 0.01},
+    ],
+    ids=lambda settings: ",".join(map(str, settings.values())),
+)
+def test_the_gradient_needs_no_forward_of_its_own(scripted, mode, settings):
+    """Two SGD steps on the same rollouts, with TRL's extra pass and without: equal to 1e-6."""
+    common = {**settings, "vllm_importance_sampling_mode": mode, "max_steps": 2, **NARROW}
+    start = scripted(**common)
+    before = torch.cat([p.detach().flatten() for p in start.model.parameters()])
+    ours, ours_log = weights_and_log(start)
+    theirs, their_log = weights_and_log(scripted(**common, reuse_forward=False))
+    moved = (theirs - before).abs().max()
+    assert moved > 1e-3
+    assert (ours - theirs).abs().max() <= 1e-6 * max(1.0, moved)
+    for mine, upstream in zip(ours_log, their_log, strict=True):
+        for name in upstream:
+            if name.startswith("sampling/"):
+                assert mine[name] == pytest.approx(upstream[name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ({}, 2),
+        ({"reuse_forward": False}, 3),
+        ({"num_iterations": 2, "max_steps": 2}, 5),
+        ({"vllm_importance_sampling_correction": False}, 2),
+    ],
+    ids=["on-policy", "switched off", "off-policy", "uncorrected"],
+)
+def test_forward_passes_per_rollout_batch(scripted, settings, passes):
+    """Two microbatches a step: TRL adds one pass in microbatches of its own for every rollout batch."""
+    trainer = scripted(**{"max_steps": 1, **settings})
+    counted = []
+    score = grpo_trainer.GRPOTrainer._get_per_token_logps_and_entropies
+
+    def counting(self, *args, **kwargs):
+        counted.append(1)
+        return score(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo_trainer.GRPOTrainer, "_get_per_token_logps_and_entropies", counting)
+        trainer.train()
+    assert len(counted) == passes
+
+
+def test_what_a_sequence_mask_drops_is_logged_by_length(scripted):
+    """The log-ratio of a sequence grows with its length, so that the longest are dropped first."""
+    trainer = scripted(
+        vllm_importance_sampling_mode="sequence_mask",
+        vllm_importance_sampling_clip_min=0.93,
+        vllm_importance_sampling_clip_max=1.07,
+        generation_batch_size=64,
+        optimizer_batch_size=64,
+        max_steps=1,
+    )
+    _, (row,) = weights_and_log(trainer)
+    dropped = [row[f"sampling/dropped/q{quarter}"] for quarter in (1, 2, 3, 4)]
+    assert all(0 <= share <= 1 for share in dropped)
+    assert dropped[3] > dropped[0]
+
+
+def test_the_gap_is_logged_with_and_without_the_extra_pass(scripted):
+    for settings in ({}, {"reuse_forward": False}, {"num_iterations": 2}):
+        _, log = weights_and_log(scripted(max_steps=1, **settings))
+        gap = log[0]["sampling/sampling_logp_difference/mean"]
+        assert gap == pytest.approx(0.02 * math.sqrt(2 / math.pi), rel=0.3)
+
+
+@pytest.mark.parametrize("min_tokens", [0, 6])
+def test_min_tokens_holds_for_stop_strings(make_trainer, min_tokens):
+    """A stop string may end a completion at its token `min_tokens` + 1, not before."""
+    trainer = make_trainer(stop=["1", "2", "a"], min_tokens=min_tokens, max_completion_length=40)
+    trainer.model.train()
+    ids = trainer._generate([trainer.train_dataset[i // 8]["prompt"] for i in range(64)])[1]
+    stopped = [row for row in ids if trainer.stop.ended(row)]
+    assert len(stopped) > 10
+    assert min(map(len, stopped)) == min_tokens + 1
+
+
+def test_a_stop_string_that_the_prompt_began_ends_nothing(make_trainer):
+    """The prompt ends in `<think>`, so that any first letter would complete one of these."""
+    first = string.ascii_letters + string.digits
+    trainer = make_trainer(stop=[f"<think>{one}" for one in first], max_completion_length=9)
+    trainer.model.train()
+    generated = trainer._generate([trainer.train_dataset[0]["prompt"]] * 32)
+    begun = [ids for ids, text in zip(generated[1], generated[3], strict=True) if text[:1] in first]
+    assert len(begun) > 5
+    assert max(map(len, begun)) == 9
+
+
+def test_continuous_batching_ends_at_a_stop_string(make_trainer, monkeypatch):
+    """transformers' own knows no stop strings; what it sampled behind one is cut off."""
+    trainer = make_trainer(stop=["3"], use_transformers_continuous_batching=True)
+    tokenizer = trainer._tokenizer
+
+    class Output:
+        generated_tokens = tokenizer.encode("12 345")
+
+    monkeypatch.setattr(
+        type(trainer.model), "generate_batch", lambda *a, **k: {0: Output, 1: Output}, raising=False
+    )
+    ids, _ = trainer._generate_single_turn([[5], [6]], None, {}, 2)
+    assert [tokenizer.decode(row) for row in ids] == ["12 3", "12 3"]
+
+
+def test_min_tokens_is_refused_where_it_cannot_be_held(make_trainer):
+    with pytest.raises(ConfigurationError, match="min_tokens.*continuous batching"):
+        make_trainer(min_tokens=4, use_transformers_continuous_batching=True)
+
+
+def test_the_seed_decides_the_rollouts_of_transformers(make_trainer):
+    def rollouts(seed):
+        trainer = make_trainer(seed=seed)
+        trainer.model.train()
+        return trainer._generate([trainer.train_dataset[0]["prompt"]] * 4)[1]
+
+    first = rollouts(3)
+    assert rollouts(3) == first
+    assert rollouts(4) != first
+    assert len({tuple(row) for row in first}) > 1

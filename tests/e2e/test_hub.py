@@ -1,0 +1,438 @@
+"""Publishing over HTTP: the real client against a Hub on localhost that can fail in every way."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.e2e.hub_endpoint import Fault, HubEndpoint, wait_until
+from trl_ablate.hub import PublishError, check_token, client, push_run
+from trl_ablate.run import RunDirectory, append_jsonl, write_json
+
+TOKEN = "hf_" + "WriteTokenOfTheTester0123456789ab"
+READ_ONLY = "hf_" + "ReadTokenOfTheTester00123456789ab"
+REPO = "tester/std_dev_off-seed3"
+CAPTURED: dict = {"capture_output": True, "text": True}
+COMMIT = f"POST /api/models/{REPO}/commit"
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """The endpoint, with this process's client pointed at it."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    people = {TOKEN: "tester", READ_ONLY: "tester"}
+    with HubEndpoint(people, read_only=(READ_ONLY,), part=40_000) as endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint.url)
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def finished_run(tiny_model, tmp_path_factory) -> Path:
+    """A run that ended: two models and six rollout files, optimizer states and pickles beside."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = tmp_path_factory.mktemp("runs") / "run"
+    for name, step in (("checkpoint_best", 0.5), ("checkpoint_last", 1.0), ("checkpoint-8", 1.0)):
+        shutil.copytree(tiny_model, path / name)
+        weights = path / name / "model.safetensors"
+        moved = {key: value + step for key, value in load_file(weights).items()}
+        save_file(moved, weights, metadata={"format": "pt"})
+        torch.save({"hub_token": TOKEN}, path / name / "training_args.bin")
+        torch.save({"state": 1}, path / name / "optimizer.pt")
+    for step in range(6):
+        (path / "rollouts").mkdir(exist_ok=True)
+        rollout = path / "rollouts" / f"step_{step:06d}.jsonl"
+        append_jsonl(rollout, {"prompt": "2+2=?", "response": f"</think> {step}", "reward": 0.0})
+        row = {
+            "step": step,
+            "grpo_step": step,
+            "seconds": step,
+            "eval_reward": step * (4 - step) / 9,
+        }
+        append_jsonl(path / "metrics.jsonl", {**row, "eval_reward_stderr": 0.02, "entropy": 0.3})
+    write_json(path / "resolved_config.json", resolved_config())
+    write_json(path / "run.json", record())
+    return path
+
+
+def record() -> dict:
+    return {
+        "status": "finished",
+        "reason": None,
+        "recipe": "std_dev_off.yaml",
+        "profile": "miniature",
+        "arm": "std_dev_off",
+        "study": None,
+        "seed": 3,
+        "command": ["scripts/train.py", "recipes/std_dev_off.yaml", "--seed", "3"],
+        "git": {"commit": "a" * 40, "diff": "-secret plan\n+other plan\n"},
+        "versions": {"trl": "1.16.0", "torch": "2.13.0"},
+        "host": "workstation-of-somebody",
+        "seconds": 12.5,
+    }
+
+
+def resolved_config() -> dict:
+    return {
+        "recipe": "std_dev_off.yaml",
+        "profile": "miniature",
+        "changes": {"scale_rewards": ["group", "none"]},
+        "inert": {},
+        "settings": {"scale_rewards": "none", "seed": 3},
+        "config": {"hub_token": "<HUB_TOKEN>", "trackio_space_id": None},
+        "task": {
+            "start": "base",
+            "sft_checkpoints": None,
+            "dataset": "gsm8k",
+            "eval_split": None,
+            "eval_size": 16,
+        },
+        "model": {"model_name_or_path": "somebody/base-model"},
+    }
+
+
+@pytest.fixture
+def run(finished_run, tmp_path) -> RunDirectory:
+    return RunDirectory(Path(shutil.copytree(finished_run, tmp_path / "run")))
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+def environment(hub: HubEndpoint, home: Path, **more: str) -> dict[str, str]:
+    """Variables of another process that talks to the endpoint."""
+    return {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_TOKEN": TOKEN,
+        **more,
+    }
+
+
+def publish_command(run: RunDirectory, *words: str) -> list[str]:
+    return [sys.executable, "scripts/publish.py", str(run.path), *words]
+
+
+LOAD = """
+import hashlib, json, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+for place in sys.argv[1:]:
+    name, _, folder = place.partition("#")
+    model = AutoModelForCausalLM.from_pretrained(name, subfolder=folder)
+    state = model.state_dict()
+    content = b"".join(state[key].numpy().tobytes() for key in sorted(state))
+    words = AutoTokenizer.from_pretrained(name, subfolder=folder)("User: 12+34=?")["input_ids"]
+    print("loaded", hashlib.sha256(content).hexdigest(), *words)
+"""
+
+
+def load(places: list[str], env: dict[str, str]) -> list[str]:
+    """What `from_pretrained` makes of `PLACE` or `PLACE#SUBFOLDER`: a hash of all weights, tokens."""
+    done = subprocess.run([sys.executable, "-c", LOAD, *places], env=env, **CAPTURED)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if line.startswith("loaded")]
+
+
+def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(hub, run, tmp_path):
+    before, env = fingerprint(run.path), environment(hub, tmp_path / "home")
+    words = publish_command(run)
+    done = subprocess.run(words, cwd=REPOSITORY, env=env, **CAPTURED)
+    assert done.returncode == 0, done.stderr
+    assert f"published: {hub.url}/{REPO}" in done.stdout
+    assert hub.repositories[REPO].private
+    assert hub.commits(REPO) == 1
+    assert (
+        len(hub.uploads()) == len(set(hub.uploads())) == 6
+    )  # two models and a picture, in two parts
+    local = [str(run.path / name) for name in ("checkpoint_best", "checkpoint_last")]
+    remote = [REPO, f"{REPO}#checkpoint_best", f"{REPO}#checkpoint_last"]
+    root, best, last, local_best, local_last = load([*remote, *local], env)
+    assert root == best == local_best != last == local_last
+    hub.requests.clear()
+    done = subprocess.run(words, cwd=REPOSITORY, env=env, **CAPTURED)
+    assert done.returncode == 0, done.stderr
+    assert hub.commits(REPO) == 1
+    assert [line for line in hub.requests if not line.startswith("GET")] == [
+        "POST /api/repos/create"
+    ]
+    assert fingerprint(run.path) == before
+
+
+def test_a_repository_holds_what_a_run_is_and_nothing_private(hub, run):
+    push_run(run)
+    files = hub.files(REPO)
+    for folder in ("", "checkpoint_best/", "checkpoint_last/"):
+        assert {f"{folder}model.safetensors", f"{folder}tokenizer.json"} <= set(files)
+    assert sum(path.startswith("rollouts/") for path in files) == 4  # 0, 2 (the best), 3 and 5
+    assert "rollouts/step_000002.jsonl" in files
+    assert not any(path.endswith((".bin", ".pt")) or "checkpoint-" in path for path in files)
+    assert files["curves.png"].startswith(b"\x89PNG")
+    assert json.loads(files["run.json"])["git"] == {"commit": "a" * 40, "changed": True}
+    everything = b"".join(hub.received)
+    assert b"secret plan" not in everything
+    assert b"workstation-of-somebody" not in everything
+
+
+def test_a_planted_token_is_in_no_byte_that_is_sent(hub, run, monkeypatch):
+    planted = {
+        "command": "hf_" + "CommandToken000000000000000000000",
+        "equals": "verysecretword",
+        "setting": "another-secret-word",
+        "nested": "a-third-secret-word",
+        "shape": "hf_" + "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA2b",
+        "environment": "0123456789abcdef-of-the-environment",
+    }
+    monkeypatch.setenv("WANDB_API_KEY", planted["environment"])
+    words = ["--hub_token", planted["command"], f"--push_to_hub_token={planted['equals']}"]
+    spoken = f"used {planted['shape']} and {planted['environment']}, {planted['setting']}, {TOKEN}"
+    run.update(command=["scripts/train.py", *words], reason=spoken, git={"diff": spoken})
+    config = resolved_config()
+    config["config"]["hub_token"] = config["settings"]["hub_token"] = planted["setting"]
+    config["changes"]["hub_token"] = [None, planted["setting"]]
+    config["settings"]["model_init_kwargs"] = {"token": planted["nested"]}
+    config["task"]["dataset"] = f"https://somebody:{planted['equals']}@example.org/{TOKEN}"
+    run.write_config(config)
+    append_jsonl(run.path / "rollouts" / "step_000005.jsonl", {"response": spoken})
+    run.append_metrics({"step": 6, "grpo_step": 6, "seconds": 9, "note": spoken})
+    push_run(run)
+    sent = b"".join(hub.received) + b"".join(hub.files(REPO).values())
+    for name, secret in {**planted, "own": TOKEN}.items():
+        assert secret.encode() not in sent, name
+    assert b"--hub_token" in sent
+
+
+def test_a_model_file_with_a_token_is_refused_before_anything_is_sent(hub, run):
+    (run.path / "checkpoint_last" / "special_tokens_map.json").write_text(f'{{"x": "{TOKEN}"}}')
+    with pytest.raises(ValueError, match="special_tokens_map.json holds what looks like a token"):
+        push_run(run)
+    assert hub.requests == []
+
+
+def test_only_what_changed_is_sent_and_what_went_is_removed(hub, run):
+    push_run(run)
+    hub.keep_blob(b"notes")
+    tree = dict(hub.repositories[REPO].commits[hub.repositories[REPO].branches["main"]])
+    mine = {"NOTES.md": hub.keep_blob(b"notes"), "model-2.safetensors": hub.keep_large(b"old")}
+    hub.repositories[REPO].commit("main", tree | mine)
+    hub.requests.clear()
+    (run.path / "rollouts" / "step_000000.jsonl").unlink()
+    push_run(run)
+    assert hub.uploads() == []
+    assert hub.commits(REPO) == 3
+    files = hub.files(REPO)
+    assert "rollouts/step_000000.jsonl" not in files
+    assert "model-2.safetensors" not in files
+    assert files["NOTES.md"] == b"notes"
+
+
+def test_private_until_asked_and_public_only_when_asked(hub, run):
+    push_run(run)
+    assert hub.repositories[REPO].private
+    push_run(run, private=False)
+    assert not hub.repositories[REPO].private
+    assert hub.commits(REPO) == 1
+    with pytest.raises(PublishError, match="is public already; give --public"):
+        push_run(run)
+    push_run(run, repo_id="named", private=False)
+    assert not hub.repositories["tester/named"].private
+
+
+def test_a_revision_is_a_branch_of_its_own(hub, run):
+    assert push_run(run, revision="seed3") == f"{hub.url}/{REPO}/tree/seed3"
+    assert set(hub.files(REPO)) == {".gitattributes"}
+    assert "README.md" in hub.files(REPO, "seed3")
+    push_run(run, revision="seed3")
+    assert hub.commits(REPO) == 1
+
+
+def test_the_card_takes_the_licence_of_the_base_model(hub, run):
+    licence = {
+        "license": "other",
+        "license_name": "research",
+        "license_link": "https://example.org",
+    }
+    hub.create("somebody/base-model", private=False, card=licence)
+    push_run(run)
+    card = hub.files(REPO)["README.md"].decode()
+    for said in ("license: other", "license_name: research", "base_model: somebody/base-model"):
+        assert said in card
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fault"),
+    [
+        ("GET /api/whoami", {"status": 503}),
+        ("POST /api/repos/create", {"status": 429, "headers": {"Retry-After": "1"}}),
+        ("GET /api/models/.*/tree", {"status": 500}),
+        ("POST /api/validate-yaml", {"status": 500}),
+        ("POST .*/preupload", {"status": 429, "headers": {"Retry-After": "1"}}),
+        ("POST .*/objects/batch", {"status": 502}),
+        ("PUT /objects", {"status": 500}),
+        ("PUT /objects", {"cut_after": 5_000}),
+        (COMMIT, {"status": 429, "headers": {"Retry-After": "1"}}),
+        (COMMIT, {"status": 429, "headers": {"RateLimit": '"api";r=0;t=1'}}),
+        (COMMIT, {"status": 500}),
+        (COMMIT, {"status": 412}),
+        (COMMIT, {"cut_after": 100}),
+        (COMMIT, {"status": 504, "after_effect": True}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+def test_a_passing_failure_is_waited_out(hub, run, pattern, fault):
+    hub.faults.append(Fault(pattern, times=1, **fault))
+    push_run(run)
+    assert hub.faults[0].times == 0
+    assert hub.commits(REPO) == 1
+    assert "README.md" in hub.files(REPO)
+
+
+def refused(run: RunDirectory, said: str, **arguments) -> None:
+    """Publishing ends in one sentence with `said`, and the run is as it was."""
+    before = fingerprint(run.path)
+    with pytest.raises(PublishError, match=said) as caught:
+        push_run(run, **arguments)
+    assert TOKEN not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert fingerprint(run.path) == before
+
+
+def test_without_a_token(hub, run, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    refused(run, "there is no Hugging Face token to publish with")
+    with pytest.raises(PublishError, match="there is no Hugging Face token"):
+        check_token()
+    assert hub.requests == []
+
+
+def test_with_a_wrong_token(hub, run):
+    wrong = "hf_" + "NobodysToken0123456789"
+    refused(run, "does not accept the Hugging Face token", token=wrong)
+    with pytest.raises(PublishError, match="does not accept the Hugging Face token"):
+        check_token(wrong)
+    assert check_token() == "tester"
+
+
+def test_with_a_token_that_may_not_write(hub, run):
+    refused(run, f"the Hugging Face token may not write to {REPO}", token=READ_ONLY)
+    refused(run, "may not write to other/name", repo_id="other/name")
+    assert hub.repositories == {}
+
+
+def test_a_name_that_is_none(hub, run):
+    refused(run, "'tester/a b' is no name of a repository", repo_id="tester/a b")
+
+
+def test_offline(hub, run, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    refused(run, "HF_HUB_OFFLINE is set")
+
+
+def test_an_endpoint_that_is_not_there(hub, run, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    refused(run, "the connection to http://127.0.0.1:9 failed .*check the network")
+
+
+def test_an_endpoint_that_never_answers(hub, run, monkeypatch):
+    import threading
+
+    monkeypatch.setattr(client, "SILENCE", httpx.Timeout(0.3))
+    hub.faults.append(Fault("GET /api/whoami", stall=threading.Event()))
+    refused(run, "the connection to .* failed .*check the network")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            {"status": 429, "headers": {"Retry-After": "3600"}},
+            "slow down; try again in 3600 seconds",
+        ),
+        ({"status": 500}, r"trouble of its own \(HTTP 500\)"),
+        ({"status": 413}, r"the Hub refused .*HTTP 413"),
+    ],
+)
+def test_a_failure_that_stays(hub, run, fault, said):
+    hub.faults.append(Fault(COMMIT, **fault))
+    refused(run, said)
+    assert hub.commits(REPO) == 0
+    hub.faults.clear()
+    push_run(run)
+    assert hub.commits(REPO) == 1
+
+
+def test_killed_in_mid_upload_and_published_again(hub, run, tmp_path):
+    import threading
+
+    weights = run.path / "checkpoint_last" / "model.safetensors"
+    oid = hashlib.sha256(weights.read_bytes()).hexdigest()
+    hub.faults.append(Fault(f"PUT /objects/{oid}/2", stall=threading.Event()))
+    process = subprocess.Popen(
+        publish_command(run), cwd=REPOSITORY, env=environment(hub, tmp_path / "home"),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_until(lambda: len(hub.objects) >= 3 and f"PUT /objects/{oid}/2" in hub.requests)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert hub.commits(REPO) == 0
+    hub.faults[0].stall.set()
+    hub.faults.clear()
+    finished = {line for line in hub.uploads() if oid not in line}
+    hub.requests.clear()
+    push_run(run)
+    assert hub.commits(REPO) == 1
+    assert hub.files(REPO)["checkpoint_last/model.safetensors"] == weights.read_bytes()
+    assert hub.uploads() and not finished & set(hub.uploads())  # what had arrived is not sent again
+
+
+@pytest.mark.slow
+def test_an_upload_that_is_always_cut_ends_in_one_sentence(hub, run):
+    hub.faults.append(Fault("PUT /objects", cut_after=1_000))
+    refused(run, "the connection to .* failed .*check the network")
+    hub.faults.clear()
+    push_run(run)
+    assert hub.commits(REPO) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"HF_TOKEN": ""}, 1, "there is no Hugging Face token"),
+        ({"HF_HUB_OFFLINE": "1"}, 1, "HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_the_script_ends_in_one_sentence(hub, run, tmp_path, changes, code, said):
+    done = subprocess.run(
+        publish_command(run), cwd=REPOSITORY, env=environment(hub, tmp_path / "home", **changes),
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
