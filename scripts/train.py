@@ -25,7 +25,7 @@ def main() -> int:
     logging.getLogger("bitsandbytes").setLevel(
         logging.ERROR
     )  # it reports a kernel nobody asked for
-    parser = argparse.ArgumentParser(description=__doc__.split(":")[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(description="Train one arm.", allow_abbrev=False)
     parser.add_argument("recipe", help="a YAML file, such as recipes/std_dev_off.yaml")
     parser.add_argument(
         "--profile", default="auto", help="h100, rtx4090, miniature, auto, or a path"
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
         show(resolved, everything=options.dry_run)
     if options.dry_run:
         return 0
-    directory = RunDirectory(Path(resolved.config.output_dir))
+    directory = RunDirectory(Path(str(resolved.config.output_dir)))
     if main_process:
         prepare(directory, resolved, options)
     record = directory.recorded(**identity(resolved)) if main_process else nullcontext()

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast, get_args
 
 import torch
 from datasets import Dataset
@@ -44,7 +45,7 @@ def build_trainer(
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
-        **(config.model_init_kwargs or {}),
+        **dict(config.model_init_kwargs or {}),
     }
     trainer = AblationTrainer(
         model=model_path,
@@ -98,7 +99,12 @@ def resolve_model(name: str) -> str:
     """`miniature` and `miniature/STAGE` as the folders they are built in; others as they are."""
     world, _, stage = name.partition("/")
     if world == MINIATURE and not Path(name).exists():
-        return str(miniature.build(stage or "base"))
+        if stage not in ("", *get_args(miniature.Stage)):
+            raise ConfigurationError(
+                f"model '{name}' is no stage of the miniature; it has: "
+                f"{', '.join(get_args(miniature.Stage))}"
+            )
+        return str(miniature.build(cast(miniature.Stage, stage or "base")))
     return name
 
 
@@ -109,7 +115,7 @@ def task_rewards(
     return build_rewards(
         task.reward or task.template,
         grader=grader,
-        eos_token_ids=(tokenizer.eos_token_id,),
+        eos_token_ids=(cast(int, tokenizer.eos_token_id),),
         special_token_ids=tuple(tokenizer.all_special_ids),
         eos_penalty=task.eos_penalty,
     )

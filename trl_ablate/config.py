@@ -20,7 +20,7 @@ Surrogate = Literal["clip", "no_clip", "reinforce"]
 LengthNorm = Literal["mean", "constant", "microbatch", "token"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
-RIDES_ON: dict[str, str] = {
+RIDES_ON: dict[str, LossType] = {
     "mean": "grpo",
     "constant": "dr_grpo",
     "microbatch": "dr_grpo",
@@ -123,9 +123,8 @@ class AblationConfig(GRPOConfig):
     save_steps: float = _switch(500, "GRPO steps (rollout batches) between checkpoints.")
 
     def __post_init__(self):
-        self.scale_rewards = {True: "group", False: "none"}.get(
-            self.scale_rewards, self.scale_rewards
-        )
+        if isinstance(self.scale_rewards, bool):  # TRL's older way to say it
+            self.scale_rewards = "group" if self.scale_rewards else "none"
         self._check_choices()
         self._check_switches()
         self._derive_loss_type()

@@ -56,7 +56,7 @@ def evaluate_one_shot(
 def graded_completions(trainer: "AblationTrainer", dataset: Dataset) -> list[Row]:
     """One row a completion, in the dataset's order, the same list on every process."""
     accelerator = trainer.accelerator
-    samples = trainer.num_generations_eval
+    samples = trainer.num_generations_eval or 1
     shard = -(-len(dataset) // accelerator.num_processes)
     first = accelerator.process_index * shard
     mine = [min(i, len(dataset) - 1) for i in range(first, first + shard)]
@@ -92,7 +92,7 @@ def summary(rows: list[Row]) -> dict[str, float]:
 
 
 def _batches(indices: list[int], trainer: "AblationTrainer") -> Iterator[list[int]]:
-    at_once = trainer.args.per_device_eval_batch_size // trainer.num_generations_eval
+    at_once = trainer.args.per_device_eval_batch_size // (trainer.num_generations_eval or 1)
     size = len(indices) if trainer.use_vllm else max(1, at_once)
     for start in range(0, len(indices), size):
         yield indices[start : start + size]

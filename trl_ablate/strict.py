@@ -62,9 +62,14 @@ _StrictLoader.add_implicit_resolver(
     ),
     list("-+.0123456789"),
 )
-_StrictLoader.add_constructor(
-    "tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node))
-)
+
+
+def _decimal(loader: _StrictLoader, node: yaml.ScalarNode) -> int:
+    """`010` is ten here; YAML 1.1 reads it as eight."""
+    return int(loader.construct_scalar(node))
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _decimal)
 
 
 def parse_yaml(text: str) -> Any:

@@ -201,11 +201,15 @@ class AblationTrainer(GRPOTrainer):
 
     # Generation
 
-    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
+    def _generate_single_turn(
+        self, prompt_ids, images, multimodal_fields, num_generations, **kwargs
+    ):
+        training = self.model.training
         with self.stop.known_to(self.model_wrapped, self.accelerator):
             completion_ids, logprobs = super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, num_generations, **kwargs
             )
+        self.model.train(training)  # continuous batching leaves it in training mode
         if not self.use_vllm:
             completion_ids = [self.stop.cut(ids) for ids in completion_ids]
         return completion_ids, logprobs
@@ -221,7 +225,9 @@ class AblationTrainer(GRPOTrainer):
         """TRL counts as terminated only what ends in EOS; a stop string terminates as well."""
         device = self.accelerator.device
         lengths = torch.tensor([len(ids) for ids in completion_ids], device=device)
-        truncated = torch.tensor([not self.stop.ended(ids) for ids in completion_ids], device=device)
+        truncated = torch.tensor(
+            [not self.stop.ended(ids) for ids in completion_ids], device=device
+        )
         lengths, truncated = self.accelerator.gather((lengths, truncated))
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name, value in truncation_metrics(lengths, truncated).items():
@@ -254,8 +260,12 @@ class AblationTrainer(GRPOTrainer):
         """The rollout batch trained on last, a row per completion; what nobody reported is None."""
         logs = self._logs
         columns = {name: list(values) for name, values in logs["extra"].items()}
-        rewards_NF = torch.tensor([list(logs["rewards"][name]) for name in self.reward_func_names]).T
-        rewards_N = weighted_reward(rewards_NF, self.reward_weights.cpu()) if len(rewards_NF) else []
+        rewards_NF = torch.tensor(
+            [list(logs["rewards"][name]) for name in self.reward_func_names]
+        ).T
+        rewards_N = (
+            weighted_reward(rewards_NF, self.reward_weights.cpu()) if len(rewards_NF) else []
+        )
         return [
             {
                 "prompt": prompt,

@@ -188,7 +188,9 @@ def test_continuous_batching_ends_at_a_stop_string(make_trainer, monkeypatch):
     monkeypatch.setattr(
         type(trainer.model), "generate_batch", lambda *a, **k: {0: Output, 1: Output}, raising=False
     )
+    trainer.model.eval()
     ids, _ = trainer._generate_single_turn([[5], [6]], None, {}, 2)
+    assert not trainer.model.training
     assert [tokenizer.decode(row) for row in ids] == ["12 3", "12 3"]
 
 

@@ -2,7 +2,8 @@
 
 `--settings` says how it goes: top, collapse (see `learning_rows`), pause (seconds a step), and
 `fails`, `dies`, `never_starts`: how often it raises, is killed, or ends before it writes anything.
-Beside the run directory it leaves `ID.starts`, a line per start, and `twice` if two were at one run.
+Beside the run directory it leaves `ID.starts`, a line per start, and `twice` if two were at one
+run.
 """
 
 import argparse

@@ -33,6 +33,8 @@ class Fault:
     """Bytes of the body that are read before the connection is closed."""
     stall: threading.Event | None = None
     """The request is held until this is set; then the connection is closed."""
+    meanwhile: Callable[[], object] | None = None
+    """Called before the request is answered as usual: what somebody else does at that moment."""
     after_effect: bool = False
     """The request does its work first, and only its answer is lost."""
     times: int = 1_000_000
@@ -155,6 +157,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.body = self._read_body(length)
         self.hub.received.append(self.body)
+        if fault and fault.meanwhile:
+            fault.meanwhile()
+            fault = None
         if fault and not fault.after_effect:
             self._answer(fault.status or 500, {"error": "made to fail"}, fault.headers)
             return

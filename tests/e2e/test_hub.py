@@ -151,7 +151,7 @@ for place in sys.argv[1:]:
 
 
 def load(places: list[str], env: dict[str, str]) -> list[str]:
-    """What `from_pretrained` makes of `PLACE` or `PLACE#SUBFOLDER`: a hash of all weights, tokens."""
+    """What `from_pretrained` makes of `PLACE` or `PLACE#FOLDER`: a hash of all weights, tokens."""
     done = subprocess.run([sys.executable, "-c", LOAD, *places], env=env, **CAPTURED)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if line.startswith("loaded")]
@@ -308,6 +308,18 @@ def test_a_passing_failure_is_waited_out(hub, run, pattern, fault):
     assert hub.faults[0].times == 0
     assert hub.commits(REPO) == 1
     assert "README.md" in hub.files(REPO)
+
+
+def test_two_publishers_at_once_make_one_commit(hub, run, tmp_path):
+    env = environment(hub, tmp_path / "home")
+
+    def publish_too():
+        subprocess.run(publish_command(run), cwd=REPOSITORY, env=env, check=True, **CAPTURED)
+
+    hub.faults.append(Fault(COMMIT, meanwhile=publish_too, times=1))
+    push_run(run)
+    assert len([line for line in hub.requests if line.startswith(COMMIT)]) == 2
+    assert hub.commits(REPO) == 1
 
 
 def refused(run: RunDirectory, said: str, **arguments) -> None:

@@ -93,7 +93,7 @@ def test_the_card_says_what_changed_what_came_out_and_how_to_do_it_again(finishe
         "| `eval_reward` | 0.030 ± 0.012 | 0.600 ± 0.012 | 0.010 ± 0.012 |",
         "| `eval_mean_length` | 341.2 | 341.2 | 341.2 |",
         "one standard error over the 1024 questions of this one run",
-        "the highest of 4 evaluations",  # a step that stands twice counts once
+        "picked from 4 evaluations",  # a step that stands twice counts once
         "accelerate launch scripts/train.py recipes/lr_1e-4.yaml --note 'two words' "
         f"--hub_token '{MASK}'",
         f"At commit `{'c' * 40}`:",
@@ -157,6 +157,17 @@ def test_the_root_holds_the_best_model_or_else_the_last(directory):
     shutil.rmtree(directory.path / "checkpoint_last")
     with pytest.raises(ConfigurationError, match="neither checkpoint_best nor checkpoint_last"):
         read_run(directory)
+
+
+def test_what_the_run_kept_as_its_best_is_the_best(directory):
+    best = directory.path / "checkpoint_best" / "best.json"
+    write_json(best, {"metric": "eval_answer_reward", "value": 0.4, "step": 4})
+    append_jsonl(directory.path / "alerts.jsonl", {"rule": "length", "said": TOKEN})
+    run = read_run(directory)
+    assert "best (step 4)" in card_of(run)[1]
+    files = run.files()
+    assert "checkpoint_best/best.json" in files and "best.json" not in files
+    assert files["alerts.jsonl"] == b'{"rule": "length", "said": "<masked>"}\n'
 
 
 def test_a_half_written_last_line_is_left_out(directory):

@@ -114,7 +114,9 @@ def test_what_a_report_holds(tmp_path):
         for run in arm.runs:
             rows = learning_rows(run.seed, arms[arm.name]["top"])
             write_run(store, run, arms[arm.name], rows, rollouts=[said])
-    write_run(store, plan.arms[2].runs[0], arms["ill"], iter(()), status="failed", reason="it | died")
+    write_run(
+        store, plan.arms[2].runs[0], arms["ill"], iter(()), status="failed", reason="it | died"
+    )
     write_run(store, plan.arms[2].runs[1], arms["ill"], learning_rows(9, 0.5), status="running")
 
     written = report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
@@ -158,7 +160,7 @@ def test_what_the_arms_say_cannot_break_the_report():
     page, text = write_page(document), write_markdown(document)
     assert "<script>alert" not in page
     assert "````text" in text  # a longer fence than anything inside
-    assert escape("a|b *c* <d>") == r"a\|b \*c\* \<d\>"
+    assert escape("a|b *c* <d> _e_ f_g") == r"a\|b \*c\* \<d\> \_e\_ f_g"
 
 
 @needs_published
@@ -172,7 +174,9 @@ def test_published_curves_agree_with_their_published_summary(tmp_path):
         assert row["last_step"] == theirs[name]["last_grpo_step"]
         assert float(row["best_eval_reward"]) == float(theirs[name]["best_eval_reward"])
         assert row["best_eval_step"] == theirs[name]["best_eval_grpo_step"]
-    last = [line for line in PUBLISHED.read_text().splitlines() if "std_dev,eval/reward" in line][-1]
+    last = [line for line in PUBLISHED.read_text().splitlines() if "std_dev,eval/reward" in line][
+        -1
+    ]
     assert float(ours["std_dev"]["final_eval_reward"]) == float(last.split(",")[-1])
     assert "too few seeds" in (tmp_path / "REPORT.md").read_text(encoding="utf-8")
 
@@ -201,7 +205,10 @@ def test_published_curves_with_seeds_in_their_names(tmp_path):
         ("run_name,metric,step\n", "no column 'value'"),
         ("run_name,metric,step,value\n", "hold no rows"),
         ("run_name,metric,step,value\na,eval/reward,zero,1\n", "line 2"),
-        ("run_name,metric,step,value\na,train/loss,0,1\n", "no metric 'eval_reward'; they have loss"),
+        (
+            "run_name,metric,step,value\na,train/loss,0,1\n",
+            "no metric 'eval_reward'; they have loss",
+        ),
     ],
 )
 def test_curves_that_are_none(tmp_path, text, complaint):
@@ -236,14 +243,17 @@ def test_every_arm_looks_different():
 
 def report_in_a_process(study: Path, runs: Path, out: Path, code: str = "") -> str:
     """Run the report command in a fresh interpreter, then `code`; what that printed last."""
+    command = str(REPOSITORY / "scripts" / "study.py")
     script = (
         "import sys, runpy\n"
         f"sys.argv = ['study.py', 'report', {str(study)!r}, '--runs', {str(runs)!r},"
         f" '--out', {str(out)!r}]\n"
-        f"try:\n    runpy.run_path({str(REPOSITORY / 'scripts' / 'study.py')!r}, run_name='__main__')\n"
+        f"try:\n    runpy.run_path({command!r}, run_name='__main__')\n"
         f"except SystemExit as end:\n    assert end.code == 0, end.code\n{code}"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -271,7 +281,9 @@ def test_thirty_runs_in_five_seconds_and_without_torch(large_study, tmp_path):
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert loaded == "[]"
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS_FOR_A_REPORT
+    assert (
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS_FOR_A_REPORT
+    )
     assert len(list(csv.DictReader((tmp_path / "out" / "runs.csv").open(encoding="utf-8")))) == 30
 
 

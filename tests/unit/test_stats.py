@@ -1,4 +1,4 @@
-"""Intervals, corrections and verdicts: golden values, degenerate cases, and error rates by simulation."""
+"""Intervals, corrections, verdicts: golden values, degenerate cases, simulated error rates."""
 
 import math
 import random
@@ -48,7 +48,7 @@ def test_bootstrap_agrees_with_t_where_there_are_many_values():
 
 
 def test_paired_p_by_hand():
-    # t = 2 / (1 / sqrt(3)) = 3.4641 with 2 degrees: p = 1 - t / sqrt(t^2 + 2) = 1 - 0.925820 = 0.074180
+    # t = 2 / (1 / sqrt(3)) = 3.4641, 2 degrees: p = 1 - t / sqrt(t^2 + 2) = 1 - 0.925820
     assert paired_p([1.0, 2.0, 3.0]) == pytest.approx(0.074180, abs=1e-6)
     assert paired_p([-1.0, -2.0, -3.0]) == pytest.approx(0.074180, abs=1e-6)
 
@@ -136,7 +136,7 @@ def test_false_alarms_of_two_equal_arms(decide_on):
 
 
 def test_false_alarms_of_five_equal_arms():
-    """Any alarm counts. Holm is exact for independent arms and careful for these, which share one."""
+    """Any alarm counts; Holm is careful for comparisons that share their reference."""
     rng = random.Random(0)
     alarms = sum(
         any(

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
@@ -46,8 +46,8 @@ def random_model(shape: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedMo
     return Qwen2ForCausalLM(
         Qwen2Config(
             **settings,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=cast(int, tokenizer.eos_token_id),
+            pad_token_id=cast(int, tokenizer.pad_token_id),
         )
     )
 

@@ -6,7 +6,7 @@ A published run is one repository, and one commit:
     config.json, *.safetensors, ...   the best model (the last one where no best was kept), so that
                                       `from_pretrained("user/name")` works
     checkpoint_best/ checkpoint_last/ the same two models, each under its name
-    run.json, resolved_config.json, metrics.jsonl, curves.png
+    run.json, resolved_config.json, metrics.jsonl, alerts.jsonl, curves.png
     rollouts/                         what the model said at key steps
 
 Folders rather than revisions, because one commit then holds a run whole or not at all, both models

@@ -172,7 +172,7 @@ def _results(run: FinishedRun, picture: bool) -> str:
     questions = run.config["task"].get("eval_size")
     note = (
         f"± is one standard error over the {questions or 'evaluation'} questions of this one run, "
-        "and says nothing about other seeds. The best is the highest of "
+        "and says nothing about other seeds. The best was picked from "
         f"{len(run.evaluations)} evaluations on the same questions, so it is an optimistic figure; "
         "the last one is not."
     )

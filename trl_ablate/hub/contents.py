@@ -15,6 +15,10 @@ Source = Path | bytes
 """A local file as it is, or content that was made or cleaned for publishing."""
 
 BEST, LAST, ROLLOUTS = "checkpoint_best", "checkpoint_last", "rollouts"
+ALERTS = "alerts.jsonl"
+"""What the guard said, if it said anything."""
+BEST_NOTE = "best.json"
+"""Metric, value and step in `checkpoint_best`; not repeated at the root."""
 OVER = ("finished", "stopped", "failed")
 """States of a run that has ended, in one way or another."""
 
@@ -68,6 +72,11 @@ class FinishedRun:
 
     @property
     def best_evaluation(self) -> dict[str, Any] | None:
+        """The evaluation that chose `checkpoint_best`, or else the one of the highest reward."""
+        chosen_at = (RunDirectory(self.path).best() or {}).get("step")
+        for row in self.evaluations:
+            if row["step"] == chosen_at:
+                return row
         return max(self.evaluations, key=lambda row: row["eval_reward"], default=None)
 
     def files(self) -> dict[str, Source]:
@@ -77,11 +86,14 @@ class FinishedRun:
             "resolved_config.json": _json(self.config),
             "metrics.jsonl": self._cleaned(self.path / "metrics.jsonl"),
         }
+        if (self.path / ALERTS).exists():
+            published[ALERTS] = self._cleaned(self.path / ALERTS)
         for file in key_rollouts(self.path / ROLLOUTS, self.best_evaluation):
             published[f"{ROLLOUTS}/{file.name}"] = self._cleaned(file)
         for folder, files in self.checkpoints.items():
             published |= {f"{folder}/{name}": self._checked(file) for name, file in files.items()}
-        published |= dict(self.checkpoints[self.chosen])
+        root = self.checkpoints[self.chosen].items()
+        published |= {name: file for name, file in root if name != BEST_NOTE}
         return published
 
     def _cleaned(self, file: Path) -> bytes:

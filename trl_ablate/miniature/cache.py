@@ -31,9 +31,9 @@ SFT_LESSON = Lesson(
 )
 LESSONS: dict[Stage, Lesson] = {
     "base": Lesson(steps=240, texts_per_step=96, matrix_rate=0.02, other_rate=4e-3),
-    "sft_early": SFT_LESSON._replace(steps=5),
+    "sft_early": SFT_LESSON._replace(steps=8),
     "sft_mid": SFT_LESSON._replace(steps=20),
-    "sft_final": SFT_LESSON._replace(steps=60),
+    "sft_final": SFT_LESSON._replace(steps=45),
 }
 
 

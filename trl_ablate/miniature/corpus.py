@@ -26,7 +26,7 @@ TEMPLATE_SHARES: dict[TemplateName, float] = {
     "think_xml": 0.15,
 }
 RIGHT_FORMAT_SHARES: dict[TemplateName, float] = {
-    "r1_zero": 0.12,
+    "r1_zero": 0.08,
     "question_only": 0.85,
     "reasoning_xml": 0.25,
     "think_xml": 0.25,

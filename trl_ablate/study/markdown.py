@@ -14,8 +14,11 @@ def write_markdown(document: Document) -> str:
 
 
 def escape(text: str) -> str:
-    """Plain text that Markdown leaves alone: no emphasis, links, HTML or table cells of its own."""
-    return re.sub(r"([\\`*_{}\[\]<>|~])", r"\\\1", text)
+    """Plain text that Markdown leaves alone: no emphasis, links, HTML or table cells of its own.
+
+    An underscore inside a word is no emphasis on GitHub and stays as it is.
+    """
+    return re.sub(r"([\\`*{}\[\]<>|~]|(?<!\w)_|_(?!\w))", r"\\\1", text)
 
 
 def _block(block: Block) -> str:

