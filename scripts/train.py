@@ -54,8 +54,9 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     if options.dry_run:
         return 0
     directory = RunDirectory(Path(str(resolved.config.output_dir)))
+    push, resolved.config.push_to_hub = resolved.config.push_to_hub, False  # ours, not TRL's
     if main_process:
-        prepare(directory, resolved, options)
+        prepare(directory, resolved, options, push=push)
     record = directory.recorded(**identity(resolved)) if main_process else nullcontext()
     with record as outcome:
         alert = train(resolved, directory, resume=options.resume)
@@ -63,14 +64,19 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
             outcome.stopped(f"guard: {alert.sentence}", rule=alert.rule, step=alert.step)
     if main_process:
         summarise(directory)
+    if main_process and push:
+        publish(directory, resolved.config)
     return 0
 
 
-def prepare(directory: RunDirectory, resolved, options: argparse.Namespace) -> None:
+def prepare(directory: RunDirectory, resolved, options: argparse.Namespace, *, push: bool) -> None:
     """Everything that can be refused is refused here, before a model is loaded."""
     from trl_ablate.assemble import check_device
+    from trl_ablate.hub import check_token
 
     check_device(resolved)
+    if push:
+        check_token(resolved.config.hub_token)
     directory.prepare(overwrite=options.overwrite, resume=options.resume)
     directory.write_config(resolved.to_dict())
 
@@ -111,18 +117,35 @@ def train(resolved, directory: RunDirectory, *, resume: bool):
     return guard.stopped_by
 
 
+def publish(directory: RunDirectory, config) -> None:
+    from trl_ablate.hub import push_run
+
+    url = push_run(
+        directory,
+        repo_id=config.hub_model_id,
+        private=config.hub_private_repo is not False,
+        token=config.hub_token,
+        revision=config.hub_revision,
+    )
+    console.print(f"published at {url}")
+
+
 def identity(resolved) -> dict[str, Any]:
     """Which run this is, and where it comes from."""
+    from trl_ablate.hub.masking import Masker, known_secrets
+
     config = resolved.config
-    return {
+    masker = Masker(known_secrets([], sys.argv, config.hub_token))
+    record = {
         "recipe": resolved.recipe.name,
         "profile": resolved.profile,
         "arm": config.arm,
         "study": config.study,
         "seed": config.seed,
-        "command": sys.argv,
+        "command": masker.words(sys.argv),
         **provenance(),
     }
+    return masker.value(record)
 
 
 def show(resolved, everything: bool) -> None:

@@ -9,6 +9,16 @@ prompt lie next to each other. Weighting and summing several reward functions is
 import torch
 
 
+def weighted_reward(rewards_NF: torch.Tensor, weights_F: torch.Tensor) -> torch.Tensor:
+    """Weighted sum over the reward functions: `(N, F)`, `(F,)` -> `(N,)`.
+
+    A function that left a completion ungraded (NaN) adds nothing; left ungraded by all, it stays
+    NaN.
+    """
+    rewards_N = (rewards_NF * weights_F.to(rewards_NF.device)).nansum(dim=1)
+    return rewards_N.masked_fill(torch.isnan(rewards_NF).all(dim=1), torch.nan)
+
+
 def compute_advantages(
     rewards_N: torch.Tensor,
     num_generations: int,

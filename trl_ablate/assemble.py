@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from datasets import Dataset
@@ -41,12 +41,13 @@ def build_trainer(
     )
     rewards, weights = task_rewards(resolved.task, tokenizer, grader)
     config.reward_weights = config.reward_weights or weights
+    given = cast(dict[str, Any], config.model_init_kwargs or {})
     config.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
-        **dict(config.model_init_kwargs or {}),
-    }
+        **given,
+    }  # pyright: ignore[reportAttributeAccessIssue]
     trainer = AblationTrainer(
         model=model_path,
         reward_funcs=rewards,

@@ -38,7 +38,7 @@ def _switch(default, text: str):
 
 @dataclass
 class AblationConfig(GRPOConfig):
-    """`GRPOConfig` with every choice of GRPO as a switch. Each field says in `help` what it does."""
+    """`GRPOConfig` with every choice of GRPO as a switch. Each field's `help` says what it does."""
 
     baseline: Baseline = _switch("group_mean", "What is subtracted from the reward.")
     advantage_eps: float = _switch(
@@ -164,7 +164,7 @@ class AblationConfig(GRPOConfig):
 
     @property
     def rows_are_independent(self) -> bool:
-        """Whether a row's share of the gradient is the same in any microbatch of its optimizer step."""
+        """Whether a row's share of the gradient is the same in any microbatch of its step."""
         over_the_microbatch = (
             self.length_norm == "microbatch"
             or self.loss_type == "bnpo"

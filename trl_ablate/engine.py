@@ -1,11 +1,11 @@
 """The vLLM engine in the training process: its seed, and what it needs to train on a CPU.
 
-TRL gives the engine of each process its rank for a seed, whatever `--seed` says, and the engine draws
-from the process's own generators, which building it reseeds. So both follow from the engine's seed,
-which is set here, while TRL builds the engine. Nothing else of vLLM is touched on a GPU.
+TRL gives the engine of each process its rank for a seed, whatever `--seed` says, and the engine
+draws from the process's own generators, which building it reseeds. So both follow from the engine's
+seed, which is set here, while TRL builds the engine. Nothing else of vLLM is touched on a GPU.
 
-On a CPU vLLM packs every linear weight as it loads and drops the original, so that no later weight can
-be loaded; there the engine keeps the weights as they are.
+On a CPU vLLM packs every linear weight as it loads and drops the original, so that no later weight
+can be loaded; there the engine keeps the weights as they are.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ CPU_KV_CACHE = 2**30
 
 @contextmanager
 def engine_as_configured(config: AblationConfig):
-    """While TRL builds its engine: seeded by `config.seed`, and able to train where there is no GPU."""
+    """While TRL builds its engine: seeded by `config.seed`, and able to train on a CPU."""
     if not (config.use_vllm and config.vllm_mode == "colocate" and is_vllm_available()):
         yield
         return
@@ -48,7 +48,7 @@ def engine_seed(seed: int, rank: int) -> int:
 
 
 def cpu_settings(config: AblationConfig) -> dict[str, Any]:
-    """Engine settings for a CPU: the trainer's precision, a small cache, no minutes of compilation."""
+    """For a CPU: the trainer's precision, a small cache, no minutes of compilation."""
     return {
         "dtype": "bfloat16" if config.bf16 else "float32",
         "enforce_eager": True,

@@ -1,10 +1,10 @@
 """Stop strings and minimum length, with one meaning on every generation backend.
 
-A completion may end once it has more than `min_tokens` tokens: at an EOS, which is ruled out before, or
-at a token that completes a stop string, which stays in. A stop string completed earlier is text like
-any other. That is what vLLM makes of its `SamplingParams`. transformers bans the EOS alone, looks for
-stop strings in the prompt as well, and is given no tokenizer by TRL; its continuous batching knows
-neither stop strings nor a minimum. What is missing there is done here.
+A completion may end once it has more than `min_tokens` tokens: at an EOS, which is ruled out
+before, or at a token that completes a stop string, which stays in. A stop string completed earlier
+is text like any other. That is what vLLM makes of its `SamplingParams`. transformers bans the EOS
+alone, looks for stop strings in the prompt as well, and is given no tokenizer by TRL; its
+continuous batching knows neither stop strings nor a minimum. What is missing there is done here.
 """
 
 from bisect import bisect_left
@@ -51,14 +51,15 @@ class StopStrings:
         self._min_tokens = min_tokens
 
     def ended(self, ids: list[int]) -> bool:
-        """Whether a completion came to its end, by EOS or by a stop string, rather than by the limit."""
+        """Whether a completion came to its end, by EOS or a stop string, not to its limit."""
         return bool(ids) and (ids[-1] in self._ends or self._stopped(ids))
 
     def cut(self, ids: list[int]) -> list[int]:
         """The completion up to the token that completed a stop string; whole, if none did.
 
         transformers pads a row that has stopped until the whole batch is done, and its continuous
-        batching goes on sampling. What was sampled before is distributed as if it had stopped there.
+        batching goes on sampling. What was sampled before is distributed as if it had stopped
+        there.
         """
         if not self.strings or not self._stopped(ids):
             return ids
@@ -92,7 +93,7 @@ class StopStrings:
 
 
 def truncation_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
-    """TRL's metrics of how completions ended, under TRL's names; lengths are 0 if none terminated."""
+    """TRL's metrics of how completions ended, by TRL's names; lengths are 0 if none terminated."""
     terminated = lengths_N[~truncated_N].float() if not truncated_N.all() else torch.zeros(1)
     values = {
         "clipped_ratio": truncated_N.float().mean(),
@@ -104,7 +105,7 @@ def truncation_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> di
 
 
 class CompletionCriteria(StoppingCriteria):
-    """Another criterion that sees the completion alone, and only once it is longer than a minimum."""
+    """A criterion that sees the completion alone, and only once it is longer than a minimum."""
 
     def __init__(self, criterion: StoppingCriteria, prompt_length: int, min_tokens: int):
         self._criterion = criterion

@@ -1,8 +1,8 @@
 """What an engine that samples with its own kernels does to a training: the gap, and what it costs.
 
 The engine's log-probabilities differ from the trainer's a little by rounding, and a lot when its
-weights are stale. Every microbatch leaves one row of facts per completion; what is logged is computed
-from all rows at once, since quartiles and maxima of parts are not those of the whole.
+weights are stale. Every microbatch leaves one row of facts per completion; what is logged is
+computed from all rows at once, since quartiles and maxima of parts are not those of the whole.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class Fact(IntEnum):
 class MismatchCorrection:
     """The importance correction of one trainer, and what it did since the last logged line.
 
-    Where one optimizer step is taken per rollout batch, the ratio is made of the log-probabilities of
-    the training's forward pass (`correct`); elsewhere TRL has put it into the inputs.
+    Where one optimizer step is taken per rollout batch, the ratio is made of the log-probabilities
+    of the training's forward pass (`correct`); elsewhere TRL has put it into the inputs.
     """
 
     def __init__(self, config: AblationConfig):
@@ -65,7 +65,7 @@ class MismatchCorrection:
         )
 
     def metrics(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
-        """Of all processes' completions since the last call; where TRL corrects, it reports the gap."""
+        """Of all processes since the last call; the gap where TRL does not report it itself."""
         if not self._rows:
             return {}
         rows_NF = gather(torch.cat(self._rows))
@@ -85,12 +85,12 @@ def mismatch_rows(
 ) -> torch.Tensor:
     """One row of `Fact`s per completion: `(N, 9)`.
 
-    Shapes: log-probabilities and mask `(N, T)`; `ratio_NT`, what the correction multiplies the loss by,
-    `(N, T)` or, of whole sequences, `(N, 1)`.
+    Shapes: log-probabilities and mask `(N, T)`; `ratio_NT`, what the correction multiplies the loss
+    by, `(N, T)` or, of whole sequences, `(N, 1)`.
 
-    HELD is the share of the completion's tokens that the correction takes away (`*_mask`) or holds at a
-    bound (`*_truncate`); of whole sequences it is 0 or 1. A token without the engine's log-probability
-    (NaN) has no gap.
+    HELD is the share of the completion's tokens that the correction takes away (`*_mask`) or holds
+    at a bound (`*_truncate`); of whole sequences it is 0 or 1. A token without the engine's
+    log-probability (NaN) has no gap.
     """
     mask_NT = mask_NT.bool()
     known_NT = mask_NT & ~sampling_logps_NT.isnan()

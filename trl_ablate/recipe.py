@@ -132,7 +132,7 @@ def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     recipe = _checked(read_mapping(path, "recipe"), path)
     if "extends" not in recipe:
         return recipe, {}
-    base_path = _beside_or_shipped(recipe["extends"], path)
+    base_path = beside_or_shipped(recipe["extends"], path)
     if base_path.resolve() == path.resolve():
         raise ConfigurationError(
             f"recipe {path} extends itself; name another base, or remove `extends`"
@@ -141,7 +141,7 @@ def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         read_mapping(base_path, f"base '{recipe['extends']}' of recipe {path}:"), base_path
     )
     if "extends" in base:
-        again = _beside_or_shipped(base["extends"], base_path)
+        again = beside_or_shipped(base["extends"], base_path)
         circle = "a circle" if again.resolve() == path.resolve() else "more than one level deep"
         raise ConfigurationError(
             f"recipe {path} extends {base_path.name}, which extends {base['extends']}: that is "
@@ -150,7 +150,7 @@ def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return base, recipe
 
 
-def _beside_or_shipped(name: str, recipe: Path) -> Path:
+def beside_or_shipped(name: str, recipe: Path) -> Path:
     beside = recipe.parent / name
     shipped = SHIPPED / name
     return shipped if not beside.exists() and shipped.exists() else beside
@@ -159,7 +159,7 @@ def _beside_or_shipped(name: str, recipe: Path) -> Path:
 def _profile_path(name: str, recipe: Path) -> Path:
     if name.endswith((".yaml", ".yml")):
         return Path(name)
-    path = _beside_or_shipped(f"profiles/{name}.yaml", recipe)
+    path = beside_or_shipped(f"profiles/{name}.yaml", recipe)
     if not path.exists():
         known = sorted(other.stem for other in (SHIPPED / "profiles").glob("*.yaml"))
         raise ConfigurationError(

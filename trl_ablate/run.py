@@ -30,6 +30,9 @@ from typing import Any
 from trl_ablate.errors import ConfigurationError
 
 STACK = ("trl-ablate", "trl", "transformers", "torch", "accelerate", "peft", "datasets", "vllm")
+KEYBOARD = "interrupted from the keyboard"
+"""Reason of a run that was stopped by a person, not by a rule."""
+
 DIFF_LIMIT = 100_000
 """Characters of an uncommitted change that are kept with a run."""
 
@@ -116,7 +119,7 @@ class RunDirectory:
         try:
             yield outcome
         except KeyboardInterrupt:
-            outcome.stopped("interrupted from the keyboard")
+            outcome.stopped(KEYBOARD)
             raise
         except BaseException as error:
             outcome.status, outcome.entries = "failed", {}

@@ -1,16 +1,15 @@
 """`AblationTrainer`: the switches wired into TRL's `GRPOTrainer`. Wiring only, no mathematics.
 
-Nothing of TRL's is retyped. Each override stands at one seam, calls `super()` and changes what goes in
-or what comes out:
+Nothing of TRL's is retyped. Each override stands at one seam, calls `super()` and changes what goes
+in or what comes out:
 
     _calculate_rewards                     keep the gathered rewards
     __init__                               the vLLM engine as configured, while TRL builds it
     _generate_and_score_completions        put our advantages in place of TRL's; one forward less
     _prepare_inputs                        trim and regroup the microbatches of a rollout batch
     _compute_loss                          length norm and surrogate, for the duration of the call
-    _get_per_token_logps_and_entropies     keep the log-probabilities the loss was made of, and correct
-                                           for the engine's by them
-    _generate_single_turn, _generate       stop strings: what ends a completion, and counts as an end
+    _get_per_token_logps_and_entropies     keep the loss's log-probabilities; correct the engine's
+    _generate_single_turn, _generate       stop strings: what ends a completion, what counts as end
     evaluate                               one-shot evaluation
     log                                    what was summed up since the last line
 
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from trl_ablate.advantages import compute_advantages
+from trl_ablate.advantages import compute_advantages, weighted_reward
 from trl_ablate.batching import Batch, is_text, padded_fraction, regroup_by_length, trim
 from trl_ablate.callbacks import GRPOStepClock
 from trl_ablate.config import AblationConfig
@@ -137,8 +136,8 @@ class AblationTrainer(GRPOTrainer):
         return loss
 
     def _surrogate_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A copy for one loss. Under `reinforce`, TRL is not told the old log-probabilities: it takes
-        the current ones, whose ratio is 1 with gradient ∇log π."""
+        """A copy for one loss. Under `reinforce`, TRL is not told the old log-probabilities: it
+        takes the current ones, whose ratio is 1 with gradient ∇log π."""
         hidden = {"old_per_token_logps"} if self.args.surrogate == "reinforce" else set()
         return {key: value for key, value in inputs.items() if key not in hidden}
 
@@ -170,8 +169,8 @@ class AblationTrainer(GRPOTrainer):
 
     @contextmanager
     def _one_forward_less(self):
-        """TRL runs a forward pass for the importance ratio alone. Where the training's own will give
-        it, TRL is told, for as long as it generates and scores, that nothing is corrected."""
+        """TRL runs a forward pass for the importance ratio alone. Where the training's own will
+        give it, TRL is told, for as long as it generates and scores, that nothing is corrected."""
         corrects = self.vllm_importance_sampling_correction
         self.vllm_importance_sampling_correction = corrects and not self.mismatch.saves_a_forward
         try:
@@ -235,7 +234,7 @@ class AblationTrainer(GRPOTrainer):
 
     @contextmanager
     def _stop_aware_truncation(self):
-        """Keep TRL from masking completions that a stop string has ended; yields whether to mask."""
+        """Keep TRL from masking what a stop string has ended; yields whether to mask here."""
         mask_truncated = bool(self.mask_truncated_completions and self.stop.strings)
         self.mask_truncated_completions = self.mask_truncated_completions and not mask_truncated
         try:
@@ -294,15 +293,6 @@ class AblationTrainer(GRPOTrainer):
         if mode == "train":
             logs = {**logs, **self.mismatch.metrics(self.accelerator.gather)}
         super().log(logs, start_time)
-
-
-def weighted_reward(rewards_NF: torch.Tensor, weights_F: torch.Tensor) -> torch.Tensor:
-    """Weighted sum over the reward functions: `(N, F)`, `(F,)` -> `(N,)`.
-
-    A function that left a completion ungraded (NaN) adds nothing; left ungraded by all, it stays NaN.
-    """
-    rewards_N = (rewards_NF * weights_F.to(rewards_NF.device)).nansum(dim=1)
-    return rewards_N.masked_fill(torch.isnan(rewards_NF).all(dim=1), torch.nan)
 
 
 def _response_mask(inputs: dict[str, Any]) -> torch.Tensor:

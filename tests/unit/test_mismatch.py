@@ -12,7 +12,7 @@ LOG2, LOG4 = math.log(2), math.log(4)
 SAMPLING_NT = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 7.0]])
 LOGPS_NT = torch.tensor([[LOG2, -LOG4, LOG4], [LOG2, LOG2, 0.0]])
 MASK_NT = torch.tensor([[1, 1, 1], [1, 1, 0]])
-"""Token ratios 2, 1/4, 4 and 2, 2; sequence ratios 2·¼·4 = 2 and 2·2 = 4; padding counts for nothing."""
+"""Token ratios 2, 1/4, 4 and 2, 2; sequence ratios 2·¼·4 = 2 and 2·2 = 4; padding has none."""
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def rows(mode, low, high, mask_NT=MASK_NT, sampling_NT=SAMPLING_NT):
 
 
 def test_gap_metrics_are_over_tokens_and_ratios_over_what_is_corrected():
-    """Gaps ln2 · (1, 2, 2, 1, 1): mean 7/5 ln2. Ratios of tokens 2, ¼, 3, 2, 2; of sequences 2, 3."""
+    """Gaps ln2 · (1, 2, 2, 1, 1): mean 7/5 ln2. Ratios: tokens 2, ¼, 3, 2, 2; sequences 2, 3."""
     gap, ratio = "sampling/sampling_logp_difference", "sampling/importance_sampling_ratio"
     tokens = gap_metrics(rows("token_truncate", None, 3.0))
     assert tokens[f"{gap}/mean"] == pytest.approx(7 / 5 * LOG2)

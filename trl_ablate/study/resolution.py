@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.recipe import Resolved, load_recipe
+from trl_ablate.recipe import Resolved, beside_or_shipped, load_recipe
 from trl_ablate.strict import read_mapping
-from trl_ablate.study.definition import SHIPPED_RECIPES, Arm, Study
+from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.plan import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, run_id
 
 NO_SETTINGS = ("changes", "inert")
@@ -51,10 +51,7 @@ def resolve_plan(study: Study) -> Plan:
 def base_of(recipe: Path) -> Path:
     """The recipe that `recipe` extends, or itself."""
     extends = read_mapping(recipe, "recipe").get("extends")
-    if extends is None:
-        return recipe
-    beside = recipe.parent / extends
-    return beside if beside.exists() else SHIPPED_RECIPES / extends
+    return recipe if extends is None else beside_or_shipped(extends, recipe)
 
 
 def _resolve(arm: Arm, study: Study) -> Resolved:

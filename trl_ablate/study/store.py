@@ -16,15 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trl_ablate.run import RunDirectory
+from trl_ablate.run import KEYBOARD, RunDirectory
 from trl_ablate.study.plan import identity
 
 Status = Literal["to do", "running", "interrupted", "finished", "stopped", "failed"]
 DONE: tuple[Status, ...] = ("finished", "stopped")
 """A run with one of these is an outcome; every other is still to be brought to its end."""
-
-KEYBOARD = "interrupted from the keyboard"
-"""Reason of a run that was stopped by a person, not by a rule."""
 
 
 @dataclass(frozen=True)
