@@ -6,6 +6,7 @@ recipe comes to and starts nothing.
 
 import argparse
 import logging
+import os
 import sys
 import uuid
 from contextlib import closing, nullcontext
@@ -17,6 +18,8 @@ from rich.table import Table
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run import RunDirectory, provenance
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: do not spin
 
 console = Console(highlight=False, soft_wrap=True)
 

@@ -31,7 +31,7 @@ def engine_as_configured(config: AblationConfig):
     if not (config.use_vllm and config.vllm_mode == "colocate" and is_vllm_available()):
         yield
         return
-    from vllm.platforms import current_platform
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
     with ExitStack() as changes:
         settings: dict[str, Any] = {}
@@ -59,11 +59,11 @@ def cpu_settings(config: AblationConfig) -> dict[str, Any]:
 @contextmanager
 def unpacked_weights():
     """Let vLLM's CPU layers multiply by the weight itself, where a weight sync finds it."""
-    from vllm.model_executor.layers import utils
+    from vllm.model_executor.layers import utils  # pyright: ignore[reportMissingImports]
 
     packed = utils.dispatch_cpu_unquantized_gemm
 
-    def plain(layer: torch.nn.Module, remove_weight: bool) -> None:
+    def plain(layer: Any, remove_weight: bool) -> None:
         if layer.weight.ndim == 2:
             layer.cpu_linear = torch.nn.functional.linear
         else:

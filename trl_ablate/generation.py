@@ -27,12 +27,13 @@ from trl_ablate.config import AblationConfig
 
 def backend_generation_kwargs(config: AblationConfig) -> dict[str, Any] | None:
     """`generation_kwargs` with `stop` and `min_tokens` in the words of the backend."""
+    given: Any = config.generation_kwargs or {}
     stop: dict[str, Any] = {}
     if config.use_vllm and config.stop:
         stop = {"stop": config.stop, "include_stop_str_in_output": True}
     name = "min_tokens" if config.use_vllm else "min_new_tokens"
     least = {name: config.min_tokens} if config.min_tokens else {}
-    return {**(config.generation_kwargs or {}), **stop, **least} or None
+    return {**given, **stop, **least} or None
 
 
 class StopStrings:
@@ -87,9 +88,11 @@ class StopStrings:
 
     def _stopped(self, ids: list[int]) -> bool:
         """Whether a token behind the first `min_tokens` has completed a stop string."""
-        text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        early = len(self._tokenizer.decode(ids[: self._min_tokens], skip_special_tokens=False))
+        text, early = self._text(ids), len(self._text(ids[: self._min_tokens]))
         return any(text.find(s, max(0, early - len(s) + 1)) >= 0 for s in self.strings)
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def truncation_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
@@ -112,7 +115,7 @@ class CompletionCriteria(StoppingCriteria):
         self._prompt_length = prompt_length
         self._min_tokens = min_tokens
 
-    def __call__(self, input_ids, scores, **kwargs):
+    def __call__(self, input_ids: Any, scores: Any, **kwargs):
         completion_ids = input_ids[:, self._prompt_length :]
         if completion_ids.size(1) <= self._min_tokens:
             return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

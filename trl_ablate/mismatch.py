@@ -64,7 +64,7 @@ class MismatchCorrection:
             mismatch_rows(logps_NT, sampling_logps_NT, ratio_NT, mask_NT, **self._bounds)
         )
 
-    def metrics(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+    def metrics(self, gather: Callable[[torch.Tensor], Any]) -> dict[str, float]:
         """Of all processes since the last call; the gap where TRL does not report it itself."""
         if not self._rows:
             return {}

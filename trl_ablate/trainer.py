@@ -78,9 +78,10 @@ class AblationTrainer(GRPOTrainer):
 
     def _replace_advantages(self, output: dict[str, Any], rows: int) -> None:
         """Ours for TRL's, in the batch (this process's slice) and in the completion log (all)."""
+        group: Any = self.num_generations if self.model.training else self.num_generations_eval
         advantages_N = compute_advantages(
             weighted_reward(self._rewards_NF, self.reward_weights),
-            self.num_generations if self.model.training else self.num_generations_eval,
+            group,
             baseline=self.args.baseline,
             scale=self.args.scale_rewards,
             eps=self.args.advantage_eps,
@@ -100,7 +101,7 @@ class AblationTrainer(GRPOTrainer):
         if not self.model.training or self._buffered_inputs is before:
             return inputs
         self._buffered_inputs = self._without_needless_padding(self._buffered_inputs)
-        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+        return self._buffered_inputs[self._step % len(self._buffered_inputs)]
 
     def _without_needless_padding(self, microbatches: list[Batch]) -> list[Batch]:
         """One rollout batch, regrouped and trimmed as far as the switches and the loss allow."""
@@ -127,12 +128,8 @@ class AblationTrainer(GRPOTrainer):
             loss = super()._compute_loss(model, inputs)
         logps_NT = self._last_logps_NT
         self.mismatch.record(inputs, logps_NT, mask_NT)
-        self._add_ratios(
-            logps_NT,
-            logps_NT if old_logps_NT is None else old_logps_NT,
-            inputs["advantages"],
-            mask_NT,
-        )
+        old_logps_NT = logps_NT if old_logps_NT is None else old_logps_NT
+        self._add_ratios(logps_NT, old_logps_NT, inputs["advantages"], mask_NT)
         return loss
 
     def _surrogate_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -250,8 +247,8 @@ class AblationTrainer(GRPOTrainer):
         output["completion_mask"] = mask_NT * ended_N1
         if "tool_mask" in output:
             output["tool_mask"] = output["tool_mask"] * ended_N1
-        items = self.accelerator.gather(_response_mask(output).sum()).sum()
-        output["num_items_in_batch"] = items
+        items: Any = self.accelerator.gather(_response_mask(output).sum())
+        output["num_items_in_batch"] = items.sum()
 
     # Evaluation and logging
 
@@ -280,13 +277,14 @@ class AblationTrainer(GRPOTrainer):
             )
         ]
 
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+    def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval"):
         """One-shot evaluation: generation and grading only, see `evaluation.py`."""
-        return evaluate_one_shot(self, eval_dataset or self.eval_dataset, metric_key_prefix)
+        dataset: Any = eval_dataset or self.eval_dataset
+        return evaluate_one_shot(self, dataset, metric_key_prefix)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = "train" if self.model.training else "eval"
-        sums = self._ratio_sums.pop(mode, None)
+        sums: Any = self._ratio_sums.pop(mode, None)
         if sums is not None:
             sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum")
             logs = {**logs, **ratio_means(sums)}

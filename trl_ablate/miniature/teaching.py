@@ -1,6 +1,6 @@
 """How the miniature's base model is made: a plain training loop over the corpus.
 
-The matrices are taught with Muon and the rest with AdamW, which needs a quarter of the texts that
+The matrices are taught with Muon and the rest with AdamW, which needs a third of the texts that
 AdamW alone would. Weights, texts and their order come from a seed, and the number of threads is
 fixed, so one machine makes the same bits twice; another machine makes them up to rounding.
 """

@@ -1,0 +1,52 @@
+"""The miniature learns, and collapses where it should: by the README's own command, with numbers."""
+
+import json
+import subprocess
+import time
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+pytestmark = pytest.mark.slow
+
+
+def curve(folder, recipe: str, *words: str) -> list[dict]:
+    """Train by the command line; the evaluations, printed into the test log."""
+    began = time.time()
+    done = subprocess.run(
+        ["accelerate", "launch", "scripts/train.py", f"recipes/{recipe}.yaml", *words,
+         "--profile", "miniature", "--eval_steps", "5", "--report_to", "none",
+         "--output_dir", str(folder / "run")],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=1200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
+    evaluations = [row for row in rows if "eval_reward" in row]
+    shown = "  ".join(f"{row['step']}: {row['eval_reward']:.3f}" for row in evaluations)
+    print(f"\n{recipe} {' '.join(words)} ({time.time() - began:.0f} s)  {shown}")  # noqa: T201
+    return evaluations
+
+
+def test_the_quickstart_learns(tmp_path):
+    evaluations = curve(tmp_path, "quickstart")
+    assert evaluations[0]["eval_reward"] < 0.1
+    assert evaluations[-1]["eval_reward"] >= 0.6
+
+
+def test_ten_times_the_learning_rate_collapses(tmp_path):
+    evaluations = curve(tmp_path, "grpo", "--learning_rate", "3e-4", "--grpo_steps", "15")
+    assert evaluations[-1]["eval_reward"] < 0.02
+    assert evaluations[-1]["eval_format_reward"] < 0.05
+
+
+def test_without_a_baseline(tmp_path):
+    """On sums this short REINFORCE needs no baseline to learn; the numbers are what is wanted."""
+    evaluations = curve(tmp_path, "no_baseline", "--grpo_steps", "40")
+    assert evaluations[-1]["eval_reward"] > evaluations[0]["eval_reward"] + 0.2
+
+
+def test_the_bare_question_starts_higher(tmp_path):
+    """It is answered in a box from the start; the structured prompt has to be learned."""
+    bare = curve(tmp_path, "question_only", "--grpo_steps", "1")
+    assert bare[0]["eval_reward"] > 0.2
