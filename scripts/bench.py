@@ -62,9 +62,10 @@ def train(options: argparse.Namespace) -> None:
     found = training.compare(
         model, tokenizer, load, {"stock TRL": training.stock, "trl_ablate": training.ours}
     )
+    mean = sum(lengths_N) / len(lengths_N)
     tables.publish(
-        f"training phase, {options.rows} completions of "
-        f"{sum(lengths_N) / len(lengths_N):.0f} tokens (longest {max(lengths_N)}), microbatch {options.microbatch}, {options.model_shape}",
+        f"training phase, {options.rows} completions of {mean:.0f} tokens (longest "
+        f"{max(lengths_N)}), microbatch {options.microbatch}, {options.model_shape}",
         training.rows_of(found, load),
         training.differences(found["stock TRL"], found["trl_ablate"]),
         options.output,

@@ -7,9 +7,13 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # faster for models this small, and repeatable
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import signal  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
+
+# A shell that starts tests in the background lets them ignore Ctrl-C, and so all they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"

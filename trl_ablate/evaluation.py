@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
@@ -68,11 +69,20 @@ def graded_completions(trainer: "AblationTrainer", dataset: Dataset) -> list[Row
 
 @contextmanager
 def _own_randomness(trainer: "AblationTrainer"):
-    """Sampling that depends on seed and process only, and leaves the training's as it was."""
+    """Sampling that depends on the seed and the process only, and leaves the training's as it was.
+
+    torch's generators, and NumPy's, which newer engines on a GPU draw the seed of a request from.
+    """
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
+    seed = trainer.args.seed + 1_000_003 * (1 + trainer.accelerator.process_index)
+    training = np.random.get_state()
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(trainer.args.seed + 1_000_003 * (1 + trainer.accelerator.process_index))
-        yield
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            np.random.set_state(training)
 
 
 def summary(rows: list[Row]) -> dict[str, float]:

@@ -6,6 +6,7 @@ Where an engine is needed for its outputs only, a script stands in for it.
 import math
 import string
 
+import numpy as np
 import pytest
 import torch
 from trl.trainer import grpo_trainer
@@ -197,6 +198,22 @@ def test_continuous_batching_ends_at_a_stop_string(make_trainer, monkeypatch):
 def test_min_tokens_is_refused_where_it_cannot_be_held(make_trainer):
     with pytest.raises(ConfigurationError, match="min_tokens.*continuous batching"):
         make_trainer(min_tokens=4, use_transformers_continuous_batching=True)
+
+
+def test_evaluation_draws_from_generators_of_its_own(make_trainer):
+    """NumPy's too: vLLM's newer model runner takes the seed of every request from it."""
+    drawn = []
+
+    def reward(completions, **kwargs):
+        drawn.append(float(np.random.random()))
+        return [0.0] * len(completions)
+
+    trainer = make_trainer(reward=reward)
+    before = np.random.get_state()[1].tolist()
+    trainer.evaluate()
+    trainer.evaluate()
+    assert drawn[0] == drawn[1]
+    assert np.random.get_state()[1].tolist() == before
 
 
 def test_the_seed_decides_the_rollouts_of_transformers(make_trainer):

@@ -83,7 +83,7 @@ def test_a_killed_worker_loses_no_item(victim):
 
 
 def test_an_item_that_kills_its_worker_every_time_is_given_up():
-    with MathGrader(workers=1, timeout=5.0) as grader:
+    with MathGrader(workers=1, timeout=60.0) as grader:
         grader.grade(["(x-1)(x+1)"], ["x^2-1"])
         stop = threading.Event()
 
@@ -96,7 +96,7 @@ def test_an_item_that_kills_its_worker_every_time_is_given_up():
         thread = threading.Thread(target=kill_forks)
         thread.start()
         try:
-            assert grader.grade([r"\sin(2x)"], [r"2\sin x\cos x"]) == [None]
+            assert grader.grade([r"9^{9^{9^{9}}}+1"], ["5"]) == [None]
         finally:
             stop.set()
             thread.join()

@@ -1,4 +1,4 @@
-"""The miniature learns, and collapses where it should: by the README's own command, with numbers."""
+"""The miniature learns, and collapses where it should: the README's command, with numbers."""
 
 import json
 import subprocess

