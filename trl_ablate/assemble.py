@@ -87,13 +87,13 @@ def starting_point(resolved: Resolved) -> str:
                 f"profile '{resolved.profile}' names no model; give --model_name_or_path"
             )
         return resolved.model.model_name_or_path
-    checkpoints = resolved.task.sft_checkpoints or {}
-    if start not in checkpoints:
+    starts = resolved.task.starts or {}
+    if start not in starts:
         raise ConfigurationError(
-            f"start is '{start}', but sft_checkpoints has no such entry (it has: "
-            f"{', '.join(checkpoints) or 'none'}); add it to the profile"
+            f"start is '{start}', but profile '{resolved.profile}' has no such entry in starts (it "
+            f"has: base, {', '.join(starts)}); add it there"
         )
-    return checkpoints[start]
+    return starts[start]
 
 
 def resolve_model(name: str) -> str:

@@ -285,12 +285,11 @@ class AblationConfig(GRPOConfig):
 class TaskArguments:
     """What is trained on and how it is graded: the start, the data, the prompt and the reward."""
 
-    start: Literal["base", "sft_early", "sft_mid", "sft_final"] = _switch(
-        "base",
-        "Model that training starts from: model_name_or_path, or an entry of sft_checkpoints.",
+    start: str = _switch(
+        "base", "Model that training starts from: model_name_or_path, or an entry of starts."
     )
-    sft_checkpoints: dict[str, str] | None = _switch(
-        None, "Model id or folder of each supervised start: sft_early, sft_mid, sft_final."
+    starts: dict[str, str] | None = _switch(
+        None, "Model id or folder of every other start, such as sft_early; a profile gives them."
     )
     learning_rate_scale: float = _switch(
         1.0, "The learning rate of a recipe is multiplied by it; a profile sets it for its model."

@@ -97,7 +97,7 @@ def resolved_config() -> dict:
         "config": {"hub_token": "<HUB_TOKEN>", "trackio_space_id": None},
         "task": {
             "start": "base",
-            "sft_checkpoints": None,
+            "starts": None,
             "dataset": "gsm8k",
             "eval_split": None,
             "eval_size": 16,

@@ -32,7 +32,7 @@ def directory(tmp_path) -> RunDirectory:
         (run.path / name / "model.safetensors").write_bytes(b"weights of " + name.encode())
         (run.path / name / "config.json").write_text("{}")
         (run.path / name / "training_args.bin").write_bytes(b"a pickle")
-    task = {"start": "base", "sft_checkpoints": None, "dataset": "math", "eval_split": None}
+    task = {"start": "base", "starts": None, "dataset": "math", "eval_split": None}
     run.write_config(
         {
             "changes": {"learning_rate": [3e-5, 1e-4], "stop": [None, ["a|b"]]},
@@ -115,7 +115,7 @@ def test_a_card_is_the_same_each_time(finished, directory):
 def test_the_miniature_and_local_folders_are_no_ids_of_the_hub(finished):
     finished.config["model"]["model_name_or_path"] = "miniature"
     finished.config["task"] |= {"dataset": "miniature", "start": "sft_mid"}
-    finished.config["task"]["sft_checkpoints"] = {"sft_mid": "miniature/sft_mid"}
+    finished.config["task"]["starts"] = {"sft_mid": "miniature/sft_mid"}
     metadata, text = card_of(finished)
     assert not {"base_model", "datasets", "model-index"} & set(metadata)
     assert "a model to study the method with" in text

@@ -273,3 +273,13 @@ def test_every_setting_has_help():
             if field.name in own and field.name != "args":
                 assert field.metadata["help"].endswith(".")
     assert {"baseline", "template", "model_name_or_path"} <= set(known_fields())
+
+
+def test_a_start_is_looked_up_in_the_profile():
+    from trl_ablate.assemble import starting_point
+
+    for profile, expected in [("miniature", "miniature"), ("h100", "google/gemma-3-270m-it")]:
+        assert starting_point(load_recipe(SHIPPED / "gemma3_270m.yaml", profile)) == expected
+    absent = load_recipe(SHIPPED / "grpo.yaml", "miniature", ["--start", "sft_late"])
+    with pytest.raises(ConfigurationError, match="no such entry in starts"):
+        starting_point(absent)

@@ -45,7 +45,7 @@ def base_model(config: Mapping[str, Any]) -> str | None:
     task = config["task"]
     if task["start"] == "base":
         return config["model"]["model_name_or_path"]
-    return (task["sft_checkpoints"] or {}).get(task["start"])
+    return (task["starts"] or {}).get(task["start"])
 
 
 def hub_id(name: str | None) -> str | None:
