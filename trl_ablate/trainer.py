@@ -8,7 +8,8 @@ in or what comes out:
     _generate_and_score_completions        put our advantages in place of TRL's; one forward less
     _prepare_inputs                        trim and regroup the microbatches of a rollout batch
     _compute_loss                          length norm and surrogate, for the duration of the call
-    _get_per_token_logps_and_entropies     keep the loss's log-probabilities; correct the engine's
+    _get_per_token_logps_and_entropies     no padding through the model; keep the loss's
+                                           log-probabilities; correct the engine's
     _generate_single_turn, _generate       stop strings: what ends a completion, what counts as end
     evaluate                               one-shot evaluation
     log                                    what was summed up since the last line
@@ -17,14 +18,23 @@ in or what comes out:
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from trl import GRPOTrainer
 
 from trl_ablate.advantages import compute_advantages, weighted_reward
-from trl_ablate.batching import Batch, is_text, padded_fraction, regroup_by_length, trim
+from trl_ablate.batching import (
+    Batch,
+    forward_trimmed,
+    is_text,
+    padded_fraction,
+    regroup_by_length,
+    trim,
+)
 from trl_ablate.callbacks import GRPOStepClock
 from trl_ablate.config import AblationConfig
 from trl_ablate.engine import engine_as_configured
@@ -156,8 +166,15 @@ class AblationTrainer(GRPOTrainer):
         finally:
             self.max_completion_length, self.epsilon_low, self.epsilon_high = kept
 
-    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs
+    ):
+        forward = partial(super()._get_per_token_logps_and_entropies, model, **kwargs)
+        rows = (input_ids, attention_mask, logits_to_keep, batch_size)
+        if self.args.trim_microbatches and not self.aux_loss_enabled and _is_text_forward(kwargs):
+            result = forward_trimmed(forward, *rows)
+        else:
+            result = forward(*rows)
         self._last_logps_NT = result[0].detach()
         if self._uncorrected is not None:
             mask_NT = _response_mask(self._uncorrected)
@@ -291,6 +308,14 @@ class AblationTrainer(GRPOTrainer):
         if mode == "train":
             logs = {**logs, **self.mismatch.metrics(self.accelerator.gather)}
         super().log(logs, start_time)
+
+
+TEXT_FORWARD = frozenset(("compute_entropy", "compute_aux_loss"))
+
+
+def _is_text_forward(arguments: Mapping[str, Any]) -> bool:
+    """Whether TRL's forward pass is given nothing but tokens."""
+    return all(value is None for name, value in arguments.items() if name not in TEXT_FORWARD)
 
 
 def _response_mask(inputs: dict[str, Any]) -> torch.Tensor:

@@ -5,7 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_ablate.batching import is_text, padded_fraction, regroup_by_length, trim
+from trl_ablate.batching import (
+    forward_trimmed,
+    is_text,
+    padded_fraction,
+    regroup_by_length,
+    trim,
+    without_mask,
+)
 
 
 def batch(prompts: list[int], completions: list[int], width: tuple[int, int] = (4, 6)) -> dict:
@@ -77,3 +84,30 @@ def test_padded_fraction_by_hand():
 def test_images_are_left_alone():
     assert is_text(batch([1], [1]))
     assert not is_text({**batch([1], [1]), "pixel_values": torch.zeros(1)})
+
+
+def sums_so_far(ids_NL, mask_NL, width):
+    """A causal model in one line: each token's value is the sum of what came before and itself."""
+    values_NL = (ids_NL * mask_NL).cumsum(dim=1).float()
+    return values_NL[:, -width:], None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=1, max_size=7),
+    st.sampled_from([None, 1, 2, 3, 9]),
+)
+@settings(deadline=None)
+def test_a_trimmed_forward_gives_every_token_what_the_padded_one_does(lengths, at_once):
+    rows = batch([p for p, _ in lengths], [c for _, c in lengths])
+    ids_NL = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+    mask_NL = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+    expected_NT = sums_so_far(ids_NL, mask_NL, 6)[0] * rows["completion_mask"]
+    found_NT, nothing = forward_trimmed(sums_so_far, ids_NL, mask_NL, 6, at_once)
+    assert nothing is None
+    assert torch.equal(found_NT, expected_NT)
+
+
+def test_only_padding_on_the_left_needs_a_mask():
+    right, left = torch.tensor([[1, 1, 0], [1, 1, 1]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    assert without_mask(right).all()
+    assert without_mask(left) is left
