@@ -4,7 +4,7 @@ TRL pads every completion to the longest of the whole rollout batch and cuts the
 microbatches at random, so that most of what goes through the model is padding. Three changes,
 none of which changes the gradient: each microbatch is cut to its own longest prompt and
 completion; the rows of one optimizer step are dealt to its microbatches in order of length, so
-that equals meet; and where no row is padded on its left, attention is not masked.
+that equals meet; and on the way through the model rows are moved to the left.
 
 The gradient of an optimizer step is a sum over its rows as long as a row's share does not depend on
 its neighbours. Where it does (a divisor or a quantile taken over the microbatch), regrouping would
@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 Batch = dict[str, Any]
 
@@ -108,34 +107,43 @@ def forward_trimmed(
 def _forward_rows(
     forward: Callable[..., tuple], ids_NL: torch.Tensor, mask_NL: torch.Tensor, width: int
 ) -> tuple[torch.Tensor | None, ...]:
+    """With every row moved to the left, so that all padding lies behind it.
+
+    No token of a causal model looks at what comes after it. So nothing has to be masked, attention
+    takes its faster, purely causal path, and the width is that of the longest row, where a prompt
+    and a completion padded apart take the longest prompt and the longest completion.
+    """
     prompt_width = mask_NL.size(1) - width
-    used = mask_NL.any(dim=0).nonzero()
-    start, end = int(used[0]), max(int(used[-1]), prompt_width) + 1
-    ids_NL, mask_NL = ids_NL[:, start:end], mask_NL[:, start:end]
-    found = forward(ids_NL, without_mask(mask_NL), end - prompt_width)
-    padding_NT = mask_NL[:, prompt_width - start :] == 0
+    first_N1 = mask_NL.argmax(dim=1, keepdim=True)
+    longest_row = int(mask_NL.sum(dim=1).max())
+    shortest_prompt = prompt_width - int(first_N1.max())
+    left_NL = (first_N1 + torch.arange(longest_row, device=ids_NL.device)).clamp(
+        max=mask_NL.size(1) - 1
+    )
+    ids_NL = ids_NL.gather(1, left_NL)
+    found = forward(ids_NL, torch.ones_like(ids_NL), max(1, longest_row - shortest_prompt))
+    place_NT = first_N1.max() - first_N1 + torch.arange(width, device=ids_NL.device)
+    padding_NT = mask_NL[:, prompt_width:] == 0
     return tuple(
         None
-        if value_NT is None
-        else pad(value_NT.masked_fill(padding_NT, 0.0), (0, width - (end - prompt_width)))
-        for value_NT in found
+        if value is None
+        else value.gather(1, place_NT.clamp(max=value.size(1) - 1)).masked_fill(padding_NT, 0.0)
+        for value in found
     )
 
 
-def without_mask(mask_NL: torch.Tensor) -> torch.Tensor:
-    """All ones for rows that are padded on the right only; other masks as they are.
+def padded_fraction(batches: Sequence[Batch], *, moved_left: bool = False) -> float:
+    """The share of positions in these microbatches that are padding: 0 is none.
 
-    No token of a causal model looks at what comes after it, so padding behind a row changes none
-    of its tokens, and attention takes its faster, purely causal path.
+    With `moved_left`, of the positions that `forward_trimmed` puts through the model.
     """
-    return torch.ones_like(mask_NL) if mask_NL[:, 0].all() else mask_NL
-
-
-def padded_fraction(batches: Sequence[Batch]) -> float:
-    """The share of positions in these microbatches that are padding: 0 is none."""
-    positions = sum(b[key].numel() for b in batches for key in ("prompt_mask", "completion_mask"))
-    tokens = sum(int(b[key].sum()) for b in batches for key in ("prompt_mask", "completion_mask"))
-    return 1 - tokens / positions
+    masks = [(batch["prompt_mask"], batch["completion_mask"]) for batch in batches]
+    lengths = [prompt.sum(dim=1) + completion.sum(dim=1) for prompt, completion in masks]
+    widths = [prompt.size(1) + completion.size(1) for prompt, completion in masks]
+    if moved_left:
+        widths = [int(length_N.max()) for length_N in lengths]
+    positions = sum(width * len(length_N) for width, length_N in zip(widths, lengths, strict=True))
+    return 1 - sum(int(length_N.sum()) for length_N in lengths) / positions
 
 
 def _concatenate(batches: Sequence[Batch]) -> Batch:

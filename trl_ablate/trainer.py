@@ -125,7 +125,8 @@ class AblationTrainer(GRPOTrainer):
         if self.args.trim_microbatches:
             microbatches = [trim(batch) for batch in microbatches]
         self._metrics["train"]["padding/fraction_drawn"].append(drawn)
-        self._metrics["train"]["padding/fraction"].append(padded_fraction(microbatches))
+        left = padded_fraction(microbatches, moved_left=self.args.trim_microbatches)
+        self._metrics["train"]["padding/fraction"].append(left)
         return microbatches
 
     # Loss

@@ -112,14 +112,14 @@ def test_the_gradient_needs_no_forward_of_its_own(scripted, mode, settings):
     ("settings", "passes"),
     [
         ({}, 2),
-        ({"reuse_forward": False}, 3),
-        ({"num_iterations": 2, "max_steps": 2}, 5),
+        ({"reuse_forward": False}, 4),
+        ({"num_iterations": 2, "max_steps": 2}, 6),
         ({"vllm_importance_sampling_correction": False}, 2),
     ],
     ids=["on-policy", "switched off", "off-policy", "uncorrected"],
 )
 def test_forward_passes_per_rollout_batch(scripted, settings, passes):
-    """Two microbatches a step, and TRL's own pass once per rollout batch."""
+    """Two microbatches a step, and two more for TRL's own pass, once per rollout batch."""
     trainer = scripted(**{"max_steps": 1, **settings})
     counted = []
     score = grpo_trainer.GRPOTrainer._get_per_token_logps_and_entropies

@@ -11,7 +11,6 @@ from trl_ablate.batching import (
     padded_fraction,
     regroup_by_length,
     trim,
-    without_mask,
 )
 
 
@@ -88,8 +87,7 @@ def test_images_are_left_alone():
 
 def sums_so_far(ids_NL, mask_NL, width):
     """A causal model in one line: each token's value is the sum of what came before and itself."""
-    values_NL = (ids_NL * mask_NL).cumsum(dim=1).float()
-    return values_NL[:, -width:], None
+    return (ids_NL * mask_NL).cumsum(dim=1).float()[:, -width:], None
 
 
 @given(
@@ -107,7 +105,18 @@ def test_a_trimmed_forward_gives_every_token_what_the_padded_one_does(lengths, a
     assert torch.equal(found_NT, expected_NT)
 
 
-def test_only_padding_on_the_left_needs_a_mask():
-    right, left = torch.tensor([[1, 1, 0], [1, 1, 1]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
-    assert without_mask(right).all()
-    assert without_mask(left) is left
+def test_a_trimmed_forward_is_as_wide_as_its_longest_row_and_masks_nothing():
+    rows = batch([4, 1], [2, 5])
+    widths = []
+
+    def forward(ids_NL, mask_NL, width):
+        widths.append((*ids_NL.shape, width))
+        assert mask_NL.all()
+        return sums_so_far(ids_NL, mask_NL, width)
+
+    ids_NL = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+    mask_NL = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+    forward_trimmed(forward, ids_NL, mask_NL, 6)
+    assert widths == [(2, 6, 5)]
+    assert padded_fraction([rows]) == 1 - 12 / 20
+    assert padded_fraction([rows], moved_left=True) == 0
