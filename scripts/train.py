@@ -147,8 +147,18 @@ def identity(resolved) -> dict[str, Any]:
         "seed": config.seed,
         "command": masker.words(sys.argv),
         **provenance(),
+        **accelerators(config),
     }
     return masker.value(record)
+
+
+def accelerators(config) -> dict[str, Any]:
+    """How many GPUs the run takes, and which."""
+    import torch
+
+    if config.device.type != "cuda":
+        return {"gpus": 0}
+    return {"gpus": config.world_size, "gpu": torch.cuda.get_device_name(config.device)}
 
 
 def show(resolved, everything: bool) -> None:

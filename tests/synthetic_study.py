@@ -88,7 +88,7 @@ def learning_rows(
                 "seconds": seconds,
                 METRIC: value,
                 f"{METRIC}_stderr": math.sqrt(value * (1 - value) / questions),
-                "eval_seconds": 0.4,
+                "time/eval": 0.4,
             }
 
 

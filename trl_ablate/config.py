@@ -90,6 +90,9 @@ class AblationConfig(GRPOConfig):
     best_metric: str = _switch(
         "eval_reward", "Metric whose best evaluation is kept as a checkpoint."
     )
+    log_memory: bool = _switch(
+        True, "Log the peak of memory after the rollout and after the update of every step."
+    )
     arm: str | None = _switch(None, "Name of the arm: a key to group runs by.")
     study: str | None = _switch(None, "Name of the study: a key to group runs by.")
 

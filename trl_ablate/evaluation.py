@@ -30,7 +30,8 @@ def evaluate_one_shot(
     """Evaluate, log, and tell the callbacks; a dict of datasets is evaluated side by side.
 
     Returns `{prefix}_reward`, `_format_reward`, `_answer_reward` (means over the graded
-    completions), `_reward_stderr`, `_mean_length`, `_truncated`, `_ungraded`, `_seconds`.
+    completions), `_reward_stderr`, `_mean_length`, `_truncated`, `_ungraded`, and `time/eval`, the
+    seconds it took.
     """
     if isinstance(dataset, dict):
         return {
@@ -44,7 +45,7 @@ def evaluate_one_shot(
     with _own_randomness(trainer):
         rows = graded_completions(trainer, dataset)
     metrics = {f"{prefix}_{name}": value for name, value in summary(rows).items()}
-    metrics[f"{prefix}_seconds"] = time.perf_counter() - started
+    metrics["time/eval"] = time.perf_counter() - started
     trainer._metrics["eval"].clear()
     trainer.log(dict(metrics))
     trainer.control = trainer.callback_handler.on_evaluate(

@@ -38,6 +38,9 @@ class GuardArguments:
     guard_reward: Action = _setting("warn", "The reward falls far below its best.")
     guard_special_tokens: Action = _setting("warn", "Completions hold nothing but special tokens.")
     guard_no_variance: Action = _setting("warn", "No group has any variance in its rewards.")
+    guard_sampling: Action = _setting(
+        "warn", "The engine's log-probabilities drift away from the trainer's."
+    )
     guard_window: int = _setting(10, "Steps that a running median, or 'at first', is taken over.")
     guard_patience: int = _setting(3, "Steps in a row that a rule must hold to speak.")
     guard_grad_norm_factor: float = _setting(3.0, "Times its median that a gradient norm may be.")
@@ -46,10 +49,16 @@ class GuardArguments:
     guard_reward_factor: float = _setting(
         2.0, "Times smaller than its best that the reward may be."
     )
+    guard_sampling_factor: float = _setting(
+        5.0, "Times its value at first that the engine's gap may be."
+    )
+    guard_sampling_gap: float = _setting(
+        0.02, "Mean gap of a token's log-probability below which nothing is said."
+    )
     guard_no_variance_steps: int = _setting(20, "Steps in a row without any variance.")
 
     def __post_init__(self):
-        for name in ("grad_norm", "length", "entropy", "reward"):
+        for name in ("grad_norm", "length", "entropy", "reward", "sampling"):
             factor = getattr(self, f"guard_{name}_factor")
             if factor <= 1:
                 raise ConfigurationError(
@@ -88,6 +97,7 @@ class Guard:
         self._grad_norms: deque[float] = deque(maxlen=window)
         self._first_lengths: list[float] = []
         self._first_entropies: list[float] = []
+        self._first_gaps: list[float] = []
         self._best_reward = 0.0
         self._held: dict[str, int] = {}
 
@@ -116,6 +126,7 @@ class Guard:
         yield from self._length(row)
         yield from self._entropy(row)
         yield from self._reward(row)
+        yield from self._sampling(row)
         yield from self._outputs(row)
 
     def _nonfinite(self, row: Row):
@@ -188,6 +199,27 @@ class Guard:
             (f"reward is {reward:.3g}; its best was {self._best_reward:.3g}"),
         )
         self._best_reward = max(self._best_reward, reward)
+
+    def _sampling(self, row: Row):
+        gap = row.get("sampling/sampling_logp_difference/mean")
+        if gap is None:
+            return
+        first = self._at_first(self._first_gaps, gap)
+        if first is not None:
+            limit = max(
+                self._arguments.guard_sampling_gap, self._arguments.guard_sampling_factor * first
+            )
+            yield (
+                "sampling",
+                gap > limit,
+                self._arguments.guard_patience,
+                gap,
+                first,
+                (
+                    f"the engine's log-probabilities are {gap:.2g} off the trainer's; at first it "
+                    f"was {first:.2g}: it may not be given the new weights"
+                ),
+            )
 
     def _outputs(self, row: Row):
         special = row.get("completions/only_special")

@@ -1,7 +1,7 @@
 """The run directory: what a run writes, and how it is read. No torch.
 
     resolved_config.json     everything the recipe came to
-    run.json                 status, reason, recipe, arm, seed, git, versions, host, time
+    run.json                 status, reason, recipe, arm, seed, git, versions, host, time, memory
     metrics.jsonl            one object per logged step
     alerts.jsonl             what the guard saw
     rollouts/                what the model said, one file per evaluated step
@@ -126,12 +126,25 @@ class RunDirectory:
             outcome.reason = f"{type(error).__name__}: {error}"
             raise
         finally:
+            seconds = time.time() - started
             self.update(
                 status=outcome.status,
                 reason=outcome.reason,
-                seconds=round(time.time() - started, 1),
+                seconds=round(seconds, 1),
+                gpu_hours=round(seconds / 3600 * entries.get("gpus", 0), 4),
+                peak_memory_gib=self.peak_memory(),
                 **outcome.entries,
             )
+
+    def peak_memory(self) -> float | None:
+        """The highest peak that was logged, in GiB; None where none was."""
+        peaks = [
+            value
+            for row in self.metrics()
+            for key, value in row.items()
+            if key.startswith("memory/peak") and value is not None
+        ]
+        return max(peaks, default=None)
 
     def write_config(self, resolved: dict[str, Any]) -> None:
         write_json(self.config_file, resolved)

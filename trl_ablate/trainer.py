@@ -13,6 +13,7 @@ in or what comes out:
     _generate_single_turn, _generate       stop strings: what ends a completion, what counts as end
     evaluate                               one-shot evaluation
     log                                    what was summed up since the last line
+    (several)                              `phases`: what of a step's time is whose
 
 `tests/contract` holds each seam against the installed TRL.
 """
@@ -42,6 +43,7 @@ from trl_ablate.evaluation import evaluate_one_shot
 from trl_ablate.generation import StopStrings, backend_generation_kwargs, truncation_metrics
 from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means, ratio_sums
 from trl_ablate.mismatch import MismatchCorrection
+from trl_ablate.phases import StepPhases
 
 
 class AblationTrainer(GRPOTrainer):
@@ -66,19 +68,26 @@ class AblationTrainer(GRPOTrainer):
         self._uncorrected: dict[str, Any] | None = None
         self.mismatch = MismatchCorrection(args)
         self.callback_handler.add_callback(GRPOStepClock(args.optimizer_steps_per_rollout))
+        self.phases = StepPhases(self._metrics["train"], memory=args.log_memory)
+        self.callback_handler.add_callback(self.phases)
 
     # Advantages
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        self._rewards_NF = super()._calculate_rewards(
-            inputs, prompts, completions, completion_ids_list
-        )
+        with self.phases.phase("reward"):
+            self._rewards_NF = super()._calculate_rewards(
+                inputs, prompts, completions, completion_ids_list
+            )
         if "answer" in inputs[0]:
             self._log_completion_extra("ground_truth", [row["answer"] for row in inputs])
         return self._rewards_NF
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with self._stop_aware_truncation() as mask_truncated, self._one_forward_less():
+        with (
+            self.phases.phase("rollout"),
+            self._stop_aware_truncation() as mask_truncated,
+            self._one_forward_less(),
+        ):
             output = super()._generate_and_score_completions(inputs)
         if mask_truncated:
             self._mask_truncated(output)
@@ -231,9 +240,17 @@ class AblationTrainer(GRPOTrainer):
     def _generate(self, prompts: list):
         generated = super()._generate(prompts)
         self._completion_ids = generated[1]
+        self._count_only_special(generated[1])
         if self.stop.strings:
             self._correct_truncation_metrics(generated[1])
         return generated
+
+    def _count_only_special(self, completion_ids: list[list[int]]) -> None:
+        special = set(self._tokenizer.all_special_ids)
+        mine = [special.issuperset(ids) for ids in completion_ids]
+        counted: Any = self.accelerator.gather(torch.tensor(mine, device=self.accelerator.device))
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["completions/only_special"].append(counted.float().mean().item())
 
     def _correct_truncation_metrics(self, completion_ids: list[list[int]]) -> None:
         """TRL counts as terminated only what ends in EOS; a stop string terminates as well."""

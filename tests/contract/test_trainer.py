@@ -1,5 +1,7 @@
 """`AblationTrainer` against stock `GRPOTrainer`, and every switch against its being ignored."""
 
+import time
+
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
@@ -315,3 +317,38 @@ def test_completions_ended_by_a_stop_string_are_not_masked_as_truncated(make_tra
     assert 0 < ended.sum() < 8
     assert output["num_items_in_batch"] == output["completion_mask"].sum()
     assert trainer.mask_truncated_completions
+
+
+def test_the_phases_of_a_step_add_up_to_it(make_trainer):
+    def slow(completions, **_):
+        time.sleep(0.2)
+        return [float(len(text)) for text in completions]
+
+    trainer = make_trainer(
+        reward=slow, num_iterations=2, max_steps=4, eval_on_start=True, eval_strategy="steps"
+    )
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "grad_norm" in row]
+    for row in rows:
+        parts = [row[f"time/{name}"] for name in ("rollout", "reward", "train")]
+        assert sum(parts) == pytest.approx(row["time/step"])
+        assert row["memory/peak_after_train"] > 0
+    fresh, reused = rows[0::2], rows[1::2]  # two epochs over each rollout batch
+    assert all(0.2 <= row["time/reward"] < row["time/step"] for row in fresh)
+    assert all(row["memory/peak_after_rollout"] > 0 for row in fresh)
+    assert all(row["time/rollout"] == row["time/reward"] == 0 for row in reused)
+    assert not any(key.startswith("time/") for key in trainer._metrics["eval"])
+
+
+def test_memory_is_not_followed_when_it_is_not_wanted(make_trainer):
+    trainer = make_trainer(log_memory=False, max_steps=1)
+    trainer.train()
+    assert not [key for key in trainer.state.log_history[0] if key.startswith("memory/")]
+
+
+def test_completions_of_special_tokens_alone_are_counted(make_trainer):
+    trainer = make_trainer()
+    trainer.model.train()
+    special, said = trainer.processing_class.all_special_ids, [100, 101]
+    trainer._count_only_special([[special[0]], special, [], [special[0], *said]])
+    assert trainer._metrics["train"]["completions/only_special"] == [0.75]

@@ -15,6 +15,7 @@ HEALTHY = {
     "reward": 0.5,
     "completions/only_special": 0.0,
     "frac_reward_zero_std": 0.3,
+    "sampling/sampling_logp_difference/mean": 0.004,
 }
 
 
@@ -53,6 +54,7 @@ def test_a_healthy_run_is_left_in_peace():
         ("reward", {"reward": 0.24}, 3),
         ("special_tokens", {"completions/only_special": 0.6}, 3),
         ("no_variance", {"frac_reward_zero_std": 1.0}, 20),
+        ("sampling", {"sampling/sampling_logp_difference/mean": 0.05}, 3),
     ],
 )
 def test_a_rule_speaks_once_when_it_has_held(rule, bad, speaks_after):

@@ -88,3 +88,13 @@ def test_reading_a_run_needs_no_torch():
 
     code = "import sys, trl_ablate.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_run_says_what_it_cost(tmp_path, monkeypatch):
+    run = RunDirectory(tmp_path)
+    clock = iter((0.0, 1800.0))
+    monkeypatch.setattr("trl_ablate.run.time.time", lambda: next(clock))
+    with run.recorded(gpus=4):
+        run.append_metrics({"memory/peak_after_rollout": 3.0, "memory/peak_after_train": 5.5})
+        run.append_metrics({"memory/peak_after_train": None})
+    assert (run.read()["gpu_hours"], run.read()["peak_memory_gib"]) == (2.0, 5.5)

@@ -21,7 +21,7 @@ MINIATURE_LICENCE = {"license": "apache-2.0"}
 Licence = Mapping[str, str]
 """`license` of the Hub's metadata, and `license_name` and `license_link` where it is `other`."""
 
-_NO_RESULTS = ("_stderr", "_runtime", "_seconds", "_per_second")
+_NO_RESULTS = ("_stderr", "_runtime", "_per_second")
 
 
 def model_card(run: FinishedRun, repo_id: str, licence: Licence | None, *, picture: bool) -> str:

@@ -85,7 +85,7 @@ def measure(store: RunStore, run_id: str) -> Measured | None:
         return None
     rows = list(directory.metrics())
     steps = [row["step_time"] for row in rows if row.get("step_time") is not None]
-    evaluations = [row["eval_seconds"] for row in rows if row.get("eval_seconds") is not None]
+    evaluations = [row["time/eval"] for row in rows if row.get("time/eval") is not None]
     if not steps:
         return None
     parts = sum(steps) + sum(evaluations)
