@@ -18,7 +18,16 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     parser = argparse.ArgumentParser(description="Measure this package against stock TRL.")
     modes = parser.add_subparsers(dest="mode", required=True)
-    add_train(modes.add_parser("train", help="the training phase, with replayed rollouts"))
+    for name, add, text in (
+        ("train", add_train, "the training phase, with replayed rollouts"),
+        ("eval", add_eval, "evaluation of the miniature"),
+        ("reward", add_reward, "grading, against one process that calls math-verify"),
+        ("step", add_step, "whole GRPO steps, with generation"),
+        ("scale", add_scale, "cost of a token against rollout batch, length and processes"),
+    ):
+        mode = modes.add_parser(name, help=text, description=text)
+        add(mode)
+        mode.add_argument("--output", type=Path, default=Path(f"bench-{name}.json"))
     options = parser.parse_args()
     options.run(options)
     return 0
@@ -28,25 +37,31 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model_shape", default="miniature", help="miniature, qwen2.5-math-1.5b")
     parser.add_argument("--rows", type=int, default=64, help="completions per step")
     parser.add_argument("--microbatch", type=int, default=4)
+    parser.add_argument("--prompt_length", type=int, default=96)
     parser.add_argument("--mean_length", type=float, default=343, help="mean completion length")
     parser.add_argument("--cap", type=int, default=1024, help="longest completion")
     parser.add_argument("--uniform", action="store_true", help="every completion of mean length")
     parser.add_argument(
         "--lengths", type=Path, help="recorded lengths: a JSON list or rollouts JSONL"
     )
+    parser.add_argument(
+        "--corrected", action="store_true", help="as with vLLM: correct the engine's mismatch"
+    )
+    parser.add_argument("--only", action="store_true", help="without stock TRL")
     parser.add_argument("--steps", type=int, default=3, help="counted steps per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("bench-train.json"))
     parser.set_defaults(run=train)
 
 
 def train(options: argparse.Namespace) -> None:
     import torch
+    from accelerate import PartialState
 
     from trl_ablate import miniature
     from trl_ablate.bench import replay, tables, training
 
+    main_process = PartialState(cpu=not torch.cuda.is_available()).is_main_process
     tokenizer = miniature.tokenizer()
     torch.manual_seed(options.seed)
     model = replay.random_model(options.model_shape, tokenizer)
@@ -57,19 +72,102 @@ def train(options: argparse.Namespace) -> None:
     else:
         lengths_N = replay.lengths(options.rows, options.mean_length, options.cap, options.seed)
     load = training.Workload(
-        lengths_N, microbatch=options.microbatch, steps=options.steps, rounds=options.rounds
+        lengths_N,
+        microbatch=options.microbatch,
+        steps=options.steps,
+        rounds=options.rounds,
+        prompt_length=options.prompt_length,
+        corrected=options.corrected,
     )
-    found = training.compare(
-        model, tokenizer, load, {"stock TRL": training.stock, "trl_ablate": training.ours}
-    )
+    builds: dict[str, training.Build] = {"trl_ablate": training.ours}
+    if options.corrected:
+        builds = {"trl_ablate, extra forward": training.with_extra_forward, **builds}
+    if not options.only:
+        builds = {"stock TRL": training.stock, **builds}
+    found = training.compare(model, tokenizer, load, builds)
+    if not main_process:
+        return
+    measured = list(found.values())
     mean = sum(lengths_N) / len(lengths_N)
     tables.publish(
         f"training phase, {options.rows} completions of {mean:.0f} tokens (longest "
         f"{max(lengths_N)}), microbatch {options.microbatch}, {options.model_shape}",
         training.rows_of(found, load),
-        training.differences(found["stock TRL"], found["trl_ablate"]),
+        training.differences(measured[0], measured[-1]),
         options.output,
     )
+
+
+def add_eval(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", type=int, default=1024)
+    parser.add_argument("--batches", type=int, nargs="+", default=[8, 64], help="of stock TRL")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.set_defaults(run=evaluate)
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    from trl_ablate.bench import evaluating, tables
+
+    rows, facts = evaluating.compare(options.prompts, options.batches, options.rounds)
+    tables.publish(f"evaluation of {options.prompts} prompts", rows, facts, options.output)
+
+
+def add_reward(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--answers", type=Path, help="JSONL with a gold `answer` a line")
+    parser.add_argument("--count", type=int, default=256, help="answers per batch")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.set_defaults(run=reward)
+
+
+def reward(options: argparse.Namespace) -> None:
+    from trl_ablate.bench import grading, tables
+
+    rows, facts = grading.compare(options.answers, options.count, options.rounds, options.workers)
+    tables.publish(f"grading {options.count} answers", rows, facts, options.output)
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model_shape", default="miniature", help="miniature, qwen2.5-math-1.5b")
+    parser.add_argument("--rows", type=int, default=256, help="completions per step")
+    parser.add_argument("--microbatch", type=int, default=64)
+    parser.add_argument("--max_completion_length", type=int, default=48)
+    parser.add_argument("--steps", type=int, default=5, help="counted steps")
+    parser.set_defaults(run=step)
+
+
+def step(options: argparse.Namespace) -> None:
+    from trl_ablate.bench import stepping, tables
+
+    load = stepping.Load(
+        rows=options.rows,
+        microbatch=options.microbatch,
+        max_completion_length=options.max_completion_length,
+        steps=options.steps,
+    )
+    rows = stepping.compare(options.model_shape, load)
+    tables.publish(
+        f"whole steps, {options.rows} rollouts of up to {options.max_completion_length} tokens, "
+        f"{options.model_shape}",
+        rows,
+        {"ratio": rows[0]["s/step"] / rows[1]["s/step"]},
+        options.output,
+    )
+
+
+def add_scale(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
+    parser.add_argument("--mean_lengths", type=float, nargs="+", default=[128, 64, 256, 512])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=2)
+    parser.set_defaults(run=scale)
+
+
+def scale(options: argparse.Namespace) -> None:
+    from trl_ablate.bench import scaling, tables
+
+    rows = scaling.measure(options.rows, options.mean_lengths, options.processes, options.steps)
+    tables.publish("the training phase, cost of a token", rows, {}, options.output)
 
 
 if __name__ == "__main__":

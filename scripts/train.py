@@ -48,6 +48,8 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> int:
+    if options.dry_run:  # it builds no adapter, and half of its time would go into importing peft
+        sys.modules["peft"] = None  # pyright: ignore[reportArgumentType]
     from trl_ablate.recipe import load_recipe
 
     resolved = load_recipe(options.recipe, profile=options.profile, overrides=overrides)

@@ -30,6 +30,18 @@ def test_dry_run_shows_what_resolves_and_starts_nothing(tmp_path):
     assert not output.exists()
 
 
+def test_a_dry_run_imports_nothing_heavy_even_for_an_adapter(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *TRAIN[1:], "recipes/qlora.yaml", "--dry_run"],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "trl.trainer.grpo_config" in imported
+    assert not imported & {"peft", "bitsandbytes", "datasets", "trackio", "vllm", "math_verify"}
+    assert "trl.trainer.grpo_trainer" not in imported
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

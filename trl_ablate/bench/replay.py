@@ -75,9 +75,13 @@ def recorded_lengths(path: Path) -> list[int]:
 
 
 class Replay:
-    """A `rollout_func` that hands out the same random completions to every trainer."""
+    """A `rollout_func` that hands out the same random completions to every trainer.
 
-    def __init__(self, lengths_N: Sequence[int], vocabulary: int, prompt_length: int = 96):
+    Every process takes its own part of `lengths_N`. The log-probabilities that an engine would
+    report are the same number everywhere: they cost what real ones cost.
+    """
+
+    def __init__(self, lengths_N: Sequence[int], vocabulary: int, prompt_length: int):
         self._lengths = lengths_N
         self._vocabulary = vocabulary
         self._prompt_length = prompt_length
@@ -85,18 +89,33 @@ class Replay:
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         self._calls += 1
-        numbers = random.Random(self._calls)
+        rank = trainer.accelerator.process_index
+        numbers = random.Random(f"{self._calls}-{rank}")
+        first = rank * len(prompts)
+        lengths = [self._lengths[(first + i) % len(self._lengths)] for i in range(len(prompts))]
         return {
             "prompt_ids": [self._tokens(numbers, self._prompt_length) for _ in prompts],
-            "completion_ids": [self._tokens(numbers, n) for n in self._of(prompts)],
-            "logprobs": [[-1.0] * n for n in self._of(prompts)],
+            "completion_ids": [self._tokens(numbers, length) for length in lengths],
+            "logprobs": [[-6.0] * length for length in lengths],
         }
-
-    def _of(self, prompts: list[Any]) -> list[int]:
-        return [self._lengths[i % len(self._lengths)] for i in range(len(prompts))]
 
     def _tokens(self, numbers: random.Random, count: int) -> list[int]:
         return [numbers.randrange(10, self._vocabulary) for _ in range(count)]
+
+
+class NoEngine:
+    """Stands where vLLM would, for trainers whose rollouts are replayed."""
+
+    vllm_client: Any
+
+    def __init__(self, **settings: Any):
+        self.vllm_client = self
+
+    def sync_weights(self) -> None:
+        """There is nothing to sync."""
+
+    def get_server_info(self) -> dict[str, Any]:
+        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
 
 
 def prompts(count: int) -> Dataset:

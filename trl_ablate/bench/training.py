@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
+from accelerate import PartialState
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -21,8 +23,9 @@ from transformers import (
     TrainerCallback,
 )
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
 
-from trl_ablate.bench.replay import Replay, length_reward, prompts
+from trl_ablate.bench.replay import NoEngine, Replay, length_reward, prompts
 from trl_ablate.bench.tables import median
 from trl_ablate.config import AblationConfig
 from trl_ablate.memory import peak_memory, reset_peak_memory
@@ -31,14 +34,18 @@ from trl_ablate.trainer import AblationTrainer
 
 @dataclass
 class Workload:
-    """What is trained on: rows, their lengths, and the shape of a step."""
+    """What is trained on: rows, their lengths, and the shape of a step.
+
+    `corrected`: the rollouts count as an engine's, whose mismatch is corrected.
+    """
 
     lengths_N: list[int]
     microbatch: int = 4
     steps: int = 3
     rounds: int = 3
     num_generations: int = 8
-    settings: dict[str, Any] = field(default_factory=dict)
+    prompt_length: int = 96
+    corrected: bool = False
 
     @property
     def rows(self) -> int:
@@ -74,12 +81,17 @@ class StepTimer(TrainerCallback):
 
 
 def stock(model, tokenizer, load: Workload, timer: TrainerCallback) -> GRPOTrainer:
-    return _build(GRPOTrainer, GRPOConfig, model, tokenizer, load, timer, {"loss_type": "grpo"})
+    return _build(GRPOTrainer, GRPOConfig, model, tokenizer, load, timer, {})
 
 
-def ours(model, tokenizer, load: Workload, timer: TrainerCallback) -> GRPOTrainer:
-    switches = {"length_norm": "mean", **load.settings}
-    return _build(AblationTrainer, AblationConfig, model, tokenizer, load, timer, switches)
+def ours(model, tokenizer, load: Workload, timer: TrainerCallback, **settings) -> GRPOTrainer:
+    settings |= {"log_memory": False}  # following the peak would reset the one that is measured
+    return _build(AblationTrainer, AblationConfig, model, tokenizer, load, timer, settings)
+
+
+def with_extra_forward(model, tokenizer, load: Workload, timer: TrainerCallback) -> GRPOTrainer:
+    """Ours, with TRL's forward pass for the correction alone."""
+    return ours(model, tokenizer, load, timer, reuse_forward=False)
 
 
 def compare(model, tokenizer, load: Workload, builds: dict[str, Build]) -> dict[str, Measured]:
@@ -128,14 +140,14 @@ def _run_once(build: Build, model, tokenizer, load: Workload, into: Measured) ->
     into.seconds += timer.seconds[1:]
     history = trainer.state.log_history
     into.grad_norms.append([row["grad_norm"] for row in history if "grad_norm" in row])
-    drawn = padding_as_drawn(load.lengths_N)
+    drawn = padding_as_drawn(load.lengths_N, load.prompt_length)
     into.padded = next(
         (row["padding/fraction"] for row in history if "padding/fraction" in row), drawn
     )
     into.weights = [parameter.detach().cpu().clone() for parameter in model.parameters()]
 
 
-def padding_as_drawn(lengths_N: list[int], prompt_length: int = 96) -> float:
+def padding_as_drawn(lengths_N: list[int], prompt_length: int) -> float:
     """Padding where every completion is padded to the longest."""
     longest = max(lengths_N)
     return 1 - (sum(lengths_N) + prompt_length * len(lengths_N)) / (
@@ -145,32 +157,39 @@ def padding_as_drawn(lengths_N: list[int], prompt_length: int = 96) -> float:
 
 def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings) -> GRPOTrainer:
     on_gpu = torch.cuda.is_available()
-    return cls(
-        model=model,
-        reward_funcs=length_reward,
-        args=config_class(
-            output_dir="unused",
-            use_cpu=not on_gpu,
-            bf16=on_gpu,
-            gradient_checkpointing=False,
-            report_to="none",
-            save_strategy="no",
-            logging_steps=1,
-            disable_tqdm=True,
-            per_device_train_batch_size=load.microbatch,
-            gradient_accumulation_steps=load.rows // load.microbatch,
-            num_generations=load.num_generations,
-            max_completion_length=max(load.lengths_N),
-            max_steps=load.steps + 1,
-            learning_rate=1e-4,
-            lr_scheduler_type="constant",
-            **settings,
-        ),
-        train_dataset=prompts(load.rows * (load.steps + 1) // load.num_generations),
-        processing_class=tokenizer,
-        rollout_func=Replay(load.lengths_N, len(tokenizer)),
-        callbacks=[timer],
+    at_once = load.microbatch * PartialState().num_processes
+    arguments = config_class(
+        output_dir="unused",
+        loss_type="grpo",
+        use_cpu=not on_gpu,
+        bf16=on_gpu,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        per_device_train_batch_size=load.microbatch,
+        gradient_accumulation_steps=load.rows // at_once,
+        num_generations=load.num_generations,
+        max_completion_length=max(load.lengths_N),
+        max_steps=load.steps + 1,
+        learning_rate=1e-4,
+        lr_scheduler_type="constant",
+        use_vllm=load.corrected,
+        vllm_mode="server",
+        vllm_importance_sampling_mode="token_truncate",
+        **settings,
     )
+    with mock.patch.object(grpo_trainer, "VLLMGeneration", NoEngine):
+        return cls(
+            model=model,
+            reward_funcs=length_reward,
+            args=arguments,
+            train_dataset=prompts(load.rows * (load.steps + 1) // load.num_generations),
+            processing_class=tokenizer,
+            rollout_func=Replay(load.lengths_N, len(tokenizer), load.prompt_length),
+            callbacks=[timer],
+        )
 
 
 def _now() -> float:

@@ -1,0 +1,92 @@
+"""Grading: the pool of workers against one process that calls math-verify.
+
+Answers come in the batches of a rollout: of every eight to a question half are right, some of them
+in another spelling.
+"""
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trl_ablate.bench.tables import median
+from trl_ablate.rewards import MathGrader
+
+Batch = tuple[list[str], list[str]]
+"""Answers, and the gold answer of each."""
+
+FORMS: list[Callable[[int, int], str]] = [
+    lambda a, b: f"{a}",
+    lambda a, b: f"-{a}",
+    lambda a, b: f"{a}.{b}",
+    lambda a, b: rf"\frac{{{a}}}{{{b}}}",
+    lambda a, b: rf"-\frac{{{a}}}{{{b}}}",
+    lambda a, b: rf"{a}\sqrt{{{b}}}",
+    lambda a, b: rf"{a}\pi",
+    lambda a, b: f"({a}, {b})",
+    lambda a, b: f"[{a}, {a + b})",
+    lambda a, b: f"{a}x^2 + {b}x",
+    lambda a, b: rf"{a}^\circ",
+    lambda a, b: rf"{a}\%",
+]
+"""What answers to competition problems look like."""
+
+
+def rollout_batch(golds: Sequence[str], count: int, numbers: random.Random) -> Batch:
+    """`count` answers, eight to a question, every other one right."""
+    chosen = [numbers.choice(golds) for _ in range(count // 8)]
+    pairs = [
+        (f" {gold} " if copy % 2 else numbers.choice(golds), gold)
+        for gold in chosen
+        for copy in range(8)
+    ]
+    return [answer for answer, _ in pairs], [gold for _, gold in pairs]
+
+
+def golds_of(file: Path | None, numbers: random.Random) -> list[str]:
+    """The `answer` of every line of a JSONL file, or made-up ones in the usual forms."""
+    if file:
+        return [json.loads(line)["answer"] for line in file.read_text("utf-8").splitlines()]
+    return [form(numbers.randint(1, 99), numbers.randint(2, 99)) for form in FORMS * 50]
+
+
+def compare(file: Path | None, count: int, rounds: int, workers: int) -> tuple[list[dict], dict]:
+    """The table and the facts; the first batches warm both up and are not counted."""
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    numbers = random.Random(0)
+    golds = golds_of(file, numbers)
+    batches = [rollout_batch(golds, count, numbers) for _ in range(rounds + 2)]
+    with MathGrader(workers=workers) as grader:
+        ways = {
+            "math-verify, one process": _one_by_one,
+            f"trl_ablate, {workers} workers": grader.grade,
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        verdicts: dict[str, list] = {name: [] for name in ways}
+        for batch in batches:
+            for name, grade in ways.items():
+                began = time.perf_counter()
+                verdicts[name] += grade(*batch)
+                seconds[name].append(time.perf_counter() - began)
+    first, ours = (median(taken[2:]) for taken in seconds.values())
+    rows = [
+        {"what": name, "s": median(taken[2:]), "answers/s": count / median(taken[2:])}
+        for name, taken in seconds.items()
+    ]
+    theirs, mine = verdicts.values()
+    return rows, {
+        "ratio": first / ours,
+        "answers": len(mine),
+        "verdicts that differ": sum(a != b for a, b in zip(theirs, mine, strict=True)),
+    }
+
+
+def _one_by_one(answers: list[str], golds: list[str]) -> list[bool]:
+    from math_verify import parse, verify
+
+    return [
+        verify(parse(rf"\boxed{{{gold}}}"), parse(rf"\boxed{{{answer}}}"))
+        for answer, gold in zip(answers, golds, strict=True)
+    ]

@@ -1,0 +1,49 @@
+"""How the cost of a token grows with the rollout batch, the length, and the processes.
+
+Every point is a process of its own (or several, under torchrun), so that none inherits the memory
+of another.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench.py"
+
+
+def measure(
+    rows: list[int], mean_lengths: list[float], processes: list[int], steps: int
+) -> list[dict[str, Any]]:
+    """One row a point; the first of each list is what the other two axes are measured at."""
+    points = [(n, mean_lengths[0], processes[0]) for n in rows]
+    points += [(rows[0], mean, processes[0]) for mean in mean_lengths[1:]]
+    points += [(rows[0], mean_lengths[0], count) for count in processes[1:]]
+    return [_point(*point, steps) for point in points]
+
+
+def _point(rows: int, mean_length: float, processes: int, steps: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "train.json"
+        words = ["train", "--only", "--rows", rows, "--mean_length", mean_length]
+        words += ["--cap", round(3 * mean_length), "--steps", steps, "--rounds", 1]
+        launcher = [sys.executable]
+        if processes > 1:
+            launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+            launcher += ["--standalone"]
+        subprocess.run(
+            [*launcher, str(SCRIPT), *map(str, words), "--output", str(output)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))},
+        )
+        (row,) = json.loads(output.read_text("utf-8"))["rows"]
+    return {
+        "what": f"{rows} rollouts of {mean_length:g} tokens, {processes} process(es)",
+        "s/step": row["s/step"],
+        "µs/token": 1e6 / row["tokens/s"],
+        "peak MiB": row["peak MiB"],
+    }

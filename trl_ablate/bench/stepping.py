@@ -1,0 +1,123 @@
+"""Whole GRPO steps, with generation and grading: stock `GRPOTrainer` against `AblationTrainer`.
+
+On a CPU the miniature, generating with transformers; on a GPU random weights in the shape asked
+for, generating with vLLM inside the process. Random weights hardly ever end a completion, so that
+there every completion has the full length: the worst case.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PrinterCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_ablate import miniature
+from trl_ablate.bench import replay
+from trl_ablate.bench.tables import median
+from trl_ablate.bench.training import StepTimer
+from trl_ablate.config import AblationConfig
+from trl_ablate.data import load_questions, to_prompts
+from trl_ablate.memory import peak_memory, reset_peak_memory
+from trl_ablate.rewards import MathGrader, build_rewards
+from trl_ablate.trainer import AblationTrainer
+
+PARTS = ("rollout", "reward", "train")
+
+
+@dataclass
+class Load:
+    """The shape of a step. Both take `warmup` steps more, which are not counted."""
+
+    rows: int = 256
+    microbatch: int = 64
+    num_generations: int = 8
+    max_completion_length: int = 48
+    steps: int = 5
+    warmup: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def compare(shape: str, load: Load) -> list[dict[str, Any]]:
+    """The table: one trainer after the other, each from the same weights."""
+    model = model_folder(shape)
+    with MathGrader(workers=2) as grader:
+        rewards, _ = build_rewards("r1_zero", grader=grader)
+        return [
+            _row("stock TRL", _build(GRPOTrainer, GRPOConfig, model, rewards, load), load),
+            _row("trl_ablate", _build(AblationTrainer, AblationConfig, model, rewards, load), load),
+        ]
+
+
+def model_folder(shape: str) -> str:
+    """The miniature's base model, or random weights in that shape, saved."""
+    if shape == "miniature":
+        return str(miniature.build())
+    folder = Path(mkdtemp(prefix="trl_ablate_bench_"))
+    tokenizer = miniature.tokenizer()
+    torch.manual_seed(0)
+    replay.random_model(shape, tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def _row(name: str, trainer: GRPOTrainer, load: Load) -> dict[str, Any]:
+    timer = StepTimer()
+    trainer.add_callback(timer)
+    trainer.remove_callback(PrinterCallback)
+    reset_peak_memory()
+    trainer.train()
+    log = [row for row in trainer.state.log_history if "grad_norm" in row][load.warmup :]
+    lengths = [row["completions/mean_length"] for row in log]
+    parts = {
+        f"s {part}": median([row[f"time/{part}"] for row in log])
+        if f"time/{part}" in log[0]
+        else ""
+        for part in PARTS
+    }
+    return {
+        "what": name,
+        "s/step": median(timer.seconds[load.warmup :]),
+        **parts,
+        "tokens": median(lengths),
+        "peak GiB": peak_memory() / 2**30,
+    }
+
+
+def _build(cls, config_class, model: str, rewards, load: Load) -> GRPOTrainer:
+    on_gpu = torch.cuda.is_available()
+    extra = {"log_memory": False} if cls is AblationTrainer else {}
+    return cls(
+        model=model,
+        reward_funcs=rewards,
+        args=config_class(
+            output_dir="unused",
+            loss_type="grpo",
+            use_cpu=not on_gpu,
+            bf16=on_gpu,
+            gradient_checkpointing=False,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=1,
+            disable_tqdm=True,
+            per_device_train_batch_size=load.microbatch,
+            gradient_accumulation_steps=load.rows // load.microbatch,
+            num_generations=load.num_generations,
+            max_completion_length=load.max_completion_length,
+            max_steps=load.steps + load.warmup,
+            learning_rate=6e-4 if not on_gpu else 1e-6,
+            lr_scheduler_type="constant",
+            use_vllm=on_gpu,
+            vllm_mode="colocate",
+            vllm_importance_sampling_mode="token_truncate",
+            vllm_gpu_memory_utilization=0.3,
+            **extra,
+            **load.settings,
+        ),
+        train_dataset=to_prompts(
+            load_questions("miniature", split="train", size=4096), "r1_zero", style="short"
+        ),
+        processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+    )
