@@ -19,7 +19,6 @@ def bench(tmp_path, *words):
         cwd=REPOSITORY, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
     found = json.loads(output.read_text("utf-8"))
     return {row["what"]: row for row in found["rows"]}, found["facts"]
 
