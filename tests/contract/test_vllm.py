@@ -22,6 +22,7 @@ from vllm.platforms import current_platform  # noqa: E402
 
 from trl_ablate import AblationConfig, AblationTrainer, miniature  # noqa: E402
 from trl_ablate import engine as engine_module  # noqa: E402
+from trl_ablate.guard import Guard, GuardArguments
 
 pytestmark = [
     pytest.mark.slow,
@@ -193,18 +194,19 @@ def test_the_engine_has_the_trainers_weights_after_every_step(
         assert row["sampling/dropped/q4"] == 0.0
 
 
-def test_stale_weights_show_in_the_metric(colocated):
+def test_stale_weights_show_in_the_metric_and_the_guard_sees_them(colocated):
     trainer = colocated()
     trainer.vllm_generation.sync_weights = lambda: None
     trainer.train()
-    gaps = [
-        row["sampling/sampling_logp_difference/mean"]
-        for row in trainer.state.log_history
-        if "grad_norm" in row
-    ]
+    rows = [row for row in trainer.state.log_history if "grad_norm" in row]
+    gaps = [row["sampling/sampling_logp_difference/mean"] for row in rows]
     assert gaps[0] < TOLERANCE
     assert gaps[1] > 100 * TOLERANCE
     assert gaps[2] > gaps[1]
+    soon = {"guard_window": 2, "guard_patience": 1, "guard_sampling_factor": 1.1}
+    guard = Guard(GuardArguments(**soon, guard_sampling_gap=100 * TOLERANCE))
+    alerts = [alert.rule for row in rows for alert in guard.observe(row)]
+    assert "sampling" in alerts
 
 
 def test_without_the_adaptation_a_cpu_engine_takes_no_weights(colocated, monkeypatch):
