@@ -8,7 +8,6 @@ import argparse
 import logging
 import os
 import sys
-import uuid
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run import RunDirectory, provenance
+from trl_ablate.run import PREEMPTED, RunDirectory, provenance
+
+EXIT_PREEMPTED = 75
+"""A shell's EX_TEMPFAIL: not done, try again."""
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: do not spin
 
@@ -62,11 +64,20 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     push, resolved.config.push_to_hub = resolved.config.push_to_hub, False  # ours, not TRL's
     if main_process:
         prepare(directory, resolved, options, push=push)
+    checkpoint = directory.whole_checkpoint(resolved.config.world_size) if options.resume else None
+    if main_process and options.resume:
+        console.print(f"resuming from {checkpoint or 'the beginning: nothing was saved yet'}")
+        directory.rewind(int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1)
     record = directory.recorded(**identity(resolved)) if main_process else nullcontext()
     with record as outcome:
-        alert = train(resolved, directory, resume=options.resume)
-        if outcome and alert:
+        alert, preempted = train(resolved, directory, checkpoint)
+        if outcome and preempted:
+            outcome.stopped(PREEMPTED)
+        elif outcome and alert:
             outcome.stopped(f"guard: {alert.sentence}", rule=alert.rule, step=alert.step)
+    if preempted:
+        sys.stderr.write("ended by SIGTERM at a checkpoint; --resume goes on from it\n")
+        return EXIT_PREEMPTED
     if main_process:
         summarise(directory)
     if main_process and push:
@@ -83,11 +94,13 @@ def prepare(directory: RunDirectory, resolved, options: argparse.Namespace, *, p
     if push:
         check_token(resolved.config.hub_token)
     directory.prepare(overwrite=options.overwrite, resume=options.resume)
+    resolved.config.run_name = resolved.config.run_name or directory.run_name()
     directory.write_config(resolved.to_dict())
 
 
-def train(resolved, directory: RunDirectory, *, resume: bool):
-    """Train to the end; returns the alert that stopped the run, if one did."""
+def train(resolved, directory: RunDirectory, checkpoint: Path | None):
+    """Train to the end; returns the alert that stopped the run, if one did, and whether SIGTERM
+    ended it."""
     from transformers.utils.logging import disable_progress_bar
 
     from trl_ablate.assemble import build_trainer
@@ -97,11 +110,13 @@ def train(resolved, directory: RunDirectory, *, resume: bool):
         LiveLine,
         RolloutWriter,
         RunRecorder,
+        save_whole,
     )
+    from trl_ablate.preemption import Preemption
     from trl_ablate.rewards import MathGrader
 
     config, task = resolved.config, resolved.task
-    config.run_name = config.run_name or f"{directory.path.name}-{uuid.uuid4().hex[:6]}"
+    config.eval_on_start = config.eval_on_start and checkpoint is None
     disable_progress_bar()  # ours is the one live line
     live = LiveLine(console)
     recorder = RunRecorder(directory, config.optimizer_steps_per_rollout)
@@ -117,9 +132,11 @@ def train(resolved, directory: RunDirectory, *, resume: bool):
         trainer = build_trainer(resolved, grader, [recorder, rollouts, best, guard, live])
         rollouts.attach(trainer)
         best.attach(trainer)
-        trainer.train(resume_from_checkpoint=resume)
-        trainer.save_model(str(directory.checkpoint_last))
-    return guard.stopped_by
+        preemption = Preemption()
+        trainer.add_callback(preemption)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        save_whole(trainer, directory.checkpoint_last)
+    return guard.stopped_by, preemption.asked
 
 
 def publish(directory: RunDirectory, config) -> None:
@@ -147,6 +164,7 @@ def identity(resolved) -> dict[str, Any]:
         "arm": config.arm,
         "study": config.study,
         "seed": config.seed,
+        "run_name": config.run_name,
         "command": masker.words(sys.argv),
         **provenance(),
         **accelerators(config),

@@ -67,10 +67,10 @@ class RunRecorder(TrainerCallback):
     def __init__(self, run: RunDirectory, optimizer_steps_per_rollout: int):
         self._run = run
         self._per_rollout = optimizer_steps_per_rollout
-        self._started = time.time()
+        self._started = time.time() - run.seconds_so_far()
 
     def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and "train_runtime" not in logs:  # run.json has the total
             place = {
                 "step": state.global_step,
                 "grpo_step": state.global_step / self._per_rollout,
@@ -131,15 +131,8 @@ class BestCheckpoint(TrainerCallback):
         if self._trainer is None or value <= self._best:
             return
         self._best = value
-        whole, part = self._run.checkpoint_best, self._run.path / ".checkpoint_best.part"
-        self._trainer.save_model(str(part))  # every process has a share in this
-        if state.is_world_process_zero:
-            write_json(
-                part / "best.json",
-                {"metric": self._metric, "value": value, "step": state.global_step},
-            )
-            replace_folder(part, whole)
-        self._trainer.accelerator.wait_for_everyone()
+        best = {"metric": self._metric, "value": value, "step": state.global_step}
+        save_whole(self._trainer, self._run.checkpoint_best, best=best)
 
 
 class GuardWatch(TrainerCallback):
@@ -175,6 +168,17 @@ class GuardWatch(TrainerCallback):
 
             level = trackio.AlertLevel.ERROR if alert.action == "stop" else trackio.AlertLevel.WARN
             trackio.alert(title=f"guard: {alert.rule}", text=alert.sentence, level=level)
+
+
+def save_whole(trainer: "AblationTrainer", folder: Path, **notes: dict[str, Any]) -> None:
+    """The model in `folder`, and each note as JSON: whole, or as it was. For every process."""
+    part = folder.with_name(f".{folder.name}.part")
+    trainer.save_model(str(part))
+    if trainer.accelerator.is_main_process:
+        for name, note in notes.items():
+            write_json(part / f"{name}.json", note)
+        replace_folder(part, folder)
+    trainer.accelerator.wait_for_everyone()
 
 
 def replace_folder(new: Path, name: Path) -> None:

@@ -20,7 +20,8 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -31,7 +32,9 @@ from trl_ablate.errors import ConfigurationError
 
 STACK = ("trl-ablate", "trl", "transformers", "torch", "accelerate", "peft", "datasets", "vllm")
 KEYBOARD = "interrupted from the keyboard"
-"""Reason of a run that was stopped by a person, not by a rule."""
+PREEMPTED = "ended by SIGTERM"
+INTERRUPTED = (KEYBOARD, PREEMPTED)
+"""Reasons of a run that was stopped from outside, not by a rule: it can go on."""
 
 DIFF_LIMIT = 100_000
 """Characters of an uncommitted change that are kept with a run."""
@@ -92,9 +95,30 @@ class RunDirectory:
         """Replace the rollouts kept for a step."""
         file = self.rollout_file(step)
         file.parent.mkdir(exist_ok=True)
-        file.unlink(missing_ok=True)
-        for row in rows:
-            append_jsonl(file, row)
+        write_jsonl(file, rows)
+
+    def rewind(self, step: int) -> None:
+        """Forget what was recorded after a step: a resumed run will record it again."""
+        for file in (self.metrics_file, self.alerts_file):
+            if file.exists():
+                write_jsonl(file, (row for row in read_jsonl(file) if row["step"] <= step))
+        for file in self.rollout_file(0).parent.glob("step_*.jsonl"):
+            if int(file.stem.removeprefix("step_")) > step:
+                file.unlink()
+
+    def whole_checkpoint(self, processes: int = 1) -> Path | None:
+        """The latest checkpoint that was written to its end; None where there is none.
+
+        Its state is what the main process writes last; of the other processes only the random
+        state comes from elsewhere.
+        """
+        found = [
+            (int(folder.name.removeprefix("checkpoint-")), folder)
+            for folder in self.path.glob("checkpoint-[0-9]*")
+            if _is_json(folder / "trainer_state.json")
+            and len(list(folder.glob("rng_state*.pth"))) >= processes
+        ]
+        return max(found)[1] if found else None
 
     def prepare(self, *, overwrite: bool = False, resume: bool = False) -> None:
         """Make the folder ready, or say why it is not: runs are never mixed."""
@@ -110,10 +134,15 @@ class RunDirectory:
             shutil.rmtree(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
 
+    def run_name(self) -> str:
+        """The dashboard's name for this run: that of the run that is resumed, or one of its own."""
+        known = self.read().get("run_name") if self.run_file.exists() else None
+        return known or f"{self.path.name}-{uuid.uuid4().hex[:6]}"
+
     @contextmanager
     def recorded(self, **entries: Any):
         """`run.json` from the first moment to the last, however the run ends."""
-        started = time.time()
+        started = time.time() - self.seconds_so_far()
         self.update(status="running", reason=None, **entries)
         outcome = Outcome()
         try:
@@ -135,6 +164,10 @@ class RunDirectory:
                 peak_memory_gib=self.peak_memory(),
                 **outcome.entries,
             )
+
+    def seconds_so_far(self) -> float:
+        """What a run that is resumed has taken already, by its last logged row."""
+        return max((row.get("seconds", 0.0) for row in self.metrics()), default=0.0)
 
     def peak_memory(self) -> float | None:
         """The highest peak that was logged, in GiB; None where none was."""
@@ -165,24 +198,22 @@ class RunDirectory:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write atomically: into a neighbour, to the disk, then over the name."""
-    neighbour = path.with_name(f".{path.name}.{os.getpid()}")
-    with neighbour.open("w", encoding="utf-8") as file:
+    """Write atomically."""
+    with _replacing(path) as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
         file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(neighbour, path)
 
 
 def append_jsonl(path: Path, row: dict[str, Any]) -> None:
     """One object, one line; what JSON cannot say (NaN, infinity) becomes null."""
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in row.items()
-    }
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n")
+        file.write(_line(row))
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """All lines at once, atomically."""
+    with _replacing(path) as file:
+        file.writelines(_line(row) for row in rows)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
@@ -193,6 +224,36 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if line.endswith("\n"):
                 yield json.loads(line)
+
+
+@contextmanager
+def _replacing(path: Path):
+    """Written into a neighbour, then to the disk, then over the name; a failure leaves the old."""
+    neighbour = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with neighbour.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(neighbour, path)
+    finally:
+        neighbour.unlink(missing_ok=True)
+
+
+def _line(row: dict[str, Any]) -> str:
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in row.items()
+    }
+    return json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def provenance() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trl_ablate.run import KEYBOARD, RunDirectory
+from trl_ablate.run import INTERRUPTED, RunDirectory
 from trl_ablate.study.plan import identity
 
 Status = Literal["to do", "running", "interrupted", "finished", "stopped", "failed"]
@@ -119,7 +119,7 @@ class RunStore:
         status, reason = record.get("status"), record.get("reason")
         if status == "failed":
             return State("failed", reason, record)
-        if status not in DONE or reason == KEYBOARD:
+        if status not in DONE or reason in INTERRUPTED:
             return State("interrupted", reason, record)
         if not self._is_what_it_is_called(run_id):
             return State("to do", "its folder holds a run of other settings", record)

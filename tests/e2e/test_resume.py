@@ -1,0 +1,114 @@
+"""A run that was killed and resumed is the run that was not."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.conftest import REPOSITORY
+
+SMALL = [
+    "--profile", "miniature", "--generation_batch_size", "32", "--grpo_steps", "8",
+    "--per_device_train_batch_size", "8", "--train_size", "64", "--eval_size", "16",
+    "--eval_steps", "2", "--save_steps", "1", "--report_to", "none",
+]  # fmt: skip
+ON_POLICY = ["recipes/std_dev_off.yaml", "--optimizer_batch_size", "32"]
+OFF_POLICY = ["recipes/off_policy_e2_tb128.yaml", "--optimizer_batch_size", "16"]
+ADAPTER = ["recipes/lora.yaml", "--optimizer_batch_size", "32"]
+TWO_PROCESSES = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TIMES = ("time/", "memory/", "seconds", "step_time", "grader/restarts", "profiling/")
+
+
+def start(output: Path, words: list[str], *more: str, launcher=()) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *launcher, "scripts/train.py", *words, *SMALL, "--output_dir", str(output)]
+        + list(more),
+        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen, code: int = 0) -> str:
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == code, said
+    return said
+
+
+def wait_for_step(output: Path, process: subprocess.Popen) -> None:
+    """Until the run has logged something since now, or has ended."""
+    file = output / "metrics.jsonl"
+    before = file.stat().st_size if file.exists() else 0
+    while process.poll() is None and (not file.exists() or file.stat().st_size <= before):
+        time.sleep(0.05)
+
+
+def outcome(output: Path) -> tuple[dict, list[dict]]:
+    """The weights at the end, and what was logged but for times."""
+    (weights,) = (output / "checkpoint_last").glob("*.safetensors")
+    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
+    return load_file(weights), kept
+
+
+def assert_same(one: Path, other: Path) -> None:
+    (weights, rows), (other_weights, other_rows) = outcome(one), outcome(other)
+    assert rows == other_rows
+    assert weights.keys() == other_weights.keys()
+    assert all(weights[name].equal(other_weights[name]) for name in weights)
+    assert json.loads((other / "run.json").read_text())["status"] == "finished"
+
+
+def test_sigterm_saves_at_the_next_boundary_and_resume_goes_on(tmp_path):
+    whole, output = tmp_path / "whole", tmp_path / "run"
+    finish(start(whole, OFF_POLICY))
+    process = start(output, OFF_POLICY, "--save_steps", "100")
+    wait_for_step(output, process)
+    process.send_signal(signal.SIGTERM)
+    assert "--resume goes on" in finish(process, code=75)
+    record = json.loads((output / "run.json").read_text())
+    assert (record["status"], record["reason"]) == ("stopped", "ended by SIGTERM")
+    assert list(output.glob("checkpoint-*"))
+    finish(start(output, OFF_POLICY, "--resume"))
+    assert_same(whole, output)
+    assert json.loads((output / "run.json").read_text())["run_name"] == record["run_name"]
+
+
+def test_resuming_what_had_not_saved_begins_again(tmp_path):
+    whole, output = tmp_path / "whole", tmp_path / "run"
+    finish(start(whole, ON_POLICY))
+    process = start(output, ON_POLICY, "--save_steps", "100")
+    wait_for_step(output, process)
+    process.kill()
+    process.wait()
+    assert "nothing was saved yet" in finish(start(output, ON_POLICY, "--resume"))
+    assert_same(whole, output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "kills", "launcher"),
+    [(ON_POLICY, 7, ()), (OFF_POLICY, 7, ()), (ADAPTER, 6, ()), (OFF_POLICY, 5, TWO_PROCESSES)],
+    ids=["on-policy", "off-policy", "lora", "two processes"],
+)
+def test_killed_at_random_moments(tmp_path, words, kills, launcher):
+    """Killed `kills` times, each time at most a few steps on: the end is that of the whole run."""
+    moments = random.Random(f"{words[0]}-{kills}")
+    whole, output = tmp_path / "whole", tmp_path / "run"
+    finish(start(whole, words, launcher=launcher))
+    resume: list[str] = []
+    for _ in range(kills):
+        process = start(output, words, *resume, launcher=launcher)
+        wait_for_step(output, process)
+        time.sleep(moments.uniform(0, 0.8))
+        process.kill()
+        process.wait()
+        assert all(json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines())
+        assert json.loads((output / "run.json").read_text())
+        resume = ["--resume"]
+    finish(start(output, words, "--resume", launcher=launcher))
+    assert_same(whole, output)
