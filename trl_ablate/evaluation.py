@@ -6,7 +6,6 @@ processes, given to the live engine at once (to transformers in batches of
 `per_device_eval_batch_size`), and graded by the reward functions of the training.
 """
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +16,10 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 
+from trl_ablate.estimates import GRADED, Row, summary
+
 if TYPE_CHECKING:
     from trl_ablate.trainer import AblationTrainer
-
-Row = dict
-GRADED = ("reward", "format_reward", "answer_reward")
 
 
 def evaluate_one_shot(
@@ -29,8 +27,7 @@ def evaluate_one_shot(
 ) -> dict[str, float]:
     """Evaluate, log, and tell the callbacks; a dict of datasets is evaluated side by side.
 
-    Returns `{prefix}_reward`, `_format_reward`, `_answer_reward` (means over the graded
-    completions), `_reward_stderr`, `_mean_length`, `_truncated`, `_ungraded`, `_seconds`.
+    Returns `{prefix}_seconds` and, as `{prefix}_...`, what `estimates.summary` finds.
     """
     if isinstance(dataset, dict):
         return {
@@ -43,7 +40,8 @@ def evaluate_one_shot(
     trainer.model.eval()
     with _own_randomness(trainer):
         rows = graded_completions(trainer, dataset)
-    metrics = {f"{prefix}_{name}": value for name, value in summary(rows).items()}
+    found = summary(rows, trainer.num_generations_eval or 1)
+    metrics = {f"{prefix}_{name}": value for name, value in found.items()}
     metrics[f"{prefix}_seconds"] = time.perf_counter() - started
     trainer._metrics["eval"].clear()
     trainer.log(dict(metrics))
@@ -85,22 +83,6 @@ def _own_randomness(trainer: "AblationTrainer"):
             np.random.set_state(training)
 
 
-def summary(rows: list[Row]) -> dict[str, float]:
-    """Means over completions; an ungraded one counts in `ungraded` only."""
-    means = {}
-    for name in GRADED:
-        values = [row[name] for row in rows if row.get(name) is not None]
-        if values:
-            means[name] = sum(values) / len(values)
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
-    return means | {
-        "reward_stderr": _standard_error(rewards),
-        "mean_length": sum(row["length"] for row in rows) / len(rows),
-        "truncated": sum(row["truncated"] for row in rows) / len(rows),
-        "ungraded": sum(row["reward"] is None for row in rows) / len(rows),
-    }
-
-
 def _batches(indices: list[int], trainer: "AblationTrainer") -> Iterator[list[int]]:
     at_once = trainer.args.per_device_eval_batch_size // (trainer.num_generations_eval or 1)
     size = len(indices) if trainer.use_vllm else max(1, at_once)
@@ -132,12 +114,3 @@ def _generate_and_grade(trainer: "AblationTrainer", inputs: list[Row]) -> list[R
         row |= {name: values[i] for name, values in parts.items() if values}
         rows.append(row)
     return rows
-
-
-def _standard_error(values: list[float]) -> float:
-    """Standard error of the mean (ddof 1); 0 of fewer than two values."""
-    if len(values) < 2:
-        return 0.0
-    mean = sum(values) / len(values)
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return math.sqrt(variance / len(values))

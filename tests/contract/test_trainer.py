@@ -284,6 +284,22 @@ def test_ungraded_completions_are_no_zeros_in_evaluation(make_trainer):
     assert metrics["eval_ungraded"] == pytest.approx(1 / 5)
 
 
+def test_several_samples_a_prompt_give_avg_and_pass(make_trainer):
+    """The two samples of a prompt are graded 1 and 0, but for both 0 of the prompt with 11+."""
+    trainer = make_trainer(
+        reward=lambda completions, prompts, **_: [
+            float(i % 2 == 0 and "11+" not in prompt) for i, prompt in enumerate(prompts)
+        ],
+        num_generations_eval=2,
+    )
+    metrics = trainer.evaluate()
+    assert metrics["eval_avg@2"] == metrics["eval_pass@1"] == pytest.approx(2 / 5)
+    assert metrics["eval_pass@2"] == pytest.approx(4 / 5)
+    assert metrics["eval_reward_stderr"] == pytest.approx((0.2 / 4) ** 0.5 / 5**0.5)
+    trainer.num_generations_eval = 1
+    assert not [name for name in trainer.evaluate() if "@" in name]
+
+
 def test_a_stop_string_ends_a_completion_and_stays_in_it(make_trainer):
     trainer = make_trainer(stop=["1"], min_tokens=2, max_completion_length=60)
     trainer.model.train()
