@@ -19,6 +19,7 @@ from trl_ablate import miniature
 from trl_ablate.config import TaskArguments
 from trl_ablate.data import load_questions, to_prompts
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.estimates import MAIN
 from trl_ablate.recipe import Resolved
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.trainer import AblationTrainer
@@ -53,7 +54,7 @@ def build_trainer(
         reward_funcs=rewards,
         args=config,
         train_dataset=task_dataset(resolved.task, "train", tokenizer),
-        eval_dataset=task_dataset(resolved.task, "eval", tokenizer),
+        eval_dataset=evaluation_sets(resolved.task, tokenizer),
         processing_class=tokenizer,
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
@@ -140,6 +141,32 @@ def task_dataset(task: TaskArguments, part: str, tokenizer: PreTrainedTokenizerB
         subjects=task.subjects,
         skip_bad_rows=task.skip_bad_rows,
     )
+    return _prompts(questions, task, tokenizer)
+
+
+def evaluation_sets(
+    task: TaskArguments, tokenizer: PreTrainedTokenizerBase
+) -> Dataset | dict[str, Dataset]:
+    """The questions to evaluate on, together with those of `eval_sets` if there are any."""
+    main = task_dataset(task, "eval", tokenizer)
+    named = {
+        name: load_questions(
+            source,
+            split="validation",
+            size=task.eval_size,
+            seed=task.subset_seed,
+            skip_bad_rows=task.skip_bad_rows,
+        )
+        for name, source in (task.eval_sets or {}).items()
+    }
+    if not named:
+        return main
+    return {MAIN: main, **{name: _prompts(one, task, tokenizer) for name, one in named.items()}}
+
+
+def _prompts(
+    questions: Dataset, task: TaskArguments, tokenizer: PreTrainedTokenizerBase
+) -> Dataset:
     return to_prompts(
         questions,
         task.template,

@@ -6,6 +6,7 @@ read them here. Deliberately not here: anything about files, layers or profiles 
 """
 
 import os
+import re
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
@@ -310,6 +311,11 @@ class TaskArguments:
     eval_size: int | None = _switch(
         1024, "Questions to evaluate on, the same ones in every run. Null: all."
     )
+    eval_sets: dict[str, str] | None = _switch(
+        None,
+        "Further sets to evaluate on, name: dataset, each with eval_size questions of its usual "
+        "split and columns; their metrics are eval_<name>_reward and so on.",
+    )
     subset_seed: int = _switch(0, "Seed that draws train_size and eval_size questions.")
     levels: list[str] | None = _switch(None, "Keep these difficulty levels only.")
     subjects: list[str] | None = _switch(None, "Keep these subjects only.")
@@ -340,6 +346,12 @@ class TaskArguments:
             raise ConfigurationError(
                 f"learning_rate_scale is {self.learning_rate_scale}; it has to be positive"
             )
+        for name, source in (self.eval_sets or {}).items():
+            if not re.fullmatch(r"\w+", name) or not isinstance(source, str) or not source:
+                raise ConfigurationError(
+                    f"eval_sets has {name!r}: {source!r}; give a name of letters, digits and _, "
+                    "and a dataset: math, gsm8k, miniature, a Hub id, or a path"
+                )
 
 
 def choices(hint) -> tuple:

@@ -6,12 +6,28 @@ not been drawn: its prompt is estimated from the others, and not at all if there
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 Row = dict
 GRADED = ("reward", "format_reward", "answer_reward")
 FULL_MARK = 1.0
 """An `answer_reward` of at least this is a success: shipped ones are 0 or their worth, 1 or 2."""
+
+
+MAIN = ""
+"""Key of the evaluation set whose metrics have no name of a set in theirs."""
+
+
+def metric_name(name: str, key: str = MAIN, prefix: str = "eval") -> str:
+    """`reward` of the main set is `eval_reward`, of the set gsm8k `eval_gsm8k_reward`."""
+    return "_".join(part for part in (prefix, key, name) if part)
+
+
+def metric_names(samples: int, keys: Iterable[str] = ()) -> list[str]:
+    """Names of all metrics of an evaluation, for the main set and the named ones."""
+    rates = [f"avg@{samples}", *(f"pass@{k}" for k in passes(samples))] if samples > 1 else []
+    each = [*GRADED, "reward_stderr", *rates, "mean_length", "truncated", "ungraded", "seconds"]
+    return [metric_name(name, key) for key in (MAIN, *keys) for name in each]
 
 
 def summary(rows: Sequence[Row], samples: int = 1) -> dict[str, float]:

@@ -16,7 +16,7 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 
-from trl_ablate.estimates import GRADED, Row, summary
+from trl_ablate.estimates import GRADED, MAIN, Row, metric_name, summary
 
 if TYPE_CHECKING:
     from trl_ablate.trainer import AblationTrainer
@@ -25,24 +25,18 @@ if TYPE_CHECKING:
 def evaluate_one_shot(
     trainer: "AblationTrainer", dataset: Dataset | dict[str, Dataset], prefix: str = "eval"
 ) -> dict[str, float]:
-    """Evaluate, log, and tell the callbacks; a dict of datasets is evaluated side by side.
+    """Evaluate, then log one row and tell the callbacks once, however many datasets there are.
 
-    Returns `{prefix}_seconds` and, as `{prefix}_...`, what `estimates.summary` finds.
+    Returns `{prefix}_seconds` and, as `{prefix}_...`, what `estimates.summary` finds. Of a dict,
+    the dataset at `MAIN` has these names, and every other has `{prefix}_{key}_...`.
     """
-    if isinstance(dataset, dict):
-        return {
-            name: value
-            for key, one in dataset.items()
-            for name, value in evaluate_one_shot(trainer, one, f"{prefix}_{key}").items()
-        }
-    started = time.perf_counter()
+    datasets = dataset if isinstance(dataset, dict) else {MAIN: dataset}
+    metrics: dict[str, float] = {}
     was_training = trainer.model.training
     trainer.model.eval()
-    with _own_randomness(trainer):
-        rows = graded_completions(trainer, dataset)
-    found = summary(rows, trainer.num_generations_eval or 1)
-    metrics = {f"{prefix}_{name}": value for name, value in found.items()}
-    metrics[f"{prefix}_seconds"] = time.perf_counter() - started
+    for key, one in datasets.items():
+        found = _evaluate_one(trainer, one)
+        metrics |= {metric_name(name, key, prefix): value for name, value in found.items()}
     trainer._metrics["eval"].clear()
     trainer.log(dict(metrics))
     trainer.control = trainer.callback_handler.on_evaluate(
@@ -50,6 +44,14 @@ def evaluate_one_shot(
     )
     trainer.model.train(was_training)
     return metrics
+
+
+def _evaluate_one(trainer: "AblationTrainer", dataset: Dataset) -> dict[str, float]:
+    started = time.perf_counter()
+    with _own_randomness(trainer):
+        rows = graded_completions(trainer, dataset)
+    found = summary(rows, trainer.num_generations_eval or 1)
+    return {**found, "seconds": time.perf_counter() - started}
 
 
 def graded_completions(trainer: "AblationTrainer", dataset: Dataset) -> list[Row]:

@@ -20,6 +20,7 @@ from trl import ModelConfig
 
 from trl_ablate.config import AblationConfig, TaskArguments
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.estimates import metric_names
 from trl_ablate.guard import GuardArguments
 from trl_ablate.inert import inert_knobs
 from trl_ablate.strict import admits, check_value, nearest, parse_yaml, read_mapping
@@ -272,6 +273,7 @@ def _resolve(
         raise
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"recipe {path}: {' '.join(str(error).split())}") from error
+    _check_evaluation(config, task)
     return Resolved(
         recipe=path,
         profile=profile[0],
@@ -286,6 +288,23 @@ def _resolve(
         settings={**settings, **{key: getattr(config, key) for key in arguments}},
         for_gpu=not settings.get("use_cpu", False),
     )
+
+
+def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
+    """Every metric of an evaluation has a name of its own, and the best one exists."""
+    samples = config.num_generations_eval or config.num_generations or 1
+    names = metric_names(samples, task.eval_sets or ())
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(
+            f"eval_sets {', '.join(task.eval_sets or ())} would give two meanings to "
+            f"'{twice[0]}'; rename the set"
+        )
+    if config.best_metric not in names:
+        raise ConfigurationError(
+            f"best_metric '{config.best_metric}' is no metric of this evaluation"
+            f"{nearest(config.best_metric, names) or '; one is eval_reward'}"
+        )
 
 
 def _template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> list[str]:

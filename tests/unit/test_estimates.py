@@ -6,7 +6,14 @@ from itertools import combinations
 
 import pytest
 
-from trl_ablate.estimates import pass_at, passes, standard_error, success_rates, summary
+from trl_ablate.estimates import (
+    metric_names,
+    pass_at,
+    passes,
+    standard_error,
+    success_rates,
+    summary,
+)
 
 
 @pytest.mark.parametrize(
@@ -119,3 +126,12 @@ def test_means_weigh_prompts_alike_where_some_samples_are_ungraded():
 
 def test_one_prompt_has_no_error():
     assert standard_error([1.0]) == standard_error([]) == 0.0
+
+
+@pytest.mark.parametrize("samples", [1, 2, 6])
+def test_every_metric_has_its_name(samples):
+    rows = [row(1.0, format_reward=1.0, answer_reward=1.0)] * samples
+    found = {f"eval_{name}" for name in [*summary(rows, samples), "seconds"]}
+    assert found == set(metric_names(samples))
+    named = {name.replace("eval_", "eval_mine_") for name in found}
+    assert set(metric_names(samples, ["mine"])) == found | named
