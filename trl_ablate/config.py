@@ -87,6 +87,12 @@ class AblationConfig(GRPOConfig):
     min_tokens: int = _switch(
         0, "Tokens a completion has before it may end, on every generation backend."
     )
+    eval_temperature: float | None = _switch(
+        None, "Sampling temperature of evaluation; 0 is greedy. Null: as in training."
+    )
+    eval_top_p: float | None = _switch(
+        None, "Top-p of evaluation's sampling, 1 for none. Null: as in training."
+    )
     num_rollouts_saved: int = _switch(16, "Rollouts written to disk at every evaluation.")
     best_metric: str = _switch(
         "eval_reward", "Metric whose best evaluation is kept as a checkpoint."
@@ -133,6 +139,7 @@ class AblationConfig(GRPOConfig):
         super().__post_init__()
         self._check_batches()
         self._check_generation()
+        self._check_evaluation()
         if self.grpo_steps is not None and self.max_steps <= 0:
             self.max_steps = self.grpo_steps * self.optimizer_steps_per_rollout
 
@@ -279,6 +286,25 @@ class AblationConfig(GRPOConfig):
                 f"{' and '.join(truncated)} cuts the sampling distribution, which the importance "
                 "correction compares with the whole one; remove it, or set "
                 "vllm_importance_sampling_correction to false"
+            )
+
+    def _check_evaluation(self):
+        temperature, top_p = self.eval_temperature, self.eval_top_p
+        if temperature is not None and temperature < 0:
+            raise ConfigurationError(
+                f"eval_temperature is {temperature}; make it 0 (greedy) or more, or null for "
+                "the training's"
+            )
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ConfigurationError(
+                f"eval_top_p is {top_p}; make it more than 0 and at most 1, or null for the "
+                "training's"
+            )
+        samples = self.num_generations_eval or self.num_generations or 1
+        if temperature == 0 and samples > 1:
+            raise ConfigurationError(
+                f"eval_temperature 0 is greedy, so that the {samples} samples of a prompt would be "
+                "the same; set num_generations_eval to 1, or a higher eval_temperature"
             )
 
 

@@ -17,6 +17,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 
 from trl_ablate.estimates import GRADED, MAIN, Row, metric_name, summary
+from trl_ablate.generation import evaluation_generation_kwargs, sampling_by
 
 if TYPE_CHECKING:
     from trl_ablate.trainer import AblationTrainer
@@ -48,7 +49,8 @@ def evaluate_one_shot(
 
 def _evaluate_one(trainer: "AblationTrainer", dataset: Dataset) -> dict[str, float]:
     started = time.perf_counter()
-    with _own_randomness(trainer):
+    own_sampling = sampling_by(trainer, evaluation_generation_kwargs(trainer.args))
+    with own_sampling, _own_randomness(trainer):
         rows = graded_completions(trainer, dataset)
     found = summary(rows, trainer.num_generations_eval or 1)
     return {**found, "seconds": time.perf_counter() - started}
