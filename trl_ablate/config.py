@@ -373,10 +373,11 @@ class TaskArguments:
                 f"learning_rate_scale is {self.learning_rate_scale}; it has to be positive"
             )
         for name, source in (self.eval_sets or {}).items():
-            if not re.fullmatch(r"\w+", name) or not isinstance(source, str) or not source:
+            named = re.fullmatch(r"\w+", name) and name != "main"
+            if not named or not isinstance(source, str) or not source:
                 raise ConfigurationError(
-                    f"eval_sets has {name!r}: {source!r}; give a name of letters, digits and _, "
-                    "and a dataset: math, gsm8k, miniature, a Hub id, or a path"
+                    f"eval_sets has {name!r}: {source!r}; give a name of letters, digits and _ "
+                    "other than main, and a dataset: math, gsm8k, miniature, a Hub id, or a path"
                 )
 
 

@@ -31,26 +31,39 @@ def metric_names(samples: int, keys: Iterable[str] = ()) -> list[str]:
 
 
 def summary(rows: Sequence[Row], samples: int = 1) -> dict[str, float]:
-    """All metrics of an evaluation; the `samples` rows of a prompt stand one after another.
+    """The metrics of an evaluation: the mean over prompts of each `per_prompt` number.
 
-    `reward`, `format_reward`, `answer_reward` (absent where nothing is graded), `reward_stderr`,
-    `mean_length` and `truncated` over all completions, `ungraded` as a share; with several samples
-    also `avg@n` and `pass@k`.
+    With `reward_stderr`. What no prompt has is absent.
+    """
+    values = per_prompt(rows, samples)
+    means = {name: sum(values_P) / len(values_P) for name, values_P in values.items() if values_P}
+    return {**means, "reward_stderr": standard_error(values["reward"])}
+
+
+def standard_errors(rows: Sequence[Row], samples: int = 1) -> dict[str, float]:
+    """The standard error of each mean in `summary`."""
+    values = per_prompt(rows, samples)
+    return {name: standard_error(values_P) for name, values_P in values.items() if values_P}
+
+
+def per_prompt(rows: Sequence[Row], samples: int) -> dict[str, list[float]]:
+    """Each prompt's own numbers; the `samples` rows of a prompt stand one after another.
+
+    `reward`, `format_reward` and `answer_reward` of the graded samples, `mean_length` and
+    `truncated` of all, `ungraded` as a share; with several samples also `avg@n` and `pass@k`.
     """
     prompts = [rows[start : start + samples] for start in range(0, len(rows), samples)]
-    means_of = {
+    graded = {
         name: prompt_means([[row.get(name) for row in prompt] for prompt in prompts])
         for name in GRADED
     }
-    means = {name: sum(means_P) / len(means_P) for name, means_P in means_of.items() if means_P}
-    several = success_rates([list(map(success, prompt)) for prompt in prompts])
+    rates = success_rates([list(map(success, prompt)) for prompt in prompts])
     return {
-        **means,
-        "reward_stderr": standard_error(means_of["reward"]),
-        **(several if samples > 1 else {}),
-        "mean_length": sum(row["length"] for row in rows) / len(rows),
-        "truncated": sum(row["truncated"] for row in rows) / len(rows),
-        "ungraded": sum(row["reward"] is None for row in rows) / len(rows),
+        **graded,
+        **(rates if samples > 1 else {}),
+        "mean_length": prompt_means([[row["length"] for row in prompt] for prompt in prompts]),
+        "truncated": prompt_means([[row["truncated"] for row in prompt] for prompt in prompts]),
+        "ungraded": prompt_means([[row["reward"] is None for row in one] for one in prompts]),
     }
 
 
@@ -65,20 +78,18 @@ def success(row: Row) -> bool | None:
     return None if row["reward"] is None else row["reward"] > 0
 
 
-def success_rates(successes_PN: Sequence[Sequence[bool | None]]) -> dict[str, float]:
-    """`avg@n`, and `pass@k` for every power of two below n and for n.
+def success_rates(successes_PN: Sequence[Sequence[bool | None]]) -> dict[str, list[float]]:
+    """`avg@n`, and `pass@k` for every power of two below n and for n, of each prompt.
 
-    A prompt with fewer than k graded samples takes no part in `pass@k`; one that no prompt takes
-    part in is absent. `avg@n` equals `pass@1`.
+    A prompt with fewer than k graded samples has no `pass@k`. `avg@n` is `pass@1`.
     """
     samples = max(map(len, successes_PN))
     graded_P = [[one for one in prompt if one is not None] for prompt in successes_PN]
-    found = {}
-    for k in passes(samples):
-        each = [pass_at(k, len(one), sum(one)) for one in graded_P if len(one) >= k]
-        if each:
-            found[f"pass@{k}"] = sum(each) / len(each)
-    return {f"avg@{samples}": found["pass@1"], **found} if found else {}
+    rates = {
+        f"pass@{k}": [pass_at(k, len(one), sum(one)) for one in graded_P if len(one) >= k]
+        for k in passes(samples)
+    }
+    return {f"avg@{samples}": rates["pass@1"], **rates}
 
 
 def passes(samples: int) -> list[int]:

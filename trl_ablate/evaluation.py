@@ -9,7 +9,8 @@ processes, given to the live engine at once (to transformers in batches of
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,37 +24,64 @@ if TYPE_CHECKING:
     from trl_ablate.trainer import AblationTrainer
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What one dataset came to."""
+
+    rows: list[Row]
+    """One per completion, in the dataset's order."""
+    metrics: dict[str, float]
+    """What `estimates.summary` finds, and `seconds`."""
+
+
 def evaluate_one_shot(
     trainer: "AblationTrainer", dataset: Dataset | dict[str, Dataset], prefix: str = "eval"
 ) -> dict[str, float]:
     """Evaluate, then log one row and tell the callbacks once, however many datasets there are.
 
-    Returns `{prefix}_seconds` and, as `{prefix}_...`, what `estimates.summary` finds. Of a dict,
-    the dataset at `MAIN` has these names, and every other has `{prefix}_{key}_...`.
+    Metrics are `{prefix}_...`. Of a dict, the dataset at `MAIN` has these names, and every other
+    has `{prefix}_{key}_...`.
     """
-    datasets = dataset if isinstance(dataset, dict) else {MAIN: dataset}
-    metrics: dict[str, float] = {}
-    was_training = trainer.model.training
-    trainer.model.eval()
-    for key, one in datasets.items():
-        found = _evaluate_one(trainer, one)
-        metrics |= {metric_name(name, key, prefix): value for name, value in found.items()}
-    trainer._metrics["eval"].clear()
-    trainer.log(dict(metrics))
-    trainer.control = trainer.callback_handler.on_evaluate(
-        trainer.args, trainer.state, trainer.control, metrics
-    )
-    trainer.model.train(was_training)
+    with _eval_mode(trainer.model):
+        metrics = {
+            metric_name(name, key, prefix): value
+            for key, found in evaluations(trainer, dataset).items()
+            for name, value in found.metrics.items()
+        }
+        trainer._metrics["eval"].clear()
+        trainer.log(dict(metrics))
+        trainer.control = trainer.callback_handler.on_evaluate(
+            trainer.args, trainer.state, trainer.control, metrics
+        )
     return metrics
 
 
-def _evaluate_one(trainer: "AblationTrainer", dataset: Dataset) -> dict[str, float]:
+def evaluations(
+    trainer: "AblationTrainer", dataset: Dataset | dict[str, Dataset]
+) -> dict[str, Evaluation]:
+    """Every dataset evaluated by itself, so that none depends on which others there are."""
+    datasets = dataset if isinstance(dataset, dict) else {MAIN: dataset}
+    with _eval_mode(trainer.model):
+        return {key: _evaluate_one(trainer, one) for key, one in datasets.items()}
+
+
+def _evaluate_one(trainer: "AblationTrainer", dataset: Dataset) -> Evaluation:
     started = time.perf_counter()
     own_sampling = sampling_by(trainer, evaluation_generation_kwargs(trainer.args))
     with own_sampling, _own_randomness(trainer):
         rows = graded_completions(trainer, dataset)
     found = summary(rows, trainer.num_generations_eval or 1)
-    return {**found, "seconds": time.perf_counter() - started}
+    return Evaluation(rows, {**found, "seconds": time.perf_counter() - started})
+
+
+@contextmanager
+def _eval_mode(model: Any):
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def graded_completions(trainer: "AblationTrainer", dataset: Dataset) -> list[Row]:
@@ -110,7 +138,8 @@ def _generate_and_grade(trainer: "AblationTrainer", inputs: list[Row]) -> list[R
         ungraded = bool(torch.isnan(mine_NF[i]).all())
         row = {
             "prompt": prompts[i],
-            "completion": completions[i],
+            "response": completions[i],
+            "ground_truth": inputs[i].get("answer"),
             "reward": None if ungraded else (mine_NF[i] * weights).nansum().item(),
             "length": len(ids),
             "truncated": not trainer.stop.ended(ids),

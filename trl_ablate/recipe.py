@@ -32,6 +32,9 @@ SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
 GROUPS = (ModelConfig, TaskArguments, GuardArguments, AblationConfig)
 """The dataclasses whose fields are the settings."""
 
+MASKED = "<masked>"
+"""What is written in the place of a token."""
+
 LOADER_KEYS = {"extends": str, "profile": str}
 """Keys that steer the loader and are no settings."""
 
@@ -59,7 +62,7 @@ class Resolved:
 
     def to_dict(self) -> dict[str, Any]:
         """What `resolved_config.json` holds; tokens are masked."""
-        masked = {k: "<masked>" if k.endswith("token") else v for k, v in self.settings.items()}
+        masked = {k: MASKED if k.endswith("token") else v for k, v in self.settings.items()}
         config = self.config.to_dict()
         return {
             "recipe": self.recipe.name,
@@ -90,7 +93,7 @@ def load_recipe(
     """
     path = Path(path)
     base, recipe = _base_and_recipe(path)
-    command_line = _command_line(overrides)
+    command_line = read_overrides(overrides)
     asked = command_line.pop("profile", None) or (profile if profile != "auto" else None)
     wanted = asked or recipe.get("profile") or base.get("profile") or "auto"
     name, reason = suitable_profile() if wanted == "auto" else (Path(wanted).stem, "as asked")
@@ -105,6 +108,18 @@ def load_recipe(
     return _resolve(
         path, (name, reason), settings, {k: (base.get(k), v) for k, v in declared.items()}
     )
+
+
+def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Resolved:
+    """What a run resolved to, from the `resolved_config.json` it wrote, with some settings changed.
+
+    Its learning rate is scaled already; tokens, which it does not hold, are null.
+    """
+    written = json.loads(config_file.read_text(encoding="utf-8"))
+    settings = _checked(written["settings"], config_file) | read_overrides(overrides)
+    settings |= {"learning_rate_scale": 1.0}
+    settings = {key: None if value == MASKED else value for key, value in settings.items()}
+    return _resolve(config_file, (written["profile"], "as in the run"), settings, {})
 
 
 def suitable_profile() -> tuple[str, str]:
@@ -186,7 +201,8 @@ def _checked(settings: dict[str, Any], source: object) -> dict[str, Any]:
     return checked
 
 
-def _command_line(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+def read_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a command line (see `load_recipe`), checked."""
     if isinstance(overrides, Mapping):
         return _checked(dict(overrides), "command line")
     return {

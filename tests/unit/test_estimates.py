@@ -11,6 +11,7 @@ from trl_ablate.estimates import (
     pass_at,
     passes,
     standard_error,
+    standard_errors,
     success_rates,
     summary,
 )
@@ -49,26 +50,22 @@ def test_k_are_the_powers_of_two_and_all(samples, expected):
     assert passes(samples) == expected
 
 
-def test_rates_are_means_over_prompts():
-    """c = 0, 1, 4 of n = 4: avg (0 + 1/4 + 1) / 3, pass@2 (0 + 1/2 + 1) / 3, pass@4 2/3."""
+def test_each_prompt_has_its_rates():
+    """c = 0, 1, 4 of n = 4."""
     rates = success_rates([[False] * 4, [False, True, False, False], [True] * 4])
-    assert rates == pytest.approx(
-        {"avg@4": 1.25 / 3, "pass@1": 1.25 / 3, "pass@2": 0.5, "pass@4": 2 / 3}
-    )
+    one, two, four = [0, 1 / 4, 1], [0, 1 / 2, 1], [0, 1, 1]
+    assert rates == {"avg@4": one, "pass@1": one, "pass@2": two, "pass@4": four}
 
 
 def test_an_ungraded_sample_is_as_if_not_drawn():
     """Prompt 1 has c = 1 of 3 graded, prompt 2 none, prompt 3 all four: pass@4 is prompt 3's."""
     rates = success_rates([[True, None, False, False], [None] * 4, [False, False, False, True]])
-    assert rates == pytest.approx(
-        {
-            "avg@4": (1 / 3 + 1 / 4) / 2,
-            "pass@1": (1 / 3 + 1 / 4) / 2,
-            "pass@2": ((1 - 1 / 3) + (1 - 3 / 6)) / 2,
-            "pass@4": 1.0,
-        }
-    )
-    assert success_rates([[None, None]]) == {}
+    one = [1 / 3, 1 / 4]
+    assert rates == {"avg@4": one, "pass@1": one, "pass@2": [2 / 3, 3 / 6], "pass@4": [1]}
+
+
+def test_rates_without_any_graded_sample_are_absent():
+    assert not [name for name in summary([row(None)] * 2, samples=2) if "@" in name]
 
 
 def row(reward, **parts):
@@ -135,3 +132,11 @@ def test_every_metric_has_its_name(samples):
     assert found == set(metric_names(samples))
     named = {name.replace("eval_", "eval_mine_") for name in found}
     assert set(metric_names(samples, ["mine"])) == found | named
+
+
+def test_every_mean_has_its_error():
+    """Two prompts: lengths 5 and 7, rewards 1 and 0, pass@2 1 and 0; errors are half the gap."""
+    rows = [row(1.0), row(1.0), row(0.0, length=7), row(0.0, length=7)]
+    found = standard_errors(rows, samples=2)
+    assert (found["mean_length"], found["reward"], found["pass@2"]) == pytest.approx((1, 0.5, 0.5))
+    assert set(found) == set(summary(rows, samples=2)) - {"reward_stderr"}
