@@ -8,7 +8,6 @@ import argparse
 import logging
 import os
 import sys
-import uuid
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -58,8 +57,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
         return 0
     directory = RunDirectory(Path(str(resolved.config.output_dir)))
     push, resolved.config.push_to_hub = resolved.config.push_to_hub, False  # ours, not TRL's
+    resolved.config.hub_private_repo = resolved.config.hub_private_repo is not False
     if main_process:
         prepare(directory, resolved, options, push=push)
+    resolved.config.run_name = name_of(directory, resolved.config, resume=options.resume)
     record = directory.recorded(**identity(resolved)) if main_process else nullcontext()
     with record as outcome:
         alert = train(resolved, directory, resume=options.resume)
@@ -84,6 +85,14 @@ def prepare(directory: RunDirectory, resolved, options: argparse.Namespace, *, p
     directory.write_config(resolved.to_dict())
 
 
+def name_of(directory: RunDirectory, config, *, resume: bool) -> str:
+    """The run's name in trackio: its own, and after a resume the same."""
+    from trl_ablate.dashboard import new_run_name
+
+    before = directory.read() if resume and directory.run_file.exists() else {}
+    return before.get("run_name") or new_run_name(config.run_name or directory.path.name)
+
+
 def train(resolved, directory: RunDirectory, *, resume: bool):
     """Train to the end; returns the alert that stopped the run, if one did."""
     from transformers.utils.logging import disable_progress_bar
@@ -96,10 +105,10 @@ def train(resolved, directory: RunDirectory, *, resume: bool):
         RolloutWriter,
         RunRecorder,
     )
+    from trl_ablate.dashboard import DashboardCheck
     from trl_ablate.rewards import MathGrader
 
     config, task = resolved.config, resolved.task
-    config.run_name = config.run_name or f"{directory.path.name}-{uuid.uuid4().hex[:6]}"
     disable_progress_bar()  # ours is the one live line
     live = LiveLine(console)
     recorder = RunRecorder(directory, config.optimizer_steps_per_rollout)
@@ -112,7 +121,8 @@ def train(resolved, directory: RunDirectory, *, resume: bool):
             workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
         ) as grader,
     ):
-        trainer = build_trainer(resolved, grader, [recorder, rollouts, best, guard, live])
+        watching = [recorder, rollouts, best, guard, live, DashboardCheck(console)]
+        trainer = build_trainer(resolved, grader, watching)
         rollouts.attach(trainer)
         best.attach(trainer)
         trainer.train(resume_from_checkpoint=resume)
@@ -121,16 +131,19 @@ def train(resolved, directory: RunDirectory, *, resume: bool):
 
 
 def publish(directory: RunDirectory, config) -> None:
+    from trl_ablate.dashboard import export_static
     from trl_ablate.hub import push_run
 
     url = push_run(
         directory,
         repo_id=config.hub_model_id,
-        private=config.hub_private_repo is not False,
+        private=config.hub_private_repo,
         token=config.hub_token,
         revision=config.hub_revision,
     )
     console.print(f"published at {url}")
+    if space := export_static(config):
+        console.print(f"dashboard at https://huggingface.co/spaces/{space}")
 
 
 def identity(resolved) -> dict[str, Any]:
@@ -145,6 +158,7 @@ def identity(resolved) -> dict[str, Any]:
         "arm": config.arm,
         "study": config.study,
         "seed": config.seed,
+        "run_name": config.run_name,
         "command": masker.words(sys.argv),
         **provenance(),
     }
