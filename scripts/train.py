@@ -62,8 +62,10 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
         return 0
     directory = RunDirectory(Path(str(resolved.config.output_dir)))
     push, resolved.config.push_to_hub = resolved.config.push_to_hub, False  # ours, not TRL's
+    resolved.config.hub_private_repo = resolved.config.hub_private_repo is not False
     if main_process:
         prepare(directory, resolved, options, push=push)
+    resolved.config.run_name = name_of(directory, resolved.config, resume=options.resume)
     checkpoint = directory.whole_checkpoint(resolved.config.world_size) if options.resume else None
     if main_process and options.resume:
         console.print(f"resuming from {checkpoint or 'the beginning: nothing was saved yet'}")
@@ -94,8 +96,15 @@ def prepare(directory: RunDirectory, resolved, options: argparse.Namespace, *, p
     if push:
         check_token(resolved.config.hub_token)
     directory.prepare(overwrite=options.overwrite, resume=options.resume)
-    resolved.config.run_name = resolved.config.run_name or directory.run_name()
     directory.write_config(resolved.to_dict())
+
+
+def name_of(directory: RunDirectory, config, *, resume: bool) -> str:
+    """The run's name in trackio: its own, and after a resume the same."""
+    from trl_ablate.dashboard import new_run_name
+
+    before = directory.read() if resume and directory.run_file.exists() else {}
+    return before.get("run_name") or new_run_name(config.run_name or directory.path.name)
 
 
 def train(resolved, directory: RunDirectory, checkpoint: Path | None):
@@ -112,6 +121,7 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None):
         RunRecorder,
         save_whole,
     )
+    from trl_ablate.dashboard import DashboardCheck
     from trl_ablate.preemption import Preemption
     from trl_ablate.rewards import MathGrader
 
@@ -129,7 +139,8 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None):
             workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
         ) as grader,
     ):
-        trainer = build_trainer(resolved, grader, [recorder, rollouts, best, guard, live])
+        watching = [recorder, rollouts, best, guard, live, DashboardCheck(console)]
+        trainer = build_trainer(resolved, grader, watching)
         rollouts.attach(trainer)
         best.attach(trainer)
         preemption = Preemption()
@@ -140,16 +151,19 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None):
 
 
 def publish(directory: RunDirectory, config) -> None:
+    from trl_ablate.dashboard import export_static
     from trl_ablate.hub import push_run
 
     url = push_run(
         directory,
         repo_id=config.hub_model_id,
-        private=config.hub_private_repo is not False,
+        private=config.hub_private_repo,
         token=config.hub_token,
         revision=config.hub_revision,
     )
     console.print(f"published at {url}")
+    if space := export_static(config):
+        console.print(f"dashboard at https://huggingface.co/spaces/{space}")
 
 
 def identity(resolved) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from typing import Any, cast, get_args
 import torch
 from datasets import Dataset
 from transformers import (
+    AutoConfig,
     AutoTokenizer,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
@@ -19,6 +21,7 @@ from trl_ablate import miniature
 from trl_ablate.config import TaskArguments
 from trl_ablate.data import load_questions, to_prompts
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.estimates import MAIN
 from trl_ablate.recipe import Resolved
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.trainer import AblationTrainer
@@ -30,30 +33,78 @@ def build_trainer(
     resolved: Resolved, grader: MathGrader, callbacks: list[TrainerCallback] | None = None
 ) -> AblationTrainer:
     """Load everything a recipe names and put it together."""
-    config, model_args = resolved.config, resolved.model
-    model_path = resolve_model(starting_point(resolved))
-    tokenizer = AutoTokenizer.from_pretrained(
-        model_path,
-        revision=model_args.model_revision,
+    model = resolve_model(starting_point(resolved))
+    tokenizer = load_tokenizer(model, resolved)
+    train_dataset = task_dataset(resolved.task, "train", tokenizer)
+    return _put_together(resolved, grader, model, tokenizer, train_dataset, callbacks)
+
+
+def build_evaluator(resolved: Resolved, grader: MathGrader) -> AblationTrainer:
+    """A trainer that is there to evaluate; an adapter is merged into its base."""
+    name = resolve_model(starting_point(resolved))
+    try:
+        tokenizer = load_tokenizer(name, resolved)
+        model = merged_adapter(name, resolved) if is_adapter(name) else name
+        if model is name:
+            AutoConfig.from_pretrained(name, trust_remote_code=resolved.config.trust_remote_code)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise ConfigurationError(
+            f"checkpoint {name} could not be loaded ({reason}); give a model's folder, a run's "
+            "directory, a Hub id, or miniature"
+        ) from error
+    questions = task_dataset(resolved.task, "eval", tokenizer)
+    return _put_together(resolved, grader, model, tokenizer, questions)
+
+
+def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(
+        model,
+        revision=resolved.model.model_revision,
         padding_side="left",
         truncation_side="left",
-        trust_remote_code=config.trust_remote_code,
+        trust_remote_code=resolved.config.trust_remote_code,
     )
+
+
+def is_adapter(model: str) -> bool:
+    return (Path(model) / "adapter_config.json").is_file()
+
+
+def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:
+    """The base of a saved adapter, with the adapter added to its weights."""
+    from peft import AutoPeftModelForCausalLM
+
+    dtype = resolved.model.dtype or "float32"
+    adapted: Any = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return adapted.merge_and_unload()
+
+
+def _put_together(
+    resolved: Resolved,
+    grader: MathGrader,
+    model: str | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    train_dataset: Dataset,
+    callbacks: list[TrainerCallback] | None = None,
+) -> AblationTrainer:
+    config, model_args = resolved.config, resolved.model
     rewards, weights = task_rewards(resolved.task, tokenizer, grader)
     config.reward_weights = config.reward_weights or weights
     given = cast(dict[str, Any], config.model_init_kwargs or {})
-    config.model_init_kwargs = {
+    loading = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
         **given,
-    }  # pyright: ignore[reportAttributeAccessIssue]
+    }
+    config.model_init_kwargs = cast(Any, loading if isinstance(model, str) else None)
     trainer = AblationTrainer(
-        model=model_path,
+        model=model,
         reward_funcs=rewards,
         args=config,
-        train_dataset=task_dataset(resolved.task, "train", tokenizer),
-        eval_dataset=task_dataset(resolved.task, "eval", tokenizer),
+        train_dataset=train_dataset,
+        eval_dataset=evaluation_sets(resolved.task, tokenizer),
         processing_class=tokenizer,
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
@@ -140,6 +191,32 @@ def task_dataset(task: TaskArguments, part: str, tokenizer: PreTrainedTokenizerB
         subjects=task.subjects,
         skip_bad_rows=task.skip_bad_rows,
     )
+    return _prompts(questions, task, tokenizer)
+
+
+def evaluation_sets(
+    task: TaskArguments, tokenizer: PreTrainedTokenizerBase
+) -> Dataset | dict[str, Dataset]:
+    """The questions to evaluate on, together with those of `eval_sets` if there are any."""
+    main = task_dataset(task, "eval", tokenizer)
+    named = {
+        name: load_questions(
+            source,
+            split="validation",
+            size=task.eval_size,
+            seed=task.subset_seed,
+            skip_bad_rows=task.skip_bad_rows,
+        )
+        for name, source in (task.eval_sets or {}).items()
+    }
+    if not named:
+        return main
+    return {MAIN: main, **{name: _prompts(one, task, tokenizer) for name, one in named.items()}}
+
+
+def _prompts(
+    questions: Dataset, task: TaskArguments, tokenizer: PreTrainedTokenizerBase
+) -> Dataset:
     return to_prompts(
         questions,
         task.template,

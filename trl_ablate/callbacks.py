@@ -18,6 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from trl_ablate.config import AblationConfig
+from trl_ablate.dashboard import log_rollouts, reports_to_trackio
 from trl_ablate.guard import Alert, Guard, GuardArguments
 from trl_ablate.run import RunDirectory, append_jsonl, write_json
 
@@ -80,7 +81,9 @@ class RunRecorder(TrainerCallback):
 
 
 class RolloutWriter(TrainerCallback):
-    """At every evaluation, some rollouts of the step before it as JSONL: what the model says.
+    """At every evaluation, some rollouts of the step before it: what the model says.
+
+    As JSONL, and as a table in trackio if that is reported to.
 
     Each line has prompt, response, ground_truth, reward, format_reward, answer_reward, advantage;
     what a reward function does not report is null. Before the first step there are none.
@@ -102,8 +105,12 @@ class RolloutWriter(TrainerCallback):
         drawn = random.Random(f"{self._seed}-{state.global_step}").sample(
             range(len(rows)), min(self._count, len(rows))
         )
-        if drawn:
-            self._run.write_rollouts(state.global_step, [rows[i] for i in sorted(drawn)])
+        if not drawn:
+            return
+        kept = [rows[i] for i in sorted(drawn)]
+        self._run.write_rollouts(state.global_step, kept)
+        if reports_to_trackio(args):
+            log_rollouts(kept, state.global_step)
 
 
 class BestCheckpoint(TrainerCallback):
@@ -163,7 +170,7 @@ class GuardWatch(TrainerCallback):
         self._console.print(
             f"guard, step {alert.step}: {alert.sentence} ({alert.action})", style="yellow"
         )
-        if "trackio" in (args.report_to or []):
+        if reports_to_trackio(args):
             import trackio
 
             level = trackio.AlertLevel.ERROR if alert.action == "stop" else trackio.AlertLevel.WARN

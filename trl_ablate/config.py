@@ -6,6 +6,7 @@ read them here. Deliberately not here: anything about files, layers or profiles 
 """
 
 import os
+import re
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
@@ -86,6 +87,12 @@ class AblationConfig(GRPOConfig):
     min_tokens: int = _switch(
         0, "Tokens a completion has before it may end, on every generation backend."
     )
+    eval_temperature: float | None = _switch(
+        None, "Sampling temperature of evaluation; 0 is greedy. Null: as in training."
+    )
+    eval_top_p: float | None = _switch(
+        None, "Top-p of evaluation's sampling, 1 for none. Null: as in training."
+    )
     num_rollouts_saved: int = _switch(16, "Rollouts written to disk at every evaluation.")
     best_metric: str = _switch(
         "eval_reward", "Metric whose best evaluation is kept as a checkpoint."
@@ -135,6 +142,7 @@ class AblationConfig(GRPOConfig):
         super().__post_init__()
         self._check_batches()
         self._check_generation()
+        self._check_evaluation()
         if self.grpo_steps is not None and self.max_steps <= 0:
             self.max_steps = self.grpo_steps * self.optimizer_steps_per_rollout
 
@@ -283,6 +291,25 @@ class AblationConfig(GRPOConfig):
                 "vllm_importance_sampling_correction to false"
             )
 
+    def _check_evaluation(self):
+        temperature, top_p = self.eval_temperature, self.eval_top_p
+        if temperature is not None and temperature < 0:
+            raise ConfigurationError(
+                f"eval_temperature is {temperature}; make it 0 (greedy) or more, or null for "
+                "the training's"
+            )
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ConfigurationError(
+                f"eval_top_p is {top_p}; make it more than 0 and at most 1, or null for the "
+                "training's"
+            )
+        samples = self.num_generations_eval or self.num_generations or 1
+        if temperature == 0 and samples > 1:
+            raise ConfigurationError(
+                f"eval_temperature 0 is greedy, so that the {samples} samples of a prompt would be "
+                "the same; set num_generations_eval to 1, or a higher eval_temperature"
+            )
+
 
 @dataclass
 class TaskArguments:
@@ -312,6 +339,11 @@ class TaskArguments:
     train_size: int | None = _switch(None, "Questions to train on. Null: all.")
     eval_size: int | None = _switch(
         1024, "Questions to evaluate on, the same ones in every run. Null: all."
+    )
+    eval_sets: dict[str, str] | None = _switch(
+        None,
+        "Further sets to evaluate on, name: dataset, each with eval_size questions of its usual "
+        "split and columns; their metrics are eval_<name>_reward and so on.",
     )
     subset_seed: int = _switch(0, "Seed that draws train_size and eval_size questions.")
     levels: list[str] | None = _switch(None, "Keep these difficulty levels only.")
@@ -343,6 +375,13 @@ class TaskArguments:
             raise ConfigurationError(
                 f"learning_rate_scale is {self.learning_rate_scale}; it has to be positive"
             )
+        for name, source in (self.eval_sets or {}).items():
+            named = re.fullmatch(r"\w+", name) and name != "main"
+            if not named or not isinstance(source, str) or not source:
+                raise ConfigurationError(
+                    f"eval_sets has {name!r}: {source!r}; give a name of letters, digits and _ "
+                    "other than main, and a dataset: math, gsm8k, miniature, a Hub id, or a path"
+                )
 
 
 def choices(hint) -> tuple:

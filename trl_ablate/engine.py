@@ -38,7 +38,7 @@ def engine_as_configured(config: AblationConfig):
         if current_platform.is_cpu():
             settings = cpu_settings(config)
             changes.enter_context(unpacked_weights())
-        changes.enter_context(_replaced(vllm_generation, "LLM", _seeded(config.seed, settings)))
+        changes.enter_context(replaced(vllm_generation, "LLM", _seeded(config.seed, settings)))
         yield
 
 
@@ -69,7 +69,7 @@ def unpacked_weights():
         else:
             packed(layer, remove_weight)
 
-    with _replaced(utils, "dispatch_cpu_unquantized_gemm", plain):
+    with replaced(utils, "dispatch_cpu_unquantized_gemm", plain):
         yield
 
 
@@ -84,10 +84,11 @@ def _seeded(seed: int, settings: dict[str, Any]) -> Callable:
 
 
 @contextmanager
-def _replaced(module, name: str, value):
-    kept = module.__dict__[name]
-    setattr(module, name, value)
+def replaced(holder, name: str, value):
+    """A module's or an object's attribute has another value until the end of the block."""
+    kept = vars(holder)[name]
+    setattr(holder, name, value)
     try:
         yield
     finally:
-        setattr(module, name, kept)
+        setattr(holder, name, kept)

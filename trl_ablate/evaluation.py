@@ -6,53 +6,82 @@ processes, given to the live engine at once (to transformers in batches of
 `per_device_eval_batch_size`), and graded by the reward functions of the training.
 """
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 
+from trl_ablate.estimates import GRADED, MAIN, Row, metric_name, summary
+from trl_ablate.generation import evaluation_generation_kwargs, sampling_by
+
 if TYPE_CHECKING:
     from trl_ablate.trainer import AblationTrainer
 
-Row = dict
-GRADED = ("reward", "format_reward", "answer_reward")
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one dataset came to."""
+
+    rows: list[Row]
+    """One per completion, in the dataset's order."""
+    metrics: dict[str, float]
+    """What `estimates.summary` finds."""
 
 
 def evaluate_one_shot(
     trainer: "AblationTrainer", dataset: Dataset | dict[str, Dataset], prefix: str = "eval"
 ) -> dict[str, float]:
-    """Evaluate, log, and tell the callbacks; a dict of datasets is evaluated side by side.
+    """Evaluate, then log one row and tell the callbacks once, however many datasets there are.
 
-    Returns `{prefix}_reward`, `_format_reward`, `_answer_reward` (means over the graded
-    completions), `_reward_stderr`, `_mean_length`, `_truncated`, `_ungraded`, and `time/eval`, the
-    seconds it took.
+    Metrics are `{prefix}_...`. Of a dict, the dataset at `MAIN` has these names, and every other
+    has `{prefix}_{key}_...`. `time/eval` is the seconds of all of them.
     """
-    if isinstance(dataset, dict):
-        return {
-            name: value
-            for key, one in dataset.items()
-            for name, value in evaluate_one_shot(trainer, one, f"{prefix}_{key}").items()
-        }
     started = time.perf_counter()
-    was_training = trainer.model.training
-    trainer.model.eval()
-    with _own_randomness(trainer):
-        rows = graded_completions(trainer, dataset)
-    metrics = {f"{prefix}_{name}": value for name, value in summary(rows).items()}
-    metrics["time/eval"] = time.perf_counter() - started
-    trainer._metrics["eval"].clear()
-    trainer.log(dict(metrics))
-    trainer.control = trainer.callback_handler.on_evaluate(
-        trainer.args, trainer.state, trainer.control, metrics
-    )
-    trainer.model.train(was_training)
+    with _eval_mode(trainer.model):
+        metrics = {
+            metric_name(name, key, prefix): value
+            for key, found in evaluations(trainer, dataset).items()
+            for name, value in found.metrics.items()
+        }
+        metrics["time/eval"] = time.perf_counter() - started
+        trainer._metrics["eval"].clear()
+        trainer.log(dict(metrics))
+        trainer.control = trainer.callback_handler.on_evaluate(
+            trainer.args, trainer.state, trainer.control, metrics
+        )
     return metrics
+
+
+def evaluations(
+    trainer: "AblationTrainer", dataset: Dataset | dict[str, Dataset]
+) -> dict[str, Evaluation]:
+    """Every dataset evaluated by itself, so that none depends on which others there are."""
+    datasets = dataset if isinstance(dataset, dict) else {MAIN: dataset}
+    with _eval_mode(trainer.model):
+        return {key: _evaluate_one(trainer, one) for key, one in datasets.items()}
+
+
+def _evaluate_one(trainer: "AblationTrainer", dataset: Dataset) -> Evaluation:
+    own_sampling = sampling_by(trainer, evaluation_generation_kwargs(trainer.args))
+    with own_sampling, _own_randomness(trainer):
+        rows = graded_completions(trainer, dataset)
+    return Evaluation(rows, summary(rows, trainer.num_generations_eval or 1))
+
+
+@contextmanager
+def _eval_mode(model: Any):
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def graded_completions(trainer: "AblationTrainer", dataset: Dataset) -> list[Row]:
@@ -86,22 +115,6 @@ def _own_randomness(trainer: "AblationTrainer"):
             np.random.set_state(training)
 
 
-def summary(rows: list[Row]) -> dict[str, float]:
-    """Means over completions; an ungraded one counts in `ungraded` only."""
-    means = {}
-    for name in GRADED:
-        values = [row[name] for row in rows if row.get(name) is not None]
-        if values:
-            means[name] = sum(values) / len(values)
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
-    return means | {
-        "reward_stderr": _standard_error(rewards),
-        "mean_length": sum(row["length"] for row in rows) / len(rows),
-        "truncated": sum(row["truncated"] for row in rows) / len(rows),
-        "ungraded": sum(row["reward"] is None for row in rows) / len(rows),
-    }
-
-
 def _batches(indices: list[int], trainer: "AblationTrainer") -> Iterator[list[int]]:
     at_once = trainer.args.per_device_eval_batch_size // (trainer.num_generations_eval or 1)
     size = len(indices) if trainer.use_vllm else max(1, at_once)
@@ -125,7 +138,8 @@ def _generate_and_grade(trainer: "AblationTrainer", inputs: list[Row]) -> list[R
         ungraded = bool(torch.isnan(mine_NF[i]).all())
         row = {
             "prompt": prompts[i],
-            "completion": completions[i],
+            "response": completions[i],
+            "ground_truth": inputs[i].get("answer"),
             "reward": None if ungraded else (mine_NF[i] * weights).nansum().item(),
             "length": len(ids),
             "truncated": not trainer.stop.ended(ids),
@@ -133,12 +147,3 @@ def _generate_and_grade(trainer: "AblationTrainer", inputs: list[Row]) -> list[R
         row |= {name: values[i] for name, values in parts.items() if values}
         rows.append(row)
     return rows
-
-
-def _standard_error(values: list[float]) -> float:
-    """Standard error of the mean (ddof 1); 0 of fewer than two values."""
-    if len(values) < 2:
-        return 0.0
-    mean = sum(values) / len(values)
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return math.sqrt(variance / len(values))

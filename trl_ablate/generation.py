@@ -7,9 +7,10 @@ alone, looks for stop strings in the prompt as well, and is given no tokenizer b
 continuous batching knows neither stop strings nor a minimum. What is missing there is done here.
 """
 
+import copy
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from transformers import (
 )
 
 from trl_ablate.config import AblationConfig
+from trl_ablate.engine import replaced
 
 
 def backend_generation_kwargs(config: AblationConfig) -> dict[str, Any] | None:
@@ -34,6 +36,33 @@ def backend_generation_kwargs(config: AblationConfig) -> dict[str, Any] | None:
     name = "min_tokens" if config.use_vllm else "min_new_tokens"
     least = {name: config.min_tokens} if config.min_tokens else {}
     return {**given, **stop, **least} or None
+
+
+def evaluation_generation_kwargs(config: AblationConfig) -> dict[str, Any]:
+    """What evaluation samples by in other ways than training, in the words of the backend."""
+    if config.eval_temperature == 0 and not config.use_vllm:
+        return {"do_sample": False, "temperature": 1.0, "top_p": 1.0}
+    given = {"temperature": config.eval_temperature, "top_p": config.eval_top_p}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+@contextmanager
+def sampling_by(trainer: Any, changes: dict[str, Any]):
+    """Change how a `GRPOTrainer` samples, on its backend, until the end of the block.
+
+    TRL gives `generation_kwargs` the last word with vLLM, in both modes; transformers samples by
+    the `generation_config`, and takes what that leaves open from the `generation_kwargs`.
+    """
+    with ExitStack() as stack:
+        if changes:
+            engine = trainer.vllm_generation if trainer.use_vllm else trainer
+            words = {**engine.generation_kwargs, **changes}
+            stack.enter_context(replaced(engine, "generation_kwargs", words))
+        if changes and not trainer.use_vllm:
+            config = copy.deepcopy(trainer.generation_config)
+            config.update(**changes)
+            stack.enter_context(replaced(trainer, "generation_config", config))
+        yield
 
 
 class StopStrings:

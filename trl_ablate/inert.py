@@ -11,6 +11,7 @@ from trl import ModelConfig
 from trl_ablate.config import AblationConfig, TaskArguments
 
 ADAPTIVE_ENTROPY = ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target")
+EVALUATION = ("num_generations_eval", "eval_sets", "eval_temperature", "eval_top_p")
 
 
 def inert_knobs(
@@ -91,7 +92,7 @@ def _term_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str
         (not config.use_adaptive_entropy, ADAPTIVE_ENTROPY, "use_adaptive_entropy is false"),
         (
             config.eval_strategy == "no",
-            ("eval_steps", "eval_on_start", "num_generations_eval"),
+            (*EVALUATION, "eval_steps", "eval_on_start", "best_metric"),
             "eval_strategy is 'no'",
         ),
         (config.save_strategy == "no", ("save_steps", "save_total_limit"), "save_strategy is 'no'"),
@@ -127,6 +128,7 @@ def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str
             "no importance correction of an on-policy update: there is no forward pass to save",
         ),
         (config.use_vllm, ("cache_implementation",), "use_vllm is true"),
+        (config.eval_temperature == 0, ("eval_top_p",), "eval_temperature is 0: greedy"),
     ]
 
 

@@ -20,6 +20,7 @@ from trl import ModelConfig
 
 from trl_ablate.config import AblationConfig, TaskArguments
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.estimates import metric_names
 from trl_ablate.guard import GuardArguments
 from trl_ablate.inert import inert_knobs
 from trl_ablate.strict import admits, check_value, nearest, parse_yaml, read_mapping
@@ -30,6 +31,9 @@ SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
 
 GROUPS = (ModelConfig, TaskArguments, GuardArguments, AblationConfig)
 """The dataclasses whose fields are the settings."""
+
+MASKED = "<masked>"
+"""What is written in the place of a token."""
 
 LOADER_KEYS = {"extends": str, "profile": str}
 """Keys that steer the loader and are no settings."""
@@ -58,7 +62,7 @@ class Resolved:
 
     def to_dict(self) -> dict[str, Any]:
         """What `resolved_config.json` holds; tokens are masked."""
-        masked = {k: "<masked>" if k.endswith("token") else v for k, v in self.settings.items()}
+        masked = {k: MASKED if k.endswith("token") else v for k, v in self.settings.items()}
         config = self.config.to_dict()
         return {
             "recipe": self.recipe.name,
@@ -89,7 +93,7 @@ def load_recipe(
     """
     path = Path(path)
     base, recipe = _base_and_recipe(path)
-    command_line = _command_line(overrides)
+    command_line = read_overrides(overrides)
     asked = command_line.pop("profile", None) or (profile if profile != "auto" else None)
     wanted = asked or recipe.get("profile") or base.get("profile") or "auto"
     name, reason = suitable_profile() if wanted == "auto" else (Path(wanted).stem, "as asked")
@@ -104,6 +108,18 @@ def load_recipe(
     return _resolve(
         path, (name, reason), settings, {k: (base.get(k), v) for k, v in declared.items()}
     )
+
+
+def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Resolved:
+    """What a run resolved to, from the `resolved_config.json` it wrote, with some settings changed.
+
+    Its learning rate is scaled already; tokens, which it does not hold, are null.
+    """
+    written = json.loads(config_file.read_text(encoding="utf-8"))
+    settings = _checked(written["settings"], config_file) | read_overrides(overrides)
+    settings |= {"learning_rate_scale": 1.0}
+    settings = {key: None if value == MASKED else value for key, value in settings.items()}
+    return _resolve(config_file, (written["profile"], "as in the run"), settings, {})
 
 
 def suitable_profile() -> tuple[str, str]:
@@ -185,7 +201,8 @@ def _checked(settings: dict[str, Any], source: object) -> dict[str, Any]:
     return checked
 
 
-def _command_line(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+def read_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a command line (see `load_recipe`), checked."""
     if isinstance(overrides, Mapping):
         return _checked(dict(overrides), "command line")
     return {
@@ -272,6 +289,7 @@ def _resolve(
         raise
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"recipe {path}: {' '.join(str(error).split())}") from error
+    _check_evaluation(config, task)
     return Resolved(
         recipe=path,
         profile=profile[0],
@@ -286,6 +304,23 @@ def _resolve(
         settings={**settings, **{key: getattr(config, key) for key in arguments}},
         for_gpu=not settings.get("use_cpu", False),
     )
+
+
+def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
+    """Every metric of an evaluation has a name of its own, and the best one exists."""
+    samples = config.num_generations_eval or config.num_generations or 1
+    names = metric_names(samples, task.eval_sets or ())
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(
+            f"eval_sets {', '.join(task.eval_sets or ())} would give two meanings to "
+            f"'{twice[0]}'; rename the set"
+        )
+    if config.best_metric not in names:
+        raise ConfigurationError(
+            f"best_metric '{config.best_metric}' is no metric of this evaluation"
+            f"{nearest(config.best_metric, names) or '; one is eval_reward'}"
+        )
 
 
 def _template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> list[str]:

@@ -20,7 +20,6 @@ import platform
 import shutil
 import subprocess
 import time
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -133,11 +132,6 @@ class RunDirectory:
         if overwrite and self.run_file.exists():
             shutil.rmtree(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-
-    def run_name(self) -> str:
-        """The dashboard's name for this run: that of the run that is resumed, or one of its own."""
-        known = self.read().get("run_name") if self.run_file.exists() else None
-        return known or f"{self.path.name}-{uuid.uuid4().hex[:6]}"
 
     @contextmanager
     def recorded(self, **entries: Any):

@@ -202,6 +202,94 @@ def test_continuous_batching_ends_at_a_stop_string(make_trainer, monkeypatch):
     assert [tokenizer.decode(row) for row in ids] == ["12 3", "12 3"]
 
 
+BACKENDS = [{}, {"use_transformers_continuous_batching": True}]
+CONTINUOUS = {"transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 64}}
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=["transformers", "continuous"])
+@pytest.mark.parametrize(
+    "sampling",
+    [{"eval_temperature": 0.0}, {"eval_temperature": 1e-4}, {"eval_top_p": 1e-6}],
+    ids=lambda sampling: ",".join(sampling),
+)
+def test_evaluation_samples_by_its_own_parameters(make_trainer, backend, sampling):
+    """Each of these leaves the most probable token only; training goes on sampling."""
+    seen = []
+
+    def reward(prompts, completion_ids, **_):
+        seen.append(list(zip(prompts, completion_ids, strict=True)))
+        return [0.0] * len(prompts)
+
+    samples = 1 if sampling == {"eval_temperature": 0.0} else 2
+    trainer = make_trainer(
+        reward=reward, **backend, **CONTINUOUS, **sampling, num_generations_eval=samples
+    )
+    before = trainer.generation_config.to_dict(), dict(trainer.generation_kwargs)
+    trainer.evaluate()
+    for prompt, ids in [pair for batch in seen for pair in batch]:
+        assert ids == greedy(trainer, prompt)
+    assert (trainer.generation_config.to_dict(), trainer.generation_kwargs) == before
+    trainer.model.train()
+    drawn = trainer._generate([trainer.train_dataset[0]["prompt"]] * 4)[1]
+    assert len({tuple(row) for row in drawn}) > 1
+
+
+def greedy(trainer, prompt):
+    """The most probable completion, one forward pass per token."""
+    ids = trainer._tokenizer(prompt)["input_ids"]
+    start = len(ids)
+    trainer.model.eval()
+    while len(ids) < start + trainer.max_completion_length:
+        with torch.no_grad():
+            logits = trainer.model(input_ids=torch.tensor([ids])).logits[0, -1]
+        ids = [*ids, int(logits.argmax())]
+        if ids[-1] in trainer.eos_token_ids:
+            break
+    return ids[start:]
+
+
+def test_evaluation_tells_the_engine_its_parameters_and_takes_them_back(scripted, monkeypatch):
+    told = []
+    generate = ScriptedEngine.generate
+
+    def listening(self, *args, **kwargs):
+        told.append(self.generation_kwargs)
+        return generate(self, *args, **kwargs)
+
+    monkeypatch.setattr(ScriptedEngine, "generate", listening)
+    trainer = scripted(eval_temperature=0.0, eval_top_p=0.9, num_generations_eval=1, stop=["1"])
+    trainer.vllm_generation.generation_kwargs = kept = trainer.args.generation_kwargs
+    trainer.evaluate()
+    assert told[0] == {**kept, "temperature": 0.0, "top_p": 0.9}
+    assert trainer.vllm_generation.generation_kwargs is kept
+    assert "temperature" not in kept
+
+
+def test_evaluation_parameters_are_given_back_when_it_fails(make_trainer):
+    def broken(**_):
+        raise RuntimeError("no reward today")
+
+    trainer = make_trainer(reward=broken, eval_temperature=0.5)
+    kept = trainer.generation_config, trainer.generation_kwargs
+    with pytest.raises(RuntimeError, match="today"):
+        trainer.evaluate()
+    assert (trainer.generation_config, trainer.generation_kwargs) == kept
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"eval_temperature": -0.1}, "eval_temperature is -0.1"),
+        ({"eval_top_p": 0.0}, "eval_top_p is 0.0"),
+        ({"eval_top_p": 1.5}, "eval_top_p is 1.5"),
+        ({"eval_temperature": 0.0, "num_generations_eval": 4}, "the 4 samples .* the same"),
+    ],
+)
+def test_evaluation_parameters_that_mean_nothing_are_refused(make_trainer, settings, said):
+    with pytest.raises(ConfigurationError, match=said):
+        make_trainer(**settings)
+
+
 def test_min_tokens_is_refused_where_it_cannot_be_held(make_trainer):
     with pytest.raises(ConfigurationError, match="min_tokens.*continuous batching"):
         make_trainer(min_tokens=4, use_transformers_continuous_batching=True)

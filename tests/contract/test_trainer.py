@@ -4,9 +4,12 @@ import time
 
 import pytest
 import torch
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ablate.advantages import compute_advantages
+from trl_ablate.callbacks import BestCheckpoint
+from trl_ablate.run import RunDirectory
 from trl_ablate.trainer import weighted_reward
 
 AS_DRAWN = {"trim_microbatches": False, "regroup_by_length": False}
@@ -284,6 +287,70 @@ def test_ungraded_completions_are_no_zeros_in_evaluation(make_trainer):
     metrics = trainer.evaluate()
     assert metrics["eval_reward"] == 1.0
     assert metrics["eval_ungraded"] == pytest.approx(1 / 5)
+
+
+def test_several_samples_a_prompt_give_avg_and_pass(make_trainer):
+    """The two samples of a prompt are graded 1 and 0, but for both 0 of the prompt with 11+."""
+    trainer = make_trainer(
+        reward=lambda completions, prompts, **_: [
+            float(i % 2 == 0 and "11+" not in prompt) for i, prompt in enumerate(prompts)
+        ],
+        num_generations_eval=2,
+    )
+    metrics = trainer.evaluate()
+    assert metrics["eval_avg@2"] == metrics["eval_pass@1"] == pytest.approx(2 / 5)
+    assert metrics["eval_pass@2"] == pytest.approx(4 / 5)
+    assert metrics["eval_reward_stderr"] == pytest.approx((0.2 / 4) ** 0.5 / 5**0.5)
+    trainer.num_generations_eval = 1
+    assert not [name for name in trainer.evaluate() if "@" in name]
+
+
+class EvaluationsSeen(TrainerCallback):
+    def __init__(self):
+        self.seen = []
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        self.seen.append(metrics)
+
+
+def with_eval_sets(make_trainer, **settings):
+    trainer = make_trainer(num_generations_eval=1, **settings)
+    halves = trainer.eval_dataset, trainer.train_dataset.select(range(8, 12))
+    trainer.eval_dataset = {"": halves[0], "other": halves[1]}
+    return trainer
+
+
+def test_one_evaluation_of_several_sets_is_one_row_and_one_call(make_trainer):
+    alone = make_trainer(num_generations_eval=1).evaluate()
+    seen = EvaluationsSeen()
+    trainer = with_eval_sets(make_trainer, extras={"callbacks": [seen]})
+    metrics = trainer.evaluate()
+    assert seen.seen == [metrics]
+    (row,) = trainer.state.log_history
+    assert row.items() >= metrics.items()
+    assert metrics["eval_reward"] == alone["eval_reward"]
+    assert set(metrics) == set(alone) | {n.replace("eval_", "eval_other_") for n in alone}
+    assert metrics["eval_other_reward"] != metrics["eval_reward"]
+
+
+def test_a_named_set_decides_which_checkpoint_is_best(make_trainer, tmp_path):
+    """Its rewards go 0.1, 0.3, 0.2 while those of the main set rise: the second is kept."""
+    others = iter([0.1, 0.3, 0.2])
+
+    def reward(completions, prompts, **_):
+        value = next(others) if "19+" in prompts[0] else float(len(seen.seen))
+        return [value] * len(prompts)
+
+    run, seen = RunDirectory(tmp_path / "kept"), EvaluationsSeen()
+    run.prepare()
+    best = BestCheckpoint(run, "eval_other_reward")
+    trainer = with_eval_sets(make_trainer, reward=reward, extras={"callbacks": [best, seen]})
+    best.attach(trainer)
+    for step in range(3):
+        trainer.state.global_step = step
+        trainer.evaluate()
+    assert [row["eval_reward"] for row in seen.seen] == [0.0, 1.0, 2.0]
+    assert run.best() == {"metric": "eval_other_reward", "value": pytest.approx(0.3), "step": 1}
 
 
 def test_a_stop_string_ends_a_completion_and_stays_in_it(make_trainer):

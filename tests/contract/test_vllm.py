@@ -313,3 +313,19 @@ def test_evaluation_goes_through_the_same_engine_and_changes_nothing(colocated):
     _, watched, log = trained(colocated(**evaluated))
     assert torch.equal(plain, watched)
     assert sum("eval_reward" in row for row in log) == 3
+
+
+def test_evaluation_samples_by_its_own_parameters(colocated):
+    """Top-p near 0 leaves one token, so that samples of a prompt are equal; in training not."""
+    drawn = {}
+
+    def reward(prompts, completions, **kwargs):
+        for prompt, completion in zip(prompts, completions, strict=True):
+            drawn.setdefault(prompt, set()).add(completion)
+        return [0.0] * len(prompts)
+
+    trainer = colocated(reward=reward, eval_top_p=1e-6, num_generations_eval=4)
+    trainer.evaluate()
+    assert [len(completions) for completions in drawn.values()] == [1] * 5
+    trainer.model.train()
+    assert len({tuple(row) for row in trainer._generate([PROMPTS[0]] * 4)[1]}) > 1

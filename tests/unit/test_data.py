@@ -307,3 +307,20 @@ def test_long_prompts_are_reported_and_kept(tmp_path, caplog, template):
     assert len(kept) == 3
     assert "1 of 3 prompts are longer than 400 tokens" in caplog.text
     assert "(row 1)" in caplog.text
+
+
+def test_evaluation_sets_are_drawn_like_the_main_one_and_leave_it_as_it_is(tmp_path):
+    from trl_ablate import miniature
+    from trl_ablate.assemble import evaluation_sets
+    from trl_ablate.config import TaskArguments
+
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text("".join(f'{{"question": "{n}?", "answer": "{n}"}}\n' for n in range(20)))
+    common = {"dataset": "miniature", "eval_size": 5, "prompt_style": "short"}
+    main = evaluation_sets(TaskArguments(**common), miniature.tokenizer())
+    task = TaskArguments(**common, eval_sets={"mine": str(mine)}, eval_split="test")
+    sets = evaluation_sets(task, miniature.tokenizer())
+    assert list(sets) == ["", "mine"]
+    assert sets[""].to_list() == main.to_list()
+    assert len(sets["mine"]) == 5
+    assert all(row["question"] in row["prompt"] for row in sets["mine"])

@@ -283,3 +283,27 @@ def test_a_start_is_looked_up_in_the_profile():
     absent = load_recipe(SHIPPED / "grpo.yaml", "miniature", ["--start", "sft_late"])
     with pytest.raises(ConfigurationError, match="no such entry in starts"):
         starting_point(absent)
+
+
+def test_named_evaluation_sets_give_metrics_that_can_be_the_best():
+    sets = "{gsm8k: gsm8k, mine: questions.jsonl}"
+    words = ["--eval_sets", sets, "--best_metric", "eval_mine_pass@4", "--num_generations_eval", 4]
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", map(str, words))
+    assert resolved.task.eval_sets == {"gsm8k": "gsm8k", "mine": "questions.jsonl"}
+    assert resolved.to_dict()["task"]["eval_sets"] == resolved.task.eval_sets
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"best_metric": "eval_rewards"}, "did you mean 'eval_reward'"),
+        ({"best_metric": "eval_pass@4"}, "is no metric of this evaluation"),
+        ({"eval_sets": {"mine": "a.jsonl"}, "best_metric": "eval_our_reward"}, "no metric of"),
+        ({"eval_sets": {"answer": "a.jsonl"}}, "two meanings to 'eval_answer_reward'"),
+        ({"eval_sets": {"my set": "a.jsonl"}}, "eval_sets has 'my set'"),
+        ({"eval_sets": {"mine": 3}}, "eval_sets has 'mine': 3"),
+    ],
+)
+def test_a_metric_has_one_name_and_is_there(settings, said):
+    with pytest.raises(ConfigurationError, match=said):
+        load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)

@@ -1,0 +1,182 @@
+"""Evaluate a saved model: `python scripts/evaluate.py CHECKPOINT --dataset math --samples 4`.
+
+CHECKPOINT is a model's folder, a run's directory (its best model, or else its last), a Hub id, or
+miniature. Template, dataset and machine are those of its run, or of the recipe; any setting can be
+given on the command line.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run import append_jsonl, provenance, write_json
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: do not spin
+
+console = Console(highlight=False, soft_wrap=True)
+
+SETTINGS = {
+    "dataset": "dataset",
+    "samples": "num_generations_eval",
+    "temperature": "eval_temperature",
+    "top_p": "eval_top_p",
+}
+"""Short names on the command line, and the settings they stand for."""
+
+
+def main() -> int:
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a kernel nobody asked for
+    parser = argparse.ArgumentParser(description="Evaluate a saved model.", allow_abbrev=False)
+    parser.add_argument("checkpoint", help="a model's folder, a run's, a Hub id, or miniature")
+    parser.add_argument("--recipe", type=Path, help="default: as in its run, or recipes/grpo.yaml")
+    parser.add_argument("--profile", default="auto", help="of the recipe; see scripts/train.py")
+    parser.add_argument("--dataset", help="math, gsm8k, miniature, a Hub id, or a path")
+    parser.add_argument("--samples", help="completions per question")
+    parser.add_argument("--temperature", help="0 is greedy; default: as in training")
+    parser.add_argument("--top_p", help="default: as in training")
+    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
+    parser.add_argument(
+        "--completions", action="store_true", help="write every completion next to it, as JSONL"
+    )
+    options, words = parser.parse_known_args()
+    for short, setting in SETTINGS.items():
+        if getattr(options, short) is not None:
+            words += [f"--{setting}", getattr(options, short)]
+    try:
+        return run(options, words)
+    except ConfigurationError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; nothing was written\n")
+        return 130
+
+
+def run(options: argparse.Namespace, words: list[str]) -> int:
+    from trl_ablate.assemble import check_device
+    from trl_ablate.checkpoints import find_checkpoint, to_evaluate
+
+    check_output(options)
+    checkpoint = find_checkpoint(options.checkpoint)
+    with tempfile.TemporaryDirectory() as scratch:
+        resolved = to_evaluate(
+            checkpoint, words, recipe=options.recipe, profile=options.profile, scratch=scratch
+        )
+        check_device(resolved)
+        found = evaluate(resolved)
+    if resolved.config.process_index != 0:
+        return 0
+    report = describe(options.checkpoint, resolved, found)
+    console.print(table(report["sets"], title=f"{checkpoint.model} on {resolved.task.dataset}"))
+    if options.output:
+        write_json(options.output, report)
+        console.print(f"written: {options.output}", markup=False)
+    if options.completions:
+        write_completions(completions_file(options.output), found)
+    return 0
+
+
+def check_output(options: argparse.Namespace) -> None:
+    """What could not be written is refused before a model is loaded."""
+    if options.completions and not options.output:
+        raise ConfigurationError("--completions are written next to --output; give --output, too")
+    if options.output and not options.output.parent.is_dir():
+        raise ConfigurationError(
+            f"the folder of --output {options.output} does not exist; make it, or give another"
+        )
+
+
+def evaluate(resolved) -> dict[str, Any]:
+    """`Evaluation` of the main dataset (at '') and of each of `eval_sets`."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from trl_ablate.assemble import build_evaluator
+    from trl_ablate.evaluation import evaluations
+    from trl_ablate.rewards import MathGrader
+
+    disable_progress_bar()
+    task = resolved.task
+    with MathGrader(
+        workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
+    ) as grader:
+        evaluator = build_evaluator(resolved, grader)
+        questions: Any = evaluator.eval_dataset
+        return evaluations(evaluator, questions)
+
+
+def describe(name: str, resolved, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the JSON file holds: the numbers, and where they come from."""
+    from trl_ablate.estimates import standard_errors
+    from trl_ablate.hub.masking import Masker, known_secrets
+
+    config, task = resolved.config, resolved.task
+    samples = config.num_generations_eval or config.num_generations
+    sources = {"": task.dataset, **(task.eval_sets or {})}
+    report = {
+        "checkpoint": name,
+        "model": resolved.model.model_name_or_path,
+        "samples": samples,
+        "temperature": _or(config.eval_temperature, config.temperature),
+        "top_p": _or(config.eval_top_p, config.top_p),
+        "seed": config.seed,
+        "sets": {
+            key or "main": {
+                "dataset": sources[key],
+                "questions": len(one.rows) // samples,
+                "metrics": one.metrics,
+                "standard_errors": standard_errors(one.rows, samples),
+            }
+            for key, one in found.items()
+        },
+        "command": sys.argv,
+        **provenance(),
+        "resolved": resolved.to_dict(),
+    }
+    return Masker(known_secrets([], sys.argv, config.hub_token)).value(report)
+
+
+def _or(value, other):
+    return other if value is None else value
+
+
+def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:
+    made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    made.add_column("")
+    for name, one in sets.items():
+        made.add_column(f"{name}, {one['questions']} questions", justify="right")
+    metrics = dict.fromkeys(metric for one in sets.values() for metric in one["standard_errors"])
+    for metric in metrics:
+        made.add_row(metric, *(shown(one, metric) for one in sets.values()))
+    return made
+
+
+def shown(one: Mapping[str, Any], metric: str) -> str:
+    """A mean and its standard error; nothing where a set does not have it."""
+    if metric not in one["metrics"]:
+        return ""
+    return f"{one['metrics'][metric]:.3f} ± {one['standard_errors'][metric]:.3f}"
+
+
+def completions_file(output: Path) -> Path:
+    return output.with_suffix(".completions.jsonl")
+
+
+def write_completions(file: Path, found: Mapping[str, Any]) -> None:
+    file.unlink(missing_ok=True)
+    for key, one in found.items():
+        for row in one.rows:
+            append_jsonl(file, {"set": key or "main", **row})
+    console.print(f"written: {file}", markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

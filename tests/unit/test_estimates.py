@@ -1,0 +1,142 @@
+"""What is estimated from several samples a prompt: against tables, subsets and simulation."""
+
+import random
+import statistics
+from itertools import combinations
+
+import pytest
+
+from trl_ablate.estimates import (
+    metric_names,
+    pass_at,
+    passes,
+    standard_error,
+    standard_errors,
+    success_rates,
+    summary,
+)
+
+
+@pytest.mark.parametrize(
+    ("successes", "expected"),
+    [
+        # n = 4: 1 - C(4 - c, k) / C(4, k), with C(4, 1), C(4, 2), C(4, 4) = 4, 6, 1
+        (0, (0, 0, 0)),
+        (1, (1 - 3 / 4, 1 - 3 / 6, 1)),
+        (2, (1 - 2 / 4, 1 - 1 / 6, 1)),
+        (3, (1 - 1 / 4, 1, 1)),
+        (4, (1, 1, 1)),
+    ],
+)
+def test_pass_at_k_of_four_samples(successes, expected):
+    assert [pass_at(k, 4, successes) for k in (1, 2, 4)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("samples", range(1, 8))
+def test_pass_at_k_is_the_share_of_subsets_with_a_success(samples):
+    for successes in range(samples + 1):
+        drawn = [1] * successes + [0] * (samples - successes)
+        for k in range(1, samples + 1):
+            subsets = [max(subset) for subset in combinations(drawn, k)]
+            share = sum(subsets) / len(subsets)
+            assert pass_at(k, samples, successes) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [(1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])],
+)
+def test_k_are_the_powers_of_two_and_all(samples, expected):
+    assert passes(samples) == expected
+
+
+def test_each_prompt_has_its_rates():
+    """c = 0, 1, 4 of n = 4."""
+    rates = success_rates([[False] * 4, [False, True, False, False], [True] * 4])
+    one, two, four = [0, 1 / 4, 1], [0, 1 / 2, 1], [0, 1, 1]
+    assert rates == {"avg@4": one, "pass@1": one, "pass@2": two, "pass@4": four}
+
+
+def test_an_ungraded_sample_is_as_if_not_drawn():
+    """Prompt 1 has c = 1 of 3 graded, prompt 2 none, prompt 3 all four: pass@4 is prompt 3's."""
+    rates = success_rates([[True, None, False, False], [None] * 4, [False, False, False, True]])
+    one = [1 / 3, 1 / 4]
+    assert rates == {"avg@4": one, "pass@1": one, "pass@2": [2 / 3, 3 / 6], "pass@4": [1]}
+
+
+def test_rates_without_any_graded_sample_are_absent():
+    assert not [name for name in summary([row(None)] * 2, samples=2) if "@" in name]
+
+
+def row(reward, **parts):
+    return {"reward": reward, "length": 5, "truncated": False, **parts}
+
+
+def test_success_is_the_answer_whatever_its_format_and_worth():
+    """r1_zero gives no reward for a right answer in the wrong format; the XML templates give 2."""
+    r1_zero = [row(0.0, answer_reward=1.0), row(0.0, answer_reward=0.0)]
+    xml = [row(3.0, answer_reward=2.0), row(1.0, answer_reward=0.0)]
+    assert summary(r1_zero, samples=2)["avg@2"] == 0.5
+    assert summary(xml, samples=2)["avg@2"] == 0.5
+
+
+def test_without_an_answer_reward_any_reward_is_a_success():
+    assert summary([row(0.1), row(0.0), row(-1.0), row(None)], samples=4)["avg@4"] == 1 / 3
+
+
+def test_one_sample_a_prompt_has_neither_avg_nor_pass():
+    assert not [name for name in summary([row(1.0), row(0.0)]) if "@" in name]
+
+
+def test_the_error_of_one_sample_a_prompt_is_that_of_the_mean():
+    values = [0.0, 1.0, 1.0, 0.5, None]
+    found = summary([row(value) for value in values])["reward_stderr"]
+    assert found == pytest.approx(statistics.stdev(values[:4]) / 2)
+
+
+def test_samples_of_a_prompt_count_once_in_the_error():
+    """Means of the prompts 1, 0 and 1/2 have the standard deviation 1/2, whatever the samples."""
+    rows = [row(value) for value in (1.0, 1.0, 0.0, 0.0, 1.0, 0.0)]
+    assert summary(rows, samples=2)["reward_stderr"] == pytest.approx(0.5 / 3**0.5)
+    copied = [one for one in rows for _ in range(5)]
+    assert summary(copied, samples=10)["reward_stderr"] == pytest.approx(0.5 / 3**0.5)
+
+
+def test_the_error_covers_the_spread_of_repeated_evaluations():
+    """Prompts of different difficulty: over 400 simulated sets, both agree to 10 %."""
+    draw = random.Random(0)
+
+    def evaluation():
+        chances = [draw.random() for _ in range(50)]
+        return summary([row(float(draw.random() < p)) for p in chances for _ in range(8)], 8)
+
+    found = [evaluation() for _ in range(400)]
+    spread = statistics.stdev(one["reward"] for one in found)
+    assert statistics.mean(one["reward_stderr"] for one in found) == pytest.approx(spread, rel=0.1)
+
+
+def test_means_weigh_prompts_alike_where_some_samples_are_ungraded():
+    rows = [row(1.0), row(None), row(0.0), row(0.0)]
+    found = summary(rows, samples=2)
+    assert (found["reward"], found["ungraded"]) == (0.5, 0.25)
+
+
+def test_one_prompt_has_no_error():
+    assert standard_error([1.0]) == standard_error([]) == 0.0
+
+
+@pytest.mark.parametrize("samples", [1, 2, 6])
+def test_every_metric_has_its_name(samples):
+    rows = [row(1.0, format_reward=1.0, answer_reward=1.0)] * samples
+    found = {f"eval_{name}" for name in summary(rows, samples)}
+    assert found == set(metric_names(samples))
+    named = {name.replace("eval_", "eval_mine_") for name in found}
+    assert set(metric_names(samples, ["mine"])) == found | named
+
+
+def test_every_mean_has_its_error():
+    """Two prompts: lengths 5 and 7, rewards 1 and 0, pass@2 1 and 0; errors are half the gap."""
+    rows = [row(1.0), row(1.0), row(0.0, length=7), row(0.0, length=7)]
+    found = standard_errors(rows, samples=2)
+    assert (found["mean_length"], found["reward"], found["pass@2"]) == pytest.approx((1, 0.5, 0.5))
+    assert set(found) == set(summary(rows, samples=2)) - {"reward_stderr"}

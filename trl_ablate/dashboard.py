@@ -1,0 +1,117 @@
+"""A run in trackio: its name there, rollouts to read, and whether everything arrived.
+
+The curves are logged by the callback that transformers adds for `report_to: trackio`, and every
+field of the config is a key to group runs by: `study`, `arm` and `seed` among them. trackio takes
+two runs of one name for one, so that a name is used once, and again only to resume.
+"""
+
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.integrations.integration_utils import rewrite_logs
+
+STEP = "train/global_step"
+"""What rows are joined on: trackio's own step counts the calls."""
+
+NOT_LOGGED = {
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+    "train_loss",
+    "total_flos",
+}
+"""What the callback of transformers leaves out."""
+
+
+def reports_to_trackio(args: TrainingArguments) -> bool:
+    return "trackio" in (args.report_to or [])
+
+
+def new_run_name(wanted: str) -> str:
+    """A name that no other run has."""
+    return f"{wanted}-{uuid.uuid4().hex[:6]}"
+
+
+def log_rollouts(rows: list[dict[str, Any]], step: int) -> None:
+    """Rollouts as a table, on the dashboard's page 'Media & Tables'."""
+    import trackio
+
+    table: Any = [{"step": step, **row, **_texts(row, ("prompt", "response"))} for row in rows]
+    trackio.log({"rollouts": trackio.Table(data=table), STEP: step})
+
+
+def _texts(row: dict[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """Messages as text, each under its role."""
+    return {
+        name: row[name]
+        if isinstance(row[name], str)
+        else "\n".join(f"[{message['role']}] {message['content']}" for message in row[name])
+        for name in names
+    }
+
+
+def kept_metrics(project: str, run_name: str) -> dict[int, dict[str, Any]]:
+    """What trackio has of a run, by optimizer step; of what was logged twice, the last."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    kept: dict[int, dict[str, Any]] = {}
+    for row in SQLiteStorage.get_logs(project, run_name):
+        if row.get(STEP) is not None:
+            kept.setdefault(row[STEP], {}).update(row)
+    return kept
+
+
+class DashboardCheck(TrainerCallback):
+    """Reads back, when training has ended, what trackio has kept; warns if rows are missing.
+
+    trackio warns and goes on where it cannot write. What went to a Space or a server is not here.
+    """
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._logged: dict[int, set[str]] = {}
+
+    def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
+        if state.is_world_process_zero and reports_to_trackio(args):
+            names = rewrite_logs({k: v for k, v in logs.items() if k not in NOT_LOGGED})
+            self._logged.setdefault(state.global_step, set()).update(names)
+
+    def on_train_end(self, args, state: TrainerState, control, **kwargs):
+        if not self._logged or not _is_local():
+            return
+        kept = kept_metrics(args.project, args.run_name or "")
+        lost = [step for step, names in self._logged.items() if names - kept.get(step, {}).keys()]
+        if lost:
+            self._console.print(
+                f"warning: trackio has lost rows of {len(lost)} of {len(self._logged)} steps (the "
+                f"first: step {lost[0]}); metrics.jsonl has them all",
+                style="yellow",
+            )
+
+
+def _is_local() -> bool:
+    from trackio import context_vars
+
+    return context_vars.current_server.get() is None
+
+
+def export_static(config: TrainingArguments) -> str | None:
+    """The project as a static Space `trackio_static_space_id`, if there is one; its id.
+
+    With a `trackio_space_id` trackio's callback has made it when training ended.
+    """
+    if not isinstance(config.trackio_static_space_id, str) or config.trackio_space_id:
+        return None
+    import trackio
+
+    return trackio.sync(
+        project=config.project,
+        space_id=config.trackio_static_space_id,
+        sdk="static",
+        private=config.hub_private_repo,
+        bucket_id=config.trackio_bucket_id,
+        force=True,
+    )
