@@ -43,7 +43,7 @@ class GuardArguments:
     )
     guard_window: int = _setting(10, "Steps that a running median, or 'at first', is taken over.")
     guard_patience: int = _setting(3, "Steps in a row that a rule must hold to speak.")
-    guard_grad_norm_factor: float = _setting(3.0, "Times its median that a gradient norm may be.")
+    guard_grad_norm_factor: float = _setting(8.0, "Times its median that a gradient norm may be.")
     guard_length_factor: float = _setting(2.0, "Times shorter or longer that responses may become.")
     guard_entropy_factor: float = _setting(20.0, "Times smaller that entropy may become.")
     guard_reward_factor: float = _setting(

@@ -47,7 +47,7 @@ def test_a_healthy_run_is_left_in_peace():
         ("nonfinite", {"loss": math.nan}, 1),
         ("nonfinite", {"grad_norm": math.inf}, 1),
         ("nonfinite", {"grad_norm": None}, 1),
-        ("grad_norm", {"grad_norm": 3.1}, 1),
+        ("grad_norm", {"grad_norm": 8.1}, 1),
         ("length", {"completions/mean_length": 49.0}, 3),
         ("length", {"completions/mean_length": 201.0}, 3),
         ("entropy", {"entropy": 0.049}, 3),
@@ -68,7 +68,7 @@ def test_a_rule_speaks_once_when_it_has_held(rule, bad, speaks_after):
 @pytest.mark.parametrize(
     ("just_inside"),
     [
-        {"grad_norm": 2.9},
+        {"grad_norm": 7.9},
         {"completions/mean_length": 51.0},
         {"completions/mean_length": 199.0},
         {"entropy": 0.051},
