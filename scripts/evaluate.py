@@ -7,7 +7,6 @@ given on the command line.
 
 import argparse
 import logging
-import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -19,8 +18,6 @@ from rich.table import Table
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run import append_jsonl, provenance, write_json
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: do not spin
 
 console = Console(highlight=False, soft_wrap=True)
 

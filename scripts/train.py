@@ -6,7 +6,6 @@ recipe comes to and starts nothing.
 
 import argparse
 import logging
-import os
 import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -21,7 +20,6 @@ from trl_ablate.run import PREEMPTED, RunDirectory, provenance
 EXIT_PREEMPTED = 75
 """A shell's EX_TEMPFAIL: not done, try again."""
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: do not spin
 
 console = Console(highlight=False, soft_wrap=True)
 

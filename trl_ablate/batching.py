@@ -113,6 +113,8 @@ def _forward_rows(
     takes its faster, purely causal path, and the width is that of the longest row, where a prompt
     and a completion padded apart take the longest prompt and the longest completion.
     """
+    if mask_NL.all():
+        return forward(ids_NL, mask_NL, width)
     prompt_width = mask_NL.size(1) - width
     first_N1 = mask_NL.argmax(dim=1, keepdim=True)
     longest_row = int(mask_NL.sum(dim=1).max())
