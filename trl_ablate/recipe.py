@@ -23,7 +23,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import metric_names
 from trl_ablate.guard import GuardArguments
 from trl_ablate.inert import inert_knobs
-from trl_ablate.strict import admits, check_value, nearest, parse_yaml, read_mapping
+from trl_ablate.strict import admits, brief, check_value, nearest, parse_yaml, read_mapping
 from trl_ablate.templates import TEMPLATES
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
@@ -154,7 +154,7 @@ def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"recipe {path} extends itself; name another base, or remove `extends`"
         )
     base = _checked(
-        read_mapping(base_path, f"base '{recipe['extends']}' of recipe {path}:"), base_path
+        read_mapping(base_path, f"base '{brief(recipe['extends'])}' of recipe {path}:"), base_path
     )
     if "extends" in base:
         again = beside_or_shipped(base["extends"], base_path)
@@ -169,18 +169,18 @@ def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def beside_or_shipped(name: str, recipe: Path) -> Path:
     beside = recipe.parent / name
     shipped = SHIPPED / name
-    return shipped if not beside.exists() and shipped.exists() else beside
+    return shipped if not os.path.exists(beside) and os.path.exists(shipped) else beside
 
 
 def _profile_path(name: str, recipe: Path) -> Path:
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     path = beside_or_shipped(f"profiles/{name}.yaml", recipe)
-    if not path.exists():
+    if not os.path.exists(path):
         known = sorted(other.stem for other in (SHIPPED / "profiles").glob("*.yaml"))
         raise ConfigurationError(
-            f"profile '{name}' does not exist; known: auto, {', '.join(known)}, or a path to a "
-            ".yaml file"
+            f"profile '{brief(name)}' does not exist; known: auto, {', '.join(known)}, or a path "
+            "to a .yaml file"
         )
     return path
 
@@ -196,7 +196,7 @@ def _checked(settings: dict[str, Any], source: object) -> dict[str, Any]:
             checked[key] = check_value(f"{source}: {key}", value, known[key][1])
         else:
             raise ConfigurationError(
-                f"{source}: unknown key '{key}'{nearest(key, [*known, *LOADER_KEYS])}"
+                f"{source}: unknown key '{brief(key)}'{nearest(key, [*known, *LOADER_KEYS])}"
             )
     return checked
 
@@ -287,8 +287,9 @@ def _resolve(
         model = ModelConfig(**groups[ModelConfig])
     except ConfigurationError:
         raise
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"recipe {path}: {' '.join(str(error).split())}") from error
+    except Exception as error:  # TRL and transformers refuse values in a dozen ways
+        refused = f"{type(error).__name__}: " * (not isinstance(error, ValueError))
+        raise ConfigurationError(f"recipe {path}: {refused}{brief(error, 500)}") from error
     _check_evaluation(config, task)
     return Resolved(
         recipe=path,
