@@ -1,7 +1,7 @@
 """Train one arm: `accelerate launch scripts/train.py recipes/std_dev_off.yaml [--key value ...]`.
 
 Any setting can be given on the command line and wins over the recipe; `--dry_run` shows what a
-recipe comes to and starts nothing.
+recipe comes to and starts nothing; `--doctor` says whether it can run on this machine.
 """
 
 import argparse
@@ -10,13 +10,18 @@ import os
 import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run import PREEMPTED, RunDirectory, provenance
+
+if TYPE_CHECKING:
+    from trl_ablate.doctor import Finding
+
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 EXIT_PREEMPTED = 75
 """A shell's EX_TEMPFAIL: not done, try again."""
@@ -30,17 +35,25 @@ def main() -> int:
     logging.getLogger("bitsandbytes").setLevel(
         logging.ERROR
     )  # it reports a kernel nobody asked for
-    parser = argparse.ArgumentParser(description="Train one arm.", allow_abbrev=False)
-    parser.add_argument("recipe", help="a YAML file, such as recipes/std_dev_off.yaml")
+    parser = argparse.ArgumentParser(
+        description="Train one arm: RECIPE is a YAML file, such as recipes/std_dev_off.yaml.",
+        usage="%(prog)s RECIPE [options] [--key value ...]",
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "--profile", default="auto", help="h100, rtx4090, miniature, auto, or a path"
     )
     parser.add_argument("--dry_run", action="store_true", help="show what resolves, start nothing")
+    parser.add_argument("--doctor", action="store_true", help="what the recipe would miss here")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in output_dir")
     parser.add_argument("--resume", action="store_true", help="go on with the run in output_dir")
     options, overrides = parser.parse_known_args()
+    first = overrides[0] if overrides else "-"
+    options.recipe = None if first.startswith("-") else overrides.pop(0)
+    if options.recipe is None and not options.doctor:
+        parser.error("the recipe comes first; give one, such as recipes/std_dev_off.yaml")
     try:
-        return run(options, overrides)
+        return doctor(options, overrides) if options.doctor else run(options, overrides)
     except ConfigurationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -85,6 +98,38 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     if main_process and push:
         publish(directory, resolved.config)
     return 0
+
+
+def doctor(options: argparse.Namespace, overrides: list[str]) -> int:
+    """Say what this machine has and lacks for a recipe; 0 if it can run here, or else 1."""
+    from trl_ablate import doctor as checks
+
+    requirements, versions = checks.declared(), checks.installed()
+    findings = checks.check_packages(requirements, versions)
+    if not any(finding.stops for finding in findings):  # or else no recipe resolves
+        from trl_ablate.recipe import load_recipe
+
+        recipe = options.recipe or str(REPOSITORY / "recipes" / "grpo.yaml")
+        resolved = load_recipe(recipe, options.profile, overrides)
+        show(resolved, everything=False)
+        machine = checks.look_around(Path(str(resolved.config.output_dir)))
+        wanted = checks.packages_wanted(resolved)
+        findings = checks.check_packages(requirements, versions, wanted)
+        findings += checks.check_machine(resolved, machine)
+    return report(findings)
+
+
+def report(findings: list["Finding"]) -> int:
+    """Show every finding, then the command for each that stops a run."""
+    unneeded = {True: "", False: " (not needed)"}
+    console.print(
+        table("here", {each.what: each.found + unneeded[each.needed] for each in findings})
+    )
+    missing = [finding for finding in findings if finding.stops]
+    for finding in missing:
+        console.print(f"missing: {finding.what}; mend it with: {finding.mend}", markup=False)
+    console.print(f"cannot run here: {len(missing)} missing" if missing else "can run here")
+    return 1 if missing else 0
 
 
 def prepare(directory: RunDirectory, resolved, options: argparse.Namespace, *, push: bool) -> None:

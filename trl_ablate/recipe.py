@@ -19,6 +19,7 @@ import torch
 from trl import ModelConfig
 
 from trl_ablate.config import AblationConfig, TaskArguments
+from trl_ablate.doctor import LARGE_GPU_GIB
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import metric_names
 from trl_ablate.guard import GuardArguments
@@ -128,7 +129,7 @@ def suitable_profile() -> tuple[str, str]:
         return "miniature", "no GPU here"
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     seen = f"{torch.cuda.get_device_name(0)} with {memory:.0f} GiB"
-    return ("h100", seen) if memory >= 40 else ("rtx4090", seen)
+    return ("h100" if memory >= LARGE_GPU_GIB else "rtx4090"), seen
 
 
 @functools.cache
