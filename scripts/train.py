@@ -16,10 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.failures import in_words
 from trl_ablate.run import PREEMPTED, RunDirectory, provenance
 
 if TYPE_CHECKING:
     from trl_ablate.doctor import Finding
+    from trl_ablate.hub.masking import Masker
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -60,6 +62,12 @@ def main() -> int:
     except KeyboardInterrupt:
         sys.stderr.write("stopped; what was finished is kept\n")
         return 130
+    except Exception as error:
+        said = in_words(error)
+        if said is None:
+            raise
+        sys.stderr.write(f"error: {said}\n")
+        return 1
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> int:
@@ -73,17 +81,24 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
         show(resolved, everything=options.dry_run)
     if options.dry_run:
         return 0
+    from trl_ablate.hub.masking import Masker, known_secrets
+
     directory = RunDirectory(Path(str(resolved.config.output_dir)))
     push, resolved.config.push_to_hub = resolved.config.push_to_hub, False  # ours, not TRL's
+    token, resolved.config.hub_token = resolved.config.hub_token, None  # or checkpoints hold it
     resolved.config.hub_private_repo = resolved.config.hub_private_repo is not False
+    secrets = known_secrets([resolved.settings], sys.argv, token)
     if main_process:
-        prepare(directory, resolved, options, push=push)
+        prepare(directory, resolved, options, push=push, token=token)
+        directory.write_config(Masker(secrets, hide_home=False).value(resolved.to_dict()))
     resolved.config.run_name = name_of(directory, resolved.config, resume=options.resume)
     checkpoint = directory.whole_checkpoint(resolved.config.world_size) if options.resume else None
     if main_process and options.resume:
         console.print(f"resuming from {checkpoint or 'the beginning: nothing was saved yet'}")
         directory.rewind(int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1)
-    record = directory.recorded(**identity(resolved)) if main_process else nullcontext()
+    masker = Masker(secrets)
+    described = masker.value(identity(resolved, masker))
+    record = directory.recorded(clean=masker.text, **described) if main_process else nullcontext()
     with record as outcome:
         alert, preempted = train(resolved, directory, checkpoint)
         if outcome and preempted:
@@ -96,7 +111,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     if main_process:
         summarise(directory)
     if main_process and push:
-        publish(directory, resolved.config)
+        publish(directory, resolved.config, token)
     return 0
 
 
@@ -132,16 +147,17 @@ def report(findings: list["Finding"]) -> int:
     return 1 if missing else 0
 
 
-def prepare(directory: RunDirectory, resolved, options: argparse.Namespace, *, push: bool) -> None:
+def prepare(
+    directory: RunDirectory, resolved, options: argparse.Namespace, *, push: bool, token: str | None
+) -> None:
     """Everything that can be refused is refused here, before a model is loaded."""
     from trl_ablate.assemble import check_device
     from trl_ablate.hub import check_token
 
     check_device(resolved)
     if push:
-        check_token(resolved.config.hub_token)
+        check_token(token)
     directory.prepare(overwrite=options.overwrite, resume=options.resume)
-    directory.write_config(resolved.to_dict())
 
 
 def name_of(directory: RunDirectory, config, *, resume: bool) -> str:
@@ -195,7 +211,7 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None):
     return guard.stopped_by, preemption.asked
 
 
-def publish(directory: RunDirectory, config) -> None:
+def publish(directory: RunDirectory, config, token: str | None) -> None:
     from trl_ablate.dashboard import export_static
     from trl_ablate.hub import push_run
 
@@ -203,7 +219,7 @@ def publish(directory: RunDirectory, config) -> None:
         directory,
         repo_id=config.hub_model_id,
         private=config.hub_private_repo,
-        token=config.hub_token,
+        token=token,
         revision=config.hub_revision,
     )
     console.print(f"published at {url}")
@@ -211,13 +227,10 @@ def publish(directory: RunDirectory, config) -> None:
         console.print(f"dashboard at https://huggingface.co/spaces/{space}")
 
 
-def identity(resolved) -> dict[str, Any]:
+def identity(resolved, masker: "Masker") -> dict[str, Any]:
     """Which run this is, and where it comes from."""
-    from trl_ablate.hub.masking import Masker, known_secrets
-
     config = resolved.config
-    masker = Masker(known_secrets([], sys.argv, config.hub_token))
-    record = {
+    return {
         "recipe": resolved.recipe.name,
         "profile": resolved.profile,
         "arm": config.arm,
@@ -228,7 +241,6 @@ def identity(resolved) -> dict[str, Any]:
         **provenance(),
         **accelerators(config),
     }
-    return masker.value(record)
 
 
 def accelerators(config) -> dict[str, Any]:

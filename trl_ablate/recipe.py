@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
 
 GROUPS = (ModelConfig, TaskArguments, GuardArguments, AblationConfig)
 """The dataclasses whose fields are the settings."""
+
+NAMES_OF_FOLDERS = ("arm", "run_name")
+"""Settings that become part of a path: of the run's own folder, and of its tables in trackio."""
 
 MASKED = "<masked>"
 """What is written in the place of a token."""
@@ -276,7 +280,9 @@ def _resolve(
         groups[known[key][0]][key] = value
     task = TaskArguments(**groups[TaskArguments])
     arguments = groups[AblationConfig]
-    warnings = _template_warnings(task, arguments)
+    for name in NAMES_OF_FOLDERS:
+        _check_folder_name(name, settings.get(name))
+    warnings = _template_warnings(task, arguments) + _trust_warnings(arguments)
     arguments.setdefault("stop", list(TEMPLATES[task.template].stop) or None)
     arguments.setdefault("output_dir", f"runs/{settings['arm']}-seed{settings.get('seed', 42)}")
     if "learning_rate" in arguments:
@@ -323,6 +329,28 @@ def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
             f"best_metric '{config.best_metric}' is no metric of this evaluation"
             f"{nearest(config.best_metric, names) or '; one is eval_reward'}"
         )
+
+
+def _check_folder_name(key: str, value: str | None) -> None:
+    if value is not None and (value in ("", ".", "..") or re.search(r"[/\\]", value)):
+        raise ConfigurationError(
+            f"{key} is '{brief(value)}', which names a folder of the run; give a name without "
+            "slashes, and --output_dir for the place"
+        )
+
+
+def _trust_warnings(arguments: Mapping[str, Any]) -> list[str]:
+    """Running code out of a model's repository is a decision that nobody should overlook."""
+    loading = arguments.get("model_init_kwargs")
+    asked = {"trust_remote_code": arguments.get("trust_remote_code")}
+    if isinstance(loading, Mapping):
+        asked["model_init_kwargs: trust_remote_code"] = loading.get("trust_remote_code")
+    return [
+        f"{key} is on: code from the model's repository runs on this machine with all of your "
+        "rights; leave it off for models that you have not read"
+        for key, on in asked.items()
+        if on
+    ]
 
 
 def _template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> list[str]:
