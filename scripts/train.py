@@ -1,7 +1,7 @@
 """Train one arm: `accelerate launch scripts/train.py recipes/std_dev_off.yaml [--key value ...]`.
 
 Any setting can be given on the command line and wins over the recipe; `--dry_run` shows what a
-recipe comes to and starts nothing.
+recipe comes to and starts nothing; `--doctor` says whether it can run on this machine.
 """
 
 import argparse
@@ -9,13 +9,20 @@ import logging
 import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.failures import in_words
 from trl_ablate.run import PREEMPTED, RunDirectory, provenance
+
+if TYPE_CHECKING:
+    from trl_ablate.doctor import Finding
+    from trl_ablate.hub.masking import Masker
+
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 EXIT_PREEMPTED = 75
 """A shell's EX_TEMPFAIL: not done, try again."""
@@ -28,23 +35,37 @@ def main() -> int:
     logging.getLogger("bitsandbytes").setLevel(
         logging.ERROR
     )  # it reports a kernel nobody asked for
-    parser = argparse.ArgumentParser(description="Train one arm.", allow_abbrev=False)
-    parser.add_argument("recipe", help="a YAML file, such as recipes/std_dev_off.yaml")
+    parser = argparse.ArgumentParser(
+        description="Train one arm: RECIPE is a YAML file, such as recipes/std_dev_off.yaml.",
+        usage="%(prog)s RECIPE [options] [--key value ...]",
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "--profile", default="auto", help="h100, rtx4090, miniature, auto, or a path"
     )
     parser.add_argument("--dry_run", action="store_true", help="show what resolves, start nothing")
+    parser.add_argument("--doctor", action="store_true", help="what the recipe would miss here")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in output_dir")
     parser.add_argument("--resume", action="store_true", help="go on with the run in output_dir")
     options, overrides = parser.parse_known_args()
+    first = overrides[0] if overrides else "-"
+    options.recipe = None if first.startswith("-") else overrides.pop(0)
+    if options.recipe is None and not options.doctor:
+        parser.error("the recipe comes first; give one, such as recipes/std_dev_off.yaml")
     try:
-        return run(options, overrides)
+        return doctor(options, overrides) if options.doctor else run(options, overrides)
     except ConfigurationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("stopped; what was finished is kept\n")
         return 130
+    except Exception as error:
+        said = in_words(error)
+        if said is None:
+            raise
+        sys.stderr.write(f"error: {said}\n")
+        return 1
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> int:
@@ -58,17 +79,24 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
         show(resolved, everything=options.dry_run)
     if options.dry_run:
         return 0
+    from trl_ablate.hub.masking import Masker, known_secrets
+
     directory = RunDirectory(Path(str(resolved.config.output_dir)))
     push, resolved.config.push_to_hub = resolved.config.push_to_hub, False  # ours, not TRL's
+    token, resolved.config.hub_token = resolved.config.hub_token, None  # or checkpoints hold it
     resolved.config.hub_private_repo = resolved.config.hub_private_repo is not False
+    secrets = known_secrets([resolved.settings], sys.argv, token)
     if main_process:
-        prepare(directory, resolved, options, push=push)
+        prepare(directory, resolved, options, push=push, token=token)
+        directory.write_config(Masker(secrets, hide_home=False).value(resolved.to_dict()))
     resolved.config.run_name = name_of(directory, resolved.config, resume=options.resume)
     checkpoint = directory.whole_checkpoint(resolved.config.world_size) if options.resume else None
     if main_process and options.resume:
         console.print(f"resuming from {checkpoint or 'the beginning: nothing was saved yet'}")
         directory.rewind(int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1)
-    record = directory.recorded(**identity(resolved)) if main_process else nullcontext()
+    masker = Masker(secrets)
+    described = masker.value(identity(resolved, masker))
+    record = directory.recorded(clean=masker.text, **described) if main_process else nullcontext()
     with record as outcome:
         alert, preempted = train(resolved, directory, checkpoint)
         if outcome and preempted:
@@ -81,20 +109,53 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     if main_process:
         summarise(directory)
     if main_process and push:
-        publish(directory, resolved.config)
+        publish(directory, resolved.config, token)
     return 0
 
 
-def prepare(directory: RunDirectory, resolved, options: argparse.Namespace, *, push: bool) -> None:
+def doctor(options: argparse.Namespace, overrides: list[str]) -> int:
+    """Say what this machine has and lacks for a recipe; 0 if it can run here, or else 1."""
+    from trl_ablate import doctor as checks
+
+    requirements, versions = checks.declared(), checks.installed()
+    findings = checks.check_packages(requirements, versions)
+    if not any(finding.stops for finding in findings):  # or else no recipe resolves
+        from trl_ablate.recipe import load_recipe
+
+        recipe = options.recipe or str(REPOSITORY / "recipes" / "grpo.yaml")
+        resolved = load_recipe(recipe, options.profile, overrides)
+        show(resolved, everything=False)
+        machine = checks.look_around(Path(str(resolved.config.output_dir)))
+        wanted = checks.packages_wanted(resolved)
+        findings = checks.check_packages(requirements, versions, wanted)
+        findings += checks.check_machine(resolved, machine)
+    return report(findings)
+
+
+def report(findings: list["Finding"]) -> int:
+    """Show every finding, then the command for each that stops a run."""
+    unneeded = {True: "", False: " (not needed)"}
+    console.print(
+        table("here", {each.what: each.found + unneeded[each.needed] for each in findings})
+    )
+    missing = [finding for finding in findings if finding.stops]
+    for finding in missing:
+        console.print(f"missing: {finding.what}; mend it with: {finding.mend}", markup=False)
+    console.print(f"cannot run here: {len(missing)} missing" if missing else "can run here")
+    return 1 if missing else 0
+
+
+def prepare(
+    directory: RunDirectory, resolved, options: argparse.Namespace, *, push: bool, token: str | None
+) -> None:
     """Everything that can be refused is refused here, before a model is loaded."""
     from trl_ablate.assemble import check_device
     from trl_ablate.hub import check_token
 
     check_device(resolved)
     if push:
-        check_token(resolved.config.hub_token)
+        check_token(token)
     directory.prepare(overwrite=options.overwrite, resume=options.resume)
-    directory.write_config(resolved.to_dict())
 
 
 def name_of(directory: RunDirectory, config, *, resume: bool) -> str:
@@ -148,7 +209,7 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None):
     return guard.stopped_by, preemption.asked
 
 
-def publish(directory: RunDirectory, config) -> None:
+def publish(directory: RunDirectory, config, token: str | None) -> None:
     from trl_ablate.dashboard import export_static
     from trl_ablate.hub import push_run
 
@@ -156,7 +217,7 @@ def publish(directory: RunDirectory, config) -> None:
         directory,
         repo_id=config.hub_model_id,
         private=config.hub_private_repo,
-        token=config.hub_token,
+        token=token,
         revision=config.hub_revision,
     )
     console.print(f"published at {url}")
@@ -164,13 +225,10 @@ def publish(directory: RunDirectory, config) -> None:
         console.print(f"dashboard at https://huggingface.co/spaces/{space}")
 
 
-def identity(resolved) -> dict[str, Any]:
+def identity(resolved, masker: "Masker") -> dict[str, Any]:
     """Which run this is, and where it comes from."""
-    from trl_ablate.hub.masking import Masker, known_secrets
-
     config = resolved.config
-    masker = Masker(known_secrets([], sys.argv, config.hub_token))
-    record = {
+    return {
         "recipe": resolved.recipe.name,
         "profile": resolved.profile,
         "arm": config.arm,
@@ -181,7 +239,6 @@ def identity(resolved) -> dict[str, Any]:
         **provenance(),
         **accelerators(config),
     }
-    return masker.value(record)
 
 
 def accelerators(config) -> dict[str, Any]:

@@ -32,6 +32,18 @@ RIDES_ON: dict[str, LossType] = {
 SURROGATE_LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
 """TRL's loss types that are `min(rA, clip(r)A)`, so that a surrogate can be chosen for them."""
 
+COUNTS = (
+    "num_generations",
+    "num_generations_eval",
+    "num_iterations",
+    "generation_batch_size",
+    "steps_per_generation",
+    "gradient_accumulation_steps",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+)
+"""What batches are divided by."""
+
 
 def _switch(default, text: str):
     return field(default=default, metadata={"help": text})
@@ -195,6 +207,10 @@ class AblationConfig(GRPOConfig):
                 )
 
     def _check_switches(self):
+        for count in COUNTS:
+            value = getattr(self, count)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{count} is {value}; it has to be 1 or more")
         if self.baseline == "leave_one_out" and (self.num_generations or 0) < 2:
             raise ConfigurationError(
                 "baseline 'leave_one_out' needs others in the group, but num_generations is "

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +20,12 @@ import torch
 from trl import ModelConfig
 
 from trl_ablate.config import AblationConfig, TaskArguments
+from trl_ablate.doctor import LARGE_GPU_GIB
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import metric_names
 from trl_ablate.guard import GuardArguments
 from trl_ablate.inert import inert_knobs
-from trl_ablate.strict import admits, check_value, nearest, parse_yaml, read_mapping
+from trl_ablate.strict import admits, brief, check_value, nearest, parse_yaml, read_mapping
 from trl_ablate.templates import TEMPLATES
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
@@ -31,6 +33,9 @@ SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
 
 GROUPS = (ModelConfig, TaskArguments, GuardArguments, AblationConfig)
 """The dataclasses whose fields are the settings."""
+
+NAMES_OF_FOLDERS = ("arm", "run_name")
+"""Settings that become part of a path: of the run's own folder, and of its tables in trackio."""
 
 MASKED = "<masked>"
 """What is written in the place of a token."""
@@ -128,7 +133,7 @@ def suitable_profile() -> tuple[str, str]:
         return "miniature", "no GPU here"
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     seen = f"{torch.cuda.get_device_name(0)} with {memory:.0f} GiB"
-    return ("h100", seen) if memory >= 40 else ("rtx4090", seen)
+    return ("h100" if memory >= LARGE_GPU_GIB else "rtx4090"), seen
 
 
 @functools.cache
@@ -154,7 +159,7 @@ def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"recipe {path} extends itself; name another base, or remove `extends`"
         )
     base = _checked(
-        read_mapping(base_path, f"base '{recipe['extends']}' of recipe {path}:"), base_path
+        read_mapping(base_path, f"base '{brief(recipe['extends'])}' of recipe {path}:"), base_path
     )
     if "extends" in base:
         again = beside_or_shipped(base["extends"], base_path)
@@ -169,18 +174,18 @@ def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def beside_or_shipped(name: str, recipe: Path) -> Path:
     beside = recipe.parent / name
     shipped = SHIPPED / name
-    return shipped if not beside.exists() and shipped.exists() else beside
+    return shipped if not os.path.exists(beside) and os.path.exists(shipped) else beside
 
 
 def _profile_path(name: str, recipe: Path) -> Path:
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     path = beside_or_shipped(f"profiles/{name}.yaml", recipe)
-    if not path.exists():
+    if not os.path.exists(path):
         known = sorted(other.stem for other in (SHIPPED / "profiles").glob("*.yaml"))
         raise ConfigurationError(
-            f"profile '{name}' does not exist; known: auto, {', '.join(known)}, or a path to a "
-            ".yaml file"
+            f"profile '{brief(name)}' does not exist; known: auto, {', '.join(known)}, or a path "
+            "to a .yaml file"
         )
     return path
 
@@ -196,7 +201,7 @@ def _checked(settings: dict[str, Any], source: object) -> dict[str, Any]:
             checked[key] = check_value(f"{source}: {key}", value, known[key][1])
         else:
             raise ConfigurationError(
-                f"{source}: unknown key '{key}'{nearest(key, [*known, *LOADER_KEYS])}"
+                f"{source}: unknown key '{brief(key)}'{nearest(key, [*known, *LOADER_KEYS])}"
             )
     return checked
 
@@ -275,7 +280,9 @@ def _resolve(
         groups[known[key][0]][key] = value
     task = TaskArguments(**groups[TaskArguments])
     arguments = groups[AblationConfig]
-    warnings = _template_warnings(task, arguments)
+    for name in NAMES_OF_FOLDERS:
+        _check_folder_name(name, settings.get(name))
+    warnings = _template_warnings(task, arguments) + _trust_warnings(arguments)
     arguments.setdefault("stop", list(TEMPLATES[task.template].stop) or None)
     arguments.setdefault("output_dir", f"runs/{settings['arm']}-seed{settings.get('seed', 42)}")
     if "learning_rate" in arguments:
@@ -287,8 +294,9 @@ def _resolve(
         model = ModelConfig(**groups[ModelConfig])
     except ConfigurationError:
         raise
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"recipe {path}: {' '.join(str(error).split())}") from error
+    except Exception as error:  # TRL and transformers refuse values in a dozen ways
+        refused = f"{type(error).__name__}: " * (not isinstance(error, ValueError))
+        raise ConfigurationError(f"recipe {path}: {refused}{brief(error, 500)}") from error
     _check_evaluation(config, task)
     return Resolved(
         recipe=path,
@@ -321,6 +329,28 @@ def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
             f"best_metric '{config.best_metric}' is no metric of this evaluation"
             f"{nearest(config.best_metric, names) or '; one is eval_reward'}"
         )
+
+
+def _check_folder_name(key: str, value: str | None) -> None:
+    if value is not None and (value in ("", ".", "..") or re.search(r"[/\\]", value)):
+        raise ConfigurationError(
+            f"{key} is '{brief(value)}', which names a folder of the run; give a name without "
+            "slashes, and --output_dir for the place"
+        )
+
+
+def _trust_warnings(arguments: Mapping[str, Any]) -> list[str]:
+    """Running code out of a model's repository is a decision that nobody should overlook."""
+    loading = arguments.get("model_init_kwargs")
+    asked = {"trust_remote_code": arguments.get("trust_remote_code")}
+    if isinstance(loading, Mapping):
+        asked["model_init_kwargs: trust_remote_code"] = loading.get("trust_remote_code")
+    return [
+        f"{key} is on: code from the model's repository runs on this machine with all of your "
+        "rights; leave it off for models that you have not read"
+        for key, on in asked.items()
+        if on
+    ]
 
 
 def _template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> list[str]:

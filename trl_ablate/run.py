@@ -20,7 +20,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -28,12 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.failures import in_words
 
 STACK = ("trl-ablate", "trl", "transformers", "torch", "accelerate", "peft", "datasets", "vllm")
 KEYBOARD = "interrupted from the keyboard"
 PREEMPTED = "ended by SIGTERM"
 INTERRUPTED = (KEYBOARD, PREEMPTED)
 """Reasons of a run that was stopped from outside, not by a rule: it can go on."""
+
+RESERVE = 1 << 20
+"""Bytes kept free for the last words in `run.json`, should the disk fill up."""
 
 DIFF_LIMIT = 100_000
 """Characters of an uncommitted change that are kept with a run."""
@@ -134,8 +138,13 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def recorded(self, **entries: Any):
-        """`run.json` from the first moment to the last, however the run ends."""
+    def recorded(self, *, clean: Callable[[str], str] = str, **entries: Any):
+        """`run.json` from the first moment to the last, however the run ends.
+
+        What an error says goes through `clean`. Room for it is kept, so that a full disk is told.
+        """
+        reserve = self.path / ".reserve"
+        reserve.write_bytes(bytes(RESERVE))
         started = time.time() - self.seconds_so_far()
         self.update(status="running", reason=None, **entries)
         outcome = Outcome()
@@ -146,9 +155,10 @@ class RunDirectory:
             raise
         except BaseException as error:
             outcome.status, outcome.entries = "failed", {}
-            outcome.reason = f"{type(error).__name__}: {error}"
+            outcome.reason = clean(_reason(error))
             raise
         finally:
+            reserve.unlink(missing_ok=True)
             seconds = time.time() - started
             self.update(
                 status=outcome.status,
@@ -189,6 +199,11 @@ class RunDirectory:
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The logged rows, a half-written last line left out."""
         return read_jsonl(self.metrics_file)
+
+
+def _reason(error: BaseException) -> str:
+    known = None if isinstance(error, ConfigurationError) else in_words(error)
+    return known or f"{type(error).__name__}: {error}"
 
 
 def write_json(path: Path, value: Any) -> None:

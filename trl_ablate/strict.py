@@ -2,16 +2,19 @@
 
 Plain YAML 1.1 turns `off` into False and `1e-5` into text, keeps the last of two equal keys, and
 expands aliases without bound. Here only `true` and `false` are booleans, `1e-5` is a number, a key
-stands once, and aliases are refused. Nothing is converted to please a field, except an integer that
-stands where a float is wanted.
+stands once, and aliases and tags (`!!set`, `!!python/...`) are refused. Nothing is converted to
+please a field, except an integer that stands where a float is wanted. Size, nesting and the number
+of values are bounded, so that any text is read, or refused, within a second.
 """
 
 import difflib
 import math
+import os
 import re
+import sys
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -22,26 +25,51 @@ from trl_ablate.errors import ConfigurationError
 
 MAX_BYTES = 200_000
 """A recipe is a page of text; anything larger is a mistake, and is not parsed."""
+MAX_VALUES, MAX_DEPTH = 5_000, 40
+"""Keys and values of a text together, and how deep they are nested."""
+
+_UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
+"""Control characters and halves of surrogate pairs: no file name and no JSON can hold them."""
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """The YAML 1.2 core schema, without aliases and with every key once."""
+    """The YAML 1.2 core schema: no aliases, no tags, every key once, and bounds on the whole."""
 
     yaml_implicit_resolvers: typing.ClassVar[dict] = {}
+    _values = _depth = 0
 
     def compose_node(self, parent, index):
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases (*name) are not allowed; write the value out")
-        return super().compose_node(parent, index)
+        if self.peek_event().tag is not None:
+            raise yaml.YAMLError("tags (!name) are not allowed; write the plain value")
+        self._values += 1
+        self._depth += 1
+        if self._values > MAX_VALUES:
+            raise yaml.YAMLError(f"it holds more than {MAX_VALUES} keys and values; shorten it")
+        if self._depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"it is nested too deeply (more than {MAX_DEPTH} levels)")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_scalar(self, node):
+        text = super().construct_scalar(node)
+        if found := _UNREADABLE.search(text):
+            line = node.start_mark.line + 1
+            raise yaml.YAMLError(f"{found[0]!a} in line {line} is no readable character; remove it")
+        return text
 
     def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for position, key in enumerate(keys):
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise yaml.YAMLError(f"the key {key!r} is not text")
-            if key in keys[:position]:
-                line = node.value[position][0].start_mark.line + 1
-                raise yaml.YAMLError(f"the key '{key}' stands twice (again in line {line})")
+                raise yaml.YAMLError(f"the key {brief(repr(key))} is not text")
+            if key in seen:
+                line = key_node.start_mark.line + 1
+                raise yaml.YAMLError(f"the key '{brief(key)}' stands twice (again in line {line})")
+            seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
 
@@ -66,7 +94,10 @@ _StrictLoader.add_implicit_resolver(
 
 def _decimal(loader: _StrictLoader, node: yaml.ScalarNode) -> int:
     """`010` is ten here; YAML 1.1 reads it as eight."""
-    return int(loader.construct_scalar(node))
+    digits = loader.construct_scalar(node)
+    if len(digits) > sys.float_info.max_10_exp:
+        raise yaml.YAMLError(f"{brief(digits)} is too large for a number")
+    return int(digits)
 
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _decimal)
@@ -78,19 +109,21 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, Loader=_StrictLoader)
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ValueError(f"{error.problem}{line}") from error
+        raise ValueError(f"{brief(str(error.problem), 300)}{line}") from error
     except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())[:300]) from error
+        raise ValueError(brief(str(error), 300)) from error
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
     """The settings in a YAML file; `what` names the kind of file in messages."""
-    if not path.exists():
-        raise ConfigurationError(f"{what} {path} does not exist{_nearest_file(path)}")
+    if not os.path.exists(path):  # as Path.exists, but a name that no file can have is just absent
+        raise ConfigurationError(f"{what} {brief(path, 300)} does not exist{_nearest_file(path)}")
     if path.is_dir():
         raise ConfigurationError(f"{what} {path} is a directory; name a .yaml file in it")
+    if not path.is_file():
+        raise ConfigurationError(f"{what} {path} is no file; name a .yaml file")
     if path.stat().st_size > MAX_BYTES:
         raise ConfigurationError(
             f"{what} {path} has {path.stat().st_size} bytes; more than {MAX_BYTES} is no {what}"
@@ -101,6 +134,8 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
         raise ConfigurationError(
             f"{what} {path} is not UTF-8 text (byte {error.start}); save it as UTF-8"
         ) from error
+    except OSError as error:
+        raise ConfigurationError(f"{what} {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigurationError(f"{what} {path} is not valid YAML: {error}") from error
     if settings is None:
@@ -112,6 +147,13 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
     return settings
 
 
+def brief(what: object, limit: int = 80) -> str:
+    """A text for a message: in one line, every character visible, and not longer than `limit`."""
+    line = " ".join(str(what).split())
+    line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the known name that is closest, or nothing."""
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
@@ -120,12 +162,22 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def check_value(name: str, value: Any, hint: Any) -> Any:
     """`value`, if the type `hint` admits it; a whole number becomes a float where one is wanted."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigurationError(f"{name} is {value}; it has to be a finite number")
+    for number in _numbers(value):
+        if not math.isfinite(number):
+            raise ConfigurationError(f"{name} is {_shown(value)}; it has to be a finite number")
     matched, converted = _match(value, hint)
     if not matched:
         raise ConfigurationError(f"{name} is {_shown(value)}; it takes {describe(hint)}")
     return converted
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """The floats in a value, at any depth."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item)
 
 
 def _match(value: Any, hint: Any) -> tuple[bool, Any]:
@@ -143,7 +195,10 @@ def _match(value: Any, hint: Any) -> tuple[bool, Any]:
             [_match(item, parts[0]) for item in value] if isinstance(value, list) else [(False, 0)]
         )
         return all(hit for hit, _ in hits), [item for _, item in hits]
-    if origin is dict or hint is dict:
+    if origin is dict and isinstance(value, dict):
+        matched = {key: _match(item, parts[1]) for key, item in value.items()}
+        return all(hit for hit, _ in matched.values()), {k: new for k, (_, new) in matched.items()}
+    if hint is dict:
         return isinstance(value, dict), value
     if isinstance(hint, type) and issubclass(hint, Enum):
         return value in [member.value for member in hint] and isinstance(value, str), value
@@ -161,6 +216,8 @@ def describe(hint: Any) -> str:
         return "one of " + ", ".join(str(part) for part in parts)
     if origin is list:
         return f"a list ({describe(parts[0])} each)"
+    if origin is dict and parts[1] is not Any:
+        return f"a mapping ({describe(parts[1])} each)"
     if isinstance(hint, type) and issubclass(hint, Enum):
         return "one of " + ", ".join(str(member.value) for member in hint)
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -188,6 +245,6 @@ def _shown(value: Any) -> str:
 
 
 def _nearest_file(path: Path) -> str:
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         return ""
     return nearest(path.name, (other.name for other in path.parent.glob("*.yaml")))

@@ -58,6 +58,29 @@ def test_a_wrong_word_ends_in_one_sentence(tmp_path, words, said):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--profile", "miniature"], 0, "can run here"),
+        (["recipes/dapo.yaml", "--profile", "h100"], 1, "dapo.yaml --profile miniature"),
+    ],
+)
+def test_the_doctor_says_whether_a_recipe_can_run_here(tmp_path, words, code, said):
+    output = tmp_path / "run"
+    done = run("--doctor", *words, "--output_dir", output)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stdout
+    for looked_at in ("torch", "Python", "GPU", "GiB free", "Hub token", "Chromium"):
+        assert looked_at in done.stdout
+    assert not output.exists()
+
+
+def test_without_a_recipe_and_a_doctor_there_is_nothing_to_do():
+    done = run("--dry_run")
+    assert done.returncode == 2
+    assert "the recipe comes first" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run of two GRPO steps on the miniature, evaluated three times."""

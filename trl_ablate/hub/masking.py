@@ -36,13 +36,15 @@ _CERTAIN = 20
 class Masker:
     """Replaces secrets in text, in JSON values and in command lines."""
 
-    def __init__(self, secrets: Iterable[str] = ()):
+    def __init__(self, secrets: Iterable[str] = (), hide_home: bool = True):
         self._secrets = sorted({s for s in secrets if s and not s.startswith("<")}, key=len)[::-1]
         home = str(Path.home())
-        self._home = re.compile(re.escape(home) + r"(?![\w.-])") if len(home) > 1 else None
+        self._home = (
+            re.compile(re.escape(home) + r"(?![\w.-])") if hide_home and len(home) > 1 else None
+        )
 
     def text(self, text: str) -> str:
-        """The text without secrets, and with `~` for the home folder."""
+        """The text without secrets, and with `~` for the home folder where that is hidden."""
         for secret in self._secrets:
             text = text.replace(secret, MASK).replace(json.dumps(secret)[1:-1], MASK)
         text = _URL_CREDENTIALS.sub(MASK, _SHAPE.sub(MASK, text))

@@ -1,9 +1,12 @@
 """The rewards as TRL calls them."""
 
+import functools
+import traceback
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.failures import RewardError
 from trl_ablate.rewards.formats import abuses_eos
 from trl_ablate.rewards.grader import MathGrader
 from trl_ablate.rewards.scoring import Score, score_batch
@@ -165,6 +168,19 @@ def _eos_marks(
 
 
 def _named(name: str, function: RewardFunction) -> RewardFunction:
-    """Gives a function the name under which TRL logs it."""
-    function.__name__ = name
-    return function
+    """The function under the name that TRL logs it by, which its errors say, too."""
+
+    @functools.wraps(function)
+    def named(*args: Any, **kwargs: Any) -> list[float | None]:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            raise RewardError(
+                f"reward function '{name}' raised {type(error).__name__}: "
+                f"{' '.join(str(error).split())} (line {at.lineno} of {at.filename}); mend it, "
+                "then go on with --resume"
+            ) from error
+
+    named.__name__ = name
+    return named

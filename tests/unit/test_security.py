@@ -1,0 +1,137 @@
+"""What a recipe cannot do: run foreign code unsaid, write beside its run, or leak a token."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.config import AblationConfig
+from trl_ablate.hub.masking import MASK, Masker, known_secrets
+from trl_ablate.recipe import SHIPPED
+from trl_ablate.run import RunDirectory, git_state
+from trl_ablate.strict import parse_yaml
+
+ARMS = sorted(SHIPPED.glob("*.yaml"))
+PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))
+TOKEN, OTHER = "hf_" + "Zz9Yy8Xx7Ww6Vv5Uu4Tt3Ss2Rr1Qq0Pp9", "not-of-the-usual-shape-0123456789"
+
+
+def resolve(**settings):
+    return load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_no_recipe_trusts_remote_code(profile):
+    assert AblationConfig.__dataclass_fields__["trust_remote_code"].default is False
+    for arm in ARMS:
+        resolved = load_recipe(arm, profile)
+        assert resolved.config.trust_remote_code is False
+        assert "trust_remote_code" not in (resolved.settings.get("model_init_kwargs") or {})
+        assert not any("trust_remote_code" in said for said in resolved.warnings)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"trust_remote_code": True}, {"model_init_kwargs": {"trust_remote_code": True}}]
+)
+def test_trusting_remote_code_is_said_aloud(settings):
+    (said,) = resolve(**settings).warnings
+    assert "trust_remote_code is on: code from the model's repository runs on this machine" in said
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "object/apply:os.mkdir",
+        "object/new:os.mkdir",
+        "name:os.mkdir",
+        "module:os",
+        "object:os.mkdir",
+    ],
+)
+def test_yaml_runs_nothing(tmp_path, monkeypatch, tag):
+    monkeypatch.chdir(tmp_path)
+    for words in (f"!!python/{tag} [planted]", f"{{a: !!python/{tag} [planted]}}"):
+        with pytest.raises(ValueError, match="tags .* are not allowed"):
+            parse_yaml(words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["arm", "run_name"])
+@pytest.mark.parametrize("name", ["../../up", "/etc/x", "a/b", "..", ".", "", "a\\b"])
+def test_a_name_cannot_lead_out_of_its_folder(key, name):
+    with pytest.raises(ConfigurationError, match=f"{key} is .*give a name without slashes"):
+        resolve(**{key: name})
+
+
+def test_what_a_run_names_lies_in_its_folder(tmp_path):
+    """`output_dir` is the user's choice; nothing else of a recipe is part of a path."""
+    resolved = resolve(arm="a..b", study="../../up", project="../../up", output_dir=str(tmp_path))
+    run = RunDirectory(Path(str(resolved.config.output_dir)))
+    named = [getattr(run, name) for name in dir(RunDirectory) if not name.startswith("_")]
+    paths = [path for path in named if isinstance(path, Path)] + [run.rollout_file(-3)]
+    assert len(paths) > 6
+    assert all(path.resolve().is_relative_to(tmp_path) for path in paths)
+    default = Path(str(resolve(arm="a..b").config.output_dir))
+    assert default == Path("runs/a..b-seed0")
+
+
+def test_the_dashboard_keeps_a_project_within_its_folder():
+    from trackio.utils import MEDIA_DIR, project_media_dir
+
+    assert project_media_dir("../../up").parent == MEDIA_DIR
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """A run whose environment, command line, settings, code and error all hold a token."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("SOME_API_KEY", OTHER)
+    run = RunDirectory(tmp_path / "run")
+    run.prepare()
+    return run
+
+
+def test_a_token_is_in_no_record(planted):
+    words = ["train.py", "--hub_token", TOKEN, f"--hub-token={OTHER}"]
+    settings = {"hub_token": TOKEN, "model_init_kwargs": {"token": OTHER}, "run_name": "x"}
+    resolved = resolve(**settings)
+    secrets = known_secrets([resolved.settings], words, TOKEN)
+    planted.write_config(Masker(secrets, hide_home=False).value(resolved.to_dict()))
+    masker = Masker(secrets)
+    diff = f"+token = '{TOKEN}'\n+key: {OTHER}\n"
+    described = {"command": masker.words(words), "git": {"commit": "c", "diff": diff}}
+    with (
+        pytest.raises(RuntimeError),
+        planted.recorded(clean=masker.text, **masker.value(described)),
+    ):
+        raise RuntimeError(f"401 for {TOKEN} and {OTHER}")
+    written = [file for file in planted.path.rglob("*") if file.is_file()]
+    assert {file.name for file in written} == {"run.json", "resolved_config.json"}
+    for file in written:
+        assert TOKEN not in file.read_text() and OTHER not in file.read_text(), file
+    assert planted.read()["git"]["diff"].count(MASK) == 2
+    assert json.loads(planted.config_file.read_text())["config"]["model_init_kwargs"]
+
+
+def test_a_diff_of_the_working_tree_holds_what_was_planted(tmp_path):
+    """The premise of the masking: what is not committed is recorded."""
+    import subprocess
+
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", str(tmp_path)]
+    (tmp_path / "a.py").write_text("\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    (tmp_path / "a.py").write_text(f"token = '{TOKEN}'\n")
+    state = git_state(tmp_path)
+    assert state is not None and TOKEN in state["diff"]
+    assert TOKEN not in str(Masker().value(state))
+
+
+def test_weights_are_saved_as_safetensors_only(make_trainer, tmp_path):
+    trainer = make_trainer()
+    trainer.save_model(str(tmp_path / "model"))
+    kinds = {file.suffix for file in (tmp_path / "model").iterdir()}
+    assert ".safetensors" in kinds
+    assert [file.name for file in (tmp_path / "model").glob("*.bin")] == ["training_args.bin"]
+    assert not kinds & {".pt", ".pth", ".pkl", ".ckpt", ".h5"}
