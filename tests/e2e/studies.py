@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from os import kill
 from pathlib import Path
@@ -54,29 +55,46 @@ def kill_at_random(
     store: RunStore,
     start: Callable[[], subprocess.Popen],
     folder: Path,
-    nodes: Callable[[], None] | None = None,
+    a_node: Callable[[], None] | None = None,
     pause: tuple[float, float] = (0.1, 0.9),
-) -> None:
+) -> Counter[str]:
     """kill -9 so often the runner, a run (one that writes below the folder), or a node; then let
-    the study come to its end."""
-    rng = random.Random(kills)
+    the study come to its end. What was killed how often, which the seed decides."""
+    rng, killed = random.Random(kills), Counter()
     runner = start()
-    for _ in range(kills):
-        time.sleep(rng.uniform(*pause))
-        runs = children(folder)
+
+    def running() -> list[int]:
+        nonlocal runner
         if runner.poll() is not None:
             forget_some(store, rng)
             runner = start()
-        target = rng.choice(["runner", *["run"] * bool(runs), *["node"] * (nodes is not None)])
+        return children(folder)
+
+    for _ in range(kills):
+        time.sleep(rng.uniform(*pause))
+        target = rng.choice(["runner", "run", "node"] if a_node else ["runner", "run"])
+        killed[target] += 1
+        wait_for(running, SECONDS)
         if target == "run":
-            kill(rng.choice(runs), signal.SIGKILL)
-        elif target == "node" and nodes is not None:
-            nodes()
+            wait_for(lambda: is_killed(rng.choice(running() or [None])), SECONDS)
+        elif target == "node" and a_node:
+            a_node()
         else:
             runner.kill()
             runner.wait()
     runner.wait(SECONDS)
     assert start().wait(SECONDS) == 0
+    return killed
+
+
+def is_killed(pid: int | None) -> bool:
+    """Whether this was its end: a process may have come to its own just before."""
+    try:
+        if pid is not None:
+            kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return pid is not None
 
 
 def forget_some(store: RunStore, rng: random.Random) -> None:

@@ -108,7 +108,8 @@ def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, kills):
     arms = {"a": {"top": 0.8, "pause": 0.01}, "b": {"top": 0.5, "pause": 0.01, "collapse": 8}}
     undisturbed, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "wild")
     run_here(undisturbed, arms)
-    kill_at_random(kills, store, lambda: drive(store, arms), store.path)
+    killed = kill_at_random(kills, store, lambda: drive(store, arms), store.path)
+    assert set(killed) == {"runner", "run"} and killed.total() == kills
     assert numbers(store, arms) == numbers(undisturbed, arms)
     assert not (store.path / "twice").exists() and not children(store.path)
 

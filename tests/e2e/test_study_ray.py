@@ -91,8 +91,11 @@ def test_twenty_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, undist
         nodes.kill(rng.randrange(2))
         nodes.replace()
 
-    kill_at_random(20, store, lambda: drive(store, ARMS, "--ray_address", nodes.address), scratch,
-                   kill_a_node, (1.0, 6.0))  # fmt: skip
+    killed = kill_at_random(
+        20, store, lambda: drive(store, ARMS, "--ray_address", nodes.address), scratch,
+        kill_a_node, (0.5, 3.0),
+    )  # fmt: skip
+    assert set(killed) == {"runner", "run", "node"} and killed.total() == 20
     assert numbers(store, ARMS) == undisturbed
     assert not children(scratch) and not list(store.path.glob(".*.arriving"))
 
