@@ -2,18 +2,30 @@
 recipes/studies/std_dev/study.yaml`.
 
 `plan` shows what a study comes to and starts nothing; `run` brings every run to its end, and can be
-interrupted and started again at any time; `status` shows where they are; `report` writes the answer
-into the study's folder; `clean` removes leftovers.
+interrupted and started again at any time; `status` shows where they are; `fetch` takes in what has
+ended on Modal; `report` writes the answer into the study's folder; `clean` removes leftovers.
 """
 
 import argparse
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from trl_ablate.errors import ConfigurationError
+
+ENGINES = ("local", "ray", "modal", "slurm")
+OF_ENGINES = {
+    "ray_address": ("ray",),
+    "cpus_per_run": ("ray", "slurm"),
+    "keep_checkpoints": ("ray", "modal"),
+    "gpu": ("modal",),
+    "detach": ("modal",),
+    "submit": ("slurm",),
+}
+"""Options of `run` that only some engines have."""
 
 FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130
 
@@ -35,13 +47,16 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    commands = parser.add_subparsers(required=True, metavar="plan | run | status | report | clean")
+    commands = parser.add_subparsers(
+        required=True, metavar="plan | run | status | fetch | report | clean"
+    )
 
     def add(name: str, command, text: str, study_needed: bool = True) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         many = None if study_needed else "?"
         added.add_argument("study", type=Path, nargs=many, help="recipes/studies/NAME/study.yaml")
         added.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
+        added.add_argument("--profile", help="instead of the study's own")
         added.set_defaults(command=command)
         return added
 
@@ -55,6 +70,22 @@ def parse() -> argparse.Namespace:
         "--retries", type=int, default=1, help="how often a failed run is tried again"
     )
     added.add_argument("--max_hours", type=float, help="stop after so many hours of wall-clock")
+    added.add_argument("--only", metavar="RUN", help="do this one run, unless somebody is at it")
+    added.add_argument("--engine", choices=ENGINES, default="local", help="where the runs go")
+    added.add_argument(
+        "--ray_address", help="of the cluster; default: this machine's, or a new one"
+    )
+    added.add_argument("--cpus_per_run", type=int, help="CPUs of a run on Ray or Slurm; default: 1")
+    added.add_argument("--gpu", help="of a run on Modal; default: H100")
+    added.add_argument(
+        "--keep_checkpoints", action="store_true", help="bring them home from Ray or Modal, too"
+    )
+    added.add_argument("--detach", action="store_true", help="leave when all are started on Modal")
+    added.add_argument(
+        "--submit", action="store_true", help="hand the array job to Slurm instead of printing it"
+    )
+    added = add("fetch", fetch, "Take in what has ended on Modal. Starts nothing.")
+    added.add_argument("--keep_checkpoints", action="store_true", help="fetch checkpoints, too")
     add("status", status, "Show where every run is.")
     added = add("report", report, "Write REPORT.md, report.html, pictures and runs.csv.", False)
     added.add_argument("--curves", type=Path, help="report a CSV of published curves instead")
@@ -69,7 +100,7 @@ def parse() -> argparse.Namespace:
 
 
 def plan(options: argparse.Namespace) -> int:
-    from trl_ablate.study.engines import LocalEngine
+    from trl_ablate.study.engines.local import LocalEngine
     from trl_ablate.study.estimate import estimate
     from trl_ablate.study.outline import show_plan
     from trl_ablate.study.probing import probe
@@ -84,17 +115,65 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trl_ablate.study.engines import LocalEngine
+    from trl_ablate.study.engines.choosing import Wishes, choose
+
+    for option, engines in OF_ENGINES.items():
+        if getattr(options, option) and options.engine not in engines:
+            raise ConfigurationError(
+                f"--{option} is nothing to --engine {options.engine}; it goes with --engine "
+                f"{' or '.join(engines)}"
+            )
+    planned, store = known(options) if options.only else resolve(options)
+    if options.engine == "slurm":
+        return run_on_slurm(options, planned, store)
+    wishes = Wishes(
+        jobs(options), options.ray_address, options.cpus_per_run, options.gpu,
+        options.keep_checkpoints,
+    )  # fmt: skip
+    return bring_to_an_end(
+        options.study, planned, store, choose(options.engine, planned, wishes),
+        retries=options.retries, max_hours=options.max_hours, stay=not options.detach,
+        only=only_of(options, planned),
+    )  # fmt: skip
+
+
+def run_on_slurm(options: argparse.Namespace, planned, store) -> int:
+    from trl_ablate.study.engines import slurm
+
+    runs = slurm.to_submit(planned, store)
+    if not runs:
+        console.print("nothing to do")
+        return 0
+    command = slurm.study_command(options.study, store, "--retries", str(options.retries))
+    script = slurm.array_job(
+        planned, runs, store, command, cpus=options.cpus_per_run or 1, at_once=jobs(options)
+    )
+    if options.submit:
+        console.print(f"submitted {len(runs)} runs as job {slurm.submit(script)}")
+    else:
+        sys.stdout.write(script)
+        sys.stderr.write("nothing was submitted: add --submit, or pipe this into sbatch\n")
+    return 0
+
+
+def fetch(options: argparse.Namespace) -> int:
+    from trl_ablate.study.engines.choosing import Wishes, choose
+
+    planned, store = known(options)
+    away = [run_id for run_id in planned.runs() if store.away(run_id).exists()]
+    if not away:
+        console.print("nothing is away")
+        return 0
+    engine = choose("modal", planned, Wishes(checkpoints=options.keep_checkpoints))
+    return bring_to_an_end(options.study, planned, store, engine, retries=0, stay=False, only=away)
+
+
+def bring_to_an_end(study: Path, planned, store, engine, **how) -> int:
     from trl_ablate.study.progress import LiveGrid, grid
     from trl_ablate.study.runner import Runner
 
-    planned, store = resolve(options)
-    engine = LocalEngine(jobs(options), on_gpu=planned.for_gpu)
     with LiveGrid(planned, store, console) as live:
-        outcome = Runner(
-            planned, store, engine, retries=options.retries, max_hours=options.max_hours,
-            say=live.say, watch=live.redraw,
-        ).run()  # fmt: skip
+        outcome = Runner(planned, store, engine, say=live.say, watch=live.redraw, **how).run()
     console.print(grid(planned, store))
     for run_id in outcome.failed:
         console.print(
@@ -102,10 +181,13 @@ def run(options: argparse.Namespace) -> int:
         )
     if outcome.failed:
         return FAILED
+    if any(store.away(run_id).exists() for run_id in outcome.left):
+        console.print(f"they go on; now and then: python scripts/study.py fetch {study}")
+        return 0
     if outcome.left:
         console.print("time is up; the same command goes on from here")
         return UNFINISHED
-    console.print(f"done; now: python scripts/study.py report {options.study}")
+    console.print(f"done; now: python scripts/study.py report {study}")
     return 0
 
 
@@ -149,6 +231,18 @@ def clean(options: argparse.Namespace) -> int:
     return 0
 
 
+def only_of(options: argparse.Namespace, planned) -> list[str] | None:
+    from trl_ablate.strict import nearest
+
+    if options.only is None:
+        return None
+    runs = planned.runs()
+    if options.only not in runs:
+        meant = nearest(options.only, runs)
+        raise ConfigurationError(f"--only {options.only}: the study has no such run{meant}")
+    return [options.only]
+
+
 def jobs(options: argparse.Namespace) -> int | None:
     if options.jobs is not None and options.jobs < 1:
         raise ConfigurationError(f"--jobs is {options.jobs}; it takes 1 or more")
@@ -157,12 +251,10 @@ def jobs(options: argparse.Namespace) -> int | None:
 
 def resolve(options: argparse.Namespace):
     """Study to plan, through every recipe; the plan is kept for the commands that only read."""
-    from trl_ablate.study.definition import load_study
     from trl_ablate.study.plan import save_plan
     from trl_ablate.study.resolution import resolve_plan
-    from trl_ablate.study.store import RunStore
 
-    study, store = load_study(options.study), RunStore(options.runs)
+    study, store = opened(options)
     planned = resolve_plan(study)
     save_plan(planned, study, store.plans)
     return planned, store
@@ -170,13 +262,21 @@ def resolve(options: argparse.Namespace):
 
 def known(options: argparse.Namespace):
     """The kept plan while it is true, which takes no torch; else a new one."""
-    from trl_ablate.study.definition import load_study
     from trl_ablate.study.plan import saved_plan
+
+    study, store = opened(options)
+    planned = saved_plan(study, store.plans)
+    if planned and options.profile in (None, planned.profile):
+        return planned, store
+    return resolve(options)
+
+
+def opened(options: argparse.Namespace):
+    from trl_ablate.study.definition import load_study
     from trl_ablate.study.store import RunStore
 
-    study, store = load_study(options.study), RunStore(options.runs)
-    planned = saved_plan(study, store.plans)
-    return (planned, store) if planned else resolve(options)
+    study = load_study(options.study)
+    return replace(study, profile=options.profile or study.profile), RunStore(options.runs)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Runs a made-up study with the fake training: `drive_study.py RUNS ARMS_JSON [MAX_HOURS]`.
+"""Runs a made-up study with the fake training: `drive_study.py RUNS ARMS_JSON [OPTIONS]`.
 
 A process of its own, so that tests can kill it; ends as `scripts/study.py run` does.
 """
 
+import argparse
 import json
 import signal
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.synthetic_study import make_plan  # noqa: E402
-from trl_ablate.study.engines import LocalEngine  # noqa: E402
+from trl_ablate.study.engines import Engine  # noqa: E402
+from trl_ablate.study.engines.local import LocalEngine  # noqa: E402
 from trl_ablate.study.runner import Runner  # noqa: E402
 from trl_ablate.study.store import RunStore  # noqa: E402
 
@@ -19,16 +21,27 @@ FAKE_TRAIN = Path(__file__).with_name("fake_train.py")
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("arms", type=json.loads)
+    parser.add_argument("--only", action="append")
+    parser.add_argument("--ray_address")
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    runs, arms = Path(sys.argv[1]), json.loads(sys.argv[2])
-    max_hours = float(sys.argv[3]) if len(sys.argv) > 3 else None
-    engine = LocalEngine(jobs=2, train=FAKE_TRAIN)
-    runner = Runner(make_plan(arms), RunStore(runs), engine, max_hours=max_hours, say=say)
+    plan, store = make_plan(options.arms), RunStore(options.runs)
     try:
-        outcome = runner.run()
+        outcome = Runner(plan, store, engine(options), only=options.only, say=say).run()
     except KeyboardInterrupt:
         return 130
     return 1 if outcome.failed else 3 if outcome.left else 0
+
+
+def engine(options: argparse.Namespace) -> Engine:
+    if options.ray_address is None:
+        return LocalEngine(jobs=2, train=FAKE_TRAIN)
+    from trl_ablate.study.engines.ray import RayEngine
+
+    return RayEngine(options.ray_address, train=FAKE_TRAIN)
 
 
 def say(text: str) -> None:

@@ -2,27 +2,22 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPOSITORY
 from tests.e2e.drive_study import FAKE_TRAIN
-from tests.e2e.fake_train import alive
+from tests.e2e.studies import SECONDS, children, drive, kill_at_random, numbers, starts, wait_for
 from tests.synthetic_study import METRIC, make_plan
 from trl_ablate.study.analysis import analyse
 from trl_ablate.study.curves import planned_runs
-from trl_ablate.study.engines import LocalEngine, free_gpus
+from trl_ablate.study.engines.local import LocalEngine, free_gpus
 from trl_ablate.study.runner import Outcome, Runner
 from trl_ablate.study.store import RunStore
-
-DRIVER = Path(__file__).with_name("drive_study.py")
-SECONDS = 120
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
 
@@ -32,46 +27,15 @@ def run_here(store: RunStore, arms: dict, **options) -> Outcome:
     return Runner(make_plan(arms), store, engine, **options).run()
 
 
-def drive(store: RunStore, arms: dict, *more: str) -> subprocess.Popen:
-    words = [sys.executable, str(DRIVER), str(store.path), json.dumps(arms), *more]
-    return subprocess.Popen(words, stdout=subprocess.DEVNULL)
-
-
-def starts(store: RunStore) -> dict[str, int]:
-    return {
-        path.stem: len(path.read_text().split()) for path in sorted(store.path.glob("*.starts"))
-    }
-
-
-def children(store: RunStore) -> list[int]:
-    """Process ids of the fake trainings that are alive."""
-    pids = [int(line) for path in store.path.glob("*.starts") for line in path.read_text().split()]
-    return [pid for pid in pids if alive(pid)]
-
-
-def wait_for(condition, seconds: float = 30.0):
-    until = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < until, "it never came to that"
-        time.sleep(0.02)
-    return found
-
-
-def numbers(store: RunStore, arms: dict):
-    """The study's table: every run's name, status and curve."""
-    runs = planned_runs(make_plan(arms), store)
-    return [(run.name, run.status, run.series[METRIC].values) for run in runs]
-
-
 def test_every_run_once_and_then_none(tmp_path):
     arms = {"a": {"top": 0.8}, "b": {"top": 0.5}, "a_again": {"top": 0.8}}
     store = RunStore(tmp_path)
     outcome = run_here(store, arms)
     assert len(outcome.done) == 6 and not outcome.failed and not outcome.left
-    assert set(starts(store).values()) == {1}
+    assert set(starts(store.path).values()) == {1}
     again = run_here(store, arms)
     assert sorted(again.done) == sorted(outcome.done)
-    assert set(starts(store).values()) == {1}
+    assert set(starts(store.path).values()) == {1}
     first, _, shared = analyse(planned_runs(make_plan(arms), store), METRIC).arms
     assert first.values("final") == shared.values("final")
 
@@ -96,7 +60,7 @@ def test_failures_are_retried_recorded_and_do_not_stop_the_others(tmp_path):
         "nothing": {"failed"},
     }
     assert len(outcome.failed) == 9 and len(outcome.done) == 6
-    assert sorted(starts(store).values()) == [1] * 3 + [2] * 12
+    assert sorted(starts(store.path).values()) == [1] * 3 + [2] * 12
     assert states["always"][0].reason == "RuntimeError: out of luck"
     assert (states["killed"][0].reason or "").startswith("killed by signal 9")
     assert states["nothing"][0].reason == "exit code 1; error: no such profile"
@@ -108,11 +72,11 @@ def test_a_run_of_another_runner_is_waited_for(tmp_path):
     arms = {"a": {"top": 0.8, "pause": 0.02}}
     store = RunStore(tmp_path)
     other = drive(store, arms)
-    wait_for(lambda: children(store))
+    wait_for(lambda: children(store.path))
     outcome = run_here(store, arms)
     assert other.wait(SECONDS) == 0
     assert len(outcome.done) == 3
-    assert set(starts(store).values()) == {1} and not (tmp_path / "twice").exists()
+    assert set(starts(store.path).values()) == {1} and not (tmp_path / "twice").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -123,7 +87,7 @@ def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, numbe
     wait_for(lambda: list(tmp_path.glob("*/metrics.jsonl")))
     runner.send_signal(number)
     assert runner.wait(SECONDS) == 130
-    assert not children(store)
+    assert not children(store.path)
     states = {store.state(run_id).status for run_id in make_plan(arms).runs()}
     assert states <= {"interrupted", "to do", "finished"} and "interrupted" in states
     assert len(run_here(store, arms).done) == 6
@@ -134,7 +98,7 @@ def test_the_time_is_up(tmp_path):
     store = RunStore(tmp_path)
     outcome = run_here(store, arms, jobs=1, max_hours=1.5 / 3600)
     assert len(outcome.left) + len(outcome.done) == 3 and outcome.left
-    assert not children(store)
+    assert not children(store.path)
     assert len(run_here(store, arms).done) == 3
 
 
@@ -144,37 +108,10 @@ def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, kills):
     arms = {"a": {"top": 0.8, "pause": 0.01}, "b": {"top": 0.5, "pause": 0.01, "collapse": 8}}
     undisturbed, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "wild")
     run_here(undisturbed, arms)
-    rng = random.Random(kills)
-    runner, done = drive(store, arms), 0
-    while done < kills:
-        time.sleep(rng.uniform(0.1, 0.9))
-        victims = children(store)
-        if victims and rng.random() < 0.5:
-            os.kill(rng.choice(victims), signal.SIGKILL)
-        else:
-            runner.kill()
-        done += 1
-        if rng.random() < 0.3 or runner.poll() is not None:
-            runner.kill()
-            runner.wait()
-            forget_some(store, rng)
-            runner = drive(store, arms)
-    runner.wait(SECONDS)
-    assert drive(store, arms).wait(SECONDS) == 0
+    killed = kill_at_random(kills, store, lambda: drive(store, arms), store.path)
+    assert set(killed) == {"runner", "run"} and killed.total() == kills
     assert numbers(store, arms) == numbers(undisturbed, arms)
-    assert not (store.path / "twice").exists() and not children(store)
-
-
-def forget_some(store: RunStore, rng: random.Random) -> None:
-    """Make work again, so that there is something to kill: a finished run is started anew."""
-    finished = [path.parent for path in store.path.glob("*/run.json")]
-    if finished:
-        directory = rng.choice(finished)
-        lock = store.lock(directory.name)
-        if lock.acquire():
-            (directory / "run.json").unlink()
-            (directory / "metrics.jsonl").unlink(missing_ok=True)
-            lock.release()
+    assert not (store.path / "twice").exists() and not children(store.path)
 
 
 def test_runs_share_the_cores(tmp_path, monkeypatch):

@@ -287,7 +287,17 @@ def test_thirty_runs_in_five_seconds_and_without_torch(large_study, tmp_path):
     assert len(list(csv.DictReader((tmp_path / "out" / "runs.csv").open(encoding="utf-8")))) == 30
 
 
-@pytest.mark.parametrize("module", ["run", "study.stats", "study.report", "study.runner"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "run",
+        "study.stats",
+        "study.report",
+        "study.runner",
+        "study.engines.choosing",
+        "study.engines.shipping",
+    ],
+)
 def test_imports_without_torch(module):
     code = f"import sys, trl_ablate.{module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -4,7 +4,7 @@
     plan         what a study comes to: arms, runs, and where that is kept
     resolution   recipes -> plan, and the proof that nothing undeclared differs (imports torch)
     store        the folder of runs that studies share: states and locks
-    engines      where a run's process is started
+    engines      where a run's process is started: this machine, Ray, Modal, Slurm
     runner       the loop that brings every run to its end
     progress     what a person sees of it
     estimate     time, GPU-hours and disk before the start; probing measures for it

@@ -24,9 +24,9 @@ def probe(plan: Plan, store: RunStore, engine: Engine, say: Callable[[str], None
             say(f"{arm.name}: somebody else is probing it")
             continue
         say(f"{arm.name}: probing {PROBE_STEPS} steps")
-        words = (*run.words, f"--grpo_steps={PROBE_STEPS}", "--report_to=none")
-        target = ("--output_dir", str(store.directory(name).path), "--overwrite")
-        process = engine.start(Job((*words, *target), store.log(name), lock.descriptor), 0)
+        words = (*run.words, f"--grpo_steps={PROBE_STEPS}", "--report_to=none", "--overwrite")
+        target = store.directory(name).path, store.log(name), lock.descriptor, store.away(name)
+        process = engine.start(Job(words, *target), 0)
         try:
             code = process.wait()
         finally:

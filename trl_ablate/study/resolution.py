@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.recipe import Resolved, beside_or_shipped, load_recipe
+from trl_ablate.recipe import Resolved, beside_or_shipped, load_recipe, suitable_profile
 from trl_ablate.strict import read_mapping
 from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.plan import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, run_id
@@ -106,6 +106,7 @@ def _declared(arm: Arm, resolved: Resolved) -> set[str]:
 def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> PlannedArm:
     final = _settings(resolved)
     values = {key: final[key] for key in keys}
+    settings = _as_json(resolved)["settings"]
     config = resolved.config
     optimizer_steps = max(0, config.max_steps)  # 0: counted in epochs, so not known before the data
     steps = optimizer_steps // config.optimizer_steps_per_rollout
@@ -120,7 +121,7 @@ def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> Pla
         optimizer_steps=optimizer_steps,
         evaluations=_evaluations(config.eval_strategy != "no", steps, config),
         runs=tuple(
-            PlannedRun(run_id(_as_json(resolved)["settings"], seed), seed, _words(arm, study, seed))
+            PlannedRun(run_id(settings, seed), seed, _words(arm, resolved, study, seed))
             for seed in arm.seeds
         ),
     )
@@ -135,11 +136,13 @@ def _evaluations(evaluates: bool, steps: int, config) -> int:
     return -(-steps // every) + bool(config.eval_on_start)
 
 
-def _words(arm: Arm, study: Study, seed: int) -> tuple[str, ...]:
+def _words(arm: Arm, resolved: Resolved, study: Study, seed: int) -> tuple[str, ...]:
     """The command line of a run; values as JSON, which the strict YAML of the command line
-    reads."""
+    reads. A profile that suits this machine is named, as another may do the run."""
     overrides: Mapping[str, Any] = {**study.overrides, **arm.overrides}
-    named = {"profile": study.profile, "seed": seed, "arm": arm.name, "study": study.name}
+    suited = (resolved.profile, resolved.profile_reason) == suitable_profile()
+    profile = resolved.profile if suited else study.profile
+    named = {"profile": profile, "seed": seed, "arm": arm.name, "study": study.name}
     return (
         str(arm.recipe),
         *(word for key, value in named.items() for word in (f"--{key}", str(value))),

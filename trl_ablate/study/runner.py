@@ -7,10 +7,11 @@ while the others go on.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trl_ablate.run import RunDirectory
 from trl_ablate.study.engines import Engine, Job, Process
 from trl_ablate.study.plan import Plan, PlannedRun
 from trl_ablate.study.store import RunLock, RunStore
@@ -46,6 +47,9 @@ class Runner:
     Args:
         retries: how often a failed run is tried again.
         max_hours: wall-clock hours after which runs are stopped, to be taken up another time.
+        stay: whether to wait until everything has ended; False: start what can be started, take in
+            what has ended, and leave, which is for engines whose runs then go on.
+        only: ids of the runs to do, and not to wait for where somebody else is at them; None: all.
         say: told of every start and end, in words.
         watch: called between polls, to redraw.
     """
@@ -58,13 +62,16 @@ class Runner:
         *,
         retries: int = 1,
         max_hours: float | None = None,
+        stay: bool = True,
+        only: Container[str] | None = None,
         say: Callable[[str], None] = lambda text: None,
         watch: Callable[[], None] = lambda: None,
     ):
         self._store, self._engine = store, engine
         self._retries, self._say, self._watch = retries, say, watch
         self._until = None if max_hours is None else time.monotonic() + max_hours * 3600
-        self._waiting = deque((run, 1) for run in in_order(plan))
+        self._stay, self._waits_for_others = stay, only is None
+        self._waiting = deque((run, 1) for run in in_order(plan) if only is None or run.id in only)
         self._active: list[Active] = []
         self._outcome = Outcome()
 
@@ -79,6 +86,10 @@ class Runner:
                 self._take_in()
                 self._hand_out()
                 self._watch()
+                if not self._stay:
+                    self._take_in()
+                    self._hand_out()
+                    break
                 if self._waiting or self._active:
                     time.sleep(POLL_SECONDS)
         finally:
@@ -97,7 +108,10 @@ class Runner:
             run, attempt = self._waiting.popleft()
             lock = self._store.lock(run.id)
             if not lock.acquire():
-                self._waiting.append((run, attempt))
+                if self._waits_for_others:
+                    self._waiting.append((run, attempt))
+                else:
+                    self._say(f"somebody else is at {describe(run)}")
             elif self._settled(run, attempt):
                 lock.release()
             else:
@@ -118,14 +132,12 @@ class Runner:
         log = self._store.log(run.id)
         with log.open("a", encoding="utf-8") as file:
             file.write(f"--- attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-        words = [*run.words, "--output_dir", str(self._store.directory(run.id).path), *self._mode()]
-        process = self._engine.start(Job(words, log, lock.descriptor), slot)
+        directory = self._store.directory(run.id)
+        words = [*run.words, *taking_up(directory)]
+        away = self._store.away(run.id)
+        process = self._engine.start(Job(words, directory.path, log, lock.descriptor, away), slot)
         self._active.append(Active(run, process, lock, attempt, slot))
         self._say(f"started {describe(run)}" + (f", attempt {attempt}" if attempt > 1 else ""))
-
-    def _mode(self) -> list[str]:
-        """What becomes of an interrupted run: it is done again. The place to switch to --resume."""
-        return ["--overwrite"]
 
     def _take_in(self) -> None:
         """Judge the runs whose process has ended, by what their directory says."""
@@ -172,6 +184,15 @@ class Runner:
                 done = self._store.state_unlocked(active.run.id).done
                 (self._outcome.done if done else self._outcome.left).append(active.run.id)
             self._active.clear()
+
+
+def taking_up(directory: RunDirectory) -> tuple[str, ...]:
+    """What scripts/train.py is told to do with what an earlier attempt left: to replace it.
+
+    The one place that decides this, for every engine. To go on instead, answer ("--resume",) where
+    the directory holds a checkpoint; `shipping` then has to send the directory along.
+    """
+    return ("--overwrite",)
 
 
 def in_order(plan: Plan) -> list[PlannedRun]:

@@ -3,6 +3,7 @@
     runs/<hash>-seed<k>/       a run directory, named by what the run resolves to
     runs/<hash>-seed<k>.lock   held by the run's own process and by who started it
     runs/<hash>-seed<k>.log    what the process printed, one attempt after the other
+    runs/<hash>-seed<k>.away   where to find it, while it goes on without a process of this machine
     runs/studies/<name>.json   the plans
 
 A lock is an flock: the kernel drops it when the last process that holds it is gone, however that
@@ -100,13 +101,16 @@ class RunStore:
     def log(self, run_id: str) -> Path:
         return self.path / f"{run_id}.log"
 
+    def away(self, run_id: str) -> Path:
+        return self.path / f"{run_id}.away"
+
     def lock(self, run_id: str) -> RunLock:
         return RunLock(self.path / f"{run_id}.lock")
 
     def state(self, run_id: str) -> State:
-        """Where a run stands by what its folder says, and by whether a process holds its lock."""
+        """Where a run stands by what its folder says, and by whether somebody is at it."""
         state = self.state_unlocked(run_id)
-        if not state.done and self._in_use(run_id):
+        if not state.done and (self._in_use(run_id) or self.away(run_id).exists()):
             return State("running", None, state.record)
         return state
 

@@ -1,63 +1,23 @@
-"""Where a run's process is started. An engine has slots, and starts one job in one of them.
-
-`local` uses this machine: one process per free GPU, or one on the CPU unless more are asked for.
-"""
+"""This machine: one process per free GPU, or one on the CPU unless more are asked for."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-TRAIN_SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+from trl_ablate.study.engines import (
+    REPOSITORY,
+    SECONDS_TO_END,
+    THREAD_VARIABLES,
+    TRAIN_SCRIPT,
+    Job,
+)
+
 FREE_SHARE = 0.05
 """A GPU of whose memory less than this is in use counts as free."""
-SECONDS_TO_END = 20.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run to start: arguments of scripts/train.py, where it prints, the lock that it
-    inherits."""
-
-    words: Sequence[str]
-    log: Path
-    lock: int
-
-
-class Process(Protocol):
-    """A started job."""
-
-    def poll(self) -> int | None:
-        """The exit code (minus the signal that killed it), or None while it runs."""
-        ...
-
-    def wait(self) -> int:
-        """Wait for it to end by itself; the exit code."""
-        ...
-
-    def ask_to_end(self) -> None:
-        """Ask it to stop, as Ctrl-C does; returns at once."""
-        ...
-
-    def end(self, patience: float = SECONDS_TO_END) -> None:
-        """Wait that many seconds for it to stop, then see to it that nothing of it is left."""
-        ...
-
-
-class Engine(Protocol):
-    """Starts jobs; `slots` of them may run at once."""
-
-    @property
-    def slots(self) -> int: ...
-
-    def start(self, job: Job, slot: int) -> Process: ...
 
 
 class LocalEngine:
@@ -66,15 +26,19 @@ class LocalEngine:
     Args:
         jobs: how many at once; None: one per free GPU, or one without a GPU.
         on_gpu: whether the runs want a GPU. Slots take the free GPUs in turn.
-        train: the training script.
+        train: the training script, from the repository or absolute.
     """
 
     def __init__(
-        self, jobs: int | None = None, *, on_gpu: bool = False, train: Path = TRAIN_SCRIPT
+        self,
+        jobs: int | None = None,
+        *,
+        on_gpu: bool = False,
+        train: Path = REPOSITORY / TRAIN_SCRIPT,
     ):
         self._gpus = free_gpus() if on_gpu else []
         self._slots = jobs or max(1, len(self._gpus))
-        self._train = train
+        self._train = REPOSITORY / train
 
     @property
     def slots(self) -> int:
@@ -84,7 +48,7 @@ class LocalEngine:
         environment = {**os.environ, **self._share_of_the_machine(slot)}
         with job.log.open("ab") as log:
             popen = subprocess.Popen(
-                [sys.executable, str(self._train), *job.words],
+                [sys.executable, str(self._train), *job.words, "--output_dir", str(job.directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

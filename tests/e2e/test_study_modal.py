@@ -1,0 +1,133 @@
+"""Studies on Modal: the app is built, its function does runs here, and a stand-in for the service
+starts it in threads that outlive the engine. Nothing is sent anywhere."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.e2e.drive_study import FAKE_TRAIN
+from tests.e2e.studies import numbers
+from tests.synthetic_study import make_plan
+from trl_ablate.study.engines.local import LocalEngine
+from trl_ablate.study.engines.shipping import Bundle
+from trl_ablate.study.runner import Outcome, Runner
+from trl_ablate.study.store import RunStore
+
+modal = pytest.importorskip(
+    "modal", reason="modal is not installed: pip install 'trl-ablate[modal]'"
+)
+
+from trl_ablate.study.engines import modal as modal_engine  # noqa: E402
+from trl_ablate.study.engines.modal import ModalEngine, build_app  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:The train_run function is executing locally")
+
+ARMS = {"a": {"top": 0.8, "pause": 0.02}, "b": {"top": 0.5, "pause": 0.02}}
+
+
+class Here:
+    """Modal's part, played by this machine: a call is a thread, the results are a folder."""
+
+    def __init__(self, results: Path):
+        self.results, self.threads = results, []
+        self._answers: dict[str, int] = {}
+        results.mkdir()
+
+    def spawn(self, bundle: Bundle, folder: str) -> str:
+        _, function = build_app("H100", None)
+        place = {"results": str(self.results), "code": str(REPOSITORY), "cwd": str(self.results)}
+
+        def call() -> None:
+            self._answers[folder] = function.local(bundle, folder, **place, train=FAKE_TRAIN)
+
+        self.threads.append(threading.Thread(target=call))
+        self.threads[-1].start()
+        return folder
+
+    def answer(self, call: str) -> int | None:
+        return self._answers.get(call)
+
+    def files(self, folder: str) -> list[str]:
+        found = (path for path in (self.results / folder).rglob("*") if path.is_file())
+        return [str(path.relative_to(self.results)) for path in found]
+
+    def read(self, name: str, target: Path) -> None:
+        target.write_bytes((self.results / name).read_bytes())
+
+    def wait(self) -> None:
+        for thread in self.threads:
+            thread.join()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.setattr(modal_engine, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+    here = Here(tmp_path / "results")
+    yield here
+    here.wait()
+
+
+def run_there(here: Here, store: RunStore, arms: dict, checkpoints=False, **options) -> Outcome:
+    engine = ModalEngine(here, slots=6, checkpoints=checkpoints)
+    return Runner(make_plan(arms), store, engine, **options).run()
+
+
+def test_started_left_and_fetched(tmp_path, here):
+    calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "runs")
+    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, train=FAKE_TRAIN)).run()
+    left = run_there(here, store, ARMS, stay=False).left
+    assert len(left) == len(here.threads) == 6
+    assert {store.state(run_id).status for run_id in left} == {"running"}
+    assert len(run_there(here, store, ARMS).done) == 6  # the same command takes up the calls
+    assert len(here.threads) == 6 and not list(store.path.glob("*.away"))
+    assert numbers(store, ARMS) == numbers(calm, ARMS)
+    commits = {store.directory(run_id).read()["git"]["commit"] for run_id in left}
+    assert len(commits) == 1
+
+
+def test_failures_are_made_anew_and_told(tmp_path, here):
+    store = RunStore(tmp_path / "runs")
+    outcome = run_there(here, store, {"never": {"top": 0.4, "never_starts": 99}})
+    assert len(outcome.failed) == 3 and len(here.threads) == 6
+    assert store.state(outcome.failed[0]).reason == "exit code 1; error: no such profile"
+    assert store.log(outcome.failed[0]).read_text().count("no such profile") == 2
+
+
+def test_a_call_that_modal_ends_is_a_failure_with_its_reason(tmp_path, here, monkeypatch):
+    def answer(call: str) -> int:
+        raise modal.exception.FunctionTimeoutError("24 hours are over")
+
+    monkeypatch.setattr(here, "answer", answer)
+    store = RunStore(tmp_path / "runs")
+    failed = run_there(here, store, {"a": {"top": 0.8, "pause": 0.2}}, retries=0).failed
+    assert "24 hours are over" in store.state(failed[0]).reason
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_checkpoints_come_along_when_asked(tmp_path, here, asked):
+    store = RunStore(tmp_path / "runs")
+    (run_id, *_) = run_there(here, store, ARMS, stay=False).left
+    here.wait()
+    checkpoint = next(here.results.glob(f"{run_id}/*/{run_id}")) / "checkpoint_last"
+    checkpoint.mkdir()
+    (checkpoint / "weights").write_text("heavy")
+    run_there(here, store, ARMS, checkpoints=asked)
+    kept = store.directory(run_id).checkpoint_last / "weights"
+    assert kept.exists() == asked
+
+
+def test_without_a_token_it_says_how_to_get_one(tmp_path, monkeypatch):
+    code = "from trl_ablate.study.engines.modal import check_token as check; check()"
+    unknown = {"MODAL_CONFIG_PATH": str(tmp_path / "none.toml"), "PYTHONPATH": str(REPOSITORY)}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MODAL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**clean, **unknown}, capture_output=True, text=True
+    )
+    assert "ConfigurationError: --engine modal: Modal knows no token; run `modal token new`" in (
+        done.stderr
+    )

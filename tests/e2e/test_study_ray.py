@@ -1,0 +1,130 @@
+"""Studies over a real Ray cluster of two nodes, with nodes, runs and runners killed."""
+
+import random
+import signal
+import sys
+import tempfile
+
+import pytest
+
+from tests.e2e.drive_study import FAKE_TRAIN
+from tests.e2e.studies import SECONDS, children, drive, kill_at_random, numbers, wait_for
+from tests.synthetic_study import make_plan
+from trl_ablate.study.engines.local import LocalEngine
+from trl_ablate.study.runner import Runner
+from trl_ablate.study.store import RunStore
+
+pytest.importorskip("ray", reason="ray is not installed: pip install 'trl-ablate[ray]'")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
+
+ARMS = {"a": {"top": 0.8, "pause": 0.1}, "b": {"top": 0.5, "pause": 0.1, "collapse": 8}}
+
+
+class Nodes:
+    """Two nodes of two CPUs each beside a head without any; one that is killed can be replaced."""
+
+    def __init__(self):
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 0, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._nodes = [self._cluster.add_node(num_cpus=2) for _ in range(2)]
+
+    @property
+    def address(self) -> str:
+        return self._cluster.address
+
+    def kill(self, number: int) -> None:
+        self._cluster.remove_node(self._nodes.pop(number), allow_graceful=False)
+
+    def replace(self) -> None:
+        self._nodes.append(self._cluster.add_node(num_cpus=2))
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    """Where the nodes do the runs."""
+    folder = tmp_path_factory.mktemp("scratch")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # the paths of its sockets are short
+        patch.setenv("TMPDIR", str(folder))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def nodes(scratch):
+    nodes = Nodes()
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture
+def undisturbed(tmp_path):
+    """The numbers of the study, as processes of this machine come to them."""
+    store = RunStore(tmp_path / "calm")
+    Runner(make_plan(ARMS), store, LocalEngine(jobs=3, train=FAKE_TRAIN)).run()
+    return numbers(store, ARMS)
+
+
+def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, undisturbed):
+    store = RunStore(tmp_path / "runs")
+    runner = drive(store, ARMS, "--ray_address", nodes.address)
+    wait_for(lambda: len(children(scratch)) == 4, SECONDS)  # both nodes are at two runs each
+    nodes.kill(0)
+    assert runner.wait(SECONDS) == 0
+    nodes.replace()
+    assert numbers(store, ARMS) == undisturbed
+    lost = [path.stem for path in store.path.glob("*.log") if "begins again" in path.read_text()]
+    assert lost
+    assert not children(scratch) and not list(store.path.glob(".*.arriving"))
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, undisturbed):
+    store, rng = RunStore(tmp_path / "runs"), random.Random(20)
+
+    def kill_a_node() -> None:
+        nodes.kill(rng.randrange(2))
+        nodes.replace()
+
+    killed = kill_at_random(
+        20, store, lambda: drive(store, ARMS, "--ray_address", nodes.address), scratch,
+        kill_a_node, (0.5, 3.0),
+    )  # fmt: skip
+    assert set(killed) == {"runner", "run", "node"} and killed.total() == 20
+    assert numbers(store, ARMS) == undisturbed
+    assert not children(scratch) and not list(store.path.glob(".*.arriving"))
+
+
+def test_ctrl_c_ends_the_runs_and_the_study_goes_on_later(tmp_path, nodes, scratch, undisturbed):
+    store = RunStore(tmp_path / "runs")
+    runner = drive(store, ARMS, "--ray_address", nodes.address)
+    wait_for(lambda: len(list(store.path.glob("*/metrics.jsonl"))) > 2, SECONDS)
+    runner.send_signal(signal.SIGINT)
+    assert runner.wait(SECONDS) == 130
+    assert not children(scratch)
+    states = {store.state(run_id).status for run_id in make_plan(ARMS).runs()}
+    assert states <= {"interrupted", "to do", "finished"} and "interrupted" in states
+    assert drive(store, ARMS, "--ray_address", nodes.address).wait(SECONDS) == 0
+    assert numbers(store, ARMS) == undisturbed
+
+
+def test_failures_come_home_with_their_reason(tmp_path, nodes):
+    arms = {"well": {"top": 0.8}, "always": {"top": 0.6, "fails": 99}}
+    arms |= {"killed": {"top": 0.5, "dies": 99}, "nothing": {"top": 0.4, "never_starts": 99}}
+    store = RunStore(tmp_path / "runs")
+    assert drive(store, arms, "--ray_address", nodes.address).wait(SECONDS) == 1
+    plan = make_plan(arms)
+    states = {arm.name: store.state(arm.runs[0].id) for arm in plan.arms}
+    assert {name: state.reason for name, state in states.items()} == {
+        "well": None,
+        "always": "RuntimeError: out of luck",
+        "killed": "killed by signal 9; it printed nothing",
+        "nothing": "exit code 1; error: no such profile",
+    }
+    assert states["killed"].record["attempts"] == 2
+    assert store.log(plan.arms[1].runs[0].id).read_text().count("Traceback") == 2

@@ -1,0 +1,94 @@
+"""Array jobs, submitted to an sbatch that runs their tasks as processes of this machine."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.e2e.drive_study import FAKE_TRAIN
+from tests.e2e.studies import DRIVER, numbers, starts
+from tests.synthetic_study import make_plan
+from trl_ablate import ConfigurationError
+from trl_ablate.study.engines.local import LocalEngine
+from trl_ablate.study.engines.slurm import array_job, submit, to_submit
+from trl_ablate.study.runner import Runner
+from trl_ablate.study.store import RunStore
+
+ARMS = {"a": {"top": 0.8}, "b": {"top": 0.5, "collapse": 8}}
+SBATCH = r"""#!/bin/bash
+script=$(cat)
+for task in $(seq 0 "$(sed -n 's/^#SBATCH --array=0-\([0-9]*\).*/\1/p' <<< "$script")"); do
+    [[ " $LOST_TASKS " == *" $task "* ]] || SLURM_ARRAY_TASK_ID=$task bash <<< "$script" &
+done
+wait
+echo "42;cluster"
+"""
+
+
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    """The fake on the PATH; it runs no task whose index stands in LOST_TASKS."""
+    file = tmp_path / "bin" / "sbatch"
+    file.parent.mkdir()
+    file.write_text(SBATCH)
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{file.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOST_TASKS", "")
+    return file
+
+
+def script_for(store: RunStore) -> str:
+    plan = make_plan(ARMS)
+    command = [sys.executable, str(DRIVER), str(store.path), json.dumps(ARMS)]
+    return array_job(plan, to_submit(plan, store), store, command, cpus=2, at_once=3)
+
+
+def test_submitting_again_does_what_is_missing_and_nothing_twice(tmp_path, sbatch, monkeypatch):
+    calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "the runs")
+    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, train=FAKE_TRAIN)).run()
+    store.path.mkdir()
+    monkeypatch.setenv("LOST_TASKS", "1 4")
+    first = script_for(store)
+    assert "#SBATCH --array=0-5%3" in first and "#SBATCH --cpus-per-task=2" in first
+    assert submit(first) == "42"
+    assert len(starts(store.path)) == 4
+    monkeypatch.setenv("LOST_TASKS", "")
+    second = script_for(store)
+    assert "#SBATCH --array=0-1%3" in second
+    submit(second)
+    submit(first)  # as if it had waited in the queue
+    assert list(starts(store.path).values()) == [1] * 6
+    assert to_submit(make_plan(ARMS), store) == []
+    assert numbers(store, ARMS) == numbers(calm, ARMS)
+    names = {path.stem for path in store.path.glob("*.slurm")}
+    assert names == set(make_plan(ARMS).runs())
+
+
+def test_a_run_that_somebody_is_at_is_left_to_them(tmp_path, sbatch):
+    store = RunStore(tmp_path)
+    script, run = script_for(store), next(iter(make_plan(ARMS).runs()))
+    lock = store.lock(run)
+    assert lock.acquire()
+    assert run not in to_submit(make_plan(ARMS), store)
+    submit(script)
+    assert run not in starts(store.path) and len(starts(store.path)) == 5
+    lock.release()
+
+
+def test_a_gpu_for_every_run_of_a_gpu_profile(tmp_path):
+    plan, store = make_plan(ARMS), RunStore(tmp_path)
+    assert "--gres" not in array_job(plan, ["x-seed0"], store, ["true"])
+    assert "#SBATCH --gres=gpu:1" in array_job(
+        replace(plan, for_gpu=True), ["x-seed0"], store, ["true"]
+    )
+
+
+def test_what_sbatch_says_is_passed_on(tmp_path, sbatch, monkeypatch):
+    sbatch.write_text("#!/bin/sh\necho 'invalid partition' >&2\nexit 1\n")
+    with pytest.raises(ConfigurationError, match="invalid partition; set SBATCH_PARTITION"):
+        submit("")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="no sbatch here; run it on a login node"):
+        submit("")

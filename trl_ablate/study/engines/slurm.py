@@ -1,0 +1,89 @@
+"""Slurm: an array job with a task for every run that is still to be done.
+
+Every task is `scripts/study.py run STUDY --only RUN` in the same store and under the same locks, so
+submitting again does what is missing and nothing twice. The store has to lie on a file system that
+the nodes share and that has flock. Partition, account and time limit are given to sbatch as always:
+SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT.
+"""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.study.engines import REPOSITORY
+from trl_ablate.study.plan import Plan
+from trl_ablate.study.runner import in_order
+from trl_ablate.study.store import RunStore
+
+
+def to_submit(plan: Plan, store: RunStore) -> list[str]:
+    """Ids of the runs that are not done and that nobody is at."""
+    states = {run.id: store.state(run.id) for run in in_order(plan)}
+    return [name for name, state in states.items() if not state.done and state.status != "running"]
+
+
+def study_command(study: Path, store: RunStore, *options: str) -> list[str]:
+    script = str(REPOSITORY / "scripts" / "study.py")
+    words = [sys.executable, script, "run", str(study.resolve()), "--runs"]
+    return [*words, str(store.path.resolve()), *options]
+
+
+def array_job(
+    plan: Plan,
+    runs: Sequence[str],
+    store: RunStore,
+    command: Sequence[str],
+    *,
+    cpus: int = 1,
+    at_once: int | None = None,
+) -> str:
+    """The batch script.
+
+    Args:
+        runs: ids, in the order of the array's indices.
+        command: what a task runs, `--only RUN` aside.
+        cpus: of each run.
+        at_once: how many tasks may run at the same time; None: as Slurm likes.
+    """
+    limit = f"%{at_once}" if at_once else ""
+    folder = store.path.resolve()
+    head = [
+        "#!/bin/bash",
+        f"#SBATCH --job-name={plan.study}",
+        f"#SBATCH --array=0-{len(runs) - 1}{limit}",
+        "#SBATCH --ntasks=1",
+        f"#SBATCH --cpus-per-task={cpus}",
+        *(["#SBATCH --gres=gpu:1"] if plan.for_gpu else []),
+        f"#SBATCH --output={folder}/slurm-%A_%a.out",
+    ]
+    body = [
+        "set -eu",
+        f"runs=({' '.join(runs)})",
+        "run=${runs[$SLURM_ARRAY_TASK_ID]}",
+        f'exec >> {shlex.quote(str(folder))}/"$run".slurm 2>&1',
+        f"cd {shlex.quote(str(Path.cwd()))}",
+        f'exec {shlex.join(command)} --only "$run"',
+    ]
+    return "\n".join([*head, "", *body, ""])
+
+
+def submit(script: str) -> str:
+    """Hand it to sbatch; the id of the array job."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable"], input=script, capture_output=True, text=True
+        )
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            "--submit: there is no sbatch here; run it on a login node, or leave --submit out and "
+            "take the script there"
+        ) from error
+    if done.returncode != 0:
+        raise ConfigurationError(
+            f"--submit: sbatch refused the job: {done.stderr.strip()}; set SBATCH_PARTITION, "
+            "SBATCH_ACCOUNT or SBATCH_TIMELIMIT as the cluster wants them"
+        )
+    return done.stdout.strip().partition(";")[0]
