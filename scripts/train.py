@@ -16,6 +16,7 @@ from rich.table import Table
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.failures import in_words
+from trl_ablate.resuming import changed_settings, latest_whole_checkpoint, step_of
 from trl_ablate.run import PREEMPTED, RunDirectory, provenance
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
-    logging.getLogger("bitsandbytes").setLevel(
-        logging.ERROR
-    )  # it reports a kernel nobody asked for
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a kernel that nobody asked for
     parser = argparse.ArgumentParser(
         description="Train one arm: RECIPE is a YAML file, such as recipes/std_dev_off.yaml.",
         usage="%(prog)s RECIPE [options] [--key value ...]",
@@ -88,12 +87,15 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     secrets = known_secrets([resolved.settings], sys.argv, token)
     if main_process:
         prepare(directory, resolved, options, push=push, token=token)
-        directory.write_config(Masker(secrets, hide_home=False).value(resolved.to_dict()))
+        settings = Masker(secrets, hide_home=False).value(resolved.to_dict())
+        if options.resume:
+            tell_changes(directory, settings)
+        directory.write_config(settings)
     resolved.config.run_name = name_of(directory, resolved.config, resume=options.resume)
-    checkpoint = directory.whole_checkpoint(resolved.config.world_size) if options.resume else None
+    checkpoint = latest_whole_checkpoint(directory.path) if options.resume else None
     if main_process and options.resume:
         console.print(f"resuming from {checkpoint or 'the beginning: nothing was saved yet'}")
-        directory.rewind(int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1)
+        directory.rewind(step_of(checkpoint) if checkpoint else -1)
     masker = Masker(secrets)
     described = masker.value(identity(resolved, masker))
     record = directory.recorded(clean=masker.text, **described) if main_process else nullcontext()
@@ -156,6 +158,12 @@ def prepare(
     if push:
         check_token(token)
     directory.prepare(overwrite=options.overwrite, resume=options.resume)
+
+
+def tell_changes(directory: RunDirectory, config: dict[str, Any]) -> None:
+    """Warn of settings that a run goes on with, but was not begun with."""
+    if changed := changed_settings(directory.config_file, config["settings"]):
+        console.print(f"warning: going on with other settings: {', '.join(changed)}", markup=False)
 
 
 def name_of(directory: RunDirectory, config, *, resume: bool) -> str:

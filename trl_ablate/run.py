@@ -13,6 +13,7 @@ JSON files appear whole or not at all; JSONL is appended and flushed line by lin
 killed at any moment leaves both readable.
 """
 
+import fcntl
 import json
 import math
 import os
@@ -25,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.failures import in_words
@@ -36,8 +37,10 @@ PREEMPTED = "ended by SIGTERM"
 INTERRUPTED = (KEYBOARD, PREEMPTED)
 """Reasons of a run that was stopped from outside, not by a rule: it can go on."""
 
+MARK = ".running"
+"""A file that is there, and locked, while a process is at the run."""
 RESERVE = 1 << 20
-"""Bytes kept free for the last words in `run.json`, should the disk fill up."""
+"""Its bytes: room for the last words in `run.json`, should the disk fill up."""
 
 DIFF_LIMIT = 100_000
 """Characters of an uncommitted change that are kept with a run."""
@@ -109,20 +112,6 @@ class RunDirectory:
             if int(file.stem.removeprefix("step_")) > step:
                 file.unlink()
 
-    def whole_checkpoint(self, processes: int = 1) -> Path | None:
-        """The latest checkpoint that was written to its end; None where there is none.
-
-        Its state is what the main process writes last; of the other processes only the random
-        state comes from elsewhere.
-        """
-        found = [
-            (int(folder.name.removeprefix("checkpoint-")), folder)
-            for folder in self.path.glob("checkpoint-[0-9]*")
-            if _is_json(folder / "trainer_state.json")
-            and len(list(folder.glob("rng_state*.pth"))) >= processes
-        ]
-        return max(found)[1] if found else None
-
     def prepare(self, *, overwrite: bool = False, resume: bool = False) -> None:
         """Make the folder ready, or say why it is not: runs are never mixed."""
         if self.run_file.exists() and not (overwrite or resume):
@@ -133,6 +122,8 @@ class RunDirectory:
             )
         if self.path.exists() and not self.path.is_dir():
             raise ConfigurationError(f"{self.path} is a file; give another --output_dir")
+        if self.run_file.exists():
+            self._leave(self._enter())
         if overwrite and self.run_file.exists():
             shutil.rmtree(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -142,9 +133,9 @@ class RunDirectory:
         """`run.json` from the first moment to the last, however the run ends.
 
         What an error says goes through `clean`. Room for it is kept, so that a full disk is told.
+        Until the end nobody else can be at this run.
         """
-        reserve = self.path / ".reserve"
-        reserve.write_bytes(bytes(RESERVE))
+        mark = self._enter()
         started = time.time() - self.seconds_so_far()
         self.update(status="running", reason=None, **entries)
         outcome = Outcome()
@@ -158,7 +149,7 @@ class RunDirectory:
             outcome.reason = clean(_reason(error))
             raise
         finally:
-            reserve.unlink(missing_ok=True)
+            self._leave(mark)
             seconds = time.time() - started
             self.update(
                 status=outcome.status,
@@ -168,6 +159,24 @@ class RunDirectory:
                 peak_memory_gib=self.peak_memory(),
                 **outcome.entries,
             )
+
+    def _enter(self) -> BinaryIO:
+        """Open and lock the file that tells others that somebody is at this run."""
+        mark = (self.path / MARK).open("ab")
+        try:
+            fcntl.lockf(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)  # forked children do not inherit it
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                f"another process is at the run in {self.path}; wait for its end, or end it (after "
+                "a launcher was killed its processes may go on), or give another --output_dir"
+            ) from error
+        mark.write(bytes(max(0, RESERVE - mark.tell())))
+        mark.flush()
+        return mark
+
+    def _leave(self, mark: BinaryIO) -> None:
+        mark.close()
+        (self.path / MARK).unlink(missing_ok=True)
 
     def seconds_so_far(self) -> float:
         """What a run that is resumed has taken already, by its last logged row."""
@@ -255,14 +264,6 @@ def _line(row: dict[str, Any]) -> str:
         for key, value in row.items()
     }
     return json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _is_json(file: Path) -> bool:
-    try:
-        json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def provenance() -> dict[str, Any]:

@@ -13,6 +13,8 @@ in or what comes out:
     _generate_single_turn, _generate       stop strings: what ends a completion, what counts as end
     evaluate                               one-shot evaluation
     log                                    what was summed up since the last line
+    _run_epoch                             none behind the last step
+    _save_checkpoint                       seal it when it is whole, and rotate then
     (several)                              `phases`: what of a step's time is whose
 
 `tests/contract` holds each seam against the installed TRL.
@@ -22,9 +24,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
 
 from trl_ablate.advantages import compute_advantages, weighted_reward
@@ -38,12 +42,13 @@ from trl_ablate.batching import (
 )
 from trl_ablate.callbacks import GRPOStepClock
 from trl_ablate.config import AblationConfig
-from trl_ablate.engine import engine_as_configured
+from trl_ablate.engine import engine_as_configured, replaced
 from trl_ablate.evaluation import evaluate_one_shot
 from trl_ablate.generation import StopStrings, backend_generation_kwargs, truncation_metrics
 from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means, ratio_sums
 from trl_ablate.mismatch import MismatchCorrection
 from trl_ablate.phases import StepPhases
+from trl_ablate.resuming import break_seal, seal
 
 
 class AblationTrainer(GRPOTrainer):
@@ -326,6 +331,43 @@ class AblationTrainer(GRPOTrainer):
         if mode == "train":
             logs = {**logs, **self.mismatch.metrics(self.accelerator.gather)}
         super().log(logs, start_time)
+
+    # Checkpoints
+
+    def _run_epoch(self, *args, **kwargs) -> None:
+        """TRL's; but a run that goes on from its last step has nothing left to do."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """TRL's, sealed once every process has written its part; until then no older one goes."""
+        run = Path(self._get_output_dir(trial=trial))
+        checkpoint = run / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.is_local_process_zero():
+            break_seal(checkpoint)
+        with replaced(self.args, "save_total_limit", None):
+            super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.is_local_process_zero():
+            seal(checkpoint)
+        if self.args.should_save:
+            rotate_checkpoints(
+                output_dir=str(run),
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+
+
+def _onto_numbered_cpu(storage: Any, location: str):
+    return storage if location.startswith("cpu:") else None
+
+
+# accelerate numbers the CPUs of several processes; transformers then loads onto "cpu:1", of which
+# torch knows nothing
+torch.serialization.register_package(11, lambda storage: None, _onto_numbered_cpu)
 
 
 TEXT_FORWARD = frozenset(("compute_entropy", "compute_aux_loss"))

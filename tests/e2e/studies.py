@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,5 @@ def forget_some(store: RunStore, rng: random.Random) -> None:
         directory = rng.choice(finished)
         lock = store.lock(directory.name)
         if lock.acquire():
-            (directory / "run.json").unlink()
-            (directory / "metrics.jsonl").unlink(missing_ok=True)
+            shutil.rmtree(directory)
             lock.release()

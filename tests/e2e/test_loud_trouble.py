@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
-from trl_ablate.run import RunDirectory
+from trl_ablate.resuming import latest_whole_checkpoint
 
 SMALL = [
     "recipes/std_dev_off.yaml", "--profile", "miniature", "--generation_batch_size", "16",
@@ -75,7 +75,7 @@ def test_a_full_disk_leaves_a_checkpoint_to_go_on_from_and_no_file_holds_the_tok
     assert said.startswith("the disk is full") and "--resume" in said
     assert (record(output)["status"], record(output)["reason"]) == ("failed", said)
     assert (output / "checkpoint-2" / "model.safetensors").read_bytes() == b"half"
-    assert RunDirectory(output).whole_checkpoint() == output / "checkpoint-1"
+    assert latest_whole_checkpoint(output) == output / "checkpoint-1"
     again = run(output, "", "--resume", "--hub_token", TOKEN)
     assert again.returncode == 0, again.stderr
     assert "resuming from" in again.stdout and "checkpoint-1" in again.stdout

@@ -2,12 +2,15 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -31,6 +34,16 @@ def start(output: Path, words: list[str], *more: str, launcher=()) -> subprocess
         + list(more),
         cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
+
+
+def kill(process: subprocess.Popen) -> None:
+    """With all it started: a launcher killed alone leaves its processes training."""
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for child in started:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    process.communicate()
 
 
 def finish(process: subprocess.Popen, code: int = 0) -> str:
@@ -78,13 +91,21 @@ def test_sigterm_saves_at_the_next_boundary_and_resume_goes_on(tmp_path):
     assert json.loads((output / "run.json").read_text())["run_name"] == record["run_name"]
 
 
+def test_resuming_what_had_reached_its_end_trains_no_further(tmp_path):
+    whole, output = tmp_path / "whole", tmp_path / "run"
+    finish(start(whole, ON_POLICY))
+    finish(start(output, ON_POLICY))
+    shutil.rmtree(output / "checkpoint_last")
+    finish(start(output, ON_POLICY, "--resume"))
+    assert_same(whole, output)
+
+
 def test_resuming_what_had_not_saved_begins_again(tmp_path):
     whole, output = tmp_path / "whole", tmp_path / "run"
     finish(start(whole, ON_POLICY))
     process = start(output, ON_POLICY, "--save_steps", "100")
     wait_for_step(output, process)
-    process.kill()
-    process.wait()
+    kill(process)
     assert "nothing was saved yet" in finish(start(output, ON_POLICY, "--resume"))
     assert_same(whole, output)
 
@@ -105,8 +126,7 @@ def test_killed_at_random_moments(tmp_path, words, kills, launcher):
         process = start(output, words, *resume, launcher=launcher)
         wait_for_step(output, process)
         time.sleep(moments.uniform(0, 0.8))
-        process.kill()
-        process.wait()
+        kill(process)
         assert all(json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines())
         assert json.loads((output / "run.json").read_text())
         resume = ["--resume"]

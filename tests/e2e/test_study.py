@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes
 def run_here(store: RunStore, arms: dict, **options) -> Outcome:
     engine = LocalEngine(jobs=options.pop("jobs", 2), train=FAKE_TRAIN)
     return Runner(make_plan(arms), store, engine, **options).run()
+
+
+def undisturbed(folder: Path, arms: dict) -> RunStore:
+    store = RunStore(folder)
+    run_here(store, arms)
+    return store
 
 
 def test_every_run_once_and_then_none(tmp_path):
@@ -84,13 +91,16 @@ def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, numbe
     arms = {"a": {"top": 0.8, "pause": 0.1}, "b": {"top": 0.5, "pause": 0.1}}
     store = RunStore(tmp_path)
     runner = drive(store, arms)
-    wait_for(lambda: list(tmp_path.glob("*/metrics.jsonl")))
+    wait_for(lambda: list(tmp_path.glob("*/checkpoint-5/sealed.json")))
     runner.send_signal(number)
     assert runner.wait(SECONDS) == 130
     assert not children(store.path)
     states = {store.state(run_id).status for run_id in make_plan(arms).runs()}
     assert states <= {"interrupted", "to do", "finished"} and "interrupted" in states
     assert len(run_here(store, arms).done) == 6
+    said = "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    assert "goes on behind step 5" in said or "goes on behind step 10" in said
+    assert numbers(store, arms) == numbers(undisturbed(tmp_path / "calm", arms), arms)
 
 
 def test_the_time_is_up(tmp_path):
@@ -106,11 +116,10 @@ def test_the_time_is_up(tmp_path):
 def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, kills):
     """kill -9 of the runner or of a run at random moments: every run once, nothing else changed."""
     arms = {"a": {"top": 0.8, "pause": 0.01}, "b": {"top": 0.5, "pause": 0.01, "collapse": 8}}
-    undisturbed, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "wild")
-    run_here(undisturbed, arms)
+    store = RunStore(tmp_path / "wild")
     killed = kill_at_random(kills, store, lambda: drive(store, arms), store.path)
     assert set(killed) == {"runner", "run"} and killed.total() == kills
-    assert numbers(store, arms) == numbers(undisturbed, arms)
+    assert numbers(store, arms) == numbers(undisturbed(tmp_path / "calm", arms), arms)
     assert not (store.path / "twice").exists() and not children(store.path)
 
 

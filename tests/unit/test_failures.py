@@ -7,7 +7,7 @@ import pytest
 
 from trl_ablate.failures import RewardError, in_words
 from trl_ablate.rewards.functions import _named
-from trl_ablate.run import RESERVE, RunDirectory
+from trl_ablate.run import MARK, RESERVE, RunDirectory
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
 
@@ -62,7 +62,7 @@ def test_room_is_kept_for_the_last_words_on_a_full_disk(tmp_path, monkeypatch):
 
     run, write = RunDirectory(tmp_path), module.write_json
     with pytest.raises(OSError), run.recorded():
-        kept = tmp_path / ".reserve"
+        kept = tmp_path / MARK
         assert kept.stat().st_size == RESERVE
 
         def write_where_room_is(path, value):

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -98,3 +100,23 @@ def test_a_run_says_what_it_cost(tmp_path, monkeypatch):
         run.append_metrics({"memory/peak_after_rollout": 3.0, "memory/peak_after_train": 5.5})
         run.append_metrics({"memory/peak_after_train": None})
     assert (run.read()["gpu_hours"], run.read()["peak_memory_gib"]) == (2.0, 5.5)
+
+
+def test_two_processes_are_never_at_one_run(tmp_path):
+    run, other = RunDirectory(tmp_path), RunDirectory(tmp_path)
+    script = (
+        "import sys; from pathlib import Path; from trl_ablate.run import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).recorded(): print('in', flush=True); input()"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as busy:
+        assert busy.stdout and busy.stdout.readline() == "in\n"
+        for what in ({"resume": True}, {"overwrite": True}):
+            with pytest.raises(ConfigurationError, match="another process is at the run in"):
+                run.prepare(**what)
+        assert run.read()["status"] == "running"
+        busy.communicate("\n")
+    run.prepare(resume=True)
+    with other.recorded():
+        pass
+    assert other.read()["status"] == "finished"

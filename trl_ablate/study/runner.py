@@ -11,6 +11,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trl_ablate.resuming import latest_whole_checkpoint
 from trl_ablate.run import RunDirectory
 from trl_ablate.study.engines import Engine, Job, Process
 from trl_ablate.study.plan import Plan, PlannedRun
@@ -133,7 +134,7 @@ class Runner:
         with log.open("a", encoding="utf-8") as file:
             file.write(f"--- attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         directory = self._store.directory(run.id)
-        words = [*run.words, *taking_up(directory)]
+        words = [*run.words, taking_up(directory, self._engine.in_place)]
         away = self._store.away(run.id)
         process = self._engine.start(Job(words, directory.path, log, lock.descriptor, away), slot)
         self._active.append(Active(run, process, lock, attempt, slot))
@@ -186,13 +187,11 @@ class Runner:
             self._active.clear()
 
 
-def taking_up(directory: RunDirectory) -> tuple[str, ...]:
-    """What scripts/train.py is told to do with what an earlier attempt left: to replace it.
-
-    The one place that decides this, for every engine. To go on instead, answer ("--resume",) where
-    the directory holds a checkpoint; `shipping` then has to send the directory along.
-    """
-    return ("--overwrite",)
+def taking_up(directory: RunDirectory, in_place: bool) -> str:
+    """What scripts/train.py is told to do with what an earlier attempt left: to go on from its last
+    whole checkpoint, if it is done where that lies, or else to begin again."""
+    left_something = directory.run_file.exists() and latest_whole_checkpoint(directory.path)
+    return "--resume" if in_place and left_something else "--overwrite"
 
 
 def in_order(plan: Plan) -> list[PlannedRun]:

@@ -59,6 +59,9 @@ class Process(Protocol):
 class Engine(Protocol):
     """Starts jobs; `slots` of them may run at once."""
 
+    in_place: bool
+    """Whether runs are done in the store's own folders, and can go on from what is there."""
+
     @property
     def slots(self) -> int: ...
 

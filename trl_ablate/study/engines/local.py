@@ -29,6 +29,8 @@ class LocalEngine:
         train: the training script, from the repository or absolute.
     """
 
+    in_place = True
+
     def __init__(
         self,
         jobs: int | None = None,

@@ -163,6 +163,8 @@ class ModalEngine:
         checkpoints: whether checkpoints are fetched, too; they stay in the results otherwise.
     """
 
+    in_place = False
+
     def __init__(self, service: Service, *, slots: int, checkpoints: bool = False):
         self._service, self._slots, self._checkpoints = service, slots, checkpoints
 

@@ -53,6 +53,8 @@ class RayEngine:
         train: the training script, from the repository or absolute.
     """
 
+    in_place = False
+
     def __init__(
         self,
         address: str | None = None,

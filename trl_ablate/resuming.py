@@ -1,0 +1,67 @@
+"""Which checkpoint a run goes on from: the latest that was written to its end. No torch.
+
+A checkpoint is many files, by several processes. When all are there it is sealed: a last file names
+them with their sizes. A checkpoint without a seal was cut off in the making; one that does not
+agree with it was damaged since. Either is passed over for the one before.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.run import write_json
+
+SEAL = "sealed.json"
+
+
+def latest_whole_checkpoint(run: Path) -> Path | None:
+    """The last `checkpoint-N` that agrees with its seal; None where there is none."""
+    folders = sorted(run.glob("checkpoint-[0-9]*"), key=step_of, reverse=True)
+    return next(filter(is_whole, folders), None)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step of `checkpoint-N`."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def seal(checkpoint: Path) -> None:
+    """Declare a checkpoint whole; called when every process has written its part."""
+    break_seal(checkpoint)
+    write_json(checkpoint / SEAL, _sizes(checkpoint))
+
+
+def break_seal(checkpoint: Path) -> None:
+    """A checkpoint that is about to be written over is no longer whole."""
+    (checkpoint / SEAL).unlink(missing_ok=True)
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether a checkpoint holds what was sealed, byte for byte as far as sizes tell."""
+    try:
+        sealed = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    found = _sizes(checkpoint)
+    return all(found.get(name) == size for name, size in sealed.items())
+
+
+def changed_settings(config_file: Path, now: Mapping[str, Any]) -> list[str]:
+    """What a run would go on with that it was not begun with, as `key old -> new`; nothing where
+    what it was begun with cannot be read."""
+    try:
+        before = json.loads(config_file.read_text(encoding="utf-8"))["settings"]
+    except (OSError, ValueError, KeyError):
+        return []
+    return [
+        f"{key} {before.get(key)} -> {now.get(key)}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of every file below a folder, by its path from there."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in sorted(files)}
