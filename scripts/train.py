@@ -68,8 +68,8 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, overrides: list[str]) -> int:
-    if options.dry_run:  # it builds no adapter, and half of its time would go into importing peft
-        sys.modules["peft"] = None  # pyright: ignore[reportArgumentType]
+    if options.dry_run:
+        spare_imports()
     from trl_ablate.recipe import load_recipe
 
     resolved = load_recipe(options.recipe, profile=options.profile, overrides=overrides)
@@ -113,6 +113,15 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     if main_process and push:
         publish(directory, resolved.config, token)
     return 0
+
+
+def spare_imports() -> None:
+    """Keep out what loads models and adapters: a dry run does neither, and more than half of its
+    time would go into importing it. transformers does so to ask whether it runs in Kubeflow."""
+    from transformers import integrations
+
+    sys.modules["peft"] = None  # pyright: ignore[reportArgumentType]
+    integrations.is_kubeflow_available = lambda: False
 
 
 def doctor(options: argparse.Namespace, overrides: list[str]) -> int:
