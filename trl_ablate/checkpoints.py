@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.recipe import SHIPPED, Resolved, load_recipe, read_overrides, resolve_run
+from trl_ablate.recipe import Resolved, load_recipe, read_overrides, resolve_run
 from trl_ablate.run import RunDirectory
+from trl_ablate.shipped import SHIPPED
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 """One of these is in every folder that holds a model, or an adapter."""

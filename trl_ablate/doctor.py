@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
+from trl_ablate.profiles import LARGE_GPU_GIB
+
 if TYPE_CHECKING:
     from trl_ablate.recipe import Resolved
 
@@ -23,8 +25,6 @@ ON_DEMAND = ("bitsandbytes", "matplotlib", "peft", "scipy", "trackio", "vllm")
 
 DISK_GIB = {"GPU": 60.0, "CPU": 1.0}
 """Free space for a run's checkpoints: three of 1.5 B parameters with Adam's state are 54 GiB."""
-LARGE_GPU_GIB = 40.0
-"""Memory that the profile h100 counts on."""
 
 GIB = 2**30
 

@@ -20,16 +20,14 @@ import torch
 from trl import ModelConfig
 
 from trl_ablate.config import AblationConfig, TaskArguments
-from trl_ablate.doctor import LARGE_GPU_GIB
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import metric_names
 from trl_ablate.guard import GuardArguments
 from trl_ablate.inert import inert_knobs
+from trl_ablate.profiles import profile_path, suitable_profile
+from trl_ablate.shipped import beside_or_shipped
 from trl_ablate.strict import admits, brief, check_value, nearest, parse_yaml, read_mapping
 from trl_ablate.templates import TEMPLATES
-
-SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
-"""The recipes of this repository, where a base or a profile is looked for last."""
 
 GROUPS = (ModelConfig, TaskArguments, GuardArguments, AblationConfig)
 """The dataclasses whose fields are the settings."""
@@ -103,7 +101,7 @@ def load_recipe(
     wanted = asked or recipe.get("profile") or base.get("profile") or "auto"
     name, reason = suitable_profile() if wanted == "auto" else (Path(wanted).stem, "as asked")
     profile_layer = _checked(
-        read_mapping(_profile_path(name if wanted == "auto" else wanted, path), "profile"), wanted
+        read_mapping(profile_path(name if wanted == "auto" else wanted, path), "profile"), wanted
     )
     declared = {key: value for key, value in recipe.items() if key not in LOADER_KEYS}
     settings = {**base, **profile_layer, **declared, **command_line}
@@ -125,15 +123,6 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
     settings |= {"learning_rate_scale": 1.0}
     settings = {key: None if value == MASKED else value for key, value in settings.items()}
     return _resolve(config_file, (written["profile"], "as in the run"), settings, {})
-
-
-def suitable_profile() -> tuple[str, str]:
-    """The profile for this machine, and the reason in words."""
-    if not torch.cuda.is_available():
-        return "miniature", "no GPU here"
-    memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-    seen = f"{torch.cuda.get_device_name(0)} with {memory:.0f} GiB"
-    return ("h100" if memory >= LARGE_GPU_GIB else "rtx4090"), seen
 
 
 @functools.cache
@@ -169,25 +158,6 @@ def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{circle}; let a recipe extend a base that extends nothing"
         )
     return base, recipe
-
-
-def beside_or_shipped(name: str, recipe: Path) -> Path:
-    beside = recipe.parent / name
-    shipped = SHIPPED / name
-    return shipped if not os.path.exists(beside) and os.path.exists(shipped) else beside
-
-
-def _profile_path(name: str, recipe: Path) -> Path:
-    if name.endswith((".yaml", ".yml")):
-        return Path(name)
-    path = beside_or_shipped(f"profiles/{name}.yaml", recipe)
-    if not os.path.exists(path):
-        known = sorted(other.stem for other in (SHIPPED / "profiles").glob("*.yaml"))
-        raise ConfigurationError(
-            f"profile '{brief(name)}' does not exist; known: auto, {', '.join(known)}, or a path "
-            "to a .yaml file"
-        )
-    return path
 
 
 def _checked(settings: dict[str, Any], source: object) -> dict[str, Any]:

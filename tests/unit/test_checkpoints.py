@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.assemble import build_evaluator
 from trl_ablate.checkpoints import Checkpoint, find_checkpoint, to_evaluate
-from trl_ablate.recipe import SHIPPED
 from trl_ablate.rewards import MathGrader
 from trl_ablate.run import RunDirectory
+from trl_ablate.shipped import SHIPPED
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from trl_ablate.dashboard import (
     log_rollouts,
     new_run_name,
 )
-from trl_ablate.recipe import SHIPPED
+from trl_ablate.shipped import SHIPPED
 
 ROWS = [
     {"step": 0, "timestamp": "1", "profiling/Time taken": 0.1},

@@ -6,7 +6,7 @@ import pytest
 
 from trl_ablate import load_recipe
 from trl_ablate.doctor import Machine, check_machine, check_packages, look_around, packages_wanted
-from trl_ablate.recipe import SHIPPED
+from trl_ablate.shipped import SHIPPED
 
 LAPTOP = Machine("3.11.7", {}, cores=2, memory_gib=8, free_gib=200, writable=True)
 SERVER = replace(LAPTOP, gpus=(("H100", 79.6),))

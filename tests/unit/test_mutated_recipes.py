@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from trl_ablate import ConfigurationError, load_recipe
-from trl_ablate.recipe import SHIPPED, known_fields
+from trl_ablate.recipe import known_fields
+from trl_ablate.shipped import SHIPPED
 
 ARMS = sorted(SHIPPED.glob("*.yaml"))
 PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from trl_ablate import ConfigurationError, load_recipe
-from trl_ablate.recipe import LOADER_KEYS, SHIPPED, known_fields, suitable_profile
+from trl_ablate.profiles import suitable_profile
+from trl_ablate.recipe import LOADER_KEYS, known_fields
+from trl_ablate.shipped import SHIPPED
 from trl_ablate.strict import read_mapping
 
 ARMS = sorted(SHIPPED.glob("*.yaml"))

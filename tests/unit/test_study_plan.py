@@ -7,7 +7,7 @@ import pytest
 
 from tests.synthetic_study import learning_rows, make_plan, write_run, write_study
 from trl_ablate import ConfigurationError, load_recipe
-from trl_ablate.recipe import SHIPPED
+from trl_ablate.shipped import SHIPPED
 from trl_ablate.study.cleaning import find_rubbish, remove
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.estimate import estimate, measure

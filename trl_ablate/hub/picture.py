@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from trl_ablate.drawing import FAINT, INK, STYLE
+
 EVALUATED, TRAINED = "eval_reward", "reward"
 WATCHED = {
     "grad_norm": "gradient norm",
@@ -20,22 +22,7 @@ WATCHED = {
 }
 """Metrics of the lower row, and their titles."""
 
-INK, FAINT, BLUE = "#222222", "#8a8a8a", "#0072B2"
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": FAINT,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": "#e8e8e8",
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-}
+BLUE = "#0072B2"
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.shipped import SHIPPED
 from trl_ablate.strict import check_value, nearest, read_mapping
-
-SHIPPED_RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 Statistic = Literal["final", "best", "auc"]
 
@@ -135,11 +134,11 @@ def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
 
 def find_recipe(name: str, study: Path) -> Path:
     """The recipe beside the study, in the nearest folder above it, or among the shipped ones."""
-    folders = [study.parent, *study.resolve().parent.parents, SHIPPED_RECIPES]
+    folders = [study.parent, *study.resolve().parent.parents, SHIPPED]
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
-    known = (path.name for path in SHIPPED_RECIPES.glob("*.yaml"))
+    known = (path.name for path in SHIPPED.glob("*.yaml"))
     raise ConfigurationError(f"study {study}: recipe '{name}' does not exist{nearest(name, known)}")
 
 

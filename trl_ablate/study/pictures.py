@@ -6,7 +6,6 @@ band from lowest to highest. No pyplot: figures are made, saved and dropped, wit
 
 import io
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,13 +14,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from trl_ablate.drawing import FAINT, INK, STYLE
 from trl_ablate.study.analysis import Analysis, ArmResult
 from trl_ablate.study.curves import ENTROPY, GRAD_NORM, LENGTH, Run
 from trl_ablate.study.labels import LABEL_SIZE, gutter, label_ends
 from trl_ablate.study.lines import Line, line_of
 from trl_ablate.study.stats import BETTER, WORSE
 
-INK, FAINT = "#222222", "#8a8a8a"
 PALETTE = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933",
 )  # fmt: skip
@@ -36,26 +35,6 @@ LOG_SCALE_RANGE = 30.0
 BANDS_IN_SMALL_PANELS = 3
 
 WATCHED = {GRAD_NORM: "gradient norm", LENGTH: "response length (tokens)", ENTROPY: "token entropy"}
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": FAINT,
-    "axes.linewidth": 0.7,
-    "axes.labelcolor": INK,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#e8e8e8",
-    "grid.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.size": 3,
-    "ytick.major.size": 0,
-}
 
 Look = tuple[str, str | tuple[int, tuple[float, float]]]
 """Colour and dash of an arm."""

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.run import write_json
-from trl_ablate.study.definition import SHIPPED_RECIPES, Statistic, Study
+from trl_ablate.shipped import SHIPPED
+from trl_ablate.study.definition import Statistic, Study
 
 WHO_AND_WHERE = {
     "arm", "output_dir", "project", "report_to", "run_name", "seed", "study", "use_cpu",
@@ -97,7 +98,7 @@ def run_id(settings: Mapping[str, Any], seed: int) -> str:
 
 def fingerprint(study: Study) -> str:
     """Changes when the study or any recipe or profile near its arms does."""
-    folders = {arm.recipe.parent.resolve() for arm in study.arms} | {SHIPPED_RECIPES}
+    folders = {arm.recipe.parent.resolve() for arm in study.arms} | {SHIPPED}
     files = {study.path.resolve()}
     for folder in folders:
         files |= {*folder.glob("*.yaml"), *(folder / "profiles").glob("*.yaml")}

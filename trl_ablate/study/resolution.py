@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.recipe import Resolved, beside_or_shipped, load_recipe, suitable_profile
+from trl_ablate.profiles import suitable_profile
+from trl_ablate.recipe import Resolved, load_recipe
+from trl_ablate.shipped import beside_or_shipped
 from trl_ablate.strict import read_mapping
 from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.plan import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, run_id
