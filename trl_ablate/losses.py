@@ -76,6 +76,17 @@ def ratio_sums(
     ).to(torch.float64)
 
 
+def sequence_log_ratio(
+    logps_NT: torch.Tensor, old_logps_NT: torch.Tensor, mask_NT: torch.Tensor
+) -> torch.Tensor:
+    """Mean log ratio over the tokens of each response, `(N, 1)`; of no tokens 0.
+
+    Whatever stands in the padding, NaN included, takes no part.
+    """
+    log_ratio_NT = (logps_NT - old_logps_NT).masked_fill(mask_NT == 0, 0.0)
+    return log_ratio_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp(min=1)
+
+
 def importance_ratio(
     logps_NT: torch.Tensor,
     sampling_logps_NT: torch.Tensor,

@@ -45,7 +45,7 @@ from trl_ablate.config import AblationConfig
 from trl_ablate.engine import engine_as_configured, replaced
 from trl_ablate.evaluation import evaluate_one_shot
 from trl_ablate.generation import StopStrings, backend_generation_kwargs, truncation_metrics
-from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means, ratio_sums
+from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means, ratio_sums, sequence_log_ratio
 from trl_ablate.mismatch import MismatchCorrection
 from trl_ablate.phases import StepPhases
 from trl_ablate.resuming import break_seal, seal
@@ -218,9 +218,7 @@ class AblationTrainer(GRPOTrainer):
 
     def _add_ratios(self, logps_NT, old_logps_NT, advantages_N, mask_NT) -> None:
         if self.importance_sampling_level == "sequence":
-            lengths_N1 = mask_NT.sum(1, keepdim=True).clamp(min=1)
-            log_ratio_N1 = ((logps_NT - old_logps_NT) * mask_NT).sum(1, keepdim=True) / lengths_N1
-            logps_NT = old_logps_NT + log_ratio_N1
+            logps_NT = old_logps_NT + sequence_log_ratio(logps_NT, old_logps_NT, mask_NT)
         clips = self.args.surrogate in (None, "clip")
         epsilons = (self.epsilon_low, self.epsilon_high) if clips else (NO_CLIP, NO_CLIP)
         mode = "train" if self.model.training else "eval"

@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means, ratio_stats, ratio_sums
+from trl_ablate.losses import (
+    NO_CLIP,
+    loss_denominator,
+    ratio_means,
+    ratio_stats,
+    ratio_sums,
+    sequence_log_ratio,
+)
 
 MASK = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]])
 
@@ -98,6 +105,12 @@ def test_what_stands_in_the_padding_takes_no_part():
     )
     assert stats["mean_ratio"] == pytest.approx(math.exp(0.1))
     assert stats["clip_fraction"] == 0.0
+
+
+def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens():
+    logps = torch.tensor([[0.1, 0.5, math.nan], [math.nan, math.inf, 0.3]])
+    found = sequence_log_ratio(logps, torch.zeros(2, 3), torch.tensor([[1, 1, 0], [0, 0, 0]]))
+    torch.testing.assert_close(found, torch.tensor([[0.3], [0.0]]))
 
 
 def test_no_tokens_at_all():
