@@ -96,6 +96,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     if main_process and options.resume:
         console.print(f"resuming from {checkpoint or 'the beginning: nothing was saved yet'}")
         directory.rewind(step_of(checkpoint) if checkpoint else -1)
+        if checkpoint:
+            directory.check_record(checkpoint, resolved.config.best_metric)
     masker = Masker(secrets)
     described = masker.value(identity(resolved, masker))
     record = directory.recorded(clean=masker.text, **described) if main_process else nullcontext()

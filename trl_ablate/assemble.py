@@ -7,8 +7,6 @@ from typing import Any, cast, get_args
 import torch
 from datasets import Dataset
 from transformers import (
-    AutoConfig,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
@@ -22,6 +20,7 @@ from trl_ablate.config import TaskArguments
 from trl_ablate.data import load_questions, to_prompts
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN
+from trl_ablate.loading import check_model, is_adapter, load_tokenizer, told
 from trl_ablate.recipe import Resolved
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.trainer import AblationTrainer
@@ -34,7 +33,10 @@ def build_trainer(
 ) -> AblationTrainer:
     """Load everything a recipe names and put it together."""
     model = resolve_model(starting_point(resolved))
-    tokenizer = load_tokenizer(model, resolved)
+    with told(f"model {model}", "mend its files, or give another --model_name_or_path"):
+        if not is_adapter(model):
+            check_model(model, resolved)
+        tokenizer = load_tokenizer(model, resolved)
     train_dataset = task_dataset(resolved.task, "train", tokenizer)
     return _put_together(resolved, grader, model, tokenizer, train_dataset, callbacks)
 
@@ -42,33 +44,14 @@ def build_trainer(
 def build_evaluator(resolved: Resolved, grader: MathGrader) -> AblationTrainer:
     """A trainer that is there to evaluate; an adapter is merged into its base."""
     name = resolve_model(starting_point(resolved))
-    try:
+    mend = "give a model's folder, a run's directory, a Hub id, or miniature"
+    with told(f"checkpoint {name}", mend):
         tokenizer = load_tokenizer(name, resolved)
         model = merged_adapter(name, resolved) if is_adapter(name) else name
         if model is name:
-            AutoConfig.from_pretrained(name, trust_remote_code=resolved.config.trust_remote_code)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ConfigurationError(
-            f"checkpoint {name} could not be loaded ({reason}); give a model's folder, a run's "
-            "directory, a Hub id, or miniature"
-        ) from error
+            check_model(name, resolved)
     questions = task_dataset(resolved.task, "eval", tokenizer)
     return _put_together(resolved, grader, model, tokenizer, questions)
-
-
-def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(
-        model,
-        revision=resolved.model.model_revision,
-        padding_side="left",
-        truncation_side="left",
-        trust_remote_code=resolved.config.trust_remote_code,
-    )
-
-
-def is_adapter(model: str) -> bool:
-    return (Path(model) / "adapter_config.json").is_file()
 
 
 def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:

@@ -9,6 +9,7 @@ import random
 import shutil
 import time
 from dataclasses import asdict
+from errno import ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +70,13 @@ class RunRecorder(TrainerCallback):
         self._run = run
         self._per_rollout = optimizer_steps_per_rollout
         self._started = time.time() - run.seconds_so_far()
+        self._begun = False
 
     def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
         if state.is_world_process_zero and "train_runtime" not in logs:  # run.json has the total
+            if self._begun and not self._run.metrics_file.exists():
+                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(self._run.metrics_file))
+            self._begun = True
             place = {
                 "step": state.global_step,
                 "grpo_step": state.global_step / self._per_rollout,

@@ -12,9 +12,36 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_IN_WORDS = (
     "No space left on device",
     "os error 28",  # safetensors
-    "PytorchStreamWriter failed writing",  # torch.save
+    "PytorchStreamWriter failed writing",  # torch.save, by where it was when the disk ended
+    "basic_ios::clear: iostream error",
+    "unexpected pos",
     "database or disk is full",  # SQLite, where trackio keeps the curves
 )
+
+
+DISK_FULL = (
+    "the disk is full{where}; free some space, then go on from the last whole checkpoint with "
+    "--resume, or begin elsewhere with --output_dir"
+)
+OUT_OF_MEMORY = (
+    "the GPU ran out of memory; lower per_device_train_batch_size or vllm_gpu_memory_utilization, "
+    "or set gradient_checkpointing to true, then go on with --resume"
+)
+ENGINE_DIED = (
+    "a process of the vLLM engine died, and what it said stands above; if it was killed for its "
+    "memory, lower vllm_gpu_memory_utilization; then go on with --resume"
+)
+SERVER_LOST = (
+    "the vLLM server does not answer ({reason}); start it again with the run's seed, and look there "
+    "for what it said last; then go on with --resume"
+)
+GONE = "{file} is gone; put it back, then go on with --resume"
+REWARD_RAISED = (
+    "reward function '{name}' raised {error} (line {line} of {file}); mend it, then go on with "
+    "--resume"
+)
+SENTENCES = (DISK_FULL, OUT_OF_MEMORY, ENGINE_DIED, SERVER_LOST, GONE, REWARD_RAISED)
+"""All that a run can end with, but for what a `ConfigurationError` says."""
 
 
 class RewardError(RuntimeError):
@@ -25,21 +52,24 @@ def in_words(error: BaseException) -> str | None:
     """What happened and what to do about it; None for an error that nobody foresaw."""
     if isinstance(error, ConfigurationError | RewardError):
         return str(error)
+    file = getattr(error, "filename", None)
     if is_disk_full(error):
-        file = getattr(error, "filename", None)
-        return (
-            f"the disk is full{f' ({file})' if file else ''}; free some space, then go on from the "
-            "last whole checkpoint with --resume, or begin elsewhere with --output_dir"
-        )
+        return DISK_FULL.format(where=f" ({file})" if file else "")
     if type(error).__name__ == "OutOfMemoryError":
-        return (
-            "the GPU ran out of memory; lower per_device_train_batch_size or "
-            "vllm_gpu_memory_utilization, or set gradient_checkpointing to true, then go on with "
-            "--resume"
-        )
-    if isinstance(error, FileNotFoundError) and error.filename is not None:
-        return f"{error.filename} is gone; put it back, then go on with --resume"
+        return OUT_OF_MEMORY
+    if type(error).__name__ == "EngineDeadError":
+        return ENGINE_DIED
+    if _is_of_server(error):
+        return SERVER_LOST.format(reason=str(error).split("\n")[0].rstrip("."))
+    if isinstance(error, FileNotFoundError) and file is not None:
+        return GONE.format(file=file)
     return None
+
+
+def _is_of_server(error: BaseException) -> bool:
+    """What TRL raises where the server refuses, and what requests does where there is none."""
+    absent = type(error).__name__ == "ConnectionError" and type(error).__module__ != "builtins"
+    return absent or str(error).startswith("Request failed: ")
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -92,7 +92,7 @@ class RunDirectory:
     def best(self) -> dict[str, Any] | None:
         """Metric, value and step of `checkpoint_best`; None where there is none yet."""
         file = self.checkpoint_best / "best.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        return read_json(file) if file.exists() else None
 
     def rollout_file(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step:06d}.jsonl"
@@ -111,6 +111,22 @@ class RunDirectory:
         for file in self.rollout_file(0).parent.glob("step_*.jsonl"):
             if int(file.stem.removeprefix("step_")) > step:
                 file.unlink()
+
+    def check_record(self, checkpoint: Path, best_metric: str) -> None:
+        """Refuse to go on where what was recorded up to a checkpoint is missing: no later row and
+        no later model would show it."""
+        logged = read_json(checkpoint / "trainer_state.json")["log_history"]
+        logged = [row for row in logged if "train_runtime" not in row]
+        if [row["step"] for row in logged] != [row["step"] for row in self.metrics()]:
+            raise ConfigurationError(
+                f"{self.metrics_file} lacks rows from before {checkpoint.name}, where the run "
+                "would go on; put it back as it was, or begin again with --overwrite"
+            )
+        if any(best_metric in row for row in logged) and self.best() is None:
+            raise ConfigurationError(
+                f"{self.checkpoint_best / 'best.json'} is gone, and with it which model is the "
+                "best so far; put it back as it was, or begin again with --overwrite"
+            )
 
     def prepare(self, *, overwrite: bool = False, resume: bool = False) -> None:
         """Make the folder ready, or say why it is not: runs are never mixed."""
@@ -151,14 +167,14 @@ class RunDirectory:
         finally:
             self._leave(mark)
             seconds = time.time() - started
-            self.update(
-                status=outcome.status,
-                reason=outcome.reason,
-                seconds=round(seconds, 1),
-                gpu_hours=round(seconds / 3600 * entries.get("gpus", 0), 4),
-                peak_memory_gib=self.peak_memory(),
-                **outcome.entries,
-            )
+            last_words = {
+                "status": outcome.status,
+                "reason": outcome.reason,
+                "seconds": round(seconds, 1),
+                "gpu_hours": round(seconds / 3600 * entries.get("gpus", 0), 4),
+                "peak_memory_gib": self.peak_memory(),
+            }
+            self.update(**{**entries, **last_words, **outcome.entries})
 
     def _enter(self) -> BinaryIO:
         """Open and lock the file that tells others that somebody is at this run."""
@@ -200,7 +216,7 @@ class RunDirectory:
         write_json(self.run_file, {**(self.read() if self.run_file.exists() else {}), **entries})
 
     def read(self) -> dict[str, Any]:
-        return json.loads(self.run_file.read_text(encoding="utf-8"))
+        return read_json(self.run_file)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         append_jsonl(self.metrics_file, row)
@@ -213,6 +229,21 @@ class RunDirectory:
 def _reason(error: BaseException) -> str:
     known = None if isinstance(error, ConfigurationError) else in_words(error)
     return known or f"{type(error).__name__}: {error}"
+
+
+def read_json(path: Path) -> Any:
+    """A file of the run; what is damaged is named, for nobody knows what it said."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigurationError(_damaged(str(path), error)) from error
+
+
+def _damaged(place: str, error: ValueError) -> str:
+    return (
+        f"{place} is no JSON any more ({error}); put it back as it was, or begin again with "
+        "--overwrite"
+    )
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -238,10 +269,13 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file; a last line without its end was cut off and is left out."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise ConfigurationError(_damaged(f"{path}, line {number},", error)) from error
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """A vLLM server on a CPU, as far as that goes: it generates as configured; weights need a GPU."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
 from importlib.util import find_spec
 
+import psutil
 import pytest
 
 if find_spec("vllm") is None:
@@ -14,7 +16,9 @@ if find_spec("vllm") is None:
 from transformers import AutoTokenizer
 from trl.generation.vllm_client import VLLMClient
 
+from tests.conftest import REPOSITORY
 from trl_ablate import AblationConfig, miniature
+from trl_ablate.failures import in_words
 from trl_ablate.generation import StopStrings, backend_generation_kwargs
 
 pytestmark = pytest.mark.slow
@@ -28,7 +32,7 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def client(model, tmp_path_factory):
+def server(model, tmp_path_factory):
     """What `vllm serve` starts, by its module: the command wants a package named `vllm`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -39,17 +43,22 @@ def client(model, tmp_path_factory):
     words += ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", str(2**28)]
     log = tmp_path_factory.mktemp("server") / "log"
     with log.open("w") as file:
-        server = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words],
             stdout=file,
             stderr=subprocess.STDOUT,
             env={**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"},
         )
     try:
-        yield VLLMClient(base_url=f"http://127.0.0.1:{port}", connection_timeout=400)
+        yield process.pid, f"http://127.0.0.1:{port}"
     finally:
-        server.terminate()
-        server.wait(timeout=60)
+        process.terminate()
+        process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return VLLMClient(base_url=server[1], connection_timeout=400)
 
 
 def test_the_server_stops_where_the_other_backends_do(client, model, tmp_path):
@@ -85,3 +94,31 @@ def test_trl_needs_a_gpu_to_send_weights(client):
     """If this fails, server mode can be trained with on a CPU, and tested so."""
     with pytest.raises(NotImplementedError, match="needs a CUDA device"):
         client.init_communicator("cpu")
+
+
+def test_a_run_without_its_server_says_so(tmp_path):
+    words = ["recipes/vllm_server.yaml", "--profile", "miniature", "--use_vllm", "true"]
+    words += ["--vllm_server_host", "127.0.0.1", "--vllm_server_port", "9"]
+    words += ["--vllm_server_timeout", "1", "--output_dir", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "scripts/train.py", *words, "--report_to", "none"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert said.startswith(
+        "error: the vLLM server does not answer (The vLLM server can't be reached"
+    )
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+
+
+def test_a_killed_engine_is_told(server, client):
+    """Stands last: there is no server afterwards."""
+    for engine in psutil.Process(server[0]).children():
+        engine.kill()
+    with pytest.raises(Exception) as raised:
+        client.generate(prompts=[[5, 6, 7]], n=1, max_tokens=4)
+    assert "the vLLM server does not answer" in str(in_words(raised.value))

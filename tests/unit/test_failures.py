@@ -4,6 +4,7 @@ import errno
 import sqlite3
 
 import pytest
+import requests
 
 from trl_ablate.failures import RewardError, in_words
 from trl_ablate.rewards.functions import _named
@@ -16,6 +17,10 @@ class OutOfMemoryError(RuntimeError):
     """As torch calls it."""
 
 
+class EngineDeadError(Exception):
+    """As vLLM calls it."""
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -25,6 +30,9 @@ class OutOfMemoryError(RuntimeError):
         (sqlite3.OperationalError("database or disk is full"), "the disk is full; "),
         (OutOfMemoryError("CUDA out of memory. Tried"), "lower per_device_train_batch_size"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a.jsonl"), "a.jsonl is gone; put it"),
+        (EngineDeadError("EngineCore encountered an issue."), "vLLM engine died"),
+        (Exception("Request failed: 500, dead"), "(Request failed: 500, dead); start it again"),
+        (requests.ConnectionError("can't be reached at http://a:1."), "http://a:1); start it"),
         (RewardError("reward function 'x' raised"), "reward function 'x' raised"),
     ],
 )

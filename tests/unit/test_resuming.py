@@ -29,10 +29,11 @@ def test_the_latest_by_number(checkpoints):
     assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-10"
 
 
+@pytest.mark.parametrize("damage", [lambda kept: kept[:-1], lambda kept: b"[" + kept[1:]])
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_gone_or_cut_off_leads_back_to_the_one_before(checkpoints, name):
+def test_a_file_that_is_gone_or_damaged_leads_back_to_the_one_before(checkpoints, name, damage):
     damaged = checkpoints / "checkpoint-10" / name
-    damaged.write_bytes(damaged.read_bytes()[:-1])
+    damaged.write_bytes(damage(damaged.read_bytes()))
     assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-4"
     (checkpoints / "checkpoint-4" / name).unlink()
     assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-2"
@@ -41,6 +42,8 @@ def test_a_file_that_is_gone_or_cut_off_leads_back_to_the_one_before(checkpoints
 def test_without_its_seal_or_with_a_damaged_one_it_is_not_whole(checkpoints):
     break_seal(checkpoints / "checkpoint-10")
     (checkpoints / "checkpoint-4" / "sealed.json").write_text('{"model.saf')
+    assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-2"
+    (checkpoints / "checkpoint-4" / "sealed.json").write_text("[]")
     assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-2"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.failures import RewardError
+from trl_ablate.failures import REWARD_RAISED, RewardError
 from trl_ablate.rewards.formats import abuses_eos
 from trl_ablate.rewards.grader import MathGrader
 from trl_ablate.rewards.scoring import Score, score_batch
@@ -176,10 +176,9 @@ def _named(name: str, function: RewardFunction) -> RewardFunction:
             return function(*args, **kwargs)
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise RewardError(
-                f"reward function '{name}' raised {type(error).__name__}: "
-                f"{' '.join(str(error).split())} (line {at.lineno} of {at.filename}); mend it, "
-                "then go on with --resume"
+                REWARD_RAISED.format(name=name, error=said, line=at.lineno, file=at.filename)
             ) from error
 
     named.__name__ = name

@@ -1,0 +1,296 @@
+"""Random faults in real runs: none is hidden, and none costs more than the last checkpoint.
+
+Each case is one fault, drawn with its place and its moment from the case's number. The run either
+finishes with the numbers of the undisturbed run, or ends in one of the sentences that are foreseen
+(or by the signal it was sent) and says so in `run.json`; once the fault is mended, `--resume` ends
+with the numbers of the undisturbed run, too. `TRL_ABLATE_FAULTS=200` tries that many cases.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.e2e.forked_train import Ended, Training
+from tests.e2e.test_resume import TIMES
+from trl_ablate import miniature
+from trl_ablate.failures import SENTENCES
+from trl_ablate.run import RunDirectory, write_jsonl
+
+pytestmark = pytest.mark.slow
+
+CASES = int(os.environ.get("TRL_ABLATE_FAULTS", "60"))
+STEPS = 5
+ROWS = 9
+"""Lines of metrics.jsonl: the steps, and evaluations at 0, 2, 4 and 5."""
+
+SMALL = [
+    "recipes/std_dev_off.yaml", "--profile", "miniature", "--generation_batch_size", "16",
+    "--optimizer_batch_size", "16", "--per_device_train_batch_size", "16", "--eval_size", "16",
+    "--grpo_steps", str(STEPS), "--eval_steps", "2", "--save_steps", "1", "--save_total_limit", "2",
+    "--grader_workers", "1", "--grader_timeout", "60", "--train_size", "64", "--report_to", "none",
+]  # fmt: skip
+
+KINDS = {
+    0: "finished", 1: "said", 2: "said", 75: "preempted", 130: "interrupted",
+    -signal.SIGTERM: "killed", -signal.SIGKILL: "killed",
+}  # fmt: skip
+ASKED_TO_END = {"preempted", "interrupted", "killed", "finished"}
+
+
+class Case:
+    """One run beside its model and data, its fault's random numbers, and how to mend the fault."""
+
+    def __init__(self, folder: Path, world: Path, number: int):
+        self.folder = folder
+        self.world = world
+        self.random = random.Random(number)
+        self.mend: Callable[[], object] = lambda: None
+        self.output = folder / "run"
+        self.disk = folder / "disk"
+        self.model = world / "model"
+        self.data = world / "data"
+
+    def start(self, *more: str, sabotage: Callable[[], None] | None = None) -> Training:
+        words = [*SMALL, "--model_name_or_path", str(self.model), "--dataset", str(self.data)]
+        return Training([*words, "--output_dir", str(self.output), *more], self.folder, sabotage)
+
+    def own(self, name: str) -> Path:
+        """The model or the data as this case's own, to be broken."""
+        setattr(self, name, shutil.copytree(self.world / name, self.folder / name))
+        return self.folder / name
+
+    def at_some_moment(self, training: Training) -> None:
+        rows = self.random.randrange(ROWS)
+        metrics = self.output / "metrics.jsonl"
+        training.wait_for(lambda: not rows or metrics.exists() and lines(metrics) >= rows)
+        time.sleep(self.random.uniform(0, 0.5))
+
+    def take(self, files: list[Path], *ways: str) -> None:
+        """Break one of the files in one of the ways; mending puts it back."""
+        file, way = self.random.choice(sorted(files)), self.random.choice(ways)
+        kept = file.read_bytes()
+        self.mend = lambda: file.write_bytes(kept)
+        if way == "delete":
+            file.unlink()
+        elif way == "truncate":
+            os.truncate(file, self.random.randrange(len(kept)))
+        else:
+            file.write_bytes(self.random.randbytes(len(kept)))
+
+
+def lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n")
+
+
+def full_disk(case: Case) -> Ended:
+    """A disk of its own that ends at some byte."""
+    case.disk.mkdir()
+    mount(case.disk, f"size={case.random.randrange(100, 12_000)}k")
+    case.output = case.disk / "run"
+    case.mend = partial(mount, case.disk, "remount,size=1g")
+    return case.start().wait()
+
+
+def mount(folder: Path, options: str) -> None:
+    words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if subprocess.run(words, capture_output=True).returncode != 0:
+        pytest.skip("a small disk can be mounted by root alone")
+
+
+def killed(case: Case, number: signal.Signals) -> Ended:
+    training = case.start()
+    case.at_some_moment(training)
+    training.send(number)
+    return training.wait()
+
+
+def killed_worker(case: Case) -> Ended:
+    """The grader's processes, its watcher or its fork, up to twice."""
+    training = case.start()
+    for _ in range(case.random.randint(1, 2)):
+        case.at_some_moment(training)
+        workers = grader_processes(training.pid)
+        if workers:
+            os.kill(case.random.choice(workers), signal.SIGKILL)
+    return training.wait()
+
+
+def grader_processes(parent: int) -> list[int]:
+    """A training's watchers, and their forks."""
+    try:
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        below = [child for each in children for child in grader_processes(int(each))]
+        return [int(each) for each in children if "worker.py" in command(each)] + below
+    except FileNotFoundError:
+        return []
+
+
+def command(pid: str) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def broken_reward(case: Case) -> Ended:
+    return case.start(sabotage=partial(break_reward, case.random.randrange(1, ROWS))).wait()
+
+
+def break_reward(call: int) -> None:
+    from trl_ablate.rewards import functions
+
+    score, calls = functions.score_batch, []
+
+    def scored(*args, **kwargs):
+        calls.append(None)
+        return score(*args, **kwargs) if len(calls) < call else [][0]
+
+    functions.score_batch = scored
+
+
+def broken_model(case: Case) -> Ended:
+    case.take(list(case.own("model").iterdir()), "delete", "truncate", "garbage")
+    return case.start().wait()
+
+
+def broken_data(case: Case) -> Ended:
+    case.take(list(case.own("data").iterdir()), "delete", "truncate", "garbage")
+    return case.start().wait()
+
+
+def vanishing(case: Case) -> Ended:
+    """A file of the inputs or of the run goes while it runs."""
+    inputs = [*case.own("data").iterdir(), *case.own("model").iterdir()]
+    training = case.start()
+    case.at_some_moment(training)
+    own = [case.output / "run.json", case.output / "metrics.jsonl"]
+    own += case.output.glob("checkpoint-*/*")
+    case.take([file for file in [*inputs, *own] if file.exists()], "delete")
+    return training.wait()
+
+
+def interrupted(case: Case) -> RunDirectory:
+    """A run that was killed when it had saved something, as this case's own."""
+    start = case.random.choice(sorted((case.world / "interrupted").iterdir()))
+    shutil.copytree(start, case.output)
+    return RunDirectory(case.output)
+
+
+def broken_checkpoint(case: Case) -> Ended:
+    """A file of the last checkpoint, after a kill."""
+    last = max(interrupted(case).path.glob("checkpoint-[0-9]*"), key=lambda path: path.name)
+    case.take(list(last.iterdir()), "delete", "truncate", "garbage")
+    return case.start("--resume").wait()
+
+
+def broken_json(case: Case) -> Ended:
+    """What the run has written about itself, after a kill."""
+    run = interrupted(case)
+    files = [run.run_file, run.metrics_file, run.config_file, run.checkpoint_best / "best.json"]
+    case.take(files, "delete", "truncate", "garbage")
+    return case.start("--resume").wait()
+
+
+FAULTS: dict[str, tuple[Callable[[Case], Ended], set[str]]] = {
+    "full disk": (full_disk, {"said", "finished"}),
+    "checkpoint": (broken_checkpoint, {"finished"}),
+    "json": (broken_json, {"finished", "said"}),
+    "killed worker": (killed_worker, {"finished"}),
+    "killed run": (partial(killed, number=signal.SIGKILL), ASKED_TO_END),
+    "vanishing file": (vanishing, {"finished", "said"}),
+    "model": (broken_model, {"finished", "said"}),
+    "data": (broken_data, {"said"}),
+    "preempted": (partial(killed, number=signal.SIGTERM), ASKED_TO_END),
+    "ctrl-c": (partial(killed, number=signal.SIGINT), ASKED_TO_END),
+    "reward": (broken_reward, {"said"}),
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """A model, data, the undisturbed run, and runs killed after some of their checkpoints."""
+    folder = tmp_path_factory.mktemp("world")
+    shutil.copytree(miniature.build("sft_final", progress=False), folder / "model")
+    (folder / "data").mkdir()
+    for split, size in (("train", 64), ("validation", 16)):
+        write_jsonl(folder / "data" / f"{split}.jsonl", miniature.problems(split, size, 0))
+    whole = Case(folder, folder, 0)
+    ended = whole.start().wait()
+    assert ended.code == 0, ended.stderr
+    (folder / "interrupted").mkdir()
+    for step in range(1, STEPS):
+        kill_behind(Case(folder, folder, 0), folder / "interrupted" / str(step), step)
+    return folder
+
+
+def kill_behind(case: Case, output: Path, step: int) -> None:
+    case.output = output
+    training = case.start()
+    training.wait_for((output / f"checkpoint-{step}" / "trainer_state.json").exists)
+    training.send(signal.SIGKILL)
+    assert training.wait().code == -signal.SIGKILL
+
+
+@pytest.fixture
+def case(request, tmp_path, world) -> Iterator[Case]:
+    made = Case(tmp_path, world, request.param)
+    yield made
+    if made.disk.is_mount():
+        subprocess.run(["umount", str(made.disk)], check=True)
+
+
+def outcome(output: Path) -> tuple[list[dict], list[dict], dict]:
+    """What a run ends with: weights, last and best; what it logged but for times; the best step."""
+    run = RunDirectory(output)
+    weights = [
+        {name: tensor.numpy().tobytes() for name, tensor in load_file(file).items()}
+        for folder in (run.checkpoint_last, run.checkpoint_best)
+        for file in folder.glob("*.safetensors")
+    ]
+    rows = [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in run.metrics()]
+    return weights, rows, run.best() or {}
+
+
+def is_foreseen(said: str) -> bool:
+    return any(
+        re.fullmatch(re.sub(r"\\{\w+\\}", ".*", re.escape(each)), said) for each in SENTENCES
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "case"),
+    [(name, number) for number in range(CASES) for name in [list(FAULTS)[number % len(FAULTS)]]],
+    indirect=["case"],
+)
+def test_a_fault_is_told_or_harmless_and_costs_no_finished_step(
+    case, world, fault, record_property
+):
+    disturb, allowed = FAULTS[fault]
+    ended = disturb(case)
+    kind = KINDS.get(ended.code, str(ended.code))
+    record_property("end", kind)
+    record_property("said", ended.stderr[-300:])
+    assert kind in allowed, ended.stderr
+    if kind == "said":
+        assert_told(ended, case.output)
+    if kind != "finished":
+        case.mend()
+        again = case.start("--resume").wait()
+        assert again.code == 0, again.stderr
+    assert json.loads((case.output / "run.json").read_text())["status"] == "finished"
+    assert outcome(case.output) == outcome(world / "run")
+
+
+def assert_told(ended: Ended, output: Path) -> None:
+    """One sentence; if it ended a run, its record has it."""
+    assert "Traceback" not in ended.stderr, ended.stderr
+    (said,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert ended.code == 2 or is_foreseen(said.removeprefix("error: ")), said

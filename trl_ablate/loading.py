@@ -1,0 +1,74 @@
+"""A model's files, looked at before anything is built on them: what is wrong is one sentence.
+
+Every library has its own error for a file that is cut off, and for some that are missing none:
+without its vocabulary a tokenizer is made that knows no word.
+"""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import safe_open
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.failures import is_disk_full
+from trl_ablate.recipe import Resolved
+
+
+@contextmanager
+def told(what: str, mend: str):
+    """Whatever goes wrong with reading `what` is told as one sentence, with how to mend it."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        if is_disk_full(error):
+            raise
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise ConfigurationError(f"{what} could not be loaded ({reason}); {mend}") from error
+
+
+def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
+    if Path(model).is_dir() and not (Path(model) / "tokenizer_config.json").exists():
+        raise ConfigurationError(f"{model} has no tokenizer_config.json; put its tokenizer there")
+    tokenizer = AutoTokenizer.from_pretrained(
+        model,
+        revision=resolved.model.model_revision,
+        padding_side="left",
+        truncation_side="left",
+        trust_remote_code=resolved.config.trust_remote_code,
+    )
+    if not tokenizer.encode("1", add_special_tokens=False):
+        raise ConfigurationError(
+            f"the tokenizer of {model} knows no words; put its vocabulary (tokenizer.json) there"
+        )
+    return tokenizer
+
+
+def check_model(model: str, resolved: Resolved) -> None:
+    """Its config can be read and, if it is a folder, its weights are as long as they say."""
+    AutoConfig.from_pretrained(
+        model,
+        revision=resolved.model.model_revision,
+        trust_remote_code=resolved.config.trust_remote_code,
+    )
+    if Path(model).is_dir():
+        _check_weights(Path(model))
+
+
+def is_adapter(model: str) -> bool:
+    return (Path(model) / "adapter_config.json").is_file()
+
+
+def _check_weights(folder: Path) -> None:
+    """Every shard is there, and as long as its own header says."""
+    index = folder / "model.safetensors.index.json"
+    listed = json.loads(index.read_bytes())["weight_map"].values() if index.exists() else ()
+    shards = {folder / name for name in listed} | set(folder.glob("*.safetensors"))
+    if not shards and not list(folder.glob("*.bin")):
+        raise ConfigurationError(f"{folder} holds no weights (model.safetensors); put them there")
+    for shard in sorted(shards):
+        with safe_open(shard, "pt"):
+            pass
