@@ -32,8 +32,8 @@ ENGINE_DIED = (
     "memory, lower vllm_gpu_memory_utilization; then go on with --resume"
 )
 SERVER_LOST = (
-    "the vLLM server does not answer ({reason}); start it again with the run's seed, and look there "
-    "for what it said last; then go on with --resume"
+    "the vLLM server does not answer ({reason}); look there for what it said last, start it again "
+    "with the run's seed, then go on with --resume"
 )
 GONE = "{file} is gone; put it back, then go on with --resume"
 REWARD_RAISED = (

@@ -31,8 +31,8 @@ class EngineDeadError(Exception):
         (OutOfMemoryError("CUDA out of memory. Tried"), "lower per_device_train_batch_size"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a.jsonl"), "a.jsonl is gone; put it"),
         (EngineDeadError("EngineCore encountered an issue."), "vLLM engine died"),
-        (Exception("Request failed: 500, dead"), "(Request failed: 500, dead); start it again"),
-        (requests.ConnectionError("can't be reached at http://a:1."), "http://a:1); start it"),
+        (Exception("Request failed: 500, dead"), "(Request failed: 500, dead); look there"),
+        (requests.ConnectionError("can't be reached at http://a:1."), "http://a:1); look there"),
         (RewardError("reward function 'x' raised"), "reward function 'x' raised"),
     ],
 )
