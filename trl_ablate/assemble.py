@@ -79,6 +79,7 @@ def _put_together(
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
+        "use_safetensors": True,
         **given,
     }
     config.model_init_kwargs = cast(Any, loading if isinstance(model, str) else None)

@@ -48,7 +48,8 @@ def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
 
 
 def check_model(model: str, resolved: Resolved) -> None:
-    """Its config can be read and, if it is a folder, its weights are as long as they say."""
+    """Its config can be read and, if it is a folder, its weights are there, as safetensors, and
+    as long as they say."""
     AutoConfig.from_pretrained(
         model,
         revision=resolved.model.model_revision,
@@ -67,8 +68,11 @@ def _check_weights(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     listed = json.loads(index.read_bytes())["weight_map"].values() if index.exists() else ()
     shards = {folder / name for name in listed} | set(folder.glob("*.safetensors"))
-    if not shards and not list(folder.glob("*.bin")):
-        raise ConfigurationError(f"{folder} holds no weights (model.safetensors); put them there")
+    if not shards:
+        raise ConfigurationError(
+            f"{folder} holds no safetensors weights (model.safetensors); put them there (pickled "
+            "ones are not read: save them again with save_pretrained)"
+        )
     for shard in sorted(shards):
         with safe_open(shard, "pt"):
             pass
