@@ -16,7 +16,7 @@ from rich.table import Table
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.failures import in_words
-from trl_ablate.resuming import changed_settings, latest_whole_checkpoint, step_of
+from trl_ablate.resuming import changed_settings, check_record, latest_whole_checkpoint, step_of
 from trl_ablate.run import PREEMPTED, RunDirectory, provenance
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
         console.print(f"resuming from {checkpoint or 'the beginning: nothing was saved yet'}")
         directory.rewind(step_of(checkpoint) if checkpoint else -1)
         if checkpoint:
-            directory.check_record(checkpoint, resolved.config.best_metric)
+            check_record(directory, checkpoint, resolved.config.best_metric)
     masker = Masker(secrets)
     described = masker.value(identity(resolved, masker))
     record = directory.recorded(clean=masker.text, **described) if main_process else nullcontext()

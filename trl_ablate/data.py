@@ -108,7 +108,10 @@ def load_questions(
     questions = _filter_levels(questions, levels, name)
     questions = _filter_subjects(questions, subjects, name)
     if not questions:
-        raise ConfigurationError(f"dataset {name!r}, split {split!r}, has no usable rows left.")
+        raise ConfigurationError(
+            f"dataset {name!r}, split {split!r}, has no usable rows left; look at what it holds, "
+            "and at what levels and subjects leave out."
+        )
     return _to_dataset(draw(questions, size, seed, name))
 
 

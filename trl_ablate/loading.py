@@ -40,9 +40,9 @@ def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
         truncation_side="left",
         trust_remote_code=resolved.config.trust_remote_code,
     )
-    if not tokenizer.encode("1", add_special_tokens=False):
+    if "1" not in tokenizer.decode(tokenizer.encode("1", add_special_tokens=False)):
         raise ConfigurationError(
-            f"the tokenizer of {model} knows no words; put its vocabulary (tokenizer.json) there"
+            f"the tokenizer of {model} cannot say '1'; put its vocabulary (tokenizer.json) there"
         )
     return tokenizer
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.run import write_json
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run import RunDirectory, read_json, write_json
 
 SEAL = "sealed.json"
 CHUNK = 1 << 24
@@ -46,6 +47,23 @@ def is_whole(checkpoint: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(sealed, dict) and sealed.items() <= _checksums(checkpoint).items()
+
+
+def check_record(run: RunDirectory, checkpoint: Path, best_metric: str) -> None:
+    """Refuse to go on where what was recorded up to a checkpoint is missing: no later row and no
+    later model would show it."""
+    state = read_json(checkpoint / "trainer_state.json")
+    logged = [row for row in state["log_history"] if "train_runtime" not in row]
+    if [row["step"] for row in logged] != [row["step"] for row in run.metrics()]:
+        raise ConfigurationError(
+            f"{run.metrics_file} lacks rows from before {checkpoint.name}, where the run would go "
+            "on; put it back as it was, or begin again with --overwrite"
+        )
+    if any(best_metric in row for row in logged) and run.best() is None:
+        raise ConfigurationError(
+            f"{run.checkpoint_best / 'best.json'} is gone, and with it which model is the best so "
+            "far; put it back as it was, or begin again with --overwrite"
+        )
 
 
 def changed_settings(config_file: Path, now: Mapping[str, Any]) -> list[str]:

@@ -112,22 +112,6 @@ class RunDirectory:
             if int(file.stem.removeprefix("step_")) > step:
                 file.unlink()
 
-    def check_record(self, checkpoint: Path, best_metric: str) -> None:
-        """Refuse to go on where what was recorded up to a checkpoint is missing: no later row and
-        no later model would show it."""
-        logged = read_json(checkpoint / "trainer_state.json")["log_history"]
-        logged = [row for row in logged if "train_runtime" not in row]
-        if [row["step"] for row in logged] != [row["step"] for row in self.metrics()]:
-            raise ConfigurationError(
-                f"{self.metrics_file} lacks rows from before {checkpoint.name}, where the run "
-                "would go on; put it back as it was, or begin again with --overwrite"
-            )
-        if any(best_metric in row for row in logged) and self.best() is None:
-            raise ConfigurationError(
-                f"{self.checkpoint_best / 'best.json'} is gone, and with it which model is the "
-                "best so far; put it back as it was, or begin again with --overwrite"
-            )
-
     def prepare(self, *, overwrite: bool = False, resume: bool = False) -> None:
         """Make the folder ready, or say why it is not: runs are never mixed."""
         if self.run_file.exists() and not (overwrite or resume):

@@ -38,7 +38,10 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
         path = _file_for_split(path, split)
     elif not path.is_file():
         if source.startswith((".", "/", "~")) or path.suffix in _SUFFIXES:
-            raise ConfigurationError(f"dataset {source!r}: there is no such file or folder.")
+            raise ConfigurationError(
+                f"dataset {source!r}: there is no such file or folder; put it there, or give "
+                "another."
+            )
         return _read_hub(source, split, config)
     if path.suffix == ".parquet":
         return _read_parquet(path)
@@ -59,7 +62,7 @@ def _file_for_split(folder: Path, split: str) -> Path:
     there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
     raise ConfigurationError(
         f"split {split!r}: folder {str(folder)!r} has no {split}.jsonl and no {split}.parquet; "
-        f"it holds {there}."
+        f"it holds {there}; put one there, or give another split or folder."
     )
 
 
@@ -91,7 +94,9 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as error:
-        raise ConfigurationError(f"dataset {str(path)!r} is not Parquet: {error}.") from error
+        raise ConfigurationError(
+            f"dataset {str(path)!r} is not Parquet ({error}); give one that is."
+        ) from error
     number = 0
     with file:
         for batch in file.iter_batches():

@@ -32,7 +32,7 @@ def test_a_whole_model_is_let_through(folder, resolved):
     ("damage", "said"),
     [
         (lambda f: (f / "tokenizer_config.json").unlink(), "has no tokenizer_config.json; put"),
-        (lambda f: (f / "tokenizer.json").unlink(), "knows no words; put its vocabulary"),
+        (lambda f: (f / "tokenizer.json").unlink(), "cannot say '1'; put its vocabulary"),
         (lambda f: (f / "config.json").write_text("{"), "model at hand could not be loaded"),
         (lambda f: os.truncate(f / "model.safetensors", 999), "at hand could not be loaded (Error"),
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "pickled ones are"),
