@@ -13,13 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run import append_jsonl, provenance, write_json
-
-console = Console(highlight=False, soft_wrap=True)
+from trl_ablate.terminal import console
 
 SETTINGS = {
     "dataset": "dataset",

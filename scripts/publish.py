@@ -7,13 +7,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.hub import PublishError, push_run
 from trl_ablate.run import RunDirectory
-
-console = Console(highlight=False, soft_wrap=True)
+from trl_ablate.terminal import console
 
 
 def main() -> int:

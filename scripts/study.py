@@ -12,9 +12,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.terminal import console
 
 ENGINES = ("local", "ray", "modal", "slurm")
 OF_ENGINES = {
@@ -28,8 +27,6 @@ OF_ENGINES = {
 """Options of `run` that only some engines have."""
 
 FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130
-
-console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:

@@ -11,25 +11,19 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.failures import in_words
 from trl_ablate.resuming import changed_settings, check_record, latest_whole_checkpoint, step_of
 from trl_ablate.run import PREEMPTED, RunDirectory, provenance
+from trl_ablate.terminal import console, show_end, show_findings, show_recipe
 
 if TYPE_CHECKING:
-    from trl_ablate.doctor import Finding
     from trl_ablate.hub.masking import Masker
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 EXIT_PREEMPTED = 75
 """A shell's EX_TEMPFAIL: not done, try again."""
-
-
-console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
@@ -75,7 +69,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     resolved = load_recipe(options.recipe, profile=options.profile, overrides=overrides)
     main_process = resolved.config.process_index == 0
     if main_process:
-        show(resolved, everything=options.dry_run)
+        show_recipe(resolved, everything=options.dry_run)
     if options.dry_run:
         return 0
     from trl_ablate.hub.masking import Masker, known_secrets
@@ -111,7 +105,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
         sys.stderr.write("ended by SIGTERM at a checkpoint; --resume goes on from it\n")
         return EXIT_PREEMPTED
     if main_process:
-        summarise(directory)
+        show_end(directory)
     if main_process and push:
         publish(directory, resolved.config, token)
     return 0
@@ -137,25 +131,12 @@ def doctor(options: argparse.Namespace, overrides: list[str]) -> int:
 
         recipe = options.recipe or str(REPOSITORY / "recipes" / "grpo.yaml")
         resolved = load_recipe(recipe, options.profile, overrides)
-        show(resolved, everything=False)
+        show_recipe(resolved, everything=False)
         machine = checks.look_around(Path(str(resolved.config.output_dir)))
         wanted = checks.packages_wanted(resolved)
         findings = checks.check_packages(requirements, versions, wanted)
         findings += checks.check_machine(resolved, machine)
-    return report(findings)
-
-
-def report(findings: list["Finding"]) -> int:
-    """Show every finding, then the command for each that stops a run."""
-    unneeded = {True: "", False: " (not needed)"}
-    console.print(
-        table("here", {each.what: each.found + unneeded[each.needed] for each in findings})
-    )
-    missing = [finding for finding in findings if finding.stops]
-    for finding in missing:
-        console.print(f"missing: {finding.what}; mend it with: {finding.mend}", markup=False)
-    console.print(f"cannot run here: {len(missing)} missing" if missing else "can run here")
-    return 1 if missing else 0
+    return show_findings(findings)
 
 
 def prepare(
@@ -267,54 +248,6 @@ def accelerators(config) -> dict[str, Any]:
     if config.device.type != "cuda":
         return {"gpus": 0}
     return {"gpus": config.world_size, "gpu": torch.cuda.get_device_name(config.device)}
-
-
-def show(resolved, everything: bool) -> None:
-    """One line on where it runs; with `everything`, the whole of what the recipe came to."""
-    console.print(
-        f"{resolved.recipe.name} on profile '{resolved.profile}' ({resolved.profile_reason})"
-    )
-    for warning in resolved.warnings:
-        console.print(f"warning: {warning}", markup=False)
-    if not everything:
-        return
-    console.print(
-        table(
-            "what resolves", {key: str(value) for key, value in sorted(resolved.settings.items())}
-        )
-    )
-    declared = {key: f"{old} -> {new}" for key, (old, new) in resolved.changes.items()}
-    console.print(table("declared changes from the base", declared or {"none": ""}))
-    console.print(table("inert knobs", resolved.inert or {"none": ""}))
-
-
-def summarise(directory: RunDirectory) -> None:
-    """The end of a run: where the reward started, peaked and ended, and what was written where."""
-    evaluations = [row for row in directory.metrics() if "eval_reward" in row]
-    rows = {"run": str(directory.path), "time": f"{directory.read()['seconds']:.0f} s"}
-    if evaluations:
-        best = max(evaluations, key=lambda row: row["eval_reward"])
-        rows |= {
-            "eval reward, first": f"{evaluations[0]['eval_reward']:.3f}",
-            "eval reward, best": f"{best['eval_reward']:.3f} at step {best['step']}",
-            "eval reward, last": f"{evaluations[-1]['eval_reward']:.3f}"
-            f" ± {evaluations[-1]['eval_reward_stderr']:.3f}",
-        }
-    rows |= {
-        "model": str(directory.checkpoint_last),
-        "metrics": str(directory.metrics_file),
-        "dashboard": "trackio show",
-    }
-    console.print(table("done", rows))
-
-
-def table(title: str, rows: dict[str, str]) -> Table:
-    made = Table(
-        title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
-    )
-    for key, value in rows.items():
-        made.add_row(key, value)
-    return made
 
 
 if __name__ == "__main__":
