@@ -100,7 +100,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
         if outcome and preempted:
             outcome.stopped(PREEMPTED)
         elif outcome and alert:
-            outcome.stopped(f"guard: {alert.sentence}", rule=alert.rule, step=alert.step)
+            outcome.stopped(f"guard: {alert.sentence}", **alert.numbers())
     if preempted:
         sys.stderr.write("ended by SIGTERM at a checkpoint; --resume goes on from it\n")
         return EXIT_PREEMPTED

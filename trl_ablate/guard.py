@@ -4,18 +4,23 @@ Each rule reads the rows that a run logs, one after the other, and says when som
 Whether that warns, stops the run or does nothing is a setting. The rules look at ratios to the
 run's own past, not at absolute values, so that they mean the same for a 0.4 M and for a 7 B model.
 
-Gradient norm and response length are the early warnings: they leave their range before the reward
-falls. The others say that it has happened.
+`grad_norm` and `length_fall` are the early warnings: they compare the last steps with what is usual
+since learning set in, and often speak before the reward falls. The others say that something has
+happened.
 """
 
 import math
 import statistics
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
+from trl_ablate.early_warnings import RecentSteps, fall_in_errors, upper
 from trl_ablate.errors import ConfigurationError
+
+GRAD_NORM = "grad_norm"
+LENGTH = "completions/mean_length"
 
 Action = Literal["off", "warn", "stop"]
 Row = Mapping[str, Any]
@@ -30,7 +35,8 @@ class GuardArguments:
     """What each rule of the guard does, and its thresholds."""
 
     guard_nonfinite: Action = _setting("stop", "Loss or gradient norm is NaN or infinite.")
-    guard_grad_norm: Action = _setting("warn", "The gradient norm jumps above its running median.")
+    guard_grad_norm: Action = _setting("warn", "Gradient norms are well above what is usual.")
+    guard_length_fall: Action = _setting("warn", "Responses become shorter than is usual.")
     guard_length: Action = _setting(
         "warn", "Responses become much shorter or longer than at first."
     )
@@ -41,9 +47,16 @@ class GuardArguments:
     guard_sampling: Action = _setting(
         "warn", "The engine's log-probabilities drift away from the trainer's."
     )
-    guard_window: int = _setting(10, "Steps that a running median, or 'at first', is taken over.")
+    guard_window: int = _setting(10, "Steps that 'of late', or 'at first', is taken over.")
+    guard_history: int = _setting(100, "GRPO steps before those of late that show what is usual.")
+    guard_learned: float = _setting(
+        0.33, "Share of the best reward below which a step is not usual."
+    )
     guard_patience: int = _setting(3, "Steps in a row that a rule must hold to speak.")
-    guard_grad_norm_factor: float = _setting(8.0, "Times its median that a gradient norm may be.")
+    guard_grad_norm_factor: float = _setting(2.0, "Times the usual that gradient norms may be.")
+    guard_length_fall_errors: float = _setting(
+        2.5, "Standard errors by which responses may be shorter than usual."
+    )
     guard_length_factor: float = _setting(2.0, "Times shorter or longer that responses may become.")
     guard_entropy_factor: float = _setting(20.0, "Times smaller that entropy may become.")
     guard_reward_factor: float = _setting(
@@ -70,18 +83,27 @@ class GuardArguments:
                 f"guard_window {self.guard_window} and guard_patience {self.guard_patience} have "
                 "to be at least 2 and 1"
             )
+        if self.guard_history < self.guard_window:
+            raise ConfigurationError(
+                f"guard_history {self.guard_history} has to be at least guard_window "
+                f"{self.guard_window}: the usual is a median over it"
+            )
 
 
 @dataclass(frozen=True)
 class Alert:
-    """What a rule saw: a sentence for a person, numbers for a program."""
+    """What a rule saw: a sentence for a person, numbers (if they are any) for a program."""
 
     rule: str
     action: Action
     step: int
-    value: float
-    reference: float
+    value: float | None
+    reference: float | None
     sentence: str
+
+    def numbers(self) -> dict[str, Any]:
+        """What a program wants to know: which rule, where, and what it compared."""
+        return {key: getattr(self, key) for key in ("rule", "step", "value", "reference")}
 
 
 class Guard:
@@ -93,18 +115,23 @@ class Guard:
 
     def __init__(self, arguments: GuardArguments):
         self._arguments = arguments
-        window = arguments.guard_window
-        self._grad_norms: deque[float] = deque(maxlen=window)
+        self._recent = RecentSteps(
+            (GRAD_NORM, LENGTH),
+            arguments.guard_window,
+            arguments.guard_history,
+            arguments.guard_learned,
+        )
         self._first_lengths: list[float] = []
         self._first_entropies: list[float] = []
         self._first_gaps: list[float] = []
-        self._best_reward = 0.0
+        self._best_reward = -math.inf
         self._held: dict[str, int] = {}
 
     def observe(self, row: Row) -> list[Alert]:
         """The alerts that this row sets off."""
         if "grad_norm" not in row and "loss" not in row:
             return []
+        self._recent.see(row)
         step = int(row.get("step", 0))
         return [
             Alert(rule, action, step, value, reference, sentence)
@@ -119,10 +146,11 @@ class Guard:
         self._held[rule] = self._held.get(rule, 0) + 1 if holds else 0
         return self._held[rule] == patience
 
-    def _rules(self, row: Row) -> Iterator[tuple[str, bool, int, float, float, str]]:
+    def _rules(self, row: Row) -> Iterator[tuple[str, bool, int, float | None, float | None, str]]:
         """(rule, whether it holds now, its patience, value, reference, sentence)."""
         yield from self._nonfinite(row)
-        yield from self._grad_norm(row)
+        yield from self._grad_norm()
+        yield from self._length_fall()
         yield from self._length(row)
         yield from self._entropy(row)
         yield from self._reward(row)
@@ -133,27 +161,37 @@ class Guard:
         values = {key: row[key] for key in ("loss", "grad_norm") if key in row}
         broken = {k: v for k, v in values.items() if v is None or not math.isfinite(v)}
         what = " and ".join(broken) or "loss"
-        yield "nonfinite", bool(broken), 1, math.nan, math.nan, f"{what} is not a finite number"
+        yield "nonfinite", bool(broken), 1, None, None, f"{what} is not a finite number"
 
-    def _grad_norm(self, row: Row):
-        norm = row.get("grad_norm")
-        if norm is None or not math.isfinite(norm):
-            return
-        if len(self._grad_norms) == self._grad_norms.maxlen:
-            median = statistics.median(self._grad_norms)
-            limit = self._arguments.guard_grad_norm_factor * median
+    def _grad_norm(self):
+        norms = self._recent.compared(GRAD_NORM)
+        if norms is not None:
+            late, usual = upper(norms.late), upper(norms.usual)
             yield (
                 "grad_norm",
-                norm > limit,
+                late > self._arguments.guard_grad_norm_factor * usual,
                 1,
-                norm,
-                median,
-                (f"gradient norm is {norm:.3g}; its median of late is {median:.3g}"),
+                late,
+                usual,
+                f"three in ten gradient norms of late are above {late:.3g}; {usual:.3g} is usual",
             )
-        self._grad_norms.append(norm)
+
+    def _length_fall(self):
+        lengths = self._recent.compared(LENGTH)
+        if lengths is not None:
+            late, usual = fmean(lengths.late), fmean(lengths.usual)
+            errors = fall_in_errors(lengths.late, lengths.usual)
+            yield (
+                "length_fall",
+                errors > self._arguments.guard_length_fall_errors,
+                1,
+                late,
+                usual,
+                f"responses have {late:.1f} tokens of late; {usual:.1f} are usual",
+            )
 
     def _length(self, row: Row):
-        length = row.get("completions/mean_length")
+        length = row.get(LENGTH)
         if length is None:
             return
         first = self._at_first(self._first_lengths, length)
@@ -189,16 +227,16 @@ class Guard:
         reward = row.get("reward")
         if reward is None:
             return
-        low = reward * self._arguments.guard_reward_factor < self._best_reward
+        self._best_reward = max(self._best_reward, reward)
+        fell = reward * self._arguments.guard_reward_factor < self._best_reward
         yield (
             "reward",
-            low,
+            fell and self._best_reward > 0,
             self._arguments.guard_patience,
             reward,
             self._best_reward,
             (f"reward is {reward:.3g}; its best was {self._best_reward:.3g}"),
         )
-        self._best_reward = max(self._best_reward, reward)
 
     def _sampling(self, row: Row):
         gap = row.get("sampling/sampling_logp_difference/mean")

@@ -47,7 +47,6 @@ def test_a_healthy_run_is_left_in_peace():
         ("nonfinite", {"loss": math.nan}, 1),
         ("nonfinite", {"grad_norm": math.inf}, 1),
         ("nonfinite", {"grad_norm": None}, 1),
-        ("grad_norm", {"grad_norm": 8.1}, 1),
         ("length", {"completions/mean_length": 49.0}, 3),
         ("length", {"completions/mean_length": 201.0}, 3),
         ("entropy", {"entropy": 0.049}, 3),
@@ -68,7 +67,6 @@ def test_a_rule_speaks_once_when_it_has_held(rule, bad, speaks_after):
 @pytest.mark.parametrize(
     ("just_inside"),
     [
-        {"grad_norm": 7.9},
         {"completions/mean_length": 51.0},
         {"completions/mean_length": 199.0},
         {"entropy": 0.051},
@@ -78,7 +76,49 @@ def test_a_rule_speaks_once_when_it_has_held(rule, bad, speaks_after):
     ],
 )
 def test_just_inside_the_threshold_is_fine(just_inside):
-    assert alerts([{}] * 12 + [just_inside] * 9) == []
+    assert alerts([{}] * 12 + [just_inside] * 7) == []
+
+
+def spikes(*norms):
+    return [{"grad_norm": norm} for norm in norms]
+
+
+def test_two_high_gradient_norms_are_ordinary_and_three_in_ten_are_told():
+    usual = spikes(*[1.0] * 30)
+    assert alerts([*usual, *spikes(9, 1, 1, 1, 9, 1, 1, 1, 1, 1, 9)]) == []
+    assert alerts([*usual, *spikes(9, 1, 1, 1, 9, 1, 1, 1, 1, 9)]) == [("grad_norm", 40)]
+    assert alerts([*usual, *spikes(*[1.9] * 12)]) == []
+
+
+def lengths(*values):
+    return [{"completions/mean_length": float(value)} for value in values]
+
+
+def test_responses_that_become_shorter_are_told_and_longer_ones_are_not():
+    usual = lengths(*[92, 96, 100, 104, 108] * 6)
+    assert alerts([*usual, *lengths(*[94] * 12)]) == [("length_fall", 40)]
+    assert alerts([*usual, *lengths(*[97] * 12)]) == []
+    assert alerts([*usual, *lengths(*[120] * 12)]) == []
+
+
+@pytest.mark.parametrize(("rule", "bad"), [("grad_norm", 9.0), ("length_fall", 50.0)])
+def test_an_early_warning_can_be_silenced_or_stop(rule, bad):
+    metric = {"grad_norm": "grad_norm", "length_fall": "completions/mean_length"}[rule]
+    rows = [*lengths(*[99, 101] * 10), *[{metric: bad}] * 6]
+    settings = {f"guard_{name}": "off" for name in ("length", "reward")}
+    assert [name for name, _ in alerts(rows, **settings)] == [rule]
+    assert alerts(rows, **settings, **{f"guard_{rule}": "off"}) == []
+
+
+def test_steps_before_learning_set_in_are_not_usual():
+    before = [{"reward": 0.1, "grad_norm": 0.2}] * 20
+    learned = [{"reward": 0.6, "grad_norm": 1.0}] * 40
+    assert alerts([*before, *learned]) == []
+    assert alerts([*before, *learned], guard_learned=0.0) == [("grad_norm", 23)]
+
+
+def test_a_reward_below_zero_has_not_fallen_from_zero():
+    assert alerts([{"reward": -0.5 - i / 100} for i in range(30)]) == []
 
 
 def test_a_rule_speaks_again_after_the_trouble_has_ceased():
@@ -100,7 +140,13 @@ def test_the_alert_carries_the_numbers():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"guard_length_factor": 1.0}, {"guard_window": 1}, {"guard_patience": 0}]
+    "wrong",
+    [
+        {"guard_length_factor": 1.0},
+        {"guard_window": 1},
+        {"guard_history": 9},
+        {"guard_patience": 0},
+    ],
 )
 def test_thresholds_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ConfigurationError):

@@ -1,0 +1,89 @@
+"""Early warnings: a run's last GRPO steps beside what is usual for it. No torch.
+
+Usual is what has been seen since learning set in: in steps whose reward is at least some share of
+the best one's. Before that, gradient norms and lengths change for good reasons.
+"""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Compared(NamedTuple):
+    """Values of the last steps, and of those before: never fewer steps than the last ones."""
+
+    late: list[float]
+    usual: list[float]
+
+
+@dataclass
+class _Step:
+    """A GRPO step: its reward, and each metric's value in every optimizer step that logged one."""
+
+    reward: float
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+
+class RecentSteps:
+    """The last `window` GRPO steps and up to `history` before them.
+
+    Args:
+        learned: share of the best reward so far that a step needs to count. Where no reward is
+            above 0 yet, every step counts.
+    """
+
+    def __init__(self, metrics: Sequence[str], window: int, history: int, learned: float):
+        self._metrics = metrics
+        self._window = window
+        self._learned = learned
+        self._steps: deque[_Step] = deque(maxlen=window + history)
+        self._best = -math.inf
+
+    def see(self, row: Mapping[str, Any]) -> None:
+        """A logged row; one that has a reward begins a GRPO step."""
+        reward = finite(row, "reward")
+        if reward is not None or not self._steps:
+            self._steps.append(_Step(-math.inf if reward is None else reward))
+            self._best = max(self._best, self._steps[-1].reward)
+        for metric in self._metrics:
+            value = finite(row, metric)
+            if value is not None:
+                self._steps[-1].values.setdefault(metric, []).append(value)
+
+    def compared(self, metric: str) -> Compared | None:
+        """None until there are twice as many steps with this metric as the window has."""
+        floor = self._learned * max(self._best, 0.0)
+        steps = [
+            step.values[metric]
+            for step in self._steps
+            if metric in step.values and max(step.reward, 0.0) >= floor
+        ]
+        late, before = steps[-self._window :], steps[: -self._window]
+        if len(before) < self._window:
+            return None
+        return Compared(sum(late, []), sum(before, []))
+
+
+def finite(row: Mapping[str, Any], metric: str) -> float | None:
+    """A row's value of a metric; None where it has none, or none that is finite."""
+    value = row.get(metric)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def upper(values: Sequence[float]) -> float:
+    """What seven tenths of the values are at or below (linear interpolation)."""
+    return statistics.quantiles(values, n=10, method="inclusive")[6]
+
+
+def fall_in_errors(late: Sequence[float], usual: Sequence[float]) -> float:
+    """By how many standard errors the mean of `late` is below that of `usual`.
+
+    The errors are of independent values with the standard deviation (ddof 1) of `usual`. 0 where
+    all of `usual` are equal.
+    """
+    spread = statistics.stdev(usual)
+    error = spread * math.sqrt(1 / len(late) + 1 / len(usual))
+    return (statistics.fmean(usual) - statistics.fmean(late)) / error if error > 0 else 0.0
