@@ -1,14 +1,20 @@
-"""Which checkpoint is whole."""
+"""Which checkpoint is whole, and whether what lies beside it fits."""
+
+import math
 
 import pytest
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.resuming import (
+    best_logged,
     break_seal,
     changed_settings,
+    check_record,
     is_whole,
     latest_whole_checkpoint,
     seal,
 )
+from trl_ablate.run import RunDirectory, write_json, write_jsonl
 
 FILES = ("model.safetensors", "optimizer.pt", "global_step4/rank_0.pt", "trainer_state.json")
 
@@ -63,3 +69,61 @@ def test_settings_that_changed_since_are_named(tmp_path):
     assert changed_settings(file, {"beta": 0.04, "seed": 1, "levels": [3]}) == [
         "beta 0.0 -> 0.04", "levels None -> [3]", "stop a -> None",
     ]  # fmt: skip
+
+
+REWARDS = [{"step": 0, "r": 0.1}, {"step": 1, "loss": 2.0}, {"step": 2, "r": 0.5}]
+
+
+def test_the_best_is_the_first_that_no_other_beats():
+    rows = [*REWARDS, {"step": 3, "r": math.nan}, {"step": 4, "r": 0.5}, {"step": 6, "r": 0.4}]
+    assert best_logged(rows, "r") == {"metric": "r", "value": 0.5, "step": 2}
+    assert best_logged(rows, "other") is None
+    assert best_logged([{"step": 0, "r": math.nan}], "r") is None
+
+
+@pytest.fixture
+def resumable(checkpoints):
+    """A run at checkpoint-4, that has saved its best at step 2."""
+    run, checkpoint = RunDirectory(checkpoints), checkpoints / "checkpoint-4"
+    write_json(checkpoint / "trainer_state.json", {"global_step": 4, "log_history": REWARDS})
+    write_jsonl(run.metrics_file, REWARDS)
+    save_best(run, best_logged(REWARDS, "r"))
+    return run, checkpoint
+
+
+def save_best(run, best):
+    run.checkpoint_best.mkdir(exist_ok=True)
+    (run.checkpoint_best / "model.safetensors").write_bytes(b"weights")
+    write_json(run.checkpoint_best / "best.json", best)
+    seal(run.checkpoint_best)
+
+
+def test_a_record_that_is_whole_is_gone_on_with(resumable):
+    check_record(*resumable, "r")
+    run, checkpoint = resumable
+    save_best(run, {"metric": "r", "value": 0.9, "step": 6})  # of a step that is taken once more
+    check_record(run, checkpoint, "r")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "best.json", "sealed.json"])
+@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_bytes(b"")])
+def test_a_damaged_best_model_is_told(resumable, name, damage):
+    run, checkpoint = resumable
+    damage(run.checkpoint_best / name)
+    with pytest.raises(ConfigurationError, match="is no longer as it was saved.*--overwrite"):
+        check_record(run, checkpoint, "r")
+
+
+def test_a_best_model_that_the_checkpoint_does_not_know_is_told(resumable):
+    run, checkpoint = resumable
+    save_best(run, {"metric": "other", "value": 0.7, "step": 2})
+    said = r"by other \(0.7 at step 2\), and checkpoint-4 knows one by r \(0.5 at step 2\)"
+    with pytest.raises(ConfigurationError, match=said):
+        check_record(run, checkpoint, "r")
+
+
+def test_rows_that_are_missing_are_told(resumable):
+    run, checkpoint = resumable
+    write_jsonl(run.metrics_file, REWARDS[1:])
+    with pytest.raises(ConfigurationError, match="lacks rows from before checkpoint-4"):
+        check_record(run, checkpoint, "r")
