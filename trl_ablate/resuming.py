@@ -60,15 +60,14 @@ def check_record(run: RunDirectory, checkpoint: Path, best_metric: str) -> None:
             f"{run.metrics_file} lacks rows from before {checkpoint.name}, where the run would go "
             "on; put it back as it was, or begin again with --overwrite"
         )
-    if remembered := best_logged(logged, best_metric):
+    if best_logged(logged, best_metric):
         check_best(run)
-        saved = run.best() or {}
-        if saved["step"] <= state["global_step"] and saved != remembered:
-            raise ConfigurationError(
-                f"{run.checkpoint_best} holds the best by {_by(saved)}, and {checkpoint.name} "
-                f"knows one by {_by(remembered)}; put back the one that was there, or give "
-                f"--best_metric {saved['metric']}, or begin again with --overwrite"
-            )
+    if (best := run.best()) and best["metric"] != best_metric:
+        raise ConfigurationError(
+            f"{run.checkpoint_best} holds the best model by {best['metric']}, and the one by "
+            f"{best_metric} was not kept; go on with --best_metric {best['metric']}, or begin "
+            "again with --overwrite"
+        )
 
 
 def check_best(run: RunDirectory) -> None:
@@ -79,10 +78,6 @@ def check_best(run: RunDirectory) -> None:
             f"{run.checkpoint_best} is no longer as it was saved, a file of it is gone or damaged; "
             "put it back as it was and go on with --resume, or begin again with --overwrite"
         )
-
-
-def _by(best: Mapping[str, Any]) -> str:
-    return f"{best['metric']} ({best['value']:.4g} at step {best['step']})"
 
 
 def best_logged(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:

@@ -114,12 +114,10 @@ def test_a_damaged_best_model_is_told(resumable, name, damage):
         check_record(run, checkpoint, "r")
 
 
-def test_a_best_model_that_the_checkpoint_does_not_know_is_told(resumable):
+def test_a_best_model_by_another_metric_is_told(resumable):
     run, checkpoint = resumable
-    save_best(run, {"metric": "other", "value": 0.7, "step": 2})
-    said = r"by other \(0.7 at step 2\), and checkpoint-4 knows one by r \(0.5 at step 2\)"
-    with pytest.raises(ConfigurationError, match=said):
-        check_record(run, checkpoint, "r")
+    with pytest.raises(ConfigurationError, match="the best model by r, and the one by other was"):
+        check_record(run, checkpoint, "other")
 
 
 def test_rows_that_are_missing_are_told(resumable):
@@ -127,3 +125,26 @@ def test_rows_that_are_missing_are_told(resumable):
     write_jsonl(run.metrics_file, REWARDS[1:])
     with pytest.raises(ConfigurationError, match="lacks rows from before checkpoint-4"):
         check_record(run, checkpoint, "r")
+
+
+def test_a_resumed_run_has_to_beat_what_its_checkpoint_knows(resumable, monkeypatch):
+    """Not what a folder says that a step has written that is now taken once more."""
+    from types import SimpleNamespace
+
+    from trl_ablate import callbacks
+
+    run, _ = resumable
+    save_best(run, {"metric": "r", "value": 0.9, "step": 6})
+    saved = []
+    monkeypatch.setattr(callbacks, "save_whole", lambda *_, best: saved.append(best["value"]))
+    watching = callbacks.BestCheckpoint(run, "r")
+    watching.attach(SimpleNamespace(accelerator=SimpleNamespace(is_main_process=True)))
+    state = SimpleNamespace(log_history=REWARDS, global_step=6)
+    watching.on_train_begin(None, state, None)
+    for value in (0.5, math.nan, 0.6, 0.6, 0.7):
+        watching.on_evaluate(None, state, None, metrics={"r": value})
+    assert saved == [0.6, 0.7]
+    watching.check()
+    (run.checkpoint_best / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match="no longer as it was saved"):
+        watching.check()
