@@ -206,6 +206,7 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None):
         trainer.add_callback(preemption)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         save_whole(trainer, directory.checkpoint_last)
+        best.check()
     return guard.stopped_by, preemption.asked
 
 

@@ -1,5 +1,6 @@
 """From a resolved recipe to a trainer that is ready to train: model, data, rewards, callbacks."""
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -20,7 +21,7 @@ from trl_ablate.config import TaskArguments
 from trl_ablate.data import load_questions, to_prompts
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN
-from trl_ablate.loading import check_model, is_adapter, load_tokenizer, told
+from trl_ablate.loading import check_model, is_adapter, load_tokenizer, looked_at_again, told
 from trl_ablate.recipe import Resolved
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.trainer import AblationTrainer
@@ -33,12 +34,19 @@ def build_trainer(
 ) -> AblationTrainer:
     """Load everything a recipe names and put it together."""
     model = resolve_model(starting_point(resolved))
+    look = partial(_look_at, model, resolved)
+    tokenizer = look()
+    train_dataset = task_dataset(resolved.task, "train", tokenizer)
+    with looked_at_again(look):
+        return _put_together(resolved, grader, model, tokenizer, train_dataset, callbacks)
+
+
+def _look_at(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
+    """Its tokenizer, once its files were found to be whole."""
     with told(f"model {model}", "mend its files, or give another --model_name_or_path"):
         if not is_adapter(model):
             check_model(model, resolved)
-        tokenizer = load_tokenizer(model, resolved)
-    train_dataset = task_dataset(resolved.task, "train", tokenizer)
-    return _put_together(resolved, grader, model, tokenizer, train_dataset, callbacks)
+        return load_tokenizer(model, resolved)
 
 
 def build_evaluator(resolved: Resolved, grader: MathGrader) -> AblationTrainer:

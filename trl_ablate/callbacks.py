@@ -6,7 +6,6 @@ A callback that needs the trainer gets it by `attach`, once it is built.
 import math
 import os
 import random
-import shutil
 import time
 from dataclasses import asdict
 from errno import ENOENT
@@ -20,7 +19,9 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.dashboard import log_rollouts, reports_to_trackio
+from trl_ablate.folders import part_of, replace_folder
 from trl_ablate.guard import Alert, Guard, GuardArguments
+from trl_ablate.resuming import best_logged, check_best, seal
 from trl_ablate.run import RunDirectory, append_jsonl, write_json
 
 if TYPE_CHECKING:
@@ -121,8 +122,8 @@ class RolloutWriter(TrainerCallback):
 class BestCheckpoint(TrainerCallback):
     """Keeps the model of the best evaluation in `checkpoint_best`, by a task metric, never by loss.
 
-    The old one is there until the new one is whole. What was best is read back from the folder, so
-    that a resumed run goes on from it.
+    The old one is there until the new one is whole. What a resumed run has to beat is the best of
+    what it remembers: a better one, of steps that it takes once more, is saved once more.
     """
 
     def __init__(self, run: RunDirectory, metric: str):
@@ -135,16 +136,21 @@ class BestCheckpoint(TrainerCallback):
         self._trainer = trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
-        if (best := self._run.best()) is not None:
-            self._best = best["value"]
+        best = best_logged(state.log_history, self._metric)
+        self._best = best["value"] if best else -math.inf
 
     def on_evaluate(self, args, state: TrainerState, control, metrics=None, **kwargs):
         value = (metrics or {}).get(self._metric, -math.inf)
-        if self._trainer is None or value <= self._best:
+        if self._trainer is None or not value > self._best:
             return
         self._best = value
         best = {"metric": self._metric, "value": value, "step": state.global_step}
         save_whole(self._trainer, self._run.checkpoint_best, best=best)
+
+    def check(self) -> None:
+        """Refuse to end well if what was saved is not what is there."""
+        if self._trainer and self._trainer.accelerator.is_main_process and self._best > -math.inf:
+            check_best(self._run)
 
 
 class GuardWatch(TrainerCallback):
@@ -183,24 +189,16 @@ class GuardWatch(TrainerCallback):
 
 
 def save_whole(trainer: "AblationTrainer", folder: Path, **notes: dict[str, Any]) -> None:
-    """The model in `folder`, and each note as JSON: whole, or as it was. For every process."""
-    part = folder.with_name(f".{folder.name}.part")
+    """The model in `folder`, and each note as JSON, sealed: whole, or as it was. For every
+    process."""
+    part = part_of(folder)
     trainer.save_model(str(part))
     if trainer.accelerator.is_main_process:
         for name, note in notes.items():
             write_json(part / f"{name}.json", note)
-        replace_folder(part, folder)
+        seal(part)
+        replace_folder(folder)
     trainer.accelerator.wait_for_everyone()
-
-
-def replace_folder(new: Path, name: Path) -> None:
-    """Put `new` in the place of `name`; a reader finds the one or the other."""
-    old = name.with_name(f".{name.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if name.exists():
-        os.replace(name, old)
-    os.replace(new, name)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 class LiveLine(TrainerCallback):

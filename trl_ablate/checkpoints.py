@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.folders import where_it_stands
 from trl_ablate.recipe import Resolved, load_recipe, read_overrides, resolve_run
 from trl_ablate.run import RunDirectory
 from trl_ablate.shipped import SHIPPED
@@ -58,7 +59,7 @@ def find_checkpoint(name: str) -> Checkpoint:
         return Checkpoint(name)
     run = RunDirectory(folder)
     if run.config_file.exists():
-        for model in (run.checkpoint_best, run.checkpoint_last):
+        for model in map(where_it_stands, (run.checkpoint_best, run.checkpoint_last)):
             if holds_model(model):
                 return Checkpoint(str(model), run)
     if not holds_model(folder):

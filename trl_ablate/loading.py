@@ -5,6 +5,7 @@ without its vocabulary a tokenizer is made that knows no word.
 """
 
 import json
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +29,19 @@ def told(what: str, mend: str):
             raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise ConfigurationError(f"{what} could not be loaded ({reason}); {mend}") from error
+
+
+@contextmanager
+def looked_at_again(look: Callable[[], object]):
+    """A file may go, or be cut off, between the first look and the loading. What is raised then is
+    any library's error; it is told as what `look` says by now, or left alone if that finds nothing.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, ConfigurationError) and not is_disk_full(error):
+            look()
+        raise
 
 
 def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:

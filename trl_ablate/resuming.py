@@ -6,8 +6,9 @@ agree with it was damaged since. Either is passed over for the one before.
 """
 
 import json
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,35 @@ def check_record(run: RunDirectory, checkpoint: Path, best_metric: str) -> None:
             f"{run.metrics_file} lacks rows from before {checkpoint.name}, where the run would go "
             "on; put it back as it was, or begin again with --overwrite"
         )
-    if any(best_metric in row for row in logged) and run.best() is None:
+    if best_logged(logged, best_metric):
+        check_best(run)
+    if (best := run.best()) and best["metric"] != best_metric:
         raise ConfigurationError(
-            f"{run.checkpoint_best / 'best.json'} is gone, and with it which model is the best so "
-            "far; put it back as it was, or begin again with --overwrite"
+            f"{run.checkpoint_best} holds the best model by {best['metric']}, and the one by "
+            f"{best_metric} was not kept; go on with --best_metric {best['metric']}, or begin "
+            "again with --overwrite"
         )
+
+
+def check_best(run: RunDirectory) -> None:
+    """Refuse to go on, or to end, with a best model that is not the one that was saved: no better
+    one may come."""
+    if not is_whole(run.checkpoint_best):
+        raise ConfigurationError(
+            f"{run.checkpoint_best} is no longer as it was saved, a file of it is gone or damaged; "
+            "put it back as it was and go on with --resume, or begin again with --overwrite"
+        )
+
+
+def best_logged(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
+    """Metric, value and step of the first evaluation that no other one beats; None where there is
+    none with a number."""
+    best = None
+    for row in rows:
+        value = row.get(metric, -math.inf)
+        if value > (best["value"] if best else -math.inf):
+            best = {"metric": metric, "value": value, "step": row["step"]}
+    return best
 
 
 def changed_settings(config_file: Path, now: Mapping[str, Any]) -> list[str]:

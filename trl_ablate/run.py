@@ -30,6 +30,7 @@ from typing import Any, BinaryIO
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.failures import in_words
+from trl_ablate.folders import put_back, where_it_stands
 
 STACK = ("trl-ablate", "trl", "transformers", "torch", "accelerate", "peft", "datasets", "vllm")
 KEYBOARD = "interrupted from the keyboard"
@@ -91,7 +92,7 @@ class RunDirectory:
 
     def best(self) -> dict[str, Any] | None:
         """Metric, value and step of `checkpoint_best`; None where there is none yet."""
-        file = self.checkpoint_best / "best.json"
+        file = where_it_stands(self.checkpoint_best) / "best.json"
         return read_json(file) if file.exists() else None
 
     def rollout_file(self, step: int) -> Path:
@@ -113,20 +114,44 @@ class RunDirectory:
                 file.unlink()
 
     def prepare(self, *, overwrite: bool = False, resume: bool = False) -> None:
-        """Make the folder ready, or say why it is not: runs are never mixed."""
-        if self.run_file.exists() and not (overwrite or resume):
-            raise ConfigurationError(
-                f"{self.path} holds a run already ({self.read().get('status', 'unknown')}); give "
-                "another --output_dir, or --overwrite to replace it, or --resume to go on with "
-                "it"
-            )
+        """Make the folder ready, or say why it is not: runs are never mixed. What a kill has left
+        half replaced is put back."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigurationError(f"{self.path} is a file; give another --output_dir")
-        if self.run_file.exists():
-            self._leave(self._enter())
-        if overwrite and self.run_file.exists():
-            shutil.rmtree(self.path)
+        left = self._left()
+        if left and not (overwrite or resume):
+            raise ConfigurationError(
+                f"{self.path} holds {self._described(left)}; give another --output_dir, or "
+                "--overwrite to replace it, or --resume to go on with it"
+            )
+        if left:
+            mark = self._enter()
+            for folder in (self.checkpoint_last, self.checkpoint_best):
+                put_back(folder)
+            self._leave(mark)
+        if left and overwrite:
+            self._clear()
         self.path.mkdir(parents=True, exist_ok=True)
+
+    def _left(self) -> list[Path]:
+        """What tells of a run: its record, or else what a new one would be mixed with."""
+        saved = (self.checkpoint_last, self.checkpoint_best)
+        known = (self.run_file, self.metrics_file, *map(where_it_stands, saved))
+        return [*filter(Path.exists, known), *self.path.glob("checkpoint-[0-9]*")]
+
+    def _described(self, left: list[Path]) -> str:
+        if self.run_file in left:
+            return f"a run already ({self.read().get('status', 'unknown')})"
+        return f"what is left of a run ({left[0].name}, but no {self.run_file.name})"
+
+    def _clear(self) -> None:
+        """Remove the run: all there is, or, where no record says that it is a run's, its own."""
+        if self.run_file.exists():
+            shutil.rmtree(self.path)
+            return
+        rollouts = self.rollout_file(0).parent.glob("step_*.jsonl")
+        for path in (*self._left(), self.alerts_file, *rollouts):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     @contextmanager
     def recorded(self, *, clean: Callable[[str], str] = str, **entries: Any):

@@ -2,8 +2,9 @@
 
 Each case is one fault, drawn with its place and its moment from the case's number. The run either
 finishes with the numbers of the undisturbed run, or ends in one of the sentences that are foreseen
-(or by the signal it was sent) and says so in `run.json`; once the fault is mended, `--resume` ends
-with the numbers of the undisturbed run, too. `TRL_ABLATE_FAULTS=200` tries that many cases.
+(or by the signal it was sent) and says so in `run.json`; once the fault is mended, `--resume` goes
+on from the last whole checkpoint and ends with the numbers of the undisturbed run, too.
+`TRL_ABLATE_FAULTS=200` tries that many cases; the checkout must stay as it is while they run.
 """
 
 import json
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from tests.e2e.forked_train import Ended, Training
 from tests.e2e.test_resume import TIMES
 from trl_ablate import miniature
 from trl_ablate.failures import SENTENCES
+from trl_ablate.resuming import is_whole, latest_whole_checkpoint, step_of
 from trl_ablate.run import RunDirectory, write_jsonl
 
 pytestmark = pytest.mark.slow
@@ -79,14 +82,24 @@ class Case:
     def take(self, files: list[Path], *ways: str) -> None:
         """Break one of the files in one of the ways; mending puts it back."""
         file, way = self.random.choice(sorted(files)), self.random.choice(ways)
-        kept = file.read_bytes()
-        self.mend = lambda: file.write_bytes(kept)
-        if way == "delete":
-            file.unlink()
-        elif way == "truncate":
-            os.truncate(file, self.random.randrange(len(kept)))
-        else:
-            file.write_bytes(self.random.randbytes(len(kept)))
+        self.mend = break_file(file, self.folder / "kept", way, self.random.random())
+
+
+def break_file(file: Path, kept: Path, way: str, cut: float) -> Callable[[], object]:
+    """Delete a file, or cut it off behind a share of its bytes, or overwrite it; how to mend it.
+
+    A deleted file is one that was there: what the run has replaced in the meantime is not mended.
+    """
+    if way == "delete":
+        with suppress(FileNotFoundError):  # the run was faster
+            file.rename(kept)
+        return lambda: kept.exists() and file.parent.is_dir() and kept.rename(file)
+    content = file.read_bytes()
+    if way == "truncate":
+        os.truncate(file, int(len(content) * cut))
+    else:
+        file.write_bytes(random.Random(cut).randbytes(len(content)))
+    return lambda: file.write_bytes(content)
 
 
 def lines(file: Path) -> int:
@@ -161,6 +174,33 @@ def broken_model(case: Case) -> Ended:
     return case.start().wait()
 
 
+LOADING = ("check_model", "load_tokenizer", "task_dataset", "AblationTrainer")
+"""What `assemble` calls while it loads a model, in this order."""
+
+
+def broken_while_loaded(case: Case) -> Ended:
+    """A file of the model goes, or ends too soon, between two looks at it."""
+    file = case.random.choice(sorted(case.own("model").iterdir()))
+    kept, content = case.folder / "kept", file.read_bytes()
+    case.mend = lambda: file.write_bytes(content)
+    way, cut = case.random.choice(("delete", "truncate")), case.random.random()
+    moment = case.random.choice(LOADING)
+    return case.start(sabotage=partial(break_before, moment, file, kept, way, cut)).wait()
+
+
+def break_before(moment: str, *fault) -> None:
+    from trl_ablate import assemble
+
+    called = getattr(assemble, moment)
+
+    def broken(*args, **kwargs):
+        if fault[0].exists():
+            break_file(*fault)
+        return called(*args, **kwargs)
+
+    setattr(assemble, moment, broken)
+
+
 def broken_data(case: Case) -> Ended:
     case.take(list(case.own("data").iterdir()), "delete", "truncate", "garbage")
     return case.start().wait()
@@ -172,7 +212,7 @@ def vanishing(case: Case) -> Ended:
     training = case.start()
     case.at_some_moment(training)
     own = [case.output / "run.json", case.output / "metrics.jsonl"]
-    own += case.output.glob("checkpoint-*/*")
+    own += case.output.glob("checkpoint[-_]*/*")
     case.take([file for file in [*inputs, *own] if file.exists()], "delete")
     return training.wait()
 
@@ -185,16 +225,27 @@ def interrupted(case: Case) -> RunDirectory:
 
 
 def broken_checkpoint(case: Case) -> Ended:
-    """A file of the last checkpoint, after a kill."""
-    last = max(interrupted(case).path.glob("checkpoint-[0-9]*"), key=lambda path: path.name)
-    case.take(list(last.iterdir()), "delete", "truncate", "garbage")
+    """A file of the last checkpoint, after a kill: the whole one before it is gone on from."""
+    folders = sorted(interrupted(case).path.glob("checkpoint-[0-9]*"), key=step_of)
+    whole = [folder for folder in folders if is_whole(folder)]
+    finished = list(RunDirectory(case.output).metrics())
+    case.take(list(folders[-1].iterdir()), "delete", "truncate", "garbage")
+    ended = case.start("--resume").wait()
+    assert_goes_on(ended, case.output, max(set(whole) - {folders[-1]}, default=None), finished)
+    return ended
+
+
+def broken_best(case: Case) -> Ended:
+    """A file of the best model, after a kill."""
+    run = interrupted(case)
+    case.take(list(run.checkpoint_best.iterdir()), "delete", "truncate", "garbage")
     return case.start("--resume").wait()
 
 
 def broken_json(case: Case) -> Ended:
     """What the run has written about itself, after a kill."""
     run = interrupted(case)
-    files = [run.run_file, run.metrics_file, run.config_file, run.checkpoint_best / "best.json"]
+    files = [run.run_file, run.metrics_file, run.config_file]
     case.take(files, "delete", "truncate", "garbage")
     return case.start("--resume").wait()
 
@@ -206,7 +257,9 @@ FAULTS: dict[str, tuple[Callable[[Case], Ended], set[str]]] = {
     "killed worker": (killed_worker, {"finished"}),
     "killed run": (partial(killed, number=signal.SIGKILL), ASKED_TO_END),
     "vanishing file": (vanishing, {"finished", "said"}),
+    "best model": (broken_best, {"finished", "said"}),
     "model": (broken_model, {"finished", "said"}),
+    "model while loaded": (broken_while_loaded, {"finished", "said"}),
     "data": (broken_data, {"said"}),
     "preempted": (partial(killed, number=signal.SIGTERM), ASKED_TO_END),
     "ctrl-c": (partial(killed, number=signal.SIGINT), ASKED_TO_END),
@@ -283,10 +336,25 @@ def test_a_fault_is_told_or_harmless_and_costs_no_finished_step(
         assert_told(ended, case.output)
     if kind != "finished":
         case.mend()
+        whole = latest_whole_checkpoint(case.output)
+        finished = list(RunDirectory(case.output).metrics())
         again = case.start("--resume").wait()
         assert again.code == 0, again.stderr
+        assert_goes_on(again, case.output, whole, finished)
     assert json.loads((case.output / "run.json").read_text())["status"] == "finished"
     assert outcome(case.output) == outcome(world / "run")
+
+
+def assert_goes_on(ended: Ended, output: Path, checkpoint: Path | None, before: list[dict]) -> None:
+    """From that checkpoint; what was logged until there, times and all, is not done once more."""
+    assert ended.code == 0, ended.stderr
+    words = re.sub(r"\s", "", ended.stdout)  # a terminal's width cuts them into lines
+    from_where = str(checkpoint) if checkpoint else "the beginning"
+    assert f"resumingfrom{from_where}".replace(" ", "") in words, ended.stdout
+    step = step_of(checkpoint) if checkpoint else -1
+    kept = [row for row in before if row["step"] <= step]
+    assert list(RunDirectory(output).metrics())[: len(kept)] == kept
+    assert (not checkpoint) == (not kept)
 
 
 def assert_told(ended: Ended, output: Path) -> None:

@@ -96,8 +96,12 @@ def test_resuming_what_had_reached_its_end_trains_no_further(tmp_path):
     finish(start(whole, ON_POLICY))
     finish(start(output, ON_POLICY))
     shutil.rmtree(output / "checkpoint_last")
+    (output / "checkpoint_best").rename(output / ".checkpoint_best.old")  # killed in the swap
     finish(start(output, ON_POLICY, "--resume"))
     assert_same(whole, output)
+    best = [load_file(run / "checkpoint_best" / "model.safetensors") for run in (whole, output)]
+    assert all(tensor.equal(best[1][name]) for name, tensor in best[0].items())
+    assert not list(output.glob(".checkpoint*"))
 
 
 def test_resuming_what_had_not_saved_begins_again(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.loading import check_model, load_tokenizer, told
+from trl_ablate.loading import check_model, load_tokenizer, looked_at_again, told
 from trl_ablate.recipe import load_recipe
 from trl_ablate.shipped import SHIPPED
 
@@ -46,6 +46,18 @@ def test_damage_is_one_sentence(folder, resolved, damage, said):
         load_tokenizer(str(folder), resolved)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_what_goes_wrong_with_a_damaged_model_is_told_as_its_damage(folder, resolved):
+    def look():
+        with told("model at hand", "mend it"):
+            check_model(str(folder), resolved)
+
+    with pytest.raises(KeyError, match="ours"), looked_at_again(look):
+        raise KeyError("ours")
+    with pytest.raises(ConfigurationError, match="model at hand could not"), looked_at_again(look):
+        os.truncate(folder / "model.safetensors", 999)
+        raise KeyError("of some library")
 
 
 def test_a_shard_that_the_index_names_is_missed(folder, resolved):

@@ -1,14 +1,20 @@
-"""Which checkpoint is whole."""
+"""Which checkpoint is whole, and whether what lies beside it fits."""
+
+import math
 
 import pytest
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.resuming import (
+    best_logged,
     break_seal,
     changed_settings,
+    check_record,
     is_whole,
     latest_whole_checkpoint,
     seal,
 )
+from trl_ablate.run import RunDirectory, write_json, write_jsonl
 
 FILES = ("model.safetensors", "optimizer.pt", "global_step4/rank_0.pt", "trainer_state.json")
 
@@ -63,3 +69,82 @@ def test_settings_that_changed_since_are_named(tmp_path):
     assert changed_settings(file, {"beta": 0.04, "seed": 1, "levels": [3]}) == [
         "beta 0.0 -> 0.04", "levels None -> [3]", "stop a -> None",
     ]  # fmt: skip
+
+
+REWARDS = [{"step": 0, "r": 0.1}, {"step": 1, "loss": 2.0}, {"step": 2, "r": 0.5}]
+
+
+def test_the_best_is_the_first_that_no_other_beats():
+    rows = [*REWARDS, {"step": 3, "r": math.nan}, {"step": 4, "r": 0.5}, {"step": 6, "r": 0.4}]
+    assert best_logged(rows, "r") == {"metric": "r", "value": 0.5, "step": 2}
+    assert best_logged(rows, "other") is None
+    assert best_logged([{"step": 0, "r": math.nan}], "r") is None
+
+
+@pytest.fixture
+def resumable(checkpoints):
+    """A run at checkpoint-4, that has saved its best at step 2."""
+    run, checkpoint = RunDirectory(checkpoints), checkpoints / "checkpoint-4"
+    write_json(checkpoint / "trainer_state.json", {"global_step": 4, "log_history": REWARDS})
+    write_jsonl(run.metrics_file, REWARDS)
+    save_best(run, best_logged(REWARDS, "r"))
+    return run, checkpoint
+
+
+def save_best(run, best):
+    run.checkpoint_best.mkdir(exist_ok=True)
+    (run.checkpoint_best / "model.safetensors").write_bytes(b"weights")
+    write_json(run.checkpoint_best / "best.json", best)
+    seal(run.checkpoint_best)
+
+
+def test_a_record_that_is_whole_is_gone_on_with(resumable):
+    check_record(*resumable, "r")
+    run, checkpoint = resumable
+    save_best(run, {"metric": "r", "value": 0.9, "step": 6})  # of a step that is taken once more
+    check_record(run, checkpoint, "r")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "best.json", "sealed.json"])
+@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_bytes(b"")])
+def test_a_damaged_best_model_is_told(resumable, name, damage):
+    run, checkpoint = resumable
+    damage(run.checkpoint_best / name)
+    with pytest.raises(ConfigurationError, match="is no longer as it was saved.*--overwrite"):
+        check_record(run, checkpoint, "r")
+
+
+def test_a_best_model_by_another_metric_is_told(resumable):
+    run, checkpoint = resumable
+    with pytest.raises(ConfigurationError, match="the best model by r, and the one by other was"):
+        check_record(run, checkpoint, "other")
+
+
+def test_rows_that_are_missing_are_told(resumable):
+    run, checkpoint = resumable
+    write_jsonl(run.metrics_file, REWARDS[1:])
+    with pytest.raises(ConfigurationError, match="lacks rows from before checkpoint-4"):
+        check_record(run, checkpoint, "r")
+
+
+def test_a_resumed_run_has_to_beat_what_its_checkpoint_knows(resumable, monkeypatch):
+    """Not what a folder says that a step has written that is now taken once more."""
+    from types import SimpleNamespace
+
+    from trl_ablate import callbacks
+
+    run, _ = resumable
+    save_best(run, {"metric": "r", "value": 0.9, "step": 6})
+    saved = []
+    monkeypatch.setattr(callbacks, "save_whole", lambda *_, best: saved.append(best["value"]))
+    watching = callbacks.BestCheckpoint(run, "r")
+    watching.attach(SimpleNamespace(accelerator=SimpleNamespace(is_main_process=True)))
+    state = SimpleNamespace(log_history=REWARDS, global_step=6)
+    watching.on_train_begin(None, state, None)
+    for value in (0.5, math.nan, 0.6, 0.6, 0.7):
+        watching.on_evaluate(None, state, None, metrics={"r": value})
+    assert saved == [0.6, 0.7]
+    watching.check()
+    (run.checkpoint_best / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match="no longer as it was saved"):
+        watching.check()

@@ -51,6 +51,43 @@ def test_an_existing_run_wants_a_decision(tmp_path):
     assert list(run.metrics()) == []
 
 
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoint-2/model", ".checkpoint_best.old/m"])
+def test_what_is_left_of_a_run_is_not_mixed_with_another(tmp_path, left):
+    """`run.json` was deleted, or somebody's --overwrite was killed."""
+    (tmp_path / left).parent.mkdir(exist_ok=True)
+    (tmp_path / left).write_text('{"step": 1}\n')
+    (tmp_path / "thesis.tex").write_text("precious")
+    run = RunDirectory(tmp_path)
+    with pytest.raises(ConfigurationError, match="left of a run .*no run.json.*--over.*--resume"):
+        run.prepare()
+    before = list(run.metrics())
+    run.prepare(resume=True)
+    assert list(run.metrics()) == before
+    run.prepare(overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_damaged_record_can_be_overwritten(tmp_path):
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="no JSON any more"):
+        RunDirectory(tmp_path).prepare()
+    RunDirectory(tmp_path).prepare(overwrite=True)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_resume_mends_what_a_kill_left_half_replaced(tmp_path):
+    run = RunDirectory(tmp_path)
+    with run.recorded():
+        pass
+    for name in (".checkpoint_best.old", ".checkpoint_best.part", ".checkpoint_last.part"):
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "best.json", {"step": name})
+    assert run.best() == {"step": ".checkpoint_best.old"}
+    run.prepare(resume=True)
+    assert run.best() == {"step": ".checkpoint_best.old"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_best", "run.json"]
+
+
 def test_overwrite_removes_runs_and_nothing_else(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     RunDirectory(tmp_path).prepare(overwrite=True)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.folders import where_it_stands
 from trl_ablate.hub.masking import Masker, known_secrets
+from trl_ablate.resuming import SEAL
 from trl_ablate.run import RunDirectory, read_jsonl
 
 Source = Path | bytes
@@ -25,7 +27,7 @@ OVER = ("finished", "stopped", "failed")
 _MODEL_SUFFIXES = {".safetensors", ".json", ".jinja", ".txt", ".model"}
 _PRIVATE = {"host"}
 """Entries of `run.json` that say more about a person's machine than about the run."""
-_NO_MODEL_FILES = {"trainer_state.json"}
+_NO_MODEL_FILES = {"trainer_state.json", SEAL}
 _KEY_ROLLOUTS = 4
 """Rollout files published besides the best step's: the first, the last, and even steps between."""
 
@@ -52,7 +54,7 @@ class FinishedRun:
     @cached_property
     def checkpoints(self) -> dict[str, dict[str, Path]]:
         """`checkpoint_best` and `checkpoint_last`, as far as they are there: file name -> file."""
-        folders = {name: self.path / name for name in (BEST, LAST)}
+        folders = {name: where_it_stands(self.path / name) for name in (BEST, LAST)}
         return {name: _model_files(at) for name, at in folders.items() if at.is_dir()}
 
     @property

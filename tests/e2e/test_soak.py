@@ -1,0 +1,207 @@
+"""Hundreds of steps leave memory, open files, processes and the work of a step as they were.
+
+A run is watched from outside while it trains, evaluates and saves. What it takes in the second
+quarter of its steps is compared with what it takes in the last. `TRL_ABLATE_SOAK=1000` takes that
+many steps; a run that leaks shows that each of the comparisons can fail.
+"""
+
+import os
+import shutil
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.forked_train import Training
+from trl_ablate import miniature
+from trl_ablate.run import write_jsonl
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="counts a process's open files in /proc"),
+]
+
+STEPS = int(os.environ.get("TRL_ABLATE_SOAK", "500"))
+LEAKY_STEPS = 120
+EVERY = 10
+"""Steps from an evaluation and a checkpoint to the next."""
+KEPT = 2
+"""Checkpoints that are there at a time."""
+PATIENCE = 3600
+CYCLES_APART = 2
+"""A rate is measured over this many times `EVERY` steps, so that each has its evaluations."""
+
+WORDS = [
+    "recipes/std_dev_off.yaml", "--profile", "miniature", "--generation_batch_size", "16",
+    "--optimizer_batch_size", "16", "--per_device_train_batch_size", "16", "--eval_size", "16",
+    "--eval_steps", str(EVERY), "--save_steps", str(EVERY), "--save_total_limit", str(KEPT),
+    "--max_completion_length", "16", "--grader_workers", "1", "--grader_timeout", "60",
+    "--train_size", "64", "--report_to", "none",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a training takes when it has logged so many rows."""
+
+    rows: int
+    memory: float
+    """Resident MB of the trainer."""
+    workers: float
+    """Resident MB of all that it started."""
+    files: int
+    processes: int
+    cpu: float
+    """Seconds of the trainer so far, user and system."""
+    checkpoints: int
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How much more the last quarter may take: a share of the second quarter's, or an amount."""
+
+    share: float = 0.0
+    amount: float = 0.0
+
+    def allows(self, before: float, after: float) -> bool:
+        return after <= before + max(before * self.share, self.amount)
+
+
+FLAT = {
+    "memory": Tolerance(share=0.02, amount=10.0),
+    "workers": Tolerance(share=0.02, amount=10.0),
+    "files": Tolerance(),
+    "processes": Tolerance(),
+    "cpu per row": Tolerance(share=0.10),
+}
+
+
+def watched(folder: Path, steps: int, sabotage: Callable[[], None] | None = None) -> list[Sample]:
+    """A training to its end, sampled at each row that it logs, as far as one can keep up."""
+    shutil.copytree(miniature.build("sft_final", progress=False), folder / "model")
+    for split, size in (("train", 64), ("validation", 16)):
+        write_jsonl(folder / f"{split}.jsonl", miniature.problems(split, size, 0))
+    (folder / "data").mkdir()
+    for file in folder.glob("*.jsonl"):
+        file.rename(folder / "data" / file.name)
+    run = folder / "run"
+    words = [*WORDS, "--grpo_steps", str(steps), "--output_dir", str(run)]
+    words += ["--model_name_or_path", str(folder / "model"), "--dataset", str(folder / "data")]
+    training = Training(words, folder, sabotage)
+    samples, deadline = [], time.monotonic() + PATIENCE
+    while training.alive:
+        assert time.monotonic() < deadline
+        if (found := sample(training.pid, run)) and (not samples or found.rows > samples[-1].rows):
+            samples.append(found)
+        time.sleep(0.02)
+    ended = training.wait()
+    assert ended.code == 0, ended.stderr
+    return samples
+
+
+def sample(pid: int, run: Path) -> Sample | None:
+    """None where there is nothing yet, or no longer."""
+    try:
+        rows = (run / "metrics.jsonl").read_bytes().count(b"\n")
+        trainer = psutil.Process(pid)
+        workers = trainer.children(recursive=True)
+        times = trainer.cpu_times()
+        return Sample(
+            rows=rows,
+            memory=trainer.memory_info().rss / 1e6,
+            workers=sum(worker.memory_info().rss for worker in workers) / 1e6,
+            files=trainer.num_fds(),
+            processes=len(workers),
+            cpu=times.user + times.system,
+            checkpoints=len(list(run.glob("checkpoint-[0-9]*"))),
+        )
+    except (FileNotFoundError, psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+
+
+def quarters(samples: list[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """Those of the second quarter of the rows, and those of the last."""
+    last = samples[-1].rows
+    second = [each for each in samples if 0.25 * last <= each.rows < 0.5 * last]
+    return second, [each for each in samples if 0.75 * last <= each.rows]
+
+
+def usual(quarter: list[Sample], measure: str) -> float:
+    """The median of a measure; of the CPU's rates the lowest tenth, for what else the machine does
+    only makes them higher."""
+    if measure == "cpu per row":
+        return statistics.quantiles(rates(quarter), n=10)[0]
+    return statistics.median(getattr(each, measure) for each in quarter)
+
+
+def rates(quarter: list[Sample]) -> list[float]:
+    """CPU seconds of a row, over spans of some cycles, one from every sample."""
+    span = CYCLES_APART * (EVERY + 1)  # an evaluation has a row of its own
+    found = []
+    for first in quarter:
+        later = next((each for each in quarter if each.rows >= first.rows + span), None)
+        if later:
+            found.append((later.cpu - first.cpu) / (later.rows - first.rows))
+    return found
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory) -> list[Sample]:
+    return watched(tmp_path_factory.mktemp("soak"), STEPS)
+
+
+@pytest.mark.parametrize("measure", FLAT)
+def test_the_last_quarter_takes_what_the_second_took(samples, measure, record_property):
+    before, after = (usual(quarter, measure) for quarter in quarters(samples))
+    record_property("second quarter", before)
+    record_property("last quarter", after)
+    assert FLAT[measure].allows(before, after), f"{measure}: {before:.4g}, then {after:.4g}"
+
+
+def test_checkpoints_beyond_the_limit_go(samples):
+    assert max(each.checkpoints for each in samples) <= KEPT + 1  # the new one, before one goes
+    assert samples[-1].rows >= STEPS
+
+
+@pytest.fixture(scope="module")
+def leaky(tmp_path_factory) -> list[Sample]:
+    return watched(tmp_path_factory.mktemp("leaky"), LEAKY_STEPS, leak)
+
+
+def leak() -> None:
+    """Each batch that is graded leaves memory and an open file behind, now and then a process, and
+    more work for the next."""
+    import multiprocessing
+
+    from trl_ablate.rewards import functions
+
+    score, left = functions.score_batch, []
+
+    def scored(*args, **kwargs):
+        left.append((bytearray(os.urandom(1_000_000)), open(os.devnull)))  # noqa: SIM115
+        if len(left) % EVERY == 0:
+            multiprocessing.get_context("fork").Process(target=linger, daemon=True).start()
+        until = time.process_time() + len(left) * 0.001
+        while time.process_time() < until:
+            pass
+        return score(*args, **kwargs)
+
+    functions.score_batch = scored
+
+
+def linger() -> None:
+    """Until it is asked to end, which the training that it was forked from would not at once."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(PATIENCE)
+
+
+@pytest.mark.parametrize("measure", FLAT)
+def test_a_leak_would_show(leaky, measure):
+    before, after = (usual(quarter, measure) for quarter in quarters(leaky))
+    assert not FLAT[measure].allows(before, after), f"{measure}: {before:.4g}, then {after:.4g}"
