@@ -85,8 +85,8 @@ def best_logged(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[str, Any
     none with a number."""
     best = None
     for row in rows:
-        value = row.get(metric, -math.inf)
-        if value > (best["value"] if best else -math.inf):
+        value = row.get(metric)
+        if value is not None and value > (best["value"] if best else -math.inf):
             best = {"metric": metric, "value": value, "step": row["step"]}
     return best
 
