@@ -35,7 +35,8 @@ class GuardArguments:
     """What each rule of the guard does, and its thresholds."""
 
     guard_nonfinite: Action = _setting("stop", "Loss or gradient norm is NaN or infinite.")
-    guard_grad_norm: Action = _setting("warn", "Gradient norms are well above what is usual.")
+    guard_grad_norm: Action = _setting("warn", "Gradient norms of late are above what is usual.")
+    guard_spike: Action = _setting("warn", "A gradient norm is far above what is usual.")
     guard_length_fall: Action = _setting("warn", "Responses become shorter than is usual.")
     guard_length: Action = _setting(
         "warn", "Responses become much shorter or longer than at first."
@@ -54,6 +55,7 @@ class GuardArguments:
     )
     guard_patience: int = _setting(3, "Steps in a row that a rule must hold to speak.")
     guard_grad_norm_factor: float = _setting(2.0, "Times the usual that gradient norms may be.")
+    guard_spike_factor: float = _setting(20.0, "Times the usual that a gradient norm may be.")
     guard_length_fall_errors: float = _setting(
         2.5, "Standard errors by which responses may be shorter than usual."
     )
@@ -71,7 +73,7 @@ class GuardArguments:
     guard_no_variance_steps: int = _setting(20, "Steps in a row without any variance.")
 
     def __post_init__(self):
-        for name in ("grad_norm", "length", "entropy", "reward", "sampling"):
+        for name in ("grad_norm", "spike", "length", "entropy", "reward", "sampling"):
             factor = getattr(self, f"guard_{name}_factor")
             if factor <= 1:
                 raise ConfigurationError(
@@ -166,7 +168,7 @@ class Guard:
     def _grad_norm(self):
         norms = self._recent.compared(GRAD_NORM)
         if norms is not None:
-            late, usual = upper(norms.late), upper(norms.usual)
+            late, usual, last = upper(norms.late), upper(norms.usual), norms.late[-1]
             yield (
                 "grad_norm",
                 late > self._arguments.guard_grad_norm_factor * usual,
@@ -174,6 +176,14 @@ class Guard:
                 late,
                 usual,
                 f"three in ten gradient norms of late are above {late:.3g}; {usual:.3g} is usual",
+            )
+            yield (
+                "spike",
+                last > self._arguments.guard_spike_factor * usual,
+                1,
+                last,
+                usual,
+                f"the gradient norm is {last:.3g}; up to {usual:.3g} is usual",
             )
 
     def _length_fall(self):

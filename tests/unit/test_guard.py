@@ -90,6 +90,13 @@ def test_two_high_gradient_norms_are_ordinary_and_three_in_ten_are_told():
     assert alerts([*usual, *spikes(*[1.9] * 12)]) == []
 
 
+def test_a_single_gradient_norm_far_above_the_usual_is_told():
+    usual = spikes(*[1.0] * 30)
+    assert alerts([*usual, *spikes(21, 1, 1)]) == [("spike", 31)]
+    assert alerts([*usual, *spikes(19, 1, 1)]) == []
+    assert alerts([*usual, *spikes(21)], guard_spike="off") == []
+
+
 def lengths(*values):
     return [{"completions/mean_length": float(value)} for value in values]
 
