@@ -32,7 +32,7 @@ from trl_ablate.run import RunDirectory, write_jsonl
 
 pytestmark = pytest.mark.slow
 
-CASES = int(os.environ.get("TRL_ABLATE_FAULTS", "60"))
+CASES = int(os.environ.get("TRL_ABLATE_FAULTS", "39"))
 STEPS = 5
 ROWS = 9
 """Lines of metrics.jsonl: the steps, and evaluations at 0, 2, 4 and 5."""
