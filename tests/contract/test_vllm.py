@@ -122,7 +122,9 @@ def colocated(tied_model, tmp_path):
 
 
 def forget_the_launcher():
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    """What TRL has set, and what vLLM has made of it: processes started later would inherit it."""
+    launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name in (*launcher, "VLLM_ENABLE_V1_MULTIPROCESSING"):
         os.environ.pop(name, None)
 
 
