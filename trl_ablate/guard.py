@@ -4,9 +4,9 @@ Each rule reads the rows that a run logs, one after the other, and says when som
 Whether that warns, stops the run or does nothing is a setting. The rules look at ratios to the
 run's own past, not at absolute values, so that they mean the same for a 0.4 M and for a 7 B model.
 
-`grad_norm` and `length_fall` are the early warnings: they compare the last steps with what is usual
-since learning set in, and often speak before the reward falls. The others say that something has
-happened.
+`grad_norm` and `length_fall` compare the last steps with what is usual since learning set in. The
+former is an early warning: where instability grows, it speaks long before the reward falls. The
+others say that something has happened.
 """
 
 import math
@@ -57,7 +57,7 @@ class GuardArguments:
     guard_grad_norm_factor: float = _setting(2.0, "Times the usual that gradient norms may be.")
     guard_spike_factor: float = _setting(20.0, "Times the usual that a gradient norm may be.")
     guard_length_fall_errors: float = _setting(
-        2.5, "Standard errors by which responses may be shorter than usual."
+        4.0, "Standard errors by which responses may be shorter than usual."
     )
     guard_length_factor: float = _setting(2.0, "Times shorter or longer that responses may become.")
     guard_entropy_factor: float = _setting(20.0, "Times smaller that entropy may become.")

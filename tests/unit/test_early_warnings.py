@@ -45,12 +45,6 @@ def test_gradient_norms_warn_long_before_the_reward_has_fallen(recorded, seed):
     assert first["reward"] - first["grad_norm"] > 20
 
 
-def test_lengths_warn_where_they_fall_first(recorded):
-    """In one of the three: in the others responses keep their length and become wrong."""
-    first = first_alerts(recorded["breaking", 0])
-    assert first["reward"] - first["length_fall"] > 20
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_neither_warns_in_a_healthy_run(recorded, seed):
     rows = recorded["healthy", seed]

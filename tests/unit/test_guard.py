@@ -103,8 +103,8 @@ def lengths(*values):
 
 def test_responses_that_become_shorter_are_told_and_longer_ones_are_not():
     usual = lengths(*[92, 96, 100, 104, 108] * 6)
-    assert alerts([*usual, *lengths(*[94] * 12)]) == [("length_fall", 40)]
-    assert alerts([*usual, *lengths(*[97] * 12)]) == []
+    assert alerts([*usual, *lengths(*[90] * 12)]) == [("length_fall", 40)]
+    assert alerts([*usual, *lengths(*[93] * 12)]) == []
     assert alerts([*usual, *lengths(*[120] * 12)]) == []
 
 
