@@ -16,7 +16,8 @@ from typing import Any
 from rich.table import Table
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run import append_jsonl, provenance, write_json
+from trl_ablate.provenance import provenance
+from trl_ablate.run import append_jsonl, write_json
 from trl_ablate.terminal import console
 
 SETTINGS = {

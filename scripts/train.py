@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.failures import in_words
+from trl_ablate.provenance import provenance
 from trl_ablate.resuming import changed_settings, check_record, latest_whole_checkpoint, step_of
-from trl_ablate.run import PREEMPTED, RunDirectory, provenance
+from trl_ablate.run import PREEMPTED, RunDirectory
 from trl_ablate.terminal import console, show_end, show_findings, show_recipe
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 
@@ -28,7 +29,7 @@ class _Step:
 
 
 class RecentSteps:
-    """The last `window` GRPO steps and up to `history` before them.
+    """The last `window` GRPO steps and up to `history` before them, and the best reward of all.
 
     Args:
         learned: share of the best reward so far that a step needs to count. Where no reward is
@@ -40,14 +41,14 @@ class RecentSteps:
         self._window = window
         self._learned = learned
         self._steps: deque[_Step] = deque(maxlen=window + history)
-        self._best = -math.inf
+        self.best_reward = -math.inf
 
     def see(self, row: Mapping[str, Any]) -> None:
         """A logged row; one that has a reward begins a GRPO step."""
         reward = finite(row, "reward")
         if reward is not None or not self._steps:
             self._steps.append(_Step(-math.inf if reward is None else reward))
-            self._best = max(self._best, self._steps[-1].reward)
+            self.best_reward = max(self.best_reward, self._steps[-1].reward)
         for metric in self._metrics:
             value = finite(row, metric)
             if value is not None:
@@ -55,7 +56,7 @@ class RecentSteps:
 
     def compared(self, metric: str) -> Compared | None:
         """None until there are twice as many steps with this metric as the window has."""
-        floor = self._learned * max(self._best, 0.0)
+        floor = self._learned * max(self.best_reward, 0.0)
         steps = [
             step.values[metric]
             for step in self._steps
@@ -64,7 +65,7 @@ class RecentSteps:
         late, before = steps[-self._window :], steps[: -self._window]
         if len(before) < self._window:
             return None
-        return Compared(sum(late, []), sum(before, []))
+        return Compared(list(chain.from_iterable(late)), list(chain.from_iterable(before)))
 
 
 def finite(row: Mapping[str, Any], metric: str) -> float | None:

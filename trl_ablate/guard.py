@@ -88,7 +88,7 @@ class GuardArguments:
         if self.guard_history < self.guard_window:
             raise ConfigurationError(
                 f"guard_history {self.guard_history} has to be at least guard_window "
-                f"{self.guard_window}: the usual is a median over it"
+                f"{self.guard_window}: it shows what is usual"
             )
 
 
@@ -126,12 +126,11 @@ class Guard:
         self._first_lengths: list[float] = []
         self._first_entropies: list[float] = []
         self._first_gaps: list[float] = []
-        self._best_reward = -math.inf
         self._held: dict[str, int] = {}
 
     def observe(self, row: Row) -> list[Alert]:
         """The alerts that this row sets off."""
-        if "grad_norm" not in row and "loss" not in row:
+        if GRAD_NORM not in row and "loss" not in row:
             return []
         self._recent.see(row)
         step = int(row.get("step", 0))
@@ -160,7 +159,7 @@ class Guard:
         yield from self._outputs(row)
 
     def _nonfinite(self, row: Row):
-        values = {key: row[key] for key in ("loss", "grad_norm") if key in row}
+        values = {key: row[key] for key in ("loss", GRAD_NORM) if key in row}
         broken = {k: v for k, v in values.items() if v is None or not math.isfinite(v)}
         what = " and ".join(broken) or "loss"
         yield "nonfinite", bool(broken), 1, None, None, f"{what} is not a finite number"
@@ -237,15 +236,15 @@ class Guard:
         reward = row.get("reward")
         if reward is None:
             return
-        self._best_reward = max(self._best_reward, reward)
-        fell = reward * self._arguments.guard_reward_factor < self._best_reward
+        best = self._recent.best_reward
+        fell = reward * self._arguments.guard_reward_factor < best
         yield (
             "reward",
-            fell and self._best_reward > 0,
+            fell and best > 0,
             self._arguments.guard_patience,
             reward,
-            self._best_reward,
-            (f"reward is {reward:.3g}; its best was {self._best_reward:.3g}"),
+            best,
+            (f"reward is {reward:.3g}; its best was {best:.3g}"),
         )
 
     def _sampling(self, row: Row):

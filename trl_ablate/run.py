@@ -17,14 +17,11 @@ import fcntl
 import json
 import math
 import os
-import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,7 +29,6 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.failures import in_words
 from trl_ablate.folders import put_back, where_it_stands
 
-STACK = ("trl-ablate", "trl", "transformers", "torch", "accelerate", "peft", "datasets", "vllm")
 KEYBOARD = "interrupted from the keyboard"
 PREEMPTED = "ended by SIGTERM"
 INTERRUPTED = (KEYBOARD, PREEMPTED)
@@ -42,9 +38,6 @@ MARK = ".running"
 """A file that is there, and locked, while a process is at the run."""
 RESERVE = 1 << 20
 """Its bytes: room for the last words in `run.json`, should the disk fill up."""
-
-DIFF_LIMIT = 100_000
-"""Characters of an uncommitted change that are kept with a run."""
 
 
 @dataclass
@@ -307,45 +300,3 @@ def _line(row: dict[str, Any]) -> str:
         for key, value in row.items()
     }
     return json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def provenance() -> dict[str, Any]:
-    """Where a run comes from: code, versions, machine."""
-    return {
-        "git": git_state(Path(__file__).parent),
-        "versions": {name: found for name in STACK if (found := _version(name))},
-        "python": platform.python_version(),
-        "host": platform.node(),
-        "cpus": os.cpu_count(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
-def git_state(folder: Path) -> dict[str, str] | None:
-    """Commit and uncommitted change of the code that ran; None outside a checkout."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return {"commit": commit.strip(), "diff": (_git(folder, "diff", "HEAD") or "")[:DIFF_LIMIT]}
-
-
-def _git(folder: Path, *words: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", *words],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            errors="replace",
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -8,12 +8,23 @@ import gc
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from trl_ablate import miniature
+from trl_ablate.run import write_jsonl
+
+SMALL = [
+    "recipes/std_dev_off.yaml", "--profile", "miniature", "--generation_batch_size", "16",
+    "--optimizer_batch_size", "16", "--per_device_train_batch_size", "16", "--eval_size", "16",
+    "--grader_workers", "1", "--grader_timeout", "60", "--train_size", "64", "--report_to", "none",
+]  # fmt: skip
+"""A training of small steps that saves and evaluates; how often and how long is left to say."""
 
 PATIENCE = 300
 _SERVER = multiprocessing.get_context("forkserver")
@@ -67,6 +78,16 @@ class Training:
             raise AssertionError("the training hangs\n" + "\n".join(map(_text, self._logs)))
         assert self._process.exitcode is not None
         return Ended(self._process.exitcode, *map(_text, self._logs))
+
+
+def model_and_data(folder: Path) -> tuple[Path, Path]:
+    """The miniature and its sums as files of one's own, enough for `SMALL`."""
+    model, data = folder / "model", folder / "data"
+    shutil.copytree(miniature.build("sft_final", progress=False), model)
+    data.mkdir()
+    for split, size in (("train", 64), ("validation", 16)):
+        write_jsonl(data / f"{split}.jsonl", miniature.problems(split, size, 0))
+    return model, data
 
 
 def _text(file: Path) -> str:

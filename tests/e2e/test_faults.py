@@ -23,12 +23,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.forked_train import Ended, Training
+from tests.e2e.forked_train import SMALL, Ended, Training, model_and_data
 from tests.e2e.test_resume import TIMES
-from trl_ablate import miniature
 from trl_ablate.failures import SENTENCES
 from trl_ablate.resuming import is_whole, latest_whole_checkpoint, step_of
-from trl_ablate.run import RunDirectory, write_jsonl
+from trl_ablate.run import RunDirectory
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +36,9 @@ STEPS = 5
 ROWS = 9
 """Lines of metrics.jsonl: the steps, and evaluations at 0, 2, 4 and 5."""
 
-SMALL = [
-    "recipes/std_dev_off.yaml", "--profile", "miniature", "--generation_batch_size", "16",
-    "--optimizer_batch_size", "16", "--per_device_train_batch_size", "16", "--eval_size", "16",
-    "--grpo_steps", str(STEPS), "--eval_steps", "2", "--save_steps", "1", "--save_total_limit", "2",
-    "--grader_workers", "1", "--grader_timeout", "60", "--train_size", "64", "--report_to", "none",
+WORDS = [
+    *SMALL, "--grpo_steps", str(STEPS), "--eval_steps", "2", "--save_steps", "1",
+    "--save_total_limit", "2",
 ]  # fmt: skip
 
 KINDS = {
@@ -65,7 +62,7 @@ class Case:
         self.data = world / "data"
 
     def start(self, *more: str, sabotage: Callable[[], None] | None = None) -> Training:
-        words = [*SMALL, "--model_name_or_path", str(self.model), "--dataset", str(self.data)]
+        words = [*WORDS, "--model_name_or_path", str(self.model), "--dataset", str(self.data)]
         return Training([*words, "--output_dir", str(self.output), *more], self.folder, sabotage)
 
     def own(self, name: str) -> Path:
@@ -271,10 +268,7 @@ FAULTS: dict[str, tuple[Callable[[Case], Ended], set[str]]] = {
 def world(tmp_path_factory) -> Path:
     """A model, data, the undisturbed run, and runs killed after some of their checkpoints."""
     folder = tmp_path_factory.mktemp("world")
-    shutil.copytree(miniature.build("sft_final", progress=False), folder / "model")
-    (folder / "data").mkdir()
-    for split, size in (("train", 64), ("validation", 16)):
-        write_jsonl(folder / "data" / f"{split}.jsonl", miniature.problems(split, size, 0))
+    model_and_data(folder)
     whole = Case(folder, folder, 0)
     ended = whole.start().wait()
     assert ended.code == 0, ended.stderr

@@ -6,7 +6,6 @@ many steps; a run that leaks shows that each of the comparisons can fail.
 """
 
 import os
-import shutil
 import signal
 import statistics
 import sys
@@ -18,9 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.forked_train import Training
-from trl_ablate import miniature
-from trl_ablate.run import write_jsonl
+from tests.e2e.forked_train import SMALL, Training, model_and_data
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,11 +35,8 @@ CYCLES_APART = 2
 """A rate is measured over this many times `EVERY` steps, so that each has its evaluations."""
 
 WORDS = [
-    "recipes/std_dev_off.yaml", "--profile", "miniature", "--generation_batch_size", "16",
-    "--optimizer_batch_size", "16", "--per_device_train_batch_size", "16", "--eval_size", "16",
-    "--eval_steps", str(EVERY), "--save_steps", str(EVERY), "--save_total_limit", str(KEPT),
-    "--max_completion_length", "16", "--grader_workers", "1", "--grader_timeout", "60",
-    "--train_size", "64", "--report_to", "none",
+    *SMALL, "--eval_steps", str(EVERY), "--save_steps", str(EVERY),
+    "--save_total_limit", str(KEPT), "--max_completion_length", "16",
 ]  # fmt: skip
 
 
@@ -84,15 +78,10 @@ FLAT = {
 
 def watched(folder: Path, steps: int, sabotage: Callable[[], None] | None = None) -> list[Sample]:
     """A training to its end, sampled at each row that it logs, as far as one can keep up."""
-    shutil.copytree(miniature.build("sft_final", progress=False), folder / "model")
-    for split, size in (("train", 64), ("validation", 16)):
-        write_jsonl(folder / f"{split}.jsonl", miniature.problems(split, size, 0))
-    (folder / "data").mkdir()
-    for file in folder.glob("*.jsonl"):
-        file.rename(folder / "data" / file.name)
+    model, data = model_and_data(folder)
     run = folder / "run"
     words = [*WORDS, "--grpo_steps", str(steps), "--output_dir", str(run)]
-    words += ["--model_name_or_path", str(folder / "model"), "--dataset", str(folder / "data")]
+    words += ["--model_name_or_path", str(model), "--dataset", str(data)]
     training = Training(words, folder, sabotage)
     samples, deadline = [], time.monotonic() + PATIENCE
     while training.alive:

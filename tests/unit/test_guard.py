@@ -108,10 +108,15 @@ def test_responses_that_become_shorter_are_told_and_longer_ones_are_not():
     assert alerts([*usual, *lengths(*[120] * 12)]) == []
 
 
-@pytest.mark.parametrize(("rule", "bad"), [("grad_norm", 9.0), ("length_fall", 50.0)])
-def test_an_early_warning_can_be_silenced_or_stop(rule, bad):
-    metric = {"grad_norm": "grad_norm", "length_fall": "completions/mean_length"}[rule]
-    rows = [*lengths(*[99, 101] * 10), *[{metric: bad}] * 6]
+@pytest.mark.parametrize(
+    ("rule", "bad"),
+    [
+        ("grad_norm", {"grad_norm": 9.0}),
+        ("length_fall", {"completions/mean_length": 50.0}),
+    ],
+)
+def test_an_early_warning_can_be_silenced(rule, bad):
+    rows = [*lengths(*[99, 101] * 10), *[bad] * 6]
     settings = {f"guard_{name}": "off" for name in ("length", "reward")}
     assert [name for name, _ in alerts(rows, **settings)] == [rule]
     assert alerts(rows, **settings, **{f"guard_{rule}": "off"}) == []

@@ -8,7 +8,8 @@ import pytest
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.config import AblationConfig
 from trl_ablate.hub.masking import MASK, Masker, known_secrets
-from trl_ablate.run import RunDirectory, git_state
+from trl_ablate.provenance import git_state
+from trl_ablate.run import RunDirectory
 from trl_ablate.shipped import SHIPPED
 from trl_ablate.strict import parse_yaml
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from trl_ablate.hub.masking import Masker, known_secrets
-from trl_ablate.run import RunDirectory, git_state
+from trl_ablate.provenance import git_state
+from trl_ablate.run import RunDirectory
 from trl_ablate.study.engines import REPOSITORY, Job
 from trl_ablate.study.engines.local import LocalProcess
 
