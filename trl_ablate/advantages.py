@@ -49,8 +49,9 @@ def compute_advantages(
         an ungraded completion has advantage 0 and takes no part in any mean or deviation;
         equal rewards have a deviation of exactly 0 and leave a difference of exactly 0 from their
         mean, whatever fp32 makes of that mean;
-        where the deviation is 0 or undefined (fewer than two graded), a scaled advantage is 0: such
-        a group says nothing about which completion was better;
+        where all graded rewards are equal, or fewer than two are graded, a scaled advantage is 0:
+        such a group says nothing about which completion was better. Rewards so close that their
+        deviation underflows are divided by `eps` alone, and if that is 0, too, have advantage 0;
         leave-one-out of a group with a single graded completion is 0, as there are no others.
     """
     if rewards_N.numel() % num_generations:
@@ -60,8 +61,10 @@ def compute_advantages(
     rewards_PG = rewards_N.reshape(-1, num_generations)
     advantages_PG = rewards_PG - _baseline(rewards_PG, baseline)
     if scale != "none":
-        std = _std(rewards_PG, dim=_dim(scale))
-        advantages_PG = torch.where(std > 0, advantages_PG / (std + eps), 0.0)
+        dim = _dim(scale)
+        low, high = _range(rewards_PG, dim)
+        divisor = _std(rewards_PG, dim) + eps
+        advantages_PG = torch.where((low < high) & (divisor > 0), advantages_PG / divisor, 0.0)
     return torch.nan_to_num(advantages_PG, nan=0.0).reshape(-1)
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trl_ablate.advantages import compute_advantages
@@ -131,6 +131,7 @@ def test_leave_one_out_is_the_group_mean_stretched(rewards):
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @given(rewards=rewards_of_two_groups)
+@example(rewards=torch.tensor([0.0, 0.0, 0.0, 6.8e-38, 0.0, 0.0, 0.0, 1.0]))  # deviation: 0
 @settings(deadline=None)
 def test_equals_trl_to_the_bit_where_no_group_is_constant(scale, rewards):
     from trl.trainer.utils import nanstd
@@ -146,6 +147,12 @@ def test_equals_trl_to_the_bit_where_no_group_is_constant(scale, rewards):
     theirs = rewards - torch.nanmean(groups, dim=1).repeat_interleave(4)
     theirs = theirs if scale == "none" else theirs / (std + 1e-4)
     assert torch.equal(compute_advantages(rewards, 4, scale=scale), theirs)
+
+
+def test_a_deviation_that_underflows_divides_by_nothing():
+    close = torch.tensor([0.0, 0.0, 0.0, 6.8e-38])
+    assert compute_advantages(close, 4, eps=0.0).tolist() == [0.0] * 4
+    assert compute_advantages(close, 4, eps=1.0)[3] > 0
 
 
 def test_rows_that_are_no_whole_groups_are_refused():
