@@ -1,6 +1,7 @@
 """`scripts/bench.py`: every mode measures what it says, and ours is the same step, only faster."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -12,11 +13,12 @@ pytestmark = pytest.mark.slow
 
 
 def bench(tmp_path, *words):
-    """The JSON that a mode writes, its rows by name."""
+    """The JSON that a mode writes, its rows by name; on every core, as in a user's shell."""
     output = tmp_path / "bench.json"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
         [sys.executable, "scripts/bench.py", *map(str, words), "--output", str(output)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=600,
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(output.read_text("utf-8"))
@@ -44,10 +46,10 @@ def test_uniform_lengths_cost_nothing_extra(tmp_path):
 
 
 def test_one_shot_evaluation_grades_the_same_in_less_time(tmp_path):
-    rows, facts = bench(tmp_path, "eval", "--prompts", 256, "--rounds", 1)
+    rows, facts = bench(tmp_path, "eval", "--prompts", 512)
     assert rows["stock TRL, batch of 8"]["ratio to ours"] > 5
     assert rows["stock TRL, batch of 64"]["ratio to ours"] > 1.5
-    assert facts["completions that both said"] > 240
+    assert facts["completions that both said"] > 480
     assert facts["of them with another reward"] == 0
 
 
