@@ -79,12 +79,7 @@ def upper(values: Sequence[float]) -> float:
     return statistics.quantiles(values, n=10, method="inclusive")[6]
 
 
-def fall_in_errors(late: Sequence[float], usual: Sequence[float]) -> float:
-    """By how many standard errors the mean of `late` is below that of `usual`.
-
-    The errors are of independent values with the standard deviation (ddof 1) of `usual`. 0 where
-    all of `usual` are equal.
-    """
-    spread = statistics.stdev(usual)
-    error = spread * math.sqrt(1 / len(late) + 1 / len(usual))
-    return (statistics.fmean(usual) - statistics.fmean(late)) / error if error > 0 else 0.0
+def least_mean(values: Sequence[float], window: int) -> float:
+    """The least mean of `window` consecutive values; of all of them, where they are fewer."""
+    starts = range(max(1, len(values) - window + 1))
+    return min(statistics.fmean(values[start : start + window]) for start in starts)

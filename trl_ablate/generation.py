@@ -136,6 +136,17 @@ def truncation_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> di
     return {f"completions/{name}": value.item() for name, value in values.items()}
 
 
+def length_spread(lengths_N: torch.Tensor, num_generations: int) -> float:
+    """How far responses to one question differ in length: the standard deviation (ddof 1) of a
+    group's lengths, averaged over the groups, as a share of the mean length (0 if all are empty).
+
+    Groups are consecutive. Which questions are asked does not move it, as it does the mean length.
+    """
+    lengths_N = lengths_N.float()
+    deviations_G = lengths_N.view(-1, num_generations).std(dim=1)
+    return (deviations_G.mean() / lengths_N.mean().clamp(min=1)).item()
+
+
 class CompletionCriteria(StoppingCriteria):
     """A criterion that sees the completion alone, and only once it is longer than a minimum."""
 

@@ -4,9 +4,10 @@ Each rule reads the rows that a run logs, one after the other, and says when som
 Whether that warns, stops the run or does nothing is a setting. The rules look at ratios to the
 run's own past, not at absolute values, so that they mean the same for a 0.4 M and for a 7 B model.
 
-`grad_norm` and `length_fall` compare the last steps with what is usual since learning set in. The
-former is an early warning: where instability grows, it speaks long before the reward falls. The
-others say that something has happened.
+`grad_norm` and `length_spread` are early warnings: where instability grows, they speak before the
+reward has fallen. They compare the last steps with those since learning set in. As a policy learns,
+its responses to one question grow alike; where they come to differ in length again, it is losing
+what it had learned. The other rules say that something has happened.
 """
 
 import math
@@ -16,11 +17,12 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
-from trl_ablate.early_warnings import RecentSteps, fall_in_errors, upper
+from trl_ablate.early_warnings import RecentSteps, least_mean, upper
 from trl_ablate.errors import ConfigurationError
 
 GRAD_NORM = "grad_norm"
 LENGTH = "completions/mean_length"
+LENGTH_SPREAD = "completions/length_spread"
 
 Action = Literal["off", "warn", "stop"]
 Row = Mapping[str, Any]
@@ -37,7 +39,9 @@ class GuardArguments:
     guard_nonfinite: Action = _setting("stop", "Loss or gradient norm is NaN or infinite.")
     guard_grad_norm: Action = _setting("warn", "Gradient norms of late are above what is usual.")
     guard_spike: Action = _setting("warn", "A gradient norm is far above what is usual.")
-    guard_length_fall: Action = _setting("warn", "Responses become shorter than is usual.")
+    guard_length_spread: Action = _setting(
+        "warn", "Responses to one question differ more in length than they did."
+    )
     guard_length: Action = _setting(
         "warn", "Responses become much shorter or longer than at first."
     )
@@ -56,8 +60,11 @@ class GuardArguments:
     guard_patience: int = _setting(3, "Steps in a row that a rule must hold to speak.")
     guard_grad_norm_factor: float = _setting(2.0, "Times the usual that gradient norms may be.")
     guard_spike_factor: float = _setting(20.0, "Times the usual that a gradient norm may be.")
-    guard_length_fall_errors: float = _setting(
-        4.0, "Standard errors by which responses may be shorter than usual."
+    guard_length_spread_factor: float = _setting(
+        2.0, "Times its least that the spread of lengths in a group may be."
+    )
+    guard_length_spread_least: float = _setting(
+        0.01, "Share of the mean length that the least spread counts as, where it is smaller."
     )
     guard_length_factor: float = _setting(2.0, "Times shorter or longer that responses may become.")
     guard_entropy_factor: float = _setting(20.0, "Times smaller that entropy may become.")
@@ -73,12 +80,11 @@ class GuardArguments:
     guard_no_variance_steps: int = _setting(20, "Steps in a row without any variance.")
 
     def __post_init__(self):
-        for name in ("grad_norm", "spike", "length", "entropy", "reward", "sampling"):
-            factor = getattr(self, f"guard_{name}_factor")
-            if factor <= 1:
+        for name, value in vars(self).items():
+            rule = name.removesuffix("_factor")
+            if name.startswith("guard_") and rule != name and value <= 1:
                 raise ConfigurationError(
-                    f"guard_{name}_factor is {factor}; it has to be more than 1 (off: "
-                    f"guard_{name}: off)"
+                    f"{name} is {value}; it has to be more than 1 (off: {rule}: off)"
                 )
         if self.guard_window < 2 or self.guard_patience < 1:
             raise ConfigurationError(
@@ -118,7 +124,7 @@ class Guard:
     def __init__(self, arguments: GuardArguments):
         self._arguments = arguments
         self._recent = RecentSteps(
-            (GRAD_NORM, LENGTH),
+            (GRAD_NORM, LENGTH_SPREAD),
             arguments.guard_window,
             arguments.guard_history,
             arguments.guard_learned,
@@ -151,7 +157,7 @@ class Guard:
         """(rule, whether it holds now, its patience, value, reference, sentence)."""
         yield from self._nonfinite(row)
         yield from self._grad_norm()
-        yield from self._length_fall()
+        yield from self._length_spread()
         yield from self._length(row)
         yield from self._entropy(row)
         yield from self._reward(row)
@@ -185,18 +191,19 @@ class Guard:
                 f"the gradient norm is {last:.3g}; up to {usual:.3g} is usual",
             )
 
-    def _length_fall(self):
-        lengths = self._recent.compared(LENGTH)
-        if lengths is not None:
-            late, usual = fmean(lengths.late), fmean(lengths.usual)
-            errors = fall_in_errors(lengths.late, lengths.usual)
+    def _length_spread(self):
+        spreads = self._recent.compared(LENGTH_SPREAD)
+        if spreads is not None:
+            arguments = self._arguments
+            late, least = fmean(spreads.late), least_mean(spreads.usual, arguments.guard_window)
+            limit = max(least, arguments.guard_length_spread_least)
             yield (
-                "length_fall",
-                errors > self._arguments.guard_length_fall_errors,
+                "length_spread",
+                late > arguments.guard_length_spread_factor * limit,
                 1,
                 late,
-                usual,
-                f"responses have {late:.1f} tokens of late; {usual:.1f} are usual",
+                least,
+                f"responses to one question differ in length by {late:.1%}; it was {least:.1%}",
             )
 
     def _length(self, row: Row):

@@ -44,7 +44,12 @@ from trl_ablate.callbacks import GRPOStepClock
 from trl_ablate.config import AblationConfig
 from trl_ablate.engine import engine_as_configured, replaced
 from trl_ablate.evaluation import evaluate_one_shot
-from trl_ablate.generation import StopStrings, backend_generation_kwargs, truncation_metrics
+from trl_ablate.generation import (
+    StopStrings,
+    backend_generation_kwargs,
+    length_spread,
+    truncation_metrics,
+)
 from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means, ratio_sums, sequence_log_ratio
 from trl_ablate.mismatch import MismatchCorrection
 from trl_ablate.phases import StepPhases
@@ -243,17 +248,22 @@ class AblationTrainer(GRPOTrainer):
     def _generate(self, prompts: list):
         generated = super()._generate(prompts)
         self._completion_ids = generated[1]
-        self._count_only_special(generated[1])
+        if self.model.training:
+            self._describe_completions(generated[1])
         if self.stop.strings:
             self._correct_truncation_metrics(generated[1])
         return generated
 
-    def _count_only_special(self, completion_ids: list[list[int]]) -> None:
-        special = set(self._tokenizer.all_special_ids)
-        mine = [special.issuperset(ids) for ids in completion_ids]
-        counted: Any = self.accelerator.gather(torch.tensor(mine, device=self.accelerator.device))
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        metrics["completions/only_special"].append(counted.float().mean().item())
+    def _describe_completions(self, completion_ids: list[list[int]]) -> None:
+        """What TRL does not tell of the rollouts, over all processes."""
+        special, device = set(self._tokenizer.all_special_ids), self.accelerator.device
+        only_special = torch.tensor([special.issuperset(ids) for ids in completion_ids])
+        lengths = torch.tensor([len(ids) for ids in completion_ids])
+        gathered: Any = self.accelerator.gather((only_special.to(device), lengths.to(device)))
+        group: Any = self.num_generations
+        metrics = self._metrics["train"]
+        metrics["completions/only_special"].append(gathered[0].float().mean().item())
+        metrics["completions/length_spread"].append(length_spread(gathered[1], group))
 
     def _correct_truncation_metrics(self, completion_ids: list[list[int]]) -> None:
         """TRL counts as terminated only what ends in EOS; a stop string terminates as well."""

@@ -11,6 +11,7 @@ HEALTHY = {
     "loss": 0.1,
     "grad_norm": 1.0,
     "completions/mean_length": 100.0,
+    "completions/length_spread": 0.1,
     "entropy": 1.0,
     "reward": 0.5,
     "completions/only_special": 0.0,
@@ -33,6 +34,7 @@ def test_a_healthy_run_is_left_in_peace():
         {
             "grad_norm": 1 + 0.8 * math.sin(i),
             "completions/mean_length": 100 + 30 * math.sin(i),
+            "completions/length_spread": 0.1 + 0.05 * math.sin(i),
             "entropy": 1.0 / (1 + i / 20),
             "reward": 0.5 + 0.2 * math.sin(i),
         }
@@ -101,25 +103,36 @@ def lengths(*values):
     return [{"completions/mean_length": float(value)} for value in values]
 
 
-def test_responses_that_become_shorter_are_told_and_longer_ones_are_not():
-    usual = lengths(*[92, 96, 100, 104, 108] * 6)
-    assert alerts([*usual, *lengths(*[90] * 12)]) == [("length_fall", 40)]
-    assert alerts([*usual, *lengths(*[93] * 12)]) == []
-    assert alerts([*usual, *lengths(*[120] * 12)]) == []
+def spreads(*values):
+    return [{"completions/length_spread": value} for value in values]
+
+
+def test_groups_whose_lengths_come_to_differ_again_are_told():
+    learns = spreads(*[0.1 - i / 500 for i in range(40)])  # 0.031 is the least mean of ten
+    assert alerts(learns) == []
+    assert alerts([*learns, *spreads(*[0.06] * 20)]) == []
+    assert alerts([*learns, *spreads(*[0.07] * 20)]) == [("length_spread", 50)]
+
+
+def test_the_least_spread_is_not_taken_for_less_than_a_hundredth_of_the_length():
+    alike = spreads(*[0.0] * 30)
+    assert alerts([*alike, *spreads(*[0.019] * 20)]) == []
+    assert alerts([*alike, *spreads(*[0.021] * 20)]) == [("length_spread", 40)]
+    least = {"guard_length_spread_least": 0.005}
+    assert alerts([*alike, *spreads(*[0.019] * 20)], **least) == [("length_spread", 36)]
 
 
 @pytest.mark.parametrize(
     ("rule", "bad"),
     [
         ("grad_norm", {"grad_norm": 9.0}),
-        ("length_fall", {"completions/mean_length": 50.0}),
+        ("length_spread", {"completions/length_spread": 0.5}),
     ],
 )
 def test_an_early_warning_can_be_silenced(rule, bad):
-    rows = [*lengths(*[99, 101] * 10), *[bad] * 6]
-    settings = {f"guard_{name}": "off" for name in ("length", "reward")}
-    assert [name for name, _ in alerts(rows, **settings)] == [rule]
-    assert alerts(rows, **settings, **{f"guard_{rule}": "off"}) == []
+    rows = [*[{}] * 20, *[bad] * 6]
+    assert [name for name, _ in alerts(rows)] == [rule]
+    assert alerts(rows, **{f"guard_{rule}": "off"}) == []
 
 
 def test_steps_before_learning_set_in_are_not_usual():
@@ -155,6 +168,7 @@ def test_the_alert_carries_the_numbers():
     "wrong",
     [
         {"guard_length_factor": 1.0},
+        {"guard_length_spread_factor": 1.0},
         {"guard_window": 1},
         {"guard_history": 9},
         {"guard_patience": 0},

@@ -5,7 +5,7 @@ import torch
 
 from trl_ablate import miniature
 from trl_ablate.engine import engine_seed
-from trl_ablate.generation import StopStrings, truncation_metrics
+from trl_ablate.generation import StopStrings, length_spread, truncation_metrics
 
 TOKENIZER = miniature.tokenizer()
 
@@ -57,6 +57,13 @@ def test_truncation_metrics():
     assert metrics["completions/mean_terminated_length"] == 4
     none = truncation_metrics(torch.tensor([9]), torch.tensor([True]))
     assert none["completions/max_terminated_length"] == 0
+
+
+def test_the_spread_of_lengths_is_that_within_groups():
+    lengths = torch.tensor([3, 5, 10, 10])  # deviations 2 ** 0.5 and 0, mean length 7
+    assert length_spread(lengths, 2) == pytest.approx(2**0.5 / 2 / 7)
+    assert length_spread(torch.tensor([3, 3, 10, 10]), 2) == 0
+    assert length_spread(torch.tensor([0, 0, 0, 0]), 2) == 0
 
 
 def test_engine_seeds_are_all_different():
