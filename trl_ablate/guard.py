@@ -61,7 +61,7 @@ class GuardArguments:
     guard_grad_norm_factor: float = _setting(2.0, "Times the usual that gradient norms may be.")
     guard_spike_factor: float = _setting(20.0, "Times the usual that a gradient norm may be.")
     guard_length_spread_factor: float = _setting(
-        2.0, "Times its least that the spread of lengths in a group may be."
+        1.75, "Times its least that the spread of lengths in a group may be."
     )
     guard_length_spread_least: float = _setting(
         0.01, "Share of the mean length that the least spread counts as, where it is smaller."

@@ -110,16 +110,16 @@ def spreads(*values):
 def test_groups_whose_lengths_come_to_differ_again_are_told():
     learns = spreads(*[0.1 - i / 500 for i in range(40)])  # 0.031 is the least mean of ten
     assert alerts(learns) == []
-    assert alerts([*learns, *spreads(*[0.06] * 20)]) == []
-    assert alerts([*learns, *spreads(*[0.07] * 20)]) == [("length_spread", 50)]
+    assert alerts([*learns, *spreads(*[0.05] * 20)]) == []
+    assert alerts([*learns, *spreads(*[0.055] * 20)]) == [("length_spread", 50)]
 
 
 def test_the_least_spread_is_not_taken_for_less_than_a_hundredth_of_the_length():
     alike = spreads(*[0.0] * 30)
-    assert alerts([*alike, *spreads(*[0.019] * 20)]) == []
-    assert alerts([*alike, *spreads(*[0.021] * 20)]) == [("length_spread", 40)]
+    assert alerts([*alike, *spreads(*[0.017] * 20)]) == []
+    assert alerts([*alike, *spreads(*[0.018] * 20)]) == [("length_spread", 40)]
     least = {"guard_length_spread_least": 0.005}
-    assert alerts([*alike, *spreads(*[0.019] * 20)], **least) == [("length_spread", 36)]
+    assert alerts([*alike, *spreads(*[0.017] * 20)], **least) == [("length_spread", 36)]
 
 
 @pytest.mark.parametrize(
