@@ -34,7 +34,7 @@ def test_the_training_phase_is_the_same_in_less_time(tmp_path):
 
 
 def test_the_correction_costs_no_forward_pass_of_its_own(tmp_path):
-    rows, facts = bench(tmp_path, "train", "--corrected", "--rows", 32, "--rounds", 1)
+    rows, facts = bench(tmp_path, "train", "--corrected", "--rows", 32, "--rounds", 2)
     assert facts["gradient norms, relative"] < 1e-5
     assert rows["trl_ablate"]["s/step"] < rows["trl_ablate, extra forward"]["s/step"] / 1.1
 
