@@ -9,16 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trl_ablate.config import AblationConfig, TaskArguments
+    from trl_ablate.config import AblationConfig
     from trl_ablate.errors import ConfigurationError
     from trl_ablate.recipe import load_recipe
+    from trl_ablate.task import TaskArguments
     from trl_ablate.trainer import AblationTrainer
 
 _HOMES = {
     "AblationConfig": "trl_ablate.config",
     "AblationTrainer": "trl_ablate.trainer",
     "ConfigurationError": "trl_ablate.errors",
-    "TaskArguments": "trl_ablate.config",
+    "TaskArguments": "trl_ablate.task",
     "load_recipe": "trl_ablate.recipe",
 }
 

@@ -17,13 +17,13 @@ from transformers import (
 from trl import get_peft_config, get_quantization_config
 
 from trl_ablate import miniature
-from trl_ablate.config import TaskArguments
 from trl_ablate.data import load_questions, to_prompts
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN
 from trl_ablate.loading import check_model, is_adapter, load_tokenizer, looked_at_again, told
 from trl_ablate.recipe import Resolved
 from trl_ablate.rewards import MathGrader, build_rewards
+from trl_ablate.task import TaskArguments
 from trl_ablate.trainer import AblationTrainer
 
 MINIATURE = "miniature"

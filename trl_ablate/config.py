@@ -1,19 +1,19 @@
-"""The switches: `AblationConfig` over TRL's `GRPOConfig`, and `TaskArguments` for data and reward.
+"""The switches: `AblationConfig` over TRL's `GRPOConfig`.
 
 The defaults of the new fields leave stock TRL as it is. What a switch means is said in its `help`,
 the values it takes in its `Literal`, each once: the command line, the validation and the README
-read them here. Deliberately not here: anything about files, layers or profiles (`recipe.py`).
+read them here. Deliberately not here: data and reward (`task.py`), and anything about files, layers
+or profiles (`recipe.py`).
 """
 
 import os
-import re
-from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Literal
 
 from trl import GRPOConfig
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.templates import PromptStyle, TemplateName
+from trl_ablate.settings import choices, setting
 
 Baseline = Literal["group_mean", "none", "leave_one_out", "batch_mean"]
 Scale = Literal["group", "batch", "none"]
@@ -45,104 +45,100 @@ COUNTS = (
 """What batches are divided by."""
 
 
-def _switch(default, text: str):
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass
 class AblationConfig(GRPOConfig):
     """`GRPOConfig` with every choice of GRPO as a switch. Each field's `help` says what it does."""
 
-    baseline: Baseline = _switch("group_mean", "What is subtracted from the reward.")
-    advantage_eps: float = _switch(
+    baseline: Baseline = setting("group_mean", "What is subtracted from the reward.")
+    advantage_eps: float = setting(
         1e-4, "Added to the standard deviation that the advantage is divided by."
     )
-    surrogate: Surrogate | None = _switch(
+    surrogate: Surrogate | None = setting(
         None,
         "Policy objective per token: min(rA, clip(r)A), rA, or A log pi. Null: the loss type's "
         "own.",
     )
-    length_norm: LengthNorm | None = _switch(
+    length_norm: LengthNorm | None = setting(
         None,
         "What the summed token loss is divided by: the sequence's own length, a constant, the "
         "longest completion in the microbatch, or all tokens of the optimizer step. Null: the "
         "loss type's own.",
     )
-    length_norm_constant: float | None = _switch(
+    length_norm_constant: float | None = setting(
         None, "Divisor of length_norm 'constant'. Null: max_completion_length."
     )
-    grpo_steps: int | None = _switch(
+    grpo_steps: int | None = setting(
         None,
         "Rollout batches to train on. Sets max_steps (optimizer steps) where that is not given.",
     )
-    optimizer_batch_size: int | None = _switch(
+    optimizer_batch_size: int | None = setting(
         None,
         "Completions per optimizer step, over all processes. Sets gradient_accumulation_steps.",
     )
-    trim_microbatches: bool = _switch(
+    trim_microbatches: bool = setting(
         True, "Cut each microbatch to its own longest prompt and completion; same gradient."
     )
-    regroup_by_length: bool = _switch(
+    regroup_by_length: bool = setting(
         True,
         "Deal the rows of an optimizer step to its microbatches by length; same gradient, and "
         "off where a row's share of the loss depends on its neighbours.",
     )
-    reuse_forward: bool = _switch(
+    reuse_forward: bool = setting(
         True,
         "With vLLM and one optimizer step per rollout batch, take the importance correction's "
         "log-probabilities from the training's forward pass instead of one of their own; same "
         "gradient.",
     )
-    stop: list[str] | None = _switch(
+    stop: list[str] | None = setting(
         None, "Strings that end a completion and stay in it, on every generation backend."
     )
-    min_tokens: int = _switch(
+    min_tokens: int = setting(
         0, "Tokens a completion has before it may end, on every generation backend."
     )
-    eval_temperature: float | None = _switch(
+    eval_temperature: float | None = setting(
         None, "Sampling temperature of evaluation; 0 is greedy. Null: as in training."
     )
-    eval_top_p: float | None = _switch(
+    eval_top_p: float | None = setting(
         None, "Top-p of evaluation's sampling, 1 for none. Null: as in training."
     )
-    num_rollouts_saved: int = _switch(16, "Rollouts written to disk at every evaluation.")
-    best_metric: str = _switch(
+    num_rollouts_saved: int = setting(16, "Rollouts written to disk at every evaluation.")
+    best_metric: str = setting(
         "eval_reward", "Metric whose best evaluation is kept as a checkpoint."
     )
-    log_memory: bool = _switch(
+    log_memory: bool = setting(
         True, "Log the peak of memory after the rollout and after the update of every step."
     )
-    arm: str | None = _switch(None, "Name of the arm: a key to group runs by.")
-    study: str | None = _switch(None, "Name of the study: a key to group runs by.")
+    arm: str | None = setting(None, "Name of the arm: a key to group runs by.")
+    study: str | None = setting(None, "Name of the study: a key to group runs by.")
 
     # TRL's own fields, redeclared where it takes any text although only some has a meaning.
-    loss_type: LossType | None = _switch(
+    loss_type: LossType | None = setting(
         None,
         "TRL's loss type. Null: the one the length norm rides on, or else TRL's default, dapo.",
     )
-    scale_rewards: Scale = _switch(
+    scale_rewards: Scale = setting(
         "group", "What the advantage is divided by: the group's or the batch's unbiased std, or 1."
     )
-    importance_sampling_level: Literal["token", "sequence"] = _switch(
+    importance_sampling_level: Literal["token", "sequence"] = setting(
         "token", "One importance ratio per token, or one per sequence (GSPO)."
     )
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = _switch(
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = setting(
         "sum_then_normalize", "Sum the reward functions, then normalise; or the other way (GDPO)."
     )
-    vllm_mode: Literal["colocate", "server"] = _switch(
+    vllm_mode: Literal["colocate", "server"] = setting(
         "colocate", "vLLM inside the training process, or behind a server."
     )
-    vllm_model_impl: Literal["vllm", "transformers", "auto"] = _switch(
+    vllm_model_impl: Literal["vllm", "transformers", "auto"] = setting(
         "vllm", "Which implementation of the model vLLM runs."
     )
     vllm_importance_sampling_mode: Literal[
         "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
-    ] = _switch(
+    ] = setting(
         "sequence_mask",
         "How the mismatch between vLLM's and the trainer's probabilities is corrected.",
     )
-    eval_steps: float | None = _switch(None, "GRPO steps (rollout batches) between evaluations.")
-    save_steps: float = _switch(500, "GRPO steps (rollout batches) between checkpoints.")
+    eval_steps: float | None = setting(None, "GRPO steps (rollout batches) between evaluations.")
+    save_steps: float = setting(500, "GRPO steps (rollout batches) between checkpoints.")
 
     def __post_init__(self):
         if isinstance(self.scale_rewards, bool):  # TRL's older way to say it
@@ -325,89 +321,3 @@ class AblationConfig(GRPOConfig):
                 f"eval_temperature 0 is greedy, so that the {samples} samples of a prompt would be "
                 "the same; set num_generations_eval to 1, or a higher eval_temperature"
             )
-
-
-@dataclass
-class TaskArguments:
-    """What is trained on and how it is graded: the start, the data, the prompt and the reward."""
-
-    start: str = _switch(
-        "base", "Model that training starts from: model_name_or_path, or an entry of starts."
-    )
-    starts: dict[str, str] | None = _switch(
-        None, "Model id or folder of every other start, such as sft_early; a profile gives them."
-    )
-    learning_rate_scale: float = _switch(
-        1.0, "The learning rate of a recipe is multiplied by it; a profile sets it for its model."
-    )
-    dataset: str = _switch(
-        "math", "math, gsm8k, miniature, a Hub id, or a path to JSONL or Parquet files."
-    )
-    dataset_config: str | None = _switch(None, "Configuration of a Hub dataset.")
-    train_split: str = _switch("train", "Split to train on.")
-    eval_split: str | None = _switch(None, "Split to evaluate on. Null: the dataset's usual one.")
-    question_column: str | None = _switch(
-        None, "Column of the question. Null: the dataset's usual."
-    )
-    answer_column: str | None = _switch(
-        None, "Column of the gold answer. Null: the dataset's usual."
-    )
-    train_size: int | None = _switch(None, "Questions to train on. Null: all.")
-    eval_size: int | None = _switch(
-        1024, "Questions to evaluate on, the same ones in every run. Null: all."
-    )
-    eval_sets: dict[str, str] | None = _switch(
-        None,
-        "Further sets to evaluate on, name: dataset, each with eval_size questions of its usual "
-        "split and columns; their metrics are eval_<name>_reward and so on.",
-    )
-    subset_seed: int = _switch(0, "Seed that draws train_size and eval_size questions.")
-    levels: list[str] | None = _switch(None, "Keep these difficulty levels only.")
-    subjects: list[str] | None = _switch(None, "Keep these subjects only.")
-    max_prompt_length: int | None = _switch(
-        None, "Prompts with more tokens are reported, with their number."
-    )
-    skip_bad_rows: bool = _switch(False, "Count unreadable rows instead of stopping at the first.")
-    template: TemplateName = _switch(
-        "r1_zero", "Prompt, stop strings and reward, which belong together."
-    )
-    prompt_style: PromptStyle = _switch(
-        "full", "The template's full text, or the few words that suit the miniature."
-    )
-    reward: TemplateName | None = _switch(
-        None, "Reward of another template. Null: the template's own."
-    )
-    eos_penalty: float = _switch(
-        0.0, "Subtracted from the reward of completions that stack end-of-sequence tokens."
-    )
-    grader_workers: int = _switch(2, "Processes that compare answers, per training process.")
-    grader_timeout: float = _switch(1.0, "Seconds that one comparison of two answers may take.")
-    on_timeout: Literal["none", "zero"] = _switch(
-        "none", "A comparison that takes longer leaves its completion ungraded, or wrong."
-    )
-
-    def __post_init__(self):
-        if self.learning_rate_scale <= 0:
-            raise ConfigurationError(
-                f"learning_rate_scale is {self.learning_rate_scale}; it has to be positive"
-            )
-        for name, source in (self.eval_sets or {}).items():
-            named = re.fullmatch(r"\w+", name) and name != "main"
-            if not named or not isinstance(source, str) or not source:
-                raise ConfigurationError(
-                    f"eval_sets has {name!r}: {source!r}; give a name of letters, digits and _ "
-                    "other than main, and a dataset: math, gsm8k, miniature, a Hub id, or a path"
-                )
-
-
-def choices(hint) -> tuple:
-    """The values a `Literal`, or a union of one with None, allows; empty for any other type."""
-    if hint is None or hint is type(None):
-        return ()
-    parts = get_args(hint)
-    if not parts:
-        return ()
-    if all(not isinstance(part, type) and not get_args(part) for part in parts):
-        return parts
-    literals = [value for part in parts for value in choices(part)]
-    return (*literals, None) if literals and type(None) in parts else tuple(literals)

@@ -13,12 +13,13 @@ what it had learned. The other rules say that something has happened.
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
 from trl_ablate.early_warnings import RecentSteps, least_mean, upper
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.settings import setting
 
 GRAD_NORM = "grad_norm"
 LENGTH = "completions/mean_length"
@@ -28,56 +29,48 @@ Action = Literal["off", "warn", "stop"]
 Row = Mapping[str, Any]
 
 
-def _setting(default, text: str):
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass
 class GuardArguments:
     """What each rule of the guard does, and its thresholds."""
 
-    guard_nonfinite: Action = _setting("stop", "Loss or gradient norm is NaN or infinite.")
-    guard_grad_norm: Action = _setting("warn", "Gradient norms of late are above what is usual.")
-    guard_spike: Action = _setting("warn", "A gradient norm is far above what is usual.")
-    guard_length_spread: Action = _setting(
+    guard_nonfinite: Action = setting("stop", "Loss or gradient norm is NaN or infinite.")
+    guard_grad_norm: Action = setting("warn", "Gradient norms of late are above what is usual.")
+    guard_spike: Action = setting("warn", "A gradient norm is far above what is usual.")
+    guard_length_spread: Action = setting(
         "warn", "Responses to one question differ more in length than they did."
     )
-    guard_length: Action = _setting(
-        "warn", "Responses become much shorter or longer than at first."
-    )
-    guard_entropy: Action = _setting("warn", "Entropy falls to a fraction of what it was at first.")
-    guard_reward: Action = _setting("warn", "The reward falls far below its best.")
-    guard_special_tokens: Action = _setting("warn", "Completions hold nothing but special tokens.")
-    guard_no_variance: Action = _setting("warn", "No group has any variance in its rewards.")
-    guard_sampling: Action = _setting(
+    guard_length: Action = setting("warn", "Responses become much shorter or longer than at first.")
+    guard_entropy: Action = setting("warn", "Entropy falls to a fraction of what it was at first.")
+    guard_reward: Action = setting("warn", "The reward falls far below its best.")
+    guard_special_tokens: Action = setting("warn", "Completions hold nothing but special tokens.")
+    guard_no_variance: Action = setting("warn", "No group has any variance in its rewards.")
+    guard_sampling: Action = setting(
         "warn", "The engine's log-probabilities drift away from the trainer's."
     )
-    guard_window: int = _setting(10, "Steps that 'of late', or 'at first', is taken over.")
-    guard_history: int = _setting(100, "GRPO steps before those of late that show what is usual.")
-    guard_learned: float = _setting(
+    guard_window: int = setting(10, "Steps that 'of late', or 'at first', is taken over.")
+    guard_history: int = setting(100, "GRPO steps before those of late that show what is usual.")
+    guard_learned: float = setting(
         0.33, "Share of the best reward below which a step is not usual."
     )
-    guard_patience: int = _setting(3, "Steps in a row that a rule must hold to speak.")
-    guard_grad_norm_factor: float = _setting(2.0, "Times the usual that gradient norms may be.")
-    guard_spike_factor: float = _setting(20.0, "Times the usual that a gradient norm may be.")
-    guard_length_spread_factor: float = _setting(
+    guard_patience: int = setting(3, "Steps in a row that a rule must hold to speak.")
+    guard_grad_norm_factor: float = setting(2.0, "Times the usual that gradient norms may be.")
+    guard_spike_factor: float = setting(20.0, "Times the usual that a gradient norm may be.")
+    guard_length_spread_factor: float = setting(
         1.75, "Times its least that the spread of lengths in a group may be."
     )
-    guard_length_spread_least: float = _setting(
+    guard_length_spread_least: float = setting(
         0.01, "Share of the mean length that the least spread counts as, where it is smaller."
     )
-    guard_length_factor: float = _setting(2.0, "Times shorter or longer that responses may become.")
-    guard_entropy_factor: float = _setting(20.0, "Times smaller that entropy may become.")
-    guard_reward_factor: float = _setting(
-        2.0, "Times smaller than its best that the reward may be."
-    )
-    guard_sampling_factor: float = _setting(
+    guard_length_factor: float = setting(2.0, "Times shorter or longer that responses may become.")
+    guard_entropy_factor: float = setting(20.0, "Times smaller that entropy may become.")
+    guard_reward_factor: float = setting(2.0, "Times smaller than its best that the reward may be.")
+    guard_sampling_factor: float = setting(
         5.0, "Times its value at first that the engine's gap may be."
     )
-    guard_sampling_gap: float = _setting(
+    guard_sampling_gap: float = setting(
         0.02, "Mean gap of a token's log-probability below which nothing is said."
     )
-    guard_no_variance_steps: int = _setting(20, "Steps in a row without any variance.")
+    guard_no_variance_steps: int = setting(20, "Steps in a row without any variance.")
 
     def __post_init__(self):
         for name, value in vars(self).items():

@@ -8,7 +8,8 @@ from collections.abc import Collection
 
 from trl import ModelConfig
 
-from trl_ablate.config import AblationConfig, TaskArguments
+from trl_ablate.config import AblationConfig
+from trl_ablate.task import TaskArguments
 
 ADAPTIVE_ENTROPY = ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target")
 EVALUATION = ("num_generations_eval", "eval_sets", "eval_temperature", "eval_top_p")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from trl import ModelConfig
 
-from trl_ablate.config import AblationConfig, TaskArguments
+from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import metric_names
 from trl_ablate.guard import GuardArguments
@@ -27,6 +27,7 @@ from trl_ablate.inert import inert_knobs
 from trl_ablate.profiles import profile_path, suitable_profile
 from trl_ablate.shipped import beside_or_shipped
 from trl_ablate.strict import admits, brief, check_value, nearest, parse_yaml, read_mapping
+from trl_ablate.task import TaskArguments
 from trl_ablate.templates import TEMPLATES
 
 GROUPS = (ModelConfig, TaskArguments, GuardArguments, AblationConfig)

@@ -3,7 +3,9 @@
 import pytest
 
 from trl_ablate import AblationConfig, ConfigurationError
-from trl_ablate.config import LengthNorm, Surrogate, TaskArguments, choices
+from trl_ablate.config import LengthNorm, Surrogate
+from trl_ablate.settings import choices
+from trl_ablate.task import TaskArguments
 
 
 def config(**settings) -> AblationConfig:

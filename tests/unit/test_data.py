@@ -312,7 +312,7 @@ def test_long_prompts_are_reported_and_kept(tmp_path, caplog, template):
 def test_evaluation_sets_are_drawn_like_the_main_one_and_leave_it_as_it_is(tmp_path):
     from trl_ablate import miniature
     from trl_ablate.assemble import evaluation_sets
-    from trl_ablate.config import TaskArguments
+    from trl_ablate.task import TaskArguments
 
     mine = tmp_path / "mine.jsonl"
     mine.write_text("".join(f'{{"question": "{n}?", "answer": "{n}"}}\n' for n in range(20)))

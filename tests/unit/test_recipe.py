@@ -277,7 +277,8 @@ def test_tokens_are_masked_in_what_is_written():
 def test_every_setting_has_help():
     import dataclasses
 
-    from trl_ablate.config import AblationConfig, TaskArguments
+    from trl_ablate.config import AblationConfig
+    from trl_ablate.task import TaskArguments
 
     for group in (AblationConfig, TaskArguments):
         own = group.__annotations__

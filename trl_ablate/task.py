@@ -1,0 +1,82 @@
+"""The task: what is trained on and how it is graded. No torch."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.settings import setting
+from trl_ablate.templates import PromptStyle, TemplateName
+
+
+@dataclass
+class TaskArguments:
+    """What is trained on and how it is graded: the start, the data, the prompt and the reward."""
+
+    start: str = setting(
+        "base", "Model that training starts from: model_name_or_path, or an entry of starts."
+    )
+    starts: dict[str, str] | None = setting(
+        None, "Model id or folder of every other start, such as sft_early; a profile gives them."
+    )
+    learning_rate_scale: float = setting(
+        1.0, "The learning rate of a recipe is multiplied by it; a profile sets it for its model."
+    )
+    dataset: str = setting(
+        "math", "math, gsm8k, miniature, a Hub id, or a path to JSONL or Parquet files."
+    )
+    dataset_config: str | None = setting(None, "Configuration of a Hub dataset.")
+    train_split: str = setting("train", "Split to train on.")
+    eval_split: str | None = setting(None, "Split to evaluate on. Null: the dataset's usual one.")
+    question_column: str | None = setting(
+        None, "Column of the question. Null: the dataset's usual."
+    )
+    answer_column: str | None = setting(
+        None, "Column of the gold answer. Null: the dataset's usual."
+    )
+    train_size: int | None = setting(None, "Questions to train on. Null: all.")
+    eval_size: int | None = setting(
+        1024, "Questions to evaluate on, the same ones in every run. Null: all."
+    )
+    eval_sets: dict[str, str] | None = setting(
+        None,
+        "Further sets to evaluate on, name: dataset, each with eval_size questions of its usual "
+        "split and columns; their metrics are eval_<name>_reward and so on.",
+    )
+    subset_seed: int = setting(0, "Seed that draws train_size and eval_size questions.")
+    levels: list[str] | None = setting(None, "Keep these difficulty levels only.")
+    subjects: list[str] | None = setting(None, "Keep these subjects only.")
+    max_prompt_length: int | None = setting(
+        None, "Prompts with more tokens are reported, with their number."
+    )
+    skip_bad_rows: bool = setting(False, "Count unreadable rows instead of stopping at the first.")
+    template: TemplateName = setting(
+        "r1_zero", "Prompt, stop strings and reward, which belong together."
+    )
+    prompt_style: PromptStyle = setting(
+        "full", "The template's full text, or the few words that suit the miniature."
+    )
+    reward: TemplateName | None = setting(
+        None, "Reward of another template. Null: the template's own."
+    )
+    eos_penalty: float = setting(
+        0.0, "Subtracted from the reward of completions that stack end-of-sequence tokens."
+    )
+    grader_workers: int = setting(2, "Processes that compare answers, per training process.")
+    grader_timeout: float = setting(1.0, "Seconds that one comparison of two answers may take.")
+    on_timeout: Literal["none", "zero"] = setting(
+        "none", "A comparison that takes longer leaves its completion ungraded, or wrong."
+    )
+
+    def __post_init__(self):
+        if self.learning_rate_scale <= 0:
+            raise ConfigurationError(
+                f"learning_rate_scale is {self.learning_rate_scale}; it has to be positive"
+            )
+        for name, source in (self.eval_sets or {}).items():
+            named = re.fullmatch(r"\w+", name) and name != "main"
+            if not named or not isinstance(source, str) or not source:
+                raise ConfigurationError(
+                    f"eval_sets has {name!r}: {source!r}; give a name of letters, digits and _ "
+                    "other than main, and a dataset: math, gsm8k, miniature, a Hub id, or a path"
+                )
