@@ -250,32 +250,26 @@ class AblationTrainer(GRPOTrainer):
         self._completion_ids = generated[1]
         if self.model.training:
             self._describe_completions(generated[1])
-        if self.stop.strings:
-            self._correct_truncation_metrics(generated[1])
         return generated
 
     def _describe_completions(self, completion_ids: list[list[int]]) -> None:
-        """What TRL does not tell of the rollouts, over all processes."""
-        special, device = set(self._tokenizer.all_special_ids), self.accelerator.device
-        only_special = torch.tensor([special.issuperset(ids) for ids in completion_ids])
-        lengths = torch.tensor([len(ids) for ids in completion_ids])
-        gathered: Any = self.accelerator.gather((only_special.to(device), lengths.to(device)))
+        """What TRL does not tell of the rollouts, over all processes, and what it takes amiss: it
+        counts as terminated only what ends in EOS; a stop string terminates as well."""
+        special = set(self._tokenizer.all_special_ids)
+        described = [
+            (len(ids), not self.stop.ended(ids), special.issuperset(ids)) for ids in completion_ids
+        ]
+        gathered: Any = self.accelerator.gather(
+            torch.tensor(described, device=self.accelerator.device)
+        )
+        lengths, truncated, only_special = gathered.T
         group: Any = self.num_generations
         metrics = self._metrics["train"]
-        metrics["completions/only_special"].append(gathered[0].float().mean().item())
-        metrics["completions/length_spread"].append(length_spread(gathered[1], group))
-
-    def _correct_truncation_metrics(self, completion_ids: list[list[int]]) -> None:
-        """TRL counts as terminated only what ends in EOS; a stop string terminates as well."""
-        device = self.accelerator.device
-        lengths = torch.tensor([len(ids) for ids in completion_ids], device=device)
-        truncated = torch.tensor(
-            [not self.stop.ended(ids) for ids in completion_ids], device=device
-        )
-        lengths, truncated = self.accelerator.gather((lengths, truncated))
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        for name, value in truncation_metrics(lengths, truncated).items():
-            metrics[name][-1] = value
+        metrics["completions/only_special"].append(only_special.float().mean().item())
+        metrics["completions/length_spread"].append(length_spread(lengths, group))
+        if self.stop.strings:
+            for name, value in truncation_metrics(lengths, truncated.bool()).items():
+                metrics[name][-1] = value
 
     @contextmanager
     def _stop_aware_truncation(self):

@@ -99,10 +99,6 @@ def test_a_single_gradient_norm_far_above_the_usual_is_told():
     assert alerts([*usual, *spikes(21)], guard_spike="off") == []
 
 
-def lengths(*values):
-    return [{"completions/mean_length": float(value)} for value in values]
-
-
 def spreads(*values):
     return [{"completions/length_spread": value} for value in values]
 
