@@ -30,6 +30,9 @@ COMPLETION_KEYS = (
 )
 ROW_KEYS = ("advantages",)
 SCALAR_KEYS = ("num_items_in_batch",)
+DRAWN = "drawn_microbatch"
+"""Key of a regrouped batch: which of the microbatches regrouped together each row came from."""
+
 TEXT_KEYS = frozenset((*PROMPT_KEYS, *COMPLETION_KEYS, *ROW_KEYS, *SCALAR_KEYS))
 """What a batch of plain text consists of; anything else (images, say) is left as it came."""
 
@@ -39,16 +42,17 @@ def is_text(batch: Mapping[str, Any]) -> bool:
     return batch.keys() <= TEXT_KEYS
 
 
-def trim(batch: Batch) -> Batch:
+def trim(batch: Batch, multiple: int = 1) -> Batch:
     """Cut a microbatch to its own longest prompt and longest completion.
 
     Shapes: prompts `(N, S)`, padded left, lose columns on the left; whatever is `(N, T)`, padded
-    right, loses columns on the right. `(N, 1)` and `(N,)` stay. A microbatch whose completions are
-    all masked keeps one column.
+    right, loses columns on the right. `(N, 1)` and `(N,)` stay. Widths are rounded up to a
+    `multiple` as far as there are columns. Two columns of completions stay where there are two:
+    TRL takes a single one for a value per sequence, and counts masked rows in its mean.
     """
-    start = batch["prompt_mask"].size(1) - longest(batch["prompt_mask"])
+    start = max(0, batch["prompt_mask"].size(1) - width_of(batch["prompt_mask"], multiple))
     width = batch["completion_mask"].size(1)
-    end = longest(batch["completion_mask"])
+    end = min(width, max(2, width_of(batch["completion_mask"], multiple)))
     trimmed = dict(batch)
     for key in PROMPT_KEYS:
         trimmed[key] = batch[key][:, start:]
@@ -58,21 +62,37 @@ def trim(batch: Batch) -> Batch:
     return trimmed
 
 
-def longest(mask_NT: torch.Tensor) -> int:
-    """Columns from the padded side that the longest row needs; 1 if all rows are empty."""
-    return max(1, int(mask_NT.sum(dim=1).max()))
+def width_of(mask_NT: torch.Tensor, multiple: int = 1) -> int:
+    """Columns that the longest row needs, rounded up to a multiple; at least 1."""
+    longest = max(1, int(mask_NT.sum(dim=1).max()))
+    return -(-longest // multiple) * multiple
+
+
+def regroupable(steps_per_generation: int, accumulation: int) -> int:
+    """How many consecutive microbatches every optimizer step sums as a whole; 1 if none.
+
+    `steps_per_generation` microbatches make a rollout batch, `accumulation` an optimizer step.
+    Where neither divides the other, some step takes a part of any such group.
+    """
+    smaller, larger = sorted((steps_per_generation, accumulation))
+    return 1 if larger % smaller else smaller
 
 
 def regroup_by_length(microbatches: Sequence[Batch], per_step: int) -> list[Batch]:
-    """Deal the rows of every `per_step` microbatches (an optimizer step) to them by length.
+    """Deal the rows of every `per_step` consecutive microbatches to them by length.
 
     The length of a row is that of its prompt and completion. Rows of equal length keep their
-    order, so that a step of equal lengths is left as it is.
+    order, so that microbatches of equal lengths are left as they are. `DRAWN` keeps where each row
+    came from.
     """
     regrouped: list[Batch] = []
     for first in range(0, len(microbatches), per_step):
         step = microbatches[first : first + per_step]
         rows = _concatenate(step)
+        sizes = torch.tensor([len(batch["prompt_mask"]) for batch in step])
+        rows[DRAWN] = (
+            torch.arange(len(step)).repeat_interleave(sizes).to(rows["prompt_mask"].device)
+        )
         lengths_N = rows["prompt_mask"].sum(dim=1) + rows["completion_mask"].sum(dim=1)
         order = torch.argsort(lengths_N, stable=True)
         regrouped += [_take(rows, part) for part in order.chunk(len(step))]
@@ -85,17 +105,19 @@ def forward_trimmed(
     mask_NL: torch.Tensor,
     completion_length: int,
     rows_at_once: int | None = None,
+    multiple: int = 1,
 ) -> tuple[torch.Tensor | None, ...]:
     """What `forward(ids, mask, completion_length)` gives for each token, at less cost.
 
-    Rows go through in order of length, `rows_at_once` together, cut to their longest; what comes
-    back, `(N, completion_length)` or None each, is in the order of the rows and 0 at padding.
+    Rows go through in order of length, `rows_at_once` together, cut to their longest, rounded up to
+    a `multiple`; what comes back, `(N, completion_length)` or None each, is in the order of the
+    rows and 0 at padding.
     """
     if rows_at_once is None or rows_at_once >= len(ids_NL):
-        return _forward_rows(forward, ids_NL, mask_NL, completion_length)
+        return _forward_rows(forward, ids_NL, mask_NL, completion_length, multiple)
     order_N = torch.argsort(mask_NL.sum(dim=1), stable=True)
     parts = [
-        _forward_rows(forward, ids_NL[rows], mask_NL[rows], completion_length)
+        _forward_rows(forward, ids_NL[rows], mask_NL[rows], completion_length, multiple)
         for rows in order_N.split(rows_at_once)
     ]
     back_N = torch.argsort(order_N)
@@ -105,7 +127,11 @@ def forward_trimmed(
 
 
 def _forward_rows(
-    forward: Callable[..., tuple], ids_NL: torch.Tensor, mask_NL: torch.Tensor, width: int
+    forward: Callable[..., tuple],
+    ids_NL: torch.Tensor,
+    mask_NL: torch.Tensor,
+    width: int,
+    multiple: int,
 ) -> tuple[torch.Tensor | None, ...]:
     """With every row moved to the left, so that all padding lies behind it.
 
@@ -117,7 +143,7 @@ def _forward_rows(
         return forward(ids_NL, mask_NL, width)
     prompt_width = mask_NL.size(1) - width
     first_N1 = mask_NL.argmax(dim=1, keepdim=True)
-    longest_row = int(mask_NL.sum(dim=1).max())
+    longest_row = min(mask_NL.size(1), width_of(mask_NL, multiple))
     shortest_prompt = prompt_width - int(first_N1.max())
     left_NL = (first_N1 + torch.arange(longest_row, device=ids_NL.device)).clamp(
         max=mask_NL.size(1) - 1
@@ -134,18 +160,19 @@ def _forward_rows(
     )
 
 
-def padded_fraction(batches: Sequence[Batch], *, moved_left: bool = False) -> float:
+def padded_fraction(
+    batches: Sequence[Batch], *, moved_left: bool = False, multiple: int = 1
+) -> float:
     """The share of positions in these microbatches that are padding: 0 is none.
 
     With `moved_left`, of the positions that `forward_trimmed` puts through the model.
     """
-    masks = [(batch["prompt_mask"], batch["completion_mask"]) for batch in batches]
-    lengths = [prompt.sum(dim=1) + completion.sum(dim=1) for prompt, completion in masks]
-    widths = [prompt.size(1) + completion.size(1) for prompt, completion in masks]
+    masks = [torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1) for batch in batches]
+    widths = [mask_NL.size(1) for mask_NL in masks]
     if moved_left:
-        widths = [int(length_N.max()) for length_N in lengths]
-    positions = sum(width * len(length_N) for width, length_N in zip(widths, lengths, strict=True))
-    return 1 - sum(int(length_N.sum()) for length_N in lengths) / positions
+        widths = [min(mask_NL.size(1), width_of(mask_NL, multiple)) for mask_NL in masks]
+    positions = sum(width * len(mask_NL) for width, mask_NL in zip(widths, masks, strict=True))
+    return 1 - sum(int(mask_NL.sum()) for mask_NL in masks) / positions
 
 
 def _concatenate(batches: Sequence[Batch]) -> Batch:

@@ -32,6 +32,9 @@ RIDES_ON: dict[str, LossType] = {
 SURROGATE_LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
 """TRL's loss types that are `min(rA, clip(r)A)`, so that a surrogate can be chosen for them."""
 
+COMPILED_MULTIPLE = 64
+"""Widths are multiples of it under torch_compile, which compiles once per width."""
+
 COUNTS = (
     "num_generations",
     "num_generations_eval",
@@ -152,16 +155,29 @@ class AblationConfig(GRPOConfig):
         self._check_generation()
         self._check_evaluation()
         if self.grpo_steps is not None and self.max_steps <= 0:
-            self.max_steps = self.grpo_steps * self.optimizer_steps_per_rollout
+            self.max_steps = round(self.grpo_steps / self.grpo_steps_per_optimizer_step)
 
     @property
     def optimizer_steps_per_rollout(self) -> int:
         """Optimizer steps taken on one rollout batch: epochs × rollout batch / optimizer batch.
 
-        1 when on-policy. At least 1: several rollout batches may also share an optimizer step.
+        1 when on-policy, where several rollout batches share an optimizer step, and where one
+        does not have a whole number of them.
         """
         microbatches = self.steps_per_generation * self.num_iterations
-        return max(1, microbatches // self.gradient_accumulation_steps)
+        whole, rest = divmod(microbatches, self.gradient_accumulation_steps)
+        return 1 if rest else whole
+
+    @property
+    def grpo_steps_per_optimizer_step(self) -> float:
+        """Rollout batches that an optimizer step takes its completions from."""
+        microbatches = self.steps_per_generation * self.num_iterations
+        return self.gradient_accumulation_steps / microbatches
+
+    @property
+    def trimmed_to_multiple_of(self) -> int:
+        """Widths of microbatches are multiples of it: as padded, and few when compiled."""
+        return self.pad_to_multiple_of or (COMPILED_MULTIPLE if self.torch_compile else 1)
 
     @property
     def on_policy(self) -> bool:
@@ -265,13 +281,25 @@ class AblationConfig(GRPOConfig):
         self.gradient_accumulation_steps = self.optimizer_batch_size // at_once
 
     def _check_batches(self):
+        """What counts in GRPO steps, or in completions, needs whole optimizer steps."""
         microbatches = self.steps_per_generation * self.num_iterations
         accumulated = self.gradient_accumulation_steps
-        if microbatches % accumulated and accumulated % microbatches:
+        counted = [
+            f"{name} {getattr(self, name)}"
+            for name in ("grpo_steps", "optimizer_batch_size")
+            if getattr(self, name) is not None
+        ]
+        if counted and microbatches % accumulated and accumulated % microbatches:
             raise ConfigurationError(
-                f"{microbatches} microbatches per rollout batch do not divide into optimizer "
-                f"steps of {accumulated}; make generation_batch_size × num_iterations a multiple "
-                "of the completions per optimizer step"
+                f"{' and '.join(counted)} needs whole optimizer steps, but {microbatches} "
+                f"microbatches per rollout batch do not divide into optimizer steps of "
+                f"{accumulated}; make generation_batch_size × num_iterations a multiple of the "
+                "completions per optimizer step"
+            )
+        if self.grpo_steps is not None and self.grpo_steps * microbatches % accumulated:
+            raise ConfigurationError(
+                f"grpo_steps {self.grpo_steps} does not fill its last optimizer step, which takes "
+                f"{accumulated // microbatches} rollout batches; make it a multiple of them"
             )
 
     def _check_generation(self):

@@ -1,13 +1,17 @@
 """What the policy loss divides by, and how far the policy has moved from the one that sampled.
 
 The loss itself is TRL's. These functions say in closed form what the trainer makes of it, and
-compute the two statistics that are logged beside it.
+compute the statistics that are logged beside it.
 """
 
 import torch
 
 NO_CLIP = 1e30
 """An epsilon so large that `clip(r, 1 - eps, 1 + eps) = r`, yet finite: TRL's clamp stays exact."""
+
+SAME_WEIGHT = 1e-3
+"""Weights this close to 1 count as 1: two forward passes over the same weights differ by rounding,
+and the sum of a thousand tokens by more than one."""
 
 
 def loss_denominator(
@@ -51,29 +55,76 @@ def loss_denominator(
 
 
 def ratio_sums(
-    logps_NT: torch.Tensor,
-    old_logps_NT: torch.Tensor,
-    advantages_N: torch.Tensor,
-    mask_NT: torch.Tensor,
-    epsilon_low: float,
-    epsilon_high: float,
+    ratio_NT: torch.Tensor, changed_NT: torch.Tensor, mask_NT: torch.Tensor
 ) -> torch.Tensor:
-    """Sum of the ratios, number of clipped tokens and number of tokens: `(3,)`, additive over rows.
+    """Sum of the ratios, number of changed tokens and number of tokens: `(3,)`, additive over rows.
 
-    With r = π/π_old per token, a token is clipped where `clip(r)·A < r·A`, that is, where clipping
-    changed the objective `min(r·A, clip(r)·A)`: above `1 + epsilon_high` with A > 0, below `1 -
-    epsilon_low` with A < 0. A ratio outside the range whose advantage has the other sign, or is 0,
-    is not clipped. Whatever stands in the padding, NaN included, takes no part.
+    Shapes: ratio and changed `(N, T)`, or `(N, 1)` of whole sequences; mask `(N, T)`. Whatever
+    stands in the padding, NaN included, takes no part.
     """
     mask_NT = mask_NT.bool()
-    ratio_NT = torch.exp((logps_NT - old_logps_NT).masked_fill(~mask_NT, 0.0))
-    advantages_N1 = advantages_N.unsqueeze(1)
-    clipped_NT = ((ratio_NT > 1 + epsilon_high) & (advantages_N1 > 0)) | (
-        (ratio_NT < 1 - epsilon_low) & (advantages_N1 < 0)
-    )
-    return torch.stack(
-        [(ratio_NT * mask_NT).sum(), (clipped_NT & mask_NT).sum(), mask_NT.sum()]
-    ).to(torch.float64)
+    ratio_NT = ratio_NT.expand_as(mask_NT).masked_fill(~mask_NT, 0.0)
+    return torch.stack([ratio_NT.sum(), (changed_NT & mask_NT).sum(), mask_NT.sum()])
+
+
+def changed_by_clipping(
+    ratio_NT: torch.Tensor,
+    advantages_N1: torch.Tensor,
+    epsilon_low: float,
+    epsilon_high: float,
+    delta: float | None = None,
+) -> torch.Tensor:
+    """Where `min(min(r, delta)·A, clip(r)·A)` has another gradient than `r·A`.
+
+    That is where the smaller of the two stands at a bound: above `1 + epsilon_high` with A > 0,
+    below `1 - epsilon_low` with A < 0, and, usually, above `delta` with A < 0. A ratio outside the
+    range whose advantage has the other sign, or is 0, is not changed.
+    """
+    capped_NT = ratio_NT if delta is None else ratio_NT.clamp(max=delta)
+    clipped_NT = ratio_NT.clamp(1 - epsilon_low, 1 + epsilon_high)
+    clipped_is_smaller = clipped_NT * advantages_N1 < capped_NT * advantages_N1
+    taken_NT = torch.where(clipped_is_smaller, clipped_NT, capped_NT)
+    return (taken_NT != ratio_NT) & (advantages_N1 != 0)
+
+
+def changed_by_cispo(
+    ratio_NT: torch.Tensor, advantages_N1: torch.Tensor, epsilon_high: float
+) -> torch.Tensor:
+    """Where CISPO's weight `min(r, epsilon_high)` is not r, counted for A > 0 only, as TRL counts
+    it in `cispo_clip_ratio`."""
+    return (ratio_NT > epsilon_high) & (advantages_N1 > 0)
+
+
+def changed_by_weight(weight_NT: torch.Tensor, advantages_N1: torch.Tensor) -> torch.Tensor:
+    """Where a token's gradient is `weight` times that of `r·A`, with a weight that is not 1 within
+    `SAME_WEIGHT`."""
+    return ((weight_NT - 1).abs() > SAME_WEIGHT) & (advantages_N1 != 0)
+
+
+def sapo_weight(
+    ratio_NT: torch.Tensor,
+    advantages_N1: torch.Tensor,
+    temperature_pos: float,
+    temperature_neg: float,
+) -> torch.Tensor:
+    """Derivative of SAPO's `4/τ · sigmoid(τ(r - 1))` by r: `4·s·(1 - s)`, which is 1 at r = 1."""
+    temperature_N1 = torch.where(advantages_N1 > 0, temperature_pos, temperature_neg)
+    gate_NT = torch.sigmoid(temperature_N1 * (ratio_NT - 1))
+    return 4 * gate_NT * (1 - gate_NT)
+
+
+def kl_to_reference(logps_NT: torch.Tensor, ref_logps_NT: torch.Tensor) -> torch.Tensor:
+    """The k3 estimate of KL(π, π_ref) per token, `e^d - d - 1` with d = log π_ref - log π: TRL's
+    KL term."""
+    difference_NT = ref_logps_NT - logps_NT
+    return torch.exp(difference_NT) - difference_NT - 1
+
+
+def token_ratio(
+    logps_NT: torch.Tensor, old_logps_NT: torch.Tensor, mask_NT: torch.Tensor
+) -> torch.Tensor:
+    """π/π_old of each response token, `(N, T)`; 1 in the padding, whatever stands there."""
+    return torch.exp((logps_NT - old_logps_NT).masked_fill(mask_NT == 0, 0.0))
 
 
 def sequence_log_ratio(
@@ -130,11 +181,14 @@ def ratio_stats(
     mask_NT: torch.Tensor,
     epsilon_low: float,
     epsilon_high: float,
+    delta: float | None = None,
 ) -> dict[str, float]:
-    """`mean_ratio` and `clip_fraction` over the response tokens; see `ratio_sums`.
+    """`mean_ratio` and `clip_fraction` of the clipped surrogate, over the response tokens.
 
-    Shapes: logps, old logps and mask `(N, T)`, advantages `(N,)`.
+    Shapes: logps, old logps and mask `(N, T)`, advantages `(N,)`. See `changed_by_clipping`.
     """
-    return ratio_means(
-        ratio_sums(logps_NT, old_logps_NT, advantages_N, mask_NT, epsilon_low, epsilon_high)
+    ratio_NT = token_ratio(logps_NT, old_logps_NT, mask_NT)
+    changed_NT = changed_by_clipping(
+        ratio_NT, advantages_N.unsqueeze(1), epsilon_low, epsilon_high, delta
     )
+    return ratio_means(ratio_sums(ratio_NT, changed_NT, mask_NT))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from trl_ablate.config import AblationConfig
+from trl_ablate.loss_pass import LossPass
 from trl_ablate.losses import importance_ratio
 
 
@@ -45,30 +46,35 @@ class MismatchCorrection:
         }
         self._rows: list[torch.Tensor] = []
 
-    def correct(
-        self, inputs: dict[str, Any], logps_NT: torch.Tensor, mask_NT: torch.Tensor
-    ) -> None:
+    def correct(self, loss_pass: LossPass) -> None:
         """Put the importance ratio where TRL's loss looks for it."""
-        sampling_logps_NT = inputs["sampling_per_token_logps"]
-        inputs["importance_sampling_ratio"] = importance_ratio(
-            logps_NT, sampling_logps_NT, mask_NT, **self._bounds
+        shown = loss_pass.shown
+        shown["importance_sampling_ratio"] = importance_ratio(
+            loss_pass.logps_NT,
+            shown["sampling_per_token_logps"],
+            loss_pass.mask_NT,
+            **self._bounds,
         )
 
-    def record(self, inputs: dict[str, Any], logps_NT: torch.Tensor, mask_NT: torch.Tensor) -> None:
+    def record(self, loss_pass: LossPass) -> None:
         """Note one microbatch, if it was corrected at all."""
-        if "importance_sampling_ratio" not in inputs:
+        shown = loss_pass.shown
+        if "importance_sampling_ratio" not in shown:
             return
-        ratio_NT = inputs["importance_sampling_ratio"]
-        sampling_logps_NT = inputs["sampling_per_token_logps"]
-        self._rows.append(
-            mismatch_rows(logps_NT, sampling_logps_NT, ratio_NT, mask_NT, **self._bounds)
+        rows_NF = mismatch_rows(
+            loss_pass.logps_NT,
+            shown["sampling_per_token_logps"],
+            shown["importance_sampling_ratio"],
+            loss_pass.mask_NT,
+            **self._bounds,
         )
+        self._rows.append(rows_NF)
 
     def metrics(self, gather: Callable[[torch.Tensor], Any]) -> dict[str, float]:
         """Of all processes since the last call; the gap where TRL does not report it itself."""
         if not self._rows:
             return {}
-        rows_NF = gather(torch.cat(self._rows))
+        rows_NF = gather(torch.cat(self._rows)).cpu()
         self._rows = []
         gap = gap_metrics(rows_NF) if self.saves_a_forward else {}
         return {**gap, **held_by_length(rows_NF)}

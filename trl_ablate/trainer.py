@@ -22,7 +22,7 @@ in or what comes out:
 
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,13 @@ from trl import GRPOTrainer
 
 from trl_ablate.advantages import compute_advantages, weighted_reward
 from trl_ablate.batching import (
+    DRAWN,
     Batch,
     forward_trimmed,
     is_text,
     padded_fraction,
     regroup_by_length,
+    regroupable,
     trim,
 )
 from trl_ablate.callbacks import GRPOStepClock
@@ -50,10 +52,12 @@ from trl_ablate.generation import (
     length_spread,
     truncation_metrics,
 )
-from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means, ratio_sums, sequence_log_ratio
+from trl_ablate.loss_pass import LossPass, Objective
+from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means
 from trl_ablate.mismatch import MismatchCorrection
 from trl_ablate.phases import StepPhases
 from trl_ablate.resuming import break_seal, seal
+from trl_ablate.row_metrics import RowMetrics
 
 
 class AblationTrainer(GRPOTrainer):
@@ -71,11 +75,14 @@ class AblationTrainer(GRPOTrainer):
             args.stop or (), self._tokenizer, self.eos_token_ids, args.min_tokens
         )
         self._rewards_NF = torch.empty(0)
-        self._last_logps_NT = torch.empty(0)
+        self._loss_pass: LossPass | None = None
         self._ratio_sums: dict[str, torch.Tensor] = defaultdict(
             lambda: torch.zeros(3, dtype=torch.float64)
         )
-        self._uncorrected: dict[str, Any] | None = None
+        self._row_metrics = RowMetrics(self._metrics["train"], self.accelerator.gather)
+        self._regrouped_together = regroupable(
+            args.steps_per_generation, args.gradient_accumulation_steps
+        )
         self.mismatch = MismatchCorrection(args)
         self.callback_handler.add_callback(GRPOStepClock(args.optimizer_steps_per_rollout))
         self.phases = StepPhases(self._metrics["train"], memory=args.log_memory)
@@ -134,32 +141,31 @@ class AblationTrainer(GRPOTrainer):
 
     def _without_needless_padding(self, microbatches: list[Batch]) -> list[Batch]:
         """One rollout batch, regrouped and trimmed as far as the switches and the loss allow."""
-        if not all(is_text(batch) for batch in microbatches):
+        if self.aux_loss_enabled or not all(is_text(batch) for batch in microbatches):
             return microbatches
         drawn = padded_fraction(microbatches)
-        per_step = min(self.args.gradient_accumulation_steps, len(microbatches))
-        regroupable = self.args.rows_are_independent and not self.aux_loss_enabled
-        if self.args.regroup_by_length and regroupable and len(microbatches) % per_step == 0:
-            microbatches = regroup_by_length(microbatches, per_step)
+        together, multiple = self._regrouped_together, self.args.trimmed_to_multiple_of
+        if self.args.regroup_by_length and self.args.rows_are_independent and together > 1:
+            microbatches = regroup_by_length(microbatches, together)
         if self.args.trim_microbatches:
-            microbatches = [trim(batch) for batch in microbatches]
+            microbatches = [trim(batch, multiple) for batch in microbatches]
         self._metrics["train"]["padding/fraction_drawn"].append(drawn)
-        left = padded_fraction(microbatches, moved_left=self.args.trim_microbatches)
+        left = padded_fraction(
+            microbatches, moved_left=self.args.trim_microbatches, multiple=multiple
+        )
         self._metrics["train"]["padding/fraction"].append(left)
         return microbatches
 
     # Loss
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
-        mask_NT = _response_mask(inputs)
-        old_logps_NT = inputs.get("old_per_token_logps")
-        inputs = self._surrogate_inputs(inputs)
-        with self._switched(mask_NT), self._correcting(inputs):
-            loss = super()._compute_loss(model, inputs)
-        logps_NT = self._last_logps_NT
-        self.mismatch.record(inputs, logps_NT, mask_NT)
-        old_logps_NT = logps_NT if old_logps_NT is None else old_logps_NT
-        self._add_ratios(logps_NT, old_logps_NT, inputs["advantages"], mask_NT)
+        loss_pass = LossPass(inputs, self._surrogate_inputs(inputs), _response_mask(inputs))
+        with ExitStack() as changes:
+            changes.enter_context(replaced(self, "_loss_pass", loss_pass))
+            for name, value in self._switched(loss_pass.mask_NT).items():
+                changes.enter_context(replaced(self, name, value))
+            loss = super()._compute_loss(model, loss_pass.shown)
+            self._record(loss_pass)
         return loss
 
     def _surrogate_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -168,23 +174,19 @@ class AblationTrainer(GRPOTrainer):
         hidden = {"old_per_token_logps"} if self.args.surrogate == "reinforce" else set()
         return {key: value for key, value in inputs.items() if key not in hidden}
 
-    @contextmanager
-    def _switched(self, mask_NT: torch.Tensor):
+    def _switched(self, mask_NT: torch.Tensor) -> dict[str, Any]:
         """TRL's divisor and clip range as the switches want them, for one loss."""
-        kept = self.max_completion_length, self.epsilon_low, self.epsilon_high
+        values: dict[str, Any] = {}
         if self.args.length_norm in ("constant", "microbatch"):
             divisor = loss_denominator(
                 mask_NT,
                 self.args.length_norm,
                 constant=self.args.length_norm_constant or self.max_completion_length,
             )
-            self.max_completion_length = divisor.item() / len(mask_NT)
+            values["max_completion_length"] = divisor.item() / len(mask_NT)
         if self.args.surrogate == "no_clip":
-            self.epsilon_low = self.epsilon_high = NO_CLIP
-        try:
-            yield
-        finally:
-            self.max_completion_length, self.epsilon_low, self.epsilon_high = kept
+            values |= {"epsilon_low": NO_CLIP, "epsilon_high": NO_CLIP}
+        return values
 
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs
@@ -192,13 +194,13 @@ class AblationTrainer(GRPOTrainer):
         forward = partial(super()._get_per_token_logps_and_entropies, model, **kwargs)
         rows = (input_ids, attention_mask, logits_to_keep, batch_size)
         if self.args.trim_microbatches and not self.aux_loss_enabled and _is_text_forward(kwargs):
-            result = forward_trimmed(forward, *rows)
+            result = forward_trimmed(forward, *rows, multiple=self.args.trimmed_to_multiple_of)
         else:
             result = forward(*rows)
-        self._last_logps_NT = result[0].detach()
-        if self._uncorrected is not None:
-            mask_NT = _response_mask(self._uncorrected)
-            self.mismatch.correct(self._uncorrected, self._last_logps_NT, mask_NT)
+        if self._loss_pass is not None:
+            self._loss_pass.found(*result)
+            if self.mismatch.saves_a_forward:
+                self.mismatch.correct(self._loss_pass)
         return result
 
     @contextmanager
@@ -212,23 +214,32 @@ class AblationTrainer(GRPOTrainer):
         finally:
             self.vllm_importance_sampling_correction = corrects
 
-    @contextmanager
-    def _correcting(self, inputs: dict[str, Any]):
-        """Have the forward pass of the loss write the importance ratio into its inputs."""
-        self._uncorrected = inputs if self.mismatch.saves_a_forward else None
-        try:
-            yield
-        finally:
-            self._uncorrected = None
-
-    def _add_ratios(self, logps_NT, old_logps_NT, advantages_N, mask_NT) -> None:
-        if self.importance_sampling_level == "sequence":
-            logps_NT = old_logps_NT + sequence_log_ratio(logps_NT, old_logps_NT, mask_NT)
-        clips = self.args.surrogate in (None, "clip")
-        epsilons = (self.epsilon_low, self.epsilon_high) if clips else (NO_CLIP, NO_CLIP)
+    def _record(self, loss_pass: LossPass) -> None:
+        """Note what is logged of a loss; runs under the values that TRL's loss ran under."""
         mode = "train" if self.model.training else "eval"
-        sums = ratio_sums(logps_NT, old_logps_NT, advantages_N, mask_NT, *epsilons)
-        self._ratio_sums[mode] = self._ratio_sums[mode].to(sums.device) + sums
+        objective = self._objective()
+        self.mismatch.record(loss_pass)
+        self._ratio_sums[mode] += loss_pass.ratio_sums(objective).cpu().double()
+        if DRAWN in loss_pass.inputs:
+            sums = loss_pass.metric_sums(objective)
+            self._row_metrics.add(loss_pass.inputs[DRAWN], sums, self._regrouped_together)
+
+    def _objective(self) -> Objective:
+        args: Any = self.args
+        parameters = ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
+        vespo = {name: getattr(args, f"vespo_{name}") for name in parameters}
+        return Objective(
+            loss_type=self.loss_type,
+            reinforce=args.surrogate == "reinforce",
+            level=self.importance_sampling_level,
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            delta=args.delta,
+            sapo_temperatures=(args.sapo_temperature_pos, args.sapo_temperature_neg),
+            vespo_weights=partial(self.get_gamma_weights, **vespo),
+            kl=self.beta != 0.0,
+            kl_corrected=args.use_bias_correction_kl,
+        )
 
     # Generation
 

@@ -40,8 +40,16 @@ def test_trim_cuts_to_the_longest_prompt_and_completion():
     assert trimmed["num_items_in_batch"] == 99
 
 
-def test_trim_keeps_a_column_where_every_completion_is_masked():
-    assert trim(batch([4], [0]))["completion_ids"].shape == (1, 1)
+def test_trim_keeps_two_columns_where_every_completion_is_masked():
+    assert trim(batch([4], [0]))["completion_ids"].shape == (1, 2)
+    assert trim(batch([4], [0], width=(4, 1)))["completion_ids"].shape == (1, 1)
+
+
+def test_trim_cuts_to_multiples_as_far_as_there_are_columns():
+    trimmed = trim(batch([3, 5], [1, 5], width=(8, 7)), multiple=4)
+    assert trimmed["prompt_ids"].shape == (2, 8)
+    assert trimmed["completion_ids"].shape == (2, 7)
+    assert trim(batch([3], [3], width=(8, 8)), multiple=4)["completion_ids"].shape == (1, 4)
 
 
 def test_regroup_sorts_within_a_step_and_not_across():
@@ -120,3 +128,20 @@ def test_a_trimmed_forward_is_as_wide_as_its_longest_row_and_masks_nothing():
     assert widths == [(2, 6, 5)]
     assert padded_fraction([rows]) == 1 - 12 / 20
     assert padded_fraction([rows], moved_left=True) == 0
+
+
+@pytest.mark.parametrize(("multiple", "width"), [(1, 6), (4, 8), (64, 10)])
+def test_a_trimmed_forward_is_as_wide_as_a_multiple_as_far_as_there_are_columns(multiple, width):
+    rows = batch([4, 1], [2, 5])
+    widths = []
+
+    def forward(ids_NL, mask_NL, completion):
+        widths.append(ids_NL.shape[1])
+        return sums_so_far(ids_NL, mask_NL, completion)
+
+    ids_NL = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+    mask_NL = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+    found_NT, _ = forward_trimmed(forward, ids_NL, mask_NL, 6, multiple=multiple)
+    assert widths == [width]
+    assert torch.equal(found_NT, sums_so_far(ids_NL, mask_NL, 6)[0] * rows["completion_mask"])
+    assert padded_fraction([rows], moved_left=True, multiple=multiple) == 1 - 12 / (2 * width)

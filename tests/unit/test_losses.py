@@ -7,10 +7,15 @@ import torch
 
 from trl_ablate.losses import (
     NO_CLIP,
+    changed_by_cispo,
+    changed_by_clipping,
+    changed_by_weight,
+    kl_to_reference,
     loss_denominator,
     ratio_means,
     ratio_stats,
     ratio_sums,
+    sapo_weight,
     sequence_log_ratio,
 )
 
@@ -122,14 +127,78 @@ def test_no_tokens_at_all():
 
 def test_sums_add_up_over_microbatches():
     generator = torch.Generator().manual_seed(1)
-    logps, old = torch.randn(2, 6, 5, generator=generator)
-    advantages, mask = torch.randn(6, generator=generator), torch.ones(6, 5)
-    whole = ratio_sums(logps, old, advantages, mask, 0.2, 0.2)
+    ratio = torch.rand(6, 5, generator=generator)
+    changed, mask = ratio > 0.7, (torch.rand(6, 5, generator=generator) > 0.3).int()
+    whole = ratio_sums(ratio, changed, mask)
     parts = sum(
-        ratio_sums(logps[rows], old[rows], advantages[rows], mask[rows], 0.2, 0.2)
-        for rows in (slice(0, 1), slice(1, 6))
+        ratio_sums(ratio[rows], changed[rows], mask[rows]) for rows in (slice(0, 1), slice(1, 6))
     )
     assert ratio_means(whole) == pytest.approx(ratio_means(torch.as_tensor(parts)))
+
+
+def test_the_ratio_of_a_sequence_counts_for_each_of_its_tokens():
+    # ratios 2 and 1 of sequences of 3 and 1 tokens, the first one changed
+    sums = ratio_sums(
+        torch.tensor([[2.0], [1.0]]),
+        torch.tensor([[True], [False]]),
+        torch.tensor([[1, 1, 1], [1, 0, 0]]),
+    )
+    assert sums.tolist() == [7.0, 3.0, 4.0]
+
+
+def slope(objective, ratio):
+    """Derivative of each token's objective by its own ratio."""
+    ratio = ratio.clone().requires_grad_()
+    objective(ratio).sum().backward()
+    return ratio.grad
+
+
+@pytest.mark.parametrize("delta", [None, 1.1, 1.5, 2.5])
+def test_clipping_changes_a_token_where_its_gradient_is_another(delta):
+    """Against autograd, with `delta` inside the clip range, just outside of it, and far outside."""
+    generator = torch.Generator().manual_seed(2)
+    ratio = torch.exp(torch.randn(40, 9, generator=generator))
+    advantages = torch.randn(40, 1, generator=generator)
+    advantages[:4] = 0.0
+
+    def objective(r):
+        capped = r if delta is None else r.clamp(max=delta)
+        return torch.min(capped * advantages, r.clamp(0.7, 1.4) * advantages)
+
+    changed = (slope(objective, ratio) - advantages).abs() > 1e-6
+    found = changed_by_clipping(ratio, advantages, 0.3, 0.4, delta)
+    assert torch.equal(found, changed)
+    assert 0.2 < found.float().mean() < 0.8
+
+
+def test_sapo_weighs_a_token_by_the_slope_of_its_gate():
+    generator = torch.Generator().manual_seed(3)
+    ratio = torch.exp(torch.randn(20, 5, generator=generator))
+    advantages = torch.randn(20, 1, generator=generator)
+    temperature = torch.where(advantages > 0, 1.0, 1.05)
+
+    def objective(r):
+        return torch.sigmoid(temperature * (r - 1)) * 4 / temperature * advantages
+
+    weight = sapo_weight(ratio, advantages, 1.0, 1.05)
+    torch.testing.assert_close(weight * advantages, slope(objective, ratio))
+    ones = torch.ones(20, 5)
+    assert not changed_by_weight(sapo_weight(ones, advantages, 1.0, 1.05), advantages).any()
+    assert changed_by_weight(weight, advantages).float().mean() > 0.9
+
+
+def test_cispo_caps_the_weight_from_above_only():
+    # ratios below, within and above a cap of 2; TRL counts those with A > 0
+    ratio = torch.tensor([[0.1, 1.0, 2.5]] * 3)
+    changed = changed_by_cispo(ratio, torch.tensor([[1.0], [-1.0], [0.0]]), 2.0)
+    assert changed.tolist() == [[False, False, True], [False] * 3, [False] * 3]
+
+
+def test_kl_to_the_reference_by_hand():
+    # d = ln 2: 2 - ln 2 - 1; d = 0: 0
+    logps = torch.log(torch.tensor([[0.2, 0.4]]))
+    found = kl_to_reference(logps, torch.log(torch.tensor([[0.4, 0.4]])))
+    torch.testing.assert_close(found, torch.tensor([[1 - math.log(2), 0.0]]))
 
 
 def test_no_clip_never_clips():
