@@ -69,6 +69,7 @@ def make_trainer(tiny_model, tmp_path):
         config_class=AblationConfig,
         reward=letters_reward,
         extras=None,
+        model=None,
         **overrides,
     ):
         arguments = {
@@ -92,13 +93,14 @@ def make_trainer(tiny_model, tmp_path):
         if "optimizer_batch_size" in overrides:
             arguments.pop("gradient_accumulation_steps")
         prompts = [f"User: {a}+{a + 3}=?\nAssistant: <think>" for a in range(11, 27)]
+        model = model or tiny_model
         return cls(
-            model=tiny_model,
+            model=model,
             reward_funcs=reward,
             args=config_class(**arguments),
             train_dataset=Dataset.from_dict({"prompt": prompts}),
             eval_dataset=Dataset.from_dict({"prompt": prompts[:5]}),
-            processing_class=AutoTokenizer.from_pretrained(tiny_model, padding_side="left"),
+            processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
             **(extras or {}),
         )
 

@@ -68,16 +68,6 @@ def width_of(mask_NT: torch.Tensor, multiple: int = 1) -> int:
     return -(-longest // multiple) * multiple
 
 
-def regroupable(steps_per_generation: int, accumulation: int) -> int:
-    """How many consecutive microbatches every optimizer step sums as a whole; 1 if none.
-
-    `steps_per_generation` microbatches make a rollout batch, `accumulation` an optimizer step.
-    Where neither divides the other, some step takes a part of any such group.
-    """
-    smaller, larger = sorted((steps_per_generation, accumulation))
-    return 1 if larger % smaller else smaller
-
-
 def regroup_by_length(microbatches: Sequence[Batch], per_step: int) -> list[Batch]:
     """Deal the rows of every `per_step` consecutive microbatches to them by length.
 

@@ -8,7 +8,7 @@ or profiles (`recipe.py`).
 
 import os
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from trl import GRPOConfig
 
@@ -177,7 +177,8 @@ class AblationConfig(GRPOConfig):
     @property
     def trimmed_to_multiple_of(self) -> int:
         """Widths of microbatches are multiples of it: as padded, and few when compiled."""
-        return self.pad_to_multiple_of or (COMPILED_MULTIPLE if self.torch_compile else 1)
+        padded_to: Any = self.pad_to_multiple_of
+        return padded_to or (COMPILED_MULTIPLE if self.torch_compile else 1)
 
     @property
     def on_policy(self) -> bool:
@@ -196,6 +197,18 @@ class AblationConfig(GRPOConfig):
         """
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
         return self.reuse_forward and corrected and self.on_policy
+
+    @property
+    def regrouped_together(self) -> int:
+        """How many consecutive microbatches have their rows dealt by length; 1 if none.
+
+        An optimizer step has to sum all of them, so that its gradient stays. Where neither a
+        rollout batch nor an optimizer step divides the other, some step takes a part of any group.
+        """
+        steps: Any = self.steps_per_generation
+        smaller, larger = sorted((steps, self.gradient_accumulation_steps))
+        whole = larger % smaller == 0
+        return smaller if self.regroup_by_length and self.rows_are_independent and whole else 1
 
     @property
     def rows_are_independent(self) -> bool:

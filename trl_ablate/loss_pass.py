@@ -23,8 +23,6 @@ from trl_ablate.losses import (
 )
 from trl_ablate.row_metrics import row_sums
 
-Logps = torch.Tensor | None
-
 
 @dataclass(frozen=True)
 class Objective:
@@ -62,20 +60,19 @@ class LossPass:
         self.logps_NT = torch.empty(0)
         self.entropies_NT = torch.empty(0)
 
-    def found(self, logps_NT: torch.Tensor, entropies_NT: torch.Tensor | None, *_: Any) -> None:
-        """Note what the forward pass of the loss gives."""
+    def found(self, logps_NT: Any, entropies_NT: Any) -> None:
+        """Note what the forward pass of the loss gives; TRL's asks for entropies, too."""
         self.logps_NT = logps_NT.detach()
-        if entropies_NT is not None:
-            self.entropies_NT = entropies_NT.detach()
+        self.entropies_NT = entropies_NT.detach()
 
     def ratio_sums(self, objective: Objective) -> torch.Tensor:
         """`(3,)`: see `losses.ratio_sums`. The ratio is to the policy that sampled."""
-        ratio_NT = self._ratio(self.inputs.get("old_per_token_logps"), objective.level)
+        ratio_NT = self._ratio(self.inputs, objective.level)
         return ratio_sums(ratio_NT, self._changed(ratio_NT, objective), self.mask_NT)
 
     def metric_sums(self, objective: Objective) -> dict[str, torch.Tensor]:
         """What TRL's metrics of the loss are made of, by TRL's names: sum and count of each row."""
-        ratio_NT = self._ratio(self.shown.get("old_per_token_logps"), objective.level)
+        ratio_NT = self._ratio(self.shown, objective.level)
         values = {"entropy": self.entropies_NT}
         if objective.kl:
             kl_NT = kl_to_reference(self.logps_NT, self.inputs["ref_per_token_logps"])
@@ -122,8 +119,7 @@ class LossPass:
         )
 
     def _vespo_weights(self, objective: Objective) -> torch.Tensor:
-        old_logps_NT = self.shown.get("old_per_token_logps")
-        old_logps_NT = self.logps_NT if old_logps_NT is None else old_logps_NT
+        old_logps_NT = self._old_logps(self.shown)
         return objective.vespo_weights(
             advantages=self.advantages_N1,
             log_ratio_per_token=self.logps_NT - old_logps_NT,
@@ -131,9 +127,13 @@ class LossPass:
             importance_sampling_ratio=self.shown.get("importance_sampling_ratio"),
         )
 
-    def _ratio(self, old_logps_NT: Logps, level: str) -> torch.Tensor:
-        """π/π_old of each token `(N, T)`, or of each sequence `(N, 1)`; 1 to itself."""
-        old_logps_NT = self.logps_NT if old_logps_NT is None else old_logps_NT
+    def _ratio(self, batch: Batch, level: str) -> torch.Tensor:
+        """π/π_old of each token `(N, T)`, or of each sequence `(N, 1)`."""
+        old_logps_NT = self._old_logps(batch)
         if level == "sequence":
             return torch.exp(sequence_log_ratio(self.logps_NT, old_logps_NT, self.mask_NT))
         return token_ratio(self.logps_NT, old_logps_NT, self.mask_NT)
+
+    def _old_logps(self, batch: Batch) -> torch.Tensor:
+        """Of the policy that sampled; where none are kept, it is the one that is trained."""
+        return batch.get("old_per_token_logps", self.logps_NT)

@@ -20,6 +20,7 @@ in or what comes out:
 `tests/contract` holds each seam against the installed TRL.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
@@ -32,6 +33,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
 
 from trl_ablate.advantages import compute_advantages, weighted_reward
+from trl_ablate.architectures import RELATIVE
 from trl_ablate.batching import (
     DRAWN,
     Batch,
@@ -39,7 +41,6 @@ from trl_ablate.batching import (
     is_text,
     padded_fraction,
     regroup_by_length,
-    regroupable,
     trim,
 )
 from trl_ablate.callbacks import GRPOStepClock
@@ -59,6 +60,8 @@ from trl_ablate.phases import StepPhases
 from trl_ablate.resuming import break_seal, seal
 from trl_ablate.row_metrics import RowMetrics
 
+logger = logging.getLogger(__name__)
+
 
 class AblationTrainer(GRPOTrainer):
     """`GRPOTrainer` with the switches of `AblationConfig`; at their defaults, `GRPOTrainer`."""
@@ -74,15 +77,14 @@ class AblationTrainer(GRPOTrainer):
         self.stop = StopStrings(
             args.stop or (), self._tokenizer, self.eos_token_ids, args.min_tokens
         )
+        self._trims = args.trim_microbatches and self._may_move_rows()
         self._rewards_NF = torch.empty(0)
         self._loss_pass: LossPass | None = None
         self._ratio_sums: dict[str, torch.Tensor] = defaultdict(
             lambda: torch.zeros(3, dtype=torch.float64)
         )
-        self._row_metrics = RowMetrics(self._metrics["train"], self.accelerator.gather)
-        self._regrouped_together = regroupable(
-            args.steps_per_generation, args.gradient_accumulation_steps
-        )
+        gather: Any = self.accelerator.gather
+        self._row_metrics = RowMetrics(self._metrics["train"], gather)
         self.mismatch = MismatchCorrection(args)
         self.callback_handler.add_callback(GRPOStepClock(args.optimizer_steps_per_rollout))
         self.phases = StepPhases(self._metrics["train"], memory=args.log_memory)
@@ -139,20 +141,31 @@ class AblationTrainer(GRPOTrainer):
         self._buffered_inputs = self._without_needless_padding(self._buffered_inputs)
         return self._buffered_inputs[self._step % len(self._buffered_inputs)]
 
+    def _may_move_rows(self) -> bool:
+        """Padding counts in the auxiliary loss of some mixtures of experts, and in the positions
+        of some models."""
+        config: Any = self.model.config
+        model_type = config.model_type
+        if model_type not in RELATIVE:
+            logger.warning(
+                "trim_microbatches is off: model type '%s' is not among those that were tested "
+                "with rows moved to the left",
+                model_type,
+            )
+        return model_type in RELATIVE and not self.aux_loss_enabled
+
     def _without_needless_padding(self, microbatches: list[Batch]) -> list[Batch]:
         """One rollout batch, regrouped and trimmed as far as the switches and the loss allow."""
         if self.aux_loss_enabled or not all(is_text(batch) for batch in microbatches):
             return microbatches
         drawn = padded_fraction(microbatches)
-        together, multiple = self._regrouped_together, self.args.trimmed_to_multiple_of
-        if self.args.regroup_by_length and self.args.rows_are_independent and together > 1:
+        together, multiple = self.args.regrouped_together, self.args.trimmed_to_multiple_of
+        if together > 1:
             microbatches = regroup_by_length(microbatches, together)
-        if self.args.trim_microbatches:
+        if self._trims:
             microbatches = [trim(batch, multiple) for batch in microbatches]
         self._metrics["train"]["padding/fraction_drawn"].append(drawn)
-        left = padded_fraction(
-            microbatches, moved_left=self.args.trim_microbatches, multiple=multiple
-        )
+        left = padded_fraction(microbatches, moved_left=self._trims, multiple=multiple)
         self._metrics["train"]["padding/fraction"].append(left)
         return microbatches
 
@@ -193,12 +206,12 @@ class AblationTrainer(GRPOTrainer):
     ):
         forward = partial(super()._get_per_token_logps_and_entropies, model, **kwargs)
         rows = (input_ids, attention_mask, logits_to_keep, batch_size)
-        if self.args.trim_microbatches and not self.aux_loss_enabled and _is_text_forward(kwargs):
+        if self._trims and _is_text_forward(kwargs):
             result = forward_trimmed(forward, *rows, multiple=self.args.trimmed_to_multiple_of)
         else:
             result = forward(*rows)
         if self._loss_pass is not None:
-            self._loss_pass.found(*result)
+            self._loss_pass.found(result[0], result[1])
             if self.mismatch.saves_a_forward:
                 self.mismatch.correct(self._loss_pass)
         return result
@@ -222,7 +235,7 @@ class AblationTrainer(GRPOTrainer):
         self._ratio_sums[mode] += loss_pass.ratio_sums(objective).cpu().double()
         if DRAWN in loss_pass.inputs:
             sums = loss_pass.metric_sums(objective)
-            self._row_metrics.add(loss_pass.inputs[DRAWN], sums, self._regrouped_together)
+            self._row_metrics.add(loss_pass.inputs[DRAWN], sums, self.args.regrouped_together)
 
     def _objective(self) -> Objective:
         args: Any = self.args

@@ -55,7 +55,6 @@ def test_optimizer_steps_per_rollout(epochs, train_batch, steps, on_policy):
     )
     assert got.gradient_accumulation_steps == train_batch // 16
     assert got.optimizer_steps_per_rollout == steps
-    assert got.max_steps == 10 * steps
     assert got.on_policy is on_policy
 
 
@@ -107,3 +106,25 @@ def test_choices_of_types():
 def test_a_learning_rate_scale_of_zero_is_refused():
     with pytest.raises(ConfigurationError, match="has to be positive"):
         TaskArguments(learning_rate_scale=0.0)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "step", "together"),
+    [(4, 4, 4), (4, 2, 2), (2, 6, 2), (1, 3, 1), (4, 6, 1), (6, 4, 1), (3, 2, 1)],
+)
+def test_rows_are_dealt_by_length_only_where_every_step_sums_the_whole_group(
+    rollout, step, together
+):
+    batches = {"steps_per_generation": rollout, "gradient_accumulation_steps": step}
+    assert config(**batches).regrouped_together == together
+    assert config(**batches, regroup_by_length=False).regrouped_together == 1
+    assert config(**batches, length_norm="microbatch").regrouped_together == 1
+
+
+@pytest.mark.parametrize(
+    ("rollout", "step", "max_steps"), [(4, 4, 12), (4, 2, 24), (2, 4, 6), (2, 6, 4)]
+)
+def test_grpo_steps_count_rollout_batches(rollout, step, max_steps):
+    counted = config(steps_per_generation=rollout, gradient_accumulation_steps=step, grpo_steps=12)
+    assert counted.max_steps == max_steps
+    assert max_steps * counted.grpo_steps_per_optimizer_step == 12

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from trl_ablate.batching import regroupable
 from trl_ablate.row_metrics import RowMetrics, metric_of_microbatches, row_sums
 
 NAN = float("nan")
@@ -46,11 +45,3 @@ def test_metrics_are_replaced_once_all_rows_are_known():
     metrics["kl"].append(200.0)
     rows.add(torch.tensor([1, 0]), {"kl": torch.tensor([[4.0, 1.0], [5.0, 1.0]])}, 2)
     assert metrics["kl"] == pytest.approx([9.0, 9 / 3, 6 / 2])
-
-
-@pytest.mark.parametrize(
-    ("rollout", "step", "together"),
-    [(4, 4, 4), (4, 2, 2), (2, 6, 2), (1, 3, 1), (4, 6, 1), (6, 4, 1), (3, 2, 1)],
-)
-def test_microbatches_are_regrouped_only_where_every_step_sums_all_of_them(rollout, step, together):
-    assert regroupable(rollout, step) == together
