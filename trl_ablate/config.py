@@ -47,7 +47,7 @@ COUNTS = (
 
 @dataclass
 class AblationConfig(GRPOConfig):
-    """`GRPOConfig` with every choice of GRPO as a switch. Each field's `help` says what it does."""
+    """`GRPOConfig` with the choices that README lists as switches; `help` explains each field."""
 
     baseline: Baseline = setting("group_mean", "What is subtracted from the reward.")
     advantage_eps: float = setting(
@@ -285,6 +285,13 @@ class AblationConfig(GRPOConfig):
                 f"min_tokens is {self.min_tokens}, which transformers' continuous batching "
                 "cannot hold; set min_tokens to 0, or use_transformers_continuous_batching to "
                 "false"
+            )
+        engine = self.vllm_max_model_length if self.use_vllm else None
+        if engine is not None and (self.max_completion_length or 0) >= engine:
+            raise ConfigurationError(
+                f"max_completion_length {self.max_completion_length} leaves no room for a prompt "
+                f"in vllm_max_model_length {engine}, where the engine cuts off; lower "
+                "max_completion_length, or raise vllm_max_model_length"
             )
         if "seed" in (self.generation_kwargs or {}):
             raise ConfigurationError(
