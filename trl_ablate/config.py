@@ -137,8 +137,12 @@ class AblationConfig(GRPOConfig):
         "sequence_mask",
         "How the mismatch between vLLM's and the trainer's probabilities is corrected.",
     )
-    eval_steps: float | None = setting(None, "GRPO steps (rollout batches) between evaluations.")
-    save_steps: float = setting(500, "GRPO steps (rollout batches) between checkpoints.")
+    eval_steps: float | None = setting(
+        None, "GRPO steps (rollout batches) between evaluations; below 1 a share of all of them."
+    )
+    save_steps: float = setting(
+        500, "GRPO steps (rollout batches) between checkpoints; below 1 a share of all of them."
+    )
 
     def __post_init__(self):
         if isinstance(self.scale_rewards, bool):  # TRL's older way to say it

@@ -14,7 +14,8 @@ MOVED, STUCK = 0.9, 0.1
 
 @pytest.fixture
 def tiny_model(tmp_path) -> str:
-    """For `make_trainer`, in place of the one that all tests share: weights as large as a language model's, in tensors that 8-bit Adam takes (4096 and more)."""
+    """For `make_trainer`, in place of the one that all tests share: weights as large as a language
+    model's, in tensors that 8-bit Adam takes (4096 elements and more)."""
     tokenizer = miniature.tokenizer()
     torch.manual_seed(0)
     config = Qwen2Config(
