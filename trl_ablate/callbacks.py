@@ -51,13 +51,13 @@ class GRPOStepClock(TrainerCallback):
 
     def on_train_begin(self, args: AblationConfig, state: TrainerState, control, **kwargs):
         # transformers has made a fraction a number of optimizer steps
-        state.eval_steps = self._in_grpo_steps(args.eval_steps, state)
-        state.save_steps = self._in_grpo_steps(args.save_steps, state)
+        if args.eval_steps is not None and 0 < args.eval_steps < 1:
+            state.eval_steps = self._share(args.eval_steps, state)
+        if 0 < args.save_steps < 1:
+            state.save_steps = self._share(args.save_steps, state)
 
-    def _in_grpo_steps(self, given: float | None, state: TrainerState):
-        if given is None or not 0 < given < 1:
-            return given
-        return math.ceil(state.max_steps / self._per_rollout * given)
+    def _share(self, fraction: float, state: TrainerState) -> int:
+        return math.ceil(state.max_steps / self._per_rollout * fraction)
 
     def on_step_end(
         self, args: AblationConfig, state: TrainerState, control: TrainerControl, **kwargs
