@@ -48,6 +48,8 @@ def resolve_plan(study: Study) -> Plan:
             _planned(arm, outcome, study, keys)
             for arm, outcome in zip(study.arms, resolved, strict=True)
         ),
+        against=dict(study.against),
+        notes=study.notes,
     )
 
 
