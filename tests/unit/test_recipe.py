@@ -1,5 +1,6 @@
 """Recipes: layers, strictness, and what each shipped one resolves to."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,29 @@ def test_every_recipe_resolves_and_changes_what_it_declares(arm, profile):
 def test_no_recipe_repeats_its_base(arm):
     for key, (before, after) in load_recipe(arm, profile="miniature").changes.items():
         assert before != after, f"{key} is what the base has already"
+
+
+@pytest.mark.parametrize(
+    "arm", [arm for arm in ARMS if "arxiv.org" in arm.read_text()], ids=lambda path: path.stem
+)
+def test_a_recipe_says_what_of_its_paper_it_has_and_lacks(arm):
+    header = {
+        line.split(":")[0]: line.partition(":")[2].strip()
+        for line in arm.read_text(encoding="utf-8").splitlines()
+        if re.match(r"# [A-Z]\w+: ", line)
+    }
+    assert "https://arxiv.org/abs/" in header["# Paper"]
+    assert header["# Has"] and header["# Lacks"]
+
+
+def test_the_kl_term_of_deepseekmath_is_not_weighted_by_the_ratio():
+    from trl import GRPOConfig
+
+    assert GRPOConfig(output_dir="unused", use_cpu=True, bf16=False).use_bias_correction_kl
+    resolved = load_recipe(SHIPPED / "rl_from_scratch.yaml", "miniature")
+    assert resolved.config.beta == 0.04
+    assert not resolved.config.use_bias_correction_kl
+    assert "use_bias_correction_kl" not in resolved.inert
 
 
 def test_order_is_base_profile_recipe_command_line(write):
