@@ -33,13 +33,14 @@ def limit_prompts(config: AblationConfig, task: TaskArguments) -> None:
     if not config.use_vllm or config.vllm_max_model_length is None:
         return
     room = config.vllm_max_model_length - (config.max_completion_length or 0)
-    if (task.max_prompt_length or 0) > room:
+    if task.max_prompt_length is None:
+        task.max_prompt_length = room
+    if task.max_prompt_length > room:
         raise ConfigurationError(
             f"max_prompt_length {task.max_prompt_length} and max_completion_length "
             f"{config.max_completion_length} are more than vllm_max_model_length "
             f"{config.vllm_max_model_length}; lower one of the two, or raise vllm_max_model_length"
         )
-    task.max_prompt_length = task.max_prompt_length or room
 
 
 def trust_warnings(arguments: Mapping[str, Any]) -> list[str]:
