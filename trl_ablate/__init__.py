@@ -1,4 +1,4 @@
-"""The ablation lab for GRPO on top of TRL: every choice a switch, every arm a recipe.
+"""The ablation lab for GRPO on top of TRL: choices as switches, every arm a recipe.
 
 Names are imported on first use, so that reading a run directory, grading an answer or printing a
 recipe never pays for torch. Legend of the dimension suffixes used throughout: P prompts,

@@ -17,6 +17,7 @@ from transformers import (
 from trl import get_peft_config, get_quantization_config
 
 from trl_ablate import miniature
+from trl_ablate.config import AblationConfig
 from trl_ablate.data import load_questions, to_prompts
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN
@@ -37,8 +38,23 @@ def build_trainer(
     look = partial(_look_at, model, resolved)
     tokenizer = look()
     train_dataset = task_dataset(resolved.task, "train", tokenizer)
+    check_enough(train_dataset, resolved.config)
     with looked_at_again(look):
-        return _put_together(resolved, grader, model, tokenizer, train_dataset, callbacks)
+        sets = evaluation_sets(resolved.task, tokenizer)
+        return _put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)
+
+
+def check_enough(questions: Dataset, config: AblationConfig) -> None:
+    """Refuse fewer questions than one rollout batch takes: TRL's sampler leaves out a batch that it
+    cannot fill, so that there would be no step."""
+    needed = cast(int, config.generation_batch_size) // cast(int, config.num_generations)
+    if len(questions) < needed:
+        raise ConfigurationError(
+            f"there are {len(questions)} questions to train on, after all filters, and a rollout "
+            f"batch takes {needed} (generation_batch_size {config.generation_batch_size} / "
+            f"num_generations {config.num_generations}); raise train_size, filter less (levels, "
+            "subjects, max_prompt_length), or lower generation_batch_size"
+        )
 
 
 def _look_at(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
@@ -58,8 +74,9 @@ def build_evaluator(resolved: Resolved, grader: MathGrader) -> AblationTrainer:
         model = merged_adapter(name, resolved) if is_adapter(name) else name
         if model is name:
             check_model(name, resolved)
-    questions = task_dataset(resolved.task, "eval", tokenizer)
-    return _put_together(resolved, grader, model, tokenizer, questions)
+    sets = evaluation_sets(resolved.task, tokenizer)
+    questions = sets[MAIN] if isinstance(sets, dict) else sets
+    return _put_together(resolved, grader, model, tokenizer, questions, sets)
 
 
 def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:
@@ -77,6 +94,7 @@ def _put_together(
     model: str | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     train_dataset: Dataset,
+    evaluated: Dataset | dict[str, Dataset],
     callbacks: list[TrainerCallback] | None = None,
 ) -> AblationTrainer:
     config, model_args = resolved.config, resolved.model
@@ -96,7 +114,7 @@ def _put_together(
         reward_funcs=rewards,
         args=config,
         train_dataset=train_dataset,
-        eval_dataset=evaluation_sets(resolved.task, tokenizer),
+        eval_dataset=evaluated,
         processing_class=tokenizer,
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
@@ -183,7 +201,7 @@ def task_dataset(task: TaskArguments, part: str, tokenizer: PreTrainedTokenizerB
         subjects=task.subjects,
         skip_bad_rows=task.skip_bad_rows,
     )
-    return _prompts(questions, task, tokenizer)
+    return _prompts(questions, task, tokenizer, f"{part} questions")
 
 
 def evaluation_sets(
@@ -203,11 +221,14 @@ def evaluation_sets(
     }
     if not named:
         return main
-    return {MAIN: main, **{name: _prompts(one, task, tokenizer) for name, one in named.items()}}
+    return {MAIN: main} | {
+        name: _prompts(one, task, tokenizer, f"eval questions of '{name}'")
+        for name, one in named.items()
+    }
 
 
 def _prompts(
-    questions: Dataset, task: TaskArguments, tokenizer: PreTrainedTokenizerBase
+    questions: Dataset, task: TaskArguments, tokenizer: PreTrainedTokenizerBase, what: str
 ) -> Dataset:
     return to_prompts(
         questions,
@@ -215,4 +236,5 @@ def _prompts(
         style=task.prompt_style,
         tokenizer=tokenizer,
         max_prompt_length=task.max_prompt_length,
+        what=what,
     )

@@ -42,11 +42,22 @@ class GRPOStepClock(TrainerCallback):
 
     Off-policy arms take several optimizer steps per rollout batch; counted so, they are evaluated
     at the same GRPO steps as on-policy ones, and a checkpoint never falls into the middle of a
-    batch. The last step is always evaluated.
+    batch. A fraction is that share of all GRPO steps, rounded up. The last step is always
+    evaluated.
     """
 
     def __init__(self, optimizer_steps_per_rollout: int):
         self._per_rollout = optimizer_steps_per_rollout
+
+    def on_train_begin(self, args: AblationConfig, state: TrainerState, control, **kwargs):
+        # transformers has made a fraction a number of optimizer steps
+        if args.eval_steps is not None and 0 < args.eval_steps < 1:
+            state.eval_steps = self._share(args.eval_steps, state)
+        if 0 < args.save_steps < 1:
+            state.save_steps = self._share(args.save_steps, state)
+
+    def _share(self, fraction: float, state: TrainerState) -> int:
+        return math.ceil(state.max_steps / self._per_rollout * fraction)
 
     def on_step_end(
         self, args: AblationConfig, state: TrainerState, control: TrainerControl, **kwargs
@@ -61,7 +72,7 @@ class GRPOStepClock(TrainerCallback):
         return control
 
     def _falls_on(self, global_step: int, every: int) -> bool:
-        return global_step % (every * self._per_rollout) == 0
+        return every > 0 and global_step % (every * self._per_rollout) == 0
 
 
 class RunRecorder(TrainerCallback):

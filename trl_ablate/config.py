@@ -50,7 +50,7 @@ COUNTS = (
 
 @dataclass
 class AblationConfig(GRPOConfig):
-    """`GRPOConfig` with every choice of GRPO as a switch. Each field's `help` says what it does."""
+    """`GRPOConfig` with the choices that README lists as switches; `help` explains each field."""
 
     baseline: Baseline = setting("group_mean", "What is subtracted from the reward.")
     advantage_eps: float = setting(
@@ -140,8 +140,12 @@ class AblationConfig(GRPOConfig):
         "sequence_mask",
         "How the mismatch between vLLM's and the trainer's probabilities is corrected.",
     )
-    eval_steps: float | None = setting(None, "GRPO steps (rollout batches) between evaluations.")
-    save_steps: float = setting(500, "GRPO steps (rollout batches) between checkpoints.")
+    eval_steps: float | None = setting(
+        None, "GRPO steps (rollout batches) between evaluations; below 1 a share of all of them."
+    )
+    save_steps: float = setting(
+        500, "GRPO steps (rollout batches) between checkpoints; below 1 a share of all of them."
+    )
 
     def __post_init__(self):
         if isinstance(self.scale_rewards, bool):  # TRL's older way to say it
@@ -326,6 +330,13 @@ class AblationConfig(GRPOConfig):
                 f"min_tokens is {self.min_tokens}, which transformers' continuous batching "
                 "cannot hold; set min_tokens to 0, or use_transformers_continuous_batching to "
                 "false"
+            )
+        engine = self.vllm_max_model_length if self.use_vllm else None
+        if engine is not None and (self.max_completion_length or 0) >= engine:
+            raise ConfigurationError(
+                f"max_completion_length {self.max_completion_length} leaves no room for a prompt "
+                f"in vllm_max_model_length {engine}, where the engine cuts off; lower "
+                "max_completion_length, or raise vllm_max_model_length"
             )
         if "seed" in (self.generation_kwargs or {}):
             raise ConfigurationError(

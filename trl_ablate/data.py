@@ -14,7 +14,7 @@ and reports how many.
 
 import logging
 import random
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -51,7 +51,7 @@ NAMED_DATASETS = {
 class Tokenizer(Protocol):
     """The part of a tokenizer that counts a prompt's tokens."""
 
-    def __call__(self, text: str) -> Any: ...
+    def __call__(self, text: str, **kwargs: Any) -> Any: ...
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
 
@@ -122,16 +122,38 @@ def to_prompts(
     *,
     tokenizer: Tokenizer | None = None,
     max_prompt_length: int | None = None,
+    what: str = "data",
 ) -> Dataset:
     """Adds the column `prompt`, rendered by the template; all other columns stay.
 
-    With a tokenizer and a limit, prompts of more tokens than that are counted and reported (with
-    the longest of them), and kept: what to do about them is the caller's choice.
+    With a tokenizer and a limit, questions whose prompt has more tokens are dropped, and their
+    number is reported under the name `what`. It is an error if none is left.
     """
     prompts = [render(template, question, style) for question in dataset["question"]]
-    if tokenizer is not None and max_prompt_length is not None:
-        _report_long(prompts, tokenizer, max_prompt_length)
-    return dataset.add_column("prompt", prompts)  # pyright: ignore[reportCallIssue]
+    rendered = dataset.add_column("prompt", prompts)  # pyright: ignore[reportCallIssue]
+    if tokenizer is None or max_prompt_length is None:
+        return rendered
+    lengths = [_token_count(prompt, tokenizer) for prompt in prompts]
+    kept = [row for row, length in enumerate(lengths) if length <= max_prompt_length]
+    if not kept:
+        raise ConfigurationError(
+            f"{what}: all {len(lengths)} prompts have more than max_prompt_length "
+            f"{max_prompt_length} tokens, the shortest {min(lengths)}; raise max_prompt_length "
+            "(with vLLM, vllm_max_model_length too)"
+        )
+    if len(kept) < len(lengths):
+        logger.warning(
+            "%s: dropped %d of %d questions, %d are left; their prompts have more than "
+            "max_prompt_length %d tokens, the longest %d (row %d)",
+            what,
+            len(lengths) - len(kept),
+            len(lengths),
+            len(kept),
+            max_prompt_length,
+            max(lengths),
+            lengths.index(max(lengths)),
+        )
+    return rendered.select(kept) if len(kept) < len(lengths) else rendered
 
 
 def draw(items: Sequence[Any], size: int | None, seed: int, name: str) -> list[Any]:
@@ -236,29 +258,8 @@ def _to_dataset(questions: list[dict[str, str]]) -> Dataset:
     return Dataset.from_dict({column: [row.get(column) for row in questions] for column in columns})
 
 
-def _report_long(
-    prompts: Sequence[str | list[dict[str, str]]], tokenizer: Tokenizer, limit: int
-) -> None:
-    lengths = list(_token_counts(prompts, tokenizer))
-    long = [length for length in lengths if length > limit]
-    if long:
-        logger.warning(
-            "%d of %d prompts are longer than %d tokens; the longest has %d (row %d)",
-            len(long),
-            len(lengths),
-            limit,
-            max(long),
-            lengths.index(max(long)),
-        )
-
-
-def _token_counts(
-    prompts: Sequence[str | list[dict[str, str]]], tokenizer: Tokenizer
-) -> Iterator[int]:
-    for prompt in prompts:
-        text = (
-            prompt
-            if isinstance(prompt, str)
-            else tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-        )
-        yield len(tokenizer(text)["input_ids"])
+def _token_count(prompt: str | list[dict[str, str]], tokenizer: Tokenizer) -> int:
+    if isinstance(prompt, str):
+        return len(tokenizer(prompt)["input_ids"])
+    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])  # the template has them

@@ -8,10 +8,11 @@ from collections.abc import Collection
 
 from trl import ModelConfig
 
-from trl_ablate.config import AblationConfig
+from trl_ablate.config import SURROGATE_LOSS_TYPES, AblationConfig
 from trl_ablate.task import TaskArguments
 
 ADAPTIVE_ENTROPY = ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target")
+ON_POLICY = "fully on-policy: every ratio is 1"
 EVALUATION = ("num_generations_eval", "eval_sets", "eval_temperature", "eval_top_p")
 
 
@@ -30,28 +31,46 @@ def inert_knobs(
 
 
 def _objective_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
-    clips = ("epsilon", "epsilon_high", "delta")
-    same = (
-        "fully on-policy: every ratio is 1, so clip, no_clip and reinforce have the same gradient"
-    )
-    unclipped = config.surrogate in ("no_clip", "reinforce")
+    corrected = config.use_vllm and config.vllm_importance_sampling_correction
+    temperatures = ("sapo_temperature_neg", "sapo_temperature_pos")
+    weights = ("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg")
     return [
-        (config.on_policy, (*clips, "surrogate"), same),
-        (unclipped, clips, f"surrogate '{config.surrogate}' does not clip"),
+        *_clip_rules(config),
         (
             config.length_norm != "constant",
             ("length_norm_constant",),
             f"length_norm is '{config.length_norm}', not 'constant'",
         ),
+        (config.on_policy, temperatures, f"{ON_POLICY}, where the slope is 1 at any temperature"),
+        (config.loss_type != "sapo", temperatures, "no sapo loss"),
+        (config.on_policy and not corrected, weights, f"{ON_POLICY}, and so is every weight"),
+        (config.loss_type != "vespo", weights, "no vespo loss"),
+    ]
+
+
+def _clip_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
+    """What TRL's losses read of epsilon, epsilon_high and delta.
+
+    At ratio 1 a clip range around it does not bind; a delta below 1, or the cap of 'cispo', which
+    is epsilon_high itself rather than 1 + epsilon_high, does.
+    """
+    clips = config.loss_type in SURROGATE_LOSS_TYPES
+    capped_at_one = config.delta is not None and config.delta < 1
+    unclipped = config.surrogate in ("no_clip", "reinforce")
+    same = f"{ON_POLICY}, so clip, no_clip and reinforce have the same gradient"
+    bounds, own = ("epsilon", "epsilon_high"), f"loss_type '{config.loss_type}'"
+    no_clip = f"surrogate '{config.surrogate}' does not clip"
+    return [
+        (clips and config.on_policy, (*bounds, "surrogate"), same),
+        (clips and config.on_policy and not capped_at_one, ("delta",), same),
+        (clips and unclipped, bounds, no_clip),
+        (clips and unclipped and not capped_at_one, ("delta",), no_clip),
+        (config.loss_type in ("sapo", "vespo"), (*bounds, "delta"), f"{own} does not clip"),
+        (config.loss_type == "cispo", ("delta",), f"{own} does not read it"),
         (
-            config.loss_type != "sapo",
-            ("sapo_temperature_neg", "sapo_temperature_pos"),
-            "no sapo loss",
-        ),
-        (
-            config.loss_type != "vespo",
-            ("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg"),
-            "no vespo loss",
+            config.loss_type == "cispo" and config.epsilon_high is not None,
+            ("epsilon",),
+            f"{own} has no lower bound, and epsilon_high is its upper one",
         ),
     ]
 

@@ -29,6 +29,7 @@ class StepPhases(TrainerCallback):
         self._metrics = metrics
         self._memory = memory
         self._began: float | None = None
+        self._device = torch.device("cpu")
         self._seconds: dict[str, float] = {}
 
     @contextmanager
@@ -46,15 +47,16 @@ class StepPhases(TrainerCallback):
             self._note_peak("after_rollout")
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self._began = _now()
+        self._device = args.device
+        self._began = _now(self._device)
         self._seconds = {"rollout": 0.0, "reward": 0.0}
         if self._memory:
-            reset_peak_memory()
+            reset_peak_memory(self._device)
 
     def on_step_end(self, args, state, control, **kwargs):
         if self._began is None:
             return
-        whole = _now() - self._began
+        whole = _now(self._device) - self._began
         seconds = {**self._seconds, "train": whole - sum(self._seconds.values()), "step": whole}
         for name, value in seconds.items():
             self._metrics[f"time/{name}"].append(value)
@@ -63,11 +65,12 @@ class StepPhases(TrainerCallback):
 
     def _note_peak(self, name: str) -> None:
         if self._memory:
-            self._metrics[f"memory/peak_{name}"].append(peak_memory() / GIB)
-            reset_peak_memory()
+            self._metrics[f"memory/peak_{name}"].append(peak_memory(self._device) / GIB)
+            reset_peak_memory(self._device)
 
 
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def _now(device: torch.device) -> float:
+    """When the device has done what it was given so far."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter()

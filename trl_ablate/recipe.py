@@ -19,11 +19,17 @@ from typing import Any
 import torch
 from trl import ModelConfig
 
+from trl_ablate.agreement import (
+    check_evaluation,
+    limit_prompts,
+    template_warnings,
+    trust_warnings,
+)
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.estimates import metric_names
 from trl_ablate.guard import GuardArguments
 from trl_ablate.inert import inert_knobs
+from trl_ablate.precision import precision_warnings
 from trl_ablate.profiles import profile_path, suitable_profile
 from trl_ablate.shipped import beside_or_shipped
 from trl_ablate.strict import admits, brief, check_value, nearest, parse_yaml, read_mapping
@@ -253,7 +259,7 @@ def _resolve(
     arguments = groups[AblationConfig]
     for name in NAMES_OF_FOLDERS:
         _check_folder_name(name, settings.get(name))
-    warnings = _template_warnings(task, arguments) + _trust_warnings(arguments)
+    warnings = template_warnings(task, arguments) + trust_warnings(arguments)
     arguments.setdefault("stop", list(TEMPLATES[task.template].stop) or None)
     arguments.setdefault("output_dir", f"runs/{settings['arm']}-seed{settings.get('seed', 42)}")
     if "learning_rate" in arguments:
@@ -268,7 +274,8 @@ def _resolve(
     except Exception as error:  # TRL and transformers refuse values in a dozen ways
         refused = f"{type(error).__name__}: " * (not isinstance(error, ValueError))
         raise ConfigurationError(f"recipe {path}: {refused}{brief(error, 500)}") from error
-    _check_evaluation(config, task)
+    check_evaluation(config, task)
+    limit_prompts(config, task)
     return Resolved(
         recipe=path,
         profile=profile[0],
@@ -279,27 +286,10 @@ def _resolve(
         guard=GuardArguments(**groups[GuardArguments]),
         changes=changes,
         inert=inert_knobs(config, task, model, settings),
-        warnings=warnings,
+        warnings=warnings + precision_warnings(config, model),
         settings={**settings, **{key: getattr(config, key) for key in arguments}},
         for_gpu=not settings.get("use_cpu", False),
     )
-
-
-def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
-    """Every metric of an evaluation has a name of its own, and the best one exists."""
-    samples = config.num_generations_eval or config.num_generations or 1
-    names = metric_names(samples, task.eval_sets or ())
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigurationError(
-            f"eval_sets {', '.join(task.eval_sets or ())} would give two meanings to "
-            f"'{twice[0]}'; rename the set"
-        )
-    if config.best_metric not in names:
-        raise ConfigurationError(
-            f"best_metric '{config.best_metric}' is no metric of this evaluation"
-            f"{nearest(config.best_metric, names) or '; one is eval_reward'}"
-        )
 
 
 def _check_folder_name(key: str, value: str | None) -> None:
@@ -308,34 +298,3 @@ def _check_folder_name(key: str, value: str | None) -> None:
             f"{key} is '{brief(value)}', which names a folder of the run; give a name without "
             "slashes, and --output_dir for the place"
         )
-
-
-def _trust_warnings(arguments: Mapping[str, Any]) -> list[str]:
-    """Running code out of a model's repository is a decision that nobody should overlook."""
-    loading = arguments.get("model_init_kwargs")
-    asked = {"trust_remote_code": arguments.get("trust_remote_code")}
-    if isinstance(loading, Mapping):
-        asked["model_init_kwargs: trust_remote_code"] = loading.get("trust_remote_code")
-    return [
-        f"{key} is on: code from the model's repository runs on this machine with all of your "
-        "rights; leave it off for models that you have not read"
-        for key, on in asked.items()
-        if on
-    ]
-
-
-def _template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> list[str]:
-    """A template brings its stop strings and reward; say so where only one is changed."""
-    template = TEMPLATES[task.template]
-    said = []
-    if "stop" in arguments and tuple(arguments["stop"] or ()) != template.stop:
-        said.append(
-            f"stop is {arguments['stop']}, but template '{task.template}' is written for "
-            f"{list(template.stop)}: its reward may never see the end it looks for"
-        )
-    if task.reward and task.reward != task.template:
-        said.append(
-            f"reward '{task.reward}' grades completions that template '{task.template}' asks for "
-            "in another format"
-        )
-    return said

@@ -47,7 +47,10 @@ class TaskArguments:
     levels: list[str] | None = setting(None, "Keep these difficulty levels only.")
     subjects: list[str] | None = setting(None, "Keep these subjects only.")
     max_prompt_length: int | None = setting(
-        None, "Prompts with more tokens are reported, with their number."
+        None,
+        "Questions whose prompt has more tokens are dropped, from training and evaluation, and "
+        "their number is reported. Null: what vllm_max_model_length leaves beside "
+        "max_completion_length, or no limit without vLLM.",
     )
     skip_bad_rows: bool = setting(False, "Count unreadable rows instead of stopping at the first.")
     template: TemplateName = setting(

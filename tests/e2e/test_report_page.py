@@ -62,7 +62,7 @@ def test_the_page_in_a_browser(browser, page):
     click(browser, 0, 0)
     click(browser, 0, 0)
     assert cells(browser, 0, 0) == ["broken", "grpo", "weak"]  # text sorts, too
-    click(browser, 1, 2)  # differences have signs and intervals
+    click(browser, 1, 3)  # differences have signs and intervals
     assert cells(browser, 1, 0) == ["weak", "broken"]
     marked = browser.evaluate("[...document.querySelectorAll('.worse')].map(e => e.textContent)")
     assert marked == ["worse", "worse"]

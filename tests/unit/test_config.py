@@ -84,6 +84,10 @@ def test_accumulation_counts_processes(monkeypatch):
         ),
         ({"use_vllm": True, "top_k": 5}, "top_k 5 cuts the sampling distribution"),
         ({"use_vllm": True, "min_p": 0.1}, "min_p 0.1 cuts the sampling distribution"),
+        (
+            {"use_vllm": True, "max_completion_length": 512, "vllm_max_model_length": 512},
+            "max_completion_length 512 leaves no room for a prompt in vllm_max_model_length 512",
+        ),
     ],
 )
 def test_contradictions_name_the_value_and_the_change(settings, said):

@@ -281,7 +281,7 @@ def test_math_and_gsm8k(shared_data, caplog):
 class WordTokenizer:
     """Counts words; enough to count tokens with."""
 
-    def __call__(self, text):
+    def __call__(self, text, **kwargs):
         return {"input_ids": text.split()}
 
     def apply_chat_template(self, conversation, **kwargs):
@@ -298,15 +298,64 @@ def test_prompts_keep_the_other_columns(tmp_path):
 
 
 @pytest.mark.parametrize("template", ["question_only", "think_xml"])
-def test_long_prompts_are_reported_and_kept(tmp_path, caplog, template):
+def test_questions_with_long_prompts_are_dropped_and_counted(tmp_path, caplog, template):
     long = {"question": "word " * 500, "answer": "1"}
     source = write_lines(tmp_path / "a.jsonl", GOOD, long, GOOD)
     data = load_questions(source, split="train")
     with caplog.at_level(logging.WARNING, "trl_ablate.data"):
-        kept = to_prompts(data, template, tokenizer=WordTokenizer(), max_prompt_length=400)
-    assert len(kept) == 3
-    assert "1 of 3 prompts are longer than 400 tokens" in caplog.text
-    assert "(row 1)" in caplog.text
+        kept = to_prompts(
+            data, template, tokenizer=WordTokenizer(), max_prompt_length=400, what="train questions"
+        )
+    assert kept["question"] == [GOOD["question"]] * 2
+    assert "train questions: dropped 1 of 3 questions, 2 are left" in caplog.text
+    assert "max_prompt_length 400 tokens, the longest" in caplog.text and "(row 1)" in caplog.text
+
+
+def test_a_limit_that_leaves_no_question_is_an_error(tmp_path):
+    data = load_questions(write_lines(tmp_path / "a.jsonl", GOOD), split="train")
+    with pytest.raises(ConfigurationError, match="all 1 prompts have more than max_p"):
+        to_prompts(data, "r1_zero", tokenizer=WordTokenizer(), max_prompt_length=2)
+
+
+def test_a_prompt_as_long_as_the_limit_is_kept(tmp_path, caplog):
+    data = load_questions(write_lines(tmp_path / "a.jsonl", GOOD), split="train")
+    plain = to_prompts(data, "question_only", "short")["prompt"][0]
+    limits = {"tokenizer": WordTokenizer(), "max_prompt_length": len(plain.split())}
+    assert len(to_prompts(data, "question_only", "short", **limits)) == 1
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "questions"), [({"train_size": 8}, 8), ({"max_prompt_length": 30}, 20)]
+)
+def test_fewer_questions_than_a_rollout_batch_takes_are_refused(
+    tmp_path, monkeypatch, settings, questions
+):
+    """Before the model is loaded: TRL would train zero steps without a word."""
+    from trl_ablate import assemble, load_recipe
+    from trl_ablate.shipped import SHIPPED
+
+    def load(*args, **kwargs):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(assemble, "AblationTrainer", load)
+    rows = [{"question": "1" * (5 if i < 20 else 50), "answer": "1"} for i in range(40)]
+    settings |= {"dataset": write_lines(tmp_path / "train.jsonl", *rows)}
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
+    with pytest.raises(ConfigurationError) as raised:
+        assemble.build_trainer(resolved, grader=None)
+    assert f"there are {questions} questions to train on" in str(raised.value)
+    assert "takes 32 (generation_batch_size 256 / num_generations 8)" in str(raised.value)
+    assert "raise train_size" in str(raised.value)
+
+
+def test_just_enough_questions_are_enough(monkeypatch):
+    from trl_ablate import assemble, load_recipe
+    from trl_ablate.shipped import SHIPPED
+
+    monkeypatch.setattr(assemble, "_put_together", lambda *args, **kwargs: "built")
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", {"train_size": 32})
+    assert assemble.build_trainer(resolved, grader=None) == "built"
 
 
 def test_evaluation_sets_are_drawn_like_the_main_one_and_leave_it_as_it_is(tmp_path):

@@ -1,5 +1,6 @@
 """Recipes: layers, strictness, and what each shipped one resolves to."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_every_recipe_resolves_and_changes_what_it_declares(arm, profile):
         return
     assert set(resolved.changes) == declared
     derived = {"arm", "output_dir", "loss_type", "stop", "max_steps"}
-    derived |= {"gradient_accumulation_steps", "reward_weights"}
+    derived |= {"gradient_accumulation_steps", "reward_weights", "max_prompt_length"}
     ours, theirs = resolved.to_dict(), reference.to_dict()
     for group in ("config", "task", "model"):
         differing = {key for key in ours[group] if ours[group][key] != theirs[group].get(key)}
@@ -51,6 +52,29 @@ def test_every_recipe_resolves_and_changes_what_it_declares(arm, profile):
 def test_no_recipe_repeats_its_base(arm):
     for key, (before, after) in load_recipe(arm, profile="miniature").changes.items():
         assert before != after, f"{key} is what the base has already"
+
+
+@pytest.mark.parametrize(
+    "arm", [arm for arm in ARMS if "arxiv.org" in arm.read_text()], ids=lambda path: path.stem
+)
+def test_a_recipe_says_what_of_its_paper_it_has_and_lacks(arm):
+    header = {
+        line.split(":")[0]: line.partition(":")[2].strip()
+        for line in arm.read_text(encoding="utf-8").splitlines()
+        if re.match(r"# [A-Z]\w+: ", line)
+    }
+    assert "https://arxiv.org/abs/" in header["# Paper"]
+    assert header["# Has"] and header["# Lacks"]
+
+
+def test_the_kl_term_of_deepseekmath_is_not_weighted_by_the_ratio():
+    from trl import GRPOConfig
+
+    assert GRPOConfig(output_dir="unused", use_cpu=True, bf16=False).use_bias_correction_kl
+    resolved = load_recipe(SHIPPED / "rl_from_scratch.yaml", "miniature")
+    assert resolved.config.beta == 0.04
+    assert not resolved.config.use_bias_correction_kl
+    assert "use_bias_correction_kl" not in resolved.inert
 
 
 def test_order_is_base_profile_recipe_command_line(write):
@@ -266,6 +290,55 @@ def test_overriding_half_a_template_warns_with_both_names():
     half = load_recipe(SHIPPED / "grpo.yaml", "miniature", ["--reward", "question_only"])
     assert "question_only" in half.warnings[0] and "r1_zero" in half.warnings[0]
     assert not load_recipe(SHIPPED / "grpo.yaml", "miniature").warnings
+
+
+def test_the_engine_s_length_limits_prompts():
+    """2048 tokens of context less completions of 1024."""
+    grpo = SHIPPED / "grpo.yaml"
+    assert load_recipe(grpo, "h100").task.max_prompt_length == 1024
+    assert load_recipe(grpo, "h100", {"max_prompt_length": 300}).task.max_prompt_length == 300
+    assert load_recipe(grpo, "h100", {"use_vllm": False}).task.max_prompt_length is None
+    assert load_recipe(grpo, "miniature").task.max_prompt_length is None
+    with pytest.raises(ConfigurationError) as raised:
+        load_recipe(grpo, "h100", {"max_prompt_length": 1500})
+    for said in ("max_prompt_length 1500", "max_completion_length 1024", "length 2048"):
+        assert said in str(raised.value)
+
+
+LOW_RATES = {"learning_rate": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("profile", "settings", "warned"),
+    [
+        ("rtx4090", LOW_RATES, False),
+        ("rtx4090", {}, False),
+        ("h100", {"dtype": "bfloat16"}, True),
+        ("h100", {"dtype": "auto"}, True),
+        ("h100", {"dtype": "bfloat16", "learning_rate": 1e-4}, False),
+        ("h100", {"dtype": "float16"}, False),
+        ("h100", {"dtype": "float16", **LOW_RATES}, True),
+        ("h100", {"model_init_kwargs": {"dtype": "bfloat16"}}, True),
+        ("h100", {"dtype": "bfloat16", "use_peft": True}, False),
+        ("h100", {"load_in_4bit": True, "use_peft": True}, True),
+        ("h100", {"use_vllm": False, "use_transformers_continuous_batching": True, "min_tokens": 0},
+         True),
+        ("h100", {"dtype": "bfloat16", "optim": "sgd"}, False),
+        ("miniature", LOW_RATES, False),
+    ],
+)  # fmt: skip
+def test_updates_too_small_for_the_weights_are_warned_about(profile, settings, warned):
+    found = load_recipe(SHIPPED / "grpo.yaml", profile, settings).warnings
+    assert [w for w in found if "most updates round to nothing" in w] == found
+    assert bool(found) is warned
+
+
+def test_shipped_recipes_train_weights_that_move():
+    """All but the one that says so: TRL casts what continuous batching generates with."""
+    for arm in ARMS:
+        for profile in PROFILES:
+            vanish = [w for w in load_recipe(arm, profile).warnings if "round to nothing" in w]
+            assert bool(vanish) is (arm.stem == "continuous_batching" and profile != "miniature")
 
 
 def test_tokens_are_masked_in_what_is_written():

@@ -7,6 +7,7 @@ import re
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,63 @@ def test_a_planted_collapse_is_ranked_last_and_labelled(tmp_path):
     assert "broken is worse than grpo" in text
     rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open(encoding="utf-8")))
     assert {row["arm"] for row in rows if row["collapsed_at"]} == {"broken"}
+
+
+def reported(plan, store, folder: Path) -> tuple[str, str]:
+    """The report as Markdown, without its escapes, and as a page."""
+    report_study(plan, store, folder / "study.yaml", folder / "out")
+    text = (folder / "out" / "REPORT.md").read_text(encoding="utf-8").replace("\\", "")
+    return text, (folder / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_an_arm_is_compared_with_its_match_where_it_has_one(tmp_path):
+    arms = {"grpo": {"top": 0.9}, "reused": {"top": 0.4}, "dapo": {"top": 0.8}}
+    plan, store = write_study(tmp_path / "runs", arms)
+    against = replace(plan, against={"dapo": "reused"}, notes=("One learning rate for all.",))
+    for text in reported(against, store, tmp_path):
+        assert "dapo is better than reused" in text
+        assert "reused is worse than grpo" in text
+        assert "than grpo (−0.0" not in text and "dapo is worse" not in text
+        assert "One learning rate for all." in text
+        assert "difference from grpo (or the arm after" in text
+    assert "dapo is worse than grpo" in reported(plan, store, tmp_path)[0]
+
+
+def test_some_collapsed_seeds_make_an_interval_misleading(tmp_path):
+    """One of three seeds collapses in `mixed`, one of `flat` never learns. In `broken` all
+    collapse: there the interval is of one population again."""
+    arms = {"grpo": {"top": 0.8}, "mixed": {"top": 0.82}, "flat": {"top": 0.81},
+            "broken": {"top": 0.83, "collapse": 6}}  # fmt: skip
+    plan, store = make_plan(arms), RunStore(tmp_path / "runs")
+    for arm in plan.arms:
+        for run in arm.runs:
+            learned = dict(arms[arm.name])
+            if (arm.name, run.seed) == ("mixed", 0):
+                learned["collapse"] = 8
+            if (arm.name, run.seed) == ("flat", 1):
+                learned["top"] = 0.1
+            write_run(store, run, arms[arm.name], learning_rows(run.seed, **learned))
+    misleading = "the interval assumes one bell-shaped population and is misleading here"
+    for text in reported(plan, store, tmp_path):
+        text = text.replace("&#x27;", "'")
+        assert f"mixed: of 3 seeds 1 collapsed: {misleading}" in text
+        assert f"flat: of 3 seeds 1 ended below half of the arm's median: {misleading}" in text
+        assert text.count(misleading) == 2
+    text = reported(plan, store, tmp_path)[0]
+    marked = re.findall(r"^\| (\w+) \|.*†", text, re.MULTILINE)
+    assert marked == ["flat", "mixed", "mixed", "flat"]  # in the arms, and in the comparisons
+
+
+def test_runs_of_several_profiles_are_other_treatments(tmp_path):
+    plan, store = write_study(tmp_path / "runs", {"grpo": {"top": 0.8}, "other": {"top": 0.7}})
+    for arm in plan.arms:
+        for run in arm.runs:
+            store.directory(run.id).update(profile="miniature")
+    assert "several profiles" not in reported(plan, store, tmp_path)[0]
+    store.directory(plan.arms[1].runs[0].id).update(profile="h100")
+    for text in reported(plan, store, tmp_path):
+        assert "several profiles, which are different treatments (dtype, optimizer" in text
+        assert "grpo: 3 of miniature; other: 1 of h100, 2 of miniature" in text
 
 
 def test_what_a_report_holds(tmp_path):

@@ -106,6 +106,19 @@ def test_verdicts():
     assert verdicts["worse"].p_corrected == pytest.approx(4 * verdicts["worse"].p)
 
 
+def test_arms_with_a_reference_of_their_own_count_in_the_same_correction():
+    """Three comparisons, whatever each is made with: the smallest p-value counts three times."""
+    values = {"other": [0.5, 0.6, 0.55], "arm": [0.70, 0.81, 0.75], "third": [0.6, 0.8, 0.7]}
+    first, own = [0.72, 0.70, 0.71], {"arm": values["other"]}
+    found = compare(first, values, own)
+    alone = compare(values["other"], {"arm": values["arm"]})["arm"]
+    assert found["arm"].difference == alone.difference
+    assert found["arm"].p == alone.p == min(c.p for c in found.values())
+    assert found["arm"].p_corrected == pytest.approx(3 * alone.p)
+    assert found["arm"].detectable > alone.detectable
+    assert found["third"].difference == compare(first, values)["third"].difference
+
+
 def test_no_pair_at_all():
     alone = compare([None, None, None], {"arm": [0.1, 0.2, 0.3]})["arm"]
     assert (alone.difference.n, alone.verdict, alone.detectable) == (0, "too few seeds", None)

@@ -134,8 +134,14 @@ def test_overrides_and_stopping_rules_reach_every_arm(write):
         (SMALL + "arms: {a: {recipes: grpo.yaml}}\n", "unknown key 'recipes'"),
         (SMALL + "arms: {a: 3}\n", "takes a recipe file"),
         (SMALL + "arms: [grpo.yaml]\ndecide_on: median\n", "one of final, best, auc"),
+        (SMALL + "arms: [grpo.yaml, dapo.yaml]\nagainst: {dapo: gpro}\n",
+         "against has 'gpro', which is no arm; did you mean 'grpo'"),
+        (SMALL + "arms: [grpo.yaml, dapo.yaml]\nagainst: {grpo: dapo}\n", "the first arm"),
+        (SMALL + "arms: [grpo.yaml, dapo.yaml]\nagainst: {dapo: dapo}\n", "in a circle"),
+        (SMALL + "arms: [grpo.yaml, dapo.yaml, gspo.yaml]\nagainst: {dapo: gspo, gspo: dapo}\n",
+         "against compares dapo with gspo in a circle"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_study(write, text, complaint):
     with pytest.raises(ConfigurationError) as raised:
         load_study(write(text))
@@ -222,3 +228,46 @@ def test_cleaning_keeps_results_and_what_others_need(tmp_path):
     lock.release()
     assert remove(rubbish, store)
     assert store.state(failed.id).status == "to do"
+
+
+@pytest.mark.parametrize(
+    ("eval_steps", "evaluations"), [("4", 3 + 1), ("0.25", 4 + 1), ("0.5", 2 + 1)]
+)
+def test_evaluations_are_foreseen_for_fractions_too(write, eval_steps, evaluations):
+    """Of ten GRPO steps: after 4, 8, 10; after 3, 6, 9, 10; after 5, 10; and before the first."""
+    study = write(
+        SMALL + f"arms: [grpo.yaml]\noverrides: {{grpo_steps: 10, eval_steps: {eval_steps}}}\n"
+    )
+    assert resolve_plan(load_study(study)).arms[0].evaluations == evaluations
+
+
+def test_references_of_their_own_and_notes_reach_the_kept_plan(write):
+    study = load_study(write(
+        SMALL + "arms: [grpo.yaml, off_policy_e1_tb64.yaml, dapo.yaml]\n"
+        "against: {dapo: off_policy_e1_tb64}\nnotes: [One learning rate for all.]\n"
+    ))  # fmt: skip
+    plan, plans = resolve_plan(study), study.path.parent / "studies"
+    assert plan.against == {"dapo": "off_policy_e1_tb64"}
+    assert plan.notes == ("One learning rate for all.",)
+    save_plan(plan, study, plans)
+    assert saved_plan(study, plans) == plan
+
+
+@pytest.mark.parametrize(
+    ("study", "arm", "differs"),
+    [
+        ("baselines", "no_baseline", {"baseline", "surrogate"}),  # the surrogate is inert there
+        ("baselines", "no_baseline_half_lr", {"learning_rate"}),
+        ("papers", "dapo", {"length_norm", "loss_type", "epsilon_high",
+                            "mask_truncated_completions"}),
+        ("papers", "gspo", {"epsilon", "epsilon_high", "importance_sampling_level"}),
+        ("papers", "cispo", {"length_norm", "loss_type", "epsilon_high", "surrogate"}),
+    ],
+)  # fmt: skip
+def test_shipped_arms_are_compared_with_their_match(study, arm, differs):
+    """What is on the way to a paper's arm but not its own (a smaller batch, no std) is in both."""
+    plan = resolve_plan(load_study(SHIPPED / "studies" / study / "study.yaml"))
+    values = {planned.name: planned.values for planned in plan.arms}
+    ours, reference = values[arm], values[plan.against[arm]]
+    assert {key for key in ours if ours[key] != reference[key]} == differs
+    assert plan.notes

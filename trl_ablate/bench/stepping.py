@@ -67,7 +67,7 @@ def _row(name: str, trainer: GRPOTrainer, load: Load) -> dict[str, Any]:
     timer = StepTimer()
     trainer.add_callback(timer)
     trainer.remove_callback(PrinterCallback)
-    reset_peak_memory()
+    reset_peak_memory(trainer.args.device)
     trainer.train()
     log = [row for row in trainer.state.log_history if "grad_norm" in row][load.warmup :]
     lengths = [row["completions/mean_length"] for row in log]
@@ -82,7 +82,7 @@ def _row(name: str, trainer: GRPOTrainer, load: Load) -> dict[str, Any]:
         "s/step": median(timer.seconds[load.warmup :]),
         **parts,
         "tokens": median(lengths),
-        "peak GiB": peak_memory() / 2**30,
+        "peak GiB": peak_memory(trainer.args.device) / 2**30,
     }
 
 

@@ -134,9 +134,9 @@ def _run_once(build: Build, model, tokenizer, load: Workload, into: Measured) ->
     timer = StepTimer()
     trainer = build(model, tokenizer, load, timer)
     trainer.remove_callback(PrinterCallback)
-    reset_peak_memory()
+    reset_peak_memory(trainer.args.device)
     trainer.train()
-    into.peak = max(into.peak, peak_memory())
+    into.peak = max(into.peak, peak_memory(trainer.args.device))
     into.seconds += timer.seconds[1:]
     history = trainer.state.log_history
     into.grad_norms.append([row["grad_norm"] for row in history if "grad_norm" in row])

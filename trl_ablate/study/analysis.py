@@ -1,10 +1,11 @@
 """From runs to numbers: what each arm reached, and how it compares with the reference."""
 
+import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trl_ablate.study.curves import Run, Summary
+from trl_ablate.study.curves import LOST_SHARE, NOISE_FLOOR, Run, Summary
 from trl_ablate.study.definition import Statistic
 from trl_ablate.study.stats import Comparison, Interval, compare, t_interval
 
@@ -24,6 +25,32 @@ class ArmResult:
     @property
     def collapsed(self) -> int:
         return sum(s is not None and s.collapsed_at is not None for s in self.summaries)
+
+    @property
+    def ended(self) -> int:
+        """Runs with an outcome."""
+        return sum(summary is not None for summary in self.summaries)
+
+    @property
+    def fell_behind(self) -> int:
+        """Runs that did not collapse and ended far below the arm's median: that never learned."""
+        finals = [summary.final for summary in self.summaries if summary is not None]
+        if not finals:
+            return 0
+        middle = statistics.median(finals)
+        return sum(
+            s is not None
+            and s.collapsed_at is None
+            and s.final < LOST_SHARE * middle
+            and middle - s.final > NOISE_FLOOR
+            for s in self.summaries
+        )
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some seeds collapsed or never learned and others did not: two populations, where
+        the t interval assumes one."""
+        return 0 < self.collapsed + self.fell_behind < self.ended
 
     def values(self, statistic: Statistic) -> list[float | None]:
         return [None if s is None else value_of(s, statistic) for s in self.summaries]
@@ -48,10 +75,19 @@ class Analysis:
     decide_on: Statistic
     arms: tuple[ArmResult, ...]
     comparisons: dict[Statistic, dict[str, Comparison]]
+    against: Mapping[str, str]
+    """Arms that are compared with another one than the first, and that one."""
 
     @property
     def reference(self) -> ArmResult:
         return self.arms[0]
+
+    def arm(self, name: str) -> ArmResult:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def reference_of(self, name: str) -> ArmResult:
+        """What an arm is compared with."""
+        return self.arm(self.against.get(name, self.reference.name))
 
     @property
     def decisive(self) -> dict[str, Comparison]:
@@ -72,8 +108,14 @@ def value_of(summary: Summary, statistic: Statistic) -> float:
     return {"final": summary.final, "best": summary.best, "auc": summary.auc}[statistic]
 
 
-def analyse(runs: Sequence[Run], metric: str, decide_on: Statistic = "final") -> Analysis:
-    """Group runs by arm, in the order in which arms first appear, and compare them by position.
+def analyse(
+    runs: Sequence[Run],
+    metric: str,
+    decide_on: Statistic = "final",
+    against: Mapping[str, str] | None = None,
+) -> Analysis:
+    """Group runs by arm, in the order in which arms first appear, and compare them by position:
+    with the first, or with what `against` names.
 
     Failed and unfinished runs stay in the table, without a value: they are not worth 0, and they
     are not worth what they had reached. Collapsed and stopped runs ended, and count with what they
@@ -82,17 +124,23 @@ def analyse(runs: Sequence[Run], metric: str, decide_on: Statistic = "final") ->
     names = list(dict.fromkeys(run.arm for run in runs))
     arms = tuple(_arm_result(name, [r for r in runs if r.arm == name], metric) for name in names)
     longest = max(len(arm.runs) for arm in arms)
+    values: dict[Statistic, dict[str, list[float | None]]] = {
+        statistic: {arm.name: _padded(arm.values(statistic), longest) for arm in arms}
+        for statistic in STATISTICS
+    }
     return Analysis(
         metric=metric,
         decide_on=decide_on,
         arms=arms,
         comparisons={
             statistic: compare(
-                _padded(arms[0].values(statistic), longest),
-                {arm.name: _padded(arm.values(statistic), longest) for arm in arms[1:]},
+                of[names[0]],
+                {name: of[name] for name in names[1:]},
+                {name: of[reference] for name, reference in (against or {}).items()},
             )
-            for statistic in STATISTICS
+            for statistic, of in values.items()
         },
+        against=dict(against or {}),
     )
 
 

@@ -10,11 +10,14 @@
     overrides: {grpo_steps: 30}   settings that every arm gets
     stopping: {...}               the same, for settings that end a run early
     seeds_answer: ...             what was found before, for the report
+    against: {a: b}               arms that are compared with another arm than the first: with the
+                                  one that differs from them in what the study asks about, alone
+    notes: [...]                  what a reader of the report has to know, one sentence each
 
 A recipe is looked for beside the study, in every folder above it, and among the shipped ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +38,8 @@ KEYS: dict[str, Any] = {
     "overrides": dict,
     "stopping": dict,
     "seeds_answer": str,
+    "against": dict,
+    "notes": list[str],
 }
 ARM_KEYS: dict[str, Any] = {"recipe": str, "overrides": dict, "seeds": list[int]}
 REQUIRED = ("question", "arms", "seeds")
@@ -67,6 +72,9 @@ class Study:
     overrides: Mapping[str, Any]
     """What every arm gets on top of its recipe, the stopping rules included."""
     seeds_answer: str
+    against: Mapping[str, str]
+    """Arms with a reference of their own, and that reference."""
+    notes: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -83,16 +91,20 @@ def load_study(path: Path) -> Study:
     seeds = _seeds(given["seeds"], f"study {path}: seeds")
     overrides = {**given.get("overrides", {}), **given.get("stopping", {})}
     _check_free(overrides, f"study {path}")
+    arms = _arms(given["arms"], seeds, path)
+    _check_references(given.get("against", {}), [arm.name for arm in arms], path)
     return Study(
         path=path,
         question=given["question"],
-        arms=_arms(given["arms"], seeds, path),
+        arms=arms,
         seeds=seeds,
         profile=given.get("profile", "auto"),
         primary_metric=given.get("primary_metric", "eval_reward"),
         decide_on=given.get("decide_on", "final"),
         overrides=overrides,
         seeds_answer=given.get("seeds_answer", ""),
+        against=given.get("against", {}),
+        notes=tuple(given.get("notes", ())),
     )
 
 
@@ -130,6 +142,30 @@ def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
             "so give as many"
         )
     return Arm(name, find_recipe(given["recipe"], study), given.get("overrides", {}), own)
+
+
+def _check_references(against: Mapping[str, Any], names: Sequence[str], study: Path) -> None:
+    """Each arm but the first has one reference, and all lead to the first."""
+    for arm, reference in against.items():
+        for name in (arm, reference):
+            if name not in names:
+                raise ConfigurationError(
+                    f"study {study}: against has '{name}', which is no arm"
+                    f"{nearest(str(name), names)}"
+                )
+        if arm == names[0]:
+            raise ConfigurationError(
+                f"study {study}: against has '{arm}', the first arm, which is the study's "
+                "reference; remove it, or put another arm first"
+            )
+        passed = [arm]
+        while passed[-1] in against:
+            if against[passed[-1]] in passed:
+                raise ConfigurationError(
+                    f"study {study}: against compares {' with '.join(passed)} in a circle; let one "
+                    f"of them be compared with {names[0]}"
+                )
+            passed.append(against[passed[-1]])
 
 
 def find_recipe(name: str, study: Path) -> Path:

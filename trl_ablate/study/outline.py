@@ -35,6 +35,8 @@ def _parts(
         f"proof: {plan.base} with an arm's declared keys (*) resolves to that arm exactly, in all "
         f"{plan.compared} settings; nothing else differs\n"
     )
+    own = "".join(f", {arm} with {reference}" for arm, reference in plan.against.items())
+    yield Text(f"compared with {plan.arms[0].name}{', but' * bool(own)}{own.removeprefix(',')}\n")
     yield from _remarks(plan)
     yield grid(plan, store)
     yield Text(f"\n{_what_it_takes(foreseen, plan, slots, price)}")
@@ -55,6 +57,8 @@ def _differences(plan: Plan) -> Table:
 def _remarks(plan: Plan) -> Iterator[Text]:
     """What a person should know: silent differences, shared runs, inert knobs, warnings."""
     owners: dict[str, str] = {}
+    for note in plan.notes:
+        yield Text(note.strip(), "yellow")
     for sentence in silent_differences(plan):
         yield Text(sentence, "yellow")
     for arm in plan.arms:

@@ -86,7 +86,8 @@ def draw_differences(analysis: Analysis) -> bytes | None:
     with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x", "axes.spines.left": False}):
         height = 0.34 * len(compared) + 0.4
         figure = Figure((WIDTH * 0.75, height + TITLE_SPACE + 0.3), dpi=DPI)
-        left = gutter([c.arm for c in compared]) - 0.1
+        labels = [_label(c.arm, analysis) for c in compared]
+        left = gutter(labels) - 0.1
         axes = _axes(figure, left, 0.3, WIDTH * 0.75 - left - 1.6, height)
         axes.axvline(0, color=INK, linewidth=1)
         for row, comparison in enumerate(compared):
@@ -100,10 +101,20 @@ def draw_differences(analysis: Analysis) -> bytes | None:
                 fontsize=LABEL_SIZE, color=INK if strong else FAINT, annotation_clip=False,
                 fontweight="bold" if strong else "normal",
             )  # fmt: skip
-        axes.set_yticks(range(len(compared)), [c.arm for c in compared])
+        axes.set_yticks(range(len(compared)), labels)
         axes.set_ylim(-0.6, len(compared) - 0.4)
-        _title(axes, f"{_words(analysis)} minus that of {analysis.reference.name}, 95 % intervals")
+        _title(axes, f"{_words(analysis)} minus that of {references(analysis)}, 95 % intervals")
         return _png(figure)
+
+
+def references(analysis: Analysis) -> str:
+    """What arms are compared with, in words."""
+    others = " (or the arm after 'vs')" if analysis.against else ""
+    return analysis.reference.name + others
+
+
+def _label(arm: str, analysis: Analysis) -> str:
+    return f"{arm} vs {analysis.against[arm]}" if arm in analysis.against else arm
 
 
 def _words(analysis: Analysis) -> str:

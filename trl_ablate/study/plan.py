@@ -7,7 +7,7 @@ the files that it was made from stay as they are.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,6 @@ WHO_AND_WHERE = {
     "hub_model_id", "hub_private_repo", "hub_strategy", "hub_token", "push_to_hub",
 }  # fmt: skip
 """Settings that name, place or publish a run and leave what it computes alone."""
-
-REFERENCE = 0
-"""Position of the arm that every other one is compared with."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,9 @@ class Plan:
     """Settings per arm that were held against the base."""
     for_gpu: bool
     arms: tuple[PlannedArm, ...]
+    against: Mapping[str, str] = field(default_factory=dict)
+    """Arms that are compared with another one than the first, and that one."""
+    notes: tuple[str, ...] = ()
 
     def runs(self) -> dict[str, PlannedRun]:
         """Every run once, by its id: arms that resolve alike share theirs."""
@@ -121,7 +121,8 @@ def saved_plan(study: Study, folder: Path) -> Plan | None:
     kept = json.loads(file.read_text(encoding="utf-8"))
     if kept.pop("made_from") != fingerprint(study):
         return None
-    return Plan(**{**kept, "arms": tuple(_arm(arm) for arm in kept["arms"])})
+    arms, notes = tuple(_arm(arm) for arm in kept["arms"]), tuple(kept.get("notes", ()))
+    return Plan(**{**kept, "arms": arms, "notes": notes})
 
 
 def _arm(kept: dict[str, Any]) -> PlannedArm:

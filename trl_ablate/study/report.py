@@ -14,7 +14,7 @@ from trl_ablate.study.curves import Run, planned_runs, read_curves
 from trl_ablate.study.document import Document, Picture, Section
 from trl_ablate.study.markdown import write_markdown
 from trl_ablate.study.page import write_page
-from trl_ablate.study.pictures import draw_curves, draw_differences
+from trl_ablate.study.pictures import draw_curves, draw_differences, references
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.store import RunStore
 
@@ -37,7 +37,7 @@ def report_study(
         raise ConfigurationError(
             f"study {study}: no run has logged {plan.primary_metric} yet; `run` the study first"
         )
-    analysis = analyse(runs, plan.primary_metric, plan.decide_on)
+    analysis = analyse(runs, plan.primary_metric, plan.decide_on, plan.against)
     pictures = _pictures(analysis, reference)
     document = Document(plan.study, plan.question, [sections.answer(analysis, plan)])
     document.sections += [
@@ -94,7 +94,7 @@ def _pictures(analysis: Analysis, reference: Sequence[Run]) -> list[Picture]:
     differences = draw_differences(analysis)
     if differences is None:
         return [curves]
-    about = f"each arm's difference from {analysis.reference.name} with its 95 % interval"
+    about = f"each arm's difference from {references(analysis)} with its 95 % interval"
     return [Picture("differences.png", differences, about), curves]
 
 

@@ -5,6 +5,7 @@ resolves to. So there is no list of keys that may differ, derived ones included.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def resolve_plan(study: Study) -> Plan:
             _planned(arm, outcome, study, keys)
             for arm, outcome in zip(study.arms, resolved, strict=True)
         ),
+        against=dict(study.against),
+        notes=study.notes,
     )
 
 
@@ -134,7 +137,8 @@ def _evaluations(evaluates: bool, steps: int, config) -> int:
     asked."""
     if not evaluates:
         return 0
-    every = max(1, int(config.eval_steps or steps))
+    given = config.eval_steps or steps
+    every = max(1, math.ceil(given * steps if given < 1 else given))
     return -(-steps // every) + bool(config.eval_on_start)
 
 

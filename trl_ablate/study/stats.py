@@ -131,16 +131,22 @@ def _detectable_shift(n: int, alpha: float, power: float) -> float:
 
 
 def compare(
-    reference: Sequence[float | None], arms: Mapping[str, Sequence[float | None]]
+    reference: Sequence[float | None],
+    arms: Mapping[str, Sequence[float | None]],
+    own_references: Mapping[str, Sequence[float | None]] | None = None,
 ) -> dict[str, Comparison]:
-    """Every arm against the reference; higher is better.
+    """Every arm against the reference, or against its own; higher is better.
 
     Values stand at the position of their seed; None is a run without an outcome, and leaves its
-    pair out. p-values are corrected over all arms that have enough pairs.
+    pair out. There is one comparison per arm, and p-values are corrected over all arms that have
+    enough pairs, whatever each is compared with.
     """
+    references = {name: reference for name in arms} | dict(own_references or {})
     differences = {
         name: [
-            b - a for a, b in zip(reference, values, strict=True) if a is not None and b is not None
+            b - a
+            for a, b in zip(references[name], values, strict=True)
+            if a is not None and b is not None
         ]
         for name, values in arms.items()
     }

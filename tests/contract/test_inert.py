@@ -1,0 +1,109 @@
+"""What is reported as inert, against the gradient: a knob is inert if, and only if, changing it
+leaves the gradient as it is. For every loss type, on-policy and off-policy."""
+
+import pytest
+import torch
+from trl import ModelConfig
+
+from trl_ablate.config import SURROGATE_LOSS_TYPES, LossType
+from trl_ablate.inert import inert_knobs
+from trl_ablate.settings import choices
+from trl_ablate.task import TaskArguments
+
+LOSS_TYPES = choices(LossType)
+POLICIES = {"on-policy": {"num_iterations": 1}, "off-policy": {"num_iterations": 2}}
+CLIPS = {"epsilon": 0.2, "epsilon_high": 0.3, "delta": 1.5}
+OTHER = {"epsilon": 0.8, "epsilon_high": 3.0, "delta": 5.0}
+OWN = {
+    "sapo_temperature_pos": 2.0,
+    "sapo_temperature_neg": 2.0,
+    "vespo_k_pos": 1.0,
+    "vespo_k_neg": 1.0,
+    "vespo_lambda_pos": 1.0,
+    "vespo_lambda_neg": 1.0,
+}
+"""Other values than TRL's of the knobs that one loss type has alone."""
+
+
+def off_policy_batch(model) -> dict[str, torch.Tensor]:
+    """One microbatch whose ratios go from about e^-2 to e^2."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(5, 200, (4, 13), generator=generator)
+    with torch.no_grad():
+        logps = torch.log_softmax(model(input_ids=ids).logits[:, 4:-1], -1)
+    return {
+        "prompt_ids": ids[:, :5],
+        "prompt_mask": torch.ones(4, 5, dtype=torch.long),
+        "completion_ids": ids[:, 5:],
+        "completion_mask": (torch.arange(8) < torch.tensor([8, 3, 1, 6])[:, None]).long(),
+        "advantages": torch.tensor([1.3, -0.7, 0.4, -1.1]),
+        "num_items_in_batch": torch.tensor(37),
+        "old_per_token_logps": logps.gather(2, ids[:, 5:, None]).squeeze(2)
+        - torch.randn(4, 8, generator=generator),
+    }
+
+
+def gradient(trainer, **changes) -> torch.Tensor:
+    """With some settings changed; the bounds are read as TRL reads them when it is built."""
+    for knob, value in changes.items():
+        setattr(trainer.args, knob, value)
+    low, high = trainer.args.epsilon, trainer.args.epsilon_high
+    trainer.epsilon_low, trainer.epsilon_high = low, low if high is None else high
+    batch = off_policy_batch(trainer.model)
+    if trainer.args.on_policy:
+        del batch["old_per_token_logps"]
+    trainer.model.zero_grad()
+    trainer._compute_loss(trainer.model, batch).backward()
+    return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+
+
+def assert_inert_iff_the_gradient_stays(make_trainer, settings, changes):
+    trainer = make_trainer(**settings)
+    trainer.current_gradient_accumulation_steps = 2
+    trainer.model.train()
+    inert = inert_knobs(trainer.args, TaskArguments(), ModelConfig(), changes)
+    before = gradient(trainer)
+    for knob, value in changes.items():
+        given = getattr(trainer.args, knob)
+        after = gradient(trainer, **{knob: value})
+        stays = (after - before).abs().max().item() < 1e-6 * before.abs().max().item()
+        assert (knob in inert) is stays, (knob, settings)
+        assert torch.equal(gradient(trainer, **{knob: given}), before)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_clip_bounds(make_trainer, loss_type, policy):
+    settings = {"loss_type": loss_type, **POLICIES[policy], **CLIPS}
+    assert_inert_iff_the_gradient_stays(make_trainer, settings, OTHER)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("loss_type", ["grpo", "cispo", "sapo"])
+def test_epsilon_where_it_is_both_bounds(make_trainer, loss_type, policy):
+    settings = {"loss_type": loss_type, **POLICIES[policy], "epsilon": 0.2}
+    assert_inert_iff_the_gradient_stays(make_trainer, settings, {"epsilon": 0.8})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_delta_below_one_cuts_at_ratio_one_too(make_trainer, policy):
+    settings = {"loss_type": "grpo", **POLICIES[policy], **CLIPS, "delta": 0.8}
+    assert_inert_iff_the_gradient_stays(make_trainer, settings, {"delta": 1.5})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("loss_type", ["sapo", "vespo"])
+def test_knobs_of_one_loss_type(make_trainer, loss_type, policy):
+    settings = {"loss_type": loss_type, **POLICIES[policy]}
+    assert_inert_iff_the_gradient_stays(make_trainer, settings, OWN)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("surrogate", ["no_clip", "reinforce"])
+@pytest.mark.parametrize("loss_type", ["grpo", "luspo"])
+def test_bounds_of_a_surrogate_without_them(make_trainer, loss_type, surrogate, policy):
+    assert loss_type in SURROGATE_LOSS_TYPES
+    settings = {"loss_type": loss_type, **POLICIES[policy], "surrogate": surrogate}
+    settings |= {"epsilon": 0.2, "epsilon_high": 0.3}
+    changes = {"epsilon": 0.8, "epsilon_high": 3.0, "surrogate": "clip"}
+    assert_inert_iff_the_gradient_stays(make_trainer, settings, changes)

@@ -1,0 +1,83 @@
+"""Updates that the trained weights can hold: the precision of the smallest GPU's profile."""
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from trl_ablate import load_recipe, miniature
+from trl_ablate.precision import TYPICAL_WEIGHT, smallest_learning_rate
+from trl_ablate.shipped import SHIPPED
+
+RATE = 1e-6
+MOVED, STUCK = 0.9, 0.1
+
+
+@pytest.fixture
+def tiny_model(tmp_path) -> str:
+    """For `make_trainer`, in place of the one that all tests share: weights as large as a language
+    model's, in tensors that 8-bit Adam takes (4096 elements and more)."""
+    tokenizer = miniature.tokenizer()
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        initializer_range=TYPICAL_WEIGHT,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "wide")
+    tokenizer.save_pretrained(tmp_path / "wide")
+    return str(tmp_path / "wide")
+
+
+def share_that_moves(make_trainer, dtype: str) -> float:
+    """Of the weights in matrices, after one step with the settings of profile rtx4090."""
+    profile = load_recipe(SHIPPED / "grpo.yaml", "rtx4090")
+    trainer = make_trainer(
+        model_init_kwargs={"dtype": dtype},
+        bf16=profile.config.bf16,
+        optim=profile.config.optim,
+        learning_rate=RATE,
+        max_steps=1,
+    )
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    matrices = [name for name, p in trainer.model.named_parameters() if p.dim() == 2]
+    after = dict(trainer.model.named_parameters())
+    assert {after[name].dtype for name in matrices} == {getattr(torch, dtype)}
+    eight_bit = [
+        state["state1"].dtype for p, state in trainer.optimizer.state.items() if p.dim() == 2
+    ]
+    assert torch.uint8 in eight_bit
+    moved = sum((after[name] != before[name]).sum().item() for name in matrices)
+    return moved / sum(after[name].numel() for name in matrices)
+
+
+def test_one_small_step_moves_most_weights_of_the_profile(make_trainer):
+    dtype = load_recipe(SHIPPED / "grpo.yaml", "rtx4090").model.dtype
+    assert share_that_moves(make_trainer, dtype) > MOVED
+
+
+def test_bfloat16_weights_would_have_stayed(make_trainer):
+    assert share_that_moves(make_trainer, "bfloat16") < STUCK
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_rule_separates_most_weights_from_few(dtype):
+    """Of normal weights of the typical size, an update of a quarter of the limit moves fewer than
+    half, and one of four times the limit more than half."""
+    weights = (TYPICAL_WEIGHT * torch.randn(50_000, generator=torch.Generator().manual_seed(0))).to(
+        getattr(torch, dtype)
+    )
+    limit = smallest_learning_rate(dtype)
+    shares = [
+        ((weights.float() + rate).to(weights.dtype) != weights).float().mean().item()
+        for rate in (limit / 4, limit * 4)
+    ]
+    assert shares[0] < 0.5 < shares[1]
+    assert smallest_learning_rate("float32") == 0

@@ -1,0 +1,38 @@
+"""`eval_steps` and `save_steps` count GRPO steps, also where they are fractions."""
+
+from pathlib import Path
+
+import pytest
+
+from trl_ablate.resuming import step_of
+
+
+@pytest.mark.parametrize(
+    ("grpo_steps", "share", "expected"),
+    [(10, 0.25, [3, 6, 9, 10]), (5, 0.4, [2, 4, 5]), (4, 0.1, [1, 2, 3, 4])],
+)
+def test_a_fraction_is_a_share_of_the_grpo_steps(
+    make_trainer, tmp_path, grpo_steps, share, expected
+):
+    """Off-policy, with four optimizer steps per GRPO step, and on-policy, as in transformers."""
+    for off_policy in ({"num_iterations": 2, "optimizer_batch_size": 4}, {}):
+        trainer = make_trainer(
+            generation_batch_size=8,
+            max_steps=-1,
+            grpo_steps=grpo_steps,
+            max_completion_length=4,
+            eval_strategy="steps",
+            eval_steps=share,
+            save_strategy="steps",
+            save_steps=share,
+            save_only_model=True,
+            output_dir=str(tmp_path / f"run{len(off_policy)}"),
+            num_generations_eval=1,
+            **off_policy,
+        )
+        trainer.train()
+        per_rollout = trainer.args.optimizer_steps_per_rollout
+        assert per_rollout == (4 if off_policy else 1)
+        evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
+        saved = [step_of(folder) for folder in Path(trainer.args.output_dir).glob("checkpoint-*")]
+        assert evaluated == sorted(saved) == [step * per_rollout for step in expected]
