@@ -142,17 +142,20 @@ class AblationTrainer(GRPOTrainer):
         return self._buffered_inputs[self._step % len(self._buffered_inputs)]
 
     def _may_move_rows(self) -> bool:
-        """Padding counts in the auxiliary loss of some mixtures of experts, and in the positions
-        of some models."""
+        """Padding takes part in the positions of some models, and rows that share a microbatch in
+        a loss over experts."""
         config: Any = self.model.config
-        model_type = config.model_type
-        if model_type not in RELATIVE:
-            logger.warning(
-                "trim_microbatches is off: model type '%s' is not among those that were tested "
-                "with rows moved to the left",
-                model_type,
-            )
-        return model_type in RELATIVE and not self.aux_loss_enabled
+        if config.model_type in RELATIVE and not self.aux_loss_enabled:
+            return True
+        reason = (
+            "the loss that balances its experts is taken over a microbatch"
+            if self.aux_loss_enabled
+            else "it was not tested with rows moved to the left"
+        )
+        logger.warning(
+            "microbatches of model type '%s' stay as TRL pads them: %s", config.model_type, reason
+        )
+        return False
 
     def _without_needless_padding(self, microbatches: list[Batch]) -> list[Batch]:
         """One rollout batch, regrouped and trimmed as far as the switches and the loss allow."""
