@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import is_peft_model, send_to_device
 from datasets import IterableDataset
 from safetensors.torch import load_model, save_model
 
@@ -91,6 +91,14 @@ def skip_epochs(trainer: "AblationTrainer", epochs: int) -> None:
         return
     for _ in range(epochs):
         next(iter(trainer.train_sampler), None)
+
+
+def load_trained_adapter(trainer: "AblationTrainer", checkpoint: str) -> None:
+    """Where TRL has set up a copy of the adapter as the reference, transformers loads that one from
+    its folder in the checkpoint, and leaves out the trained one, whose files lie beside it."""
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    if is_peft_model(model) and "ref" in model.peft_config:
+        model.load_adapter(checkpoint, model.active_adapters[0], is_trainable=True)
 
 
 def _carried(trainer: "AblationTrainer") -> dict[str, Any]:

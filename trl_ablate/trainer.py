@@ -13,6 +13,7 @@ in or what comes out:
     _generate_single_turn, _generate       stop strings: what ends a completion, what counts as end
     evaluate                               one-shot evaluation
     log                                    what was summed up since the last line
+    _load_from_checkpoint                  the trained adapter, where there are two
     _get_train_sampler                     keep it
     _run_epoch                             take up all that a checkpoint carries; none behind the
                                            last step
@@ -338,6 +339,10 @@ class AblationTrainer(GRPOTrainer):
         super().log(logs, start_time)
 
     # Checkpoints
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        carried.load_trained_adapter(self, resume_from_checkpoint)
 
     def _get_train_sampler(self, dataset=None):
         self.train_sampler = super()._get_train_sampler(dataset)

@@ -9,12 +9,14 @@ import gc
 import json
 import os
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_ablate.trainer import AblationTrainer
 
@@ -48,13 +50,24 @@ class StopAt(TrainerCallback):
         return control
 
 
-def drawn(number: int) -> tuple[dict[str, Any], int, bool, int]:
-    """Settings, questions, whether with an adapter, and the step to stop behind."""
+@dataclass(frozen=True)
+class Case:
+    """A training, and the step to stop behind."""
+
+    settings: dict[str, Any]
+    questions: int
+    stop: int
+    adapter: str = "none"
+    """Or a `new` one, or the `same` that was trained before: TRL keeps a copy as the reference."""
+
+
+def drawn(number: int) -> Case:
+    """The case of that number."""
     one = random.Random(number)
     batches = batch_settings(one)
     per_rollout = batches.pop("questions_per_rollout")
     questions = one.randint(per_rollout, 4 * per_rollout + 2)
-    adapter = one.random() < 0.25
+    adapter = one.choice(["none", "none", "none", "none", "new", "same"])
     settings = {
         **batches,
         "max_completion_length": one.choice([3, 8]),
@@ -86,13 +99,13 @@ def drawn(number: int) -> tuple[dict[str, Any], int, bool, int]:
             ]
         ),
     }
-    if settings["beta"] and not adapter and one.random() < 0.5:
+    if settings["beta"] and adapter == "none" and one.random() < 0.5:
         settings |= {"sync_ref_model": True, "ref_model_sync_steps": 2}
     if one.random() < 0.3:
         settings |= {"eval_strategy": "steps", "eval_steps": 1}
     if one.random() < 0.1:
         settings["dataloader_num_workers"] = 1
-    return settings, questions, adapter, one.randint(1, settings["max_steps"] - 1)
+    return Case(settings, questions, one.randint(1, settings["max_steps"] - 1), adapter)
 
 
 def batch_settings(one: random.Random) -> dict[str, Any]:
@@ -117,27 +130,45 @@ def batch_settings(one: random.Random) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def trained_adapter(tiny_model, tmp_path_factory) -> Path:
+    from peft import LoraConfig, get_peft_model
+
+    folder = tmp_path_factory.mktemp("adapter")
+    torch.manual_seed(1)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    get_peft_model(base, LoraConfig(r=4, init_lora_weights=False)).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
-def trained(tiny_model, make_trainer, tmp_path):
-    """`trained(settings, questions, adapter, folder, ...)`: the trainer behind its training."""
+def train(make_trainer, trained_adapter, tmp_path):
+    """`train(case, folder, stop=..., resume=...)`: the trainer behind its training."""
+    from peft import LoraConfig, PeftModel
 
-    def train(settings, questions: int, adapter: bool, folder: str, stop=None, resume=None):
-        from peft import LoraConfig
+    def train(case: Case, folder: str, stop: int | None = None, resume: Path | None = None):
+        def build(model, train_dataset, **arguments):
+            if case.adapter == "same":
+                base = AutoModelForCausalLM.from_pretrained(model)
+                model = PeftModel.from_pretrained(base, trained_adapter, is_trainable=True)
+            return AblationTrainer(model, train_dataset=questions(case.questions), **arguments)
 
-        prompts = [f"User: {a}+{a + 3}=?\nAssistant: <think>" for a in range(11, 11 + questions)]
-        trainer: AblationTrainer = make_trainer(
-            reward=reward,
-            extras={"peft_config": LoraConfig(r=4, init_lora_weights=False)} if adapter else {},
-            output_dir=str(tmp_path / folder),
-            **settings,
-        )
-        trainer.train_dataset = Dataset.from_dict({"prompt": prompts})
+        new = {"peft_config": LoraConfig(r=4)} if case.adapter == "new" else {}
+        output = {"output_dir": str(tmp_path / folder)}
+        settings = {"max_completion_length": 4, **case.settings}
+        trainer = make_trainer(build, reward=reward, extras=new, **output, **settings)
         if stop:
             trainer.add_callback(StopAt(stop))
-        trainer.train(resume_from_checkpoint=resume and str(resume))
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         return trainer
 
     return train
+
+
+def questions(count: int) -> Dataset:
+    return Dataset.from_dict(
+        {"prompt": [f"User: {a}+{a + 3}=?\nAssistant: <think>" for a in range(11, 11 + count)]}
+    )
 
 
 def rows(trainer: AblationTrainer) -> list[str]:
@@ -148,26 +179,50 @@ def rows(trainer: AblationTrainer) -> list[str]:
     ]
 
 
-def check(trained, number: int, tmp_path: Path) -> None:
-    settings, questions, adapter, stop = drawn(number)
-    whole = trained(settings, questions, adapter, "whole")
-    assert trained(settings, questions, adapter, "run", stop).state.global_step == stop
-    checkpoint = tmp_path / "run" / f"checkpoint-{stop}"
-    resumed = trained(settings, questions, adapter, "run", resume=checkpoint)
-    assert resumed.state.global_step == whole.state.global_step == settings["max_steps"]
-    assert rows(resumed) == rows(whole)
-    weights = dict(whole.model.named_parameters())
-    assert all(value.equal(weights[name]) for name, value in resumed.model.named_parameters())
-    del whole, resumed
-    gc.collect()
+@pytest.fixture
+def check(train, tmp_path):
+    """`check(case)`: resumed, it logs the same rows and ends with the same weights."""
+
+    def check(case: Case) -> None:
+        whole = train(case, "whole")
+        assert train(case, "run", stop=case.stop).state.global_step == case.stop
+        resumed = train(case, "run", resume=tmp_path / "run" / f"checkpoint-{case.stop}")
+        assert resumed.state.global_step == whole.state.global_step == whole.args.max_steps
+        assert rows(resumed) == rows(whole)
+        weights = dict(whole.model.named_parameters())
+        assert all(value.equal(weights[name]) for name, value in resumed.model.named_parameters())
+        del whole, resumed
+        gc.collect()
+
+    return check
+
+
+OFF_POLICY = {"steps_per_generation": 2, "num_iterations": 2, "gradient_accumulation_steps": 1}
+ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 5.2, "entropy_coef_delta": 0.01}
+FOLLOWS = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2}
+NAMED = {
+    "in the third epoch": Case({"max_steps": 9}, questions=6, stop=7),
+    "at the end of an epoch": Case({"max_steps": 6}, questions=6, stop=3),
+    "between two logged rows": Case({"max_steps": 6, "logging_steps": 4}, questions=8, stop=2),
+    "within a rollout batch": Case({"max_steps": 9, **OFF_POLICY}, questions=8, stop=6),
+    "adaptive entropy": Case({"max_steps": 5, **ADAPTIVE}, questions=8, stop=3),
+    "a reference that follows": Case({"max_steps": 6, **FOLLOWS}, questions=8, stop=4),
+    "an adapter trained before": Case({"max_steps": 4, "beta": 0.1}, 8, stop=2, adapter="same"),
+    "two workers": Case({"max_steps": 6, "dataloader_num_workers": 2}, questions=6, stop=4),
+}
+
+
+@pytest.mark.parametrize("case", NAMED.values(), ids=NAMED)
+def test_where_stock_goes_on_differently(check, case):
+    check(case)
 
 
 @pytest.mark.parametrize("number", CONFIGS)
-def test_stopped_and_resumed(trained, number, tmp_path):
-    check(trained, number, tmp_path)
+def test_stopped_and_resumed(check, number):
+    check(drawn(number))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", MORE)
-def test_more_of_them(trained, number, tmp_path):
-    check(trained, number, tmp_path)
+def test_more_of_them(check, number):
+    check(drawn(number))
