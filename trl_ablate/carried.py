@@ -118,16 +118,16 @@ def _carried(trainer: "AblationTrainer") -> dict[str, Any]:
     return carried
 
 
-def _take_up(trainer: "AblationTrainer", carried: dict[str, Any]) -> None:
-    device = trainer.accelerator.device
-    vars(trainer).update(send_to_device(carried["values"], device))
+def _take_up(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
+    carried: Any = send_to_device(written, trainer.accelerator.device)
+    vars(trainer).update(carried["values"])
     trainer._metrics["train"].clear()  # cleared, not replaced: the phases hold it, too
     for name, values in carried["metrics"].items():
         trainer._metrics["train"][name].extend(values)
     trainer._ratio_sums.update(carried["ratio_sums"])
-    trainer.mismatch._rows = send_to_device(carried["mismatch"], device)
+    trainer.mismatch._rows = carried["mismatch"]
     if "rollout" in carried:
-        trainer._buffered_inputs = send_to_device(carried["rollout"], device)
+        trainer._buffered_inputs = carried["rollout"]
         _log_completions(trainer, carried["completions"])
 
 

@@ -50,11 +50,19 @@ def is_whole(checkpoint: Path) -> bool:
     return isinstance(sealed, dict) and sealed.items() <= _checksums(checkpoint).items()
 
 
+def rewind(run: RunDirectory, checkpoint: Path | None) -> None:
+    """Forget what the run recorded after a checkpoint, or all of it where there is none. That can
+    be a row of the checkpoint's own step: a stop logs one where every epoch's end is logged."""
+    if checkpoint is None:
+        run.rewind(-1)
+    else:
+        run.rewind(step_of(checkpoint), rows=len(_logged(checkpoint)))
+
+
 def check_record(run: RunDirectory, checkpoint: Path, best_metric: str) -> None:
     """Refuse to go on where what was recorded up to a checkpoint is missing: no later row and no
     later model would show it."""
-    state = read_json(checkpoint / "trainer_state.json")
-    logged = [row for row in state["log_history"] if "train_runtime" not in row]
+    logged = _logged(checkpoint)
     if [row["step"] for row in logged] != [row["step"] for row in run.metrics()]:
         raise ConfigurationError(
             f"{run.metrics_file} lacks rows from before {checkpoint.name}, where the run would go "
@@ -103,6 +111,12 @@ def changed_settings(config_file: Path, now: Mapping[str, Any]) -> list[str]:
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     ]
+
+
+def _logged(checkpoint: Path) -> list[dict[str, Any]]:
+    """The rows up to a checkpoint that a run records, too."""
+    state = read_json(checkpoint / "trainer_state.json")
+    return [row for row in state["log_history"] if "train_runtime" not in row]
 
 
 def _checksums(folder: Path) -> dict[str, int]:
