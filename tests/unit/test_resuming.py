@@ -12,6 +12,7 @@ from trl_ablate.resuming import (
     check_record,
     is_whole,
     latest_whole_checkpoint,
+    rewind,
     seal,
 )
 from trl_ablate.run import RunDirectory, write_json, write_jsonl
@@ -125,6 +126,17 @@ def test_rows_that_are_missing_are_told(resumable):
     write_jsonl(run.metrics_file, REWARDS[1:])
     with pytest.raises(ConfigurationError, match="lacks rows from before checkpoint-4"):
         check_record(run, checkpoint, "r")
+
+
+def test_a_row_that_the_stop_itself_has_logged_is_forgotten(resumable):
+    """Where every epoch's end is logged, a stop within one logs a row behind the checkpoint."""
+    run, checkpoint = resumable
+    write_jsonl(run.metrics_file, [*REWARDS, {"step": 4, "loss": 1.0}, {"step": 5, "loss": 1.0}])
+    rewind(run, checkpoint)
+    assert list(run.metrics()) == REWARDS
+    check_record(run, checkpoint, "r")
+    rewind(run, None)
+    assert list(run.metrics()) == []
 
 
 def test_a_resumed_run_has_to_beat_what_its_checkpoint_knows(resumable, monkeypatch):
