@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.failures import check_reached_the_end, in_words
 from trl_ablate.provenance import provenance
-from trl_ablate.resuming import (
-    changed_settings,
-    check_record,
-    latest_whole_checkpoint,
-    rewind,
-)
+from trl_ablate.resuming import agreed_checkpoint, changed_settings, check_record, rewind
 from trl_ablate.run import PREEMPTED, RunDirectory
 from trl_ablate.terminal import console, show_end, show_findings, show_recipe
 from trl_ablate.termination import Terminated, Termination, end_with_launcher
@@ -100,7 +95,7 @@ def run(options: argparse.Namespace, overrides: list[str], termination: Terminat
             tell_changes(directory, settings)
         directory.write_config(settings)
     resolved.config.run_name = name_of(directory, resolved.config, resume=options.resume)
-    checkpoint = agreed(latest_whole_checkpoint(directory.path)) if options.resume else None
+    checkpoint = where_to_go_on(directory) if options.resume else None
     if main_process and options.resume:
         console.print(f"resuming from {checkpoint or 'the beginning: nothing was saved yet'}")
         rewind(directory, checkpoint)
@@ -173,27 +168,18 @@ def tell_changes(directory: RunDirectory, config: dict[str, Any]) -> None:
         console.print(f"warning: going on with other settings: {', '.join(changed)}", markup=False)
 
 
+def where_to_go_on(directory: RunDirectory) -> Path | None:
+    from accelerate.utils import gather_object
+
+    return agreed_checkpoint(directory.path, gather_object)
+
+
 def name_of(directory: RunDirectory, config, *, resume: bool) -> str:
     """The run's name in trackio: its own, and after a resume the same."""
     from trl_ablate.dashboard import new_run_name
 
     before = directory.read() if resume and directory.run_file.exists() else {}
     return before.get("run_name") or new_run_name(config.run_name or directory.path.name)
-
-
-def agreed(checkpoint: Path | None) -> Path | None:
-    """The checkpoint that every process has found; refuse to go on where they differ, as they do
-    where the nodes share no disk and only one of them has saved."""
-    from accelerate.utils import gather_object
-
-    found = sorted({str(path and path.name) for path in gather_object([checkpoint])})
-    if len(found) > 1:
-        raise ConfigurationError(
-            f"the processes would go on from different checkpoints ({', '.join(found)}); put "
-            "output_dir on a disk that all nodes share, or copy the latest checkpoint to each "
-            "node and set save_on_each_node to true"
-        )
-    return checkpoint
 
 
 def train(resolved, directory: RunDirectory, checkpoint: Path | None, termination: Termination):

@@ -8,7 +8,7 @@ agree with it was damaged since. Either is passed over for the one before.
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,24 @@ def latest_whole_checkpoint(run: Path) -> Path | None:
     """The last `checkpoint-N` that agrees with its seal; None where there is none."""
     folders = sorted(run.glob("checkpoint-[0-9]*"), key=step_of, reverse=True)
     return next(filter(is_whole, folders), None)
+
+
+def agreed_checkpoint(
+    run: Path, gather: Callable[[list[Path | None]], list[Path | None]]
+) -> Path | None:
+    """The latest whole checkpoint, which every process has to find; `gather` collects from all.
+
+    They find different ones where the nodes share no disk and only one of them has saved.
+    """
+    checkpoint = latest_whole_checkpoint(run)
+    found = {path.name if path else "none" for path in gather([checkpoint])}
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"the processes find different last checkpoints ({', '.join(sorted(found))}); put "
+            "output_dir on a disk that all nodes share, or copy the latest checkpoint to every "
+            "node and set save_on_each_node to true"
+        )
+    return checkpoint
 
 
 def step_of(checkpoint: Path) -> int:

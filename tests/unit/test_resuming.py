@@ -6,6 +6,7 @@ import pytest
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.resuming import (
+    agreed_checkpoint,
     best_logged,
     break_seal,
     changed_settings,
@@ -61,6 +62,14 @@ def test_what_is_added_later_does_no_harm(checkpoints):
 
 def test_no_checkpoint(tmp_path):
     assert latest_whole_checkpoint(tmp_path) is None
+
+
+def test_processes_that_find_different_checkpoints_do_not_go_on(checkpoints):
+    last = checkpoints / "checkpoint-10"
+    assert agreed_checkpoint(checkpoints, lambda found: [*found, last]) == last
+    for other, named in ((None, "checkpoint-10, none"), (last.with_name("checkpoint-4"), "-4")):
+        with pytest.raises(ConfigurationError, match=f"different.*{named}.*save_on_each_node"):
+            agreed_checkpoint(checkpoints, lambda found, other=other: [*found, other])
 
 
 def test_settings_that_changed_since_are_named(tmp_path):
