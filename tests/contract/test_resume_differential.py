@@ -59,6 +59,8 @@ class Case:
     stop: int
     adapter: str = "none"
     """Or a `new` one, or the `same` that was trained before: TRL keeps a copy as the reference."""
+    stream: bool = False
+    """Whether the questions come as a stream."""
 
 
 def drawn(number: int) -> Case:
@@ -151,7 +153,9 @@ def train(make_trainer, trained_adapter, tmp_path):
             if case.adapter == "same":
                 base = AutoModelForCausalLM.from_pretrained(model)
                 model = PeftModel.from_pretrained(base, trained_adapter, is_trainable=True)
-            return AblationTrainer(model, train_dataset=questions(case.questions), **arguments)
+            dataset: Any = questions(case.questions)
+            dataset = dataset.to_iterable_dataset() if case.stream else dataset
+            return AblationTrainer(model, train_dataset=dataset, **arguments)
 
         new = {"peft_config": LoraConfig(r=4)} if case.adapter == "new" else {}
         output = {"output_dir": str(tmp_path / folder)}
@@ -187,7 +191,7 @@ def check(train, tmp_path):
         whole = train(case, "whole")
         assert train(case, "run", stop=case.stop).state.global_step == case.stop
         resumed = train(case, "run", resume=tmp_path / "run" / f"checkpoint-{case.stop}")
-        assert resumed.state.global_step == whole.state.global_step == whole.args.max_steps
+        assert resumed.state.global_step == whole.state.global_step == whole.state.max_steps
         assert rows(resumed) == rows(whole)
         weights = dict(whole.model.named_parameters())
         assert all(value.equal(weights[name]) for name, value in resumed.model.named_parameters())
@@ -208,6 +212,8 @@ NAMED = {
     "adaptive entropy": Case({"max_steps": 5, **ADAPTIVE}, questions=8, stop=3),
     "a reference that follows": Case({"max_steps": 6, **FOLLOWS}, questions=8, stop=4),
     "an adapter trained before": Case({"max_steps": 4, "beta": 0.1}, 8, stop=2, adapter="same"),
+    "three epochs": Case({"max_steps": -1, "num_train_epochs": 3}, questions=7, stop=5),
+    "a stream, in its first pass": Case({"max_steps": 5}, questions=12, stop=3, stream=True),
     "two workers": Case({"max_steps": 6, "dataloader_num_workers": 2}, questions=6, stop=4),
 }
 
@@ -215,6 +221,13 @@ NAMED = {
 @pytest.mark.parametrize("case", NAMED.values(), ids=NAMED)
 def test_where_stock_goes_on_differently(check, case):
     check(case)
+
+
+def test_a_stream_that_is_resumed_in_its_second_pass_is_warned_of(train, tmp_path, caplog):
+    case = Case({"max_steps": 4}, questions=4, stop=3, stream=True)
+    train(case, "run", stop=3)
+    train(case, "run", resume=tmp_path / "run" / "checkpoint-3")
+    assert "resuming is exact in the first pass over it only" in caplog.text
 
 
 @pytest.mark.parametrize("number", CONFIGS)

@@ -18,11 +18,14 @@ from tests.conftest import REPOSITORY
 
 SMALL = [
     "--profile", "miniature", "--generation_batch_size", "32", "--grpo_steps", "8",
-    "--per_device_train_batch_size", "8", "--train_size", "64", "--eval_size", "16",
+    "--per_device_train_batch_size", "8", "--train_size", "12", "--eval_size", "16",
     "--eval_steps", "2", "--save_steps", "1", "--report_to", "none",
 ]  # fmt: skip
+"""Several epochs: of three rollout batches each."""
 ON_POLICY = ["recipes/std_dev_off.yaml", "--optimizer_batch_size", "32"]
-OFF_POLICY = ["recipes/off_policy_e2_tb128.yaml", "--optimizer_batch_size", "16"]
+OFF_POLICY = [
+    "recipes/off_policy_e2_tb128.yaml", "--optimizer_batch_size", "16", "--logging_steps", "3",
+]  # fmt: skip
 ADAPTER = ["recipes/lora.yaml", "--optimizer_batch_size", "32"]
 TWO_PROCESSES = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ACCELERATE = ["-m", "accelerate.commands.launch", "--num_processes", "1"]
