@@ -193,6 +193,7 @@ def check(train, tmp_path):
         resumed = train(case, "run", resume=tmp_path / "run" / f"checkpoint-{case.stop}")
         assert resumed.state.global_step == whole.state.global_step == whole.state.max_steps
         assert rows(resumed) == rows(whole)
+        assert repr(resumed.latest_rollouts()) == repr(whole.latest_rollouts())
         weights = dict(whole.model.named_parameters())
         assert all(value.equal(weights[name]) for name, value in resumed.model.named_parameters())
         del whole, resumed

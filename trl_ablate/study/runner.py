@@ -31,6 +31,8 @@ class Active:
     lock: RunLock
     attempt: int
     slot: int
+    asked: bool = False
+    """Whether it was asked to save and end."""
 
 
 @dataclass
@@ -97,6 +99,7 @@ class Runner:
         except Terminated:
             for active in self._active:
                 active.process.ask_to_save()
+                active.asked = True
             raise
         finally:
             self._outcome.left += [run.id for run, _ in self._waiting]
@@ -176,7 +179,8 @@ class Runner:
     def _end_all(self) -> None:
         """Stop what was started here; a second Ctrl-C stops waiting for it to end well."""
         for active in self._active:
-            active.process.ask_to_end()  # not again, where it was asked to save
+            if not active.asked:
+                active.process.ask_to_end()
         try:
             for active in self._active:
                 active.process.end()

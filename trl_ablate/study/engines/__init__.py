@@ -52,7 +52,7 @@ class Process(Protocol):
 
     def ask_to_save(self) -> None:
         """Ask it to save and stop, as SIGTERM does, or as Ctrl-C where nothing of it is kept;
-        returns at once. `ask_to_end` does nothing after that."""
+        returns at once."""
         ...
 
     def end(self, patience: float = SECONDS_TO_END) -> None:

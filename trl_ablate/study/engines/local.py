@@ -85,7 +85,7 @@ class LocalProcess:
         return self._popen.wait()
 
     def ask_to_end(self) -> None:
-        if self._popen.poll() is None and not self._saves:
+        if self._popen.poll() is None:
             self._popen.send_signal(signal.SIGINT)
 
     def ask_to_save(self) -> None:
