@@ -441,5 +441,5 @@ def test_of_two_nodes_one_seals_what_they_share(make_trainer, monkeypatch, on_ea
     monkeypatch.setattr(type(trainer.args), "local_process_index", 0)
     trainer._save_checkpoint(trainer.model, None)
     checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
-    assert (checkpoint / "carried_1.pt").exists()
     assert (checkpoint / "sealed.json").exists() is on_each_node
+    assert (checkpoint / "carried_1.pt").exists()
