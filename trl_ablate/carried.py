@@ -124,7 +124,7 @@ def _take_up(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
     trainer._metrics["train"].clear()  # cleared, not replaced: the phases hold it, too
     for name, values in carried["metrics"].items():
         trainer._metrics["train"][name].extend(values)
-    trainer._ratio_sums.update(carried["ratio_sums"])
+    trainer._ratio_sums.update(written["ratio_sums"])  # float64, which not every device has
     trainer.mismatch._rows = carried["mismatch"]
     if "rollout" in carried:
         trainer._buffered_inputs = carried["rollout"]
