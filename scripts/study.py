@@ -7,13 +7,13 @@ ended on Modal; `report` writes the answer into the study's folder; `clean` remo
 """
 
 import argparse
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.terminal import console
+from trl_ablate.termination import Termination
 
 ENGINES = ("local", "ray", "modal", "slurm")
 OF_ENGINES = {
@@ -31,7 +31,7 @@ FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130
 
 def main() -> int:
     options = parse()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, runs and all
+    Termination().listen()  # ends like Ctrl-C, runs and all; but they save first
     try:
         return options.command(options)
     except ConfigurationError as error:

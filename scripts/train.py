@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.failures import in_words
+from trl_ablate.failures import check_reached_the_end, in_words
 from trl_ablate.provenance import provenance
-from trl_ablate.resuming import changed_settings, check_record, latest_whole_checkpoint, step_of
+from trl_ablate.resuming import agreed_checkpoint, changed_settings, check_record, rewind
 from trl_ablate.run import PREEMPTED, RunDirectory
 from trl_ablate.terminal import console, show_end, show_findings, show_recipe
+from trl_ablate.termination import Terminated, Termination, end_with_launcher
 
 if TYPE_CHECKING:
     from trl_ablate.hub.masking import Masker
@@ -28,6 +29,8 @@ EXIT_PREEMPTED = 75
 
 
 def main() -> int:
+    termination = Termination().listen()
+    end_with_launcher()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a kernel that nobody asked for
     parser = argparse.ArgumentParser(
         description="Train one arm: RECIPE is a YAML file, such as recipes/std_dev_off.yaml.",
@@ -47,10 +50,15 @@ def main() -> int:
     if options.recipe is None and not options.doctor:
         parser.error("the recipe comes first; give one, such as recipes/std_dev_off.yaml")
     try:
-        return doctor(options, overrides) if options.doctor else run(options, overrides)
+        if options.doctor:
+            return doctor(options, overrides)
+        return run(options, overrides, termination)
     except ConfigurationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except Terminated:
+        sys.stderr.write("ended by SIGTERM; --resume goes on from the last checkpoint\n")
+        return EXIT_PREEMPTED
     except KeyboardInterrupt:
         sys.stderr.write("stopped; what was finished is kept\n")
         return 130
@@ -62,7 +70,7 @@ def main() -> int:
         return 1
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> int:
+def run(options: argparse.Namespace, overrides: list[str], termination: Termination) -> int:
     if options.dry_run:
         spare_imports()
     from trl_ablate.recipe import load_recipe
@@ -87,21 +95,22 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
             tell_changes(directory, settings)
         directory.write_config(settings)
     resolved.config.run_name = name_of(directory, resolved.config, resume=options.resume)
-    checkpoint = latest_whole_checkpoint(directory.path) if options.resume else None
+    checkpoint = where_to_go_on(directory) if options.resume else None
     if main_process and options.resume:
         console.print(f"resuming from {checkpoint or 'the beginning: nothing was saved yet'}")
-        directory.rewind(step_of(checkpoint) if checkpoint else -1)
+        rewind(directory, checkpoint)
         if checkpoint:
             check_record(directory, checkpoint, resolved.config.best_metric)
     masker = Masker(secrets)
     described = masker.value(identity(resolved, masker))
     record = directory.recorded(clean=masker.text, **described) if main_process else nullcontext()
     with record as outcome:
-        alert, preempted = train(resolved, directory, checkpoint)
+        alert, preempted = train(resolved, directory, checkpoint, termination)
         if outcome and preempted:
             outcome.stopped(PREEMPTED)
         elif outcome and alert:
             outcome.stopped(f"guard: {alert.sentence}", **alert.numbers())
+    termination.noted_only = False
     if preempted:
         sys.stderr.write("ended by SIGTERM at a checkpoint; --resume goes on from it\n")
         return EXIT_PREEMPTED
@@ -159,6 +168,12 @@ def tell_changes(directory: RunDirectory, config: dict[str, Any]) -> None:
         console.print(f"warning: going on with other settings: {', '.join(changed)}", markup=False)
 
 
+def where_to_go_on(directory: RunDirectory) -> Path | None:
+    from accelerate.utils import gather_object
+
+    return agreed_checkpoint(directory.path, gather_object)
+
+
 def name_of(directory: RunDirectory, config, *, resume: bool) -> str:
     """The run's name in trackio: its own, and after a resume the same."""
     from trl_ablate.dashboard import new_run_name
@@ -167,7 +182,7 @@ def name_of(directory: RunDirectory, config, *, resume: bool) -> str:
     return before.get("run_name") or new_run_name(config.run_name or directory.path.name)
 
 
-def train(resolved, directory: RunDirectory, checkpoint: Path | None):
+def train(resolved, directory: RunDirectory, checkpoint: Path | None, termination: Termination):
     """Train to the end; returns the alert that stopped the run, if one did, and whether SIGTERM
     ended it."""
     from transformers.utils.logging import disable_progress_bar
@@ -203,12 +218,14 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None):
         trainer = build_trainer(resolved, grader, watching)
         rollouts.attach(trainer)
         best.attach(trainer)
-        preemption = Preemption()
+        preemption = Preemption(termination)
         trainer.add_callback(preemption)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        if not (guard.stopped_by or preemption.ended_run):
+            check_reached_the_end(trainer.state.global_step, trainer.state.max_steps)
         save_whole(trainer, directory.checkpoint_last)
         best.check()
-    return guard.stopped_by, preemption.asked
+    return guard.stopped_by, preemption.ended_run
 
 
 def publish(directory: RunDirectory, config, token: str | None) -> None:

@@ -41,9 +41,9 @@ class GRPOStepClock(TrainerCallback):
     """Counts `eval_steps` and `save_steps` in GRPO steps (rollout batches), not optimizer steps.
 
     Off-policy arms take several optimizer steps per rollout batch; counted so, they are evaluated
-    at the same GRPO steps as on-policy ones, and a checkpoint never falls into the middle of a
-    batch. A fraction is that share of all GRPO steps, rounded up. The last step is always
-    evaluated.
+    at the same GRPO steps as on-policy ones, and a checkpoint falls between two batches, unless
+    something else asks for it. A fraction is that share of all GRPO steps, rounded up. The last
+    step is always evaluated.
     """
 
     def __init__(self, optimizer_steps_per_rollout: int):

@@ -40,7 +40,14 @@ REWARD_RAISED = (
     "reward function '{name}' raised {error} (line {line} of {file}); mend it, then go on with "
     "--resume"
 )
-SENTENCES = (DISK_FULL, OUT_OF_MEMORY, ENGINE_DIED, SERVER_LOST, GONE, REWARD_RAISED)
+ENDED_EARLY = (
+    "the training ended at step {reached} of {wanted}, and neither the guard nor SIGTERM ended it: "
+    "the questions did not make one rollout batch, or a callback stopped it; give more questions, "
+    "or remove the callback, then go on with --resume"
+)
+SENTENCES = (
+    DISK_FULL, OUT_OF_MEMORY, ENGINE_DIED, SERVER_LOST, GONE, REWARD_RAISED, ENDED_EARLY
+)  # fmt: skip
 """All that a run can end with, but for what a `ConfigurationError` says."""
 
 
@@ -48,9 +55,19 @@ class RewardError(RuntimeError):
     """A reward function raised; the sentence names it, and where."""
 
 
+class EndedEarly(RuntimeError):
+    """A training ended before its last step, and nobody had stopped it on purpose."""
+
+
+def check_reached_the_end(reached: int, wanted: int) -> None:
+    """Refuse to call a training finished that has not taken all its optimizer steps."""
+    if reached < wanted:
+        raise EndedEarly(ENDED_EARLY.format(reached=reached, wanted=wanted))
+
+
 def in_words(error: BaseException) -> str | None:
     """What happened and what to do about it; None for an error that nobody foresaw."""
-    if isinstance(error, ConfigurationError | RewardError):
+    if isinstance(error, ConfigurationError | RewardError | EndedEarly):
         return str(error)
     file = getattr(error, "filename", None)
     if is_disk_full(error):

@@ -1,45 +1,42 @@
-"""A machine that is taken away: SIGTERM ends a run at its next rollout boundary, with a checkpoint.
+"""A machine that is taken away: SIGTERM ends a run behind its next optimizer step, and saves it.
 
-Schedulers send SIGTERM some time before they kill. What is trained until then is kept, and
-`--resume` goes on from there as if nothing had happened.
+What is trained until then is kept, and `--resume` goes on from there as if nothing had happened,
+even in the middle of a rollout batch. How SIGTERM comes to the process: `termination.py`.
 """
-
-import signal
 
 import torch
 from transformers import TrainerCallback
 
 from trl_ablate.config import AblationConfig
+from trl_ablate.termination import Termination
 
 
 class Preemption(TrainerCallback):
     """Asks the trainer to save and to stop, once some process has got SIGTERM.
 
     It has the last word on saving, so it has to be added behind every callback that has one.
+
+    Attributes:
+        ended_run: whether it did so before the last step.
     """
 
-    def __init__(self):
-        self.asked = False
+    def __init__(self, termination: Termination):
+        self._termination = termination
+        self.ended_run = False
 
     def on_train_begin(self, args, state, control, **kwargs):
-        signal.signal(signal.SIGTERM, self._note)
+        self._termination.noted_only = True
+        self._termination.listen()  # an engine may have put its own in place of ours
 
     def on_step_end(self, args: AblationConfig, state, control, **kwargs):
-        between_rollouts = state.global_step % args.optimizer_steps_per_rollout == 0
-        if between_rollouts and self._anybody_asked(args):
-            self.asked = True
+        if state.global_step < state.max_steps and self._anybody_asked(args):
+            self.ended_run = True
             control.should_save = control.should_training_stop = True
         return control
 
-    def on_train_end(self, args, state, control, **kwargs):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def _note(self, *_: object) -> None:
-        self.asked = True
-
     def _anybody_asked(self, args: AblationConfig) -> bool:
         if args.world_size == 1:
-            return self.asked
-        asked = torch.tensor(int(self.asked), device=args.device)
+            return self._termination.came
+        asked = torch.tensor(int(self._termination.came), device=args.device)
         torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
         return bool(asked)

@@ -8,7 +8,7 @@ agree with it was damaged since. Either is passed over for the one before.
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,24 @@ def latest_whole_checkpoint(run: Path) -> Path | None:
     """The last `checkpoint-N` that agrees with its seal; None where there is none."""
     folders = sorted(run.glob("checkpoint-[0-9]*"), key=step_of, reverse=True)
     return next(filter(is_whole, folders), None)
+
+
+def agreed_checkpoint(
+    run: Path, gather: Callable[[list[Path | None]], list[Path | None]]
+) -> Path | None:
+    """The latest whole checkpoint, which every process has to find; `gather` collects from all.
+
+    They find different ones where the nodes share no disk and only one of them has saved.
+    """
+    checkpoint = latest_whole_checkpoint(run)
+    found = {path.name if path else "none" for path in gather([checkpoint])}
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"the processes find different last checkpoints ({', '.join(sorted(found))}); put "
+            "output_dir on a disk that all nodes share, or copy the latest checkpoint to every "
+            "node and set save_on_each_node to true"
+        )
+    return checkpoint
 
 
 def step_of(checkpoint: Path) -> int:
@@ -50,11 +68,19 @@ def is_whole(checkpoint: Path) -> bool:
     return isinstance(sealed, dict) and sealed.items() <= _checksums(checkpoint).items()
 
 
+def rewind(run: RunDirectory, checkpoint: Path | None) -> None:
+    """Forget what the run recorded after a checkpoint, or all of it where there is none. That can
+    be a row of the checkpoint's own step: a stop logs one where every epoch's end is logged."""
+    if checkpoint is None:
+        run.rewind(-1)
+    else:
+        run.rewind(step_of(checkpoint), rows=len(_logged(checkpoint)))
+
+
 def check_record(run: RunDirectory, checkpoint: Path, best_metric: str) -> None:
     """Refuse to go on where what was recorded up to a checkpoint is missing: no later row and no
     later model would show it."""
-    state = read_json(checkpoint / "trainer_state.json")
-    logged = [row for row in state["log_history"] if "train_runtime" not in row]
+    logged = _logged(checkpoint)
     if [row["step"] for row in logged] != [row["step"] for row in run.metrics()]:
         raise ConfigurationError(
             f"{run.metrics_file} lacks rows from before {checkpoint.name}, where the run would go "
@@ -103,6 +129,12 @@ def changed_settings(config_file: Path, now: Mapping[str, Any]) -> list[str]:
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     ]
+
+
+def _logged(checkpoint: Path) -> list[dict[str, Any]]:
+    """The rows up to a checkpoint that a run records, too."""
+    state = read_json(checkpoint / "trainer_state.json")
+    return [row for row in state["log_history"] if "train_runtime" not in row]
 
 
 def _checksums(folder: Path) -> dict[str, int]:

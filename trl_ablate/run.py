@@ -22,12 +22,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.failures import in_words
 from trl_ablate.folders import put_back, where_it_stands
+from trl_ablate.termination import Terminated
 
 KEYBOARD = "interrupted from the keyboard"
 PREEMPTED = "ended by SIGTERM"
@@ -42,7 +44,8 @@ RESERVE = 1 << 20
 
 @dataclass
 class Outcome:
-    """How a run ended: finished, unless somebody says otherwise."""
+    """How a run ended: finished, unless somebody says otherwise. `scripts/train.py` raises where a
+    training ended before its last step although nobody stopped it."""
 
     status: str = "finished"
     reason: str | None = None
@@ -97,11 +100,13 @@ class RunDirectory:
         file.parent.mkdir(exist_ok=True)
         write_jsonl(file, rows)
 
-    def rewind(self, step: int) -> None:
-        """Forget what was recorded after a step: a resumed run will record it again."""
-        for file in (self.metrics_file, self.alerts_file):
+    def rewind(self, step: int, rows: int | None = None) -> None:
+        """Forget what was recorded after a step, and the rows of metrics behind the first so many
+        (None: no row at that step or before it): a resumed run will record it again."""
+        for file, most in ((self.metrics_file, rows), (self.alerts_file, None)):
             if file.exists():
-                write_jsonl(file, (row for row in read_jsonl(file) if row["step"] <= step))
+                kept = (row for row in read_jsonl(file) if row["step"] <= step)
+                write_jsonl(file, islice(kept, most))
         for file in self.rollout_file(0).parent.glob("step_*.jsonl"):
             if int(file.stem.removeprefix("step_")) > step:
                 file.unlink()
@@ -159,8 +164,8 @@ class RunDirectory:
         outcome = Outcome()
         try:
             yield outcome
-        except KeyboardInterrupt:
-            outcome.stopped(KEYBOARD)
+        except KeyboardInterrupt as error:
+            outcome.stopped(PREEMPTED if isinstance(error, Terminated) else KEYBOARD)
             raise
         except BaseException as error:
             outcome.status, outcome.entries = "failed", {}

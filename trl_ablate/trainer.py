@@ -13,8 +13,11 @@ in or what comes out:
     _generate_single_turn, _generate       stop strings: what ends a completion, what counts as end
     evaluate                               one-shot evaluation
     log                                    what was summed up since the last line
-    _run_epoch                             none behind the last step
-    _save_checkpoint                       seal it when it is whole, and rotate then
+    _load_from_checkpoint                  the trained adapter, where there are two
+    _get_train_sampler                     keep it
+    _run_epoch                             take up all that a checkpoint carries; none behind the
+                                           last step
+    _save_checkpoint                       all that resuming needs, sealed when it is whole
     (several)                              `phases`: what of a step's time is whose
 
 `tests/contract` holds each seam against the installed TRL.
@@ -32,6 +35,7 @@ import torch
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
 
+from trl_ablate import carried
 from trl_ablate.advantages import compute_advantages, weighted_reward
 from trl_ablate.architectures import RELATIVE
 from trl_ablate.batching import (
@@ -363,25 +367,42 @@ class AblationTrainer(GRPOTrainer):
 
     # Checkpoints
 
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        carried.load_trained_adapter(self, resume_from_checkpoint)
+
+    def _get_train_sampler(self, dataset=None):
+        self.train_sampler = super()._get_train_sampler(dataset)
+        return self.train_sampler
+
     def _run_epoch(self, *args, **kwargs) -> None:
-        """TRL's; but a run that goes on from its last step has nothing left to do."""
+        """TRL's; but the first of a resumed run begins where the checkpoint was written, and a run
+        that goes on from its last step has nothing left to do."""
+        checkpoint, trained = kwargs["resume_from_checkpoint"], kwargs["epochs_trained"]
+        if checkpoint is not None and kwargs["epoch"] == trained:
+            carried.skip_epochs(self, trained)
+            carried.restore(self, Path(checkpoint))
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
 
     def _save_checkpoint(self, model, trial) -> None:
-        """TRL's, sealed once every process has written its part; until then no older one goes."""
+        """TRL's, sealed once every process has written its part; until then no older one goes.
+
+        By one process, or with `save_on_each_node` by one on every node, as the rest is written.
+        """
         run = Path(self._get_output_dir(trial=trial))
         checkpoint = run / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        if self.is_local_process_zero():
+        if self.args.should_save:
             break_seal(checkpoint)
         with replaced(self.args, "save_total_limit", None):
             super()._save_checkpoint(model, trial)
+        if not self.args.save_only_model:
+            carried.save(self, checkpoint)
         self.accelerator.wait_for_everyone()
-        if self.is_local_process_zero():
-            seal(checkpoint)
         if self.args.should_save:
+            seal(checkpoint)
             rotate_checkpoints(
                 output_dir=str(run),
                 save_total_limit=self.args.save_total_limit,

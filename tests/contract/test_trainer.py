@@ -1,6 +1,7 @@
 """`AblationTrainer` against stock `GRPOTrainer`, and every switch against its being ignored."""
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -429,3 +430,16 @@ def test_the_spread_of_lengths_is_of_the_training_s_groups(make_trainer):
     trainer._describe_completions([[100] * n for n in (3, 3, 3, 3, 1, 5, 1, 5)])
     spread = trainer._metrics["train"]["completions/length_spread"][-1]
     assert spread == pytest.approx((16 / 3) ** 0.5 / 2 / 3)
+
+
+@pytest.mark.parametrize("on_each_node", [False, True])
+def test_of_two_nodes_one_seals_what_they_share(make_trainer, monkeypatch, on_each_node):
+    """As the first process of the second node sees it."""
+    trainer = make_trainer(max_steps=1, save_on_each_node=on_each_node)
+    trainer.train()
+    monkeypatch.setattr(type(trainer.args), "process_index", 1)
+    monkeypatch.setattr(type(trainer.args), "local_process_index", 0)
+    trainer._save_checkpoint(trainer.model, None)
+    checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
+    assert (checkpoint / "sealed.json").exists() is on_each_node
+    assert (checkpoint / "carried_1.pt").exists()

@@ -5,7 +5,6 @@ A process of its own, so that tests can kill it; ends as `scripts/study.py run` 
 
 import argparse
 import json
-import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from trl_ablate.study.engines import Engine  # noqa: E402
 from trl_ablate.study.engines.local import LocalEngine  # noqa: E402
 from trl_ablate.study.runner import Runner  # noqa: E402
 from trl_ablate.study.store import RunStore  # noqa: E402
+from trl_ablate.termination import Termination  # noqa: E402
 
 FAKE_TRAIN = Path(__file__).with_name("fake_train.py")
 
@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--only", action="append")
     parser.add_argument("--ray_address")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    Termination().listen()
     plan, store = make_plan(options.arms), RunStore(options.runs)
     try:
         outcome = Runner(plan, store, engine(options), only=options.only, say=say).run()

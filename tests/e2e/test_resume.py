@@ -18,13 +18,18 @@ from tests.conftest import REPOSITORY
 
 SMALL = [
     "--profile", "miniature", "--generation_batch_size", "32", "--grpo_steps", "8",
-    "--per_device_train_batch_size", "8", "--train_size", "64", "--eval_size", "16",
+    "--per_device_train_batch_size", "8", "--train_size", "12", "--eval_size", "16",
     "--eval_steps", "2", "--save_steps", "1", "--report_to", "none",
 ]  # fmt: skip
+"""Several epochs: of three rollout batches each."""
 ON_POLICY = ["recipes/std_dev_off.yaml", "--optimizer_batch_size", "32"]
-OFF_POLICY = ["recipes/off_policy_e2_tb128.yaml", "--optimizer_batch_size", "16"]
+OFF_POLICY = [
+    "recipes/off_policy_e2_tb128.yaml", "--optimizer_batch_size", "16", "--logging_steps", "3",
+]  # fmt: skip
 ADAPTER = ["recipes/lora.yaml", "--optimizer_batch_size", "32"]
 TWO_PROCESSES = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ACCELERATE = ["-m", "accelerate.commands.launch", "--num_processes", "1"]
+TWO_BY_ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 TIMES = ("time/", "memory/", "seconds", "step_time", "grader/restarts", "profiling/")
 
 
@@ -76,7 +81,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert json.loads((other / "run.json").read_text())["status"] == "finished"
 
 
-def test_sigterm_saves_at_the_next_boundary_and_resume_goes_on(tmp_path):
+def test_sigterm_saves_behind_the_next_step_and_resume_goes_on(tmp_path):
     whole, output = tmp_path / "whole", tmp_path / "run"
     finish(start(whole, OFF_POLICY))
     process = start(output, OFF_POLICY, "--save_steps", "100")
@@ -89,6 +94,27 @@ def test_sigterm_saves_at_the_next_boundary_and_resume_goes_on(tmp_path):
     finish(start(output, OFF_POLICY, "--resume"))
     assert_same(whole, output)
     assert json.loads((output / "run.json").read_text())["run_name"] == record["run_name"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "code"),
+    [(ACCELERATE, -signal.SIGTERM), (TWO_BY_ACCELERATE, 1), (TWO_PROCESSES, 1)],
+    ids=["accelerate", "accelerate, two", "torchrun, two"],
+)
+def test_sigterm_to_the_launcher_alone_reaches_the_training(tmp_path, launcher, code):
+    """Its own exit code is a launcher's affair; the record has the run's."""
+    whole, output = tmp_path / "whole", tmp_path / "run"
+    finish(start(whole, OFF_POLICY, launcher=launcher))
+    process = start(output, OFF_POLICY, "--save_steps", "100", launcher=launcher)
+    wait_for_step(output, process)
+    process.send_signal(signal.SIGTERM)
+    assert "--resume goes on" in finish(process, code)  # when the last process is gone
+    record = json.loads((output / "run.json").read_text())
+    assert (record["status"], record["reason"]) == ("stopped", "ended by SIGTERM")
+    assert not (output / ".running").exists()
+    finish(start(output, OFF_POLICY, "--resume", launcher=launcher))
+    assert_same(whole, output)
 
 
 def test_resuming_what_had_reached_its_end_trains_no_further(tmp_path):

@@ -2,13 +2,16 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from tests.e2e.drive_study import FAKE_TRAIN
-from tests.e2e.studies import DRIVER, numbers, starts
+from tests.e2e.studies import DRIVER, numbers, starts, wait_for
 from tests.synthetic_study import make_plan
 from trl_ablate import ConfigurationError
 from trl_ablate.study.engines.local import LocalEngine
@@ -75,6 +78,60 @@ def test_a_run_that_somebody_is_at_is_left_to_them(tmp_path, sbatch):
     submit(script)
     assert run not in starts(store.path) and len(starts(store.path)) == 5
     lock.release()
+
+
+STUDY = """
+question: q
+arms: [std_dev_off.yaml]
+seeds: [0]
+profile: miniature
+overrides: {grpo_steps: 20, generation_batch_size: 32, optimizer_batch_size: 32, train_size: 64,
+  per_device_train_batch_size: 8, eval_size: 16, eval_steps: 100, save_steps: 100}
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_to_a_task_has_its_run_save_and_the_next_task_goes_on(tmp_path):
+    """What `#SBATCH --signal=B:TERM@…` sends, to the task's own process."""
+    (tmp_path / "study.yaml").write_text(STUDY)
+    store = RunStore(tmp_path / "runs")
+    words = ["scripts/study.py", "run", tmp_path / "study.yaml", "--runs", store.path]
+    printing = [sys.executable, *words, "--engine", "slurm"]
+    script = subprocess.run(
+        printing, cwd=REPOSITORY, check=True, capture_output=True, text=True
+    ).stdout
+    assert "#SBATCH --signal=B:TERM@" in script
+    (run,) = script.partition("runs=(")[2].partition(")")[0].split()
+    directory = store.directory(run)
+    task = start_task(script)
+    wait_for(lambda: list(directory.metrics())[1:] or task.poll() is not None, seconds=300)
+    task.send_signal(signal.SIGTERM)
+    assert task.wait(120) == 130
+    record = directory.read()
+    assert (record["status"], record["reason"]) == ("stopped", "ended by SIGTERM")
+    (checkpoint,) = directory.path.glob("checkpoint-*")
+    assert store.state(run).status == "interrupted"
+    assert start_task(script).wait(300) == 0
+    assert directory.read()["status"] == "finished"
+    log = "".join(store.log(run).read_text().split())  # the width of a terminal cuts lines
+    assert f"resumingfrom{checkpoint}".replace(" ", "") in log
+    steps = [row["step"] for row in directory.metrics() if "loss" in row]
+    assert steps == list(range(1, 21))
+
+
+def start_task(script: str) -> subprocess.Popen:
+    """One task of an array job, as Slurm starts it: a shell that reads the script."""
+    task = subprocess.Popen(
+        ["bash"],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "SLURM_ARRAY_TASK_ID": "0"},
+        cwd=REPOSITORY,
+        text=True,
+    )
+    assert task.stdin
+    task.stdin.write(script)
+    task.stdin.close()
+    return task
 
 
 def test_a_gpu_for_every_run_of_a_gpu_profile(tmp_path):

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 import requests
 
-from trl_ablate.failures import RewardError, in_words
+from trl_ablate.failures import EndedEarly, RewardError, check_reached_the_end, in_words
 from trl_ablate.rewards.functions import _named
 from trl_ablate.run import MARK, RESERVE, RunDirectory
 
@@ -62,6 +62,18 @@ def test_a_reward_that_raises_says_which_and_where():
 
     with pytest.raises(RewardError, match=r"'answer' raised TypeError: .* \(line \d+ of .*py\)"):
         _named("answer", broken)([], completions=[])
+
+
+def test_a_training_that_ends_before_its_last_step_has_failed(tmp_path):
+    run = RunDirectory(tmp_path)
+    with run.recorded():
+        check_reached_the_end(3, 3)
+    assert run.read()["status"] == "finished"
+    with pytest.raises(EndedEarly), run.recorded():
+        check_reached_the_end(0, 3)
+    record = run.read()
+    assert record["status"] == "failed"
+    assert record["reason"].startswith("the training ended at step 0 of 3, and neither the guard")
 
 
 def test_room_is_kept_for_the_last_words_on_a_full_disk(tmp_path, monkeypatch):

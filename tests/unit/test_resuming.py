@@ -6,12 +6,14 @@ import pytest
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.resuming import (
+    agreed_checkpoint,
     best_logged,
     break_seal,
     changed_settings,
     check_record,
     is_whole,
     latest_whole_checkpoint,
+    rewind,
     seal,
 )
 from trl_ablate.run import RunDirectory, write_json, write_jsonl
@@ -60,6 +62,14 @@ def test_what_is_added_later_does_no_harm(checkpoints):
 
 def test_no_checkpoint(tmp_path):
     assert latest_whole_checkpoint(tmp_path) is None
+
+
+def test_processes_that_find_different_checkpoints_do_not_go_on(checkpoints):
+    last = checkpoints / "checkpoint-10"
+    assert agreed_checkpoint(checkpoints, lambda found: [*found, last]) == last
+    for other, named in ((None, "checkpoint-10, none"), (last.with_name("checkpoint-4"), "-4")):
+        with pytest.raises(ConfigurationError, match=f"different.*{named}.*save_on_each_node"):
+            agreed_checkpoint(checkpoints, lambda found, other=other: [*found, other])
 
 
 def test_settings_that_changed_since_are_named(tmp_path):
@@ -125,6 +135,17 @@ def test_rows_that_are_missing_are_told(resumable):
     write_jsonl(run.metrics_file, REWARDS[1:])
     with pytest.raises(ConfigurationError, match="lacks rows from before checkpoint-4"):
         check_record(run, checkpoint, "r")
+
+
+def test_a_row_that_the_stop_itself_has_logged_is_forgotten(resumable):
+    """Where every epoch's end is logged, a stop within one logs a row behind the checkpoint."""
+    run, checkpoint = resumable
+    write_jsonl(run.metrics_file, [*REWARDS, {"step": 4, "loss": 1.0}, {"step": 5, "loss": 1.0}])
+    rewind(run, checkpoint)
+    assert list(run.metrics()) == REWARDS
+    check_record(run, checkpoint, "r")
+    rewind(run, None)
+    assert list(run.metrics()) == []
 
 
 def test_a_resumed_run_has_to_beat_what_its_checkpoint_knows(resumable, monkeypatch):

@@ -16,6 +16,7 @@ from trl_ablate.run import RunDirectory
 from trl_ablate.study.engines import Engine, Job, Process
 from trl_ablate.study.plan import Plan, PlannedRun
 from trl_ablate.study.store import RunLock, RunStore
+from trl_ablate.termination import Terminated
 
 POLL_SECONDS = 0.5
 LOG_TAIL = 2000
@@ -30,6 +31,8 @@ class Active:
     lock: RunLock
     attempt: int
     slot: int
+    asked: bool = False
+    """Whether it was asked to save and end."""
 
 
 @dataclass
@@ -77,8 +80,8 @@ class Runner:
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
-        """Until all runs are done, failed for good, or out of time. Ctrl-C ends the started
-        ones."""
+        """Until all runs are done, failed for good, or out of time. Ctrl-C ends the started ones;
+        SIGTERM (`Terminated`) has them save first."""
         try:
             while self._waiting or self._active:
                 if self._until is not None and time.monotonic() >= self._until:
@@ -93,6 +96,11 @@ class Runner:
                     break
                 if self._waiting or self._active:
                     time.sleep(POLL_SECONDS)
+        except Terminated:
+            for active in self._active:
+                active.process.ask_to_save()
+                active.asked = True
+            raise
         finally:
             self._outcome.left += [run.id for run, _ in self._waiting]
             self._end_all()
@@ -171,7 +179,8 @@ class Runner:
     def _end_all(self) -> None:
         """Stop what was started here; a second Ctrl-C stops waiting for it to end well."""
         for active in self._active:
-            active.process.ask_to_end()
+            if not active.asked:
+                active.process.ask_to_end()
         try:
             for active in self._active:
                 active.process.end()

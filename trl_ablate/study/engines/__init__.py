@@ -50,9 +50,15 @@ class Process(Protocol):
         """Ask it to stop, as Ctrl-C does; returns at once."""
         ...
 
+    def ask_to_save(self) -> None:
+        """Ask it to save and stop, as SIGTERM does, or as Ctrl-C where nothing of it is kept;
+        returns at once."""
+        ...
+
     def end(self, patience: float = SECONDS_TO_END) -> None:
-        """Wait that many seconds for it to stop, then see to it that nothing of it touches the
-        store any more. A run that is away is let go instead, as its note says how to find it."""
+        """Wait that many seconds for it to stop, or, if it was asked to save and `patience` is not
+        0, for as long as it takes; then see to it that nothing of it touches the store any more. A
+        run that is away is let go instead, as its note says how to find it."""
         ...
 
 

@@ -1,5 +1,6 @@
 """This machine: one process per free GPU, or one on the CPU unless more are asked for."""
 
+import math
 import os
 import signal
 import subprocess
@@ -75,6 +76,7 @@ class LocalProcess:
 
     def __init__(self, popen: subprocess.Popen):
         self._popen = popen
+        self._saves = False
 
     def poll(self) -> int | None:
         return self._popen.poll()
@@ -86,9 +88,14 @@ class LocalProcess:
         if self._popen.poll() is None:
             self._popen.send_signal(signal.SIGINT)
 
+    def ask_to_save(self) -> None:
+        self._saves = True
+        if self._popen.poll() is None:
+            self._popen.send_signal(signal.SIGTERM)
+
     def end(self, patience: float = SECONDS_TO_END) -> None:
         """The group is killed whole: a training process may have left workers behind."""
-        until = time.monotonic() + patience
+        until = time.monotonic() + (math.inf if self._saves and patience else patience)
         while self._popen.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         with suppress(ProcessLookupError):

@@ -234,6 +234,8 @@ class ModalProcess:
     def ask_to_end(self) -> None:
         """It goes on without the runner."""
 
+    ask_to_save = ask_to_end
+
     def end(self, patience: float = SECONDS_TO_END) -> None:
         """It is let go; what it comes to is fetched another time."""
 

@@ -141,6 +141,8 @@ class RayProcess:
         if self._landing.code is None:
             ray.cancel(self._pieces)
 
+    ask_to_save = ask_to_end
+
     def end(self, patience: float = SECONDS_TO_END) -> None:
         """The training dies with the worker of its task."""
         until = time.monotonic() + patience

@@ -4,6 +4,10 @@ Every task is `scripts/study.py run STUDY --only RUN` in the same store and unde
 submitting again does what is missing and nothing twice. The store has to lie on a file system that
 the nodes share and that has flock. Partition, account and time limit are given to sbatch as always:
 SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT.
+
+Ahead of the time limit Slurm sends SIGTERM to the task's own process (SBATCH_SIGNAL says when
+instead). That is the study, which has its run save and end; so it does when the task is preempted
+or cancelled, in the seconds that the cluster leaves it.
 """
 
 import shlex
@@ -17,6 +21,9 @@ from trl_ablate.study.engines import REPOSITORY
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.runner import in_order
 from trl_ablate.study.store import RunStore
+
+SECONDS_AHEAD = 300
+"""Before the time limit; an optimizer step and a checkpoint have to fit in."""
 
 
 def to_submit(plan: Plan, store: RunStore) -> list[str]:
@@ -57,6 +64,7 @@ def array_job(
         "#SBATCH --ntasks=1",
         f"#SBATCH --cpus-per-task={cpus}",
         *(["#SBATCH --gres=gpu:1"] if plan.for_gpu else []),
+        f"#SBATCH --signal=B:TERM@{SECONDS_AHEAD}",
         f"#SBATCH --output={folder}/slurm-%A_%a.out",
     ]
     body = [

@@ -1,0 +1,242 @@
+"""A training that was stopped at a random step and resumed is the training that was not.
+
+Random settings from the legal space, real generation, weights compared to the bit and every logged
+row but for its times. `TRL_ABLATE_CONFIGS=200` draws more of them, `TRL_ABLATE_FIRST=50` begins
+with a later one; each is a function of its number.
+"""
+
+import gc
+import json
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from trl_ablate.trainer import AblationTrainer
+
+FIRST = int(os.environ.get("TRL_ABLATE_FIRST", "0"))
+CONFIGS = range(FIRST, FIRST + int(os.environ.get("TRL_ABLATE_CONFIGS", "6")))
+MORE = range(6, 46)
+TIMES = (
+    "time/",
+    "memory/",
+    "step_time",
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+)
+
+
+def reward(completions, **kwargs):
+    """One that differs within every group."""
+    return [sum(map(ord, text)) % 7 / 3 for text in completions]
+
+
+class StopAt(TrainerCallback):
+    """Saves and stops behind one optimizer step, wherever that falls."""
+
+    def __init__(self, step: int):
+        self._step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self._step:
+            control.should_save = control.should_training_stop = True
+        return control
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training, and the step to stop behind."""
+
+    settings: dict[str, Any]
+    questions: int
+    stop: int
+    adapter: str = "none"
+    """Or a `new` one, or the `same` that was trained before: TRL keeps a copy as the reference."""
+    stream: bool = False
+    """Whether the questions come as a stream."""
+
+
+def drawn(number: int) -> Case:
+    """The case of that number."""
+    one = random.Random(number)
+    batches = batch_settings(one)
+    per_rollout = batches.pop("questions_per_rollout")
+    questions = one.randint(per_rollout, 4 * per_rollout + 2)
+    adapter = one.choice(["none", "none", "none", "none", "new", "same"])
+    settings = {
+        **batches,
+        "max_completion_length": one.choice([3, 8]),
+        "logging_steps": one.randint(1, 4),
+        "logging_first_step": one.random() < 0.3,
+        "loss_type": one.choice(
+            ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
+        ),
+        "importance_sampling_level": one.choice(["token", "sequence"]),
+        "beta": one.choice([0.0, 0.1]),
+        "scale_rewards": one.choice(["group", "batch", "none"]),
+        "lr_scheduler_type": one.choice(["linear", "cosine", "constant"]),
+        "optim": one.choice(["adamw_torch", "sgd"]),
+        "shuffle_dataset": one.random() < 0.8,
+        "mask_truncated_completions": one.random() < 0.3,
+        "trim_microbatches": one.random() < 0.7,
+        "regroup_by_length": one.random() < 0.7,
+        "seed": number,
+        **one.choice(
+            [
+                {},
+                {"entropy_coef": 0.01},
+                {
+                    "use_adaptive_entropy": True,
+                    "entropy_target": one.choice([1.0, 4.0, 5.2]),
+                    "entropy_coef_delta": 0.005,
+                },
+                {"top_entropy_quantile": 0.5},
+            ]
+        ),
+    }
+    if settings["beta"] and adapter == "none" and one.random() < 0.5:
+        settings |= {"sync_ref_model": True, "ref_model_sync_steps": 2}
+    if one.random() < 0.3:
+        settings |= {"eval_strategy": "steps", "eval_steps": 1}
+    if one.random() < 0.1:
+        settings["dataloader_num_workers"] = 1
+    return Case(settings, questions, one.randint(1, settings["max_steps"] - 1), adapter)
+
+
+def batch_settings(one: random.Random) -> dict[str, Any]:
+    """Rows, accumulation, iterations and steps that divide as they have to."""
+    while True:
+        rows, generations = one.choice([2, 4]), one.choice([2, 4])
+        per_generation, iterations = one.randint(1, 4), one.randint(1, 3)
+        accumulated = one.randint(1, 6)
+        microbatches = per_generation * iterations
+        if (rows * per_generation) % generations == 0 and (
+            microbatches % accumulated == 0 or accumulated % microbatches == 0
+        ):
+            break
+    return {
+        "per_device_train_batch_size": rows,
+        "num_generations": generations,
+        "steps_per_generation": per_generation,
+        "num_iterations": iterations,
+        "gradient_accumulation_steps": accumulated,
+        "max_steps": one.randint(3, 12),
+        "questions_per_rollout": rows * per_generation // generations,
+    }
+
+
+@pytest.fixture(scope="module")
+def trained_adapter(tiny_model, tmp_path_factory) -> Path:
+    from peft import LoraConfig, get_peft_model
+
+    folder = tmp_path_factory.mktemp("adapter")
+    torch.manual_seed(1)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    get_peft_model(base, LoraConfig(r=4, init_lora_weights=False)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def train(make_trainer, trained_adapter, tmp_path):
+    """`train(case, folder, stop=..., resume=...)`: the trainer behind its training."""
+    from peft import LoraConfig, PeftModel
+
+    def train(case: Case, folder: str, stop: int | None = None, resume: Path | None = None):
+        def build(model, train_dataset, **arguments):
+            if case.adapter == "same":
+                base = AutoModelForCausalLM.from_pretrained(model)
+                model = PeftModel.from_pretrained(base, trained_adapter, is_trainable=True)
+            dataset: Any = questions(case.questions)
+            dataset = dataset.to_iterable_dataset() if case.stream else dataset
+            return AblationTrainer(model, train_dataset=dataset, **arguments)
+
+        new = {"peft_config": LoraConfig(r=4)} if case.adapter == "new" else {}
+        output = {"output_dir": str(tmp_path / folder)}
+        settings = {"max_completion_length": 4, **case.settings}
+        trainer = make_trainer(build, reward=reward, extras=new, **output, **settings)
+        if stop:
+            trainer.add_callback(StopAt(stop))
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        return trainer
+
+    return train
+
+
+def questions(count: int) -> Dataset:
+    return Dataset.from_dict(
+        {"prompt": [f"User: {a}+{a + 3}=?\nAssistant: <think>" for a in range(11, 11 + count)]}
+    )
+
+
+def rows(trainer: AblationTrainer) -> list[str]:
+    """What was logged, times aside; as text, in which a NaN equals a NaN."""
+    return [
+        json.dumps({k: v for k, v in row.items() if not k.startswith(TIMES)}, sort_keys=True)
+        for row in trainer.state.log_history
+    ]
+
+
+@pytest.fixture
+def check(train, tmp_path):
+    """`check(case)`: resumed, it logs the same rows and ends with the same weights."""
+
+    def check(case: Case) -> None:
+        whole = train(case, "whole")
+        assert train(case, "run", stop=case.stop).state.global_step == case.stop
+        resumed = train(case, "run", resume=tmp_path / "run" / f"checkpoint-{case.stop}")
+        assert resumed.state.global_step == whole.state.global_step == whole.state.max_steps
+        assert rows(resumed) == rows(whole)
+        assert repr(resumed.latest_rollouts()) == repr(whole.latest_rollouts())
+        weights = dict(whole.model.named_parameters())
+        assert all(value.equal(weights[name]) for name, value in resumed.model.named_parameters())
+        del whole, resumed
+        gc.collect()
+
+    return check
+
+
+OFF_POLICY = {"steps_per_generation": 2, "num_iterations": 2, "gradient_accumulation_steps": 1}
+ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 5.2, "entropy_coef_delta": 0.01}
+FOLLOWS = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2}
+NAMED = {
+    "in the third epoch": Case({"max_steps": 9}, questions=6, stop=7),
+    "at the end of an epoch": Case({"max_steps": 6}, questions=6, stop=3),
+    "between two logged rows": Case({"max_steps": 6, "logging_steps": 4}, questions=8, stop=2),
+    "within a rollout batch": Case({"max_steps": 9, **OFF_POLICY}, questions=8, stop=6),
+    "adaptive entropy": Case({"max_steps": 5, **ADAPTIVE}, questions=8, stop=3),
+    "a reference that follows": Case({"max_steps": 6, **FOLLOWS}, questions=8, stop=4),
+    "an adapter trained before": Case({"max_steps": 4, "beta": 0.1}, 8, stop=2, adapter="same"),
+    "three epochs": Case({"max_steps": -1, "num_train_epochs": 3}, questions=7, stop=5),
+    "a stream, in its first pass": Case({"max_steps": 5}, questions=12, stop=3, stream=True),
+    "two workers": Case({"max_steps": 6, "dataloader_num_workers": 2}, questions=6, stop=4),
+}
+
+
+@pytest.mark.parametrize("case", NAMED.values(), ids=NAMED)
+def test_where_stock_goes_on_differently(check, case):
+    check(case)
+
+
+def test_a_stream_that_is_resumed_in_its_second_pass_is_warned_of(train, tmp_path, caplog):
+    case = Case({"max_steps": 4}, questions=4, stop=3, stream=True)
+    train(case, "run", stop=3)
+    train(case, "run", resume=tmp_path / "run" / "checkpoint-3")
+    assert "resuming is exact in the first pass over it only" in caplog.text
+
+
+@pytest.mark.parametrize("number", CONFIGS)
+def test_stopped_and_resumed(check, number):
+    check(drawn(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", MORE)
+def test_more_of_them(check, number):
+    check(drawn(number))
