@@ -12,6 +12,7 @@ from typing import Literal
 
 from trl import GRPOConfig
 
+from trl_ablate.best_model import follow_the_best_metric
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.settings import choices, setting
 
@@ -95,6 +96,11 @@ class AblationConfig(GRPOConfig):
     min_tokens: int = setting(
         0, "Tokens a completion has before it may end, on every generation backend."
     )
+    evaluation: Literal["one_shot", "trl"] = setting(
+        "one_shot",
+        "Generate and grade in large batches, without a loss; or evaluate as TRL does, in batches "
+        "of per_device_eval_batch_size, with a loss, which moves the training's random state.",
+    )
     eval_temperature: float | None = setting(
         None, "Sampling temperature of evaluation; 0 is greedy. Null: as in training."
     )
@@ -147,6 +153,7 @@ class AblationConfig(GRPOConfig):
         self._check_switches()
         self._derive_loss_type()
         self._derive_accumulation()
+        follow_the_best_metric(self)
         super().__post_init__()
         self._check_batches()
         self._check_generation()

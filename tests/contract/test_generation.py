@@ -61,12 +61,14 @@ def scripted(make_trainer, monkeypatch):
         return trainer
 
     with monkeypatch.context() as patch:
-        patch.setattr(ScriptedEngine, "vllm_client", ScriptedClient, raising=False)
+        patch.setattr(ScriptedEngine, "vllm_client", ScriptedClient(), raising=False)
         yield make
 
 
 class ScriptedClient:
-    """The one question that TRL asks a server while it starts."""
+    """The one question that TRL asks a server while it starts; what it generates is scripted."""
+
+    generate = None
 
     @staticmethod
     def get_server_info():

@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 
 from trl_ablate.estimates import (
+    TRL_METRICS,
     metric_names,
     pass_at,
     passes,
@@ -128,7 +129,7 @@ def test_one_prompt_has_no_error():
 @pytest.mark.parametrize("samples", [1, 2, 6])
 def test_every_metric_has_its_name(samples):
     rows = [row(1.0, format_reward=1.0, answer_reward=1.0)] * samples
-    found = {f"eval_{name}" for name in summary(rows, samples)}
+    found = {f"eval_{name}" for name in (*summary(rows, samples), *TRL_METRICS)}
     assert found == set(metric_names(samples))
     named = {name.replace("eval_", "eval_mine_") for name in found}
     assert set(metric_names(samples, ["mine"])) == found | named
