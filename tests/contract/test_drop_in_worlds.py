@@ -33,7 +33,7 @@ LONG = {"max_completion_length": 400, "max_tool_calling_iterations": 3}
 
 @pytest.fixture
 def calling(monkeypatch):
-    """`calling(name)`: every generated turn is a call of this tool, or, in a third of them, text."""
+    """`calling(name)`: most of the generated turns are calls of this tool, the others text."""
 
     def script(name: str) -> None:
         def turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
@@ -48,7 +48,7 @@ def calling(monkeypatch):
 def _ids(tokenizer, name: str, prompt_ids: list[int], place: int) -> list[int]:
     draw = random.Random(f"{prompt_ids}{place % 2}")
     call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"number": {draw.randint(1, 9)}}}}}\n'
-    text = [f"{call}</tool_call>", "nothing to call", f"{call}</tool_call>"][draw.randrange(3)]
+    text = f"{call}</tool_call>" if draw.random() < 0.7 else "nothing to call"
     return [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
 
 
@@ -56,10 +56,10 @@ def double(number: int) -> int:
     """Doubles a number.
 
     Args:
-        number: What is doubled; 7 fails.
+        number: What is doubled; 3 or less fails.
     """
-    if number == 7:
-        raise ValueError("not seven")
+    if number <= 3:
+        raise ValueError("too little")
     return number * 2
 
 
@@ -98,7 +98,7 @@ def test_tools(both, tiny_model, calling):
     pair = chat(both, tiny_model, tools=[double])
     found = evaluate_alike(pair, **LONG)
     assert found["eval_tools/call_frequency"] > 0.5
-    assert 0 < found["eval_tools/failure_frequency"] < 0.5
+    assert 0 < found["eval_tools/failure_frequency"] < 1
     train_alike(pair, **LONG)
 
 
@@ -196,7 +196,9 @@ def seeing(tmp_path_factory):
         image_size=16,
         patch_size=8,
     )
-    config = LlavaConfig(vision, text, image_token_index=image_token, image_seq_length=4)
+    config = LlavaConfig(
+        vision_config=vision, text_config=text, image_token_index=image_token, image_seq_length=4
+    )
     model = LlavaForConditionalGeneration(config)
     with torch.no_grad():  # what is seen has to be felt in what is written
         for parameter in model.model.multi_modal_projector.parameters():
