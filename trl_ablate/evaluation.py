@@ -23,6 +23,7 @@ from transformers.trainer_utils import speed_metrics
 from trl.trainer.utils import strip_images_from_messages
 
 from trl_ablate.advantages import weighted_reward
+from trl_ablate.best_model import check_best_metric
 from trl_ablate.engine import replaced
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import (
@@ -120,6 +121,17 @@ def sets(trainer: "AblationTrainer", given: Any = None) -> dict[str, Any]:
     if not by_key:
         raise _empty(MAIN)
     return by_key
+
+
+def check_sets(trainer: "AblationTrainer") -> None:
+    """Refuse, before training, sets that cannot be evaluated as configured."""
+    by_key = sets(trainer)
+    check_best_metric(trainer.args, by_key)
+    if trainer.args.evaluation == "trl" and MAIN in by_key and len(by_key) > 1:
+        raise ConfigurationError(
+            "evaluation 'trl' logs several sets under the same names; use evaluation 'one_shot', "
+            f"or leave out eval_sets ({', '.join(key for key in by_key if key)})"
+        )
 
 
 def _empty(key: str) -> ConfigurationError:

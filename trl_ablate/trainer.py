@@ -11,7 +11,7 @@ in or what comes out:
     _get_per_token_logps_and_entropies     no padding through the model; keep the loss's
                                            log-probabilities; correct the engine's
     _generate_single_turn, _generate       stop strings: what ends a completion, what counts as end
-    evaluate                               one-shot evaluation
+    evaluate                               evaluation in one shot, or TRL's with its own sampling
     log                                    what was summed up since the last line
     _run_epoch                             none behind the last step
     _save_checkpoint                       seal it when it is whole, and rotate then
@@ -42,12 +42,11 @@ from trl_ablate.batching import (
     regroup_by_length,
     trim,
 )
-from trl_ablate.best_model import check_best_metric
 from trl_ablate.callbacks import GRPOStepClock
 from trl_ablate.config import AblationConfig
 from trl_ablate.engine import engine_as_configured, replaced
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.evaluation import apart_from_training, evaluate_one_shot, sets
+from trl_ablate.evaluation import apart_from_training, check_sets, evaluate_one_shot
 from trl_ablate.generation import (
     Described,
     StopStrings,
@@ -94,7 +93,7 @@ class AblationTrainer(GRPOTrainer):
         self.phases = StepPhases(self._metrics["train"], memory=args.log_memory)
         self.callback_handler.add_callback(self.phases)
         if args.eval_strategy != "no":
-            check_best_metric(args, sets(self))
+            check_sets(self)
 
     # What `inspect` and an editor show; `*more` hands it on as TRL has it, release by release.
     __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # pyright: ignore[reportFunctionMemberAccess]
