@@ -109,7 +109,9 @@ class AblationConfig(GRPOConfig):
     )
     num_rollouts_saved: int = setting(16, "Rollouts written to disk at every evaluation.")
     best_metric: str = setting(
-        "eval_reward", "Metric whose best evaluation is kept as a checkpoint."
+        "eval_reward",
+        "Metric whose best evaluation is kept as a checkpoint; the default of "
+        "metric_for_best_model.",
     )
     log_memory: bool = setting(
         True, "Log the peak of memory after the rollout and after the update of every step."

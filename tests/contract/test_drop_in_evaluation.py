@@ -201,12 +201,16 @@ class Course:
         return [self.course[self.evaluations - 1]] * len(completions)
 
 
-def test_the_best_model_is_loaded_at_the_end(both, tmp_path):
-    course = {**WATCHED, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
-    trainer = both(reward_funcs=Course(0.1, 0.7, 0.3)).ours(**course, load_best_model_at_end=True)
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_best_model_is_loaded_at_the_end(both, epochs):
+    """Three rollout batches, an evaluation and a checkpoint after each; the second is best."""
+    course = {**WATCHED, "save_strategy": "steps", "save_steps": 1, "max_steps": 3 * epochs}
+    trainer = both(reward_funcs=Course(0.1, 0.7, 0.3)).ours(
+        **course, num_iterations=epochs, load_best_model_at_end=True
+    )
     trainer.train()
     assert trainer.state.best_metric == pytest.approx(0.7)
-    best = f"{trainer.args.output_dir}/checkpoint-2"
+    best = f"{trainer.args.output_dir}/checkpoint-{2 * epochs}"
     assert trainer.state.best_model_checkpoint == best
     saved = type(trainer.model).from_pretrained(best)
     held = dict(trainer.model.named_parameters())

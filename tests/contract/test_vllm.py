@@ -331,3 +331,24 @@ def test_evaluation_samples_by_its_own_parameters(colocated):
     assert [len(completions) for completions in drawn.values()] == [1] * 5
     trainer.model.train()
     assert len({tuple(row) for row in trainer._generate([PROMPTS[0]] * 4)[1]}) > 1
+
+
+def test_a_request_with_a_seed_draws_from_it_alone(colocated):
+    """What evaluation rests on where a server generates: n completions have the seed, the seed + 1
+    and so on, and the generators that other requests draw from stay as they are."""
+    engine = colocated().vllm_generation.llm
+
+    def completions(seed: int | None, count: int) -> list[tuple[int, ...]]:
+        sampling = SamplingParams(seed=seed, n=count, max_tokens=12)
+        (answer,) = engine.generate(
+            [{"prompt_token_ids": FIXED[0]}], sampling_params=sampling, use_tqdm=False
+        )
+        return [tuple(one.token_ids) for one in answer.outputs]
+
+    before = torch.get_rng_state()
+    found = completions(5, 4)
+    assert len(set(found)) == 4
+    assert completions(7, 2) == found[2:]
+    assert torch.equal(torch.get_rng_state(), before)
+    completions(None, 1)
+    assert not torch.equal(torch.get_rng_state(), before)
