@@ -151,8 +151,8 @@ class BestCheckpoint(TrainerCallback):
         self._best = best["value"] if best else -math.inf
 
     def on_evaluate(self, args, state: TrainerState, control, metrics=None, **kwargs):
-        value = (metrics or {}).get(self._metric, -math.inf)
-        if self._trainer is None or not value > self._best:
+        value = (metrics or {}).get(self._metric)
+        if self._trainer is None or value is None or not value > self._best:
             return
         self._best = value
         best = {"metric": self._metric, "value": value, "step": state.global_step}

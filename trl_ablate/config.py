@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from trl import GRPOConfig
 
+from trl_ablate.best_model import follow_the_best_metric
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.settings import choices, setting
 
@@ -98,6 +99,11 @@ class AblationConfig(GRPOConfig):
     min_tokens: int = setting(
         0, "Tokens a completion has before it may end, on every generation backend."
     )
+    evaluation: Literal["one_shot", "trl"] = setting(
+        "one_shot",
+        "Generate and grade in large batches, without a loss; or evaluate as TRL does, in batches "
+        "of per_device_eval_batch_size, with a loss, which moves the training's random state.",
+    )
     eval_temperature: float | None = setting(
         None, "Sampling temperature of evaluation; 0 is greedy. Null: as in training."
     )
@@ -106,7 +112,9 @@ class AblationConfig(GRPOConfig):
     )
     num_rollouts_saved: int = setting(16, "Rollouts written to disk at every evaluation.")
     best_metric: str = setting(
-        "eval_reward", "Metric whose best evaluation is kept as a checkpoint."
+        "eval_reward",
+        "Metric whose best evaluation is kept as a checkpoint; the default of "
+        "metric_for_best_model.",
     )
     log_memory: bool = setting(
         True, "Log the peak of memory after the rollout and after the update of every step."
@@ -154,6 +162,7 @@ class AblationConfig(GRPOConfig):
         self._check_switches()
         self._derive_loss_type()
         self._derive_accumulation()
+        follow_the_best_metric(self)
         super().__post_init__()
         self._check_batches()
         self._check_generation()

@@ -6,13 +6,27 @@ not been drawn: its prompt is estimated from the others, and not at all if there
 """
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 
 Row = dict
 GRADED = ("reward", "format_reward", "answer_reward")
 FULL_MARK = 1.0
 """An `answer_reward` of at least this is a success: shipped ones are 0 or their worth, 1 or 2."""
 
+
+TRL_METRICS = (
+    "reward_std",
+    "frac_reward_zero_std",
+    "num_tokens",
+    *(f"completions/{which}_length" for which in ("mean", "min", "max")),
+    *(f"completions/{which}_terminated_length" for which in ("mean", "min", "max")),
+    "completions/clipped_ratio",
+    "runtime",
+    "samples_per_second",
+    "steps_per_second",
+)
+"""What TRL logs at every evaluation, whatever the reward functions and tools are called."""
 
 MAIN = ""
 """Key of the evaluation set whose metrics have no name of a set in theirs."""
@@ -26,7 +40,8 @@ def metric_name(name: str, key: str = MAIN, prefix: str = "eval") -> str:
 def metric_names(samples: int, keys: Iterable[str] = ()) -> list[str]:
     """Names of all metrics of an evaluation, for the main set and the named ones."""
     rates = [f"avg@{samples}", *(f"pass@{k}" for k in passes(samples))] if samples > 1 else []
-    each = [*GRADED, "reward_stderr", *rates, "mean_length", "truncated", "ungraded"]
+    own = [*GRADED, "reward_stderr", *rates, "mean_length", "truncated", "ungraded"]
+    each = [*own, *TRL_METRICS]
     return [metric_name(name, key) for key in (MAIN, *keys) for name in each]
 
 
@@ -120,3 +135,57 @@ def standard_error(means_P: Sequence[float]) -> float:
     mean = sum(means_P) / len(means_P)
     variance = sum((value - mean) ** 2 for value in means_P) / (len(means_P) - 1)
     return math.sqrt(variance / len(means_P))
+
+
+def reward_metrics(
+    rewards: Mapping[str, Sequence[float | None]],
+    totals: Sequence[float | None],
+    samples: int,
+) -> dict[str, float | None]:
+    """TRL's metrics of the rewards of a set, by TRL's names.
+
+    Per reward function the mean and the standard deviation (ddof 1) over the completions that it
+    graded; the deviation of the weighted sums `totals`; the share of questions whose samples all
+    have the same. None where fewer are graded than it takes. A single sample has no deviation, as
+    in TRL; of a question with a single graded sample it is unknown.
+    """
+    found: dict[str, float | None] = {}
+    for name, values in rewards.items():
+        graded = [value for value in values if value is not None]
+        found[f"rewards/{name}/mean"] = sum(graded) / len(graded) if graded else None
+        found[f"rewards/{name}/std"] = deviation(values)
+    groups = [totals[start : start + samples] for start in range(0, len(totals), samples)]
+    same = [samples == 1 or deviation(group) == 0 for group in groups]
+    found["reward_std"] = deviation(totals)
+    found["frac_reward_zero_std"] = sum(same) / len(same)
+    return found
+
+
+def deviation(values: Sequence[float | None]) -> float | None:
+    """The standard deviation (ddof 1) of the graded values; None of fewer than two."""
+    graded = [value for value in values if value is not None]
+    return statistics.stdev(graded) if len(graded) > 1 else None
+
+
+def merged(calls: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[str, float | None]:
+    """Metrics of several calls as those of all their completions: means weighted by `counts`.
+
+    `tools/failure_frequency` is a share of tool calls, not of completions, and weighted by these.
+    A call that does not have a metric, or has NaN, takes no part; None where no call has it.
+    """
+    found: dict[str, float | None] = {}
+    for name in dict.fromkeys(name for call in calls for name in call):
+        known = [
+            (call[name], count * _calls_per_row(name, call))
+            for call, count in zip(calls, counts, strict=True)
+            if not math.isnan(call.get(name, math.nan))
+        ]
+        weight = sum(count for _, count in known)
+        found[name] = sum(value * count for value, count in known) / weight if weight else None
+        if known and not weight:  # no tool was called
+            found[name] = 0.0
+    return found
+
+
+def _calls_per_row(name: str, call: Mapping[str, float]) -> float:
+    return call["tools/call_frequency"] if name == "tools/failure_frequency" else 1.0

@@ -11,6 +11,7 @@ import copy
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -136,6 +137,13 @@ def truncation_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> di
     return {f"completions/{name}": value.item() for name, value in values.items()}
 
 
+def completion_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
+    """All of TRL's metrics of how long completions are and how they ended, by TRL's names."""
+    values = {"mean": lengths_N.float().mean(), "min": lengths_N.min(), "max": lengths_N.max()}
+    lengths = {f"completions/{name}_length": float(value) for name, value in values.items()}
+    return {**lengths, **truncation_metrics(lengths_N, truncated_N)}
+
+
 def length_spread(lengths_N: torch.Tensor, num_generations: int) -> float:
     """How far responses to one question differ in length: the standard deviation (ddof 1) of a
     group's lengths, averaged over the groups, as a share of the mean length (0 if all are empty).
@@ -145,6 +153,16 @@ def length_spread(lengths_N: torch.Tensor, num_generations: int) -> float:
     lengths_N = lengths_N.float()
     deviations_G = lengths_N.view(-1, num_generations).std(dim=1)
     return (deviations_G.mean() / lengths_N.mean().clamp(min=1)).item()
+
+
+@dataclass(frozen=True)
+class Described:
+    """The completions generated last, over all processes."""
+
+    lengths: list[int]
+    """Tokens of the policy's own."""
+    truncated: list[bool]
+    """Whether it ran into the limit."""
 
 
 class CompletionCriteria(StoppingCriteria):

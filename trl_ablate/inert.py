@@ -112,7 +112,7 @@ def _term_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str
         (not config.use_adaptive_entropy, ADAPTIVE_ENTROPY, "use_adaptive_entropy is false"),
         (
             config.eval_strategy == "no",
-            (*EVALUATION, "eval_steps", "eval_on_start", "best_metric"),
+            (*EVALUATION, "evaluation", "eval_steps", "eval_on_start", "best_metric"),
             "eval_strategy is 'no'",
         ),
         (config.save_strategy == "no", ("save_steps", "save_total_limit"), "save_strategy is 'no'"),

@@ -11,7 +11,7 @@ in or what comes out:
     _get_per_token_logps_and_entropies     no padding through the model; keep the loss's
                                            log-probabilities; correct the engine's
     _generate_single_turn, _generate       stop strings: what ends a completion, what counts as end
-    evaluate                               one-shot evaluation
+    evaluate                               evaluation in one shot, or TRL's with its own sampling
     log                                    what was summed up since the last line
     _load_from_checkpoint                  the trained adapter, where there are two
     _get_train_sampler                     keep it
@@ -23,6 +23,7 @@ in or what comes out:
 `tests/contract` holds each seam against the installed TRL.
 """
 
+import inspect
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ from typing import Any
 import torch
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
+from trl.trainer.utils import get_config_model_id
 
 from trl_ablate import carried
 from trl_ablate.advantages import compute_advantages, weighted_reward
@@ -50,11 +52,15 @@ from trl_ablate.batching import (
 from trl_ablate.callbacks import GRPOStepClock
 from trl_ablate.config import AblationConfig
 from trl_ablate.engine import engine_as_configured, replaced
-from trl_ablate.evaluation import evaluate_one_shot
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.evaluation import apart_from_training, check_sets, evaluate_one_shot
 from trl_ablate.generation import (
+    Described,
     StopStrings,
     backend_generation_kwargs,
+    evaluation_generation_kwargs,
     length_spread,
+    sampling_by,
     truncation_metrics,
 )
 from trl_ablate.loss_pass import LossPass, Objective
@@ -73,15 +79,21 @@ class AblationTrainer(GRPOTrainer):
     _tag_names = ["trl", "grpo", "trl-ablate"]
     args: AblationConfig
 
-    def __init__(self, model, reward_funcs=None, args: AblationConfig | None = None, **kwargs):
-        args = args or AblationConfig(output_dir="runs/grpo")
+    def __init__(
+        self, model, reward_funcs=None, args: AblationConfig | None = None, *more, **keywords
+    ):
+        args = _own_config(args, model)
         args.generation_kwargs = backend_generation_kwargs(args)
         with engine_as_configured(args):
-            super().__init__(model, reward_funcs=reward_funcs, args=args, **kwargs)
+            super().__init__(model, reward_funcs, args, *more, **keywords)
         self.stop = StopStrings(
             args.stop or (), self._tokenizer, self.eos_token_ids, args.min_tokens
         )
         self._trims = args.trim_microbatches and self._may_move_rows()
+        self._training_logs = self._logs
+        factories: Any = self.environment_factories
+        self.evaluation_environments = {name: [] for name in factories or ()}
+        self.described = Described([], [])
         self._rewards_NF = torch.empty(0)
         self._loss_pass: LossPass | None = None
         self._ratio_sums: dict[str, torch.Tensor] = defaultdict(
@@ -93,6 +105,11 @@ class AblationTrainer(GRPOTrainer):
         self.callback_handler.add_callback(GRPOStepClock(args.optimizer_steps_per_rollout))
         self.phases = StepPhases(self._metrics["train"], memory=args.log_memory)
         self.callback_handler.add_callback(self.phases)
+        if args.eval_strategy != "no":
+            check_sets(self)
+
+    # What `inspect` and an editor show; `*more` hands it on as TRL has it, release by release.
+    __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # pyright: ignore[reportFunctionMemberAccess]
 
     # Advantages
 
@@ -279,21 +296,30 @@ class AblationTrainer(GRPOTrainer):
     def _generate(self, prompts: list):
         generated = super()._generate(prompts)
         self._completion_ids = generated[1]
-        if self.model.training:
-            self._describe_completions(generated[1])
+        self._describe_completions(generated[1], generated[2])
         return generated
 
-    def _describe_completions(self, completion_ids: list[list[int]]) -> None:
-        """What TRL does not tell of the rollouts, over all processes, and what it takes amiss: it
-        counts as terminated only what ends in EOS; a stop string terminates as well."""
+    def _describe_completions(
+        self, completion_ids: list[list[int]], tool_mask: list[list[int]] | None = None
+    ) -> None:
+        """What TRL does not report of the rollouts, over all processes, and what it gets wrong: it
+        counts as terminated only what ends in EOS; a stop string terminates as well.
+
+        Lengths are TRL's: what a tool wrote (0 in `tool_mask`) is not counted.
+        """
         special = set(self._tokenizer.all_special_ids)
+        own_tokens = map(sum, tool_mask) if tool_mask is not None else map(len, completion_ids)
         described = [
-            (len(ids), not self.stop.ended(ids), special.issuperset(ids)) for ids in completion_ids
+            (length, not self.stop.ended(ids), special.issuperset(ids))
+            for length, ids in zip(own_tokens, completion_ids, strict=True)
         ]
         gathered: Any = self.accelerator.gather(
             torch.tensor(described, device=self.accelerator.device)
         )
         lengths, truncated, only_special = gathered.T
+        self.described = Described(lengths.tolist(), truncated.bool().tolist())
+        if not self.model.training:
+            return
         group: Any = self.num_generations
         metrics = self._metrics["train"]
         metrics["completions/only_special"].append(only_special.float().mean().item())
@@ -327,7 +353,7 @@ class AblationTrainer(GRPOTrainer):
 
     def latest_rollouts(self) -> list[dict[str, Any]]:
         """The rollout batch trained on last, a row per completion; what nobody reported is None."""
-        logs = self._logs
+        logs = self._training_logs
         columns = {name: list(values) for name, values in logs["extra"].items()}
         rewards_NF = torch.tensor(
             [list(logs["rewards"][name]) for name in self.reward_func_names]
@@ -351,18 +377,29 @@ class AblationTrainer(GRPOTrainer):
         ]
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval"):
-        """One-shot evaluation: generation and grading only, see `evaluation.py`."""
-        dataset: Any = eval_dataset or self.eval_dataset
-        return evaluate_one_shot(self, dataset, metric_key_prefix)
+        """Generation and grading only, see `evaluation.py`; or, if so configured, TRL's own."""
+        if self.args.evaluation == "one_shot":
+            return evaluate_one_shot(self, eval_dataset, metric_key_prefix)
+        mismatch = MismatchCorrection(self.args)
+        mismatch.saves_a_forward = False  # TRL reports the mismatch of an evaluation from its own
+        with (
+            sampling_by(self, evaluation_generation_kwargs(self.args)),
+            apart_from_training(self),
+            replaced(self, "mismatch", mismatch),
+        ):
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's, with our metrics added to `logs` in place, as TRL adds its own: what an
+        evaluation logs is also what it returns."""
         mode = "train" if self.model.training else "eval"
         sums: Any = self._ratio_sums.pop(mode, None)
         if sums is not None:
             sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum")
-            logs = {**logs, **ratio_means(sums)}
+            prefix = "" if mode == "train" else "eval_"
+            logs.update({f"{prefix}{name}": value for name, value in ratio_means(sums).items()})
         if mode == "train":
-            logs = {**logs, **self.mismatch.metrics(self.accelerator.gather)}
+            logs.update(self.mismatch.metrics(self.accelerator.gather))
         super().log(logs, start_time)
 
     # Checkpoints
@@ -409,6 +446,23 @@ class AblationTrainer(GRPOTrainer):
                 best_model_checkpoint=self.state.best_model_checkpoint,
                 use_mtime=True,
             )
+
+
+def _own_config(args: Any, model: Any) -> AblationConfig:
+    """`args`, or by default what TRL's would be; nothing but an `AblationConfig` has the switches.
+
+    A `GRPOConfig` is not converted: which of its values were given and which derived is no longer
+    to be seen in it, and it counts `eval_steps` and `save_steps` in optimizer steps.
+    """
+    if args is None:
+        name = model if isinstance(model, str) else get_config_model_id(model.config)
+        return AblationConfig(output_dir=f"{name.split('/')[-1]}-GRPO")
+    if not isinstance(args, AblationConfig):
+        raise ConfigurationError(
+            f"args is a {type(args).__name__}, which lacks the switches of AblationTrainer; make "
+            "it an AblationConfig, which takes the same arguments"
+        )
+    return args
 
 
 def _onto_numbered_cpu(storage: Any, location: str):

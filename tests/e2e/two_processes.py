@@ -65,7 +65,7 @@ def measure(model: str, settings: dict, folder: str) -> dict:
             **settings,
         ),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
-        eval_dataset=Dataset.from_dict({"prompt": prompts[:8]}),
+        eval_dataset=Dataset.from_dict({"prompt": prompts[:7]}),  # does not divide by two
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
     )
     trainer.train()

@@ -7,9 +7,12 @@ from itertools import combinations
 import pytest
 
 from trl_ablate.estimates import (
+    TRL_METRICS,
+    merged,
     metric_names,
     pass_at,
     passes,
+    reward_metrics,
     standard_error,
     standard_errors,
     success_rates,
@@ -128,7 +131,7 @@ def test_one_prompt_has_no_error():
 @pytest.mark.parametrize("samples", [1, 2, 6])
 def test_every_metric_has_its_name(samples):
     rows = [row(1.0, format_reward=1.0, answer_reward=1.0)] * samples
-    found = {f"eval_{name}" for name in summary(rows, samples)}
+    found = {f"eval_{name}" for name in (*summary(rows, samples), *TRL_METRICS)}
     assert found == set(metric_names(samples))
     named = {name.replace("eval_", "eval_mine_") for name in found}
     assert set(metric_names(samples, ["mine"])) == found | named
@@ -140,3 +143,44 @@ def test_every_mean_has_its_error():
     found = standard_errors(rows, samples=2)
     assert (found["mean_length"], found["reward"], found["pass@2"]) == pytest.approx((1, 0.5, 0.5))
     assert set(found) == set(summary(rows, samples=2)) - {"reward_stderr"}
+
+
+def test_trls_metrics_of_rewards_by_hand():
+    """Two questions with two samples: 1, 3 and 2, 2; the second function grades the first row."""
+    found = reward_metrics(
+        {"a": [1.0, 3.0, 2.0, 2.0], "b": [5.0, None, None, None]}, [6, 3, 2, 2], 2
+    )
+    assert found == {
+        "rewards/a/mean": 2.0,
+        "rewards/a/std": pytest.approx((2 / 3) ** 0.5),
+        "rewards/b/mean": 5.0,
+        "rewards/b/std": None,
+        "reward_std": pytest.approx(statistics.stdev([6, 3, 2, 2])),
+        "frac_reward_zero_std": 0.5,
+    }
+
+
+def test_a_question_with_one_graded_sample_is_not_one_without_variance():
+    assert reward_metrics({}, [1.0, None, None, None], 2)["frac_reward_zero_std"] == 0.0
+    assert reward_metrics({}, [1.0, None], 1)["frac_reward_zero_std"] == 1.0  # as in TRL
+
+
+def test_calls_of_different_sizes_are_merged_by_what_they_are_means_of():
+    """3 completions with 6 tool calls, of which 3 failed; 1 completion with 2, of which none."""
+    nan = float("nan")
+    calls = [
+        {"tools/call_frequency": 2.0, "tools/failure_frequency": 0.5, "mine": 1.0, "late": nan},
+        {"tools/call_frequency": 2.0, "tools/failure_frequency": 0.0, "mine": 5.0, "other": 7.0},
+    ]
+    assert merged(calls, [3, 1]) == {
+        "tools/call_frequency": 2.0,
+        "tools/failure_frequency": 3 / 8,
+        "mine": 2.0,
+        "late": None,
+        "other": 7.0,
+    }
+
+
+def test_no_tool_call_is_no_failure():
+    call = {"tools/call_frequency": 0.0, "tools/failure_frequency": 0.0}
+    assert merged([call, call], [4, 2]) == call

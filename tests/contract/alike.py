@@ -1,0 +1,118 @@
+"""The same training by stock `GRPOTrainer` and by `AblationTrainer`, for tests that compare."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_ablate import AblationConfig, AblationTrainer
+
+TIMES = ("time", "runtime", "per_second", "memory/")
+"""Parts of the names of metrics that differ from run to run."""
+
+ROWS = [{"prompt": f"User: {a}+{a + 3}=?\nAssistant: <think>", "answer": a} for a in range(11, 27)]
+
+
+def digits(completions, **kwargs):
+    """The share of a completion's characters that are digits."""
+    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
+
+
+@dataclass
+class Both:
+    """Builds a trainer of either kind: rollout batches of two groups of four, on the CPU."""
+
+    model: str
+    folder: Path
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def stock(self, **overrides) -> GRPOTrainer:
+        return self._build(GRPOTrainer, GRPOConfig, overrides)
+
+    def ours(self, **overrides) -> AblationTrainer:
+        as_drawn = {"trim_microbatches": False, "regroup_by_length": False}
+        return self._build(AblationTrainer, AblationConfig, {**as_drawn, **overrides})
+
+    def _build(self, trainer: Any, config: Any, overrides: dict[str, Any]):
+        settings = {
+            "output_dir": str(self.folder / trainer.__name__),
+            "use_cpu": True,
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "report_to": "none",
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "disable_tqdm": True,
+            "per_device_train_batch_size": 4,
+            "per_device_eval_batch_size": 64,
+            "gradient_accumulation_steps": 2,
+            "num_generations": 4,
+            "num_generations_eval": 2,
+            "max_completion_length": 8,
+            "max_steps": 2,
+            "learning_rate": 1e-2,
+            "seed": 0,
+            **overrides,
+        }
+        arguments = {
+            "model": self.model,
+            "reward_funcs": digits,
+            "train_dataset": Dataset.from_list(ROWS),
+            "eval_dataset": Dataset.from_list(ROWS[:5]),
+            **self.arguments,
+        }
+        if load := arguments.pop("load", None):
+            arguments["model"] = load()
+        tokenizer = arguments.pop("tokenizer", lambda: tokenizer_of(self.model))
+        rewards = arguments["reward_funcs"]
+        if isinstance(rewards, list):
+            arguments["reward_funcs"] = list(rewards)  # TRL puts an environment's into it
+        made = {"processing_class": tokenizer(), **arguments}
+        return trainer(args=config(**settings), **made)
+
+
+def tokenizer_of(model: str, chat_template: str | None = None) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    tokenizer.chat_template = chat_template or tokenizer.chat_template
+    return tokenizer
+
+
+def weights(trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def logged(trainer) -> list[dict[str, float]]:
+    return [row for row in trainer.state.log_history if "train_runtime" not in row]
+
+
+def comparable(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not any(t in name for t in TIMES)}
+
+
+def train_alike(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTrainer]:
+    """Train one of each: the same weights to the bit, and all that stock logs is logged alike."""
+    ours = pair.ours(**settings)
+    before = weights(ours).clone()
+    ours.train()
+    stock = pair.stock(**settings)  # built now, as building seeds the generators
+    stock.train()
+    assert torch.equal(weights(ours), weights(stock))
+    assert not torch.equal(weights(ours), before)
+    assert len(logged(ours)) == len(logged(stock))
+    for mine, theirs in zip(logged(ours), logged(stock), strict=True):
+        assert set(theirs) <= set(mine)
+        check_alike(mine, theirs)
+    return ours, stock
+
+
+def check_alike(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """All numbers of `theirs` are in `mine`, but for times and what float32 rounds."""
+    for name, value in comparable(theirs).items():
+        if isinstance(value, float):
+            value = pytest.approx(value, rel=1e-5, abs=1e-7, nan_ok=True)
+        assert mine[name] == value, name

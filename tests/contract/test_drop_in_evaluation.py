@@ -1,0 +1,286 @@
+"""Evaluation in place of TRL's: the same names and numbers, and what stock accepts is accepted."""
+
+import random
+
+import pandas
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from trl import GRPOTrainer
+
+from tests.contract.alike import ROWS, check_alike, comparable, digits, logged, weights
+from trl_ablate import ConfigurationError
+from trl_ablate.estimates import metric_names
+
+OF_A_LOSS = {
+    "eval_loss",
+    "eval_entropy",
+    *(f"eval_clip_ratio/{name}" for name in ("low_mean", "low_min", "high_mean", "high_max")),
+    "eval_clip_ratio/region_mean",
+}
+"""What stock logs of a forward pass, and evaluation in one shot does not."""
+
+
+def rollout_by_prompt(prompts, trainer):
+    """Completions that follow from the prompt and from how often it was asked before."""
+    asked: dict[str, int] = {}
+    completions = []
+    for prompt in prompts:
+        asked[prompt] = asked.get(prompt, 0) + 1
+        draw = random.Random(f"{prompt}{asked[prompt]}")
+        ids = [draw.randint(5, 200) for _ in range(draw.randint(2, 7))]
+        ends = draw.random() < 0.5
+        completions.append([*ids, trainer.processing_class.eos_token_id] if ends else ids)
+    return {
+        "prompt_ids": [trainer.processing_class(text=prompt)["input_ids"] for prompt in prompts],
+        "completion_ids": completions,
+        "logprobs": [[-1.0] * len(ids) for ids in completions],
+        "env_mask": [[1, 0] + [1] * (len(ids) - 2) for ids in completions],
+        "turns": [len(ids) % 3 for ids in completions],
+    }
+
+
+def turns_taken(completions, turns, log_metric, **kwargs):
+    """Grades by an extra field of the rollout; leaves what took no turn ungraded."""
+    log_metric("turns", sum(turns) / len(turns))
+    return [float(taken) if taken else None for taken in turns]
+
+
+SCRIPTED = {"rollout_func": rollout_by_prompt, "reward_funcs": [digits, turns_taken]}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"beta": 0.1},
+        {"num_generations_eval": 1},
+        {"num_generations_eval": 4, "scale_rewards": "batch"},
+        {"reward_weights": [0.5, 2.0], "multi_objective_aggregation": "normalize_then_sum"},
+    ],
+    ids=lambda settings: ",".join(settings) or "default",
+)
+def test_all_that_stock_logs_without_a_loss_has_the_same_value(both, settings):
+    """In one batch, as stock averages over batches; its `evaluate` returns what it logs."""
+    pair = both(**SCRIPTED)
+    ours, stock = pair.ours(**settings), pair.stock(**settings)
+    mine, theirs = ours.evaluate(), stock.evaluate()
+    missing = OF_A_LOSS | ({"eval_kl"} if settings.get("beta") else set())
+    assert set(theirs) - set(mine) - {"eval_model_preparation_time"} == missing
+    check_alike(mine, {name: theirs[name] for name in set(theirs) - missing})
+    assert ours.state.log_history[-1].items() >= mine.items()
+
+
+def test_every_metric_is_one_that_a_recipe_may_name(both):
+    metrics = both().ours().evaluate()
+    of_rewards = {name for name in metrics if name.startswith("eval_rewards/")}
+    unmade = {"eval_format_reward", "eval_answer_reward"}
+    assert set(metrics) - of_rewards - {"time/eval", "epoch"} == set(metric_names(2)) - unmade
+
+
+def test_metrics_do_not_depend_on_how_questions_are_batched(both):
+    """Five questions in batches of 2, 2 and 1. Stock's means are over batches, of unequal size."""
+    pair = both(**SCRIPTED)
+    whole = comparable(pair.ours().evaluate())
+    parts = comparable(pair.ours(per_device_eval_batch_size=4).evaluate())
+    assert parts == {name: pytest.approx(value, abs=1e-6) for name, value in whole.items()}
+    wrong = pair.stock(per_device_eval_batch_size=4).evaluate()
+    assert wrong["eval_completions/mean_length"] != pytest.approx(
+        whole["eval_completions/mean_length"]
+    )
+
+
+@pytest.mark.parametrize("settings", [{"beta": 0.1}, {"num_iterations": 2}, {}])
+def test_nothing_is_run_forward_for_a_loss(both, settings, monkeypatch):
+    trainer, passes = both().ours(**settings), []
+    score = GRPOTrainer._get_per_token_logps_and_entropies
+    monkeypatch.setattr(
+        GRPOTrainer,
+        "_get_per_token_logps_and_entropies",
+        lambda *args, **kwargs: passes.append(1) or score(*args, **kwargs),
+    )
+    trainer.evaluate()
+    assert not passes
+    trainer.train()
+    assert passes
+
+
+WATCHED = {"eval_strategy": "steps", "eval_steps": 1}
+
+
+def test_the_switch_brings_back_stocks_evaluation_to_the_bit(both):
+    """Its loss, its numbers, and its draws from training's random state."""
+    rows = []
+    for kind, switch in (("ours", {"evaluation": "trl"}), ("stock", {})):
+        trainer = getattr(both(), kind)(**WATCHED, **switch, per_device_eval_batch_size=2)
+        trainer.train()
+        rows.append((weights(trainer), logged(trainer)))
+    assert torch.equal(rows[0][0], rows[1][0])
+    evaluated = [row for row in rows[1][1] if "eval_loss" in row]
+    assert len(evaluated) == 2 and set(evaluated[0]) >= OF_A_LOSS
+    for mine, theirs in zip(rows[0][1], rows[1][1], strict=True):
+        check_alike(mine, theirs)
+        assert not [name for name in mine if "eval_loss" in mine and name == "mean_ratio"]
+
+
+def test_a_stream_to_evaluate_on(both):
+    rows = Dataset.from_list(ROWS[:5])
+    whole = both(**SCRIPTED).ours().evaluate()
+    stream = both(**{**SCRIPTED, "eval_dataset": rows.to_iterable_dataset()})
+    for size in (64, 4):
+        streamed = stream.ours(per_device_eval_batch_size=size).evaluate()
+        assert comparable(streamed) == pytest.approx(comparable(whole), abs=1e-6)
+    theirs = stream.stock().evaluate()
+    check_alike(whole, {name: value for name, value in theirs.items() if name not in OF_A_LOSS})
+
+
+def test_sets_by_name(both):
+    """The names are transformers'; one set of a dict can be evaluated alone, under the prefix."""
+    halves = {"a": Dataset.from_list(ROWS[:3]), "b": Dataset.from_list(ROWS[3:8])}
+    trainer = both(**SCRIPTED, eval_dataset=halves).ours()
+    alone = {name: trainer.evaluate(half)["eval_reward"] for name, half in halves.items()}
+    assert alone["a"] != alone["b"]
+    every = trainer.evaluate()
+    assert {name: every[f"eval_{name}_reward"] for name in halves} == alone
+    assert "eval_reward" not in every
+    assert trainer.evaluate("b")["eval_reward"] == alone["b"]
+    assert trainer.evaluate({"c": halves["a"]})["eval_c_reward"] == alone["a"]
+    assert trainer.evaluate(halves["a"], metric_key_prefix="test")["test_reward"] == alone["a"]
+    theirs = both(**SCRIPTED, eval_dataset=halves).stock().evaluate()
+    assert {name for name in theirs if "runtime" in name} <= set(every)
+    with pytest.raises(ConfigurationError, match="no evaluation set 'd'.*has: a, b"):
+        trainer.evaluate("d")
+
+
+def test_an_empty_set_is_not_replaced_by_the_default_one(both):
+    trainer, nothing = both().ours(), Dataset.from_dict({"prompt": []})
+    for empty in (nothing, IterableDataset.from_generator(lambda: iter(())), {}, {"a": nothing}):
+        with pytest.raises(ConfigurationError, match="is empty; give one with questions"):
+            trainer.evaluate(empty)
+    assert not trainer.state.log_history
+    with pytest.raises(ConfigurationError, match="'a' is empty"):
+        both(eval_dataset={"a": nothing}).ours(**WATCHED)
+
+
+def test_stocks_evaluation_of_sets_beside_the_main_one_is_refused(both):
+    """It would log all of them as `eval_reward`."""
+    rows = Dataset.from_list(ROWS[:3])
+    with pytest.raises(ConfigurationError, match="under the same names.*leave out eval_sets .b."):
+        both(eval_dataset={"": rows, "b": rows}).ours(**WATCHED, evaluation="trl")
+
+
+def test_no_set_at_all(both):
+    with pytest.raises(ConfigurationError, match="there is no evaluation set; give"):
+        both(eval_dataset=None).ours().evaluate()
+
+
+def test_columns_that_stock_would_not_show_a_reward_are_not_shown(both):
+    seen = []
+
+    def reward(completions, **kwargs):
+        seen.append("answer" in kwargs)
+        return [0.0] * len(completions)
+
+    for unused in (True, False):
+        for kind in ("ours", "stock"):
+            trainer = getattr(both(reward_funcs=reward), kind)(remove_unused_columns=unused)
+            trainer.evaluate()
+    assert seen == [False, False, True, True]
+
+
+class Course:
+    """Rewards that follow a script, an entry an evaluation."""
+
+    def __init__(self, *course):
+        self.course, self.evaluations = course, 0
+
+    def __call__(self, completions, trainer_state, **kwargs):
+        if len(completions) == 8:  # training's
+            return digits(completions)
+        self.evaluations += 1
+        return [self.course[self.evaluations - 1]] * len(completions)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_best_model_is_loaded_at_the_end(both, epochs):
+    """Three rollout batches, an evaluation and a checkpoint after each; the second is best."""
+    course = {**WATCHED, "save_strategy": "steps", "save_steps": 1, "max_steps": 3 * epochs}
+    trainer = both(reward_funcs=Course(0.1, 0.7, 0.3)).ours(
+        **course, num_iterations=epochs, load_best_model_at_end=True
+    )
+    trainer.train()
+    assert trainer.state.best_metric == pytest.approx(0.7)
+    best = f"{trainer.args.output_dir}/checkpoint-{2 * epochs}"
+    assert trainer.state.best_model_checkpoint == best
+    saved = type(trainer.model).from_pretrained(best)
+    held = dict(trainer.model.named_parameters())
+    assert all(torch.equal(held[name], value) for name, value in saved.named_parameters())
+
+
+def test_save_strategy_best_follows_the_best_metric(both):
+    course = {**WATCHED, "save_strategy": "best", "max_steps": 3, "best_metric": "eval_mean_length"}
+    trainer = both(**SCRIPTED).ours(**course)
+    assert trainer.args.metric_for_best_model == "eval_mean_length"
+    trainer.train()
+    assert trainer.state.best_global_step == 1  # the script's lengths stay the same
+
+
+@pytest.mark.parametrize(
+    ("course", "halved"), [((0.1, 0.2, 0.3, 0.4), 0), ((0.4, 0.3, 0.3, 0.2), 3)]
+)
+def test_a_plateau_is_one_of_the_reward(both, course, halved):
+    """The rate is halved after every evaluation that is not better than the best."""
+    trainer = both(reward_funcs=Course(*course)).ours(
+        **WATCHED,
+        lr_scheduler_type="reduce_lr_on_plateau",
+        lr_scheduler_kwargs={"patience": 0, "factor": 0.5},
+        max_steps=4,
+    )
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 2**halved)
+
+
+@pytest.mark.parametrize("metric", ["loss", "eval_loss"])
+def test_a_loss_that_is_not_computed_decides_nothing(both, metric):
+    settings = {
+        **WATCHED,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "load_best_model_at_end": True,
+    }
+    with pytest.raises(ConfigurationError, match="'one_shot' computes no loss"):
+        both().ours(**settings, metric_for_best_model=metric)
+    kept = both().ours(**settings, evaluation="trl")
+    assert (kept.args.metric_for_best_model, kept.args.greater_is_better) == ("loss", False)
+
+
+def test_a_best_metric_that_no_named_set_has_is_refused(both):
+    settings = {**WATCHED, "save_strategy": "best"}
+    pair = both(eval_dataset={"a": Dataset.from_list(ROWS[:3])})
+    with pytest.raises(ConfigurationError, match="'eval_reward', but every .*'eval_a_reward'"):
+        pair.ours(**settings)
+    assert pair.ours(**settings, best_metric="eval_a_reward").args.greater_is_better
+
+
+def test_the_completion_log_shows_the_evaluation_and_training_keeps_its_own(both):
+    trainer = both(reward_funcs=[digits]).ours(**WATCHED, log_completions=True)
+    trainer.train()
+    shown = pandas.read_parquet(f"{trainer.args.output_dir}/completions/completions_00001.parquet")
+    assert len(shown) == 10
+    assert set(shown["prompt"]) == {row["prompt"] for row in ROWS[:5]}
+    assert len(trainer.latest_rollouts()) == 8
+    before = trainer.latest_rollouts()
+    trainer.evaluate()
+    assert trainer.latest_rollouts() == before
+
+
+@pytest.mark.parametrize("evaluation", ["one_shot", "trl"])
+def test_pythons_generator_goes_on_as_it_was(both, evaluation):
+    def reward(completions, **kwargs):
+        return [random.random() for _ in completions]
+
+    trainer = both(reward_funcs=reward).ours(evaluation=evaluation)
+    before = random.getstate()
+    first, second = (trainer.evaluate()["eval_reward"] for _ in range(2))
+    kept = random.getstate() == before
+    assert (kept, first == second) == ((True, True) if evaluation == "one_shot" else (False, False))
