@@ -204,7 +204,7 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None, terminatio
     config.eval_on_start = config.eval_on_start and checkpoint is None
     disable_progress_bar()  # ours is the one live line
     live = LiveLine(console)
-    recorder = RunRecorder(directory, config.optimizer_steps_per_rollout)
+    recorder = RunRecorder(directory, config.grpo_steps_per_optimizer_step)
     rollouts = RolloutWriter(directory, config.num_rollouts_saved, config.seed)
     best = BestCheckpoint(directory, config.best_metric)
     guard = GuardWatch(directory, resolved.guard, console)

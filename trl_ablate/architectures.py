@@ -6,6 +6,10 @@ that counts columns, such as GPT-2, does not. Every architecture here was measur
 (`tests/contract/test_architectures.py`); any other is left padded as TRL pads it.
 """
 
+import logging
+
+logger = logging.getLogger(__name__)
+
 MEASURED = """
 afmoe apertus arcee aria_text bamba bitnet bloom codegen cohere cohere2 cwm deepseek_v2
 deepseek_v3 diffllama ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 falcon_mamba
@@ -20,3 +24,15 @@ qwen3_moe qwen3_next seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma
 
 RELATIVE = frozenset(MEASURED.split())
 """Values of `model_type` in a model's configuration."""
+
+
+def may_move_rows(model_type: str, *, aux_loss: bool) -> bool:
+    """Whether it changes nothing; where it may, a warning says that the padding stays."""
+    if aux_loss:
+        reason = "the loss that balances its experts is taken over a microbatch"
+    elif model_type not in RELATIVE:
+        reason = "it was not tested with rows moved to the left"
+    else:
+        return True
+    logger.warning("microbatches of model type '%s' stay as TRL pads them: %s", model_type, reason)
+    return False

@@ -9,6 +9,7 @@ import random
 import time
 from dataclasses import asdict
 from errno import ENOENT
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +41,15 @@ SHOWN = {
 class GRPOStepClock(TrainerCallback):
     """Counts `eval_steps` and `save_steps` in GRPO steps (rollout batches), not optimizer steps.
 
-    Off-policy arms take several optimizer steps per rollout batch; counted so, they are evaluated
-    at the same GRPO steps as on-policy ones, and a checkpoint falls between two batches, unless
-    something else asks for it. A fraction is that share of all GRPO steps, rounded up. The last
-    step is always evaluated.
+    Off-policy arms take several optimizer steps per rollout batch, and large optimizer batches take
+    several rollout batches per step; counted so, all are evaluated at the same GRPO steps, or at
+    the first optimizer step behind them. A checkpoint falls between two batches, unless something
+    else asks for it. A fraction is that share of all GRPO steps, rounded up. The last step is
+    always evaluated.
     """
 
-    def __init__(self, optimizer_steps_per_rollout: int):
-        self._per_rollout = optimizer_steps_per_rollout
+    def __init__(self, grpo_steps_per_optimizer_step: Fraction):
+        self._per_step = grpo_steps_per_optimizer_step
 
     def on_train_begin(self, args: AblationConfig, state: TrainerState, control, **kwargs):
         # transformers has made a fraction a number of optimizer steps
@@ -57,30 +59,33 @@ class GRPOStepClock(TrainerCallback):
             state.save_steps = self._share(args.save_steps, state)
 
     def _share(self, fraction: float, state: TrainerState) -> int:
-        return math.ceil(state.max_steps / self._per_rollout * fraction)
+        return math.ceil(state.max_steps * self._per_step * fraction)
 
     def on_step_end(
         self, args: AblationConfig, state: TrainerState, control: TrainerControl, **kwargs
     ):
-        # transformers has said what is due at multiples of eval_steps; keep one in `_per_rollout`
         last = state.global_step >= state.max_steps
         if args.eval_strategy == IntervalStrategy.STEPS:
-            control.should_evaluate &= self._falls_on(state.global_step, state.eval_steps)
-            control.should_evaluate |= last
+            due = self._falls_on(state.global_step, state.eval_steps)
+            control.should_evaluate = last or (due and state.global_step >= args.eval_delay)
         if args.save_strategy == SaveStrategy.STEPS:
-            control.should_save &= last or self._falls_on(state.global_step, state.save_steps)
+            control.should_save = last or self._falls_on(state.global_step, state.save_steps)
         return control
 
     def _falls_on(self, global_step: int, every: int) -> bool:
-        return every > 0 and global_step % (every * self._per_rollout) == 0
+        """Whether this optimizer step completes a multiple of `every` GRPO steps."""
+        if every <= 0:
+            return False
+        before, now = (global_step - 1) * self._per_step, global_step * self._per_step
+        return now // every > before // every
 
 
 class RunRecorder(TrainerCallback):
     """Appends every logged row to `metrics.jsonl`, with its step and its time since the start."""
 
-    def __init__(self, run: RunDirectory, optimizer_steps_per_rollout: int):
+    def __init__(self, run: RunDirectory, grpo_steps_per_optimizer_step: Fraction):
         self._run = run
-        self._per_rollout = optimizer_steps_per_rollout
+        self._per_step = grpo_steps_per_optimizer_step
         self._started = time.time() - run.seconds_so_far()
         self._begun = False
 
@@ -91,7 +96,7 @@ class RunRecorder(TrainerCallback):
             self._begun = True
             place = {
                 "step": state.global_step,
-                "grpo_step": state.global_step / self._per_rollout,
+                "grpo_step": float(state.global_step * self._per_step),
                 "seconds": round(time.time() - self._started, 3),
             }
             self._run.append_metrics({**place, **logs})

@@ -12,6 +12,7 @@ a resume in the middle of a rollout batch they are None until the next one.
 
 import logging
 from collections.abc import Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from datasets import IterableDataset
 from safetensors.torch import load_model, save_model
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.resuming import break_seal, seal
 
 if TYPE_CHECKING:
     from trl_ablate.trainer import AblationTrainer
@@ -47,6 +49,19 @@ LAYOUT = (
     "num_generations",
 )
 """Settings without which what was carried has another meaning."""
+
+
+@contextmanager
+def sealed(trainer: "AblationTrainer", checkpoint: Path):
+    """Around the writing of a checkpoint: no seal while it is not whole, and what is carried."""
+    if trainer.args.should_save:
+        break_seal(checkpoint)
+    yield
+    if not trainer.args.save_only_model:
+        save(trainer, checkpoint)
+    trainer.accelerator.wait_for_everyone()
+    if trainer.args.should_save:
+        seal(checkpoint)
 
 
 def save(trainer: "AblationTrainer", checkpoint: Path) -> None:
@@ -192,3 +207,12 @@ def _restore_reference(trainer: "AblationTrainer", file: Path) -> None:
             "false to go on with the reference that the run was begun with"
         )
     load_model(trainer.accelerator.unwrap_model(trainer.ref_model), file)
+
+
+def _onto_numbered_cpu(storage: Any, location: str):
+    return storage if location.startswith("cpu:") else None
+
+
+# accelerate numbers the CPUs of several processes; transformers then loads onto "cpu:1", of which
+# torch knows nothing
+torch.serialization.register_package(11, lambda storage: None, _onto_numbered_cpu)

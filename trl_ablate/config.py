@@ -8,11 +8,18 @@ or profiles (`recipe.py`).
 
 import os
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from typing import Any, Literal
 
 from trl import GRPOConfig
 
 from trl_ablate.best_model import follow_the_best_metric
+from trl_ablate.contradictions import (
+    check_batches,
+    check_evaluation,
+    check_generation,
+    check_switches,
+)
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.settings import choices, setting
 
@@ -35,18 +42,6 @@ SURROGATE_LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
 
 COMPILED_MULTIPLE = 64
 """Widths are multiples of it under torch_compile, which compiles once per width."""
-
-COUNTS = (
-    "num_generations",
-    "num_generations_eval",
-    "num_iterations",
-    "generation_batch_size",
-    "steps_per_generation",
-    "gradient_accumulation_steps",
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-)
-"""What batches are divided by."""
 
 
 @dataclass
@@ -159,16 +154,16 @@ class AblationConfig(GRPOConfig):
         if isinstance(self.scale_rewards, bool):  # TRL's older way to say it
             self.scale_rewards = "group" if self.scale_rewards else "none"
         self._check_choices()
-        self._check_switches()
+        check_switches(self)
         self._derive_loss_type()
         self._derive_accumulation()
         follow_the_best_metric(self)
         super().__post_init__()
-        self._check_batches()
-        self._check_generation()
-        self._check_evaluation()
+        check_batches(self)
+        check_generation(self)
+        check_evaluation(self)
         if self.grpo_steps is not None and self.max_steps <= 0:
-            self.max_steps = round(self.grpo_steps / self.grpo_steps_per_optimizer_step)
+            self.max_steps = int(self.grpo_steps / self.grpo_steps_per_optimizer_step)
 
     @property
     def optimizer_steps_per_rollout(self) -> int:
@@ -182,10 +177,10 @@ class AblationConfig(GRPOConfig):
         return 1 if rest else whole
 
     @property
-    def grpo_steps_per_optimizer_step(self) -> float:
-        """Rollout batches that an optimizer step takes its completions from."""
-        microbatches = self.steps_per_generation * self.num_iterations
-        return self.gradient_accumulation_steps / microbatches
+    def grpo_steps_per_optimizer_step(self) -> Fraction:
+        """Rollout batches per optimizer step; below 1 where one is used for several steps."""
+        microbatches: Any = self.steps_per_generation * self.num_iterations
+        return Fraction(self.gradient_accumulation_steps, microbatches)
 
     @property
     def trimmed_to_multiple_of(self) -> int:
@@ -244,39 +239,6 @@ class AblationConfig(GRPOConfig):
                     f"{switch.name} is {value!r}; allowed: {', '.join(map(str, allowed))}"
                 )
 
-    def _check_switches(self):
-        for count in COUNTS:
-            value = getattr(self, count)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{count} is {value}; it has to be 1 or more")
-        if self.baseline == "leave_one_out" and (self.num_generations or 0) < 2:
-            raise ConfigurationError(
-                "baseline 'leave_one_out' needs others in the group, but num_generations is "
-                f"{self.num_generations}; set num_generations to 2 or more, or another baseline"
-            )
-        if self.advantage_eps < 0:
-            raise ConfigurationError(
-                f"advantage_eps is {self.advantage_eps}; it has to be 0 or more (TRL's is 1e-4)"
-            )
-        if self.length_norm_constant is not None and self.length_norm_constant <= 0:
-            raise ConfigurationError(
-                f"length_norm_constant is {self.length_norm_constant}; it divides the loss, so "
-                "make it positive, or null for max_completion_length"
-            )
-        if self.surrogate == "no_clip" and self.delta is not None:
-            raise ConfigurationError(
-                f"surrogate 'no_clip' leaves the ratio alone, but delta {self.delta} caps it; "
-                "remove delta, or use surrogate 'clip'"
-            )
-        if self.multi_objective_aggregation == "normalize_then_sum" and (
-            self.baseline != "group_mean" or self.scale_rewards != "group"
-        ):
-            raise ConfigurationError(
-                "multi_objective_aggregation 'normalize_then_sum' brings its own baseline and "
-                f"scale; baseline '{self.baseline}' with scale_rewards '{self.scale_rewards}' "
-                "needs 'sum_then_normalize'"
-            )
-
     def _derive_loss_type(self):
         derived = RIDES_ON[self.length_norm] if self.length_norm else None
         if derived and self.loss_type not in (None, derived):
@@ -306,79 +268,21 @@ class AblationConfig(GRPOConfig):
             )
         self.gradient_accumulation_steps = self.optimizer_batch_size // at_once
 
-    def _check_batches(self):
-        """What counts in GRPO steps, or in completions, needs whole optimizer steps."""
-        microbatches = self.steps_per_generation * self.num_iterations
-        accumulated = self.gradient_accumulation_steps
-        counted = [
-            f"{name} {getattr(self, name)}"
-            for name in ("grpo_steps", "optimizer_batch_size")
-            if getattr(self, name) is not None
-        ]
-        if counted and microbatches % accumulated and accumulated % microbatches:
-            raise ConfigurationError(
-                f"{' and '.join(counted)} needs whole optimizer steps, but {microbatches} "
-                f"microbatches per rollout batch do not divide into optimizer steps of "
-                f"{accumulated}; make generation_batch_size × num_iterations a multiple of the "
-                "completions per optimizer step"
-            )
-        if self.grpo_steps is not None and self.grpo_steps * microbatches % accumulated:
-            raise ConfigurationError(
-                f"grpo_steps {self.grpo_steps} does not fill its last optimizer step, which takes "
-                f"{accumulated // microbatches} rollout batches; make it a multiple of them"
-            )
 
-    def _check_generation(self):
-        if self.min_tokens > (self.max_completion_length or self.min_tokens):
-            raise ConfigurationError(
-                f"min_tokens {self.min_tokens} is more than max_completion_length "
-                f"{self.max_completion_length}; lower it"
-            )
-        if self.min_tokens and self.use_transformers_continuous_batching:
-            raise ConfigurationError(
-                f"min_tokens is {self.min_tokens}, which transformers' continuous batching "
-                "cannot hold; set min_tokens to 0, or use_transformers_continuous_batching to "
-                "false"
-            )
-        engine = self.vllm_max_model_length if self.use_vllm else None
-        if engine is not None and (self.max_completion_length or 0) >= engine:
-            raise ConfigurationError(
-                f"max_completion_length {self.max_completion_length} leaves no room for a prompt "
-                f"in vllm_max_model_length {engine}, where the engine cuts off; lower "
-                "max_completion_length, or raise vllm_max_model_length"
-            )
-        if "seed" in (self.generation_kwargs or {}):
-            raise ConfigurationError(
-                "a seed in generation_kwargs would give every completion of a group the same "
-                "tokens; remove it and use --seed"
-            )
-        truncated = [
-            f"{name} {getattr(self, name)}"
-            for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None))
-            if getattr(self, name) != off
-        ]
-        if truncated and self.use_vllm and self.vllm_importance_sampling_correction:
-            raise ConfigurationError(
-                f"{' and '.join(truncated)} cuts the sampling distribution, which the importance "
-                "correction compares with the whole one; remove it, or set "
-                "vllm_importance_sampling_correction to false"
-            )
+def own_config(args: Any, model: Any) -> AblationConfig:
+    """`args`, or by default what TRL's would be; nothing but an `AblationConfig` has the switches.
 
-    def _check_evaluation(self):
-        temperature, top_p = self.eval_temperature, self.eval_top_p
-        if temperature is not None and temperature < 0:
-            raise ConfigurationError(
-                f"eval_temperature is {temperature}; make it 0 (greedy) or more, or null for "
-                "the training's"
-            )
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ConfigurationError(
-                f"eval_top_p is {top_p}; make it more than 0 and at most 1, or null for the "
-                "training's"
-            )
-        samples = self.num_generations_eval or self.num_generations or 1
-        if temperature == 0 and samples > 1:
-            raise ConfigurationError(
-                f"eval_temperature 0 is greedy, so that the {samples} samples of a prompt would be "
-                "the same; set num_generations_eval to 1, or a higher eval_temperature"
-            )
+    A `GRPOConfig` is not converted: which of its values were given and which derived is no longer
+    to be seen in it, and it counts `eval_steps` and `save_steps` in optimizer steps.
+    """
+    if args is None:
+        from trl.trainer.utils import get_config_model_id  # imports what a dry run does without
+
+        name = model if isinstance(model, str) else get_config_model_id(model.config)
+        return AblationConfig(output_dir=f"{name.split('/')[-1]}-GRPO")
+    if not isinstance(args, AblationConfig):
+        raise ConfigurationError(
+            f"args is a {type(args).__name__}, which lacks the switches of AblationTrainer; make "
+            "it an AblationConfig, which takes the same arguments"
+        )
+    return args

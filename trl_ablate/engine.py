@@ -8,7 +8,7 @@ On a CPU vLLM packs every linear weight as it loads and drops the original, so t
 can be loaded; there the engine keeps the weights as they are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -92,3 +92,12 @@ def replaced(holder, name: str, value):
         yield
     finally:
         setattr(holder, name, kept)
+
+
+@contextmanager
+def with_values(holder, values: Mapping[str, Any]):
+    """Several attributes have other values until the end of the block."""
+    with ExitStack() as changes:
+        for name, value in values.items():
+            changes.enter_context(replaced(holder, name, value))
+        yield

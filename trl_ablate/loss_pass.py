@@ -6,7 +6,8 @@ and the statistics follow from that.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +23,9 @@ from trl_ablate.losses import (
     token_ratio,
 )
 from trl_ablate.row_metrics import row_sums
+
+if TYPE_CHECKING:
+    from trl_ablate.trainer import AblationTrainer
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,29 @@ class Objective:
     """TRL's, with its parameters bound."""
     kl: bool
     kl_corrected: bool
+
+    @classmethod
+    def of(cls, trainer: "AblationTrainer") -> "Objective":
+        """As the trainer has it at this moment."""
+        args: Any = trainer.args
+        return cls(
+            loss_type=trainer.loss_type,
+            reinforce=args.surrogate == "reinforce",
+            level=trainer.importance_sampling_level,
+            epsilon_low=trainer.epsilon_low,
+            epsilon_high=trainer.epsilon_high,
+            delta=args.delta,
+            sapo_temperatures=(args.sapo_temperature_pos, args.sapo_temperature_neg),
+            vespo_weights=partial(
+                trainer.get_gamma_weights,
+                k_pos=args.vespo_k_pos,
+                lambda_pos=args.vespo_lambda_pos,
+                k_neg=args.vespo_k_neg,
+                lambda_neg=args.vespo_lambda_neg,
+            ),
+            kl=trainer.beta != 0.0,
+            kl_corrected=args.use_bias_correction_kl,
+        )
 
 
 class LossPass:

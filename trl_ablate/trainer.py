@@ -24,10 +24,8 @@ in or what comes out:
 """
 
 import inspect
-import logging
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,11 +33,10 @@ from typing import Any
 import torch
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
-from trl.trainer.utils import get_config_model_id
 
 from trl_ablate import carried
 from trl_ablate.advantages import compute_advantages, weighted_reward
-from trl_ablate.architectures import RELATIVE
+from trl_ablate.architectures import may_move_rows
 from trl_ablate.batching import (
     DRAWN,
     Batch,
@@ -50,9 +47,8 @@ from trl_ablate.batching import (
     trim,
 )
 from trl_ablate.callbacks import GRPOStepClock
-from trl_ablate.config import AblationConfig
-from trl_ablate.engine import engine_as_configured, replaced
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.config import AblationConfig, own_config
+from trl_ablate.engine import engine_as_configured, replaced, with_values
 from trl_ablate.evaluation import apart_from_training, check_sets, evaluate_one_shot
 from trl_ablate.generation import (
     Described,
@@ -67,10 +63,8 @@ from trl_ablate.loss_pass import LossPass, Objective
 from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means
 from trl_ablate.mismatch import MismatchCorrection
 from trl_ablate.phases import StepPhases
-from trl_ablate.resuming import break_seal, seal
+from trl_ablate.rollouts import response_mask, rollout_rows, without
 from trl_ablate.row_metrics import RowMetrics
-
-logger = logging.getLogger(__name__)
 
 
 class AblationTrainer(GRPOTrainer):
@@ -82,14 +76,17 @@ class AblationTrainer(GRPOTrainer):
     def __init__(
         self, model, reward_funcs=None, args: AblationConfig | None = None, *more, **keywords
     ):
-        args = _own_config(args, model)
+        args = own_config(args, model)
         args.generation_kwargs = backend_generation_kwargs(args)
         with engine_as_configured(args):
             super().__init__(model, reward_funcs, args, *more, **keywords)
         self.stop = StopStrings(
             args.stop or (), self._tokenizer, self.eos_token_ids, args.min_tokens
         )
-        self._trims = args.trim_microbatches and self._may_move_rows()
+        config: Any = self.model.config
+        self._trims = args.trim_microbatches and may_move_rows(
+            config.model_type, aux_loss=self.aux_loss_enabled
+        )
         self._training_logs = self._logs
         factories: Any = self.environment_factories
         self.evaluation_environments = {name: [] for name in factories or ()}
@@ -102,7 +99,7 @@ class AblationTrainer(GRPOTrainer):
         gather: Any = self.accelerator.gather
         self._row_metrics = RowMetrics(self._metrics["train"], gather)
         self.mismatch = MismatchCorrection(args)
-        self.callback_handler.add_callback(GRPOStepClock(args.optimizer_steps_per_rollout))
+        self.callback_handler.add_callback(GRPOStepClock(args.grpo_steps_per_optimizer_step))
         self.phases = StepPhases(self._metrics["train"], memory=args.log_memory)
         self.callback_handler.add_callback(self.phases)
         if args.eval_strategy != "no":
@@ -123,17 +120,24 @@ class AblationTrainer(GRPOTrainer):
         return self._rewards_NF
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with (
-            self.phases.phase("rollout"),
-            self._stop_aware_truncation() as mask_truncated,
-            self._one_forward_less(),
-        ):
+        mask_truncated = bool(self.mask_truncated_completions and self.stop.strings)
+        with self.phases.phase("rollout"), with_values(self, self._left_to_us(mask_truncated)):
             output = super()._generate_and_score_completions(inputs)
         if mask_truncated:
-            self._mask_truncated(output)
+            output = self._mask_truncated(output)
         if self.multi_objective_aggregation == "sum_then_normalize":
             self._replace_advantages(output, rows=len(inputs))
         return output
+
+    def _left_to_us(self, mask_truncated: bool) -> dict[str, Any]:
+        """What TRL may not do while it generates and scores: mask what a stop string has ended, and
+        run a forward pass for an importance ratio that the training's own will give."""
+        values: dict[str, Any] = {}
+        if mask_truncated:
+            values["mask_truncated_completions"] = False
+        if self.mismatch.saves_a_forward:
+            values["vllm_importance_sampling_correction"] = False
+        return values
 
     def _replace_advantages(self, output: dict[str, Any], rows: int) -> None:
         """Ours for TRL's, in the batch (this process's slice) and in the completion log (all)."""
@@ -162,22 +166,6 @@ class AblationTrainer(GRPOTrainer):
         self._buffered_inputs = self._without_needless_padding(self._buffered_inputs)
         return self._buffered_inputs[self._step % len(self._buffered_inputs)]
 
-    def _may_move_rows(self) -> bool:
-        """Padding takes part in the positions of some models, and rows that share a microbatch in
-        a loss over experts."""
-        config: Any = self.model.config
-        if config.model_type in RELATIVE and not self.aux_loss_enabled:
-            return True
-        reason = (
-            "the loss that balances its experts is taken over a microbatch"
-            if self.aux_loss_enabled
-            else "it was not tested with rows moved to the left"
-        )
-        logger.warning(
-            "microbatches of model type '%s' stay as TRL pads them: %s", config.model_type, reason
-        )
-        return False
-
     def _without_needless_padding(self, microbatches: list[Batch]) -> list[Batch]:
         """One rollout batch, regrouped and trimmed as far as the switches and the loss allow."""
         if self.aux_loss_enabled or not all(is_text(batch) for batch in microbatches):
@@ -196,11 +184,9 @@ class AblationTrainer(GRPOTrainer):
     # Loss
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
-        loss_pass = LossPass(inputs, self._surrogate_inputs(inputs), _response_mask(inputs))
-        with ExitStack() as changes:
-            changes.enter_context(replaced(self, "_loss_pass", loss_pass))
-            for name, value in self._switched(loss_pass.mask_NT).items():
-                changes.enter_context(replaced(self, name, value))
+        loss_pass = LossPass(inputs, self._surrogate_inputs(inputs), response_mask(inputs))
+        values = {"_loss_pass": loss_pass, **self._switched(loss_pass.mask_NT)}
+        with with_values(self, values):
             loss = super()._compute_loss(model, loss_pass.shown)
             self._record(loss_pass)
         return loss
@@ -240,43 +226,15 @@ class AblationTrainer(GRPOTrainer):
                 self.mismatch.correct(self._loss_pass)
         return result
 
-    @contextmanager
-    def _one_forward_less(self):
-        """TRL runs a forward pass for the importance ratio alone. Where the training's own will
-        give it, TRL is told, for as long as it generates and scores, that nothing is corrected."""
-        corrects = self.vllm_importance_sampling_correction
-        self.vllm_importance_sampling_correction = corrects and not self.mismatch.saves_a_forward
-        try:
-            yield
-        finally:
-            self.vllm_importance_sampling_correction = corrects
-
     def _record(self, loss_pass: LossPass) -> None:
         """Note what is logged of a loss; runs under the values that TRL's loss ran under."""
         mode = "train" if self.model.training else "eval"
-        objective = self._objective()
+        objective = Objective.of(self)
         self.mismatch.record(loss_pass)
         self._ratio_sums[mode] += loss_pass.ratio_sums(objective).cpu().double()
         if DRAWN in loss_pass.inputs:
             sums = loss_pass.metric_sums(objective)
             self._row_metrics.add(loss_pass.inputs[DRAWN], sums, self.args.regrouped_together)
-
-    def _objective(self) -> Objective:
-        args: Any = self.args
-        parameters = ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
-        vespo = {name: getattr(args, f"vespo_{name}") for name in parameters}
-        return Objective(
-            loss_type=self.loss_type,
-            reinforce=args.surrogate == "reinforce",
-            level=self.importance_sampling_level,
-            epsilon_low=self.epsilon_low,
-            epsilon_high=self.epsilon_high,
-            delta=args.delta,
-            sapo_temperatures=(args.sapo_temperature_pos, args.sapo_temperature_neg),
-            vespo_weights=partial(self.get_gamma_weights, **vespo),
-            kl=self.beta != 0.0,
-            kl_corrected=args.use_bias_correction_kl,
-        )
 
     # Generation
 
@@ -328,53 +286,17 @@ class AblationTrainer(GRPOTrainer):
             for name, value in truncation_metrics(lengths, truncated.bool()).items():
                 metrics[name][-1] = value
 
-    @contextmanager
-    def _stop_aware_truncation(self):
-        """Keep TRL from masking what a stop string has ended; yields whether to mask here."""
-        mask_truncated = bool(self.mask_truncated_completions and self.stop.strings)
-        self.mask_truncated_completions = self.mask_truncated_completions and not mask_truncated
-        try:
-            yield mask_truncated
-        finally:
-            self.mask_truncated_completions = self.mask_truncated_completions or mask_truncated
-
-    def _mask_truncated(self, output: dict[str, Any]) -> None:
+    def _mask_truncated(self, output: dict[str, Any]) -> dict[str, Any]:
         """What TRL does for `mask_truncated_completions`, with stop strings known as ends."""
-        mask_NT = output["completion_mask"]
-        ended = [self.stop.ended(ids) for ids in self._completion_ids]
-        ended_N1 = torch.tensor(ended, device=mask_NT.device).unsqueeze(1)
-        output["completion_mask"] = mask_NT * ended_N1
-        if "tool_mask" in output:
-            output["tool_mask"] = output["tool_mask"] * ended_N1
-        items: Any = self.accelerator.gather(_response_mask(output).sum())
-        output["num_items_in_batch"] = items.sum()
+        output = without(output, [self.stop.ended(ids) for ids in self._completion_ids])
+        items: Any = self.accelerator.gather(response_mask(output).sum())
+        return {**output, "num_items_in_batch": items.sum()}
 
     # Evaluation and logging
 
     def latest_rollouts(self) -> list[dict[str, Any]]:
         """The rollout batch trained on last, a row per completion; what nobody reported is None."""
-        logs = self._training_logs
-        columns = {name: list(values) for name, values in logs["extra"].items()}
-        rewards_NF = torch.tensor(
-            [list(logs["rewards"][name]) for name in self.reward_func_names]
-        ).T
-        rewards_N = (
-            weighted_reward(rewards_NF, self.reward_weights.cpu()) if len(rewards_NF) else []
-        )
-        return [
-            {
-                "prompt": prompt,
-                "response": response,
-                "ground_truth": columns.get("ground_truth", {i: None})[i],
-                "reward": None if torch.isnan(reward) else reward.item(),
-                "format_reward": columns.get("format_reward", {i: None})[i],
-                "answer_reward": columns.get("answer_reward", {i: None})[i],
-                "advantage": advantage,
-            }
-            for i, (prompt, response, reward, advantage) in enumerate(
-                zip(logs["prompt"], logs["completion"], rewards_N, logs["advantages"], strict=True)
-            )
-        ]
+        return rollout_rows(self._training_logs, self.reward_func_names, self.reward_weights)
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval"):
         """Generation and grading only, see `evaluation.py`; or, if so configured, TRL's own."""
@@ -395,7 +317,8 @@ class AblationTrainer(GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         sums: Any = self._ratio_sums.pop(mode, None)
         if sums is not None:
-            sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum")
+            if self.accelerator.num_processes > 1:  # alone it stays off devices without float64
+                sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum")
             prefix = "" if mode == "train" else "eval_"
             logs.update({f"{prefix}{name}": value for name, value in ratio_means(sums).items()})
         if mode == "train":
@@ -431,15 +354,9 @@ class AblationTrainer(GRPOTrainer):
         """
         run = Path(self._get_output_dir(trial=trial))
         checkpoint = run / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        if self.args.should_save:
-            break_seal(checkpoint)
-        with replaced(self.args, "save_total_limit", None):
+        with carried.sealed(self, checkpoint), replaced(self.args, "save_total_limit", None):
             super()._save_checkpoint(model, trial)
-        if not self.args.save_only_model:
-            carried.save(self, checkpoint)
-        self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            seal(checkpoint)
             rotate_checkpoints(
                 output_dir=str(run),
                 save_total_limit=self.args.save_total_limit,
@@ -448,41 +365,9 @@ class AblationTrainer(GRPOTrainer):
             )
 
 
-def _own_config(args: Any, model: Any) -> AblationConfig:
-    """`args`, or by default what TRL's would be; nothing but an `AblationConfig` has the switches.
-
-    A `GRPOConfig` is not converted: which of its values were given and which derived is no longer
-    to be seen in it, and it counts `eval_steps` and `save_steps` in optimizer steps.
-    """
-    if args is None:
-        name = model if isinstance(model, str) else get_config_model_id(model.config)
-        return AblationConfig(output_dir=f"{name.split('/')[-1]}-GRPO")
-    if not isinstance(args, AblationConfig):
-        raise ConfigurationError(
-            f"args is a {type(args).__name__}, which lacks the switches of AblationTrainer; make "
-            "it an AblationConfig, which takes the same arguments"
-        )
-    return args
-
-
-def _onto_numbered_cpu(storage: Any, location: str):
-    return storage if location.startswith("cpu:") else None
-
-
-# accelerate numbers the CPUs of several processes; transformers then loads onto "cpu:1", of which
-# torch knows nothing
-torch.serialization.register_package(11, lambda storage: None, _onto_numbered_cpu)
-
-
 TEXT_FORWARD = frozenset(("compute_entropy", "compute_aux_loss"))
 
 
 def _is_text_forward(arguments: Mapping[str, Any]) -> bool:
     """Whether TRL's forward pass is given nothing but tokens."""
     return all(value is None for name, value in arguments.items() if name not in TEXT_FORWARD)
-
-
-def _response_mask(inputs: dict[str, Any]) -> torch.Tensor:
-    """`(N, T)`: 1 at the tokens the loss counts; a tool's output is not the policy's."""
-    mask_NT = inputs["completion_mask"]
-    return mask_NT * inputs["tool_mask"] if "tool_mask" in inputs else mask_NT

@@ -160,3 +160,16 @@ def test_compiled_models_see_few_widths(make_trainer):
     assert config.trimmed_to_multiple_of == 64
     config.pad_to_multiple_of = 16
     assert config.trimmed_to_multiple_of == 16
+
+
+def test_sums_stay_off_devices_without_float64(make_trainer, monkeypatch):
+    """As on Apple's GPUs: what is summed up is never moved there."""
+    from accelerate import Accelerator
+
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    trainer._ratio_sums["train"] += torch.tensor([3.0, 1.0, 4.0])
+    monkeypatch.setattr(Accelerator, "device", torch.device("mps"))
+    trainer.log({})
+    logged = trainer.state.log_history[-1]
+    assert (logged["mean_ratio"], logged["clip_fraction"]) == (0.75, 0.25)

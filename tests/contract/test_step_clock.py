@@ -36,3 +36,35 @@ def test_a_fraction_is_a_share_of_the_grpo_steps(
         evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
         saved = [step_of(folder) for folder in Path(trainer.args.output_dir).glob("checkpoint-*")]
         assert evaluated == sorted(saved) == [step * per_rollout for step in expected]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "step", "expected"), [(2, 4, [2, 4, 5]), (4, 3, [6, 11, 12]), (2, 2, [4, 8, 10])]
+)
+def test_grpo_steps_are_counted_where_an_optimizer_step_takes_several_or_no_whole_number(
+    make_trainer, rollout, step, expected
+):
+    """Every 4 GRPO steps and at the end: of 2 an optimizer step, of 3/4 (8 of them make 6, 11 make
+    8.25), and of 1."""
+    trainer = make_trainer(
+        steps_per_generation=rollout,
+        gradient_accumulation_steps=step,
+        max_steps=expected[-1],
+        max_completion_length=4,
+        eval_strategy="steps",
+        eval_steps=4,
+        num_generations_eval=1,
+    )
+    trainer.train()
+    evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
+    assert evaluated == expected
+
+
+def test_evaluation_waits_for_its_delay(make_trainer):
+    trainer = make_trainer(
+        max_steps=4, max_completion_length=4, eval_strategy="steps", eval_steps=1, eval_delay=3,
+        num_generations_eval=1,
+    )  # fmt: skip
+    trainer.train()
+    evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
+    assert evaluated == [3, 4]

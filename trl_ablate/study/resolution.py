@@ -114,7 +114,7 @@ def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> Pla
     settings = _as_json(resolved)["settings"]
     config = resolved.config
     optimizer_steps = max(0, config.max_steps)  # 0: counted in epochs, so not known before the data
-    steps = optimizer_steps // config.optimizer_steps_per_rollout
+    steps = int(optimizer_steps * config.grpo_steps_per_optimizer_step)
     return PlannedArm(
         name=arm.name,
         recipe=arm.recipe.name,

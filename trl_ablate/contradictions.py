@@ -1,0 +1,133 @@
+"""Values of the switches that contradict each other, each refused in one sentence."""
+
+from typing import TYPE_CHECKING
+
+from trl_ablate.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from trl_ablate.config import AblationConfig
+
+COUNTS = (
+    "num_generations",
+    "num_generations_eval",
+    "num_iterations",
+    "generation_batch_size",
+    "steps_per_generation",
+    "gradient_accumulation_steps",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+)
+"""What batches are divided by."""
+
+
+def check_switches(config: "AblationConfig") -> None:
+    for count in COUNTS:
+        value = getattr(config, count)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{count} is {value}; it has to be 1 or more")
+    if config.baseline == "leave_one_out" and (config.num_generations or 0) < 2:
+        raise ConfigurationError(
+            "baseline 'leave_one_out' needs others in the group, but num_generations is "
+            f"{config.num_generations}; set num_generations to 2 or more, or another baseline"
+        )
+    if config.advantage_eps < 0:
+        raise ConfigurationError(
+            f"advantage_eps is {config.advantage_eps}; it has to be 0 or more (TRL's is 1e-4)"
+        )
+    if config.length_norm_constant is not None and config.length_norm_constant <= 0:
+        raise ConfigurationError(
+            f"length_norm_constant is {config.length_norm_constant}; it divides the loss, so "
+            "make it positive, or null for max_completion_length"
+        )
+    if config.surrogate == "no_clip" and config.delta is not None:
+        raise ConfigurationError(
+            f"surrogate 'no_clip' leaves the ratio alone, but delta {config.delta} caps it; "
+            "remove delta, or use surrogate 'clip'"
+        )
+    if config.multi_objective_aggregation == "normalize_then_sum" and (
+        config.baseline != "group_mean" or config.scale_rewards != "group"
+    ):
+        raise ConfigurationError(
+            "multi_objective_aggregation 'normalize_then_sum' brings its own baseline and "
+            f"scale; baseline '{config.baseline}' with scale_rewards '{config.scale_rewards}' "
+            "needs 'sum_then_normalize'"
+        )
+
+
+def check_batches(config: "AblationConfig") -> None:
+    """What counts in GRPO steps, or in completions, needs whole optimizer steps."""
+    microbatches = config.steps_per_generation * config.num_iterations
+    accumulated = config.gradient_accumulation_steps
+    counted = [
+        f"{name} {getattr(config, name)}"
+        for name in ("grpo_steps", "optimizer_batch_size")
+        if getattr(config, name) is not None
+    ]
+    if counted and microbatches % accumulated and accumulated % microbatches:
+        raise ConfigurationError(
+            f"{' and '.join(counted)} needs whole optimizer steps, but {microbatches} "
+            f"microbatches per rollout batch do not divide into optimizer steps of "
+            f"{accumulated}; make generation_batch_size × num_iterations a multiple of the "
+            "completions per optimizer step"
+        )
+    if config.grpo_steps is not None and config.grpo_steps * microbatches % accumulated:
+        raise ConfigurationError(
+            f"grpo_steps {config.grpo_steps} does not fill its last optimizer step, which takes "
+            f"{accumulated // microbatches} rollout batches; make it a multiple of them"
+        )
+
+
+def check_generation(config: "AblationConfig") -> None:
+    if config.min_tokens > (config.max_completion_length or config.min_tokens):
+        raise ConfigurationError(
+            f"min_tokens {config.min_tokens} is more than max_completion_length "
+            f"{config.max_completion_length}; lower it"
+        )
+    if config.min_tokens and config.use_transformers_continuous_batching:
+        raise ConfigurationError(
+            f"min_tokens is {config.min_tokens}, which transformers' continuous batching "
+            "cannot hold; set min_tokens to 0, or use_transformers_continuous_batching to "
+            "false"
+        )
+    engine = config.vllm_max_model_length if config.use_vllm else None
+    if engine is not None and (config.max_completion_length or 0) >= engine:
+        raise ConfigurationError(
+            f"max_completion_length {config.max_completion_length} leaves no room for a prompt "
+            f"in vllm_max_model_length {engine}, where the engine cuts off; lower "
+            "max_completion_length, or raise vllm_max_model_length"
+        )
+    if "seed" in (config.generation_kwargs or {}):
+        raise ConfigurationError(
+            "a seed in generation_kwargs would give every completion of a group the same "
+            "tokens; remove it and use --seed"
+        )
+    truncated = [
+        f"{name} {getattr(config, name)}"
+        for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None))
+        if getattr(config, name) != off
+    ]
+    if truncated and config.use_vllm and config.vllm_importance_sampling_correction:
+        raise ConfigurationError(
+            f"{' and '.join(truncated)} cuts the sampling distribution, which the importance "
+            "correction compares with the whole one; remove it, or set "
+            "vllm_importance_sampling_correction to false"
+        )
+
+
+def check_evaluation(config: "AblationConfig") -> None:
+    temperature, top_p = config.eval_temperature, config.eval_top_p
+    if temperature is not None and temperature < 0:
+        raise ConfigurationError(
+            f"eval_temperature is {temperature}; make it 0 (greedy) or more, or null for "
+            "the training's"
+        )
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ConfigurationError(
+            f"eval_top_p is {top_p}; make it more than 0 and at most 1, or null for the training's"
+        )
+    samples = config.num_generations_eval or config.num_generations or 1
+    if temperature == 0 and samples > 1:
+        raise ConfigurationError(
+            f"eval_temperature 0 is greedy, so that the {samples} samples of a prompt would be "
+            "the same; set num_generations_eval to 1, or a higher eval_temperature"
+        )
