@@ -60,8 +60,8 @@ class AblationConfig(GRPOConfig):
     length_norm: LengthNorm | None = setting(
         None,
         "What the summed token loss is divided by: the sequence's own length, a constant, the "
-        "longest completion in the microbatch, or all tokens of the optimizer step. Null: the "
-        "loss type's own.",
+        "longest completion in the microbatch, or the tokens of the rollout batch, times the share "
+        "of it that an optimizer step takes. Null: the loss type's own.",
     )
     length_norm_constant: float | None = setting(
         None, "Divisor of length_norm 'constant'. Null: max_completion_length."
