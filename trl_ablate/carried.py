@@ -124,7 +124,7 @@ def _carried(trainer: "AblationTrainer") -> dict[str, Any]:
             name: list(map(float, values)) for name, values in trainer._metrics["train"].items()
         },
         "ratio_sums": dict(trainer._ratio_sums),
-        "mismatch": list(trainer.mismatch._rows),
+        "mismatch": trainer.mismatch.carried(),
     }
     per_rollout = trainer.args.steps_per_generation * trainer.num_iterations
     if trainer._step % per_rollout:
@@ -140,7 +140,7 @@ def _take_up(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
     for name, values in carried["metrics"].items():
         trainer._metrics["train"][name].extend(values)
     trainer._ratio_sums.update(written["ratio_sums"])  # float64, which not every device has
-    trainer.mismatch._rows = carried["mismatch"]
+    trainer.mismatch.take_up(carried["mismatch"])
     if "rollout" in carried:
         trainer._buffered_inputs = carried["rollout"]
         _log_completions(trainer, carried["completions"])

@@ -6,7 +6,7 @@ computed from all rows at once, since quartiles and maxima of parts are not thos
 """
 
 from collections.abc import Callable
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 import torch
@@ -44,7 +44,19 @@ class MismatchCorrection:
             "low": config.vllm_importance_sampling_clip_min,
             "high": config.vllm_importance_sampling_clip_max,
         }
+        self._microbatches = config.steps_per_generation
         self._rows: list[torch.Tensor] = []
+        """Since the last logged row, a microbatch each."""
+        self._gaps: list[torch.Tensor] = []
+        """Since then, a rollout batch each: what `local_gap` finds."""
+        self._of_this_rollout: list[torch.Tensor] = []
+
+    def carried(self) -> dict[str, list[torch.Tensor]]:
+        """What a checkpoint, between two optimizer steps, has to hold."""
+        return {"rows": self._rows, "gaps": self._gaps}
+
+    def take_up(self, carried: dict[str, list[torch.Tensor]]) -> None:
+        self._rows, self._gaps = carried["rows"], carried["gaps"]
 
     def correct(self, loss_pass: LossPass) -> None:
         """Put the importance ratio where TRL's loss looks for it."""
@@ -69,15 +81,21 @@ class MismatchCorrection:
             **self._bounds,
         )
         self._rows.append(rows_NF)
+        if self.saves_a_forward:
+            self._of_this_rollout.append(rows_NF)
+        if len(self._of_this_rollout) == self._microbatches:
+            self._gaps.append(local_gap(torch.cat(self._of_this_rollout)))
+            self._of_this_rollout = []
 
     def metrics(self, gather: Callable[[torch.Tensor], Any]) -> dict[str, float]:
         """Of all processes since the last call; the gap where TRL does not report it itself."""
         if not self._rows:
             return {}
         rows_NF = gather(torch.cat(self._rows)).cpu()
-        self._rows = []
-        gap = gap_metrics(rows_NF) if self.saves_a_forward else {}
-        return {**gap, **held_by_length(rows_NF)}
+        gaps = gather(torch.stack(self._gaps)).cpu() if self._gaps else None
+        of_gap = {} if gaps is None else gap_metrics(gaps.view(-1, len(self._gaps), len(Gap)))
+        self._rows, self._gaps = [], []
+        return {**of_gap, **held_by_length(rows_NF)}
 
 
 def mismatch_rows(
@@ -102,7 +120,7 @@ def mismatch_rows(
     known_NT = mask_NT & ~sampling_logps_NT.isnan()
     gap_NT = (logps_NT - sampling_logps_NT).abs().masked_fill(~known_NT, 0.0)
     of_tokens = ratio_NT.size(1) == mask_NT.size(1)
-    counted = mask_NT if of_tokens else mask_NT.any(dim=1, keepdim=True)
+    counted = mask_NT if of_tokens else torch.ones_like(ratio_NT, dtype=torch.bool)
     held_NT = _held(ratio_NT, mode, low, high) & mask_NT
     facts = {
         Fact.LENGTH: mask_NT.sum(dim=1),
@@ -118,19 +136,45 @@ def mismatch_rows(
     return torch.stack([facts[fact].float() for fact in Fact], dim=1)
 
 
-def gap_metrics(rows_NF: torch.Tensor) -> dict[str, float]:
-    """TRL's metrics of the mismatch, under TRL's names; empty if no completion has a token."""
-    rows_NF = rows_NF[rows_NF[:, Fact.LENGTH] > 0]
-    if not len(rows_NF):
-        return {}
-    total = rows_NF.double().sum(dim=0)
-    gap, ratio = "sampling/sampling_logp_difference", "sampling/importance_sampling_ratio"
+class Gap(StrEnum):
+    """TRL's metrics of the mismatch, by TRL's names."""
+
+    MEAN = "sampling/sampling_logp_difference/mean"
+    MAX = "sampling/sampling_logp_difference/max"
+    RATIO_MIN = "sampling/importance_sampling_ratio/min"
+    RATIO_MEAN = "sampling/importance_sampling_ratio/mean"
+    RATIO_MAX = "sampling/importance_sampling_ratio/max"
+
+
+def local_gap(rows_NF: torch.Tensor) -> torch.Tensor:
+    """The metrics of `Gap`, in that order, over one process's part of a rollout batch; of no token
+    at all, 0. A completion without tokens counts where whole sequences are corrected, as in TRL."""
+    total = rows_NF.sum(dim=0)
+    if total[Fact.RATIO_COUNT] == 0:
+        return torch.zeros(len(Gap), device=rows_NF.device)
+    return torch.stack(
+        [
+            total[Fact.GAP_SUM] / total[Fact.GAP_COUNT].clamp(min=1),
+            rows_NF[:, Fact.GAP_MAX].max(),
+            rows_NF[:, Fact.RATIO_MIN].min(),
+            total[Fact.RATIO_SUM] / total[Fact.RATIO_COUNT],
+            rows_NF[:, Fact.RATIO_MAX].max(),
+        ]
+    )
+
+
+def gap_metrics(gaps_PB5: torch.Tensor) -> dict[str, float]:
+    """Over P processes and B rollout batches, as TRL has it: means and extremes over processes,
+    then the mean over batches."""
+    over_processes = {
+        Gap.MEAN: gaps_PB5.mean(dim=0),
+        Gap.MAX: gaps_PB5.amax(dim=0),
+        Gap.RATIO_MIN: gaps_PB5.amin(dim=0),
+        Gap.RATIO_MEAN: gaps_PB5.mean(dim=0),
+        Gap.RATIO_MAX: gaps_PB5.amax(dim=0),
+    }
     return {
-        f"{gap}/mean": (total[Fact.GAP_SUM] / total[Fact.GAP_COUNT].clamp(min=1)).item(),
-        f"{gap}/max": rows_NF[:, Fact.GAP_MAX].max().item(),
-        f"{ratio}/min": rows_NF[:, Fact.RATIO_MIN].min().item(),
-        f"{ratio}/mean": (total[Fact.RATIO_SUM] / total[Fact.RATIO_COUNT].clamp(min=1)).item(),
-        f"{ratio}/max": rows_NF[:, Fact.RATIO_MAX].max().item(),
+        name.value: over_processes[name][:, place].mean().item() for place, name in enumerate(Gap)
     }
 
 

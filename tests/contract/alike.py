@@ -10,10 +10,8 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
+from tests.support.rows import without_times
 from trl_ablate import AblationConfig, AblationTrainer
-
-TIMES = ("time", "runtime", "per_second", "memory/")
-"""Parts of the names of metrics that differ from run to run."""
 
 ROWS = [{"prompt": f"User: {a}+{a + 3}=?\nAssistant: <think>", "answer": a} for a in range(11, 27)]
 
@@ -90,10 +88,6 @@ def logged(trainer) -> list[dict[str, float]]:
     return [row for row in trainer.state.log_history if "train_runtime" not in row]
 
 
-def comparable(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if not any(t in name for t in TIMES)}
-
-
 def train_alike(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTrainer]:
     """Train one of each: the same weights to the bit, and all that stock logs is logged alike."""
     ours = pair.ours(**settings)
@@ -112,7 +106,7 @@ def train_alike(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTrainer]:
 
 def check_alike(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
     """All numbers of `theirs` are in `mine`, but for times and what float32 rounds."""
-    for name, value in comparable(theirs).items():
+    for name, value in without_times(theirs).items():
         if isinstance(value, float):
             value = pytest.approx(value, rel=1e-5, abs=1e-7, nan_ok=True)
         assert mine[name] == value, name

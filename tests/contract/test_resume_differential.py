@@ -18,19 +18,12 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, TrainerCallback
 
+from tests.support.rows import without_times
 from trl_ablate.trainer import AblationTrainer
 
 FIRST = int(os.environ.get("TRL_ABLATE_FIRST", "0"))
 CONFIGS = range(FIRST, FIRST + int(os.environ.get("TRL_ABLATE_CONFIGS", "6")))
 MORE = range(6, 46)
-TIMES = (
-    "time/",
-    "memory/",
-    "step_time",
-    "train_runtime",
-    "train_samples_per_second",
-    "train_steps_per_second",
-)
 
 
 def reward(completions, **kwargs):
@@ -177,10 +170,7 @@ def questions(count: int) -> Dataset:
 
 def rows(trainer: AblationTrainer) -> list[str]:
     """What was logged, times aside; as text, in which a NaN equals a NaN."""
-    return [
-        json.dumps({k: v for k, v in row.items() if not k.startswith(TIMES)}, sort_keys=True)
-        for row in trainer.state.log_history
-    ]
+    return [json.dumps(without_times(row), sort_keys=True) for row in trainer.state.log_history]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.e2e.forked_train import SMALL, Ended, Training, model_and_data
-from tests.e2e.test_resume import TIMES
+from tests.support.rows import without_times
 from trl_ablate.failures import SENTENCES
 from trl_ablate.resuming import is_whole, latest_whole_checkpoint, step_of
 from trl_ablate.run import RunDirectory
@@ -302,7 +302,7 @@ def outcome(output: Path) -> tuple[list[dict], list[dict], dict]:
         for folder in (run.checkpoint_last, run.checkpoint_best)
         for file in folder.glob("*.safetensors")
     ]
-    rows = [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in run.metrics()]
+    rows = [without_times(row) for row in run.metrics()]
     return weights, rows, run.best() or {}
 
 

@@ -15,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.conftest import REPOSITORY
+from tests.support.rows import without_times
 
 SMALL = [
     "--profile", "miniature", "--generation_batch_size", "32", "--grpo_steps", "8",
@@ -30,7 +31,6 @@ ADAPTER = ["recipes/lora.yaml", "--optimizer_batch_size", "32"]
 TWO_PROCESSES = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ACCELERATE = ["-m", "accelerate.commands.launch", "--num_processes", "1"]
 TWO_BY_ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-TIMES = ("time/", "memory/", "seconds", "step_time", "grader/restarts", "profiling/")
 
 
 def start(output: Path, words: list[str], *more: str, launcher=()) -> subprocess.Popen:
@@ -69,8 +69,7 @@ def outcome(output: Path) -> tuple[dict, list[dict]]:
     """The weights at the end, and what was logged but for times."""
     (weights,) = (output / "checkpoint_last").glob("*.safetensors")
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    kept = [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
-    return load_file(weights), kept
+    return load_file(weights), [without_times(row) for row in rows]
 
 
 def assert_same(one: Path, other: Path) -> None:

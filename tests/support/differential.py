@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-TIMES = ("time/", "memory/", "step_time", "profiling/", "train_runtime", "train_s", "train_loss")
-"""Prefixes of what a logged row has of the clock and of the machine."""
+from tests.support.rows import without_times
+
+PLAIN = {"trim_microbatches": False, "regroup_by_length": False, "reuse_forward": False}
+"""No speed-up: each sums in another order than TRL does."""
 
 PROMPTS = [f"User: {a}+{a * a}=?\nAssistant:{' <think>' * (a % 3)}" for a in range(1, 40)]
 
@@ -101,13 +103,11 @@ def measure(model: str, kind: str, configuration: dict[str, Any]) -> dict[str, A
         if kind == "stock":
             trainer_class, config_class = GRPOTrainer, GRPOConfig
         elif kind == "plain":
-            settings |= {"trim_microbatches": False, "regroup_by_length": False}
+            settings |= PLAIN
         trainer = build(trainer_class, config_class, model, task, script, folder, settings)
         trainer.train()
         rows = [
-            {key: value for key, value in row.items() if not key.startswith(TIMES)}
-            for row in trainer.state.log_history
-            if "train_runtime" not in row
+            without_times(row) for row in trainer.state.log_history if "train_runtime" not in row
         ]
         weights = {
             name: one.detach().flatten().tolist()

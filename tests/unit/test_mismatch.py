@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trl_ablate.losses import importance_ratio
-from trl_ablate.mismatch import gap_metrics, held_by_length, mismatch_rows
+from trl_ablate.mismatch import gap_metrics, held_by_length, local_gap, mismatch_rows
 
 LOG2, LOG4 = math.log(2), math.log(4)
 SAMPLING_NT = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 7.0]])
@@ -48,26 +48,35 @@ def rows(mode, low, high, mask_NT=MASK_NT, sampling_NT=SAMPLING_NT):
     return mismatch_rows(LOGPS_NT, sampling_NT, ratio, mask_NT, mode, low, high)
 
 
-def test_gap_metrics_are_over_tokens_and_ratios_over_what_is_corrected():
+def test_the_gap_is_over_tokens_and_ratios_over_what_is_corrected():
     """Gaps ln2 · (1, 2, 2, 1, 1): mean 7/5 ln2. Ratios: tokens 2, ¼, 3, 2, 2; sequences 2, 3."""
-    gap, ratio = "sampling/sampling_logp_difference", "sampling/importance_sampling_ratio"
-    tokens = gap_metrics(rows("token_truncate", None, 3.0))
-    assert tokens[f"{gap}/mean"] == pytest.approx(7 / 5 * LOG2)
-    assert tokens[f"{gap}/max"] == pytest.approx(LOG4)
-    assert tokens[f"{ratio}/min"] == pytest.approx(0.25)
-    assert tokens[f"{ratio}/mean"] == pytest.approx(9.25 / 5)
-    sequences = gap_metrics(rows("sequence_truncate", None, 3.0))
-    assert sequences[f"{ratio}/mean"] == pytest.approx(2.5)
-    assert sequences[f"{ratio}/max"] == pytest.approx(3.0)
+    tokens = local_gap(rows("token_truncate", None, 3.0)).tolist()
+    assert tokens == pytest.approx([7 / 5 * LOG2, LOG4, 0.25, 9.25 / 5, 3.0])
+    sequences = local_gap(rows("sequence_truncate", None, 3.0)).tolist()
+    assert sequences == pytest.approx([7 / 5 * LOG2, LOG4, 2.0, 2.5, 3.0])
+
+
+def test_gaps_are_averaged_over_rollout_batches_and_extremes_taken_over_processes():
+    # two processes, two batches: batch one has means 1 and 3, batch two 4 and 8
+    gaps = torch.tensor([[[1.0] * 5, [4.0] * 5], [[3.0] * 5, [8.0] * 5]])
+    metrics = gap_metrics(gaps)
+    assert metrics == {
+        "sampling/sampling_logp_difference/mean": 4.0,  # (2 + 6) / 2
+        "sampling/sampling_logp_difference/max": 5.5,  # (3 + 8) / 2
+        "sampling/importance_sampling_ratio/min": 2.5,  # (1 + 4) / 2
+        "sampling/importance_sampling_ratio/mean": 4.0,
+        "sampling/importance_sampling_ratio/max": 5.5,
+    }
 
 
 def test_unscored_tokens_and_empty_completions_have_no_gap():
     unknown = SAMPLING_NT.clone()
     unknown[0] = torch.nan
-    gap = gap_metrics(rows("token_truncate", None, 3.0, sampling_NT=unknown))
-    assert gap["sampling/sampling_logp_difference/mean"] == pytest.approx(LOG2)
-    assert gap_metrics(rows("token_mask", None, 3.0, mask_NT=torch.zeros_like(MASK_NT))) == {}
-    assert held_by_length(rows("token_mask", None, 3.0, mask_NT=torch.zeros_like(MASK_NT))) == {}
+    gap = local_gap(rows("token_truncate", None, 3.0, sampling_NT=unknown))
+    assert gap[0].item() == pytest.approx(LOG2)
+    nothing = rows("token_mask", None, 3.0, mask_NT=torch.zeros_like(MASK_NT))
+    assert local_gap(nothing).tolist() == [0.0] * 5
+    assert held_by_length(nothing) == {}
 
 
 @pytest.mark.parametrize(
