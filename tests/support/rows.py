@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 OF_THE_MACHINE = re.compile(
-    r"(^|_)(time|memory|profiling)/|runtime$|per_second$|^seconds$|^step_time$|^grader/restarts$"
+    r"(^|_)(time|memory|profiling)/|runtime$|_time$|per_second$|^seconds$|^grader/restarts$"
 )
 
 
