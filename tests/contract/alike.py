@@ -110,6 +110,21 @@ def train_alike(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTrainer]:
     return ours, stock
 
 
+SGD = {"optim": "sgd", "learning_rate": 0.3}
+"""An optimizer whose step is as exact as the gradient: Adam makes a full step of rounding."""
+
+
+def train_both_ways(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTrainer]:
+    """`train_alike`, and as shipped, with rows trimmed and regrouped: the same weights but for
+    rounding."""
+    settings = {**SGD, **settings}
+    ours, stock = train_alike(pair, **settings)
+    shipped = pair.ours(trim_microbatches=True, regroup_by_length=True, **settings)
+    shipped.train()
+    torch.testing.assert_close(weights(shipped), weights(stock), atol=1e-5, rtol=0)
+    return ours, stock
+
+
 def check_alike(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
     """All numbers of `theirs` are in `mine`, but for times and what float32 rounds."""
     for name, value in comparable(theirs).items():
