@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, TaskType, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tests.contract.alike import tokenizer_of, train_both_ways, weights
 from tests.contract.test_architectures import saved, small_model
 from tests.contract.test_drop_in_arguments import refused_alike
-from tests.support.differential import Script
+from tests.support.differential import PROMPTS, Script
 
 SLOW = pytest.mark.slow
 
@@ -21,8 +22,9 @@ def unequal(prompts, trainer):
 
 @pytest.fixture
 def unequally(both):
-    """`both`, with completions of unequal length."""
-    return lambda **arguments: both(rollout_func=unequal, **arguments)
+    """`both`, with prompts and completions of unequal length."""
+    data = Dataset.from_dict({"prompt": PROMPTS[:16]})
+    return lambda **arguments: both(rollout_func=unequal, train_dataset=data, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -50,13 +52,26 @@ def test_architectures(unequally, tiny_model, tmp_path, model_type, settings):
     [
         (LoraConfig(target_modules="all-linear"), {"gradient_checkpointing": True}),
         (LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]), {}),
-        (PromptTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=8), {}),
-        (PrefixTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=4), {"beta": 0.1}),
     ],
-    ids=["all-linear", "modules_to_save", "prompt", "prefix"],
+    ids=["all-linear", "modules_to_save"],
 )
 def test_adapters(unequally, peft_config, settings):
     train_both_ways(unequally(peft_config=peft_config), **settings)
+
+
+@pytest.mark.parametrize(
+    "peft_config",
+    [
+        PromptTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=8),
+        PrefixTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=4),
+    ],
+    ids=["prompt", "prefix"],
+)
+def test_virtual_tokens(unequally, tiny_model, tmp_path, peft_config, caplog):
+    """Padding stands between them and the prompt, so that its width is part of the result."""
+    folder = saved(small_model("llama"), tiny_model, tmp_path / "model")
+    train_both_ways(unequally(model=folder, peft_config=peft_config), beta=0.1)
+    assert "stay as TRL pads them: the adapter's virtual tokens" in caplog.text
 
 
 def test_an_adapter_that_was_put_on_by_hand(unequally, tiny_model):
