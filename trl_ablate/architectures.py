@@ -3,8 +3,8 @@
 A row that is moved loses the padding before its prompt. A model with rotary positions, or one that
 counts positions by the attention mask, gives every token the same log-probability as before; one
 that counts columns, such as GPT-2, does not. Every architecture here was measured
-(`tests/contract/test_architectures.py`); any other is left padded as TRL pads it. So is a model whose
-adapter puts learned tokens before the row: there the padding is part of a distance.
+(`tests/contract/test_architectures.py`); any other is left padded as TRL pads it. So is a model
+whose adapter puts learned tokens before the row: there the padding is part of a distance.
 """
 
 import logging

@@ -131,3 +131,14 @@ def check_alike(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
         if isinstance(value, float):
             value = pytest.approx(value, rel=1e-5, abs=1e-7, nan_ok=True)
         assert mine[name] == value, name
+
+
+def refused_alike(pair, said: str, *, training: bool = False, **settings) -> None:
+    """Stock and ours raise the same error, at construction or in training."""
+    errors = []
+    for kind in ("stock", "ours"):
+        build = getattr(pair, kind)
+        with pytest.raises((ValueError, TypeError, NotImplementedError), match=said) as raised:
+            build(**settings).train() if training else build(**settings)
+        errors.append((type(raised.value), str(raised.value)))
+    assert errors[0] == errors[1]

@@ -1,7 +1,7 @@
 """What TRL's own tests of `GRPOTrainer` give it, given to `AblationTrainer` beside stock.
 
 Settings, rewards and what both refuse. Data and bookkeeping are in `test_drop_in_data.py`, models
-and adapters in `test_drop_in_models.py`, tools and images in `test_drop_in_tools.py`.
+and adapters in `test_drop_in_models.py`.
 """
 
 import pytest
@@ -13,11 +13,14 @@ from tests.contract.alike import (
     ROWS,
     digits,
     logged,
+    refused_alike,
     tokenizer_of,
     train_alike,
     train_both_ways,
     weights,
 )
+
+SLOW = pytest.mark.slow
 
 CHAT = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
 
@@ -26,27 +29,38 @@ CHAT = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS
     "settings",
     [
         {"per_device_train_batch_size": 3, "num_generations": 3},
-        {"num_generations": 8},
+        pytest.param({"num_generations": 8}, marks=SLOW),
         {"gradient_accumulation_steps": 3, "steps_per_generation": 4, "num_iterations": 2},
-        {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
-        {"scale_rewards": False},
-        {"scale_rewards": True},
-        {"pad_to_multiple_of": 8, "beta": 0.1},
-        {"beta": 0.1, "use_bias_correction_kl": True, "num_iterations": 2},
+        pytest.param({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, marks=SLOW),
+        pytest.param({"scale_rewards": False}, marks=SLOW),
+        pytest.param({"scale_rewards": True}, marks=SLOW),
+        pytest.param({"pad_to_multiple_of": 8, "beta": 0.1}, marks=SLOW),
+        pytest.param(
+            {"beta": 0.1, "use_bias_correction_kl": True, "num_iterations": 2}, marks=SLOW
+        ),
         {"entropy_coef": 0.1, "top_entropy_quantile": 0.2},
-        {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 15.0},
-        {"importance_sampling_level": "sequence", "loss_type": "dapo", "num_iterations": 2},
-        {"top_p": 0.9, "top_k": 10, "min_p": 0.01, "repetition_penalty": 1.1},
+        pytest.param(
+            {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 15.0}, marks=SLOW
+        ),
+        pytest.param(
+            {"importance_sampling_level": "sequence", "loss_type": "dapo", "num_iterations": 2},
+            marks=SLOW,
+        ),
+        pytest.param(
+            {"top_p": 0.9, "top_k": 10, "min_p": 0.01, "repetition_penalty": 1.1}, marks=SLOW
+        ),
         {"generation_kwargs": {"top_k": 50, "num_beams": 2, "length_penalty": -0.1}},
-        {"cache_implementation": "static"},
-        {"gradient_checkpointing": True},
-        {"num_train_epochs": 1, "max_steps": -1},
-        {"logging_strategy": "epoch", "num_train_epochs": 2, "max_steps": -1},
-        {"logging_first_step": True, "logging_steps": 10},
-        {"include_num_input_tokens_seen": "all"},
-        {"torch_empty_cache_steps": 1, "skip_memory_metrics": False},
+        pytest.param({"cache_implementation": "static"}, marks=SLOW),
+        pytest.param({"gradient_checkpointing": True}, marks=SLOW),
+        pytest.param({"num_train_epochs": 1, "max_steps": -1}, marks=SLOW),
+        pytest.param(
+            {"logging_strategy": "epoch", "num_train_epochs": 2, "max_steps": -1}, marks=SLOW
+        ),
+        pytest.param({"logging_first_step": True, "logging_steps": 10}, marks=SLOW),
+        pytest.param({"include_num_input_tokens_seen": "all"}, marks=SLOW),
+        pytest.param({"torch_empty_cache_steps": 1, "skip_memory_metrics": False}, marks=SLOW),
     ],
-    ids=lambda settings: ",".join(settings),
+    ids=",".join,
 )
 def test_settings(both, settings):
     train_both_ways(both(), **settings)
@@ -56,11 +70,11 @@ def test_settings(both, settings):
     "settings",
     [
         {"bf16": True},
-        {"model_init_kwargs": {"dtype": "bfloat16"}},
+        pytest.param({"model_init_kwargs": {"dtype": "bfloat16"}}, marks=SLOW),
         {"model_init_kwargs": {"dtype": "bfloat16"}, "cast_lm_head_to_fp32": True, "beta": 0.1},
-        {"model_init_kwargs": {"attn_implementation": "eager"}},
+        pytest.param({"model_init_kwargs": {"attn_implementation": "eager"}}, marks=SLOW),
     ],
-    ids=lambda settings: ",".join(settings),
+    ids=",".join,
 )
 def test_precision_and_how_the_model_is_loaded(both, settings):
     ours, stock = train_alike(both(), **settings)
@@ -68,6 +82,7 @@ def test_precision_and_how_the_model_is_loaded(both, settings):
     assert ours.model.lm_head.weight.dtype == stock.model.lm_head.weight.dtype
 
 
+@SLOW
 def test_workers_load_the_data(both):
     train_both_ways(both(), dataloader_num_workers=2)
 
@@ -129,7 +144,7 @@ def by_step(completions, trainer_state, log_metric, log_extra, **kwargs):
     return [len(set(text)) / (1 + trainer_state.global_step) for text in completions]
 
 
-@pytest.mark.parametrize("data", [ROWS, CHAT], ids=["text", "chat"])
+@pytest.mark.parametrize("data", [pytest.param(ROWS, marks=SLOW), CHAT], ids=["text", "chat"])
 def test_a_reward_model_by_its_path(both, judge, data):
     train_both_ways(both(reward_funcs=judge, train_dataset=Dataset.from_list(data)))
 
@@ -138,10 +153,16 @@ def test_a_reward_model_by_its_path(both, judge, data):
     ("rewards", "settings"),
     [
         ([digits, ungraded], {}),
-        ([digits, ones], {"reward_weights": [0.7, 0.3]}),
-        ([digits, near_the_answer], {"multi_objective_aggregation": "normalize_then_sum"}),
+        pytest.param([digits, ones], {"reward_weights": [0.7, 0.3]}, marks=SLOW),
+        pytest.param(
+            [digits, near_the_answer],
+            {"multi_objective_aggregation": "normalize_then_sum"},
+            marks=SLOW,
+        ),
         ([by_step], {"log_completions": True, "log_unique_prompts": True}),
-        ([near_the_answer], {"log_completions": True, "num_completions_to_print": 1}),
+        pytest.param(
+            [near_the_answer], {"log_completions": True, "num_completions_to_print": 1}, marks=SLOW
+        ),
     ],
     ids=["none", "weights", "column", "state", "printed"],
 )
@@ -149,6 +170,7 @@ def test_reward_functions(both, rewards, settings):
     train_both_ways(both(reward_funcs=rewards), **settings)
 
 
+@SLOW
 def test_a_function_beside_a_reward_model(both, judge):
     ours, stock = train_both_ways(both(reward_funcs=[digits, judge]))
     assert ours.reward_func_names == stock.reward_func_names == ["digits", "judge"]
@@ -168,6 +190,7 @@ def test_reward_tokenizers(both, judge):
     )
 
 
+@SLOW
 def test_constant_rewards_are_logged_with_their_weights(both):
     def zeros(completions, **kwargs):
         return [0.0] * len(completions)
@@ -194,17 +217,6 @@ def test_the_warning_about_sequence_ratios_in_a_sum_over_tokens(both, caplog, lo
             getattr(both(), kind)(importance_sampling_level="sequence", loss_type=loss_type)
         warned = "weights each sequence by its completion length" in caplog.text
         assert warned == (loss_type == "dapo")
-
-
-def refused_alike(pair, said: str, *, training: bool = False, **settings) -> None:
-    """Stock and ours raise the same error, at construction or in training."""
-    errors = []
-    for kind in ("stock", "ours"):
-        build = getattr(pair, kind)
-        with pytest.raises((ValueError, TypeError, NotImplementedError), match=said) as raised:
-            build(**settings).train() if training else build(**settings)
-        errors.append((type(raised.value), str(raised.value)))
-    assert errors[0] == errors[1]
 
 
 def test_a_wrong_number_of_rewards_is_refused(both):

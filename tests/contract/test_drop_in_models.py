@@ -1,14 +1,16 @@
 """Models and adapters of many kinds in place of stock's, after TRL's own tests of `GRPOTrainer`."""
 
+import json
+import shutil
+
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, TaskType, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from tests.contract.alike import tokenizer_of, train_both_ways, weights
+from tests.contract.alike import refused_alike, tokenizer_of, train_both_ways
 from tests.contract.test_architectures import saved, small_model
-from tests.contract.test_drop_in_arguments import refused_alike
 from tests.support.differential import PROMPTS, Script
 
 SLOW = pytest.mark.slow
@@ -32,7 +34,7 @@ def unequally(both):
     [
         pytest.param("cohere2", {}, marks=SLOW),
         pytest.param("glm4_moe", {}, marks=SLOW),
-        ("gpt_oss", {}),
+        pytest.param("gpt_oss", {}, marks=SLOW),
         pytest.param("qwen3_moe", {}, marks=SLOW),
         ("qwen3_moe", {"router_aux_loss_coef": 0.1, "beta": 0.1}),
         pytest.param("gemma2", {"beta": 0.1}, marks=SLOW),
@@ -47,6 +49,7 @@ def test_architectures(unequally, tiny_model, tmp_path, model_type, settings):
     train_both_ways(unequally(model=folder), **settings, learning_rate=0.05)
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("peft_config", "settings"),
     [
@@ -74,6 +77,7 @@ def test_virtual_tokens(unequally, tiny_model, tmp_path, peft_config, caplog):
     assert "stay as TRL pads them: the adapter's virtual tokens" in caplog.text
 
 
+@SLOW
 def test_an_adapter_that_was_put_on_by_hand(unequally, tiny_model):
     def load():
         torch.manual_seed(4)
@@ -83,6 +87,7 @@ def test_an_adapter_that_was_put_on_by_hand(unequally, tiny_model):
     train_both_ways(unequally(load=load))
 
 
+@SLOW
 def test_an_adapter_on_the_parameters_of_experts(unequally, tiny_model, tmp_path):
     folder = saved(small_model("gpt_oss"), tiny_model, tmp_path / "model")
     experts = ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
@@ -132,7 +137,7 @@ def test_a_model_with_two_tokens_that_end(unequally, tiny_model):
     assert 7 in ours.eos_token_ids
 
 
-CUSTOM = '''
+CUSTOM = """
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 
@@ -142,13 +147,11 @@ class OwnConfig(Qwen2Config):
 
 class OwnForCausalLM(Qwen2ForCausalLM):
     config_class = OwnConfig
-'''
+"""
 
 
+@SLOW
 def test_a_model_with_code_of_its_own(unequally, tiny_model, tmp_path):
-    import json
-    import shutil
-
     folder = tmp_path / "own"
     shutil.copytree(tiny_model, folder)
     (folder / "own.py").write_text(CUSTOM)
@@ -160,4 +163,3 @@ def test_a_model_with_code_of_its_own(unequally, tiny_model, tmp_path):
     refused_alike(pair, "custom code")
     ours, _ = train_both_ways(pair, trust_remote_code=True)
     assert type(ours.model).__name__ == "OwnForCausalLM"
-    assert len(weights(ours))
