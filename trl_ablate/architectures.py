@@ -3,10 +3,14 @@
 A row that is moved loses the padding before its prompt. A model with rotary positions, or one that
 counts positions by the attention mask, gives every token the same log-probability as before; one
 that counts columns, such as GPT-2, does not. Every architecture here was measured
-(`tests/contract/test_architectures.py`); any other is left padded as TRL pads it.
+(`tests/contract/test_architectures.py`); any other is left padded as TRL pads it. So is a model
+whose adapter puts learned tokens before the row: there the padding is part of a distance.
 """
 
 import logging
+from typing import Any
+
+from accelerate.utils import is_peft_model
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +30,11 @@ RELATIVE = frozenset(MEASURED.split())
 """Values of `model_type` in a model's configuration."""
 
 
-def may_move_rows(model_type: str, *, aux_loss: bool) -> bool:
+def may_move_rows(model_type: str, *, aux_loss: bool, virtual_tokens: bool) -> bool:
     """Whether it changes nothing; where it may, a warning says that the padding stays."""
-    if aux_loss:
+    if virtual_tokens:
+        reason = "the adapter's virtual tokens stand before the padding, at a distance it decides"
+    elif aux_loss:
         reason = "the loss that balances its experts is taken over a microbatch"
     elif model_type not in RELATIVE:
         reason = "it was not tested with rows moved to the left"
@@ -36,3 +42,8 @@ def may_move_rows(model_type: str, *, aux_loss: bool) -> bool:
         return True
     logger.warning("microbatches of model type '%s' stay as TRL pads them: %s", model_type, reason)
     return False
+
+
+def has_virtual_tokens(model: Any) -> bool:
+    """Whether an adapter puts learned tokens before the row, as prompt and prefix tuning do."""
+    return is_peft_model(model) and model.active_peft_config.is_prompt_learning

@@ -36,7 +36,7 @@ from trl import GRPOTrainer
 
 from trl_ablate import carried
 from trl_ablate.advantages import compute_advantages, weighted_reward
-from trl_ablate.architectures import may_move_rows
+from trl_ablate.architectures import has_virtual_tokens, may_move_rows
 from trl_ablate.batching import (
     DRAWN,
     Batch,
@@ -85,7 +85,9 @@ class AblationTrainer(GRPOTrainer):
         )
         config: Any = self.model.config
         self._trims = args.trim_microbatches and may_move_rows(
-            config.model_type, aux_loss=self.aux_loss_enabled
+            config.model_type,
+            aux_loss=self.aux_loss_enabled,
+            virtual_tokens=has_virtual_tokens(self.model),
         )
         self._training_logs = self._logs
         factories: Any = self.environment_factories

@@ -104,9 +104,35 @@ def train_alike(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTrainer]:
     return ours, stock
 
 
+SGD = {"optim": "sgd", "learning_rate": 0.3}
+"""An optimizer whose step is as exact as the gradient: Adam makes a full step of rounding."""
+
+
+def train_both_ways(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTrainer]:
+    """`train_alike`, and as shipped, with rows trimmed and regrouped: the same weights but for
+    rounding."""
+    settings = {**SGD, **settings}
+    ours, stock = train_alike(pair, **settings)
+    shipped = pair.ours(trim_microbatches=True, regroup_by_length=True, **settings)
+    shipped.train()
+    torch.testing.assert_close(weights(shipped), weights(stock), atol=1e-5, rtol=0)
+    return ours, stock
+
+
 def check_alike(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
     """All numbers of `theirs` are in `mine`, but for times and what float32 rounds."""
     for name, value in without_times(theirs).items():
         if isinstance(value, float):
             value = pytest.approx(value, rel=1e-5, abs=1e-7, nan_ok=True)
         assert mine[name] == value, name
+
+
+def refused_alike(pair, said: str, *, training: bool = False, **settings) -> None:
+    """Stock and ours raise the same error, at construction or in training."""
+    errors = []
+    for kind in ("stock", "ours"):
+        build = getattr(pair, kind)
+        with pytest.raises((ValueError, TypeError, NotImplementedError), match=said) as raised:
+            build(**settings).train() if training else build(**settings)
+        errors.append((type(raised.value), str(raised.value)))
+    assert errors[0] == errors[1]

@@ -1,6 +1,6 @@
 """`AblationTrainer` in place of `GRPOTrainer`: what TRL documents about training, against stock.
 
-Evaluation is in `test_drop_in_evaluation.py`; environments, tools and images in
+Evaluation is in `test_drop_in_evaluation.py`; environments and tools in
 `test_drop_in_worlds.py`.
 """
 

@@ -1,4 +1,4 @@
-"""Tools, environments and images in place of stock's: in training, and in evaluation before it.
+"""Tools and environments in place of stock's: in training, and in evaluation before it.
 
 The model has random weights and calls no tool, so that a script stands in for what it generates.
 """
@@ -6,21 +6,18 @@ The model has random weights and calls no tool, so that a script stands in for w
 import random
 
 import pytest
-import torch
 from datasets import Dataset
-from PIL import Image
-from transformers import (
-    CLIPImageProcessor,
-    CLIPVisionConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
-    Qwen2Config,
-)
 from trl.chat_template_utils import qwen3_chat_template
 
-from tests.contract.alike import ROWS, check_alike, tokenizer_of, train_alike
-from trl_ablate import AblationTrainer, miniature
+from tests.contract.alike import (
+    ROWS,
+    check_alike,
+    logged,
+    refused_alike,
+    tokenizer_of,
+    train_alike,
+)
+from trl_ablate import AblationTrainer
 
 QUESTIONS = Dataset.from_list(
     [
@@ -102,6 +99,28 @@ def test_tools(both, tiny_model, calling):
     train_alike(pair, **LONG)
 
 
+async def halve(number: int) -> float:
+    """Halves a number.
+
+    Args:
+        number: What is halved.
+    """
+    return number / 2
+
+
+@pytest.mark.slow
+def test_tools_that_are_awaited_and_calls_that_are_none(both, tiny_model, calling):
+    """The second tool is not the one that is called: the calls fail."""
+    calling("halve")
+    ours, _ = train_alike(chat(both, tiny_model, tools=[halve]), **LONG)
+    assert logged(ours)[0]["tools/failure_frequency"] == 0
+    ours, _ = train_alike(chat(both, tiny_model, tools=[double]), **LONG)
+    assert logged(ours)[0]["tools/failure_frequency"] == 1
+    calling('halve", "malformed": {')
+    ours, _ = train_alike(chat(both, tiny_model, tools=[halve]), **LONG)
+    assert logged(ours)[0]["tools/call_frequency"] == 0
+
+
 class Counter:
     """Adds numbers up from its row's target, and rewards the sum."""
 
@@ -170,95 +189,56 @@ def test_rows_without_a_prompt(both, tiny_model, calling):
     train_alike(pair, **LONG)
 
 
-@pytest.fixture(scope="module")
-def seeing(tmp_path_factory):
-    """Folder of a Llava: CLIP of 2 layers for 16 x 16 pixels before a Qwen2 of 2 layers."""
-    folder = str(tmp_path_factory.mktemp("seeing"))
-    tokenizer = miniature.tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    image_token = tokenizer.convert_tokens_to_ids("<image>")
-    torch.manual_seed(0)
-    text = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+def test_an_environment_that_brings_all_the_data(both, tiny_model, calling):
+    calling("add")
+    pair = chat(
+        both,
+        tiny_model,
+        environment_factory=Counter,
+        reward_funcs=None,
+        train_dataset=None,
+        eval_dataset=None,
     )
-    vision = CLIPVisionConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=8,
+    train_alike(pair, **LONG)
+    refused_alike(pair, "max_steps", **{**LONG, "max_steps": -1})
+
+
+class Plain:
+    """Grades nothing itself."""
+
+    def reset(self, **row):
+        return " Play."
+
+    def play(self, number: int) -> int:
+        """Plays a number.
+
+        Args:
+            number: What is played.
+        """
+        return number
+
+
+def test_environments_of_which_some_grade(both, tiny_model, calling):
+    """A class has one reward, whatever names it has; beside it stands a weighted function."""
+    calling("add")
+    names = ["counter", "again", "plain", "plain"] * 4
+    pair = chat(
+        both,
+        tiny_model,
+        environment_factory={"counter": Counter, "again": Counter, "plain": Plain},
+        train_dataset=Dataset.from_list([{"environment": name} for name in names]),
+        eval_dataset=None,
     )
-    config = LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=image_token, image_seq_length=4
-    )
-    model = LlavaForConditionalGeneration(config)
-    with torch.no_grad():  # what is seen has to be felt in what is written
-        for parameter in model.model.multi_modal_projector.parameters():
-            parameter.mul_(40)
-    model.save_pretrained(folder)
-    size = {"height": 16, "width": 16}
-    LlavaProcessor(
-        CLIPImageProcessor(size=size, crop_size=size),
-        tokenizer,
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        image_token="<image>",
-        num_additional_image_tokens=1,
-        chat_template=PICTURED,
-    ).save_pretrained(folder)
-    return folder
+    ours, _ = train_alike(pair, reward_weights=[0.5], **LONG)
+    assert ours.reward_func_names == ["said", "Counter"]
+    assert ours.reward_weights.tolist() == [0.5, 1.0]
 
 
-PICTURED = (
-    "{% for message in messages %}<|{{ message['role'] }}|>"
-    "{% for part in message['content'] %}"
-    "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-
-
-def pictured(count: int, *, painted: bool = True) -> Dataset:
-    """Questions about one-coloured pictures, all black unless they are painted."""
-    colours = [
-        (i * 15 % 256, i * 40 % 256, 255 - i * 10) if painted else (0, 0, 0) for i in range(count)
-    ]
-    return Dataset.from_list(
-        [
-            {
-                "prompt": [{"role": "user", "content": "Which colour?"}],
-                "image": Image.new("RGB", (16, 16), colour),
-            }
-            for colour in colours
-        ]
-    )
-
-
-def written(completions, **kwargs):
-    return [sum(map(ord, messages[0]["content"])) % 97 / 97 for messages in completions]
-
-
-def test_images(both, seeing):
-    """They are shown to the model at evaluation, too: black ones make it write something else."""
-    from transformers import AutoProcessor
-
-    arguments = {
-        "model": seeing,
-        "tokenizer": lambda: AutoProcessor.from_pretrained(seeing, padding_side="left"),
-        "reward_funcs": written,
-        "train_dataset": pictured(8),
-        "eval_dataset": pictured(5),
-    }
-    greedy = {"generation_kwargs": {"do_sample": False}}
-    found = evaluate_alike(both(**arguments), **greedy)
-    trainer = both(**arguments).ours(**greedy)
-    black = trainer.evaluate(pictured(5, painted=False))
-    assert black["eval_reward"] != pytest.approx(found["eval_reward"], abs=1e-3)
-    train_alike(both(**arguments))
+def test_what_environments_are_refused(both, tiny_model, calling):
+    calling("add")
+    several = {"environment_factory": {"counter": Counter, "plain": Plain}}
+    nothing = chat(both, tiny_model, **several, train_dataset=None)
+    refused_alike(nothing, "requires a `train_dataset`", **LONG)
+    strange = Dataset.from_list([{"environment": "strange"}] * 16)
+    pair = chat(both, tiny_model, **several, train_dataset=strange)
+    refused_alike(pair, "not among the environments", training=True, **LONG)
