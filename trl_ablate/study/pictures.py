@@ -103,7 +103,8 @@ def draw_differences(analysis: Analysis) -> bytes | None:
             )  # fmt: skip
         axes.set_yticks(range(len(compared)), labels)
         axes.set_ylim(-0.6, len(compared) - 0.4)
-        _title(axes, f"{_words(analysis)} minus that of {references(analysis)}, 95 % intervals")
+        against = "the arm's reference" if analysis.against else analysis.reference.name
+        _title(axes, f"{_words(analysis)} minus that of {against}, 95 % intervals")
         return _png(figure)
 
 
