@@ -46,4 +46,4 @@ def may_move_rows(model_type: str, *, aux_loss: bool, virtual_tokens: bool) -> b
 
 def has_virtual_tokens(model: Any) -> bool:
     """Whether an adapter puts learned tokens before the row, as prompt and prefix tuning do."""
-    return is_peft_model(model) and bool(model.active_peft_config.is_prompt_learning)
+    return bool(is_peft_model(model) and model.active_peft_config.is_prompt_learning)
