@@ -15,10 +15,10 @@ from typing import Any
 
 from rich.table import Table
 
+from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.provenance import provenance
-from trl_ablate.run import append_jsonl, write_json
-from trl_ablate.terminal import console
+from trl_ablate.run.directory import append_jsonl, write_json
+from trl_ablate.run.provenance import provenance
 
 SETTINGS = {
     "dataset": "dataset",
@@ -58,8 +58,8 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, words: list[str]) -> int:
-    from trl_ablate.assemble import check_device
-    from trl_ablate.checkpoints import find_checkpoint, to_evaluate
+    from trl_ablate.evaluation.checkpoints import find_checkpoint, to_evaluate
+    from trl_ablate.training.building import check_device
 
     check_output(options)
     checkpoint = find_checkpoint(options.checkpoint)
@@ -95,9 +95,9 @@ def evaluate(resolved) -> dict[str, Any]:
     """`Evaluation` of the main dataset (at '') and of each of `eval_sets`."""
     from transformers.utils.logging import disable_progress_bar
 
-    from trl_ablate.assemble import build_evaluator
-    from trl_ablate.evaluation import evaluations
     from trl_ablate.rewards import MathGrader
+    from trl_ablate.trainer.one_shot import evaluations
+    from trl_ablate.training.building import build_evaluator
 
     disable_progress_bar()
     task = resolved.task
@@ -112,7 +112,7 @@ def evaluate(resolved) -> dict[str, Any]:
 def describe(name: str, resolved, found: Mapping[str, Any]) -> dict[str, Any]:
     """What the JSON file holds: the numbers, and where they come from."""
     from trl_ablate.estimates import standard_errors
-    from trl_ablate.hub.masking import Masker, known_secrets
+    from trl_ablate.run.masking import Masker, known_secrets
 
     config, task = resolved.config, resolved.task
     samples = config.num_generations_eval or config.num_generations

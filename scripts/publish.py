@@ -7,10 +7,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.hub import PublishError, push_run
-from trl_ablate.run import RunDirectory
-from trl_ablate.terminal import console
+from trl_ablate.run.directory import RunDirectory
 
 
 def main() -> int:

@@ -11,9 +11,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.terminal import console
-from trl_ablate.termination import Termination
+from trl_ablate.run.termination import Termination
 
 ENGINES = ("local", "ray", "modal", "slurm")
 OF_ENGINES = {
@@ -196,8 +196,8 @@ def status(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    from trl_ablate.study.curves import read_curves
-    from trl_ablate.study.report import report_curves, report_study
+    from trl_ablate.study.report.curves import read_curves
+    from trl_ablate.study.report.report import report_curves, report_study
 
     reference = read_curves(options.reference) if options.reference else ()
     if options.curves:
@@ -229,7 +229,7 @@ def clean(options: argparse.Namespace) -> int:
 
 
 def only_of(options: argparse.Namespace, planned) -> list[str] | None:
-    from trl_ablate.strict import nearest
+    from trl_ablate.recipe.strict import nearest
 
     if options.only is None:
         return None

@@ -11,16 +11,16 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_ablate.cli.terminal import console, show_end, show_findings, show_recipe
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.failures import check_reached_the_end, in_words
-from trl_ablate.provenance import provenance
-from trl_ablate.resuming import agreed_checkpoint, changed_settings, check_record, rewind
-from trl_ablate.run import PREEMPTED, RunDirectory
-from trl_ablate.terminal import console, show_end, show_findings, show_recipe
-from trl_ablate.termination import Terminated, Termination, end_with_launcher
+from trl_ablate.run.checkpoints import agreed_checkpoint, changed_settings, check_record, rewind
+from trl_ablate.run.directory import PREEMPTED, RunDirectory
+from trl_ablate.run.failures import check_reached_the_end, in_words
+from trl_ablate.run.provenance import provenance
+from trl_ablate.run.termination import Terminated, Termination, end_with_launcher
 
 if TYPE_CHECKING:
-    from trl_ablate.hub.masking import Masker
+    from trl_ablate.run.masking import Masker
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -73,7 +73,7 @@ def main() -> int:
 def run(options: argparse.Namespace, overrides: list[str], termination: Termination) -> int:
     if options.dry_run:
         spare_imports()
-    from trl_ablate.recipe import load_recipe
+    from trl_ablate.recipe.resolving import load_recipe
 
     resolved = load_recipe(options.recipe, profile=options.profile, overrides=overrides)
     main_process = resolved.config.process_index == 0
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace, overrides: list[str], termination: Terminat
         show_recipe(resolved, everything=options.dry_run)
     if options.dry_run:
         return 0
-    from trl_ablate.hub.masking import Masker, known_secrets
+    from trl_ablate.run.masking import Masker, known_secrets
 
     directory = RunDirectory(Path(str(resolved.config.output_dir)))
     push, resolved.config.push_to_hub = resolved.config.push_to_hub, False  # ours, not TRL's
@@ -132,12 +132,12 @@ def spare_imports() -> None:
 
 def doctor(options: argparse.Namespace, overrides: list[str]) -> int:
     """Say what this machine has and lacks for a recipe; 0 if it can run here, or else 1."""
-    from trl_ablate import doctor as checks
+    from trl_ablate.training import doctor as checks
 
     requirements, versions = checks.declared(), checks.installed()
     findings = checks.check_packages(requirements, versions)
     if not any(finding.stops for finding in findings):  # or else no recipe resolves
-        from trl_ablate.recipe import load_recipe
+        from trl_ablate.recipe.resolving import load_recipe
 
         recipe = options.recipe or str(REPOSITORY / "recipes" / "grpo.yaml")
         resolved = load_recipe(recipe, options.profile, overrides)
@@ -153,8 +153,8 @@ def prepare(
     directory: RunDirectory, resolved, options: argparse.Namespace, *, push: bool, token: str | None
 ) -> None:
     """Everything that can be refused is refused here, before a model is loaded."""
-    from trl_ablate.assemble import check_device
     from trl_ablate.hub import check_token
+    from trl_ablate.training.building import check_device
 
     check_device(resolved)
     if push:
@@ -176,7 +176,7 @@ def where_to_go_on(directory: RunDirectory) -> Path | None:
 
 def name_of(directory: RunDirectory, config, *, resume: bool) -> str:
     """The run's name in trackio: its own, and after a resume the same."""
-    from trl_ablate.dashboard import new_run_name
+    from trl_ablate.training.dashboard import new_run_name
 
     before = directory.read() if resume and directory.run_file.exists() else {}
     return before.get("run_name") or new_run_name(config.run_name or directory.path.name)
@@ -187,8 +187,9 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None, terminatio
     ended it."""
     from transformers.utils.logging import disable_progress_bar
 
-    from trl_ablate.assemble import build_trainer
-    from trl_ablate.callbacks import (
+    from trl_ablate.rewards import MathGrader
+    from trl_ablate.training.building import build_trainer
+    from trl_ablate.training.callbacks import (
         BestCheckpoint,
         GuardWatch,
         LiveLine,
@@ -196,9 +197,8 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None, terminatio
         RunRecorder,
         save_whole,
     )
-    from trl_ablate.dashboard import DashboardCheck
-    from trl_ablate.preemption import Preemption
-    from trl_ablate.rewards import MathGrader
+    from trl_ablate.training.dashboard import DashboardCheck
+    from trl_ablate.training.preemption import Preemption
 
     config, task = resolved.config, resolved.task
     config.eval_on_start = config.eval_on_start and checkpoint is None
@@ -229,8 +229,8 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None, terminatio
 
 
 def publish(directory: RunDirectory, config, token: str | None) -> None:
-    from trl_ablate.dashboard import export_static
     from trl_ablate.hub import push_run
+    from trl_ablate.training.dashboard import export_static
 
     url = push_run(
         directory,

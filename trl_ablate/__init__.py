@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trl_ablate.config import AblationConfig
     from trl_ablate.errors import ConfigurationError
-    from trl_ablate.recipe import load_recipe
+    from trl_ablate.recipe.resolving import load_recipe
     from trl_ablate.task import TaskArguments
-    from trl_ablate.trainer import AblationTrainer
+    from trl_ablate.trainer.ablation import AblationTrainer
 
 _HOMES = {
     "AblationConfig": "trl_ablate.config",
-    "AblationTrainer": "trl_ablate.trainer",
+    "AblationTrainer": "trl_ablate.trainer.ablation",
     "ConfigurationError": "trl_ablate.errors",
     "TaskArguments": "trl_ablate.task",
-    "load_recipe": "trl_ablate.recipe",
+    "load_recipe": "trl_ablate.recipe.resolving",
 }
 
 __all__ = [

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.prompts.templates import PromptStyle, TemplateName
 from trl_ablate.settings import setting
-from trl_ablate.templates import PromptStyle, TemplateName
 
 
 @dataclass

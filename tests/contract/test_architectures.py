@@ -9,8 +9,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from tests.contract.test_loss_metrics import rollouts_of_unequal_length
 from trl_ablate import AblationTrainer
-from trl_ablate.architectures import RELATIVE
-from trl_ablate.batching import forward_trimmed
+from trl_ablate.trainer.architectures import RELATIVE
+from trl_ablate.trainer.batching import forward_trimmed
 
 SMALL = {
     "vocab_size": 120,

@@ -12,7 +12,7 @@ import torch
 from trl.trainer import grpo_trainer
 
 from trl_ablate import ConfigurationError, load_recipe
-from trl_ablate.shipped import SHIPPED
+from trl_ablate.recipe.places import SHIPPED
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 NARROW = {"vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_clip_max": 1.04}

@@ -6,7 +6,7 @@ import torch
 from trl import ModelConfig
 
 from trl_ablate.config import SURROGATE_LOSS_TYPES, LossType
-from trl_ablate.inert import inert_knobs
+from trl_ablate.recipe.inert import inert_knobs
 from trl_ablate.settings import choices
 from trl_ablate.task import TaskArguments
 

@@ -5,8 +5,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trl_ablate import load_recipe, miniature
-from trl_ablate.precision import TYPICAL_WEIGHT, smallest_learning_rate
-from trl_ablate.shipped import SHIPPED
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.precision import TYPICAL_WEIGHT, smallest_learning_rate
 
 RATE = 1e-6
 MOVED, STUCK = 0.9, 0.1

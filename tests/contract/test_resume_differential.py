@@ -19,7 +19,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from tests.support.rows import without_times
-from trl_ablate.trainer import AblationTrainer
+from trl_ablate.trainer.ablation import AblationTrainer
 
 FIRST = int(os.environ.get("TRL_ABLATE_FIRST", "0"))
 CONFIGS = range(FIRST, FIRST + int(os.environ.get("TRL_ABLATE_CONFIGS", "6")))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_ablate.resuming import step_of
+from trl_ablate.run.checkpoints import step_of
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ablate.advantages import compute_advantages
-from trl_ablate.callbacks import BestCheckpoint
-from trl_ablate.run import RunDirectory
-from trl_ablate.trainer import weighted_reward
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.trainer.ablation import weighted_reward
+from trl_ablate.training.callbacks import BestCheckpoint
 
 AS_DRAWN = {"trim_microbatches": False, "regroup_by_length": False}
 """Other shapes sum in another order, so that bits are only equal with the padding as TRL has it."""

@@ -23,8 +23,8 @@ from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.sample.ops.topk_topp_sampler import random_sample  # noqa: E402
 
 from trl_ablate import AblationConfig, AblationTrainer, miniature  # noqa: E402
-from trl_ablate import engine as engine_module  # noqa: E402
-from trl_ablate.guard import Guard, GuardArguments
+from trl_ablate.guard.rules import Guard, GuardArguments
+from trl_ablate.trainer import engine as engine_module  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,

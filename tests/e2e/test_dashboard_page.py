@@ -11,7 +11,7 @@ from collections import defaultdict
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.e2e.browser import CHROMIUM, Browser
+from tests.support.browser import CHROMIUM, Browser
 
 pytestmark = pytest.mark.slow
 

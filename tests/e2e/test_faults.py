@@ -23,11 +23,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.forked_train import SMALL, Ended, Training, model_and_data
+from tests.support.forked_train import SMALL, Ended, Training, model_and_data
 from tests.support.rows import without_times
-from trl_ablate.failures import SENTENCES
-from trl_ablate.resuming import is_whole, latest_whole_checkpoint, step_of
-from trl_ablate.run import RunDirectory
+from trl_ablate.run.checkpoints import is_whole, latest_whole_checkpoint, step_of
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.failures import SENTENCES
 
 pytestmark = pytest.mark.slow
 
@@ -186,7 +186,7 @@ def broken_while_loaded(case: Case) -> Ended:
 
 
 def break_before(moment: str, *fault) -> None:
-    from trl_ablate import assemble
+    from trl_ablate.training import building
 
     called = getattr(assemble, moment)
 
@@ -195,7 +195,7 @@ def break_before(moment: str, *fault) -> None:
             break_file(*fault)
         return called(*args, **kwargs)
 
-    setattr(assemble, moment, broken)
+    setattr(building, moment, broken)
 
 
 def broken_data(case: Case) -> Ended:

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.e2e.test_grader_processes import descendants
+from trl_ablate.prompts.templates import TEMPLATES
 from trl_ablate.rewards import MathGrader
-from trl_ablate.rewards.reading import read
+from trl_ablate.rewards.grading.reading import read
 from trl_ablate.rewards.scoring import score_batch
-from trl_ablate.templates import TEMPLATES
 
 pytestmark = pytest.mark.slow
 
@@ -311,7 +311,7 @@ def run_processes(count: int, rows: Path, **environment: str) -> list:
         [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nproc-per-node", str(count), "--master-port", str(29_600 + os.getpid() % 1000)),
-            str(Path(__file__).with_name("grade_in_processes.py")),
+            str(REPOSITORY / "tests" / "support" / "grade_in_processes.py"),
             str(rows),
         ],
         capture_output=True,

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
-from trl_ablate.resuming import latest_whole_checkpoint
+from trl_ablate.run.checkpoints import latest_whole_checkpoint
 
 SMALL = [
     "recipes/std_dev_off.yaml", "--profile", "miniature", "--generation_batch_size", "16",
@@ -36,10 +36,10 @@ BAD_REWARD = """
     functions.score_batch = score
 """
 UNFORESEEN = """
-    import trl_ablate.assemble as assemble
+    import trl_ablate.training.building as building
     def build_trainer(*args):
         raise RuntimeError("the engine died: " + os.environ["HF_TOKEN"])
-    assemble.build_trainer = build_trainer
+    building.build_trainer = build_trainer
 """
 TOKEN = "hf_" + "Zz9Yy8Xx7Ww6Vv5Uu4Tt3Ss2Rr1Qq0Pp9"
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.browser import CHROMIUM, Browser
-from tests.synthetic_study import write_study
-from trl_ablate.study.curves import read_curves
-from trl_ablate.study.report import report_study
+from tests.support.browser import CHROMIUM, Browser
+from tests.support.synthetic_study import write_study
+from trl_ablate.study.report.curves import read_curves
+from trl_ablate.study.report.report import report_study
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium here to open the page in"

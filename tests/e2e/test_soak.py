@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.forked_train import SMALL, Training, model_and_data
+from tests.support.forked_train import SMALL, Training, model_and_data
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,12 +11,20 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.e2e.drive_study import FAKE_TRAIN
-from tests.e2e.studies import SECONDS, children, drive, kill_at_random, numbers, starts, wait_for
-from tests.synthetic_study import METRIC, make_plan
-from trl_ablate.study.analysis import analyse
-from trl_ablate.study.curves import planned_runs
+from tests.support.drive_study import FAKE_TRAIN
+from tests.support.studies import (
+    SECONDS,
+    children,
+    drive,
+    kill_at_random,
+    numbers,
+    starts,
+    wait_for,
+)
+from tests.support.synthetic_study import METRIC, make_plan
 from trl_ablate.study.engines.local import LocalEngine, free_gpus
+from trl_ablate.study.report.analysis import analyse
+from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.runner import Outcome, Runner
 from trl_ablate.study.store import RunStore
 

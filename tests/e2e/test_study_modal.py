@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.e2e.drive_study import FAKE_TRAIN
-from tests.e2e.studies import numbers
-from tests.synthetic_study import make_plan
+from tests.support.drive_study import FAKE_TRAIN
+from tests.support.studies import numbers
+from tests.support.synthetic_study import make_plan
 from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.engines.shipping import Bundle
 from trl_ablate.study.runner import Outcome, Runner

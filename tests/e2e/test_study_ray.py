@@ -7,9 +7,9 @@ import tempfile
 
 import pytest
 
-from tests.e2e.drive_study import FAKE_TRAIN
-from tests.e2e.studies import SECONDS, children, drive, kill_at_random, numbers, wait_for
-from tests.synthetic_study import make_plan
+from tests.support.drive_study import FAKE_TRAIN
+from tests.support.studies import SECONDS, children, drive, kill_at_random, numbers, wait_for
+from tests.support.synthetic_study import make_plan
 from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.runner import Runner
 from trl_ablate.study.store import RunStore

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.e2e.drive_study import FAKE_TRAIN
-from tests.e2e.studies import DRIVER, numbers, starts, wait_for
-from tests.synthetic_study import make_plan
+from tests.support.drive_study import FAKE_TRAIN
+from tests.support.studies import DRIVER, numbers, starts, wait_for
+from tests.support.synthetic_study import make_plan
 from trl_ablate import ConfigurationError
 from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.engines.slurm import array_job, submit, to_submit

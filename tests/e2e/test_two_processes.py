@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("two_processes.py")
+PROGRAM = Path(__file__).parents[1] / "support" / "two_processes.py"
 TOLERANCE = 2e-6
 """Weights of order 0.1 after one SGD step of rate 1: sums of 16 rows in two orders, fp32."""
 

@@ -21,9 +21,9 @@ from trl.generation.vllm_client import VLLMClient
 
 from tests.conftest import REPOSITORY
 from trl_ablate import AblationConfig, miniature
-from trl_ablate.failures import in_words
-from trl_ablate.generation import StopStrings, backend_generation_kwargs
-from trl_ablate.seeding import own_randomness
+from trl_ablate.run.failures import in_words
+from trl_ablate.trainer.generation import StopStrings, backend_generation_kwargs
+from trl_ablate.trainer.seeding import own_randomness
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from tests.conftest import REPOSITORY
-from trl_ablate.shipped import SHIPPED
-from trl_ablate.study.analysis import ArmResult
-from trl_ablate.study.curves import Summary
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.study.report.analysis import ArmResult
+from trl_ablate.study.report.curves import Summary
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 STUDIES = sorted(path.parent for path in (SHIPPED / "studies").glob("*/runs.csv"))

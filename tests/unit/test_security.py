@@ -7,11 +7,11 @@ import pytest
 
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.config import AblationConfig
-from trl_ablate.hub.masking import MASK, Masker, known_secrets
-from trl_ablate.provenance import git_state
-from trl_ablate.run import RunDirectory
-from trl_ablate.shipped import SHIPPED
-from trl_ablate.strict import parse_yaml
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.strict import parse_yaml
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.masking import MASK, Masker, known_secrets
+from trl_ablate.run.provenance import git_state
 
 ARMS = sorted(SHIPPED.glob("*.yaml"))
 PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))

@@ -17,9 +17,9 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_ablate import miniature
 from trl_ablate.bench.tables import median
 from trl_ablate.config import AblationConfig
-from trl_ablate.data import load_questions, to_prompts
+from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.rewards import MathGrader, build_rewards
-from trl_ablate.trainer import AblationTrainer
+from trl_ablate.trainer.ablation import AblationTrainer
 
 AT_ONCE = 512
 """Prompts generated together by ours on a CPU, as in the miniature's profile."""

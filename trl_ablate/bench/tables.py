@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from trl_ablate.provenance import provenance
-from trl_ablate.run import write_json
+from trl_ablate.run.directory import write_json
+from trl_ablate.run.provenance import provenance
 
 
 def median(values: Sequence[float]) -> float:

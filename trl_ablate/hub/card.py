@@ -61,7 +61,9 @@ def is_miniature(name: str | None) -> bool:
 
 def dataset_id(config: Mapping[str, Any]) -> str | None:
     """The dataset's id on the Hub, or None for files and the miniature."""
-    from trl_ablate.data import NAMED_DATASETS  # brings pyarrow along, so not for `import card`
+    from trl_ablate.data.questions import (
+        NAMED_DATASETS,  # brings pyarrow along, so not for `import card`
+    )
 
     name = config["task"]["dataset"]
     return NAMED_DATASETS[name].hub_id if name in NAMED_DATASETS else hub_id(name)

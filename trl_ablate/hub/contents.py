@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.folders import where_it_stands
-from trl_ablate.hub.masking import Masker, known_secrets
-from trl_ablate.resuming import SEAL
-from trl_ablate.run import RunDirectory, read_jsonl
+from trl_ablate.run.checkpoints import SEAL
+from trl_ablate.run.directory import RunDirectory, read_jsonl
+from trl_ablate.run.folders import where_it_stands
+from trl_ablate.run.masking import Masker, known_secrets
 
 Source = Path | bytes
 """A local file as it is, or content that was made or cleaned for publishing."""

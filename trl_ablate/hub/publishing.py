@@ -25,8 +25,8 @@ from trl_ablate.hub.card import (
 )
 from trl_ablate.hub.client import PublishError, failures_in_words, patiently, require_token
 from trl_ablate.hub.contents import FinishedRun, Source, read_run
-from trl_ablate.hub.picture import draw_curves
-from trl_ablate.run import RunDirectory
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.picture import draw_curves
 
 ROOT_MODEL = (".safetensors", ".safetensors.index.json", "adapter_config.json")
 """Endings of the files that decide which weights `from_pretrained` finds at the root."""

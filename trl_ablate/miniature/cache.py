@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from trl_ablate.miniature.corpus import corpus, right_solutions
 from trl_ablate.miniature.teaching import Lesson, new_model, teach
-from trl_ablate.templates import TEMPLATES, prompt_text
+from trl_ablate.prompts.templates import TEMPLATES, prompt_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM

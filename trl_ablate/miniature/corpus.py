@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from trl_ablate.miniature.sums import LARGEST, SMALLEST, operands, question
-from trl_ablate.templates import TemplateName, prompt_text, render
+from trl_ablate.prompts.templates import TemplateName, prompt_text, render
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

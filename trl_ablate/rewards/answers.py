@@ -6,7 +6,7 @@ each takes time linear in its length.
 
 from dataclasses import dataclass
 
-from trl_ablate.rewards.latex import last_boxed
+from trl_ablate.rewards.grading.latex import last_boxed
 
 
 @dataclass(frozen=True)

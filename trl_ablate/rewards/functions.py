@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.failures import REWARD_RAISED, RewardError
+from trl_ablate.prompts.templates import get_template
 from trl_ablate.rewards.formats import abuses_eos
-from trl_ablate.rewards.grader import MathGrader
+from trl_ablate.rewards.grading.grader import MathGrader
 from trl_ablate.rewards.scoring import Score, score_batch
-from trl_ablate.templates import get_template
+from trl_ablate.run.failures import REWARD_RAISED, RewardError
 
 LogMetric = Callable[[str, float], None]
 LogExtra = Callable[[str, list[Any]], None]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypedDict
 
+from trl_ablate.prompts.templates import get_template
 from trl_ablate.rewards.answers import Extracted, extract_question_only, extract_r1_zero
 from trl_ablate.rewards.formats import extract_xml
-from trl_ablate.rewards.grader import MathGrader
-from trl_ablate.templates import get_template
+from trl_ablate.rewards.grading.grader import MathGrader
 
 
 class Score(TypedDict):

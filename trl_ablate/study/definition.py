@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.shipped import SHIPPED
-from trl_ablate.strict import check_value, nearest, read_mapping
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.strict import check_value, nearest, read_mapping
 
 Statistic = Literal["final", "best", "auc"]
 

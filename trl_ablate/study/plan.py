@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.run import write_json
-from trl_ablate.shipped import SHIPPED
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.run.directory import write_json
 from trl_ablate.study.definition import Statistic, Study
 
 WHO_AND_WHERE = {

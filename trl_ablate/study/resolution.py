@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.profiles import suitable_profile
-from trl_ablate.recipe import Resolved, load_recipe
-from trl_ablate.shipped import beside_or_shipped
-from trl_ablate.strict import read_mapping
+from trl_ablate.recipe.places import beside_or_shipped
+from trl_ablate.recipe.profiles import suitable_profile
+from trl_ablate.recipe.resolving import Resolved, load_recipe
+from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.plan import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, run_id
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trl_ablate.resuming import latest_whole_checkpoint
-from trl_ablate.run import RunDirectory
+from trl_ablate.run.checkpoints import latest_whole_checkpoint
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.termination import Terminated
 from trl_ablate.study.engines import Engine, Job, Process
 from trl_ablate.study.plan import Plan, PlannedRun
 from trl_ablate.study.store import RunLock, RunStore
-from trl_ablate.termination import Terminated
 
 POLL_SECONDS = 0.5
 LOG_TAIL = 2000

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trl_ablate.run import INTERRUPTED, RunDirectory
+from trl_ablate.run.directory import INTERRUPTED, RunDirectory
 from trl_ablate.study.plan import identity
 
 Status = Literal["to do", "running", "interrupted", "finished", "stopped", "failed"]

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trl_ablate.hub.masking import Masker, known_secrets
-from trl_ablate.provenance import git_state
-from trl_ablate.run import RunDirectory
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.masking import Masker, known_secrets
+from trl_ablate.run.provenance import git_state
 from trl_ablate.study.engines import REPOSITORY, Job
 from trl_ablate.study.engines.local import LocalProcess
 

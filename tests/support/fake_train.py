@@ -1,0 +1,87 @@
+"""Stands in for scripts/train.py: the same run directory from the same arguments, without training.
+
+`--settings` says how it goes: top, collapse (see `learning_rows`), pause (seconds a step), and
+`fails`, `dies`, `never_starts`: how often it raises, is killed, or ends before it writes anything.
+Beside the run directory it leaves `ID.starts`, a line per start, and `twice` if two were at one
+run. Every fifth step is a checkpoint.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.support.synthetic_study import learning_rows  # noqa: E402
+from trl_ablate.run.checkpoints import latest_whole_checkpoint, seal, step_of  # noqa: E402
+from trl_ablate.run.directory import RunDirectory, append_jsonl  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("recipe")
+    parser.add_argument("--arm")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--settings", type=json.loads)
+    parser.add_argument("--output_dir", type=Path)
+    parser.add_argument("--overwrite", action="store_true")
+    parser.add_argument("--resume", action="store_true")
+    options = parser.parse_args()
+    attempt = count_start(options.output_dir)
+    settings = options.settings
+    if attempt <= settings.get("never_starts", 0):
+        sys.exit("error: no such profile")
+    directory = RunDirectory(options.output_dir)
+    directory.prepare(overwrite=options.overwrite, resume=options.resume)
+    checkpoint = latest_whole_checkpoint(directory.path) if options.resume else None
+    begun = step_of(checkpoint) if checkpoint else -1
+    directory.rewind(begun)
+    directory.write_config({"settings": settings, "threads": os.environ["OMP_NUM_THREADS"]})
+    with directory.recorded(arm=options.arm, seed=options.seed):
+        shape = {key: settings[key] for key in ("top", "collapse") if key in settings}
+        if checkpoint:
+            sys.stdout.write(f"goes on behind step {begun}\n")
+        for row in learning_rows(options.seed, **shape):
+            if row["step"] <= begun:
+                continue
+            append_jsonl(directory.metrics_file, row)
+            time.sleep(settings.get("pause", 0.0))
+            if row["step"] == 10 and attempt <= settings.get("fails", 0):
+                raise RuntimeError("out of luck")
+            if row["step"] == 10 and attempt <= settings.get("dies", 0):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if row["step"] % 5 == 0 and row["step"]:
+                save(directory.path / f"checkpoint-{row['step']}")
+
+
+def save(checkpoint: Path) -> None:
+    checkpoint.mkdir(exist_ok=True)
+    (checkpoint / "model.safetensors").write_bytes(b"weights")
+    seal(checkpoint)
+
+
+def count_start(directory: Path) -> int:
+    """Which start of this run this is; complains where the process of another is still alive."""
+    starts = directory.with_name(f"{directory.name}.starts")
+    earlier = [int(line) for line in starts.read_text().split()] if starts.exists() else []
+    if any(alive(pid) for pid in earlier):
+        directory.with_name("twice").write_text(directory.name)
+    with starts.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    return len(earlier) + 1
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs, not counting a dead one that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+if __name__ == "__main__":
+    main()

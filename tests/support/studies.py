@@ -1,0 +1,109 @@
+"""What tests of engines share: a made-up study in a process of its own, looked at and killed."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from os import kill
+from pathlib import Path
+
+from tests.support.fake_train import alive
+from tests.support.synthetic_study import METRIC, make_plan
+from trl_ablate.study.report.curves import planned_runs
+from trl_ablate.study.store import RunStore
+
+DRIVER = Path(__file__).with_name("drive_study.py")
+SECONDS = 120
+
+
+def drive(store: RunStore, arms: dict, *more: str) -> subprocess.Popen:
+    words = [sys.executable, str(DRIVER), str(store.path), json.dumps(arms), *more]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL)
+
+
+def starts(folder: Path) -> dict[str, int]:
+    """How often each run was started, by its id."""
+    return {path.stem: len(path.read_text().split()) for path in sorted(folder.rglob("*.starts"))}
+
+
+def children(folder: Path) -> list[int]:
+    """Process ids of the fake trainings that are alive, of those that write below the folder."""
+    pids = [int(line) for path in folder.rglob("*.starts") for line in path.read_text().split()]
+    return [pid for pid in pids if alive(pid)]
+
+
+def wait_for(condition, seconds: float = 30.0):
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until, "it never came to that"
+        time.sleep(0.02)
+    return found
+
+
+def numbers(store: RunStore, arms: dict):
+    """The study's table: every run's name, status and curve."""
+    runs = planned_runs(make_plan(arms), store)
+    return [(run.name, run.status, run.series[METRIC].values) for run in runs]
+
+
+def kill_at_random(
+    kills: int,
+    store: RunStore,
+    start: Callable[[], subprocess.Popen],
+    folder: Path,
+    a_node: Callable[[], None] | None = None,
+    pause: tuple[float, float] = (0.1, 0.9),
+) -> Counter[str]:
+    """kill -9 so often the runner, a run (one that writes below the folder), or a node; then let
+    the study come to its end. What was killed how often, which the seed decides."""
+    rng, killed = random.Random(kills), Counter()
+    runner = start()
+
+    def running() -> list[int]:
+        nonlocal runner
+        if runner.poll() is not None:
+            forget_some(store, rng)
+            runner = start()
+        return children(folder)
+
+    for _ in range(kills):
+        time.sleep(rng.uniform(*pause))
+        target = rng.choice(["runner", "run", "node"] if a_node else ["runner", "run"])
+        killed[target] += 1
+        wait_for(running, SECONDS)
+        if target == "run":
+            wait_for(lambda: is_killed(rng.choice(running() or [None])), SECONDS)
+        elif target == "node" and a_node:
+            a_node()
+        else:
+            runner.kill()
+            runner.wait()
+    runner.wait(SECONDS)
+    assert start().wait(SECONDS) == 0
+    return killed
+
+
+def is_killed(pid: int | None) -> bool:
+    """Whether this was its end: a process may have come to its own just before."""
+    try:
+        if pid is not None:
+            kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return pid is not None
+
+
+def forget_some(store: RunStore, rng: random.Random) -> None:
+    """Make work again, so that there is something to kill: a finished run is started anew."""
+    finished = [path.parent for path in store.path.glob("*/run.json")]
+    if finished:
+        directory = rng.choice(finished)
+        lock = store.lock(directory.name)
+        if lock.acquire():
+            shutil.rmtree(directory)
+            lock.release()

@@ -1,0 +1,106 @@
+"""What a name on the command line of an evaluation stands for, and how it is evaluated."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.evaluation.checkpoints import Checkpoint, find_checkpoint, to_evaluate
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.rewards import MathGrader
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.training.building import build_evaluator
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    """A run of `question_only` with a dataset of its own, and no model yet."""
+    settings = {"seed": 7, "learning_rate": 1e-5, "eval_split": "odd", "levels": ["3"]}
+    settings |= {"hub_token": "hf_secret", "eval_sets": {"mine": "mine.jsonl"}}
+    run = RunDirectory(tmp_path / "run")
+    run.prepare()
+    run.write_config(load_recipe(SHIPPED / "question_only.yaml", "miniature", settings).to_dict())
+    return run
+
+
+def put_model(folder):
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+
+
+def test_of_a_run_the_best_model_is_taken_or_else_the_last(run):
+    put_model(run.checkpoint_last)
+    assert find_checkpoint(str(run.path)) == Checkpoint(str(run.checkpoint_last), run)
+    put_model(run.checkpoint_best)
+    assert find_checkpoint(str(run.path)) == Checkpoint(str(run.checkpoint_best), run)
+
+
+def test_a_model_inside_a_run_is_evaluated_as_the_run(run):
+    put_model(run.checkpoint_last)
+    assert find_checkpoint(str(run.checkpoint_last)).run == run
+    put_model(run.path.parent / "elsewhere")
+    assert find_checkpoint(str(run.path.parent / "elsewhere")).run is None
+
+
+@pytest.mark.parametrize("name", ["miniature", "miniature/sft_early", "org/model"])
+def test_what_is_no_folder_is_a_name(name):
+    assert find_checkpoint(name) == Checkpoint(name)
+
+
+def test_a_place_without_a_model_is_refused(run, tmp_path):
+    for name in (run.path, tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigurationError, match="holds no model|does not exist"):
+            find_checkpoint(str(name))
+
+
+def test_a_run_is_evaluated_as_it_was_trained(run, tmp_path):
+    checkpoint = Checkpoint("somewhere", run)
+    resolved = to_evaluate(checkpoint, ["--eval_top_p", "0.5"], scratch=str(tmp_path))
+    task, config = resolved.task, resolved.config
+    assert (task.template, task.eval_split, task.levels) == ("question_only", "odd", ["3"])
+    assert (config.seed, config.eval_top_p, config.hub_token) == (7, 0.5, None)
+    assert resolved.model.model_name_or_path == "somewhere"
+    assert (
+        config.learning_rate
+        == load_recipe(
+            SHIPPED / "question_only.yaml", "miniature", {"learning_rate": 1e-5}
+        ).config.learning_rate
+    )
+
+
+def test_another_dataset_leaves_behind_what_was_said_of_the_first(run, tmp_path):
+    words = ["--dataset", "gsm8k", "--eval_split", "test"]
+    task = to_evaluate(Checkpoint("somewhere", run), words, scratch=str(tmp_path)).task
+    assert (task.dataset, task.eval_split, task.levels, task.eval_sets) == (
+        "gsm8k", "test", None, None,
+    )  # fmt: skip
+
+
+def test_a_recipe_wins_over_the_run_and_a_profile_needs_one(run, tmp_path):
+    checkpoint = Checkpoint("somewhere", run)
+    recipe = SHIPPED / "grpo.yaml"
+    resolved = to_evaluate(checkpoint, recipe=recipe, profile="miniature", scratch=str(tmp_path))
+    assert resolved.task.template == "r1_zero"
+    with pytest.raises(ConfigurationError, match="profile 'h100' belongs to a recipe"):
+        to_evaluate(checkpoint, profile="h100", scratch=str(tmp_path))
+
+
+def test_an_adapter_is_evaluated_with_its_base(tiny_model, tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    before = base.model.layers[0].self_attn.q_proj.weight.detach().clone()
+    adapted = get_peft_model(base, LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj"]))
+    layer = adapted.base_model.model.model.layers[0].self_attn.q_proj
+    torch.nn.init.normal_(layer.lora_B["default"].weight)
+    change = 3 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    adapted.save_pretrained(tmp_path / "adapter")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "adapter")
+
+    checkpoint = find_checkpoint(str(tmp_path / "adapter"))
+    words = ["--eval_size", "4", "--max_completion_length", "4"]
+    resolved = to_evaluate(checkpoint, words, profile="miniature", scratch=str(tmp_path / "out"))
+    with MathGrader(workers=1) as grader:
+        evaluator = build_evaluator(resolved, grader)
+        found = evaluator.model.model.layers[0].self_attn.q_proj.weight
+        torch.testing.assert_close(found, before + change)
+        assert evaluator.evaluate()["eval_mean_length"] > 0

@@ -1,0 +1,104 @@
+"""What is usual, what is late, and whether the early warnings are early: on recorded runs.
+
+`tests/data/early_warnings.csv` holds six runs of the miniature, made by
+`scripts/train.py recipes/sft_final.yaml --profile miniature --lr_scheduler_type
+constant_with_warmup --warmup_steps 150 --grpo_steps 120`, with seeds 0 to 2 and
+`--learning_rate` 2e-4 (the rate grows until training breaks) or 3e-5 (it grows to what is healthy).
+"""
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from trl_ablate.guard.recent import RecentSteps, least_mean, upper
+from trl_ablate.guard.rules import GRAD_NORM, LENGTH_SPREAD, Guard, GuardArguments
+
+RECORDED = Path(__file__).parents[2] / "data" / "early_warnings.csv"
+SEEDS = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """(arm, seed) to its logged rows."""
+    runs = defaultdict(list)
+    with RECORDED.open() as file:
+        for line in csv.DictReader(file):
+            arm, seed = line.pop("arm"), int(line.pop("seed"))
+            runs[arm, seed].append({key: float(value) for key, value in line.items()})
+    return runs
+
+
+def first_alerts(rows):
+    """The step at which each rule spoke first."""
+    guard, first = Guard(GuardArguments()), {}
+    for row in rows:
+        for alert in guard.observe(row):
+            first.setdefault(alert.rule, alert.step)
+    return first
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("rule", "steps"), [("grad_norm", 25), ("length_spread", 20)])
+def test_both_warn_before_the_reward_has_fallen(recorded, seed, rule, steps):
+    first = first_alerts(recorded["breaking", seed])
+    assert first["reward"] - first[rule] > steps
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_neither_warns_in_a_healthy_run(recorded, seed):
+    rows = recorded["healthy", seed]
+    assert first_alerts(rows) == {}
+    assert sum(row["reward"] for row in rows[-10:]) / 10 > 0.8
+
+
+def recent(rows, window=2, history=4, learned=0.5):
+    steps = RecentSteps((GRAD_NORM, LENGTH_SPREAD), window, history, learned)
+    for row in rows:
+        steps.see(row)
+    return steps
+
+
+def test_the_last_steps_are_compared_with_those_before():
+    rows = [{"reward": 1.0, GRAD_NORM: float(i)} for i in range(9)]
+    assert recent(rows[:3]).compared(GRAD_NORM) is None
+    assert recent(rows[:4]).compared(GRAD_NORM) == ([2, 3], [0, 1])
+    assert recent(rows).compared(GRAD_NORM) == ([7, 8], [3, 4, 5, 6])
+    assert recent(rows).compared(LENGTH_SPREAD) is None
+
+
+def test_optimizer_steps_of_one_rollout_batch_are_one_step():
+    rows = []
+    for step in range(4):
+        rows.append({"reward": 1.0, LENGTH_SPREAD: 0.1 + step, GRAD_NORM: float(step)})
+        rows.append({"loss": 0.0, GRAD_NORM: step + 0.5})
+    assert recent(rows).compared(GRAD_NORM) == ([2, 2.5, 3, 3.5], [0, 0.5, 1, 1.5])
+    assert recent(rows).compared(LENGTH_SPREAD) == ([2.1, 3.1], [0.1, 1.1])
+
+
+def test_steps_far_below_the_best_reward_do_not_count():
+    rows = [{"reward": reward, GRAD_NORM: reward} for reward in (0.1, 0.2, 0.5, 0.6, 0.7, 1.0)]
+    assert recent(rows).compared(GRAD_NORM) == ([0.7, 1.0], [0.5, 0.6])
+    assert recent(rows[:4]).compared(GRAD_NORM) is None
+
+
+def test_without_a_reward_above_zero_every_step_counts():
+    rows = [{"reward": -float(i), GRAD_NORM: float(i)} for i in range(4)]
+    assert recent(rows).compared(GRAD_NORM) == ([2, 3], [0, 1])
+
+
+def test_what_is_not_finite_is_left_out():
+    rows = [{"reward": 1.0, GRAD_NORM: value} for value in (1.0, None, 2.0, float("nan"), 3.0, 4.0)]
+    assert recent(rows, history=9).compared(GRAD_NORM) == ([3, 4], [1, 2])
+
+
+def test_upper_is_the_seventh_tenth():
+    assert upper([float(i) for i in range(11)]) == 7
+    assert upper([1.0, 2.0]) == pytest.approx(1.7)
+
+
+def test_the_least_mean_of_a_window():
+    assert least_mean([9.0, 1.0, 3.0, 1.0, 9.0], 2) == 2
+    assert least_mean([9.0, 1.0, 3.0, 1.0, 9.0], 3) == pytest.approx(5 / 3)
+    assert least_mean([4.0, 2.0], 3) == 3

@@ -1,0 +1,192 @@
+"""Recipes that were damaged: each resolves to values of the declared types, or ends in a sentence.
+
+A case is a shipped recipe, a mutation and a seed; the same number is the same case in every run.
+"""
+
+import os
+import random
+import resource
+import sys
+import time
+import types
+import typing
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.resolving import known_fields
+
+ARMS = sorted(SHIPPED.glob("*.yaml"))
+PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))
+CASES, PER_TEST = 1000, 100
+SECONDS = 1.0
+MEMORY_KIB = 100_000
+"""More than that, the largest case that is read included, says that something was expanded."""
+
+HOSTILE_VALUES = (
+    "true", "off", "null", "~", "''", "0", "-1", "-0.0", "2.7", "1e-5", "1e999", "-1e308", "0x10",
+    "010", "1_000", "'12'", "'1e-5'", ".inf", "-.inf", ".nan", "2026-01-01", "12:30:45", "9" * 25,
+    "9" * 400, "9" * 9000, "[]", "[1]", "[a, [b]]", "[.nan]", "{}", "{a: 1}", "{a: {b: [c]}}",
+    "{x: .inf}", "{1: 2}", "x" * 20_000, "'" + "y" * 300 + "'", '"\\0"', '"\\ud800"', '"\\e[31m"',
+    '"a\\nb"', '"\\u2028"', "\U0001f600", "\u0661\u0662", "\u202eabc",
+    "../../../etc/passwd", "/dev/zero", "/dev/fd/0", "~root/x",
+    "!!python/object/apply:os.system [echo]",
+    "!!bool zzz", "!!set {a}",
+    "!!timestamp 2026-13-45", "!!binary x", "!!float abc", "!!map x", "! x", "!x y", "!!str [1]",
+    "&a [*a]", "*nobody", "<<: 1", "|\n  block\n  text", ">-\n  folded",
+    "- item", "? key", "@x", "`x`", "%x",
+    "[" * 3000, "{" * 3000, "[" * 60 + "]" * 60, "[" + "1, " * 4000 + "1]",
+    "[" + "1," * 60_000 + "1]",
+    "text", "none", "auto", "cuda", "{a: text", "'open", "{\"a\": 1}", "'{\"a\": 1}'", "'{'",
+)  # fmt: skip
+
+HOSTILE_TEXTS: tuple[str | bytes, ...] = (
+    "", "\n\n", "\t", "\ufeff", "null", "[]", "text", "--- a\n--- b\n",
+    "%YAML 9.9\n---\na: 1", "\0", b"\xff\xfe\0",
+    b"\x80abc", "a: 1\n" * 3, "\n".join(f"key{i}: {i}" for i in range(9000)), "#" * 190_000,
+    "x" * 190_000, "'" * 100_000, "-" * 150_000, "- " * 90_000, ": " * 90_000,
+    "? " * 90_000, "\t" * 100_000,
+    "a: " + "x" * 300_000, "&a " * 50_000, "a: &a [x]\nb: &b [*a,*a]\nc: [*b,*b,*b]\n",
+    "a: &a {<<: *a}", "!!python/name:os.system",
+    "a:\n" + "".join(" " * i + "a:\n" for i in range(1, 400)),
+    "extends: ''", "extends: .", "extends: /dev/zero", "extends: ../../../../etc/passwd",
+    "extends: " + "x" * 5000, "profile: ''", "profile: " + "x/" * 3000, "profile: /dev/zero",
+    "profile: .yaml", 'extends: "a\\nb"', '"a\\nb": 1',
+    "'" + "k" * 5000 + "': 1", "\r\n".join(["beta: 0.1"] * 2),
+)  # fmt: skip
+
+NO_LETTERS = ("", "x", " ", "\u0430", "\t", "x" * 500)
+
+
+def with_hostile_value(text: str, key: str, draw: random.Random) -> str:
+    return f"{without(text, key)}\n{key}: {draw.choice(HOSTILE_VALUES)}\n"
+
+
+def with_value_of_another_key(text: str, key: str, draw: random.Random) -> str:
+    values = [line.partition(": ")[2] for line in text.splitlines() if ": " in line]
+    return f"{without(text, key)}\n{key}: {draw.choice(values)}\n"
+
+
+def with_random_number(text: str, key: str, draw: random.Random) -> str:
+    number = draw.choice(
+        [draw.randint(-(10**6), 10**6), draw.uniform(-2, 2), 10 ** draw.randint(2, 40)]
+    )
+    return f"{without(text, key)}\n{key}: {number}\n"
+
+
+def with_duplicate_key(text: str, key: str, draw: random.Random) -> str:
+    return f"{text}\n{key}: 1\n{key}: 1\n"
+
+
+def with_misspelt_key(text: str, key: str, draw: random.Random) -> str:
+    at = draw.randrange(len(key))
+    return f"{text}\n{key[:at]}{draw.choice(NO_LETTERS)}{key[at + 1 :]}: 1\n"
+
+
+def with_characters_changed(text: str, key: str, draw: random.Random) -> str:
+    letters = list(text)
+    for _ in range(draw.randint(1, 8)):
+        letters[draw.randrange(len(letters))] = draw.choice(
+            "\0\t\n:-[]{}#&*!|>'\"%@`,? 0aé\u2028\ufeff\x1b"
+        )
+    return "".join(letters)
+
+
+def with_bytes_changed(text: str, key: str, draw: random.Random) -> bytes:
+    content = bytearray(text.encode())
+    content[draw.randrange(len(content))] = draw.randrange(256)
+    return bytes(content)
+
+
+def cut_short(text: str, key: str, draw: random.Random) -> str:
+    return text[: draw.randrange(len(text))]
+
+
+def replaced(text: str, key: str, draw: random.Random) -> str | bytes:
+    return draw.choice(HOSTILE_TEXTS)
+
+
+MUTATIONS: tuple[Callable[[str, str, random.Random], str | bytes], ...] = (
+    with_hostile_value, with_hostile_value, with_hostile_value, with_hostile_value,
+    with_value_of_another_key, with_random_number, with_random_number, with_duplicate_key,
+    with_misspelt_key, with_characters_changed, with_bytes_changed, cut_short, replaced, replaced,
+)  # fmt: skip
+
+
+def without(text: str, key: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.startswith(f"{key}:"))
+
+
+def is_of_type(value: object, hint: typing.Any) -> bool:
+    """Whether a value is of a declared type; `bool` is no number, a whole number is one."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if hint is typing.Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(is_of_type(value, part) for part in parts)
+    if origin is typing.Literal:
+        return value in parts
+    if origin is list:
+        return isinstance(value, list) and all(is_of_type(item, parts[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            is_of_type(k, parts[0]) and is_of_type(v, parts[1]) for k, v in value.items()
+        )
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return isinstance(value, hint)
+    return type(value) is hint or (hint is float and type(value) is int)
+
+
+def check_case(number: int, folder: Path) -> bool:
+    """Load the recipe of that number; whether it resolved."""
+    draw = random.Random(number)
+    arm, key = draw.choice(ARMS), draw.choice(sorted(known_fields()))
+    mutated = draw.choice(MUTATIONS)(arm.read_text(encoding="utf-8"), key, draw)
+    file = folder / "arm.yaml"
+    file.write_bytes(mutated if isinstance(mutated, bytes) else mutated.encode())
+    shown = f"case {number}: {key} in {arm.name}"
+    started = time.process_time()
+    try:
+        resolved = load_recipe(file, draw.choice(PROFILES))
+    except ConfigurationError as error:
+        said = str(error)
+        assert said and len(said.splitlines()) == 1 and len(said) < 2000, (shown, said[:3000])
+        assert said.isprintable(), (shown, said)
+        return False
+    except Exception as error:
+        raise AssertionError(f"{shown} ended in {type(error).__name__}") from error
+    finally:
+        taken = time.process_time() - started
+        assert taken < SECONDS, f"{shown} took {taken:.1f} s"
+    for name, value in resolved.settings.items():
+        assert is_of_type(value, known_fields()[name][1]), f"{shown}: {name} is {value!r}"
+    resolved.to_dict()
+    return True
+
+
+@pytest.fixture
+def nothing_is_left_behind(tmp_path, monkeypatch):
+    """No file, no process and no environment comes of a recipe that is read."""
+    inside = tmp_path / "here"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    environment, system = dict(os.environ), os.system
+    yield
+    assert os.system is system
+    assert list(inside.iterdir()) == []
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+@pytest.mark.parametrize("start", range(0, CASES, PER_TEST))
+def test_a_damaged_recipe_resolves_or_ends_in_one_sentence(start, tmp_path, nothing_is_left_behind):
+    load_recipe(SHIPPED / "grpo.yaml", "miniature")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    resolved = sum(check_case(number, tmp_path) for number in range(start, start + PER_TEST))
+    assert 0 < resolved < PER_TEST
+    if sys.platform == "linux":
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY_KIB

@@ -1,0 +1,396 @@
+"""Recipes: layers, strictness, and what each shipped one resolves to."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.profiles import suitable_profile
+from trl_ablate.recipe.resolving import LOADER_KEYS, known_fields
+from trl_ablate.recipe.strict import read_mapping
+
+ARMS = sorted(SHIPPED.glob("*.yaml"))
+PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))
+
+
+@pytest.fixture
+def write(tmp_path):
+    """`write(name, text)` puts a recipe beside a small base and a miniature-like profile."""
+    (tmp_path / "base.yaml").write_text("learning_rate: 1e-5\nuse_cpu: true\nbf16: false\n")
+
+    def write(name: str, text: str | bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("arm", ARMS, ids=lambda path: path.stem)
+def test_every_recipe_resolves_and_changes_what_it_declares(arm, profile):
+    resolved = load_recipe(arm, profile=profile)
+    declared = {key for key in read_mapping(arm, "recipe") if key not in LOADER_KEYS}
+    reference = load_recipe(SHIPPED / "grpo.yaml", profile=profile)
+    if arm.stem == "grpo":
+        assert resolved.changes == {}
+        return
+    assert set(resolved.changes) == declared
+    derived = {"arm", "output_dir", "loss_type", "stop", "max_steps"}
+    derived |= {"gradient_accumulation_steps", "reward_weights", "max_prompt_length"}
+    ours, theirs = resolved.to_dict(), reference.to_dict()
+    for group in ("config", "task", "model"):
+        differing = {key for key in ours[group] if ours[group][key] != theirs[group].get(key)}
+        assert differing <= declared | derived
+
+
+@pytest.mark.parametrize(
+    "arm", [arm for arm in ARMS if arm.stem != "grpo"], ids=lambda path: path.stem
+)
+def test_no_recipe_repeats_its_base(arm):
+    for key, (before, after) in load_recipe(arm, profile="miniature").changes.items():
+        assert before != after, f"{key} is what the base has already"
+
+
+@pytest.mark.parametrize(
+    "arm", [arm for arm in ARMS if "arxiv.org" in arm.read_text()], ids=lambda path: path.stem
+)
+def test_a_recipe_says_what_of_its_paper_it_has_and_lacks(arm):
+    header = {
+        line.split(":")[0]: line.partition(":")[2].strip()
+        for line in arm.read_text(encoding="utf-8").splitlines()
+        if re.match(r"# [A-Z]\w+: ", line)
+    }
+    assert "https://arxiv.org/abs/" in header["# Paper"]
+    assert header["# Has"] and header["# Lacks"]
+
+
+def test_the_kl_term_of_deepseekmath_is_not_weighted_by_the_ratio():
+    from trl import GRPOConfig
+
+    assert GRPOConfig(output_dir="unused", use_cpu=True, bf16=False).use_bias_correction_kl
+    resolved = load_recipe(SHIPPED / "rl_from_scratch.yaml", "miniature")
+    assert resolved.config.beta == 0.04
+    assert not resolved.config.use_bias_correction_kl
+    assert "use_bias_correction_kl" not in resolved.inert
+
+
+def test_order_is_base_profile_recipe_command_line(write):
+    write("base.yaml", "learning_rate: 1.0\nepsilon: 1.0\nbeta: 1.0\nadvantage_eps: 1.0\n")
+    profile = write(
+        "here.yaml", "use_cpu: true\nbf16: false\nepsilon: 2.0\nbeta: 2.0\nadvantage_eps: 2"
+    )
+    recipe = write("arm.yaml", "extends: base.yaml\nbeta: 3.0\nadvantage_eps: 3.0\n")
+    config = load_recipe(recipe, str(profile), ["--advantage_eps", "4"]).config
+    assert (config.learning_rate, config.epsilon, config.beta, config.advantage_eps) == (1, 2, 3, 4)
+
+
+def test_changes_are_against_the_base(write):
+    recipe = write("arm.yaml", "extends: base.yaml\nlearning_rate: 2e-5\nbeta: 0.1\n")
+    changes = load_recipe(recipe, "miniature", ["--epsilon=0.3"]).changes
+    assert changes == {"learning_rate": (1e-5, 2e-5), "beta": (None, 0.1)}
+
+
+def test_learning_rate_is_scaled_and_both_are_shown(write):
+    recipe = write("arm.yaml", "extends: base.yaml\nlearning_rate_scale: 4.0\n")
+    resolved = load_recipe(recipe, "miniature")
+    assert resolved.config.learning_rate == pytest.approx(4e-5)
+    assert resolved.task.learning_rate_scale == 4.0
+
+
+def test_a_recipe_may_name_its_profile_and_the_caller_has_the_last_word():
+    assert load_recipe(SHIPPED / "quickstart.yaml").profile == "miniature"
+    assert load_recipe(SHIPPED / "quickstart.yaml", profile="h100").profile == "h100"
+    assert load_recipe(SHIPPED / "grpo.yaml", overrides=["--profile", "h100"]).profile == "h100"
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "expected"), [(None, "miniature"), (24, "rtx4090"), (40, "h100"), (80, "h100")]
+)
+def test_auto_picks_by_gpu_memory(monkeypatch, gigabytes, expected):
+    import torch
+
+    class Card:
+        total_memory = (gigabytes or 0) * 2**30
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gigabytes is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Card)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a card")
+    name, reason = suitable_profile()
+    assert name == expected
+    assert reason
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["--learning_rate", "2e-5"], "learning_rate", 2e-5),
+        (["--learning_rate=2e-5"], "learning_rate", 2e-5),
+        (["learning_rate=2e-5"], "learning_rate", 2e-5),
+        (["--num_iterations", "3", "--beta", "0.5"], "num_iterations", 3),
+        (["--log_completions"], "log_completions", True),
+        (["--log_completions", "false"], "log_completions", False),
+        (["--run_name", "123"], "run_name", "123"),
+        (["--stop", "</answer>"], "stop", ["</answer>"]),
+        (["--stop", "a", "b"], "stop", ["a", "b"]),
+        (["--stop", "1", "2"], "stop", ["1", "2"]),
+        (["--stop", "[a, b]"], "stop", ["a", "b"]),
+        (["--reward_weights", "1", "2.5"], "reward_weights", [1.0, 2.5]),
+        (["--surrogate", "null"], "surrogate", None),
+        (["--generation_kwargs", "{top_k: 3}"], "generation_kwargs", {"top_k": 3}),
+    ],
+)
+def test_command_line(words, key, value):
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", words)
+    got = resolved.settings[key]
+    scale = resolved.task.learning_rate_scale if key == "learning_rate" else 1.0
+    if key == "generation_kwargs":
+        assert got.items() >= value.items()
+    else:
+        assert got == (value * scale if scale != 1.0 else value)
+
+
+BAD_FILES = {
+    "duplicate key": (
+        "beta: 0.1\nepsilon: 0.2\nbeta: 0.3",
+        "'beta' stands twice (again in line 3)",
+    ),
+    "missing base": ("extends: grop.yaml", "does not exist"),
+    "itself": ("extends: arm.yaml", "extends itself"),
+    "empty": ("", "is empty"),
+    "only comments": ("# nothing\n", "is empty"),
+    "not YAML": ("a: [1, 2", "is not valid YAML"),
+    "a list": ("- a\n- b", "holds a list"),
+    "a word": ("hello", "holds a str"),
+    "alias": ("run_name: &x a\nproject: *x", "aliases"),
+    "a number as key": ("1: 2", "the key 1 is not text"),
+    "tag": ("run_name: !!python/object:os.system x", "tags (!name) are not allowed"),
+    "harmless tag": ("stop: !!set {a}", "tags (!name) are not allowed"),
+    "bomb": ("a: &a [x]\nb: [*a, *a]", "aliases"),
+    "many": ("stop: [" + "a," * 9000 + "]", "more than 5000 keys and values"),
+    "long number": ("beta: " + "9" * 400, "is too large for a number"),
+    "NUL": ('run_name: "a\\0"', "'\\x00' in line 1 is no readable character"),
+    "half a character": ('run_name: "\\ud800"', "'\\ud800' in line 1 is no readable character"),
+    "a base without end": ("extends: /dev/zero", "is no file"),
+    "not UTF-8": (b"run_name: \xff\xfe", "not UTF-8"),
+    "huge": ("run_name: " + "x" * 300_000, "more than 200000"),
+    "deep": ("stop: " + "[" * 5000, "nested too deeply"),
+}
+
+BAD_SETTINGS = {
+    "unknown key": (
+        "lerning_rate: 1e-5",
+        "unknown key 'lerning_rate'; did you mean 'learning_rate'",
+    ),
+    "float for int": ("num_iterations: 2.7", "num_iterations is 2.7; it takes a whole number"),
+    "text for float": ("beta: much", "beta is the text 'much'; it takes a number"),
+    "list for float": ("beta: [0.1]", "beta is the list [0.1]; it takes a number"),
+    "number for text": ("run_name: 12", "run_name is 12; it takes text"),
+    "boolean for text": (
+        "scale_rewards: false",
+        "the boolean false; it takes one of group, batch, none",
+    ),
+    "boolean for int": ("num_iterations: true", "the boolean true; it takes a whole number"),
+    "off is no boolean": ("log_completions: off", "'off'; it takes true or false"),
+    "wrong choice": ("baseline: mean", "one of group_mean, none, leave_one_out, batch_mean"),
+    "wrong enum": ("optim: sdg", "it takes one of"),
+    "not finite": ("beta: .inf", "beta is inf; it has to be a finite number"),
+    "not finite in a list": ("reward_weights: [1.0, .nan]", "it has to be a finite number"),
+    "no iteration": ("num_iterations: 0", "num_iterations is 0; it has to be 1 or more"),
+    "number in a mapping of text": ("starts: {a: 1}", "starts is the mapping {'a': 1}; it takes a"),
+    "conflict": ("length_norm: mean\nloss_type: dapo", "built on loss_type 'grpo'"),
+    "leave one out alone": (
+        "baseline: leave_one_out\nnum_generations: 1",
+        "num_generations is 1",
+    ),
+    "min over max": ("min_tokens: 99\nmax_completion_length: 12", "min_tokens 99 is more than"),
+    "uneven batch": ("optimizer_batch_size: 100", "optimizer_batch_size 100 is not a multiple"),
+    "uneven rollout": ("generation_batch_size: 100", "must be divisible"),
+    "seed for each request": ("generation_kwargs: {seed: 1}", "remove it and use --seed"),
+    "truncated sampling": (
+        "use_vllm: true\ntop_p: 0.9",
+        "top_p 0.9 cuts the sampling distribution",
+    ),
+    "clip cap without clip": ("surrogate: no_clip\ndelta: 4.0", "delta 4.0 caps it"),
+    "surrogate of another loss": ("loss_type: sapo\nsurrogate: clip", "brings its own objective"),
+}
+
+
+@pytest.mark.parametrize("case", [*BAD_FILES, *BAD_SETTINGS])
+def test_bad_recipes_end_in_one_sentence(write, case):
+    if case in BAD_FILES:
+        text, said = BAD_FILES[case]
+    else:
+        settings, said = BAD_SETTINGS[case]
+        text = f"extends: base.yaml\n{settings}"
+    with pytest.raises(ConfigurationError) as caught:
+        load_recipe(write("arm.yaml", text), "miniature")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_circular_extends(write):
+    write("one.yaml", "extends: two.yaml\nbeta: 0.1")
+    with pytest.raises(ConfigurationError, match="a circle"):
+        load_recipe(write("two.yaml", "extends: one.yaml\nbeta: 0.2"), "miniature")
+
+
+def test_a_base_that_extends_is_one_level_too_deep(write):
+    write("middle.yaml", "extends: base.yaml\nbeta: 0.1")
+    with pytest.raises(ConfigurationError, match="more than one level deep"):
+        load_recipe(write("arm.yaml", "extends: middle.yaml\nbeta: 0.2"), "miniature")
+
+
+def test_missing_file_and_directory(tmp_path):
+    with pytest.raises(ConfigurationError, match="did you mean 'std_dev_off.yaml'"):
+        load_recipe(SHIPPED / "std_dev_of.yaml")
+    with pytest.raises(ConfigurationError, match="is a directory"):
+        load_recipe(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "knob"),
+    [
+        ([], "epsilon"),
+        (["--advantage_eps", "0.1", "--scale_rewards", "none"], "advantage_eps"),
+        (["--scale_rewards", "batch", "--generation_batch_size", "64", "--num_generations", "64",
+          "--optimizer_batch_size", "64"], "scale_rewards"),
+        (["--use_bias_correction_kl", "false"], "use_bias_correction_kl"),
+        (["--length_norm_constant", "12"], "length_norm_constant"),
+        (["--lora_r", "8"], "lora_r"),
+        (["--entropy_target", "1.0"], "entropy_target"),
+        (["--eval_strategy", "no"], "eval_steps"),
+        (["--vllm_mode", "server"], "vllm_mode"),
+    ],
+)  # fmt: skip
+def test_inert_knobs_are_named(words, knob):
+    assert knob in load_recipe(SHIPPED / "grpo.yaml", "miniature", words).inert
+
+
+@pytest.mark.parametrize(
+    ("words", "knob"),
+    [
+        (["--optimizer_batch_size", "64"], "epsilon"),
+        (["--advantage_eps", "0.1"], "advantage_eps"),
+        (["--scale_rewards", "batch"], "scale_rewards"),
+        (["--beta", "0.1", "--use_bias_correction_kl", "false"], "use_bias_correction_kl"),
+        (["--length_norm", "constant", "--length_norm_constant", "12"], "length_norm_constant"),
+        (["--use_peft", "true", "--lora_r", "8"], "lora_r"),
+    ],
+)
+def test_knobs_that_work_are_not_called_inert(words, knob):
+    assert knob not in load_recipe(SHIPPED / "grpo.yaml", "miniature", words).inert
+
+
+def test_overriding_half_a_template_warns_with_both_names():
+    half = load_recipe(SHIPPED / "grpo.yaml", "miniature", ["--stop", "END"])
+    assert "END" in half.warnings[0] and "</answer>" in half.warnings[0]
+    half = load_recipe(SHIPPED / "grpo.yaml", "miniature", ["--reward", "question_only"])
+    assert "question_only" in half.warnings[0] and "r1_zero" in half.warnings[0]
+    assert not load_recipe(SHIPPED / "grpo.yaml", "miniature").warnings
+
+
+def test_the_engine_s_length_limits_prompts():
+    """2048 tokens of context less completions of 1024."""
+    grpo = SHIPPED / "grpo.yaml"
+    assert load_recipe(grpo, "h100").task.max_prompt_length == 1024
+    assert load_recipe(grpo, "h100", {"max_prompt_length": 300}).task.max_prompt_length == 300
+    assert load_recipe(grpo, "h100", {"use_vllm": False}).task.max_prompt_length is None
+    assert load_recipe(grpo, "miniature").task.max_prompt_length is None
+    with pytest.raises(ConfigurationError) as raised:
+        load_recipe(grpo, "h100", {"max_prompt_length": 1500})
+    for said in ("max_prompt_length 1500", "max_completion_length 1024", "length 2048"):
+        assert said in str(raised.value)
+
+
+LOW_RATES = {"learning_rate": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("profile", "settings", "warned"),
+    [
+        ("rtx4090", LOW_RATES, False),
+        ("rtx4090", {}, False),
+        ("h100", {"dtype": "bfloat16"}, True),
+        ("h100", {"dtype": "auto"}, True),
+        ("h100", {"dtype": "bfloat16", "learning_rate": 1e-4}, False),
+        ("h100", {"dtype": "float16"}, False),
+        ("h100", {"dtype": "float16", **LOW_RATES}, True),
+        ("h100", {"model_init_kwargs": {"dtype": "bfloat16"}}, True),
+        ("h100", {"dtype": "bfloat16", "use_peft": True}, False),
+        ("h100", {"load_in_4bit": True, "use_peft": True}, True),
+        ("h100", {"use_vllm": False, "use_transformers_continuous_batching": True, "min_tokens": 0},
+         True),
+        ("h100", {"dtype": "bfloat16", "optim": "sgd"}, False),
+        ("miniature", LOW_RATES, False),
+    ],
+)  # fmt: skip
+def test_updates_too_small_for_the_weights_are_warned_about(profile, settings, warned):
+    found = load_recipe(SHIPPED / "grpo.yaml", profile, settings).warnings
+    assert [w for w in found if "most updates round to nothing" in w] == found
+    assert bool(found) is warned
+
+
+def test_shipped_recipes_train_weights_that_move():
+    """All but the one that says so: TRL casts what continuous batching generates with."""
+    for arm in ARMS:
+        for profile in PROFILES:
+            vanish = [w for w in load_recipe(arm, profile).warnings if "round to nothing" in w]
+            assert bool(vanish) is (arm.stem == "continuous_batching" and profile != "miniature")
+
+
+def test_tokens_are_masked_in_what_is_written():
+    secret = "hf_" + "x" * 30
+    written = load_recipe(SHIPPED / "grpo.yaml", "miniature", ["--hub_token", secret]).to_dict()
+    assert secret not in str(written)
+
+
+def test_every_setting_has_help():
+    import dataclasses
+
+    from trl_ablate.config import AblationConfig
+    from trl_ablate.task import TaskArguments
+
+    for group in (AblationConfig, TaskArguments):
+        own = group.__annotations__
+        for field in dataclasses.fields(group):
+            if field.name in own and field.name != "args":
+                assert field.metadata["help"].endswith(".")
+    assert {"baseline", "template", "model_name_or_path"} <= set(known_fields())
+
+
+def test_a_start_is_looked_up_in_the_profile():
+    from trl_ablate.training.building import starting_point
+
+    for profile, expected in [("miniature", "miniature"), ("h100", "google/gemma-3-270m-it")]:
+        assert starting_point(load_recipe(SHIPPED / "gemma3_270m.yaml", profile)) == expected
+    absent = load_recipe(SHIPPED / "grpo.yaml", "miniature", ["--start", "sft_late"])
+    with pytest.raises(ConfigurationError, match="no such entry in starts"):
+        starting_point(absent)
+
+
+def test_named_evaluation_sets_give_metrics_that_can_be_the_best():
+    sets = "{gsm8k: gsm8k, mine: questions.jsonl}"
+    words = ["--eval_sets", sets, "--best_metric", "eval_mine_pass@4", "--num_generations_eval", 4]
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", map(str, words))
+    assert resolved.task.eval_sets == {"gsm8k": "gsm8k", "mine": "questions.jsonl"}
+    assert resolved.to_dict()["task"]["eval_sets"] == resolved.task.eval_sets
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"best_metric": "eval_rewards"}, "did you mean 'eval_reward'"),
+        ({"best_metric": "eval_pass@4"}, "is no metric of this evaluation"),
+        ({"eval_sets": {"mine": "a.jsonl"}, "best_metric": "eval_our_reward"}, "no metric of"),
+        ({"eval_sets": {"answer": "a.jsonl"}}, "two meanings to 'eval_answer_reward'"),
+        ({"eval_sets": {"my set": "a.jsonl"}}, "eval_sets has 'my set'"),
+        ({"eval_sets": {"mine": 3}}, "{'mine': 3}; it takes a mapping .text each."),
+        ({"eval_sets": {"mine": ""}}, "eval_sets has 'mine': ''"),
+    ],
+)
+def test_a_metric_has_one_name_and_is_there(settings, said):
+    with pytest.raises(ConfigurationError, match=said):
+        load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)

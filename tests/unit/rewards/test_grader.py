@@ -1,0 +1,270 @@
+"""The grader: verdicts, deadlines, threads. What becomes of its processes is in `tests/e2e`."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.rewards import MathGrader
+from trl_ablate.rewards.grading import pool as pool_module
+from trl_ablate.rewards.grading import process as process_module
+from trl_ablate.rewards.grading import worker as worker_module
+from trl_ablate.rewards.grading.closed_form import approximate
+from trl_ablate.rewards.grading.exact import cheap_verdict
+from trl_ablate.rewards.grading.latex import nesting_depth, tidy
+from trl_ablate.rewards.grading.reading import as_number, read
+
+REPOSITORY = Path(__file__).parents[3]
+HANGS = r"9^{9^{9^{9}}}+1"
+
+
+def read_pairs() -> list[tuple[bool, str, str]]:
+    text = (REPOSITORY / "tests" / "data" / "answer_pairs.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.split("\n") if line and not line.startswith("#")]
+    cells = [[cell.strip() for cell in line.split(" | ")] for line in lines]
+    return [({"right": True, "wrong": False}[verdict], a, g) for verdict, a, g in cells]
+
+
+PAIRS = read_pairs()
+
+
+@pytest.fixture(scope="module")
+def grader():
+    with MathGrader(workers=2, timeout=5.0) as shared:
+        yield shared
+
+
+def equal_in_other_words(count: int) -> tuple[list[str], list[str]]:
+    """Right answers that only algebra can tell, each different, so that workers have to work."""
+    return (
+        [f"(x+{number})^2" for number in range(count)],
+        [f"x^2+{2 * number}x+{number * number}" for number in range(count)],
+    )
+
+
+# Verdicts
+
+
+def test_the_table_is_large_enough():
+    assert len(PAIRS) >= 150
+    assert len(set(PAIRS)) == len(PAIRS)
+
+
+@pytest.mark.parametrize(("verdict", "answer", "gold"), PAIRS)
+def test_pairs(grader, verdict, answer, gold):
+    assert grader.grade([answer], [gold]) == [verdict]
+
+
+def test_pairs_together(grader):
+    verdicts = grader.grade([answer for _, answer, _ in PAIRS], [gold for *_, gold in PAIRS])
+    assert verdicts == [verdict for verdict, *_ in PAIRS]
+
+
+@pytest.mark.parametrize("gold", sorted({gold for *_, gold in PAIRS}))
+def test_every_reference_answer_is_its_own(gold):
+    assert cheap_verdict(read(gold), read(gold)) is True
+
+
+def test_the_cheap_verdict_is_never_more_generous_than_the_table():
+    for verdict, answer, gold in PAIRS:
+        assert cheap_verdict(read(answer), read(gold)) in (verdict, None)
+
+
+def test_degenerate_batches(grader):
+    assert grader.grade([], []) == []
+    assert grader.grade([None, "", " ", "5"], ["5", "5", "5", ""]) == [False] * 4
+    assert grader.grade(["", "  "], ["", ""]) == [True, True]
+    with pytest.raises(ValueError, match="zip"):
+        grader.grade(["5"], ["5", "6"])
+
+
+@pytest.mark.parametrize(
+    "text", ["\x00", "\ud800", "5\x00", "\udfff}{", "{", "}", "\\", "$", "=", ",", "%", "^\\circ"]
+)
+def test_odd_text_is_wrong_and_harmless(grader, text):
+    assert grader.grade([text, text], ["5", "x^2-1"]) == [False, False]
+    assert grader.grade([text], [text]) == [True]
+    assert grader.grade(["5"], [text]) == [False]
+
+
+def test_long_answers_are_wrong_without_a_worker(grader):
+    before = grader.restarts
+    texts = ["1" * 200_000, "{" * 5000, "(" * 3000, r"\frac{" * 500, "x+" * 100_000]
+    assert grader.grade(texts, ["5"] * len(texts)) == [False] * len(texts)
+    assert grader.grade(["1" * 5000], ["1" * 5000]) == [True]
+    assert grader.grade(["(x+1)^2"], ["x" * 5000]) == [None]  # nobody can tell
+    assert grader.restarts == before
+
+
+@pytest.mark.parametrize(
+    ("text", "tidied"),
+    [
+        ("1 2", "1 2"),
+        ("1, 234", "1, 234"),
+        ("(1, 2)", "(1,2)"),
+        (r"1 \\ 2", r"1\\2"),
+        (r"\dfrac 1 2", r"\frac{1}{2}"),
+        (r"10,\!000", "10000"),
+        ("3 .5", "3 .5"),
+        (r"\(x\)", "x"),
+        ("...", "..."),
+    ],
+)
+def test_light_spelling_joins_nothing(text, tidied):
+    assert tidy(text) == tidied
+    assert tidy(tidied) == tidied
+
+
+@pytest.mark.parametrize("text", ["1/0", "", ".", "-", "1,23", "1 23", "0x10", "1e400", "٣/0"])
+def test_what_is_no_number(text):
+    assert as_number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"\frac{3\sqrt{5}-1}{2}", 2.854101966),
+        (r"2\pi", 6.283185307),
+        (r"-\sqrt[3]{8}\cdot 2^{-1}", -1.0),
+        ("3(4-1)/2", 4.5),
+        ("(1+2i)^2", -3 + 4j),
+    ],
+)
+def test_closed_forms(text, value):
+    found = approximate(text)
+    assert found is not None
+    assert abs(found - value) < 1e-8
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "2^{2000}", r"\frac{1}{0}", "(-8)^{1/3}", r"3\frac{1}{2}", "1,2", r"\sin x", "2 3", "(1"],
+)
+def test_what_is_no_closed_form(text):
+    assert approximate(text) is None
+
+
+def test_nesting():
+    assert nesting_depth(r"\frac{1}{\sqrt{2}}") == 2
+    assert nesting_depth("[1,2)") == 1
+    assert nesting_depth("}{") is None
+    assert nesting_depth("{") is None
+
+
+# Deadlines and deaths
+
+
+@pytest.mark.parametrize(("on_timeout", "verdict"), [("none", None), ("zero", False)])
+def test_a_hang_costs_its_item_only(on_timeout, verdict):
+    answers, golds = equal_in_other_words(20)
+    with MathGrader(workers=2, timeout=1.0, on_timeout=on_timeout) as grader:
+        graded = grader.grade(
+            [*answers[:10], HANGS, *answers[10:], HANGS], [*golds[:10], "5", *golds[10:], "5"]
+        )
+        assert graded == [True] * 10 + [verdict] + [True] * 10 + [verdict]
+        assert grader.timeouts == 2  # two items, one comparison
+        assert grader.restarts == 1
+        assert grader.ungraded == 2
+        assert grader.grade(["(x-1)(x+1)"], ["x^2-1"]) == [True]
+
+
+def test_workers_that_cannot_start_are_an_error(tmp_path, monkeypatch):
+    script = tmp_path / "worker.py"
+    script.write_text("raise SystemExit(1)\n")
+    monkeypatch.setattr(process_module, "WORKER_SCRIPT", script)
+    with (
+        MathGrader(workers=1) as grader,
+        pytest.raises(RuntimeError, match="ended before they were ready"),
+    ):
+        grader.grade(["(x-1)(x+1)"], ["x^2-1"])
+
+
+def test_an_interrupted_batch_leaves_no_stale_reports(monkeypatch):
+    answers, golds = equal_in_other_words(10)
+    with MathGrader(workers=2, timeout=5.0) as grader:
+        grader.grade(["(x-1)(x+1)"], ["x^2-1"])
+        calls = []
+
+        def interrupted_wait(*arguments):
+            calls.append(1)
+            if len(calls) == 5:
+                raise KeyboardInterrupt
+            return wait(*arguments)
+
+        wait = pool_module.wait
+        monkeypatch.setattr(pool_module, "wait", interrupted_wait)
+        with pytest.raises(KeyboardInterrupt):
+            grader.grade(answers, golds)
+        assert grader.grade([f"{a}+1" for a in answers], golds) == [False] * 10
+        assert grader.grade(answers, golds) == [True] * 10
+
+
+class HungryComparer:
+    """Stands in for math-verify on a text that no memory is enough for."""
+
+    def compare(self, answer, gold):
+        raise MemoryError
+
+
+@pytest.mark.parametrize(("held_before", "exits"), [(10, False), (90, True)])
+def test_running_out_of_memory_is_no_verdict(monkeypatch, held_before, exits):
+    """A fresh fork blames the item; one that was full already leaves it to a fresh one."""
+
+    def leave(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(worker_module, "address_space", lambda: held_before)
+    monkeypatch.setattr(worker_module.os, "_exit", leave)
+    fork = worker_module.Fork(HungryComparer(), reports=1, watcher=1)
+    if exits:
+        with pytest.raises(SystemExit):
+            fork._compare("1", "2", memory_limit=100)
+    else:
+        assert fork._compare("1", "2", memory_limit=100) is None
+
+
+# Threads
+
+
+def test_many_threads_at_once(grader):
+    answers, golds = equal_in_other_words(8)
+    results: dict[int, list] = {}
+
+    def work(number: int) -> None:
+        results[number] = grader.grade([*answers, str(number)], [*golds, "3"])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {n: [True] * 8 + [n == 3] for n in range(6)}
+
+
+def test_workers_survive_the_thread_that_started_them():
+    grader = MathGrader(workers=1)
+    thread = threading.Thread(target=lambda: grader.grade(["(x-1)(x+1)"], ["x^2-1"]))
+    thread.start()
+    thread.join()
+    assert grader.grade(["(x-2)(x+2)"], ["x^2-4"]) == [True]
+    assert grader.restarts == 0
+    grader.close()
+
+
+def test_a_closed_grader_grades_no_more():
+    grader = MathGrader(workers=1)
+    grader.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        grader.grade(["5"], ["5"])
+    grader.close()
+
+
+def test_settings_are_checked():
+    for setting, message in (
+        ({"workers": 0}, "workers=0"),
+        ({"timeout": 0.0}, r"timeout=0\.0"),
+        ({"on_timeout": "retry"}, "on_timeout='retry'.*none, zero"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            MathGrader(**setting)

@@ -1,0 +1,315 @@
+"""Scores, reward functions and what they log."""
+
+import inspect
+
+import pytest
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.rewards import MathGrader, build_rewards, score
+from trl_ablate.rewards.formats import abuses_eos
+from trl_ablate.rewards.functions import completion_text
+from trl_ablate.rewards.grading.latex import last_boxed
+
+
+class ListedGrader(MathGrader):
+    """Gives the verdicts it is told, in order of the text, and keeps the batches it saw."""
+
+    def __init__(self, ungraded: tuple[str, ...] = ()) -> None:
+        super().__init__(workers=1)
+        self.batches: list[list[str | None]] = []
+        self._ungraded_answers = ungraded
+
+    def grade(self, answers, golds):
+        self.batches.append(list(answers))
+        missing = [answer in self._ungraded_answers for answer in answers]
+        self.timeouts += sum(missing)
+        self.ungraded += sum(missing)
+        return [
+            None if out else answer == gold
+            for out, answer, gold in zip(missing, answers, golds, strict=True)
+        ]
+
+
+ALL = {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
+FORMAT_ONLY = {"reward": 0.0, "format_reward": 1.0, "answer_reward": 0.0}
+NOTHING = {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
+
+R1_ZERO = [
+    ("2+3 is 5 </think> <answer> 5 </answer>", ALL),
+    ("</think> <answer>5</answer>", ALL),
+    (r"so </think> <answer> \boxed{5} </answer>", ALL),
+    (r"so </think> <answer> It is $\boxed{5}$. </answer>", ALL),
+    ("so </think> <answer> 5 </answer>\nUser: next?", ALL),
+    ("line\nline </think> <answer>\n5\n</answer>", ALL),
+    ("so </think> <answer> 6 </answer>", FORMAT_ONLY),
+    ("so </think> <answer> </answer>", FORMAT_ONLY),
+    (r"so </think> <answer> \boxed{5 </answer>", FORMAT_ONLY),
+    ("so </think> <answer> 5", NOTHING),
+    ("so <answer> 5 </answer>", NOTHING),
+    ("so </think><answer> 5 </answer>", NOTHING),
+    ("so </think>\n<answer> 5 </answer>", NOTHING),
+    ("so </think> then <answer> 5 </answer>", NOTHING),
+    ("<answer> 5 </answer> so </think>", NOTHING),
+    ("</answer> so </think> <answer> 5", NOTHING),
+    ("a </think> b </think> <answer> 5 </answer>", NOTHING),
+    ("a </think> <answer> 5 </answer> </answer>", NOTHING),
+    ("a </think> <answer> 6 </answer> <answer> 5 </answer>", NOTHING),
+    ("</think> <answer> 6 </think> <answer> 5 </answer>", NOTHING),
+    ("5", NOTHING),
+    ("", NOTHING),
+]
+
+
+@pytest.mark.parametrize(("completion", "expected"), R1_ZERO)
+def test_r1_zero(completion, expected):
+    assert score("r1_zero", completion, "5") == expected
+
+
+QUESTION_ONLY = [
+    (r"so it is $\boxed{5}$.", ALL),
+    (r"first \boxed{6}, no: \boxed{5}", ALL),
+    (r"\boxed{5} and then a cut-off \boxed{6", ALL),
+    (r"\fbox{5}", ALL),
+    (r"\\boxed{5}", ALL),
+    (r"first \boxed{5}, no: \boxed{6}", FORMAT_ONLY),
+    (r"\boxed{}", FORMAT_ONLY),
+    (r"\boxed{5", NOTHING),
+    (r"\boxed 5", NOTHING),
+    ("5", NOTHING),
+    ("", NOTHING),
+]
+
+
+@pytest.mark.parametrize(("completion", "expected"), QUESTION_ONLY)
+def test_question_only(completion, expected):
+    assert score("question_only", completion, "5") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{[0, 1\}}", r"[0, 1\}"),
+        (r"\boxed {5}", "5"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"{ \boxed{5} and {", "5"),
+        ("\\boxed{5}" * 20_000, "5"),
+        ("\\boxed{" * 20_000, None),
+        ("\\" * 100_000, None),
+    ],
+)
+def test_last_boxed(text, content):
+    assert last_boxed(text) == content
+
+
+def xml(format_reward: float, answer_reward: float) -> dict[str, float]:
+    return {
+        "reward": format_reward + answer_reward,
+        "format_reward": format_reward,
+        "answer_reward": answer_reward,
+    }
+
+
+XML = [
+    ("<T>2+3</T>\n<answer>5</answer>", xml(1, 2)),
+    ("<T>\n2+3\nis 5\n</T>\n<answer>\n5\n</answer>", xml(1, 2)),
+    ("<T></T>\n<answer>5</answer>\n", xml(1, 2)),
+    ("<T>a</T>\n<answer>\\boxed{5}</answer>", xml(1, 2)),
+    ("<T>a</T>\n<answer>6</answer>", xml(1, 0)),
+    ("<T>a</T>\n<answer></answer>", xml(1, 0)),
+    # The answer counts without the format, as the format does without the answer.
+    ("<answer>5</answer>", xml(0, 2)),
+    ("<T>a</T> <answer>5</answer>", xml(0, 2)),
+    ("So: <T>a</T>\n<answer>5</answer>", xml(0, 2)),
+    ("<T>a</T>\n<answer>5</answer> that is it", xml(0, 2)),
+    ("<T>a</T>\n<answer>6</answer><answer>5</answer>", xml(0, 2)),
+    ("<T>a</T>\n<answer>5</answer><answer>6</answer>", xml(0, 0)),
+    ("<T>a</T>\n<answer>5", xml(0, 0)),
+    ("</answer>5<answer>", xml(0, 0)),
+    ("5", xml(0, 0)),
+    ("", xml(0, 0)),
+]
+
+
+@pytest.mark.parametrize("tag", ["reasoning", "think"])
+@pytest.mark.parametrize(("completion", "expected"), XML)
+def test_xml(tag, completion, expected):
+    assert score(f"{tag}_xml", completion.replace("T>", f"{tag}>"), "5") == expected
+
+
+def test_xml_tags_are_not_interchangeable():
+    completion = "<think>a</think>\n<answer>5</answer>"
+    assert score("reasoning_xml", completion, "5") == xml(0, 2)
+    assert score("think_xml", completion, "5") == xml(1, 2)
+
+
+def test_unknown_template():
+    with pytest.raises(ConfigurationError, match="'r1'"):
+        score("r1", "5", "5")
+
+
+@pytest.mark.parametrize(
+    ("template", "completion", "format_reward"),
+    [
+        ("r1_zero", "</think> <answer>5</answer>", 1.0),
+        ("question_only", r"\boxed{5}", 1.0),
+        ("think_xml", "<answer>5</answer>", 0.0),
+    ],
+)
+def test_ungraded_is_none_and_never_zero(template, completion, format_reward):
+    result = score(template, completion, "5", grader=ListedGrader(ungraded=("5",)))
+    assert result == {"reward": None, "format_reward": format_reward, "answer_reward": None}
+
+
+# Reward functions
+
+
+class Log:
+    """Stands in for the trainer's two log functions."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, list[float]] = {}
+        self.columns: dict[str, list] = {}
+
+    def metric(self, name, value):
+        self.metrics.setdefault(name, []).append(value)
+
+    def extra(self, column, values):
+        self.columns.setdefault(column, []).extend(values)
+
+
+def call(function, completions, golds, ids=None, log=None):
+    return function(
+        prompts=["?"] * len(completions),
+        completions=completions,
+        completion_ids=ids or [[5, 6] for _ in completions],
+        answer=golds,
+        log_metric=None if log is None else log.metric,
+        log_extra=None if log is None else log.extra,
+        trainer_state=None,
+        level=["Level 1"] * len(completions),
+    )
+
+
+def r1(answer: str) -> str:
+    return f"so </think> <answer>{answer}</answer>"
+
+
+def test_r1_zero_reward_function_and_its_log():
+    grader = ListedGrader(ungraded=("hang",))
+    functions, weights = build_rewards("r1_zero", grader=grader)
+    assert [function.__name__ for function in functions] == ["r1_zero"]
+    assert weights == [1.0]
+    log = Log()
+    marks = call(functions[0], [r1("5"), r1("6"), r1("hang"), "no"], ["5"] * 4, log=log)
+    assert marks == [1.0, 0.0, None, 0.0]
+    assert log.metrics == {
+        "format_reward": [2 / 3],  # of the three graded ones
+        "answer_reward": [1 / 3],
+        "grader/timeouts": [1.0],
+        "grader/restarts": [0.0],
+        "grader/ungraded": [1.0],
+    }
+    assert log.columns == {
+        "format_reward": [1.0, 1.0, 1.0, 0.0],
+        "answer_reward": [1.0, 0.0, None, 0.0],
+    }
+    call(functions[0], [r1("5")], ["5"], log=log)
+    assert log.metrics["grader/timeouts"] == [1.0, 0.0]  # of the batch, not of the run
+
+
+def test_xml_reward_functions_grade_a_batch_once():
+    grader = ListedGrader(ungraded=("hang",))
+    functions, weights = build_rewards("think_xml", grader=grader)
+    assert [function.__name__ for function in functions] == ["format", "answer"]
+    assert weights == [1.0, 2.0]
+    completions = [
+        "<think>a</think>\n<answer>5</answer>",
+        "<think>a</think>\n<answer>6</answer>",
+        "<answer>5</answer>",
+        "<think>a</think>\n<answer>hang</answer>",
+    ]
+    log = Log()
+    marks = [call(function, completions, ["5"] * 4, log=log) for function in functions]
+    assert marks == [[1.0, 1.0, 0.0, None], [1.0, 0.0, 1.0, None]]
+    assert len(grader.batches) == 1
+    assert log.metrics["answer_reward"] == [4 / 3]
+    assert log.columns["answer_reward"] == [2.0, 0.0, 2.0, None]
+    call(functions[0], completions[:1], ["5"], log=log)
+    assert len(grader.batches) == 2
+
+
+def test_a_batch_without_a_verdict_reports_no_mean():
+    functions, _ = build_rewards("r1_zero", grader=ListedGrader(ungraded=("hang",)))
+    log = Log()
+    assert call(functions[0], [r1("hang")], ["5"], log=log) == [None]
+    assert "answer_reward" not in log.metrics
+    assert log.metrics["grader/ungraded"] == [1.0]
+
+
+def test_conversational_completions():
+    functions, _ = build_rewards("question_only", grader=ListedGrader())
+    completions = [
+        [{"role": "assistant", "content": r"\boxed{5}"}],
+        [{"role": "assistant", "content": [{"type": "text", "text": r"\boxed{5}"}]}],
+        [{"role": "assistant", "content": None}],
+        [],
+    ]
+    assert call(functions[0], completions, ["5"] * 4) == [1.0, 1.0, 0.0, 0.0]
+    assert completion_text("5") == "5"
+
+
+def test_every_function_takes_what_the_trainer_passes():
+    functions, _ = build_rewards(
+        "think_xml", grader=ListedGrader(), eos_token_ids=[1], eos_penalty=0.5
+    )
+    for function in functions:
+        parameters = inspect.signature(function).parameters
+        assert list(parameters)[:4] == ["prompts", "completions", "completion_ids", "answer"]
+
+
+EOS, TURN, PAD, WORD = 1, 2, 3, 50
+
+
+@pytest.mark.parametrize(
+    ("ids", "abuse"),
+    [
+        ([WORD, WORD, EOS], False),
+        ([WORD, TURN], False),
+        ([WORD, WORD], False),
+        ([PAD, WORD, EOS], False),
+        ([WORD, EOS, EOS], True),
+        ([WORD, TURN, EOS], True),
+        ([EOS, WORD, EOS], True),
+        ([EOS], True),
+        ([PAD, PAD], True),
+        ([EOS] * 100, True),
+        ([], True),
+    ],
+)
+def test_abuse_of_the_end_of_sequence_token(ids, abuse):
+    assert abuses_eos(ids, {EOS, TURN}, {PAD}) is abuse
+
+
+def test_eos_penalty():
+    functions, weights = build_rewards(
+        "r1_zero",
+        grader=ListedGrader(ungraded=("hang",)),
+        eos_token_ids=[EOS],
+        special_token_ids=[PAD],
+        eos_penalty=0.5,
+    )
+    assert [function.__name__ for function in functions] == ["r1_zero", "eos_penalty"]
+    assert weights == [1.0, 0.5]
+    ids = [[WORD, EOS], [WORD, EOS, EOS], [EOS, EOS]]
+    marks = call(functions[1], [r1("5"), r1("5"), r1("hang")], ["5"] * 3, ids)
+    # The ungraded one gets no mark: with one, its reward would no longer be ungraded.
+    assert marks == [0.0, -1.0, None]
+
+
+def test_eos_penalty_needs_to_know_the_token():
+    with pytest.raises(ConfigurationError, match=r"eos_penalty=0\.5 needs eos_token_ids"):
+        build_rewards("r1_zero", grader=ListedGrader(), eos_penalty=0.5)
+    with pytest.raises(ConfigurationError, match=r"eos_penalty=-1\.0"):
+        build_rewards("r1_zero", grader=ListedGrader(), eos_token_ids=[1], eos_penalty=-1.0)

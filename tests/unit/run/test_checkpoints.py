@@ -1,0 +1,171 @@
+"""Which checkpoint is whole, and whether what lies beside it fits."""
+
+import math
+
+import pytest
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.checkpoints import (
+    agreed_checkpoint,
+    best_logged,
+    break_seal,
+    changed_settings,
+    check_record,
+    is_whole,
+    latest_whole_checkpoint,
+    rewind,
+    seal,
+)
+from trl_ablate.run.directory import RunDirectory, write_json, write_jsonl
+
+FILES = ("model.safetensors", "optimizer.pt", "global_step4/rank_0.pt", "trainer_state.json")
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    """Steps 2, 4 and 10, sealed."""
+    for step in (2, 4, 10):
+        for name in FILES:
+            file = tmp_path / f"checkpoint-{step}" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"{}" * step)
+        seal(tmp_path / f"checkpoint-{step}")
+    return tmp_path
+
+
+def test_the_latest_by_number(checkpoints):
+    assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-10"
+
+
+@pytest.mark.parametrize("damage", [lambda kept: kept[:-1], lambda kept: b"[" + kept[1:]])
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_gone_or_damaged_leads_back_to_the_one_before(checkpoints, name, damage):
+    damaged = checkpoints / "checkpoint-10" / name
+    damaged.write_bytes(damage(damaged.read_bytes()))
+    assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-4"
+    (checkpoints / "checkpoint-4" / name).unlink()
+    assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-2"
+
+
+def test_without_its_seal_or_with_a_damaged_one_it_is_not_whole(checkpoints):
+    break_seal(checkpoints / "checkpoint-10")
+    (checkpoints / "checkpoint-4" / "sealed.json").write_text('{"model.saf')
+    assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-2"
+    (checkpoints / "checkpoint-4" / "sealed.json").write_text("[]")
+    assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-2"
+
+
+def test_what_is_added_later_does_no_harm(checkpoints):
+    (checkpoints / "checkpoint-10" / "notes.txt").write_text("mine")
+    assert is_whole(checkpoints / "checkpoint-10")
+
+
+def test_no_checkpoint(tmp_path):
+    assert latest_whole_checkpoint(tmp_path) is None
+
+
+def test_processes_that_find_different_checkpoints_do_not_go_on(checkpoints):
+    last = checkpoints / "checkpoint-10"
+    assert agreed_checkpoint(checkpoints, lambda found: [*found, last]) == last
+    for other, named in ((None, "checkpoint-10, none"), (last.with_name("checkpoint-4"), "-4")):
+        with pytest.raises(ConfigurationError, match=f"different.*{named}.*save_on_each_node"):
+            agreed_checkpoint(checkpoints, lambda found, other=other: [*found, other])
+
+
+def test_settings_that_changed_since_are_named(tmp_path):
+    file = tmp_path / "resolved_config.json"
+    assert changed_settings(file, {"beta": 0.0}) == []
+    file.write_text('{"settings": {"beta": 0.0, "seed": 1, "stop": "a"}}')
+    assert changed_settings(file, {"beta": 0.04, "seed": 1, "levels": [3]}) == [
+        "beta 0.0 -> 0.04", "levels None -> [3]", "stop a -> None",
+    ]  # fmt: skip
+
+
+REWARDS = [{"step": 0, "r": 0.1}, {"step": 1, "loss": 2.0}, {"step": 2, "r": 0.5}]
+
+
+def test_the_best_is_the_first_that_no_other_beats():
+    rows = [*REWARDS, {"step": 3, "r": math.nan}, {"step": 4, "r": 0.5}, {"step": 6, "r": 0.4}]
+    assert best_logged(rows, "r") == {"metric": "r", "value": 0.5, "step": 2}
+    assert best_logged(rows, "other") is None
+    assert best_logged([{"step": 0, "r": math.nan}], "r") is None
+
+
+@pytest.fixture
+def resumable(checkpoints):
+    """A run at checkpoint-4, that has saved its best at step 2."""
+    run, checkpoint = RunDirectory(checkpoints), checkpoints / "checkpoint-4"
+    write_json(checkpoint / "trainer_state.json", {"global_step": 4, "log_history": REWARDS})
+    write_jsonl(run.metrics_file, REWARDS)
+    save_best(run, best_logged(REWARDS, "r"))
+    return run, checkpoint
+
+
+def save_best(run, best):
+    run.checkpoint_best.mkdir(exist_ok=True)
+    (run.checkpoint_best / "model.safetensors").write_bytes(b"weights")
+    write_json(run.checkpoint_best / "best.json", best)
+    seal(run.checkpoint_best)
+
+
+def test_a_record_that_is_whole_is_gone_on_with(resumable):
+    check_record(*resumable, "r")
+    run, checkpoint = resumable
+    save_best(run, {"metric": "r", "value": 0.9, "step": 6})  # of a step that is taken once more
+    check_record(run, checkpoint, "r")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "best.json", "sealed.json"])
+@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_bytes(b"")])
+def test_a_damaged_best_model_is_told(resumable, name, damage):
+    run, checkpoint = resumable
+    damage(run.checkpoint_best / name)
+    with pytest.raises(ConfigurationError, match="is no longer as it was saved.*--overwrite"):
+        check_record(run, checkpoint, "r")
+
+
+def test_a_best_model_by_another_metric_is_told(resumable):
+    run, checkpoint = resumable
+    with pytest.raises(ConfigurationError, match="the best model by r, and the one by other was"):
+        check_record(run, checkpoint, "other")
+
+
+def test_rows_that_are_missing_are_told(resumable):
+    run, checkpoint = resumable
+    write_jsonl(run.metrics_file, REWARDS[1:])
+    with pytest.raises(ConfigurationError, match="lacks rows from before checkpoint-4"):
+        check_record(run, checkpoint, "r")
+
+
+def test_a_row_that_the_stop_itself_has_logged_is_forgotten(resumable):
+    """Where every epoch's end is logged, a stop within one logs a row behind the checkpoint."""
+    run, checkpoint = resumable
+    write_jsonl(run.metrics_file, [*REWARDS, {"step": 4, "loss": 1.0}, {"step": 5, "loss": 1.0}])
+    rewind(run, checkpoint)
+    assert list(run.metrics()) == REWARDS
+    check_record(run, checkpoint, "r")
+    rewind(run, None)
+    assert list(run.metrics()) == []
+
+
+def test_a_resumed_run_has_to_beat_what_its_checkpoint_knows(resumable, monkeypatch):
+    """Not what a folder says that a step has written that is now taken once more."""
+    from types import SimpleNamespace
+
+    from trl_ablate.training import callbacks
+
+    run, _ = resumable
+    save_best(run, {"metric": "r", "value": 0.9, "step": 6})
+    saved = []
+    monkeypatch.setattr(callbacks, "save_whole", lambda *_, best: saved.append(best["value"]))
+    watching = callbacks.BestCheckpoint(run, "r")
+    watching.attach(SimpleNamespace(accelerator=SimpleNamespace(is_main_process=True)))
+    state = SimpleNamespace(log_history=REWARDS, global_step=6)
+    watching.on_train_begin(None, state, None)
+    for value in (0.5, math.nan, 0.6, 0.6, 0.7):
+        watching.on_evaluate(None, state, None, metrics={"r": value})
+    assert saved == [0.6, 0.7]
+    watching.check()
+    (run.checkpoint_best / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match="no longer as it was saved"):
+        watching.check()

@@ -1,0 +1,104 @@
+"""Known trouble in words; a record that survives a full disk."""
+
+import errno
+import sqlite3
+
+import pytest
+import requests
+
+from trl_ablate.rewards.functions import _named
+from trl_ablate.run.directory import MARK, RESERVE, RunDirectory
+from trl_ablate.run.failures import EndedEarly, RewardError, check_reached_the_end, in_words
+
+FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch calls it."""
+
+
+class EngineDeadError(Exception):
+    """As vLLM calls it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FULL, "the disk is full (runs/a/metrics.jsonl); free some space"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "the disk is full; "),
+        (RuntimeError("PytorchStreamWriter failed writing file data/3"), "the disk is full; "),
+        (sqlite3.OperationalError("database or disk is full"), "the disk is full; "),
+        (OutOfMemoryError("CUDA out of memory. Tried"), "lower per_device_train_batch_size"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a.jsonl"), "a.jsonl is gone; put it"),
+        (EngineDeadError("EngineCore encountered an issue."), "vLLM engine died"),
+        (Exception("Request failed: 500, dead"), "(Request failed: 500, dead); look there"),
+        (requests.ConnectionError("can't be reached at http://a:1."), "http://a:1); look there"),
+        (RewardError("reward function 'x' raised"), "reward function 'x' raised"),
+    ],
+)
+def test_known_trouble_is_one_sentence(error, said):
+    assert said in str(in_words(error))
+    assert "\n" not in str(in_words(error))
+
+
+def test_a_full_disk_is_found_behind_the_error_it_caused():
+    try:
+        try:
+            raise FULL
+        except OSError as error:
+            raise RuntimeError("unexpected pos 64 vs 0") from error
+    except RuntimeError as error:
+        assert "the disk is full" in str(in_words(error))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the engine died"), OSError(5, "I/O"), KeyError(1)])
+def test_an_error_that_nobody_foresaw_is_left_alone(error):
+    assert in_words(error) is None
+
+
+def test_a_reward_that_raises_says_which_and_where():
+    def broken(prompts, **kwargs):
+        return prompts["a\nb"]
+
+    with pytest.raises(RewardError, match=r"'answer' raised TypeError: .* \(line \d+ of .*py\)"):
+        _named("answer", broken)([], completions=[])
+
+
+def test_a_training_that_ends_before_its_last_step_has_failed(tmp_path):
+    run = RunDirectory(tmp_path)
+    with run.recorded():
+        check_reached_the_end(3, 3)
+    assert run.read()["status"] == "finished"
+    with pytest.raises(EndedEarly), run.recorded():
+        check_reached_the_end(0, 3)
+    record = run.read()
+    assert record["status"] == "failed"
+    assert record["reason"].startswith("the training ended at step 0 of 3, and neither the guard")
+
+
+def test_room_is_kept_for_the_last_words_on_a_full_disk(tmp_path, monkeypatch):
+    """The disk takes nothing more, but what the reserve gives back."""
+    import trl_ablate.run.directory as module
+
+    run, write = RunDirectory(tmp_path), module.write_json
+    with pytest.raises(OSError), run.recorded():
+        kept = tmp_path / MARK
+        assert kept.stat().st_size == RESERVE
+
+        def write_where_room_is(path, value):
+            if kept.exists():
+                raise FULL
+            write(path, value)
+
+        monkeypatch.setattr(module, "write_json", write_where_room_is)
+        run.update(anything=1)
+    assert run.read()["status"] == "failed"
+    assert run.read()["reason"].startswith("the disk is full")
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_what_an_error_says_is_cleaned(tmp_path):
+    run = RunDirectory(tmp_path)
+    with pytest.raises(RuntimeError), run.recorded(clean=lambda text: text.replace("secret", "*")):
+        raise RuntimeError("a secret")
+    assert run.read()["reason"] == "RuntimeError: a *"

@@ -1,0 +1,101 @@
+"""A folder is replaced as a whole, whatever moment the process ends at."""
+
+import os
+
+import pytest
+
+from trl_ablate.run import folders
+from trl_ablate.run.folders import part_of, put_back, replace_folder, where_it_stands
+
+CHANGES = {"replace": folders.os, "rmtree": folders.shutil}
+"""All that the swap does to the disk, and where it finds it."""
+KILLED = 9
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder that holds `old`, with `new` made beside it."""
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "model").write_text("old")
+    make_part(tmp_path / "best", "new")
+    return tmp_path / "best"
+
+
+def make_part(folder, content):
+    part_of(folder).mkdir(exist_ok=True)
+    (part_of(folder) / "model").write_text(content)
+
+
+def content(folder) -> str:
+    return (folder / "model").read_text()
+
+
+def replace_and_die(folder, steps: int) -> bool:
+    """In a forked process: the swap, ended without a word before its change number `steps`; whether
+    it came to that."""
+    child = os.fork()
+    if child == 0:
+        left = iter(range(steps))
+        for name, module in CHANGES.items():
+            setattr(module, name, _dying(getattr(module, name), left))
+        try:
+            replace_folder(folder)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
+
+
+def _dying(change, left):
+    def changed(*args, **kwargs):
+        if next(left, None) is None:
+            os._exit(KILLED)
+        return change(*args, **kwargs)
+
+    return changed
+
+
+def test_the_new_one_takes_the_place_and_nothing_stays_beside(folder):
+    replace_folder(folder)
+    assert content(folder) == "new"
+    assert [path.name for path in folder.parent.iterdir()] == ["best"]
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_killed_at_each_point_one_of_them_is_whole(folder, steps):
+    killed = replace_and_die(folder, steps)
+    assert content(where_it_stands(folder)) == ("old" if steps < 3 else "new")
+    put_back(folder)
+    assert content(folder) == ("old" if steps < 3 else "new")
+    assert [path.name for path in folder.parent.iterdir()] == ["best"]
+    assert killed == (steps < 4), "the swap has another number of steps than is tried here"
+
+
+@pytest.mark.parametrize("first", range(5))
+@pytest.mark.parametrize("second", range(6))
+def test_killed_again_in_the_next_swap_one_of_them_is_whole(folder, first, second):
+    """Nobody put it back in between: the former one is not removed while it is the only one."""
+    replace_and_die(folder, first)
+    make_part(folder, "newer")
+    replace_and_die(folder, second)
+    assert content(where_it_stands(folder)) in ("old", "new", "newer")
+    if part_of(folder).exists():
+        replace_folder(folder)
+    assert content(folder) == "newer"
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_the_first_one_is_whole_or_not_there(tmp_path, steps):
+    folder = tmp_path / "best"
+    make_part(folder, "new")
+    replace_and_die(folder, steps)
+    put_back(folder)
+    assert not folder.exists() or content(folder) == "new"
+    assert not part_of(folder).exists()
+
+
+def test_a_part_that_a_kill_left_unfinished_is_no_part_of_the_next(folder):
+    (part_of(folder) / "shard-9").write_text("half")
+    put_back(folder)
+    make_part(folder, "newer")
+    replace_folder(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["model"]

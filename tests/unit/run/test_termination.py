@@ -1,0 +1,104 @@
+"""Who counts as a launcher, and what SIGTERM does before, in and behind a training."""
+
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.termination import Terminated, Termination, is_launcher
+
+
+@pytest.mark.parametrize(
+    ("command_line", "launches"),
+    [
+        ("/venv/bin/python /venv/bin/accelerate launch scripts/train.py a.yaml", True),
+        ("/venv/bin/python3.11 /venv/bin/accelerate-launch --num_processes 2 train.py", True),
+        ("python -u /venv/bin/torchrun --nproc-per-node 2 scripts/train.py", True),
+        ("python -m torch.distributed.run --standalone scripts/train.py", True),
+        ("python -u -m accelerate.commands.launch scripts/train.py", True),
+        ("bash", False),
+        ("/bin/sh -c nohup python scripts/train.py --use accelerate &", False),
+        ("python scripts/study.py run study.yaml --runs accelerate", False),
+        ("/sbin/init", False),
+        ("", False),
+    ],
+)
+def test_only_launchers_are_launchers(command_line, launches):
+    assert is_launcher(command_line.split()) is launches
+
+
+@pytest.fixture
+def handler():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_it_ends_the_program_once_and_is_only_noted_in_training(handler):
+    termination = Termination().listen()
+    with pytest.raises(Terminated):
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)  # the end has begun
+    other = Termination().listen()
+    other.noted_only = True
+    signal.raise_signal(signal.SIGTERM)
+    assert termination.came and other.came
+
+
+def test_a_run_that_had_not_begun_to_train_is_stopped_not_failed(tmp_path, handler):
+    Termination().listen()
+    with pytest.raises(Terminated), RunDirectory(tmp_path).recorded():
+        signal.raise_signal(signal.SIGTERM)
+    record = RunDirectory(tmp_path).read()
+    assert (record["status"], record["reason"]) == ("stopped", "ended by SIGTERM")
+
+
+def test_behind_the_last_step_there_is_nothing_to_end():
+    from trl_ablate.training.preemption import Preemption
+
+    termination = Termination()
+    termination.came = True
+    args = SimpleNamespace(world_size=1)
+    for step, ends in ((3, True), (4, False)):
+        preemption, control = Preemption(termination), SimpleNamespace(should_save=False)
+        preemption.on_step_end(args, SimpleNamespace(global_step=step, max_steps=4), control)
+        assert preemption.ended_run is control.should_save is ends
+
+
+CHILD = """
+import pathlib, signal, sys, time
+from trl_ablate.run.termination import Terminated, Termination, end_with_launcher
+Termination().listen()
+try:
+    end_with_launcher()
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(float(sys.argv[2]))
+except Terminated:
+    pathlib.Path(sys.argv[1]).write_text("SIGTERM")
+"""
+PARENT = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(60)"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word on a parent's death")
+@pytest.mark.parametrize(("name", "said"), [("torchrun", "SIGTERM"), ("nohup", "")])
+def test_the_kernel_tells_of_the_end_of_a_launcher_and_of_nothing_else(tmp_path, name, said):
+    """Even of one that is killed; a training below a shell that ends goes on."""
+    parent, file = tmp_path / name, tmp_path / "said"
+    parent.write_text(PARENT)
+    process = subprocess.Popen(
+        [sys.executable, parent, sys.executable, "-c", CHILD, file, "2"],
+        cwd=REPOSITORY,
+    )
+    while not file.exists():
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until and not file.read_text():
+        time.sleep(0.02)
+    assert file.read_text() == said

@@ -1,0 +1,373 @@
+"""Reports: what is computed from runs, what is written, and what it must not need."""
+
+import base64
+import csv
+import io
+import re
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.conftest import REPOSITORY, SHARED_DATA
+from tests.support.synthetic_study import (
+    METRIC,
+    flat_run,
+    learning_rows,
+    make_plan,
+    write_run,
+    write_study,
+)
+from trl_ablate import ConfigurationError
+from trl_ablate.study.report.analysis import analyse
+from trl_ablate.study.report.curves import Run, Series, area, collapse_step, read_curves, series_of
+from trl_ablate.study.report.document import Code, Document, Grid, Section
+from trl_ablate.study.report.labels import spread
+from trl_ablate.study.report.lines import line_of
+from trl_ablate.study.report.markdown import escape, write_markdown
+from trl_ablate.study.report.page import write_page
+from trl_ablate.study.report.pictures import looks
+from trl_ablate.study.report.report import report_curves, report_study
+from trl_ablate.study.store import RunStore
+
+PUBLISHED = SHARED_DATA / "curves" / "std_dev_normalization.csv"
+needs_published = pytest.mark.skipif(
+    not PUBLISHED.exists(), reason="the published curves are not here"
+)
+SECONDS_FOR_A_REPORT = 5.0
+
+
+def curve(*values: float) -> Series:
+    return Series([float(step) for step in range(len(values))], list(values))
+
+
+def test_area_by_hand():
+    # trapezoids (0 + 1)/2 + (1 + 1)/2 = 1.5 over a length of 2
+    assert area(curve(0.0, 1.0, 1.0)) == pytest.approx(0.75)
+    # and the last value held for 2 steps more: 3.5 over 4
+    assert area(curve(0.0, 1.0, 1.0), until=4.0) == pytest.approx(0.875)
+    assert area(Series([3.0], [0.4])) == 0.4
+
+
+@pytest.mark.parametrize(
+    ("values", "collapsed_at"),
+    [
+        ((0.05, 0.5, 0.6, 0.1, 0.1), 3.0),
+        ((0.05, 0.5, 0.6, 0.4, 0.4), None),  # lost less than half
+        ((0.05, 0.5, 0.6, 0.6, 0.1), None),  # one bad evaluation
+        ((0.05, 0.6, 0.1, 0.6, 0.6), None),  # recovered
+        ((0.04, 0.03, 0.04, 0.03, 0.03), None),  # never learned, never lost
+        ((0.030, 0.0, 0.0, 0.0), 1.0),  # lost what it had started with
+        ((0.6, 0.1), None),  # two evaluations say too little
+        ((0.5,), None),
+    ],
+)
+def test_what_a_collapse_is(values, collapsed_at):
+    assert collapse_step(curve(*values)) == collapsed_at
+
+
+def test_one_last_evaluation_shows_a_collapse_if_its_error_is_known():
+    assert collapse_step(curve(0.1, 0.7, 0.7, 0.0), stderr=0.02) == 3.0
+    assert collapse_step(curve(0.1, 0.7, 0.7, 0.0)) is None
+
+
+def test_a_collapse_is_more_than_noise():
+    assert collapse_step(curve(0.05, 0.02, 0.02, 0.02)) == 1.0
+    assert collapse_step(curve(0.05, 0.02, 0.02, 0.02), stderr=0.011) is None
+
+
+def test_a_step_logged_twice_counts_as_it_was_last():
+    rows = [
+        {"step": 1, "grpo_step": 1.0, "seconds": 10.0, "reward": 0.1},
+        {"step": 2, "grpo_step": 2.0, "seconds": 11.0, "reward": 0.2},
+        {"step": 2, "grpo_step": 2.0, "seconds": 15.0, "reward": 0.3, "loss": None},
+    ]
+    series = series_of(rows)
+    assert (series["reward"].steps, series["reward"].values) == ([1.0, 2.0], [0.1, 0.3])
+    assert series["reward"].seconds == [0.0, 5.0]
+    assert "loss" not in series and series_of([]) == {}
+
+
+def test_runs_without_an_outcome_stay_and_have_no_value():
+    runs = [flat_run("a", seed, [0.1, 0.7]) for seed in range(3)]
+    runs += [flat_run("b", seed, [0.1, 0.2], status) for seed, status in
+             enumerate(("finished", "failed", "to do"))]  # fmt: skip
+    arm = analyse(runs, METRIC).arms[1]
+    assert arm.values("final") == [0.2, None, None]
+    assert arm.intervals["final"].n == 1
+    assert arm.outcome() == "1 finished, 1 failed, 1 to do"
+    assert analyse(runs, METRIC).decisive["b"].verdict == "too few seeds"
+
+
+def test_a_planted_collapse_is_ranked_last_and_labelled(tmp_path):
+    arms = {"grpo": {"top": 0.8}, "weak": {"top": 0.4}, "broken": {"top": 0.85, "collapse": 8}}
+    plan, store = write_study(tmp_path / "runs", arms)
+    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
+    text = (tmp_path / "out" / "REPORT.md").read_text(encoding="utf-8")
+    ranking = re.findall(r"^\| (grpo|weak|broken) \| (\d finished[^|]*) \|", text, re.MULTILINE)
+    assert ranking == [
+        ("grpo", "3 finished"),
+        ("weak", "3 finished"),
+        ("broken", "3 finished, all collapsed"),
+    ]
+    assert "broken is worse than grpo" in text
+    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open(encoding="utf-8")))
+    assert {row["arm"] for row in rows if row["collapsed_at"]} == {"broken"}
+
+
+def reported(plan, store, folder: Path) -> tuple[str, str]:
+    """The report as Markdown, without its escapes, and as a page."""
+    report_study(plan, store, folder / "study.yaml", folder / "out")
+    text = (folder / "out" / "REPORT.md").read_text(encoding="utf-8").replace("\\", "")
+    return text, (folder / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_an_arm_is_compared_with_its_match_where_it_has_one(tmp_path):
+    arms = {"grpo": {"top": 0.9}, "reused": {"top": 0.4}, "dapo": {"top": 0.8}}
+    plan, store = write_study(tmp_path / "runs", arms)
+    against = replace(plan, against={"dapo": "reused"}, notes=("One learning rate for all.",))
+    for text in reported(against, store, tmp_path):
+        assert "dapo is better than reused" in text
+        assert "reused is worse than grpo" in text
+        assert "than grpo (−0.0" not in text and "dapo is worse" not in text
+        assert "One learning rate for all." in text
+        assert "difference from grpo (or the arm after" in text
+    assert "dapo is worse than grpo" in reported(plan, store, tmp_path)[0]
+
+
+def test_some_collapsed_seeds_make_an_interval_misleading(tmp_path):
+    """One of three seeds collapses in `mixed`, one of `flat` never learns. In `broken` all
+    collapse: there the interval is of one population again."""
+    arms = {"grpo": {"top": 0.8}, "mixed": {"top": 0.82}, "flat": {"top": 0.81},
+            "broken": {"top": 0.83, "collapse": 6}}  # fmt: skip
+    plan, store = make_plan(arms), RunStore(tmp_path / "runs")
+    for arm in plan.arms:
+        for run in arm.runs:
+            learned = dict(arms[arm.name])
+            if (arm.name, run.seed) == ("mixed", 0):
+                learned["collapse"] = 8
+            if (arm.name, run.seed) == ("flat", 1):
+                learned["top"] = 0.1
+            write_run(store, run, arms[arm.name], learning_rows(run.seed, **learned))
+    misleading = "the interval assumes one bell-shaped population and is misleading here"
+    for text in reported(plan, store, tmp_path):
+        text = text.replace("&#x27;", "'")
+        assert f"mixed: of 3 seeds 1 collapsed: {misleading}" in text
+        assert f"flat: of 3 seeds 1 ended below half of the arm's median: {misleading}" in text
+        assert text.count(misleading) == 2
+    text = reported(plan, store, tmp_path)[0]
+    marked = re.findall(r"^\| (\w+) \|.*†", text, re.MULTILINE)
+    assert marked == ["flat", "mixed", "mixed", "flat"]  # in the arms, and in the comparisons
+
+
+def test_runs_of_several_profiles_are_other_treatments(tmp_path):
+    plan, store = write_study(tmp_path / "runs", {"grpo": {"top": 0.8}, "other": {"top": 0.7}})
+    for arm in plan.arms:
+        for run in arm.runs:
+            store.directory(run.id).update(profile="miniature")
+    assert "several profiles" not in reported(plan, store, tmp_path)[0]
+    store.directory(plan.arms[1].runs[0].id).update(profile="h100")
+    for text in reported(plan, store, tmp_path):
+        assert "several profiles, which are different treatments (dtype, optimizer" in text
+        assert "grpo: 3 of miniature; other: 1 of h100, 2 of miniature" in text
+
+
+def test_what_a_report_holds(tmp_path):
+    arms = {"grpo": {"top": 0.8}, "other": {"top": 0.6}, "ill": {"top": 0.5}}
+    plan, store = make_plan(arms), RunStore(tmp_path / "runs")
+    said = {"prompt": "1+1=?", "response": "<answer>2</answer>", "ground_truth": "2", "reward": 1.0}
+    for arm in plan.arms[:2]:
+        for run in arm.runs:
+            rows = learning_rows(run.seed, arms[arm.name]["top"])
+            write_run(store, run, arms[arm.name], rows, rollouts=[said])
+    write_run(
+        store, plan.arms[2].runs[0], arms["ill"], iter(()), status="failed", reason="it | died"
+    )
+    write_run(store, plan.arms[2].runs[1], arms["ill"], learning_rows(9, 0.5), status="running")
+
+    written = report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
+    assert sorted(path.name for path in written) == [
+        "REPORT.md", "curves.png", "differences.png", "report.html", "runs.csv",
+    ]  # fmt: skip
+    text = (tmp_path / "out" / "REPORT.md").read_text(encoding="utf-8")
+    for expected in (
+        "Does it work?", "0.35 M parameter model", "Yes. One seed each.",
+        "too few seeds", "failed: it \\| died", "in all 250 settings", "[response]",
+        "scripts/study.py run", "1.16.0", "0123456789", "3 of 9 runs have no outcome",
+    ):  # fmt: skip
+        assert expected in text, expected
+    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open(encoding="utf-8")))
+    assert [row["status"] for row in rows[6:]] == ["failed", "interrupted", "to do"]
+    assert len(rows) == 9 and rows[0]["last_step"] == "20"
+
+
+def test_a_report_of_nothing_says_so(tmp_path):
+    plan, store = make_plan({"grpo": {"top": 0.8}}), RunStore(tmp_path)
+    with pytest.raises(ConfigurationError, match="no run has logged eval_reward yet"):
+        report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
+
+
+def test_the_page_needs_nothing_else(tmp_path):
+    plan, store = write_study(tmp_path / "runs", {"grpo": {"top": 0.8}, "b": {"top": 0.7}})
+    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
+    assert "http" not in re.sub(r"base64,[^\"]*", "", page)
+    pictures = re.findall(r'base64,([^"]+)"', page)
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert Image.open(io.BytesIO(base64.b64decode(picture))).width > 500
+    assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) < 400_000
+
+
+def test_what_the_arms_say_cannot_break_the_report():
+    evil = "</pre><script>alert(1)</script> ```\n| a | `b` |"
+    document = Document(evil, evil, [Section("s", [Code(evil, evil), Grid(["h"], [[evil]])])])
+    page, text = write_page(document), write_markdown(document)
+    assert "<script>alert" not in page
+    assert "````text" in text  # a longer fence than anything inside
+    assert escape("a|b *c* <d> _e_ f_g") == r"a\|b \*c\* \<d\> \_e\_ f_g"
+
+
+@needs_published
+def test_published_curves_agree_with_their_published_summary(tmp_path):
+    report_curves(PUBLISHED, tmp_path)
+    ours = {row["run_name"]: row for row in csv.DictReader((tmp_path / "runs.csv").open())}
+    summary = PUBLISHED.with_name("run_summary.csv")
+    theirs = {row["run_name"]: row for row in csv.DictReader(summary.open())}
+    assert set(ours) == {"len_norm_mean", "std_dev"}
+    for name, row in ours.items():
+        assert row["last_step"] == theirs[name]["last_grpo_step"]
+        assert float(row["best_eval_reward"]) == float(theirs[name]["best_eval_reward"])
+        assert row["best_eval_step"] == theirs[name]["best_eval_grpo_step"]
+    last = [line for line in PUBLISHED.read_text().splitlines() if "std_dev,eval/reward" in line][
+        -1
+    ]
+    assert float(ours["std_dev"]["final_eval_reward"]) == float(last.split(",")[-1])
+    assert "too few seeds" in (tmp_path / "REPORT.md").read_text(encoding="utf-8")
+
+
+def test_published_curves_with_seeds_in_their_names(tmp_path):
+    lines = ["run_name,metric,step,value"]
+    for arm, level in (("a", 0.5), ("b", 0.7)):
+        for seed in range(3):
+            lines += [f"{arm}-seed{seed},eval/reward,{s},{level + 0.01 * seed + 0.001 * s * seed}"
+                      for s in range(4)]  # fmt: skip
+    lines.append("a-seed0,train/grad_norm,1,nan")
+    path = tmp_path / "curves.csv"
+    path.write_text("\n".join(lines))
+    report_curves(path, tmp_path / "out", reference=read_curves(path))
+    text = (tmp_path / "out" / "REPORT.md").read_text(encoding="utf-8")
+    assert "b is better than a" in text
+    assert "Published curves" in text
+    alone = report_curves(path, tmp_path / "alone")
+    height = {out: Image.open(tmp_path / out / "curves.png").height for out in ("out", "alone")}
+    assert height["out"] > height["alone"] and len(alone) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("run_name,metric,step\n", "no column 'value'"),
+        ("run_name,metric,step,value\n", "hold no rows"),
+        ("run_name,metric,step,value\na,eval/reward,zero,1\n", "line 2"),
+        (
+            "run_name,metric,step,value\na,train/loss,0,1\n",
+            "no metric 'eval_reward'; they have loss",
+        ),
+    ],
+)
+def test_curves_that_are_none(tmp_path, text, complaint):
+    path = tmp_path / "curves.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=re.escape(complaint)):
+        report_curves(path, tmp_path / "out")
+
+
+def test_lines_hold_what_ended_early():
+    runs = [flat_run("a", 0, [0.0, 0.4, 0.8, 0.8]), flat_run("a", 1, [0.0, 0.4], "stopped")]
+    line = line_of(runs, METRIC)
+    assert line is not None and line.runs == 2
+    assert list(line.mean) == pytest.approx([0.0, 0.4, 0.6, 0.6])
+    assert (line.low[-1], line.high[-1]) == (0.4, 0.8)
+    assert line_of(runs, METRIC, by_time=True) is None  # nobody knows the time
+    assert line_of([Run("a", 0, "to do")], METRIC) is None
+
+
+def test_labels_keep_their_distance():
+    placed = spread([0.50, 0.51, 0.52, 0.9], 0.1, 0.0, 1.0)
+    assert placed == pytest.approx([0.41, 0.51, 0.61, 0.9])
+    assert spread([0.0, 0.0], 0.1, 0.0, 1.0) == pytest.approx([0.0, 0.1])
+    assert spread([1.0, 1.0], 0.1, 0.0, 1.0) == pytest.approx([0.9, 1.0])
+    assert spread([], 0.1, 0.0, 1.0) == []
+
+
+def test_every_arm_looks_different():
+    names = [f"arm{i}" for i in range(20)]
+    assert len(set(looks(names).values())) == 20
+
+
+def report_in_a_process(study: Path, runs: Path, out: Path, code: str = "") -> str:
+    """Run the report command in a fresh interpreter, then `code`; what that printed last."""
+    command = str(REPOSITORY / "scripts" / "study.py")
+    script = (
+        "import sys, runpy\n"
+        f"sys.argv = ['study.py', 'report', {str(study)!r}, '--runs', {str(runs)!r},"
+        f" '--out', {str(out)!r}]\n"
+        f"try:\n    runpy.run_path({command!r}, run_name='__main__')\n"
+        f"except SystemExit as end:\n    assert end.code == 0, end.code\n{code}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.fixture
+def large_study(tmp_path):
+    """Ten arms, three seeds, 200 steps, with its kept plan: (study.yaml, runs)."""
+    from trl_ablate.study.definition import load_study
+    from trl_ablate.study.plan import save_plan
+
+    names = {f"arm{i}": {"top": 0.3 + 0.05 * i} for i in range(10)}
+    plan, store = write_study(tmp_path / "runs", names, steps=200)
+    study = tmp_path / "made_up" / "study.yaml"
+    study.parent.mkdir()
+    (study.parent / "here.yaml").write_text("learning_rate: 1.0\n")
+    study.write_text("question: Does it work?\narms: [here.yaml]\nseeds: [0, 1, 2]\n")
+    save_plan(plan, load_study(study), store.plans)
+    return study, store.path
+
+
+def test_thirty_runs_in_five_seconds_and_without_torch(large_study, tmp_path):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    loaded = report_in_a_process(
+        *large_study, tmp_path / "out", "print([m for m in ('torch', 'trl') if m in sys.modules])"
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert loaded == "[]"
+    assert (
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS_FOR_A_REPORT
+    )
+    assert len(list(csv.DictReader((tmp_path / "out" / "runs.csv").open(encoding="utf-8")))) == 30
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "run.directory",
+        "study.report.stats",
+        "study.report.report",
+        "study.runner",
+        "study.engines.choosing",
+        "study.engines.shipping",
+    ],
+)
+def test_imports_without_torch(module):
+    code = f"import sys, trl_ablate.{module}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

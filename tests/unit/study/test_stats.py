@@ -1,0 +1,161 @@
+"""Intervals, corrections, verdicts: golden values, degenerate cases, simulated error rates."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from tests.support.synthetic_study import METRIC, flat_run
+from trl_ablate.study.report.analysis import analyse
+from trl_ablate.study.report.stats import (
+    bootstrap_interval,
+    compare,
+    detectable_difference,
+    holm,
+    paired_p,
+    t_interval,
+)
+
+STUDIES = 500
+SAMPLING_ERROR = 2.576 * math.sqrt(0.05 * 0.95 / STUDIES)
+"""Of a share of 5 % over 500 studies, at 99 %."""
+
+
+def test_t_interval_by_hand():
+    # mean 2, s = 1, t(2 degrees, 97.5 %) = 4.302653: half width 4.302653 / sqrt(3) = 2.484138
+    interval = t_interval([1.0, 2.0, 3.0])
+    assert interval.mean == 2.0
+    assert interval.half_width == pytest.approx(2.484138, abs=1e-6)
+    assert (interval.low, interval.high) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
+
+
+def test_intervals_of_too_few_values():
+    assert t_interval([]).mean is None
+    one = t_interval([0.5])
+    assert (one.mean, one.low, one.high, one.half_width) == (0.5, None, None, None)
+    equal = t_interval([0.1, 0.1, 0.1])
+    assert (equal.low, equal.high) == pytest.approx((0.1, 0.1), abs=1e-12)
+
+
+def test_bootstrap_agrees_with_t_where_there_are_many_values():
+    values = list(np.random.default_rng(0).normal(0.7, 0.05, size=200))
+    t, bootstrap = t_interval(values), bootstrap_interval(values)
+    assert bootstrap == bootstrap_interval(values)  # the same resamples each time
+    assert bootstrap.mean == t.mean
+    assert bootstrap.half_width == pytest.approx(t.half_width, rel=0.1)
+    assert bootstrap_interval([0.5]).low is None
+
+
+def test_paired_p_by_hand():
+    # t = 2 / (1 / sqrt(3)) = 3.4641, 2 degrees: p = 1 - t / sqrt(t^2 + 2) = 1 - 0.925820
+    assert paired_p([1.0, 2.0, 3.0]) == pytest.approx(0.074180, abs=1e-6)
+    assert paired_p([-1.0, -2.0, -3.0]) == pytest.approx(0.074180, abs=1e-6)
+
+
+def test_paired_p_of_equal_differences():
+    assert paired_p([0.0, 0.0, 0.0]) == 1.0
+    assert paired_p([0.1, 0.1, 0.1]) == 0.0
+
+
+def test_holm_by_hand():
+    # sorted 0.01 x 3, 0.03 x 2, 0.04 x 1 = 0.03, 0.06, 0.04, the last raised to 0.06 before it
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_detectable_difference_is_the_textbook_one():
+    # paired t test, power 0.8, alpha 0.05, 10 and 34 pairs: effect sizes 0.996 and 0.495
+    assert detectable_difference(1.0, 10) == pytest.approx(0.996, abs=1e-3)
+    assert detectable_difference(1.0, 34) == pytest.approx(0.495, abs=1e-3)
+    assert detectable_difference(0.02, 10) == pytest.approx(0.02 * 0.996, abs=1e-4)
+    assert detectable_difference(0.0, 3) == 0.0
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_a_detectable_difference_is_detected_four_times_in_five(seeds):
+    rng = np.random.default_rng(1)
+    shift = detectable_difference(1.0, seeds)
+    found = sum(paired_p(list(rng.normal(shift, 1.0, seeds))) < 0.05 for _ in range(2000))
+    assert found / 2000 == pytest.approx(0.8, abs=0.03)
+
+
+def test_verdicts():
+    reference = [0.70, 0.72, 0.71]
+    verdicts = compare(
+        reference,
+        {
+            "better": [0.80, 0.83, 0.81],
+            "worse": [0.50, 0.53, 0.51],
+            "same": [0.71, 0.71, 0.71],
+            "itself": reference,
+            "few": [0.1, 0.1, None],
+        },
+    )
+    assert {name: c.verdict for name, c in verdicts.items()} == {
+        "better": "better",
+        "worse": "worse",
+        "same": "not distinguishable",
+        "itself": "not distinguishable",
+        "few": "too few seeds",
+    }
+    assert verdicts["few"].p is None and verdicts["few"].difference.n == 2
+    assert verdicts["itself"].difference.mean == 0.0
+    # the smallest p-value of four: the fifth arm has none and does not count
+    assert verdicts["worse"].p_corrected == pytest.approx(4 * verdicts["worse"].p)
+
+
+def test_arms_with_a_reference_of_their_own_count_in_the_same_correction():
+    """Three comparisons, whatever each is made with: the smallest p-value counts three times."""
+    values = {"other": [0.5, 0.6, 0.55], "arm": [0.70, 0.81, 0.75], "third": [0.6, 0.8, 0.7]}
+    first, own = [0.72, 0.70, 0.71], {"arm": values["other"]}
+    found = compare(first, values, own)
+    alone = compare(values["other"], {"arm": values["arm"]})["arm"]
+    assert found["arm"].difference == alone.difference
+    assert found["arm"].p == alone.p == min(c.p for c in found.values())
+    assert found["arm"].p_corrected == pytest.approx(3 * alone.p)
+    assert found["arm"].detectable > alone.detectable
+    assert found["third"].difference == compare(first, values)["third"].difference
+
+
+def test_no_pair_at_all():
+    alone = compare([None, None, None], {"arm": [0.1, 0.2, 0.3]})["arm"]
+    assert (alone.difference.n, alone.verdict, alone.detectable) == (0, "too few seeds", None)
+
+
+def simulated_study(rng: random.Random, arms: int, seeds: int = 3):
+    """Arms that are all the same: curves with a level per seed, drift and noise of evaluations."""
+    runs = []
+    for arm in range(arms):
+        for seed in range(seeds):
+            level, values = rng.gauss(0.7, 0.03), []
+            for step in range(12):
+                chance = min(1.0, max(0.0, level * (1 - math.exp(-step / 3)) + rng.gauss(0, 0.01)))
+                values.append(min(1.0, max(0.0, rng.gauss(chance, 0.02))))
+            runs.append(flat_run(f"arm{arm}", seed, values))
+    return runs
+
+
+@pytest.mark.parametrize("decide_on", ["final", "auc"])
+def test_false_alarms_of_two_equal_arms(decide_on):
+    rng = random.Random(0)
+    alarms = sum(
+        analyse(simulated_study(rng, 2), METRIC, decide_on).decisive["arm1"].verdict
+        != "not distinguishable"
+        for _ in range(STUDIES)
+    )
+    assert abs(alarms / STUDIES - 0.05) <= SAMPLING_ERROR
+
+
+def test_false_alarms_of_five_equal_arms():
+    """Any alarm counts; Holm is careful for comparisons that share their reference."""
+    rng = random.Random(0)
+    alarms = sum(
+        any(
+            comparison.verdict != "not distinguishable"
+            for comparison in analyse(simulated_study(rng, 5), METRIC).decisive.values()
+        )
+        for _ in range(STUDIES)
+    )
+    assert alarms / STUDIES <= 0.05 + SAMPLING_ERROR

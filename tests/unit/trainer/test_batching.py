@@ -1,0 +1,147 @@
+"""Trimming and regrouping on batches small enough to read."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_ablate.trainer.batching import (
+    forward_trimmed,
+    is_text,
+    padded_fraction,
+    regroup_by_length,
+    trim,
+)
+
+
+def batch(prompts: list[int], completions: list[int], width: tuple[int, int] = (4, 6)) -> dict:
+    """Rows with these prompt and completion lengths; the ids name row and column."""
+    rows, (left, right) = len(prompts), width
+    marks = 100 * torch.arange(1, rows + 1)[:, None]
+    return {
+        "prompt_ids": marks + torch.arange(left),
+        "prompt_mask": (torch.arange(left) >= left - torch.tensor(prompts)[:, None]).long(),
+        "completion_ids": marks + 50 + torch.arange(right),
+        "completion_mask": (torch.arange(right) < torch.tensor(completions)[:, None]).long(),
+        "advantages": torch.arange(rows).float(),
+        "old_per_token_logps": torch.randn(rows, right),
+        "importance_sampling_ratio": torch.rand(rows, 1),
+        "num_items_in_batch": torch.tensor(99),
+    }
+
+
+def test_trim_cuts_to_the_longest_prompt_and_completion():
+    trimmed = trim(batch([2, 3], [1, 4]))
+    assert trimmed["prompt_ids"].tolist() == [[101, 102, 103], [201, 202, 203]]
+    assert trimmed["prompt_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
+    assert trimmed["completion_ids"].tolist() == [[150, 151, 152, 153], [250, 251, 252, 253]]
+    assert trimmed["old_per_token_logps"].shape == (2, 4)
+    assert trimmed["importance_sampling_ratio"].shape == (2, 1)
+    assert trimmed["num_items_in_batch"] == 99
+
+
+def test_trim_keeps_two_columns_where_every_completion_is_masked():
+    assert trim(batch([4], [0]))["completion_ids"].shape == (1, 2)
+    assert trim(batch([4], [0], width=(4, 1)))["completion_ids"].shape == (1, 1)
+
+
+def test_trim_cuts_to_multiples_as_far_as_there_are_columns():
+    trimmed = trim(batch([3, 5], [1, 5], width=(8, 7)), multiple=4)
+    assert trimmed["prompt_ids"].shape == (2, 8)
+    assert trimmed["completion_ids"].shape == (2, 7)
+    assert trim(batch([3], [3], width=(8, 8)), multiple=4)["completion_ids"].shape == (1, 4)
+
+
+def test_regroup_sorts_within_a_step_and_not_across():
+    first, second = batch([4, 4], [6, 1]), batch([4, 4], [5, 2])
+    third, fourth = batch([4, 4], [3, 6]), batch([4, 4], [1, 2])
+    regrouped = regroup_by_length([first, second, third, fourth], per_step=2)
+    lengths = [part["completion_mask"].sum(1).tolist() for part in regrouped]
+    assert lengths == [[1, 2], [5, 6], [1, 2], [3, 6]]
+
+
+def test_equal_lengths_stay_as_they_are():
+    parts = [batch([4, 4], [3, 3]), batch([4, 4], [3, 3])]
+    for before, after in zip(parts, regroup_by_length(parts, per_step=2), strict=True):
+        for key, value in before.items():
+            assert torch.equal(value, after[key])
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=8, max_size=8))
+@settings(deadline=None)
+def test_regrouping_loses_and_invents_no_row(lengths):
+    halves = [lengths[:4], lengths[4:]]
+    parts = [batch([p for p, _ in half], [c for _, c in half]) for half in halves]
+    for offset, part in enumerate(parts):
+        part["advantages"] += 4 * offset
+    regrouped = regroup_by_length(parts, per_step=2)
+    rows = {}
+    for part in regrouped:
+        for i, name in enumerate(part["advantages"].tolist()):
+            rows[name] = part["completion_mask"][i].sum().item()
+    assert rows == {float(i): c for i, (_, c) in enumerate(lengths)}
+    assert padded_fraction([trim(b) for b in regrouped]) <= padded_fraction(parts)
+
+
+def test_padded_fraction_by_hand():
+    # 2 rows of 4 + 6 positions hold 2 + 1 and 3 + 4 tokens: 10 of 20
+    assert padded_fraction([batch([2, 3], [1, 4])]) == pytest.approx(0.5)
+
+
+def test_images_are_left_alone():
+    assert is_text(batch([1], [1]))
+    assert not is_text({**batch([1], [1]), "pixel_values": torch.zeros(1)})
+
+
+def sums_so_far(ids_NL, mask_NL, width):
+    """A causal model in one line: each token's value is the sum of what came before and itself."""
+    return (ids_NL * mask_NL).cumsum(dim=1).float()[:, -width:], None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=1, max_size=7),
+    st.sampled_from([None, 1, 2, 3, 9]),
+)
+@settings(deadline=None)
+def test_a_trimmed_forward_gives_every_token_what_the_padded_one_does(lengths, at_once):
+    rows = batch([p for p, _ in lengths], [c for _, c in lengths])
+    ids_NL = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+    mask_NL = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+    expected_NT = sums_so_far(ids_NL, mask_NL, 6)[0] * rows["completion_mask"]
+    found_NT, nothing = forward_trimmed(sums_so_far, ids_NL, mask_NL, 6, at_once)
+    assert nothing is None
+    assert torch.equal(found_NT, expected_NT)
+
+
+def test_a_trimmed_forward_is_as_wide_as_its_longest_row_and_masks_nothing():
+    rows = batch([4, 1], [2, 5])
+    widths = []
+
+    def forward(ids_NL, mask_NL, width):
+        widths.append((*ids_NL.shape, width))
+        assert mask_NL.all()
+        return sums_so_far(ids_NL, mask_NL, width)
+
+    ids_NL = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+    mask_NL = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+    forward_trimmed(forward, ids_NL, mask_NL, 6)
+    assert widths == [(2, 6, 5)]
+    assert padded_fraction([rows]) == 1 - 12 / 20
+    assert padded_fraction([rows], moved_left=True) == 0
+
+
+@pytest.mark.parametrize(("multiple", "width"), [(1, 6), (4, 8), (64, 10)])
+def test_a_trimmed_forward_is_as_wide_as_a_multiple_as_far_as_there_are_columns(multiple, width):
+    rows = batch([4, 1], [2, 5])
+    widths = []
+
+    def forward(ids_NL, mask_NL, completion):
+        widths.append(ids_NL.shape[1])
+        return sums_so_far(ids_NL, mask_NL, completion)
+
+    ids_NL = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+    mask_NL = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+    found_NT, _ = forward_trimmed(forward, ids_NL, mask_NL, 6, multiple=multiple)
+    assert widths == [width]
+    assert torch.equal(found_NT, sums_so_far(ids_NL, mask_NL, 6)[0] * rows["completion_mask"])
+    assert padded_fraction([rows], moved_left=True, multiple=multiple) == 1 - 12 / (2 * width)

@@ -1,0 +1,73 @@
+"""Stop strings on token ids, and the engine's seed."""
+
+import pytest
+import torch
+
+from trl_ablate import miniature
+from trl_ablate.trainer.engine import engine_seed
+from trl_ablate.trainer.generation import StopStrings, length_spread, truncation_metrics
+
+TOKENIZER = miniature.tokenizer()
+
+
+def stop_strings(strings=("</answer>",), min_tokens=0):
+    return StopStrings(strings, TOKENIZER, [TOKENIZER.eos_token_id], min_tokens)
+
+
+def ids(text):
+    return TOKENIZER.encode(text)
+
+
+def test_eos_or_a_stop_string_is_an_end_and_the_limit_is_none():
+    stop = stop_strings()
+    assert stop.ended(ids("1+1=2 <answer>2</answer>"))
+    assert stop.ended([*ids("1+1=2"), TOKENIZER.eos_token_id])
+    assert not stop.ended(ids("1+1=2 <answer>2"))
+    assert not stop.ended([])
+
+
+def test_padding_behind_a_stop_string_is_cut():
+    row = ids("<answer>2</answer>")
+    assert stop_strings().cut([*row, *[TOKENIZER.pad_token_id] * 3]) == row
+    assert stop_strings().cut([*row, TOKENIZER.eos_token_id]) == row
+    ended_by_eos = [*ids("1+1=2"), TOKENIZER.eos_token_id]
+    assert stop_strings().cut(ended_by_eos) == ended_by_eos
+    assert stop_strings(()).cut(row) == row
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "kept"), [(0, "1"), (1, "1231"), (3, "1231"), (4, "123121"), (6, "1231215")]
+)
+def test_a_stop_string_within_the_minimum_ends_nothing(min_tokens, kept):
+    """The row is seven tokens of a digit each; a `1` may end it from token `min_tokens` + 1 on."""
+    stop = stop_strings(["1"], min_tokens)
+    assert TOKENIZER.decode(stop.cut(ids("1231215"))) == kept
+    assert stop.ended(ids("1231215")) == (min_tokens < 6)
+
+
+def test_a_stop_string_over_several_tokens_needs_its_last_one_behind_the_minimum():
+    row = ids("12345")
+    assert stop_strings(["23"], 2).cut(row) == row[:3]
+    assert stop_strings(["23"], 3).cut(row) == row
+
+
+def test_truncation_metrics():
+    metrics = truncation_metrics(torch.tensor([3, 5, 9]), torch.tensor([False, False, True]))
+    assert metrics["completions/clipped_ratio"] == pytest.approx(1 / 3)
+    assert metrics["completions/mean_terminated_length"] == 4
+    none = truncation_metrics(torch.tensor([9]), torch.tensor([True]))
+    assert none["completions/max_terminated_length"] == 0
+
+
+def test_the_spread_of_lengths_is_that_within_groups():
+    lengths = torch.tensor([3, 5, 10, 10])  # deviations 2 ** 0.5 and 0, mean length 7
+    assert length_spread(lengths, 2) == pytest.approx(2**0.5 / 2 / 7)
+    assert length_spread(torch.tensor([3, 3, 10, 10]), 2) == 0
+    assert length_spread(torch.tensor([0, 0, 0, 0]), 2) == 0
+
+
+def test_engine_seeds_are_all_different():
+    seeds = {engine_seed(seed, rank) for seed in range(50) for rank in range(64)}
+    assert len(seeds) == 50 * 64
+    assert engine_seed(0, 0) == 0
+    assert 0 <= engine_seed(2**31 - 1, 63) < 2**32

@@ -1,0 +1,52 @@
+"""Peak memory and time are those of the device that is trained on, not of a GPU that is idle."""
+
+import pytest
+import torch
+
+from trl_ablate.trainer import memory, phases
+
+
+@pytest.fixture
+def cuda_calls(monkeypatch) -> list[tuple[str, object]]:
+    """A machine with a GPU: what it is asked, and about which device."""
+    asked: list[tuple[str, object]] = []
+
+    def noted(name, answer=None):
+        return lambda device=None: asked.append((name, device)) or answer
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", noted("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", noted("peak", 3 * 2**30))
+    monkeypatch.setattr(torch.cuda, "synchronize", noted("wait"))
+    return asked
+
+
+class Training:
+    """A callback's arguments, as far as the phases read them."""
+
+    def __init__(self, device: str):
+        self.device = torch.device(device)
+
+
+def step_on(device: str) -> dict[str, list[float]]:
+    metrics = {name: [] for name in ("time/rollout", "time/reward", "time/train", "time/step",
+                                     "memory/peak_after_train")}  # fmt: skip
+    step = phases.StepPhases(metrics, memory=True)
+    step.on_step_begin(Training(device), None, None)
+    step.on_step_end(Training(device), None, None)
+    return metrics
+
+
+def test_a_training_on_the_cpu_asks_the_gpu_nothing(cuda_calls):
+    metrics = step_on("cpu")
+    assert cuda_calls == []
+    assert metrics["memory/peak_after_train"] == [
+        pytest.approx(memory.peak_memory(torch.device("cpu")) / 2**30, rel=0.5)
+    ]
+
+
+def test_a_training_on_the_second_gpu_asks_that_one(cuda_calls):
+    metrics = step_on("cuda:1")
+    assert metrics["memory/peak_after_train"] == [3.0]
+    assert {device for _, device in cuda_calls} == {torch.device("cuda:1")}
+    assert {name for name, _ in cuda_calls} == {"reset", "peak", "wait"}

@@ -1,0 +1,1 @@
+"""Questions and reference answers, from wherever they are."""

@@ -1,0 +1,101 @@
+"""What can be evaluated: a model's folder, a run's directory, a Hub id, or the miniature."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.resolving import Resolved, load_recipe, read_overrides, resolve_run
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.folders import where_it_stands
+
+MODEL_FILES = ("config.json", "adapter_config.json")
+"""One of these is in every folder that holds a model, or an adapter."""
+
+DATASET_KEYS = (
+    "dataset_config",
+    "eval_split",
+    "question_column",
+    "answer_column",
+    "levels",
+    "subjects",
+    "eval_sets",
+)
+"""What a recipe says about its own dataset, and about no other."""
+
+ONLY_EVALUATION = {
+    "start": "base",
+    "model_revision": "main",
+    "report_to": "none",
+    "eval_strategy": "no",
+    "save_strategy": "no",
+    "best_metric": "eval_reward",
+    "beta": 0.0,
+    "use_peft": False,
+    "gradient_checkpointing": False,
+    "push_to_hub": False,
+}
+"""Settings of a trainer that is never trained: one model, nothing written, nothing watched."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model, and the run it comes from, if that is known."""
+
+    model: str
+    run: RunDirectory | None = None
+
+
+def find_checkpoint(name: str) -> Checkpoint:
+    """The model that a name stands for: of a run, the best one, or else the last."""
+    folder = Path(name)
+    if not folder.exists():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise ConfigurationError(
+                f"checkpoint {name} does not exist; give a model's folder, a run's directory, "
+                "a Hub id, or miniature"
+            )
+        return Checkpoint(name)
+    run = RunDirectory(folder)
+    if run.config_file.exists():
+        for model in map(where_it_stands, (run.checkpoint_best, run.checkpoint_last)):
+            if holds_model(model):
+                return Checkpoint(str(model), run)
+    if not holds_model(folder):
+        raise ConfigurationError(
+            f"checkpoint {name} holds no model ({' or '.join(MODEL_FILES)}); give a model's "
+            "folder, or a run's directory with checkpoint_best or checkpoint_last"
+        )
+    around = RunDirectory(folder.resolve().parent)
+    return Checkpoint(name, around if around.config_file.exists() else None)
+
+
+def holds_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in MODEL_FILES)
+
+
+def to_evaluate(
+    checkpoint: Checkpoint,
+    words: Iterable[str] = (),
+    *,
+    recipe: Path | None = None,
+    profile: str = "auto",
+    scratch: str,
+) -> Resolved:
+    """How a checkpoint is evaluated: as in the recipe, or else its run, but for the words.
+
+    A dataset among the words leaves what was said about the former one behind.
+    """
+    given = read_overrides(words)
+    forgotten = dict.fromkeys(DATASET_KEYS) if "dataset" in given else {}
+    fixed = {**ONLY_EVALUATION, "model_name_or_path": checkpoint.model, "output_dir": scratch}
+    overrides = {**forgotten, **given, **fixed}
+    if checkpoint.run is not None and recipe is None:
+        if profile != "auto":
+            raise ConfigurationError(
+                f"profile '{profile}' belongs to a recipe, and {checkpoint.model} is evaluated as "
+                "in its run; give --recipe, too, or the settings themselves"
+            )
+        return resolve_run(checkpoint.run.config_file, overrides)
+    return load_recipe(recipe or SHIPPED / "grpo.yaml", profile, overrides)

@@ -1,0 +1,1 @@
+"""Rules that see a run go wrong."""

@@ -1,0 +1,1 @@
+"""From a recipe in YAML to one resolved, checked configuration."""

@@ -1,0 +1,74 @@
+"""What the argument groups have to agree on, and what in their combination deserves a warning."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trl_ablate.config import AblationConfig
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.estimates import metric_names
+from trl_ablate.prompts.templates import TEMPLATES
+from trl_ablate.recipe.strict import nearest
+from trl_ablate.task import TaskArguments
+
+
+def check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
+    """Every metric of an evaluation has a name of its own, and the best one exists."""
+    samples = config.num_generations_eval or config.num_generations or 1
+    names = metric_names(samples, task.eval_sets or ())
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(
+            f"eval_sets {', '.join(task.eval_sets or ())} would give two meanings to "
+            f"'{twice[0]}'; rename the set"
+        )
+    if config.best_metric not in names:
+        raise ConfigurationError(
+            f"best_metric '{config.best_metric}' is no metric of this evaluation"
+            f"{nearest(config.best_metric, names) or '; one is eval_reward'}"
+        )
+
+
+def limit_prompts(config: AblationConfig, task: TaskArguments) -> None:
+    """The engine refuses prompts, and cuts off completions, that run out of its length."""
+    if not config.use_vllm or config.vllm_max_model_length is None:
+        return
+    room = config.vllm_max_model_length - (config.max_completion_length or 0)
+    if task.max_prompt_length is None:
+        task.max_prompt_length = room
+    if task.max_prompt_length > room:
+        raise ConfigurationError(
+            f"max_prompt_length {task.max_prompt_length} and max_completion_length "
+            f"{config.max_completion_length} are more than vllm_max_model_length "
+            f"{config.vllm_max_model_length}; lower one of the two, or raise vllm_max_model_length"
+        )
+
+
+def trust_warnings(arguments: Mapping[str, Any]) -> list[str]:
+    """Running code out of a model's repository is a decision that nobody should overlook."""
+    loading = arguments.get("model_init_kwargs")
+    asked = {"trust_remote_code": arguments.get("trust_remote_code")}
+    if isinstance(loading, Mapping):
+        asked["model_init_kwargs: trust_remote_code"] = loading.get("trust_remote_code")
+    return [
+        f"{key} is on: code from the model's repository runs on this machine with all of your "
+        "rights; leave it off for models that you have not read"
+        for key, on in asked.items()
+        if on
+    ]
+
+
+def template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> list[str]:
+    """A template brings its stop strings and reward; say so where only one is changed."""
+    template = TEMPLATES[task.template]
+    said = []
+    if "stop" in arguments and tuple(arguments["stop"] or ()) != template.stop:
+        said.append(
+            f"stop is {arguments['stop']}, but template '{task.template}' is written for "
+            f"{list(template.stop)}: its reward may never see the end it looks for"
+        )
+    if task.reward and task.reward != task.template:
+        said.append(
+            f"reward '{task.reward}' grades completions that template '{task.template}' asks for "
+            "in another format"
+        )
+    return said

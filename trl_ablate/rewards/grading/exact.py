@@ -1,0 +1,138 @@
+r"""The cheap verdict: what can be decided on an answer without any algebra.
+
+Most answers of a rollout batch are plain numbers, or the reference answer itself. They are decided
+here, in microseconds and in the training process. `cheap_verdict` answers True only for the same
+value in another spelling, and False only if no reading makes the two equal; everything else is
+None, and goes to math-verify in a worker.
+
+Decided here on purpose, because math-verify decides them otherwise:
+- two terminating decimals are compared exactly (not after rounding to six places);
+- different units, number bases or kinds of bracket differ (5 cm is not 5 m, 12_7 is not 12_8, the
+  ordered pair (1,2) is not the set {1,2});
+- words are compared as words, not as a product of letters in any order;
+- "1 2" is nothing, rather than the mixed number 1 + 2.
+"""
+
+import re
+from fractions import Fraction
+
+from trl_ablate.rewards.grading.closed_form import clearly_differ
+from trl_ablate.rewards.grading.latex import untext
+from trl_ablate.rewards.grading.reading import BASED_NUMERAL, Reading, brackets
+
+_LOOSE_DIGITS = re.compile(r"(?<!frac)(?<!frac )(?<!_)\d \d(?!\d*/\d)")
+_MANY = re.compile(r"\\cup|\\infty|\\begin\{|\\pm|\\in(?![a-zA-Z])")
+_ENDS_IN_UNIT = re.compile(r"[\d}) ] ?[a-hj-zA-Z]+(?:\^\{?[23]\}?)?$")  # `i` is a number
+_WORDS = re.compile(r"[^\W\d_]+(?:[ ,;'-]+[^\W\d_]+)*")
+
+
+def cheap_verdict(answer: Reading, gold: Reading) -> bool | None:
+    """True or False if that much is certain without algebra, else None."""
+    if answer.tidied == gold.tidied or _without_text(answer) == _without_text(gold):
+        return True
+    if answer.tidied == gold.tidied.replace(", ", ","):
+        return True  # beside the list "81, 256", the answer "81,256" is a list
+    if gold.words is not None and answer.letters is not None:
+        return _compare_words(answer, gold)
+    if answer.unit and gold.unit and answer.unit != gold.unit:
+        return False
+    if not answer.readable or not answer.value:
+        return False
+    if not _same_kind_of_statement(answer, gold):
+        return None
+    if answer.number is not None and gold.number is not None and answer.percent == gold.percent:
+        return _compare_numbers(answer.number, gold.number)
+    return _compare_shapes(answer, gold)
+
+
+def for_algebra(answer: Reading, gold: Reading) -> tuple[str, str]:
+    """What math-verify gets to see: the values, or where the equations themselves count, all."""
+    if _same_kind_of_statement(answer, gold):
+        return answer.value, gold.value
+    return answer.tidied, gold.tidied
+
+
+def _same_kind_of_statement(answer: Reading, gold: Reading) -> bool:
+    """Whether `x=` may be left out: both say it, or one says it and the other is no equation."""
+    if answer.name and gold.name:
+        return answer.name == gold.name
+    return not ((answer.name and "=" in gold.value) or (gold.name and "=" in answer.value))
+
+
+def _without_text(reading: Reading) -> str:
+    r"""`81\text{ teachers}` and `81 teachers` alike."""
+    return re.sub(r"(?<=\d) (?=[a-zA-Z])", "", untext(reading.tidied))
+
+
+def _compare_words(answer: Reading, gold: Reading) -> bool | None:
+    """Words are equal or not; only `abc` and `cab`, outside of `\text`, may be one product."""
+    ours, theirs = answer.letters, gold.words
+    assert ours is not None and theirs is not None
+    if ours == theirs:
+        return True
+    bare = "\\text" not in answer.tidied + gold.tidied
+    if bare and len(theirs) <= 3 and sorted(ours) == sorted(theirs):
+        return None
+    return False if _WORDS.fullmatch(ours) and _WORDS.fullmatch(theirs) else None
+
+
+def _compare_numbers(answer: Fraction, gold: Fraction) -> bool | None:
+    """Plain numbers are equal or not; only "0.333333" for 1/3 is left to math-verify."""
+    if answer == gold:
+        return True
+    rounded = _terminates(answer) != _terminates(gold)
+    return None if rounded and abs(answer - gold) < Fraction(1, 10**5) else False
+
+
+def _terminates(number: Fraction) -> bool:
+    """Whether the number can be written as a decimal."""
+    bottom = number.denominator
+    for prime in (2, 5):
+        while bottom % prime == 0:
+            bottom //= prime
+    return bottom == 1
+
+
+def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
+    """False for answers whose form or approximate value excludes equality; None otherwise."""
+    if _LOOSE_DIGITS.search(answer.value):
+        return False
+    our_numeral = BASED_NUMERAL.fullmatch(answer.value)
+    their_numeral = BASED_NUMERAL.fullmatch(gold.value)
+    if our_numeral and their_numeral:
+        return our_numeral.groups() == their_numeral.groups()
+    brackets_answer, brackets_gold = brackets(answer.value), brackets(gold.value)
+    if brackets_answer and brackets_gold and brackets_answer != brackets_gold:
+        return False
+    return _compare_approximations(answer, gold)
+
+
+def _compare_approximations(answer: Reading, gold: Reading) -> bool | None:
+    """False where a value of one has no counterpart in the other, in whatever order."""
+    if _ENDS_IN_UNIT.search(answer.value) and not _ENDS_IN_UNIT.search(gold.value):
+        return None  # letters that may be a unit outside the table
+    ours, theirs = answer.approximations, gold.approximations
+    if ours is not None and theirs is not None:
+        scales = (1.0,) if answer.percent == gold.percent else (1.0, 0.01, 100.0)
+        apart = all(_counterpart_missing(ours, theirs, scale) for scale in scales)
+        return False if apart else None
+    for known, other in ((ours, gold), (theirs, answer)):
+        if known is not None and _is_no_number(other, values=len(known)):
+            return False
+    return None
+
+
+def _counterpart_missing(
+    ours: tuple[complex, ...], theirs: tuple[complex, ...], scale: float
+) -> bool:
+    return not (
+        all(any(not clearly_differ(our, their * scale) for their in theirs) for our in ours)
+        and all(any(not clearly_differ(our, their * scale) for our in ours) for their in theirs)
+    )
+
+
+def _is_no_number(reading: Reading, values: int) -> bool:
+    r"""Whether it is words or, next to a single value, an interval, a matrix or `\pm`."""
+    if reading.words is not None:
+        return _WORDS.fullmatch(reading.words) is not None
+    return values == 1 and _MANY.search(reading.value) is not None

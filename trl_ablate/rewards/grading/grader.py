@@ -1,0 +1,185 @@
+"""A pool of math-verify processes that model output cannot hang, break or leak.
+
+Left out on purpose: math-verify's own timeout. It is a signal in the main thread, which some inputs
+ignore and other threads do not get. Here the parent watches the clock and kills.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.rewards.grading.exact import cheap_verdict, for_algebra
+from trl_ablate.rewards.grading.pool import Outcome, WorkerPool
+from trl_ablate.rewards.grading.reading import Reading, read
+
+OnTimeout = Literal["none", "zero"]
+
+_CACHED_VERDICTS = 8192
+_CACHED_READINGS = 8192
+
+
+class MathGrader:
+    """Compares answers with reference answers, in worker processes where algebra is needed.
+
+    Use as a context manager or `close()` it; workers also end with the process, however it ends.
+    One batch is graded at a time; `grade` may be called from any thread.
+
+    Args:
+        workers: how many processes. Each holds about 60 MiB.
+        timeout: seconds of wall-clock time that one comparison may take. A worker that misses it
+            is killed and replaced.
+        on_timeout: what becomes of such an item, and of one that its worker did not survive:
+            `"none"` leaves it ungraded (None), `"zero"` calls it wrong (False).
+        memory_limit_mb: cap on a worker's address space.
+        max_length: answers longer than this many characters are wrong, unless they are the
+            reference answer itself. The longest reference answer of MATH has 159 characters; what
+            is longer by far is no answer but an attempt on the parser, and leaving it ungraded
+            would exempt it from the loss. A longer reference answer can only be matched as text;
+            any other answer to it is ungraded.
+        start_timeout: seconds a worker may take to load math-verify.
+
+    Attributes:
+        timeouts: items that missed the deadline, so far.
+        ungraded: items without a verdict of their own, so far.
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        timeout: float = 1.0,
+        *,
+        on_timeout: OnTimeout = "none",
+        memory_limit_mb: int = 1024,
+        max_length: int = 1000,
+        start_timeout: float = 60.0,
+    ) -> None:
+        if workers < 1:
+            raise ConfigurationError(f"workers={workers!r}: a grader needs at least 1 worker.")
+        if not timeout > 0:
+            raise ConfigurationError(f"timeout={timeout!r}: give the seconds, more than 0.")
+        if on_timeout not in get_args(OnTimeout):
+            raise ConfigurationError(
+                f"on_timeout={on_timeout!r} is not known; choose one of "
+                f"{', '.join(get_args(OnTimeout))}."
+            )
+        self.timeout = timeout
+        self.timeouts = 0
+        self.ungraded = 0
+        self._verdict_without_answer = None if on_timeout == "none" else False
+        self._pool_settings = (workers, timeout, memory_limit_mb * 2**20, start_timeout)
+        self._max_length = max_length
+        self._closed = False
+        self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        self._readings: OrderedDict[str, Reading] = OrderedDict()
+        self._pool = WorkerPool(*self._pool_settings)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "MathGrader":
+        self._pool.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def restarts(self) -> int:
+        """Workers that were replaced, so far."""
+        return self._pool.restarts
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers there are at present."""
+        return self._pool.pids
+
+    def close(self) -> None:
+        """Ends the workers. A closed grader grades no more."""
+        self._closed = True
+        self._pool.close()
+
+    def grade(self, answers: Sequence[str | None], golds: Sequence[str]) -> list[bool | None]:
+        """One verdict per pair: right, wrong, or None for what could not be graded.
+
+        An answer of None (nothing was extracted) is wrong. Equal pairs are compared once.
+        """
+        if self._closed:
+            raise RuntimeError("this MathGrader is closed")
+        pairs = [
+            (None if answer is None else answer.strip(), str(gold).strip())
+            for answer, gold in zip(answers, golds, strict=True)
+        ]
+        if self._pool.owner != os.getpid():
+            self._start_anew_in_forked_child()
+        with self._lock:
+            verdicts, open_pairs = self._decide_cheaply(pairs)
+            outcomes = self._pool.run(
+                [for_algebra(self._read(answer), self._read(gold)) for answer, gold in open_pairs]
+            )
+            return self._put_together(pairs, verdicts, dict(zip(open_pairs, outcomes, strict=True)))
+
+    def _decide_cheaply(
+        self, pairs: list[tuple[str | None, str]]
+    ) -> tuple[list[bool | None], list[tuple[str, str]]]:
+        """The verdicts that need no worker, and the different pairs that do."""
+        verdicts: list[bool | None] = []
+        open_pairs: dict[tuple[str, str], None] = {}
+        for answer, gold in pairs:
+            if answer is None:
+                verdicts.append(False)
+                continue
+            verdict = self._cheap_verdict(answer, gold)
+            verdicts.append(verdict)
+            if verdict is None and len(gold) <= self._max_length:
+                open_pairs[answer, gold] = None
+        return verdicts, list(open_pairs)
+
+    def _cheap_verdict(self, answer: str, gold: str) -> bool | None:
+        if answer == gold:
+            return True
+        if len(gold) > self._max_length:
+            return None
+        if len(answer) > self._max_length or not answer or not gold:
+            return False
+        if (answer, gold) in self._verdicts:
+            self._verdicts.move_to_end((answer, gold))
+            return self._verdicts[answer, gold]
+        return cheap_verdict(self._read(answer), self._read(gold))
+
+    def _read(self, text: str) -> Reading:
+        if text not in self._readings:
+            if len(self._readings) >= _CACHED_READINGS:
+                self._readings.popitem(last=False)
+            self._readings[text] = read(text)
+        return self._readings[text]
+
+    def _put_together(
+        self,
+        pairs: list[tuple[str | None, str]],
+        verdicts: list[bool | None],
+        compared: dict[tuple[str, str], Outcome],
+    ) -> list[bool | None]:
+        """Fills in what the workers said, counts what they could not say, remembers the rest."""
+        for pair, outcome in compared.items():
+            if outcome.verdict is not None:
+                self._verdicts[pair] = outcome.verdict
+                if len(self._verdicts) > _CACHED_VERDICTS:
+                    self._verdicts.popitem(last=False)
+        result: list[bool | None] = []
+        for (answer, gold), verdict in zip(pairs, verdicts, strict=True):
+            outcome = None if answer is None else compared.get((answer, gold))
+            if verdict is None and outcome is not None:
+                verdict = outcome.verdict
+                self.timeouts += outcome.timed_out
+            if verdict is None:
+                self.ungraded += 1
+                verdict = self._verdict_without_answer
+            result.append(verdict)
+        return result
+
+    def _start_anew_in_forked_child(self) -> None:
+        """A forked child must neither talk to its parent's workers nor wait for a copied lock."""
+        self._pool.abandon_to_parent()
+        self._pool = WorkerPool(*self._pool_settings)
+        self._lock = threading.Lock()

@@ -1,0 +1,183 @@
+"""The scheduling of comparisons over worker processes: hand out, listen, kill, replace, repeat."""
+
+import math
+import os
+import signal
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+
+from trl_ablate.rewards.grading.process import WorkerProcess
+
+_ATTEMPTS = 3  # a comparison whose worker died goes to a fresh one, twice at most
+_FAILED_STARTS = 3
+
+
+@dataclass
+class Outcome:
+    """What became of one comparison: a verdict, or none and whether the clock was the reason."""
+
+    verdict: bool | None = None
+    timed_out: bool = False
+    attempts: int = 0
+
+
+class WorkerPool:
+    """Worker processes, kept at their number, for one batch at a time.
+
+    Belongs to the process that made it: a forked child must `abandon_to_parent` and make its own.
+
+    Attributes:
+        restarts: workers that were replaced, so far.
+    """
+
+    def __init__(self, size: int, timeout: float, memory_limit: int, start_timeout: float) -> None:
+        self.restarts = 0
+        self.owner = os.getpid()
+        self._size = size
+        self._timeout = timeout
+        self._memory_limit = memory_limit
+        self._start_timeout = start_timeout
+        self._failed_starts = 0
+        self._lock = threading.Lock()
+        self._workers: list[WorkerProcess] = []
+        # At `close`, at interpreter exit and when the pool is collected, whichever is first.
+        self.close = weakref.finalize(self, _end, self._workers, self.owner)
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers]
+
+    def start(self) -> None:
+        """Starts the workers that are missing, without waiting for them to be ready."""
+        while len(self._workers) < self._size:
+            self._workers.append(WorkerProcess(self._timeout, self._memory_limit))
+
+    def run(self, pairs: list[tuple[str, str]]) -> list[Outcome]:
+        """The outcome of each (answer, gold); returns when every one has its own."""
+        if not pairs:
+            return []
+        with self._lock:
+            batch = _Batch(pairs)
+            try:
+                self.start()
+                while batch.unfinished:
+                    self._hand_out(batch)
+                    self._listen(batch)
+            except BaseException:
+                _end(self._workers, self.owner)  # their reports would answer the next batch
+                raise
+            return batch.outcomes
+
+    def abandon_to_parent(self) -> None:
+        """Lets go, in a forked child, of workers that are the parent's."""
+        for worker in self._workers:
+            worker.forget()
+        self._workers.clear()
+
+    def _hand_out(self, batch: "_Batch") -> None:
+        for worker in list(self._workers):
+            if worker.ready and worker.item is None and batch.queue:
+                item = batch.queue.popleft()
+                if not worker.ask(item, *batch.pairs[item]):
+                    batch.queue.appendleft(item)
+                    self._replace(worker, batch)
+
+    def _listen(self, batch: "_Batch") -> None:
+        """Takes in what has been reported, then judges those that had nothing to report."""
+        now = time.monotonic()
+        patience = min(self._deadline(worker) for worker in self._workers) - now
+        pipes = [worker.fileno() for worker in self._workers]
+        readable = wait(pipes, None if math.isinf(patience) else max(0.0, patience))
+        for worker in list(self._workers):
+            if worker.fileno() in readable:
+                self._take_in(worker, batch)
+            elif self._deadline(worker) <= now:
+                self._replace_hung(worker, batch)
+
+    def _deadline(self, worker: WorkerProcess) -> float:
+        if not worker.ready:
+            return worker.since + self._start_timeout
+        return math.inf if worker.item is None else worker.since + self._timeout
+
+    def _take_in(self, worker: WorkerProcess, batch: "_Batch") -> None:
+        events = worker.listen()
+        if events is None:
+            self._replace(worker, batch)
+            return
+        for event in events:
+            if event is not None:
+                batch.settle(*event)
+            else:
+                self.restarts += 1
+                self._recover(worker, batch)
+
+    def _recover(self, worker: WorkerProcess, batch: "_Batch") -> None:
+        """Decides on the item whose comparison died under it."""
+        item, worker.item = worker.item, None
+        if item is None:
+            return
+        if worker.exit_code == -signal.SIGALRM:  # its own clock was faster than ours
+            batch.time_out(item)
+        else:
+            batch.try_again(item)
+
+    def _replace_hung(self, worker: WorkerProcess, batch: "_Batch") -> None:
+        if worker.item is None:
+            self._replace(worker, batch)
+        else:
+            batch.time_out(worker.item)
+            worker.restart()
+            self.restarts += 1
+
+    def _replace(self, worker: WorkerProcess, batch: "_Batch") -> None:
+        """Ends a worker that is gone for good; gives up when none of the last few even started."""
+        self._recover(worker, batch)
+        self._failed_starts = 0 if worker.started else self._failed_starts + 1
+        self._workers.remove(worker)
+        worker.end()
+        if self._failed_starts >= _FAILED_STARTS:
+            self._failed_starts = 0
+            raise RuntimeError(
+                f"{_FAILED_STARTS} grader processes in a row ended before they were ready; "
+                "what they said stands above (is math-verify installed for this Python?)."
+            )
+        self.restarts += 1
+        self.start()
+
+
+class _Batch:
+    """The comparisons of one call: which wait, which are done."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        self.pairs = pairs
+        self.outcomes = [Outcome() for _ in pairs]
+        self.queue = deque(range(len(pairs)))
+        self.unfinished = len(pairs)
+
+    def settle(self, number: int, verdict: bool | None) -> None:
+        self.outcomes[number].verdict = verdict
+        self.unfinished -= 1
+
+    def time_out(self, number: int) -> None:
+        self.outcomes[number].timed_out = True
+        self.unfinished -= 1
+
+    def try_again(self, number: int) -> None:
+        self.outcomes[number].attempts += 1
+        if self.outcomes[number].attempts < _ATTEMPTS:
+            self.queue.appendleft(number)
+        else:
+            self.unfinished -= 1
+
+
+def _end(workers: list[WorkerProcess], owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    for worker in workers:
+        worker.ask_to_quit()
+    while workers:
+        workers.pop().end()

@@ -1,0 +1,175 @@
+"""An answer as far as it can be read without algebra: its number, its unit, its words.
+
+Everything here takes a text of bounded length and is linear in it.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from trl_ablate.rewards.grading.closed_form import approximate
+from trl_ablate.rewards.grading.latex import nesting_depth, tidy, untext
+from trl_ablate.rewards.grading.units import spell_out_magnitudes, split_unit
+
+MAX_NESTING = 40
+
+BASED_NUMERAL = re.compile(r"(?P<digits>[0-9A-Fa-f]+)_\{?(?P<base>\d+)\}?")
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)"
+_NUMBER = re.compile(
+    rf"(?P<sign>[+-]?)(?P<whole>{_DIGITS})?(?:\.(?P<decimals>\d*))?"
+    r"(?:[eE](?P<exponent>[+-]?\d{1,2}))?"
+)
+_FRACTION = re.compile(
+    r"(?P<sign>[+-]?)(?:(?P<whole>\d+)(?: |(?=\\)))?"
+    r"(?:\\frac ?\{ ?(?P<top>-?\d+)\}\{ ?(?P<bottom>\d+)\}"
+    r"|\\frac ?(?P<top1>\d) ?(?P<bottom1>\d)|(?P<top2>\d+)/(?P<bottom2>\d+))"
+)
+_NAMED = re.compile(r"(?P<name>[a-zA-Z]|\\[a-z]+) ?=(?P<value>[^=,<>]*)")
+_MATH = re.compile(r"[\\^_{}=+*/<>|]")
+
+
+@dataclass(frozen=True)
+class Reading:
+    r"""One answer, read without algebra.
+
+    Attributes:
+        tidied: the whole answer in light spelling.
+        name: the `x` of `x=…`, if that is its form.
+        value: what is left without that and without a trailing unit.
+        readable: its braces balance, and nest no deeper than an answer's ever do.
+        unit: the canonical unit, if it is a known one.
+        number: the exact value of a plain number, else None.
+        approximations: about the values of a number or simple expression, or of each in a list;
+            None for anything else.
+        percent: a percent sign follows the number.
+        words: the answer as words (see `as_words`), if it is clearly words; else None.
+        letters: the same for anything that could be words beside a reference that is.
+    """
+
+    tidied: str
+    name: str | None
+    value: str
+    readable: bool
+    unit: str | None
+    number: Fraction | None
+    approximations: tuple[complex, ...] | None
+    percent: bool
+    words: str | None
+    letters: str | None
+
+
+def read(text: str) -> Reading:
+    """Reads an answer; meant for texts of bounded length (see `MathGrader.max_length`)."""
+    tidied = tidy(text)
+    named = _NAMED.fullmatch(tidied)
+    whole = named["value"].strip() if named else tidied
+    words = as_words(whole)
+    value, unit = (whole, None) if words else split_unit(spell_out_magnitudes(whole))
+    if unit is None and value.endswith(r"^\circ"):
+        value, unit = value.removesuffix(r"^\circ"), "degree"
+    if not words and value.startswith(r"\text{"):
+        value = untext(value)
+    percent = value.endswith(r"\%")
+    amount = value.removesuffix(r"\%").rstrip()
+    depth = nesting_depth(amount)
+    readable = depth is not None and depth <= MAX_NESTING
+    number = as_number(amount)
+    no_expression = words is not None or not readable
+    return Reading(
+        tidied=tidied,
+        name=named["name"] if named else None,
+        value=value,
+        readable=readable,
+        unit=unit,
+        number=number,
+        approximations=None if no_expression else _approximations(number, amount),
+        percent=percent,
+        words=words,
+        letters=words or as_words(rf"\text{{{whole}}}"),
+    )
+
+
+def _approximations(number: Fraction | None, text: str) -> tuple[complex, ...] | None:
+    if number is not None:
+        return (complex(float(number)),) if abs(number) < 10**300 else None
+    if (based := BASED_NUMERAL.fullmatch(text)) and based["digits"].isdecimal():
+        return (complex(based["digits"]),) if len(based["digits"]) < 300 else None
+    values = [approximate(part) for part in split_list(text)]
+    known = tuple(value for value in values if value is not None)
+    return known if len(known) == len(values) else None
+
+
+def split_list(text: str) -> list[str]:
+    """The elements of a list, with or without brackets around it; else the text alone."""
+    if brackets(text):
+        text = text.removeprefix("\\").removesuffix("\\}").removesuffix("]").removesuffix(")")[1:]
+    parts: list[str] = []
+    depth = start = 0
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append(text[start:position])
+            start = position + 1
+    return [*parts, text[start:]]
+
+
+def as_number(text: str) -> Fraction | None:
+    r"""The exact value of a plain integer, decimal or simple fraction; None for anything else.
+
+    Commas (or spaces) before groups of three digits separate thousands: "1,234" is a number.
+    The exponent of "1e3" has at most two digits, so no number here is large enough to hurt.
+    """
+    if match := _NUMBER.fullmatch(text):
+        whole, decimals = match["whole"] or "", match["decimals"] or ""
+        if not whole and not decimals:
+            return None
+        whole = whole.replace(",", "").replace(" ", "")
+        value = Fraction(int(whole + decimals), 10 ** len(decimals))
+        value *= Fraction(10) ** int(match["exponent"] or 0)
+        return -value if match["sign"] == "-" else value
+    if match := _FRACTION.fullmatch(text):
+        top = match["top"] or match["top1"] or match["top2"]
+        bottom = match["bottom"] or match["bottom1"] or match["bottom2"]
+        if int(bottom) == 0 or (match["whole"] and top.startswith("-")):
+            return None
+        value = int(match["whole"] or 0) + Fraction(int(top), int(bottom))
+        return -value if match["sign"] == "-" else value
+    return None
+
+
+def as_words(tidied: str) -> str | None:
+    r"""Words in one spelling: lower case, `(A)` as `a`, "4:30 p.m." without its dots.
+
+    None if it may be something else: outside of `\text{}`, letters are words only if three stand
+    in a row, since `xy` is a product of variables.
+    """
+    plain = untext(tidied)
+    if plain == tidied:
+        if not re.search(r"[^\W\d_]{3}", plain) or _MATH.search(plain) or not plain[0].isalpha():
+            return None
+    elif _MATH.search(plain) or not re.search(r"[^\W\d_]", plain):
+        return None
+    elif plain[0].isdigit() and not re.fullmatch(r"\\text\{[^{}]*\}", tidied):
+        return None  # a number with a unit
+    plain = re.sub(r"\(\s*(\w)\s*\)", r"\1", plain)
+    plain = re.sub(r"[\s]*[.'\"][\s]*", "", plain)
+    plain = re.sub(r"\s+", " ", plain).strip(" ,;:").casefold()
+    letters = [part.strip() for part in re.split(r",| and ", plain)]
+    if len(letters) > 1 and all(len(part) == 1 for part in letters):
+        plain = ",".join(sorted(letters))
+    return re.sub(r"\s*,\s*", ",", plain) or None
+
+
+def brackets(text: str) -> str | None:
+    """The pair of brackets around a whole list: `()`, `[)`, `{}` …; None without a list in one."""
+    body = text.replace(r"\{", "\x01").replace(r"\}", "\x02")
+    if len(body) < 2 or body[0] not in "([\x01" or body[-1] not in ")]\x02":
+        return None
+    depth = 0
+    listed = False
+    for position, character in enumerate(body):
+        depth += (character in "([{\x01") - (character in ")]}\x02")
+        if depth == 0 and position < len(body) - 1:
+            return None
+        listed = listed or (character == "," and depth == 1)
+    return (body[0] + body[-1]).translate({1: "{", 2: "}"}) if listed else None

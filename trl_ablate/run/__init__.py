@@ -1,0 +1,1 @@
+"""A run on disk: written, read, sealed, masked. No torch."""

@@ -1,0 +1,71 @@
+"""The curves of one run as a PNG: the evaluation above, what gives early warning below.
+
+The same rows give the same bytes, so that publishing again finds nothing new.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from trl_ablate.run.drawing import FAINT, INK, STYLE
+
+EVALUATED, TRAINED = "eval_reward", "reward"
+WATCHED = {
+    "grad_norm": "gradient norm",
+    "completions/mean_length": "response length (tokens)",
+    "entropy": "token entropy",
+}
+"""Metrics of the lower row, and their titles."""
+
+BLUE = "#0072B2"
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def draw_curves(rows: Rows) -> bytes | None:
+    """The run's curves over GRPO steps; None where no reward was ever logged."""
+    watched = [metric for metric in WATCHED if points(rows, metric)[0]]
+    if not (points(rows, EVALUATED)[0] or points(rows, TRAINED)[0]):
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((9.5, 5.2 if watched else 3.2), dpi=110, layout="constrained")
+        grid = figure.add_gridspec(2 if watched else 1, max(1, len(watched)))
+        _draw_reward(figure.add_subplot(grid[0, :]), rows)
+        for column, metric in enumerate(watched):
+            axes = figure.add_subplot(grid[1, column])
+            axes.plot(*points(rows, metric), color=INK, linewidth=1.2)
+            _finish(axes, WATCHED[metric])
+        buffer = io.BytesIO()
+        FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+        return buffer.getvalue()
+
+
+def points(rows: Rows, metric: str) -> tuple[list[float], list[float]]:
+    """GRPO steps and values; a step that stands twice, after a resume, counts as it was last."""
+    found = {row["grpo_step"]: row[metric] for row in rows if row.get(metric) is not None}
+    steps = sorted(found)
+    return steps, [found[step] for step in steps]
+
+
+def _draw_reward(axes: Axes, rows: Rows) -> None:
+    axes.plot(*points(rows, TRAINED), color=FAINT, linewidth=1, label="training rollouts")
+    steps, values = points(rows, EVALUATED)
+    errors = dict(zip(*points(rows, f"{EVALUATED}_stderr"), strict=True))
+    if steps:
+        axes.plot(steps, values, color=BLUE, linewidth=2, label="evaluation, ± standard error")
+        low = [value - errors.get(step, 0.0) for step, value in zip(steps, values, strict=True)]
+        high = [value + errors.get(step, 0.0) for step, value in zip(steps, values, strict=True)]
+        axes.fill_between(steps, low, high, color=BLUE, alpha=0.18, linewidth=0)
+    axes.legend(loc="best", frameon=False)
+    _finish(axes, "reward")
+
+
+def _finish(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK)
+    axes.set_xlabel("GRPO steps", color=INK)
+    axes.margins(x=0.01)

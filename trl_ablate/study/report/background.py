@@ -1,0 +1,124 @@
+"""What stands behind the numbers of a report: samples of what the arms said, machine and
+commands."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.run.directory import read_jsonl
+from trl_ablate.study.plan import Plan
+from trl_ablate.study.report.analysis import Analysis
+from trl_ablate.study.report.curves import Run
+from trl_ablate.study.report.document import Block, Code, Grid, Items, Section, Text
+
+SAMPLE_CHARACTERS = 700
+
+
+def samples(analysis: Analysis) -> Section | None:
+    """For each arm, one rewarded and one unrewarded response from the last rollouts of a run."""
+    blocks: list[Block] = []
+    for arm in analysis.arms:
+        found = next((rows for run in arm.runs if (rows := _last_rollouts(run))), None)
+        if not found:
+            continue
+        step, rows = found
+        ordered = sorted(rows, key=lambda row: row.get("reward") or 0.0)
+        for kind, row in (("highest", ordered[-1]), ("lowest", ordered[0])):
+            title = f"{arm.name}, {step}, {kind} reward: {row.get('reward')}"
+            blocks.append(Code(_sample(row), title))
+    return Section("Samples", blocks) if blocks else None
+
+
+def _last_rollouts(run: Run) -> tuple[str, list[dict[str, Any]]] | None:
+    if run.directory is None:
+        return None
+    files = sorted((run.directory / "rollouts").glob("step_*.jsonl"))
+    rows = list(read_jsonl(files[-1])) if files else []
+    return (files[-1].stem.replace("_", " "), rows) if rows else None
+
+
+def _sample(row: dict[str, Any]) -> str:
+    parts = [("prompt", row.get("prompt")), ("response", row.get("response"))]
+    parts.append(("ground truth", row.get("ground_truth")))
+    return "\n\n".join(
+        f"[{name}]\n{_shortened(value)}" for name, value in parts if value is not None
+    )
+
+
+def _shortened(value: Any) -> str:
+    """Both ends of a long text: a prompt ends with the question, a response with the answer."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(text) <= SAMPLE_CHARACTERS:
+        return text
+    half = SAMPLE_CHARACTERS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+
+
+def environment(runs: Sequence[Run]) -> Section:
+    """Versions, machines and commits of the runs; where they are not all of one, how many of
+    each."""
+    records = [run.record for run in runs if run.record]
+    rows = [
+        ["commit", _counted(_commit(record) for record in records)],
+        ["python", _counted(record.get("python") for record in records)],
+        ["CPUs", _counted(record.get("cpus") for record in records)],
+        ["GPU", _counted(record.get("gpu") for record in records)],
+    ]
+    packages = sorted({name for record in records for name in record.get("versions", {})})
+    rows += [
+        [name, _counted(record.get("versions", {}).get(name) for record in records)]
+        for name in packages
+    ]
+    known = [row for row in rows if row[1]]
+    return Section("Environment", [Grid(["", ""], known, numbers_from=2)] if known else [])
+
+
+def commands(plan: Plan, study: Path) -> Section:
+    """How to do it again: the study, and each arm by itself."""
+    shown = shortest(study)
+    lines = [f"python scripts/study.py {word} {shown}" for word in ("plan", "run", "report")]
+    singles = [_single(arm.runs[0].words) for arm in plan.arms]
+    return Section(
+        "Commands",
+        [Code("\n".join(lines)), Text("One run of each arm by itself:"), Code("\n".join(singles))],
+    )
+
+
+def _single(words: Sequence[str]) -> str:
+    recipe, *rest = words
+    return " ".join(["accelerate launch scripts/train.py", shortest(Path(recipe)), *rest])
+
+
+def shortest(path: Path) -> str:
+    """Relative to where the command runs, so that a report tells nothing of the machine."""
+    relative = os.path.relpath(path.resolve())
+    return path.name if relative.startswith("..") else relative
+
+
+def seeds_answer(plan: Plan) -> Section | None:
+    if not plan.seeds_answer.strip():
+        return None
+    paragraphs = plan.seeds_answer.strip().split("\n\n")
+    return Section("What was found before", [Text(" ".join(part.split())) for part in paragraphs])
+
+
+def warnings(plan: Plan) -> Section | None:
+    said = [f"{arm.name}: {warning}" for arm in plan.arms for warning in arm.warnings]
+    return Section("Warnings", [Items(said)]) if said else None
+
+
+def _commit(record: Any) -> str | None:
+    git = record.get("git")
+    if not git:
+        return None
+    return git["commit"][:10] + (" with uncommitted changes" if git.get("diff") else "")
+
+
+def _counted(values: Iterable[Any]) -> str:
+    counted = Counter(str(value) for value in values if value is not None)
+    if len(counted) <= 1:
+        return next(iter(counted), "")
+    return ", ".join(f"{value} ({count} runs)" for value, count in counted.most_common())

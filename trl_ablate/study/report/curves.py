@@ -1,0 +1,231 @@
+"""Runs in memory: from run directories, and from published CSV files. No torch.
+
+What a final value, an area and a collapse are is said here, and nowhere else. Metrics have this
+package's names; W&B's `eval/reward`, `train/grad_norm` and the like are translated.
+"""
+
+import csv
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.strict import nearest
+from trl_ablate.study.plan import Plan
+from trl_ablate.study.store import DONE, RunStore
+
+GRAD_NORM, LENGTH, ENTROPY = "grad_norm", "completions/mean_length", "entropy"
+
+TRANSLATED = {
+    "train/mean_response_length": LENGTH,
+    "train/mean_token_entropy": ENTROPY,
+    "train/token_entropy": ENTROPY,
+}
+CURVE_COLUMNS = ("run_name", "metric", "step", "value")
+
+LOST_SHARE = 0.5
+"""A run that ends below this share of its best has collapsed..."""
+NOISE_FLOOR = 0.02
+"""...if it lost more than this,"""
+NOISE_ERRORS = 3.0
+"""...and more than this many standard errors of an evaluation."""
+
+
+@dataclass
+class Series:
+    """One metric over GRPO steps; `seconds` since the first logged row, where they are known."""
+
+    steps: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a curve comes to."""
+
+    final: float
+    best: float
+    best_step: float
+    auc: float
+    collapsed_at: float | None
+
+
+@dataclass
+class Run:
+    """One arm under one seed, and how it went."""
+
+    arm: str
+    seed: int | None
+    status: str
+    reason: str | None = None
+    series: dict[str, Series] = field(default_factory=dict)
+    planned_steps: float | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+    directory: Path | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether its values enter the statistics: it ended by itself or by a rule."""
+        return self.status in DONE
+
+    @property
+    def name(self) -> str:
+        return self.arm if self.seed is None else f"{self.arm}-seed{self.seed}"
+
+    @property
+    def last_step(self) -> float | None:
+        last = [series.steps[-1] for series in self.series.values() if series.steps]
+        return max(last, default=None)
+
+    def summary(self, metric: str) -> Summary | None:
+        """None where the metric was never logged."""
+        series = self.series.get(metric)
+        if series is None or not series.values:
+            return None
+        errors = self.series.get(f"{metric}_stderr")
+        best = max(series.values)
+        return Summary(
+            final=series.values[-1],
+            best=best,
+            best_step=series.steps[series.values.index(best)],
+            auc=area(series, self.planned_steps),
+            collapsed_at=collapse_step(series, max(errors.values) if errors else 0.0),
+        )
+
+
+def area(series: Series, until: float | None = None) -> float:
+    """The mean height of a curve (trapezoids over GRPO steps), on the scale of the metric.
+
+    A curve that ends before `until` keeps its last value: a run that was stopped early must not
+    look better than one that went on. One point is its own mean.
+    """
+    steps, values = list(series.steps), list(series.values)
+    if until is not None and until > steps[-1]:
+        steps.append(until)
+        values.append(values[-1])
+    if len(steps) == 1:
+        return values[0]
+    trapezoids = [
+        (steps[i + 1] - steps[i]) * (values[i] + values[i + 1]) / 2 for i in range(len(steps) - 1)
+    ]
+    return sum(trapezoids) / (steps[-1] - steps[0])
+
+
+def collapse_step(series: Series, stderr: float = 0.0) -> float | None:
+    """The step from which a run stayed below half of its best to the end, or None.
+
+    The loss has to exceed the noise of an evaluation (0.02, and 3 standard errors), so that a run
+    that never learned anything is none; where the standard error is unknown (0), the last two
+    evaluations have to show it. A start that is lost counts too: a learning rate can be too high
+    to rise even once.
+    """
+    best = max(series.values)
+    noise = max(NOISE_FLOOR, NOISE_ERRORS * stderr)
+    low = [value < LOST_SHARE * best and best - value > noise for value in series.values]
+    if len(low) < 3 or not all(low[-1 if stderr else -2 :]):
+        return None
+    first = len(low) - next(i for i, is_low in enumerate(reversed(low)) if not is_low)
+    return series.steps[first]
+
+
+def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
+    """Every run of a plan, arm by arm; runs that are still to be done have no curves."""
+    found = []
+    for arm in plan.arms:
+        for planned in arm.runs:
+            state = store.state(planned.id)
+            directory = store.directory(planned.id)
+            has_rows = state.status != "to do" and directory.metrics_file.exists()
+            found.append(
+                Run(
+                    arm=arm.name,
+                    seed=planned.seed,
+                    status=state.status,
+                    reason=state.reason,
+                    series=series_of(list(directory.metrics())) if has_rows else {},
+                    planned_steps=arm.grpo_steps or None,
+                    record=state.record,
+                    directory=directory.path,
+                )
+            )
+    return found
+
+
+def series_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
+    """Curves from logged rows. A step that stands twice (after a resume) counts as it was last."""
+    points: dict[str, dict[float, tuple[float, float]]] = {}
+    start = rows[0]["seconds"] if rows else 0.0
+    for row in rows:
+        step, seconds = row["grpo_step"], row["seconds"] - start
+        for key, value in row.items():
+            if isinstance(value, (int, float)) and key not in ("step", "grpo_step", "seconds"):
+                points.setdefault(key, {})[step] = (value, seconds)
+    return {
+        key: Series(
+            steps=sorted(found),
+            values=[found[step][0] for step in sorted(found)],
+            seconds=[found[step][1] for step in sorted(found)],
+        )
+        for key, found in points.items()
+    }
+
+
+def read_curves(path: Path) -> list[Run]:
+    """Published curves in long form: run_name, metric, step, value.
+
+    `NAME-seed3` is arm NAME under seed 3; any other name is an arm of one run. Values that are no
+    finite numbers are left out.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"curves {path} do not exist; name a CSV file")
+    points: dict[str, dict[str, dict[float, float]]] = {}
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        _check_columns(path, reader.fieldnames or ())
+        for number, row in enumerate(reader, start=2):
+            step, value = _numbers(path, number, row)
+            if math.isfinite(value):
+                metrics = points.setdefault(row["run_name"], {})
+                metrics.setdefault(translate(row["metric"]), {})[step] = value
+    if not points:
+        raise ConfigurationError(f"curves {path} hold no rows")
+    return [_published(name, metrics) for name, metrics in points.items()]
+
+
+def translate(metric: str) -> str:
+    """`eval/reward` -> `eval_reward`, `train/grad_norm` -> `grad_norm`."""
+    if metric in TRANSLATED:
+        return TRANSLATED[metric]
+    if metric.startswith("eval/"):
+        return "eval_" + metric.removeprefix("eval/")
+    return metric.removeprefix("train/")
+
+
+def _published(name: str, metrics: Mapping[str, Mapping[float, float]]) -> Run:
+    seeded = re.fullmatch(r"(.+)[-_]seed(\d+)", name)
+    series = {
+        metric: Series(sorted(found), [found[step] for step in sorted(found)])
+        for metric, found in metrics.items()
+    }
+    arm, seed = (seeded[1], int(seeded[2])) if seeded else (name, None)
+    return Run(arm=arm, seed=seed, status="finished", series=series)
+
+
+def _check_columns(path: Path, columns: Sequence[str]) -> None:
+    for wanted in CURVE_COLUMNS:
+        if wanted not in columns:
+            raise ConfigurationError(
+                f"curves {path} have no column '{wanted}'{nearest(wanted, columns)} (they need "
+                f"{', '.join(CURVE_COLUMNS)})"
+            )
+
+
+def _numbers(path: Path, line: int, row: Mapping[str, str]) -> tuple[float, float]:
+    try:
+        return float(row["step"]), float(row["value"] or "nan")
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"curves {path}, line {line}: {error}") from error

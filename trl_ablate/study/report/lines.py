@@ -1,0 +1,65 @@
+"""The line that a picture shows for an arm: the mean over its seeds, and their range."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trl_ablate.study.report.curves import Run, Series
+
+SMOOTHED_POINTS = 25
+"""A noisy metric is averaged over so many points that about this many independent ones are left."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Mean, lowest and highest value over runs at each x."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    runs: int
+
+
+def line_of(
+    runs: Sequence[Run], metric: str, *, by_time: bool = False, smooth: bool = False
+) -> Line | None:
+    """The arm's line over GRPO steps, or over the mean time at which its runs were at each step.
+
+    Runs that ended count; where none did, those that got anywhere are shown as they are. A run that
+    ended early keeps its last value. None where nothing was logged.
+    """
+    shown = [run for run in runs if run.counts] or list(runs)
+    found = [run.series[metric] for run in shown if metric in run.series]
+    found = [series for series in found if series.values and (series.seconds or not by_time)]
+    if not found:
+        return None
+    steps = np.array(sorted({step for series in found for step in series.steps}))
+    values = np.array([_held(series, steps, series.values) for series in found])
+    if smooth:
+        values = np.array(
+            [_rolling_mean(row, max(1, len(steps) // SMOOTHED_POINTS)) for row in values]
+        )
+    x = (
+        np.mean([_held(series, steps, series.seconds) for series in found], axis=0)
+        if by_time
+        else steps
+    )
+    return Line(x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(found))
+
+
+def _held(series: Series, steps: np.ndarray, values: Sequence[float]) -> np.ndarray:
+    """Values at `steps`: interpolated between points, held at both ends."""
+    return np.interp(steps, series.steps, values)
+
+
+def _rolling_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """A centred mean; the window shrinks at the ends, so that no value is made up."""
+    if window == 1:
+        return values
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    low = np.maximum(0, index - window // 2)
+    high = np.minimum(len(values), index + window // 2 + 1)
+    return (sums[high] - sums[low]) / (high - low)

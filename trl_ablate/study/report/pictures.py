@@ -1,0 +1,257 @@
+"""The pictures of a report, as PNG bytes: curves, and differences with their intervals.
+
+One colour per arm in every panel, names at the end of the lines instead of a legend, seeds as a
+band from lowest to highest. No pyplot: figures are made, saved and dropped, without a display.
+"""
+
+import io
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from trl_ablate.run.drawing import FAINT, INK, STYLE
+from trl_ablate.study.report.analysis import Analysis, ArmResult
+from trl_ablate.study.report.curves import ENTROPY, GRAD_NORM, LENGTH, Run
+from trl_ablate.study.report.labels import LABEL_SIZE, gutter, label_ends
+from trl_ablate.study.report.lines import Line, line_of
+from trl_ablate.study.report.stats import BETTER, WORSE
+
+PALETTE = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933",
+)  # fmt: skip
+"""Okabe and Ito's colours, then two of Tol's: told apart with any colour vision, and in grey
+print."""
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
+
+WIDTH, MARGIN, GAP = 11.5, 0.62, 0.75
+TOP_HEIGHT, SMALL_HEIGHT, TITLE_SPACE, AXIS_SPACE = 3.3, 1.75, 0.42, 0.55
+DPI, COLOURS = 110, 200
+LOG_SCALE_RANGE = 30.0
+BANDS_IN_SMALL_PANELS = 3
+
+WATCHED = {GRAD_NORM: "gradient norm", LENGTH: "response length (tokens)", ENTROPY: "token entropy"}
+
+Look = tuple[str, str | tuple[int, tuple[float, float]]]
+"""Colour and dash of an arm."""
+
+
+def looks(names: Sequence[str]) -> dict[str, Look]:
+    """The reference in ink, the others in the palette's order, then again dashed."""
+    found: dict[str, Look] = {}
+    for position, name in enumerate(names):
+        turn, colour = divmod(position - 1, len(PALETTE))
+        found[name] = (INK, "-") if position == 0 else (PALETTE[colour], DASHES[turn % len(DASHES)])
+    return found
+
+
+def draw_curves(analysis: Analysis, published: Sequence[Run] = ()) -> bytes:
+    """The metric against steps and time; gradient norm, length, entropy; published curves, if
+    any."""
+    with matplotlib.rc_context(STYLE):
+        arms, metric = analysis.arms, analysis.metric
+        watched = [m for m in WATCHED if any(m in run.series for arm in arms for run in arm.runs)]
+        timed = any(line_of(arm.runs, metric, by_time=True) for arm in arms)
+        rows = [TOP_HEIGHT] + [SMALL_HEIGHT] * bool(watched) + [TOP_HEIGHT] * bool(published)
+        figure = Figure((WIDTH, sum(rows) + len(rows) * (TITLE_SPACE + AXIS_SPACE)), dpi=DPI)
+        bottoms = _bottoms(figure, rows)
+        names = [arm.name for arm in arms]
+        top = _row(figure, bottoms[0], TOP_HEIGHT, 1 + timed, gutter_after_first=gutter(names))
+        styles = looks(names)
+        _metric_panel(top[0], arms, metric, styles, labelled=True)
+        if timed:
+            _metric_panel(top[1], arms, metric, styles, by_time=True)
+        if watched:
+            for axes, name in zip(
+                _row(figure, bottoms[1], SMALL_HEIGHT, len(watched)), watched, strict=True
+            ):
+                _watched_panel(axes, arms, name, styles)
+        if published:
+            _published_row(figure, bottoms[-1], published, metric)
+        return _png(figure)
+
+
+def draw_differences(analysis: Analysis) -> bytes | None:
+    """Each arm's difference from the reference with its 95 % interval; None without any
+    interval."""
+    compared = [c for c in analysis.decisive.values() if c.difference.low is not None]
+    if not compared:
+        return None
+    compared.sort(key=lambda c: c.difference.mean or 0.0)
+    styles = looks([arm.name for arm in analysis.arms])
+    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x", "axes.spines.left": False}):
+        height = 0.34 * len(compared) + 0.4
+        figure = Figure((WIDTH * 0.75, height + TITLE_SPACE + 0.3), dpi=DPI)
+        labels = [_label(c.arm, analysis) for c in compared]
+        left = gutter(labels) - 0.1
+        axes = _axes(figure, left, 0.3, WIDTH * 0.75 - left - 1.6, height)
+        axes.axvline(0, color=INK, linewidth=1)
+        for row, comparison in enumerate(compared):
+            difference, colour = comparison.difference, styles[comparison.arm][0]
+            ends = np.array([difference.low, difference.mean, difference.high], float)
+            axes.hlines(row, ends[0], ends[2], color=colour, linewidth=2.2)
+            axes.plot(ends[1:2], [row], "o", color=colour, markersize=6)
+            strong = comparison.verdict in (BETTER, WORSE)
+            axes.annotate(
+                comparison.verdict, (1.02, row), xycoords=("axes fraction", "data"), va="center",
+                fontsize=LABEL_SIZE, color=INK if strong else FAINT, annotation_clip=False,
+                fontweight="bold" if strong else "normal",
+            )  # fmt: skip
+        axes.set_yticks(range(len(compared)), labels)
+        axes.set_ylim(-0.6, len(compared) - 0.4)
+        against = "the arm's reference" if analysis.against else analysis.reference.name
+        _title(axes, f"{_words(analysis)} minus that of {against}, 95 % intervals")
+        return _png(figure)
+
+
+def references(analysis: Analysis) -> str:
+    """What arms are compared with, in words."""
+    others = " (or the arm after 'vs')" if analysis.against else ""
+    return analysis.reference.name + others
+
+
+def _label(arm: str, analysis: Analysis) -> str:
+    return f"{arm} vs {analysis.against[arm]}" if arm in analysis.against else arm
+
+
+def _words(analysis: Analysis) -> str:
+    kinds = {"final": "final", "best": "best", "auc": "mean (area under)"}
+    return f"{kinds[analysis.decide_on]} {analysis.metric}"
+
+
+def _metric_panel(
+    axes: Axes,
+    arms: Sequence[ArmResult],
+    metric: str,
+    styles: dict[str, Look],
+    *,
+    by_time: bool = False,
+    labelled: bool = False,
+) -> None:
+    drawn = {arm.name: line_of(arm.runs, metric, by_time=by_time) for arm in arms}
+    lines = {name: line for name, line in drawn.items() if line is not None}
+    scale, unit = _time_unit(lines.values()) if by_time else (1.0, "")
+    for name, line in reversed(lines.items()):  # the reference on top
+        _draw(axes, line, styles[name], scale=scale, width=2.2 if name == arms[0].name else 1.7)
+    collapsed = False if by_time else _mark_collapses(axes, arms, metric, styles)
+    axes.set_xlabel(f"wall-clock ({unit})" if by_time else "GRPO steps")
+    note = "  (a cross marks a collapse)" if collapsed else ""
+    _title(axes, metric + (" against time" if by_time else note))
+    _fit_x(axes, [line.x[-1] / scale for line in lines.values()])
+    if labelled:
+        ends = {name: (line.x[-1], line.mean[-1]) for name, line in lines.items()}
+        label_ends(axes, ends, {name: styles[name][0] for name in ends})
+
+
+def _watched_panel(
+    axes: Axes, arms: Sequence[ArmResult], metric: str, styles: dict[str, Look]
+) -> None:
+    lines = {arm.name: line_of(arm.runs, metric, smooth=True) for arm in arms}
+    known = {name: line for name, line in lines.items() if line is not None}
+    for name, line in reversed(known.items()):
+        _draw(axes, line, styles[name], width=1.3, band=len(known) <= BANDS_IN_SMALL_PANELS)
+    values = np.concatenate([line.mean for line in known.values()])
+    if values.min() > 0 and values.max() / values.min() > LOG_SCALE_RANGE:
+        axes.set_yscale("log")
+    axes.set_xlabel("GRPO steps")
+    _title(axes, WATCHED[metric])
+    _fit_x(axes, [line.x[-1] for line in known.values()])
+
+
+def _published_row(figure: Figure, bottom: float, published: Sequence[Run], metric: str) -> None:
+    runs = [run for run in published if metric in run.series]
+    arms = list(dict.fromkeys(run.arm for run in runs))
+    styles = looks(arms)
+    axes = _row(figure, bottom, TOP_HEIGHT, 1, gutter_after_first=gutter(arms))[0]
+    ends = {}
+    for arm in reversed(arms):
+        line = line_of([run for run in runs if run.arm == arm], metric)
+        if line is not None:
+            _draw(axes, line, styles[arm], width=1.7)
+            ends[arm] = (line.x[-1], line.mean[-1])
+    axes.set_xlabel("GRPO steps")
+    _title(axes, f"{metric}, published curves")
+    _fit_x(axes, [x for x, _ in ends.values()])
+    label_ends(axes, ends, {arm: styles[arm][0] for arm in ends})
+
+
+def _draw(
+    axes: Axes, line: Line, look: Look, *, width: float, scale: float = 1.0, band: bool = True
+) -> None:
+    colour, dash = look
+    x = line.x / scale
+    if line.runs > 1 and band:
+        axes.fill_between(x, line.low, line.high, color=colour, alpha=0.13, linewidth=0)
+    marker = "o" if len(x) == 1 else None
+    axes.plot(x, line.mean, color=colour, linestyle=dash, linewidth=width, marker=marker,
+              solid_capstyle="round")  # fmt: skip
+
+
+def _mark_collapses(
+    axes: Axes, arms: Sequence[ArmResult], metric: str, styles: dict[str, Look]
+) -> bool:
+    found = False
+    for arm in arms:
+        for run, summary in zip(arm.runs, arm.summaries, strict=True):
+            if summary is None or summary.collapsed_at is None:
+                continue
+            series = run.series[metric]
+            value = series.values[series.steps.index(summary.collapsed_at)]
+            axes.plot([summary.collapsed_at], [value], marker="X", markersize=7, zorder=5,
+                      color=styles[arm.name][0], markeredgecolor="white")  # fmt: skip
+            found = True
+    return found
+
+
+def _row(
+    figure: Figure, bottom: float, height: float, columns: int, gutter_after_first: float = 0.0
+) -> list[Axes]:
+    """Panels of equal width side by side; the labels of the first have a gutter to its right."""
+    gaps = (columns - 1) * GAP + gutter_after_first
+    width = (WIDTH - MARGIN - 0.2 - gaps) / columns
+    lefts = [MARGIN + i * (width + GAP) + gutter_after_first * (i > 0) for i in range(columns)]
+    return [_axes(figure, left, bottom, width, height) for left in lefts]
+
+
+def _axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+    across, up = figure.get_size_inches()
+    return figure.add_axes((left / across, bottom / up, width / across, height / up))
+
+
+def _bottoms(figure: Figure, rows: Sequence[float]) -> list[float]:
+    place, found = float(figure.get_figheight()), []
+    for height in rows:
+        place -= TITLE_SPACE + height
+        found.append(place)
+        place -= AXIS_SPACE
+    return found
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=10, fontweight="bold", color=INK, pad=8)
+
+
+def _fit_x(axes: Axes, ends: Sequence[float]) -> None:
+    if ends and max(ends) > 0:
+        axes.set_xlim(0, max(ends) * 1.01)
+
+
+def _time_unit(lines) -> tuple[float, str]:
+    longest = max((line.x[-1] for line in lines), default=0.0)
+    return (
+        (3600.0, "hours") if longest > 7200 else (60.0, "minutes") if longest > 120 else (1.0, "s")
+    )
+
+
+def _png(figure: Figure) -> bytes:
+    """Few colours, so that a committed picture stays small; no date, so that it stays the same."""
+    FigureCanvasAgg(figure)
+    buffer, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
+    image = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    image.save(small, format="png", optimize=True)
+    return small.getvalue()

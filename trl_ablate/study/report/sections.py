@@ -1,0 +1,260 @@
+"""The sections of a report: numbers into sentences and tables."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from trl_ablate.study.definition import Statistic
+from trl_ablate.study.plan import Plan
+from trl_ablate.study.report.analysis import STATISTICS, Analysis, ArmResult
+from trl_ablate.study.report.curves import Run
+from trl_ablate.study.report.document import Block, Grid, Items, Section, Text
+from trl_ablate.study.report.stats import SAME, TOO_FEW, Comparison, Interval
+
+NAMES: dict[Statistic, str] = {"final": "final", "best": "best", "auc": "mean over training"}
+NOTHING = "–"
+MINIATURE = "miniature"
+
+COMPARISON_NOTE = (
+    "Differences are paired by seed, with 95 % t intervals of their own; verdicts rest on the "
+    "p-values of the paired t test with Holm's correction over all comparisons of the study, so "
+    "an interval may miss 0 where the verdict is still 'not distinguishable'. 'Detectable' is the "
+    "smallest true difference that these seeds find with 80 % probability at the strictest step "
+    "of the correction, given the spread seen here."
+)
+RUNS_NOTE = (
+    "A run has collapsed when it ends below half of its best and the loss is more than noise "
+    "(0.02, and three standard errors of an evaluation). Collapsed and stopped runs count with "
+    "what they ended at. Failed and unfinished ones are shown with what they had reached, and "
+    "enter no mean."
+)
+MIXED = " †"
+MIXED_NOTE = (
+    " † Some seeds of an arm collapsed or never learned and others did not (named in the answer): "
+    "the interval assumes one bell-shaped population and is misleading there."
+)
+ARMS_NOTE = (
+    "Mean ± half the 95 % t interval over seeds. The mean over training is the area under the "
+    "curve divided by its length; a run that was stopped keeps its last value to the planned end."
+)
+
+
+def answer(analysis: Analysis, plan: Plan | None) -> Section:
+    """The verdicts in words, and what has to be said with them."""
+    reference = analysis.reference
+    lead = (
+        f"Reference {reference.name}: {NAMES[analysis.decide_on]} {analysis.metric} "
+        f"{_arm_interval(reference, analysis.decide_on)} ({reference.outcome()})."
+    )
+    sentences = [_sentence(c, analysis) for c in analysis.decisive.values()]
+    blocks: list[Block] = [Text(lead), Items(sentences)] if sentences else [Text(lead)]
+    blocks += [Text(caveat) for caveat in _caveats(analysis, plan)]
+    return Section("Answer", blocks)
+
+
+def _sentence(comparison: Comparison, analysis: Analysis) -> str:
+    arm, reference = analysis.arm(comparison.arm), analysis.reference_of(comparison.arm)
+    numbers = f"{_arm_difference(comparison, analysis)}; {arm.outcome()}"
+    if comparison.verdict == TOO_FEW:
+        return (
+            f"{arm.name}: too few seeds for a verdict ({comparison.difference.n} pair"
+            f"{'' if comparison.difference.n == 1 else 's'}; {numbers})."
+        )
+    if comparison.verdict == SAME:
+        return (
+            f"{arm.name} is not distinguishable from {reference.name} ({numbers}); a "
+            f"difference below {number(comparison.detectable)} would likely have gone unseen."
+        )
+    return (
+        f"{arm.name} is {comparison.verdict} than {reference.name} ({numbers}; "
+        f"p = {p_value(comparison.p_corrected)})."
+    )
+
+
+def _caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
+    notes = [] if plan is None else [note.strip() for note in plan.notes]
+    if plan is not None and plan.profile == MINIATURE:
+        notes.append(
+            "These are the answers of a 0.35 M parameter model on two-digit arithmetic. They say "
+            "what the method does there, and not what it does to a language model of useful size."
+        )
+    notes += [_mixed_outcome(arm) for arm in analysis.arms if arm.is_mixed]
+    notes += _mixed_profiles(analysis)
+    missing = [run.name for arm in analysis.arms for run in arm.runs if not run.counts]
+    if missing:
+        total = sum(len(arm.runs) for arm in analysis.arms)
+        notes.append(f"{len(missing)} of {total} runs have no outcome: {', '.join(missing)}.")
+    if plan is not None:
+        notes += [f"{sentence}." for sentence in silent_differences(plan)]
+    return notes
+
+
+def _mixed_outcome(arm: ArmResult) -> str:
+    counted = [
+        f"{number} {what}"
+        for number, what in (
+            (arm.collapsed, "collapsed"),
+            (arm.fell_behind, "ended below half of the arm's median"),
+        )
+        if number
+    ]
+    return (
+        f"{arm.name}: of {arm.ended} seeds {' and '.join(counted)}: the interval assumes one "
+        "bell-shaped population and is misleading here (†)."
+    )
+
+
+def _mixed_profiles(analysis: Analysis) -> list[str]:
+    """A profile sets dtype, optimizer and batch shape: arms of two profiles differ in those too."""
+    counted = {
+        arm.name: Counter(run.record["profile"] for run in arm.runs if run.record.get("profile"))
+        for arm in analysis.arms
+    }
+    if len({profile for profiles in counted.values() for profile in profiles}) < 2:
+        return []
+    by_arm = "; ".join(
+        f"{arm}: {', '.join(f'{number} of {name}' for name, number in profiles.items())}"
+        for arm, profiles in counted.items()
+        if profiles
+    )
+    return [
+        "The runs come from several profiles, which are different treatments (dtype, optimizer, "
+        "batch shape), so that arms may differ by their profiles. Runs by arm and profile: "
+        f"{by_arm}."
+    ]
+
+
+def silent_differences(plan: Plan) -> list[str]:
+    """Declared differences that can change nothing, and why: one sentence for each reason."""
+    arms: dict[tuple[str, str], list[str]] = {}
+    for arm in plan.arms:
+        for key, why in arm.silent.items():
+            arms.setdefault((key, why), []).append(arm.name)
+    return [
+        f"The declared {key} of {', '.join(names)} can change nothing here: {why}"
+        for (key, why), names in arms.items()
+    ]
+
+
+def arms_table(analysis: Analysis) -> Section:
+    header = ["arm", "runs", *(f"{NAMES[s]} {analysis.metric}" for s in STATISTICS)]
+    rows = [
+        [arm.name, arm.outcome(), *(_arm_interval(arm, s) for s in STATISTICS)]
+        for arm in analysis.ranked()
+    ]
+    note = ARMS_NOTE + MIXED_NOTE * any(arm.is_mixed for arm in analysis.arms)
+    return Section("Arms, best first", [Grid(header, rows, note, numbers_from=2)])
+
+
+def comparisons_table(analysis: Analysis) -> Section:
+    others: list[Statistic] = [s for s in STATISTICS if s != analysis.decide_on]
+    header = [
+        "arm", "against", "verdict", f"{NAMES[analysis.decide_on]}: difference", "p", "detectable",
+        *(f"{NAMES[s]}: difference" for s in others),
+    ]  # fmt: skip
+    rows = [
+        [
+            c.arm,
+            analysis.reference_of(c.arm).name,
+            c.verdict,
+            _arm_difference(c, analysis),
+            p_value(c.p_corrected),
+            number(c.detectable),
+            *(_arm_difference(analysis.comparisons[s][c.arm], analysis) for s in others),
+        ]
+        for c in analysis.decisive.values()
+    ]
+    title = "Comparisons" if analysis.against else f"Against {analysis.reference.name}"
+    note = COMPARISON_NOTE + MIXED_NOTE * any(arm.is_mixed for arm in analysis.arms)
+    return Section(title, [Grid(header, rows, note, numbers_from=3)] if rows else [])
+
+
+def differences_table(plan: Plan) -> Section:
+    """The keys that any arm declares, and what every arm has there; declared ones are starred."""
+    keys = sorted({key for arm in plan.arms for key in arm.declared})
+    rows = [
+        [arm.name, arm.recipe, *(setting(arm.values.get(k), k in arm.declared) for k in keys)]
+        for arm in plan.arms
+    ]
+    proof = (
+        f"Starred values are declared by the arm. {plan.base} with an arm's declared keys resolves "
+        f"to that arm exactly, in all {plan.compared} settings: nothing else differs. Values are "
+        "final, after the profile's scaling."
+    )
+    return Section("What differs", [Grid(["arm", "recipe", *keys], rows, proof, numbers_from=2)])
+
+
+def setting(value: object, declared: bool) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else "null" if value is None else str(value)
+    return text + (" *" if declared else "")
+
+
+def runs_table(analysis: Analysis) -> Section:
+    header = ["run", "status", "last step", "final", "best", "best at", "collapsed at", "minutes"]
+    rows = []
+    for arm in analysis.arms:
+        for run in arm.runs:
+            summary, seconds = run.summary(analysis.metric), run.record.get("seconds")
+            numbers = [summary.final, summary.best] if summary else [None, None]
+            rows.append(
+                [
+                    run.name,
+                    run.status + (f": {run.reason}" if run.reason else ""),
+                    step(run.last_step),
+                    *map(number, numbers),
+                    step(summary.best_step if summary else None),
+                    step(summary.collapsed_at if summary else None),
+                    NOTHING if seconds is None else f"{seconds / 60:.1f}",
+                ]
+            )
+    return Section("Runs", [Grid(header, rows, RUNS_NOTE, numbers_from=2)])
+
+
+def published_table(runs: Sequence[Run], metric: str) -> Section:
+    rows = []
+    for run in runs:
+        summary = run.summary(metric)
+        if summary:
+            rows.append(
+                [run.name, number(summary.final), number(summary.best), step(summary.best_step)]
+            )
+    return Section("Published curves", [Grid(["run", "final", "best", "best at"], rows)])
+
+
+def _arm_interval(arm: ArmResult, statistic: Statistic) -> str:
+    return interval(arm.intervals[statistic]) + MIXED * arm.is_mixed
+
+
+def _arm_difference(comparison: Comparison, analysis: Analysis) -> str:
+    pair = (analysis.arm(comparison.arm), analysis.reference_of(comparison.arm))
+    return difference(comparison.difference) + MIXED * any(arm.is_mixed for arm in pair)
+
+
+def interval(found: Interval) -> str:
+    if found.mean is None:
+        return NOTHING
+    half = found.half_width
+    return number(found.mean) + ("" if half is None else f" ± {half:.3f}")
+
+
+def difference(found: Interval) -> str:
+    if found.mean is None:
+        return NOTHING
+    if found.low is None or found.high is None:
+        return signed(found.mean)
+    return f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]"
+
+
+def signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}".replace("-", "−")
+
+
+def p_value(value: float | None) -> str:
+    return NOTHING if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def step(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:g}"

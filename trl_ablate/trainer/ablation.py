@@ -1,0 +1,375 @@
+"""`AblationTrainer`: the switches wired into TRL's `GRPOTrainer`. Wiring only, no mathematics.
+
+Nothing of TRL's is retyped. Each override stands at one seam, calls `super()` and changes what goes
+in or what comes out:
+
+    _calculate_rewards                     keep the gathered rewards
+    __init__                               the vLLM engine as configured, while TRL builds it
+    _generate_and_score_completions        put our advantages in place of TRL's; one forward less
+    _prepare_inputs                        trim and regroup the microbatches of a rollout batch
+    _compute_loss                          length norm and surrogate, for the duration of the call
+    _get_per_token_logps_and_entropies     no padding through the model; keep the loss's
+                                           log-probabilities; correct the engine's
+    _generate_single_turn, _generate       stop strings: what ends a completion, what counts as end
+    evaluate                               evaluation in one shot, or TRL's with its own sampling
+    log                                    what was summed up since the last line
+    _load_from_checkpoint                  the trained adapter, where there are two
+    _get_train_sampler                     keep it
+    _run_epoch                             take up all that a checkpoint carries; none behind the
+                                           last step
+    _save_checkpoint                       all that resuming needs, sealed when it is whole
+    (several)                              `phases`: what of a step's time is whose
+
+`tests/contract` holds each seam against the installed TRL.
+"""
+
+import inspect
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from trl import GRPOTrainer
+
+from trl_ablate.advantages import compute_advantages, weighted_reward
+from trl_ablate.config import AblationConfig, own_config
+from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means
+from trl_ablate.trainer import carried
+from trl_ablate.trainer.architectures import has_virtual_tokens, may_move_rows
+from trl_ablate.trainer.batching import (
+    DRAWN,
+    Batch,
+    forward_trimmed,
+    is_text,
+    padded_fraction,
+    regroup_by_length,
+    trim,
+)
+from trl_ablate.trainer.engine import engine_as_configured, replaced, with_values
+from trl_ablate.trainer.generation import (
+    Described,
+    StopStrings,
+    backend_generation_kwargs,
+    evaluation_generation_kwargs,
+    length_spread,
+    sampling_by,
+    truncation_metrics,
+)
+from trl_ablate.trainer.loss_pass import LossPass, Objective
+from trl_ablate.trainer.mismatch import MismatchCorrection
+from trl_ablate.trainer.one_shot import apart_from_training, check_sets, evaluate_one_shot
+from trl_ablate.trainer.phases import StepPhases
+from trl_ablate.trainer.rollouts import response_mask, rollout_rows, without
+from trl_ablate.trainer.row_metrics import RowMetrics
+from trl_ablate.training.callbacks import GRPOStepClock
+
+
+class AblationTrainer(GRPOTrainer):
+    """`GRPOTrainer` with the switches of `AblationConfig`; at their defaults, `GRPOTrainer`."""
+
+    _tag_names = ["trl", "grpo", "trl-ablate"]
+    args: AblationConfig
+
+    def __init__(
+        self, model, reward_funcs=None, args: AblationConfig | None = None, *more, **keywords
+    ):
+        args = own_config(args, model)
+        args.generation_kwargs = backend_generation_kwargs(args)
+        with engine_as_configured(args):
+            super().__init__(model, reward_funcs, args, *more, **keywords)
+        self.stop = StopStrings(
+            args.stop or (), self._tokenizer, self.eos_token_ids, args.min_tokens
+        )
+        config: Any = self.model.config
+        self._trims = args.trim_microbatches and may_move_rows(
+            config.model_type,
+            aux_loss=self.aux_loss_enabled,
+            virtual_tokens=has_virtual_tokens(self.model),
+        )
+        self._training_logs = self._logs
+        factories: Any = self.environment_factories
+        self.evaluation_environments = {name: [] for name in factories or ()}
+        self.described = Described([], [])
+        self._rewards_NF = torch.empty(0)
+        self._loss_pass: LossPass | None = None
+        self._ratio_sums: dict[str, torch.Tensor] = defaultdict(
+            lambda: torch.zeros(3, dtype=torch.float64)
+        )
+        gather: Any = self.accelerator.gather
+        self._row_metrics = RowMetrics(self._metrics["train"], gather)
+        self.mismatch = MismatchCorrection(args)
+        self.callback_handler.add_callback(GRPOStepClock(args.grpo_steps_per_optimizer_step))
+        self.phases = StepPhases(self._metrics["train"], memory=args.log_memory)
+        self.callback_handler.add_callback(self.phases)
+        if args.eval_strategy != "no":
+            check_sets(self)
+
+    # What `inspect` and an editor show; `*more` hands it on as TRL has it, release by release.
+    __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # pyright: ignore[reportFunctionMemberAccess]
+
+    # Advantages
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        with self.phases.phase("reward"):
+            self._rewards_NF = super()._calculate_rewards(
+                inputs, prompts, completions, completion_ids_list
+            )
+        if "answer" in inputs[0]:
+            self._log_completion_extra("ground_truth", [row["answer"] for row in inputs])
+        return self._rewards_NF
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        mask_truncated = bool(self.mask_truncated_completions and self.stop.strings)
+        with self.phases.phase("rollout"), with_values(self, self._left_to_us(mask_truncated)):
+            output = super()._generate_and_score_completions(inputs)
+        if mask_truncated:
+            output = self._mask_truncated(output)
+        if self.multi_objective_aggregation == "sum_then_normalize":
+            self._replace_advantages(output, rows=len(inputs))
+        return output
+
+    def _left_to_us(self, mask_truncated: bool) -> dict[str, Any]:
+        """What TRL may not do while it generates and scores: mask what a stop string has ended, and
+        run a forward pass for an importance ratio that the training's own will give."""
+        values: dict[str, Any] = {}
+        if mask_truncated:
+            values["mask_truncated_completions"] = False
+        if self.mismatch.saves_a_forward:
+            values["vllm_importance_sampling_correction"] = False
+        return values
+
+    def _replace_advantages(self, output: dict[str, Any], rows: int) -> None:
+        """Ours for TRL's, in the batch (this process's slice) and in the completion log (all)."""
+        group: Any = self.num_generations if self.model.training else self.num_generations_eval
+        advantages_N = compute_advantages(
+            weighted_reward(self._rewards_NF, self.reward_weights),
+            group,
+            baseline=self.args.baseline,
+            scale=self.args.scale_rewards,
+            eps=self.args.advantage_eps,
+        )
+        first = self.accelerator.process_index * rows
+        output["advantages"] = advantages_N[first : first + rows]
+        logged = self._logs["advantages"]
+        for _ in range(min(len(logged), len(advantages_N))):
+            logged.pop()
+        logged.extend(advantages_N.tolist())
+
+    # Microbatches
+
+    def _prepare_inputs(self, generation_batch):
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if not self.model.training or self._buffered_inputs is before:
+            return inputs
+        self._buffered_inputs = self._without_needless_padding(self._buffered_inputs)
+        return self._buffered_inputs[self._step % len(self._buffered_inputs)]
+
+    def _without_needless_padding(self, microbatches: list[Batch]) -> list[Batch]:
+        """One rollout batch, regrouped and trimmed as far as the switches and the loss allow."""
+        if self.aux_loss_enabled or not all(is_text(batch) for batch in microbatches):
+            return microbatches
+        drawn = padded_fraction(microbatches)
+        together, multiple = self.args.regrouped_together, self.args.trimmed_to_multiple_of
+        if together > 1:
+            microbatches = regroup_by_length(microbatches, together)
+        if self._trims:
+            microbatches = [trim(batch, multiple) for batch in microbatches]
+        self._metrics["train"]["padding/fraction_drawn"].append(drawn)
+        left = padded_fraction(microbatches, moved_left=self._trims, multiple=multiple)
+        self._metrics["train"]["padding/fraction"].append(left)
+        return microbatches
+
+    # Loss
+
+    def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
+        loss_pass = LossPass(inputs, self._surrogate_inputs(inputs), response_mask(inputs))
+        values = {"_loss_pass": loss_pass, **self._switched(loss_pass.mask_NT)}
+        with with_values(self, values):
+            loss = super()._compute_loss(model, loss_pass.shown)
+            self._record(loss_pass)
+        return loss
+
+    def _surrogate_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """A copy for one loss. Under `reinforce`, TRL is not told the old log-probabilities: it
+        takes the current ones, whose ratio is 1 with gradient ∇log π."""
+        hidden = {"old_per_token_logps"} if self.args.surrogate == "reinforce" else set()
+        return {key: value for key, value in inputs.items() if key not in hidden}
+
+    def _switched(self, mask_NT: torch.Tensor) -> dict[str, Any]:
+        """TRL's divisor and clip range as the switches want them, for one loss."""
+        values: dict[str, Any] = {}
+        if self.args.length_norm in ("constant", "microbatch"):
+            divisor = loss_denominator(
+                mask_NT,
+                self.args.length_norm,
+                constant=self.args.length_norm_constant or self.max_completion_length,
+            )
+            values["max_completion_length"] = divisor.item() / len(mask_NT)
+        if self.args.surrogate == "no_clip":
+            values |= {"epsilon_low": NO_CLIP, "epsilon_high": NO_CLIP}
+        return values
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs
+    ):
+        forward = partial(super()._get_per_token_logps_and_entropies, model, **kwargs)
+        rows = (input_ids, attention_mask, logits_to_keep, batch_size)
+        if self._trims and _is_text_forward(kwargs):
+            result = forward_trimmed(forward, *rows, multiple=self.args.trimmed_to_multiple_of)
+        else:
+            result = forward(*rows)
+        if self._loss_pass is not None:
+            self._loss_pass.found(result[0], result[1])
+            if self.mismatch.saves_a_forward:
+                self.mismatch.correct(self._loss_pass)
+        return result
+
+    def _record(self, loss_pass: LossPass) -> None:
+        """Note what is logged of a loss; runs under the values that TRL's loss ran under."""
+        mode = "train" if self.model.training else "eval"
+        objective = Objective.of(self)
+        self.mismatch.record(loss_pass)
+        self._ratio_sums[mode] += loss_pass.ratio_sums(objective).cpu().double()
+        if DRAWN in loss_pass.inputs:
+            sums = loss_pass.metric_sums(objective)
+            self._row_metrics.add(loss_pass.inputs[DRAWN], sums, self.args.regrouped_together)
+
+    # Generation
+
+    def _generate_single_turn(
+        self, prompt_ids, images, multimodal_fields, num_generations, **kwargs
+    ):
+        training = self.model.training
+        with self.stop.known_to(self.model_wrapped, self.accelerator):
+            completion_ids, logprobs = super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, **kwargs
+            )
+        self.model.train(training)  # continuous batching leaves it in training mode
+        if not self.use_vllm:
+            completion_ids = [self.stop.cut(ids) for ids in completion_ids]
+        return completion_ids, logprobs
+
+    def _generate(self, prompts: list):
+        generated = super()._generate(prompts)
+        self._completion_ids = generated[1]
+        self._describe_completions(generated[1], generated[2])
+        return generated
+
+    def _describe_completions(
+        self, completion_ids: list[list[int]], tool_mask: list[list[int]] | None = None
+    ) -> None:
+        """What TRL does not report of the rollouts, over all processes, and what it gets wrong: it
+        counts as terminated only what ends in EOS; a stop string terminates as well.
+
+        Lengths are TRL's: what a tool wrote (0 in `tool_mask`) is not counted.
+        """
+        special = set(self._tokenizer.all_special_ids)
+        own_tokens = map(sum, tool_mask) if tool_mask is not None else map(len, completion_ids)
+        described = [
+            (length, not self.stop.ended(ids), special.issuperset(ids))
+            for length, ids in zip(own_tokens, completion_ids, strict=True)
+        ]
+        gathered: Any = self.accelerator.gather(
+            torch.tensor(described, device=self.accelerator.device)
+        )
+        lengths, truncated, only_special = gathered.T
+        self.described = Described(lengths.tolist(), truncated.bool().tolist())
+        if not self.model.training:
+            return
+        group: Any = self.num_generations
+        metrics = self._metrics["train"]
+        metrics["completions/only_special"].append(only_special.float().mean().item())
+        metrics["completions/length_spread"].append(length_spread(lengths, group))
+        if self.stop.strings:
+            for name, value in truncation_metrics(lengths, truncated.bool()).items():
+                metrics[name][-1] = value
+
+    def _mask_truncated(self, output: dict[str, Any]) -> dict[str, Any]:
+        """What TRL does for `mask_truncated_completions`, with stop strings known as ends."""
+        output = without(output, [self.stop.ended(ids) for ids in self._completion_ids])
+        items: Any = self.accelerator.gather(response_mask(output).sum())
+        return {**output, "num_items_in_batch": items.sum()}
+
+    # Evaluation and logging
+
+    def latest_rollouts(self) -> list[dict[str, Any]]:
+        """The rollout batch trained on last, a row per completion; what nobody reported is None."""
+        return rollout_rows(self._training_logs, self.reward_func_names, self.reward_weights)
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval"):
+        """Generation and grading only, see `evaluation.py`; or, if so configured, TRL's own."""
+        if self.args.evaluation == "one_shot":
+            return evaluate_one_shot(self, eval_dataset, metric_key_prefix)
+        mismatch = MismatchCorrection(self.args)
+        mismatch.saves_a_forward = False  # TRL reports the mismatch of an evaluation from its own
+        with (
+            sampling_by(self, evaluation_generation_kwargs(self.args)),
+            apart_from_training(self),
+            replaced(self, "mismatch", mismatch),
+        ):
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's, with our metrics added to `logs` in place, as TRL adds its own: what an
+        evaluation logs is also what it returns."""
+        mode = "train" if self.model.training else "eval"
+        sums: Any = self._ratio_sums.pop(mode, None)
+        if sums is not None:
+            if self.accelerator.num_processes > 1:  # alone it stays off devices without float64
+                sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum")
+            prefix = "" if mode == "train" else "eval_"
+            logs.update({f"{prefix}{name}": value for name, value in ratio_means(sums).items()})
+        if mode == "train":
+            logs.update(self.mismatch.metrics(self.accelerator.gather))
+        super().log(logs, start_time)
+
+    # Checkpoints
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        carried.load_trained_adapter(self, resume_from_checkpoint)
+
+    def _get_train_sampler(self, dataset=None):
+        self.train_sampler = super()._get_train_sampler(dataset)
+        return self.train_sampler
+
+    def _run_epoch(self, *args, **kwargs) -> None:
+        """TRL's; but the first of a resumed run begins where the checkpoint was written, and a run
+        that goes on from its last step has nothing left to do."""
+        checkpoint, trained = kwargs["resume_from_checkpoint"], kwargs["epochs_trained"]
+        if checkpoint is not None and kwargs["epoch"] == trained:
+            carried.skip_epochs(self, trained)
+            carried.restore(self, Path(checkpoint))
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """TRL's, sealed once every process has written its part; until then no older one goes.
+
+        By one process, or with `save_on_each_node` by one on every node, as the rest is written.
+        """
+        run = Path(self._get_output_dir(trial=trial))
+        checkpoint = run / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        with carried.sealed(self, checkpoint), replaced(self.args, "save_total_limit", None):
+            super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            rotate_checkpoints(
+                output_dir=str(run),
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+
+
+TEXT_FORWARD = frozenset(("compute_entropy", "compute_aux_loss"))
+
+
+def _is_text_forward(arguments: Mapping[str, Any]) -> bool:
+    """Whether TRL's forward pass is given nothing but tokens."""
+    return all(value is None for name, value in arguments.items() if name not in TEXT_FORWARD)

@@ -1,0 +1,218 @@
+"""What a trainer carries from one optimizer step to the next and TRL does not save.
+
+A checkpoint of TRL holds the weights, the optimizer, the schedule, the random states and the logged
+rows. A training that goes on from it as if it had never stopped needs more: what was summed up
+since the last logged row, the adaptive entropy coefficient, the count of microbatches, a reference
+model that follows the policy, and, in the middle of a rollout batch, that batch. Each process
+writes its own into the checkpoint, as plain values and tensors.
+
+Left out are the images in the log of completions, and whatever else in it is no plain value: after
+a resume in the middle of a rollout batch they are None until the next one.
+"""
+
+import logging
+from collections.abc import Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import is_peft_model, send_to_device
+from datasets import IterableDataset
+from safetensors.torch import load_model, save_model
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.checkpoints import break_seal, seal
+
+if TYPE_CHECKING:
+    from trl_ablate.trainer.ablation import AblationTrainer
+
+logger = logging.getLogger(__name__)
+
+REFERENCE = "reference.safetensors"
+VALUES = (
+    "_step",  # microbatches so far, by which TRL knows when a rollout is due
+    "_tr_loss",
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
+    "entropy_coef",
+    "_last_world_entropy",
+)
+"""Attributes of the trainer that are a number, or a tensor of one."""
+
+LAYOUT = (
+    "world_size",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "num_iterations",
+    "num_generations",
+)
+"""Settings without which what was carried has another meaning."""
+
+
+@contextmanager
+def sealed(trainer: "AblationTrainer", checkpoint: Path):
+    """Around the writing of a checkpoint: no seal while it is not whole, and what is carried."""
+    if trainer.args.should_save:
+        break_seal(checkpoint)
+    yield
+    if not trainer.args.save_only_model:
+        save(trainer, checkpoint)
+    trainer.accelerator.wait_for_everyone()
+    if trainer.args.should_save:
+        seal(checkpoint)
+
+
+def save(trainer: "AblationTrainer", checkpoint: Path) -> None:
+    """Write what this process carries, and the reference model if it has moved; for every process,
+    before the checkpoint is sealed."""
+    torch.save(_carried(trainer), _file(trainer, checkpoint))
+    if trainer.args.sync_ref_model and trainer.args.should_save and not _is_sharded(trainer):
+        save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(checkpoint / REFERENCE))
+
+
+def restore(trainer: "AblationTrainer", checkpoint: Path) -> None:
+    """Take up what `save` has written; called when TRL has set its own counters to their start."""
+    if trainer.args.sync_ref_model:
+        _restore_reference(trainer, checkpoint / REFERENCE)
+    file = _file(trainer, checkpoint)
+    if not file.exists():
+        logger.warning("%s does not exist: what is logged next may differ", file)
+        return
+    carried = torch.load(file, map_location="cpu", weights_only=True)
+    if carried["layout"] != _layout(trainer):
+        logger.warning(
+            "%s was written with %s, and this training has %s: its rollouts and its next logged "
+            "row differ from those of a training that had not been stopped",
+            *(file, carried["layout"], _layout(trainer)),
+        )
+        return
+    _take_up(trainer, carried)
+
+
+def skip_epochs(trainer: "AblationTrainer", epochs: int) -> None:
+    """Bring the order of the questions to where it is behind that many epochs.
+
+    TRL's sampler draws an order at the start of every epoch, from one generator; transformers skips
+    the batches of the epoch that it resumes in, but not the orders of those before.
+    """
+    if isinstance(trainer.train_dataset, IterableDataset):
+        if trainer.state.epoch >= 1:
+            logger.warning(
+                "the training set is a stream, and resuming is exact in the first pass over it "
+                "only: the order of what follows is another one"
+            )
+        return
+    for _ in range(epochs):
+        next(iter(trainer.train_sampler), None)
+
+
+def load_trained_adapter(trainer: "AblationTrainer", checkpoint: str) -> None:
+    """Where TRL has set up a copy of the adapter as the reference, transformers loads that one from
+    its folder in the checkpoint, and leaves out the trained one, whose files lie beside it."""
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    if is_peft_model(model) and "ref" in model.peft_config:
+        model.load_adapter(checkpoint, model.active_adapters[0], is_trainable=True)
+
+
+def _carried(trainer: "AblationTrainer") -> dict[str, Any]:
+    carried = {
+        "layout": _layout(trainer),
+        "values": {name: vars(trainer)[name] for name in VALUES},
+        "metrics": {
+            name: list(map(float, values)) for name, values in trainer._metrics["train"].items()
+        },
+        "ratio_sums": dict(trainer._ratio_sums),
+        "mismatch": trainer.mismatch.carried(),
+    }
+    per_rollout = trainer.args.steps_per_generation * trainer.num_iterations
+    if trainer._step % per_rollout:
+        carried["rollout"] = [_compact(batch) for batch in trainer._buffered_inputs or []]
+        carried["completions"] = _completions(trainer)
+    return carried
+
+
+def _take_up(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
+    carried: Any = send_to_device(written, trainer.accelerator.device)
+    vars(trainer).update(carried["values"])
+    trainer._metrics["train"].clear()  # cleared, not replaced: the phases hold it, too
+    for name, values in carried["metrics"].items():
+        trainer._metrics["train"][name].extend(values)
+    trainer._ratio_sums.update(written["ratio_sums"])  # float64, which not every device has
+    trainer.mismatch.take_up(carried["mismatch"])
+    if "rollout" in carried:
+        trainer._buffered_inputs = carried["rollout"]
+        _log_completions(trainer, carried["completions"])
+
+
+def _completions(trainer: "AblationTrainer") -> dict[str, Any]:
+    """The log of completions, a list by column, or by column of a group of them."""
+    logs = trainer._logs
+    columns = {name: _plain(logs[name]) for name in ("prompt", "completion", "advantages")}
+    groups = {
+        name: {column: _plain(values) for column, values in logs[name].items()}
+        for name in ("rewards", "extra")
+    }
+    return {**columns, **groups}
+
+
+def _log_completions(trainer: "AblationTrainer", completions: dict[str, Any]) -> None:
+    for name, kept in completions.items():
+        if isinstance(kept, dict):
+            for column, values in kept.items():
+                trainer._logs[name][column].extend(values)
+        else:
+            trainer._logs[name].extend(kept)
+
+
+def _plain(values: Iterable[Any]) -> list[Any]:
+    return [value if _is_plain(value) else None for value in values]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it can be read back without running what a pickle says."""
+    if type(value) is dict:
+        return all(_is_plain(part) for item in value.items() for part in item)
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return type(value) in (str, int, float, bool, type(None))
+
+
+def _compact(batch: dict[str, Any]) -> dict[str, Any]:
+    """A microbatch without the rest of the tensors that its own are cut from."""
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
+
+
+def _layout(trainer: "AblationTrainer") -> dict[str, int]:
+    return {name: getattr(trainer.args, name) for name in LAYOUT}
+
+
+def _file(trainer: "AblationTrainer", checkpoint: Path) -> Path:
+    return checkpoint / f"carried_{trainer.args.process_index}.pt"
+
+
+def _is_sharded(trainer: "AblationTrainer") -> bool:
+    return trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+
+
+def _restore_reference(trainer: "AblationTrainer", file: Path) -> None:
+    if not file.exists():
+        raise ConfigurationError(
+            f"{file} does not exist: the reference model that sync_ref_model has moved was not "
+            "saved (it never is with FSDP or DeepSpeed); begin again, or set sync_ref_model to "
+            "false to go on with the reference that the run was begun with"
+        )
+    load_model(trainer.accelerator.unwrap_model(trainer.ref_model), file)
+
+
+def _onto_numbered_cpu(storage: Any, location: str):
+    return storage if location.startswith("cpu:") else None
+
+
+# accelerate numbers the CPUs of several processes; transformers then loads onto "cpu:1", of which
+# torch knows nothing
+torch.serialization.register_package(11, lambda storage: None, _onto_numbered_cpu)

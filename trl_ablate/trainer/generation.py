@@ -1,0 +1,180 @@
+"""Stop strings and minimum length, with one meaning on every generation backend.
+
+A completion may end once it has more than `min_tokens` tokens: at an EOS, which is ruled out
+before, or at a token that completes a stop string, which stays in. A stop string completed earlier
+is text like any other. That is what vLLM makes of its `SamplingParams`. transformers bans the EOS
+alone, looks for stop strings in the prompt as well, and is given no tokenizer by TRL; its
+continuous batching knows neither stop strings nor a minimum. What is missing there is done here.
+"""
+
+import copy
+from bisect import bisect_left
+from collections.abc import Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import (
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+from trl_ablate.config import AblationConfig
+from trl_ablate.trainer.engine import replaced
+
+
+def backend_generation_kwargs(config: AblationConfig) -> dict[str, Any] | None:
+    """`generation_kwargs` with `stop` and `min_tokens` in the words of the backend."""
+    given: Any = config.generation_kwargs or {}
+    stop: dict[str, Any] = {}
+    if config.use_vllm and config.stop:
+        stop = {"stop": config.stop, "include_stop_str_in_output": True}
+    name = "min_tokens" if config.use_vllm else "min_new_tokens"
+    least = {name: config.min_tokens} if config.min_tokens else {}
+    return {**given, **stop, **least} or None
+
+
+def evaluation_generation_kwargs(config: AblationConfig) -> dict[str, Any]:
+    """What evaluation samples by in other ways than training, in the words of the backend."""
+    if config.eval_temperature == 0 and not config.use_vllm:
+        return {"do_sample": False, "temperature": 1.0, "top_p": 1.0}
+    given = {"temperature": config.eval_temperature, "top_p": config.eval_top_p}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+@contextmanager
+def sampling_by(trainer: Any, changes: dict[str, Any]):
+    """Change how a `GRPOTrainer` samples, on its backend, until the end of the block.
+
+    TRL gives `generation_kwargs` the last word with vLLM, in both modes; transformers samples by
+    the `generation_config`, and takes what that leaves open from the `generation_kwargs`.
+    """
+    with ExitStack() as stack:
+        if changes:
+            engine = trainer.vllm_generation if trainer.use_vllm else trainer
+            words = {**engine.generation_kwargs, **changes}
+            stack.enter_context(replaced(engine, "generation_kwargs", words))
+        if changes and not trainer.use_vllm:
+            config = copy.deepcopy(trainer.generation_config)
+            config.update(**changes)
+            stack.enter_context(replaced(trainer, "generation_config", config))
+        yield
+
+
+class StopStrings:
+    """The strings that end a completion, and what follows from them for token ids."""
+
+    def __init__(
+        self,
+        strings: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase,
+        eos_token_ids: Sequence[int],
+        min_tokens: int = 0,
+    ):
+        self.strings = tuple(strings)
+        self._tokenizer = tokenizer
+        self._ends = frozenset((*eos_token_ids, tokenizer.pad_token_id))
+        self._min_tokens = min_tokens
+
+    def ended(self, ids: list[int]) -> bool:
+        """Whether a completion came to its end, by EOS or a stop string, not to its limit."""
+        return bool(ids) and (ids[-1] in self._ends or self._stopped(ids))
+
+    def cut(self, ids: list[int]) -> list[int]:
+        """The completion up to the token that completed a stop string; whole, if none did.
+
+        transformers pads a row that has stopped until the whole batch is done, and its continuous
+        batching goes on sampling. What was sampled before is distributed as if it had stopped
+        there.
+        """
+        if not self.strings or not self._stopped(ids):
+            return ids
+        lengths = range(len(ids) + 1)
+        return ids[: bisect_left(lengths, True, key=lambda length: self._stopped(ids[:length]))]
+
+    @contextmanager
+    def known_to(self, model_wrapped, accelerator: Accelerator):
+        """Let transformers' `generate` end a row at a stop string."""
+        if not self.strings:
+            yield
+            return
+        model = accelerator.unwrap_model(model_wrapped)
+        model.generate = partial(self._generate, model.generate)
+        try:
+            yield
+        finally:
+            del model.generate
+
+    def _generate(self, generate, **inputs):
+        prompt_length = inputs["input_ids"].size(1)
+        ends = StopStringCriteria(self._tokenizer, list(self.strings))
+        criteria = [CompletionCriteria(ends, prompt_length, self._min_tokens)]
+        return generate(**inputs, stopping_criteria=StoppingCriteriaList(criteria))
+
+    def _stopped(self, ids: list[int]) -> bool:
+        """Whether a token behind the first `min_tokens` has completed a stop string."""
+        text, early = self._text(ids), len(self._text(ids[: self._min_tokens]))
+        return any(text.find(s, max(0, early - len(s) + 1)) >= 0 for s in self.strings)
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def truncation_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
+    """TRL's metrics of how completions ended, by TRL's names; lengths are 0 if none terminated."""
+    terminated = lengths_N[~truncated_N].float() if not truncated_N.all() else torch.zeros(1)
+    values = {
+        "clipped_ratio": truncated_N.float().mean(),
+        "mean_terminated_length": terminated.mean(),
+        "min_terminated_length": terminated.min(),
+        "max_terminated_length": terminated.max(),
+    }
+    return {f"completions/{name}": value.item() for name, value in values.items()}
+
+
+def completion_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
+    """All of TRL's metrics of how long completions are and how they ended, by TRL's names."""
+    values = {"mean": lengths_N.float().mean(), "min": lengths_N.min(), "max": lengths_N.max()}
+    lengths = {f"completions/{name}_length": float(value) for name, value in values.items()}
+    return {**lengths, **truncation_metrics(lengths_N, truncated_N)}
+
+
+def length_spread(lengths_N: torch.Tensor, num_generations: int) -> float:
+    """How far responses to one question differ in length: the standard deviation (ddof 1) of a
+    group's lengths, averaged over the groups, as a share of the mean length (0 if all are empty).
+
+    Groups are consecutive. Which questions are asked does not move it, as it does the mean length.
+    """
+    lengths_N = lengths_N.float()
+    deviations_G = lengths_N.view(-1, num_generations).std(dim=1)
+    return (deviations_G.mean() / lengths_N.mean().clamp(min=1)).item()
+
+
+@dataclass(frozen=True)
+class Described:
+    """The completions generated last, over all processes."""
+
+    lengths: list[int]
+    """Tokens of the policy's own."""
+    truncated: list[bool]
+    """Whether it ran into the limit."""
+
+
+class CompletionCriteria(StoppingCriteria):
+    """A criterion that sees the completion alone, and only once it is longer than a minimum."""
+
+    def __init__(self, criterion: StoppingCriteria, prompt_length: int, min_tokens: int):
+        self._criterion = criterion
+        self._prompt_length = prompt_length
+        self._min_tokens = min_tokens
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs):
+        completion_ids = input_ids[:, self._prompt_length :]
+        if completion_ids.size(1) <= self._min_tokens:
+            return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        return self._criterion(completion_ids, scores, **kwargs)

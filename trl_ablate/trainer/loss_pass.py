@@ -1,0 +1,166 @@
+"""One microbatch on its way through TRL's loss, and the statistics that are logged of it.
+
+TRL computes the loss; what it is made of (log-probabilities, entropies) is noted here as it passes,
+and the statistics follow from that.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trl_ablate.losses import (
+    changed_by_cispo,
+    changed_by_clipping,
+    changed_by_weight,
+    kl_to_reference,
+    ratio_sums,
+    sapo_weight,
+    sequence_log_ratio,
+    token_ratio,
+)
+from trl_ablate.trainer.batching import Batch
+from trl_ablate.trainer.row_metrics import row_sums
+
+if TYPE_CHECKING:
+    from trl_ablate.trainer.ablation import AblationTrainer
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What TRL's loss is a function of, besides its inputs."""
+
+    loss_type: str
+    reinforce: bool
+    level: str
+    epsilon_low: float
+    epsilon_high: float
+    delta: float | None
+    sapo_temperatures: tuple[float, float]
+    """Of positive and of negative advantages."""
+    vespo_weights: Callable[..., torch.Tensor]
+    """TRL's, with its parameters bound."""
+    kl: bool
+    kl_corrected: bool
+
+    @classmethod
+    def of(cls, trainer: "AblationTrainer") -> "Objective":
+        """As the trainer has it at this moment."""
+        args: Any = trainer.args
+        return cls(
+            loss_type=trainer.loss_type,
+            reinforce=args.surrogate == "reinforce",
+            level=trainer.importance_sampling_level,
+            epsilon_low=trainer.epsilon_low,
+            epsilon_high=trainer.epsilon_high,
+            delta=args.delta,
+            sapo_temperatures=(args.sapo_temperature_pos, args.sapo_temperature_neg),
+            vespo_weights=partial(
+                trainer.get_gamma_weights,
+                k_pos=args.vespo_k_pos,
+                lambda_pos=args.vespo_lambda_pos,
+                k_neg=args.vespo_k_neg,
+                lambda_neg=args.vespo_lambda_neg,
+            ),
+            kl=trainer.beta != 0.0,
+            kl_corrected=args.use_bias_correction_kl,
+        )
+
+
+class LossPass:
+    """One call of TRL's loss.
+
+    Args:
+        inputs: the microbatch.
+        shown: what of it TRL gets to see; the importance correction adds to it.
+        mask_NT: 1 at the tokens that the loss counts.
+    """
+
+    def __init__(self, inputs: Batch, shown: Batch, mask_NT: torch.Tensor):
+        self.inputs = inputs
+        self.shown = shown
+        self.mask_NT = mask_NT
+        advantages = inputs["advantages"]
+        self.advantages_N1 = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+        self.logps_NT = torch.empty(0)
+        self.entropies_NT = torch.empty(0)
+
+    def found(self, logps_NT: Any, entropies_NT: Any) -> None:
+        """Note what the forward pass of the loss gives; TRL's asks for entropies, too."""
+        self.logps_NT = logps_NT.detach()
+        self.entropies_NT = entropies_NT.detach()
+
+    def ratio_sums(self, objective: Objective) -> torch.Tensor:
+        """`(3,)`: see `losses.ratio_sums`. The ratio is to the policy that sampled."""
+        ratio_NT = self._ratio(self.inputs, objective.level)
+        return ratio_sums(ratio_NT, self._changed(ratio_NT, objective), self.mask_NT)
+
+    def metric_sums(self, objective: Objective) -> dict[str, torch.Tensor]:
+        """What TRL's metrics of the loss are made of, by TRL's names: sum and count of each row."""
+        ratio_NT = self._ratio(self.shown, objective.level)
+        values = {"entropy": self.entropies_NT}
+        if objective.kl:
+            kl_NT = kl_to_reference(self.logps_NT, self.inputs["ref_per_token_logps"])
+            values["kl"] = kl_NT * ratio_NT if objective.kl_corrected else kl_NT
+        if objective.loss_type == "cispo":
+            values["cispo_clip_ratio"] = self._changed(ratio_NT, objective)
+        elif objective.loss_type == "vespo":
+            values["vespo/phi_seq_mean"] = self._vespo_weights(objective)
+        elif objective.loss_type != "sapo":
+            values |= self._clip_ratios(ratio_NT, objective)
+        return {name: row_sums(one.float(), self.mask_NT) for name, one in values.items()}
+
+    def _clip_ratios(self, ratio_NT: torch.Tensor, objective: Objective) -> dict[str, torch.Tensor]:
+        if objective.delta is not None:
+            ratio_NT = ratio_NT.clamp(max=objective.delta)
+        low_NT = (ratio_NT < 1 - objective.epsilon_low) & (self.advantages_N1 < 0)
+        high_NT = (ratio_NT > 1 + objective.epsilon_high) & (self.advantages_N1 > 0)
+        return {
+            "clip_ratio/low_mean": low_NT,
+            "clip_ratio/low_min": low_NT,
+            "clip_ratio/high_mean": high_NT,
+            "clip_ratio/high_max": high_NT,
+            "clip_ratio/region_mean": low_NT | high_NT,
+        }
+
+    def _changed(self, ratio_NT: torch.Tensor, objective: Objective) -> torch.Tensor:
+        """Where the loss has another gradient than `r·A`. Under `reinforce` there is no ratio."""
+        if objective.reinforce:
+            return torch.zeros_like(ratio_NT, dtype=torch.bool)
+        if objective.loss_type == "cispo":
+            return changed_by_cispo(ratio_NT, self.advantages_N1, objective.epsilon_high)
+        if objective.loss_type == "sapo":
+            weight_NT = sapo_weight(ratio_NT, self.advantages_N1, *objective.sapo_temperatures)
+            return changed_by_weight(weight_NT, self.advantages_N1)
+        if objective.loss_type == "vespo":
+            weight_NT = self._vespo_weights(objective) / ratio_NT
+            return changed_by_weight(weight_NT, self.advantages_N1)
+        return changed_by_clipping(
+            ratio_NT,
+            self.advantages_N1,
+            objective.epsilon_low,
+            objective.epsilon_high,
+            objective.delta,
+        )
+
+    def _vespo_weights(self, objective: Objective) -> torch.Tensor:
+        old_logps_NT = self._old_logps(self.shown)
+        return objective.vespo_weights(
+            advantages=self.advantages_N1,
+            log_ratio_per_token=self.logps_NT - old_logps_NT,
+            mask=self.mask_NT,
+            importance_sampling_ratio=self.shown.get("importance_sampling_ratio"),
+        )
+
+    def _ratio(self, batch: Batch, level: str) -> torch.Tensor:
+        """π/π_old of each token `(N, T)`, or of each sequence `(N, 1)`."""
+        old_logps_NT = self._old_logps(batch)
+        if level == "sequence":
+            return torch.exp(sequence_log_ratio(self.logps_NT, old_logps_NT, self.mask_NT))
+        return token_ratio(self.logps_NT, old_logps_NT, self.mask_NT)
+
+    def _old_logps(self, batch: Batch) -> torch.Tensor:
+        """Of the policy that sampled; where none are kept, it is the one that is trained."""
+        return batch.get("old_per_token_logps", self.logps_NT)

@@ -1,0 +1,201 @@
+"""What an engine that samples with its own kernels does to a training: the gap, and what it costs.
+
+The engine's log-probabilities differ from the trainer's a little by rounding, and a lot when its
+weights are stale. Every microbatch leaves one row of facts per completion; what is logged is
+computed from all rows at once, since quartiles and maxima of parts are not those of the whole.
+"""
+
+from collections.abc import Callable
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import torch
+
+from trl_ablate.config import AblationConfig
+from trl_ablate.losses import importance_ratio
+from trl_ablate.trainer.loss_pass import LossPass
+
+
+class Fact(IntEnum):
+    """The columns of a row, named for reading."""
+
+    LENGTH = 0
+    HELD = 1
+    GAP_SUM = 2
+    GAP_COUNT = 3
+    GAP_MAX = 4
+    RATIO_SUM = 5
+    RATIO_COUNT = 6
+    RATIO_MIN = 7
+    RATIO_MAX = 8
+
+
+class MismatchCorrection:
+    """The importance correction of one trainer, and what it did since the last logged line.
+
+    Where one optimizer step is taken per rollout batch, the ratio is made of the log-probabilities
+    of the training's forward pass (`correct`); elsewhere TRL has put it into the inputs.
+    """
+
+    def __init__(self, config: AblationConfig):
+        self.saves_a_forward = config.saves_a_forward
+        self._bounds = {
+            "mode": config.vllm_importance_sampling_mode,
+            "low": config.vllm_importance_sampling_clip_min,
+            "high": config.vllm_importance_sampling_clip_max,
+        }
+        self._microbatches = config.steps_per_generation
+        self._rows: list[torch.Tensor] = []
+        """Since the last logged row, a microbatch each."""
+        self._gaps: list[torch.Tensor] = []
+        """Since then, a rollout batch each: what `local_gap` finds."""
+        self._of_this_rollout: list[torch.Tensor] = []
+
+    def carried(self) -> dict[str, list[torch.Tensor]]:
+        """What a checkpoint, between two optimizer steps, has to hold."""
+        return {"rows": self._rows, "gaps": self._gaps}
+
+    def take_up(self, carried: dict[str, list[torch.Tensor]]) -> None:
+        self._rows, self._gaps = carried["rows"], carried["gaps"]
+
+    def correct(self, loss_pass: LossPass) -> None:
+        """Put the importance ratio where TRL's loss looks for it."""
+        shown = loss_pass.shown
+        shown["importance_sampling_ratio"] = importance_ratio(
+            loss_pass.logps_NT,
+            shown["sampling_per_token_logps"],
+            loss_pass.mask_NT,
+            **self._bounds,
+        )
+
+    def record(self, loss_pass: LossPass) -> None:
+        """Note one microbatch, if it was corrected at all."""
+        shown = loss_pass.shown
+        if "importance_sampling_ratio" not in shown:
+            return
+        rows_NF = mismatch_rows(
+            loss_pass.logps_NT,
+            shown["sampling_per_token_logps"],
+            shown["importance_sampling_ratio"],
+            loss_pass.mask_NT,
+            **self._bounds,
+        )
+        self._rows.append(rows_NF)
+        if self.saves_a_forward:
+            self._of_this_rollout.append(rows_NF)
+        if len(self._of_this_rollout) == self._microbatches:
+            self._gaps.append(local_gap(torch.cat(self._of_this_rollout)))
+            self._of_this_rollout = []
+
+    def metrics(self, gather: Callable[[torch.Tensor], Any]) -> dict[str, float]:
+        """Of all processes since the last call; the gap where TRL does not report it itself."""
+        if not self._rows:
+            return {}
+        rows_NF = gather(torch.cat(self._rows)).cpu()
+        gaps = gather(torch.stack(self._gaps)).cpu() if self._gaps else None
+        of_gap = {} if gaps is None else gap_metrics(gaps.view(-1, len(self._gaps), len(Gap)))
+        self._rows, self._gaps = [], []
+        return {**of_gap, **held_by_length(rows_NF)}
+
+
+def mismatch_rows(
+    logps_NT: torch.Tensor,
+    sampling_logps_NT: torch.Tensor,
+    ratio_NT: torch.Tensor,
+    mask_NT: torch.Tensor,
+    mode: str,
+    low: float | None,
+    high: float | None,
+) -> torch.Tensor:
+    """One row of `Fact`s per completion: `(N, 9)`.
+
+    Shapes: log-probabilities and mask `(N, T)`; `ratio_NT`, what the correction multiplies the loss
+    by, `(N, T)` or, of whole sequences, `(N, 1)`.
+
+    HELD is the share of the completion's tokens that the correction takes away (`*_mask`) or holds
+    at a bound (`*_truncate`); of whole sequences it is 0 or 1. A token without the engine's
+    log-probability (NaN) has no gap.
+    """
+    mask_NT = mask_NT.bool()
+    known_NT = mask_NT & ~sampling_logps_NT.isnan()
+    gap_NT = (logps_NT - sampling_logps_NT).abs().masked_fill(~known_NT, 0.0)
+    of_tokens = ratio_NT.size(1) == mask_NT.size(1)
+    counted = mask_NT if of_tokens else torch.ones_like(ratio_NT, dtype=torch.bool)
+    held_NT = _held(ratio_NT, mode, low, high) & mask_NT
+    facts = {
+        Fact.LENGTH: mask_NT.sum(dim=1),
+        Fact.HELD: held_NT.sum(dim=1) / mask_NT.sum(dim=1).clamp(min=1),
+        Fact.GAP_SUM: gap_NT.sum(dim=1),
+        Fact.GAP_COUNT: known_NT.sum(dim=1),
+        Fact.GAP_MAX: gap_NT.amax(dim=1),
+        Fact.RATIO_SUM: ratio_NT.masked_fill(~counted, 0.0).sum(dim=1),
+        Fact.RATIO_COUNT: counted.sum(dim=1),
+        Fact.RATIO_MIN: ratio_NT.masked_fill(~counted, torch.inf).amin(dim=1),
+        Fact.RATIO_MAX: ratio_NT.masked_fill(~counted, -torch.inf).amax(dim=1),
+    }
+    return torch.stack([facts[fact].float() for fact in Fact], dim=1)
+
+
+class Gap(StrEnum):
+    """TRL's metrics of the mismatch, by TRL's names."""
+
+    MEAN = "sampling/sampling_logp_difference/mean"
+    MAX = "sampling/sampling_logp_difference/max"
+    RATIO_MIN = "sampling/importance_sampling_ratio/min"
+    RATIO_MEAN = "sampling/importance_sampling_ratio/mean"
+    RATIO_MAX = "sampling/importance_sampling_ratio/max"
+
+
+def local_gap(rows_NF: torch.Tensor) -> torch.Tensor:
+    """The metrics of `Gap`, in that order, over one process's part of a rollout batch; of no token
+    at all, 0. A completion without tokens counts where whole sequences are corrected, as in TRL."""
+    total = rows_NF.sum(dim=0)
+    if total[Fact.RATIO_COUNT] == 0:
+        return torch.zeros(len(Gap), device=rows_NF.device)
+    return torch.stack(
+        [
+            total[Fact.GAP_SUM] / total[Fact.GAP_COUNT].clamp(min=1),
+            rows_NF[:, Fact.GAP_MAX].max(),
+            rows_NF[:, Fact.RATIO_MIN].min(),
+            total[Fact.RATIO_SUM] / total[Fact.RATIO_COUNT],
+            rows_NF[:, Fact.RATIO_MAX].max(),
+        ]
+    )
+
+
+def gap_metrics(gaps_PB5: torch.Tensor) -> dict[str, float]:
+    """Over P processes and B rollout batches, as TRL has it: means and extremes over processes,
+    then the mean over batches."""
+    over_processes = {
+        Gap.MEAN: gaps_PB5.mean(dim=0),
+        Gap.MAX: gaps_PB5.amax(dim=0),
+        Gap.RATIO_MIN: gaps_PB5.amin(dim=0),
+        Gap.RATIO_MEAN: gaps_PB5.mean(dim=0),
+        Gap.RATIO_MAX: gaps_PB5.amax(dim=0),
+    }
+    return {
+        name.value: over_processes[name][:, place].mean().item() for place, name in enumerate(Gap)
+    }
+
+
+def held_by_length(rows_NF: torch.Tensor) -> dict[str, float]:
+    """`sampling/dropped/q1` (shortest quarter of the completions) to `q4` (longest): mean HELD.
+
+    Sequence-level corrections hit long completions first, which is what these four numbers show.
+    Completions without a token are left out; a quarter without a completion has no number.
+    """
+    rows_NF = rows_NF[rows_NF[:, Fact.LENGTH] > 0]
+    order = torch.argsort(rows_NF[:, Fact.LENGTH], stable=True)
+    quarters = torch.tensor_split(rows_NF[order, Fact.HELD], 4)
+    return {
+        f"sampling/dropped/q{place}": quarter.mean().item()
+        for place, quarter in enumerate(quarters, start=1)
+        if len(quarter)
+    }
+
+
+def _held(ratio_NT: torch.Tensor, mode: str, low: float | None, high: float | None) -> torch.Tensor:
+    if mode.endswith("mask"):
+        return ratio_NT == 0
+    below = ratio_NT <= low if low is not None else torch.zeros_like(ratio_NT, dtype=torch.bool)
+    return below | (ratio_NT >= high) if high is not None else below

@@ -1,0 +1,316 @@
+"""One-shot evaluation: every question generated in as few calls as the backend takes, then graded.
+
+TRL evaluates in small batches, generates for each apart, and runs the model forward for a loss
+that says nothing about the task. Here TRL's own generation and scoring is called with large
+batches, so that environments, tools, images and rollout functions work as in training, and nothing
+is run forward for a loss. The metrics are of the whole set: none is a mean over batches of
+different sizes, and no question counts twice.
+
+`evaluation: trl` is TRL's evaluation in full; see `AblationTrainer.evaluate`.
+"""
+
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.trainer_utils import speed_metrics
+from trl.trainer.utils import strip_images_from_messages
+
+from trl_ablate.advantages import weighted_reward
+from trl_ablate.best_model import check_best_metric
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.estimates import (
+    GRADED,
+    MAIN,
+    Row,
+    merged,
+    metric_name,
+    reward_metrics,
+    summary,
+)
+from trl_ablate.trainer.engine import replaced
+from trl_ablate.trainer.generation import (
+    completion_metrics,
+    evaluation_generation_kwargs,
+    sampling_by,
+)
+from trl_ablate.trainer.seeding import own_randomness
+
+if TYPE_CHECKING:
+    from trl_ablate.trainer.ablation import AblationTrainer
+
+Metrics = dict[str, Any]
+"""Numbers by name; None where no completion has the number."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of evaluating one set."""
+
+    rows: list[Row]
+    """One per completion, in the set's order."""
+    metrics: Metrics
+    """What `estimates.summary` finds."""
+    trl_metrics: Metrics
+    """TRL's own, by TRL's names."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one call of TRL's generation and scoring gave, over all processes."""
+
+    rows: list[Row]
+    rewards: dict[str, list[float | None]]
+    """Per reward function, a reward per row."""
+    trl_metrics: dict[str, float]
+
+
+def evaluate_one_shot(
+    trainer: "AblationTrainer", given: Any = None, prefix: str = "eval"
+) -> Metrics:
+    """Evaluate, then log one row and call the callbacks once, however many sets there are.
+
+    Metrics are `{prefix}_...`. Of a dict, the set at `MAIN` has these names, and every other has
+    `{prefix}_{key}_...`. `time/eval` is the seconds of all of them.
+    """
+    started = time.perf_counter()
+    with _eval_mode(trainer.model), apart_from_training(trainer):
+        metrics: Metrics = {
+            metric_name(name, key, prefix): value
+            for key, found in _evaluate_each(trainer, given).items()
+            for name, value in {**found.trl_metrics, **found.metrics}.items()
+        }
+        metrics["time/eval"] = time.perf_counter() - started
+        trainer.log(metrics)
+        trainer.control = trainer.callback_handler.on_evaluate(
+            trainer.args, trainer.state, trainer.control, metrics
+        )
+    return metrics
+
+
+def evaluations(trainer: "AblationTrainer", given: Any = None) -> dict[str, Evaluation]:
+    """Rows and metrics of every set; nothing is logged."""
+    with _eval_mode(trainer.model), apart_from_training(trainer):
+        return _evaluate_each(trainer, given)
+
+
+def sets(trainer: "AblationTrainer", given: Any = None) -> dict[str, Any]:
+    """The sets to evaluate, by key: a set, a dict of sets, or the name of one of the trainer's own.
+
+    None is all of the trainer's own.
+    """
+    own = trainer.eval_dataset
+    if isinstance(given, str):
+        if not isinstance(own, Mapping) or given not in own:
+            names = ", ".join(map(str, own)) if isinstance(own, Mapping) else "none has a name"
+            raise ConfigurationError(
+                f"there is no evaluation set '{given}'; the trainer's eval_dataset has: {names}"
+            )
+        return {MAIN: own[given]}
+    found = own if given is None else given
+    if found is None:
+        raise ConfigurationError(
+            "there is no evaluation set; give the trainer an eval_dataset, or evaluate() one"
+        )
+    by_key = dict(found) if isinstance(found, Mapping) else {MAIN: found}
+    for key, one in by_key.items():
+        if isinstance(one, Sized) and not len(one):
+            raise _empty(key)
+    if not by_key:
+        raise _empty(MAIN)
+    return by_key
+
+
+def check_sets(trainer: "AblationTrainer") -> None:
+    """Refuse, before training, sets that cannot be evaluated as configured."""
+    by_key = sets(trainer)
+    check_best_metric(trainer.args, by_key)
+    if trainer.args.evaluation == "trl" and MAIN in by_key and len(by_key) > 1:
+        raise ConfigurationError(
+            "evaluation 'trl' logs several sets under the same names; use evaluation 'one_shot', "
+            f"or leave out eval_sets ({', '.join(key for key in by_key if key)})"
+        )
+
+
+def _empty(key: str) -> ConfigurationError:
+    name = f"evaluation set '{key}'" if key else "evaluation set"
+    return ConfigurationError(
+        f"the {name} is empty; give one with questions, or set eval_strategy to 'no'"
+    )
+
+
+@contextmanager
+def apart_from_training(trainer: "AblationTrainer"):
+    """Keep training's completion log and environments as they are until the end of the block."""
+    with ExitStack() as stack:
+        stack.enter_context(replaced(trainer, "_logs", _emptied(trainer._logs)))
+        if trainer.environment_factories is not None:
+            stack.enter_context(replaced(trainer, "environments", trainer.environments))
+            pool = trainer.evaluation_environments
+            stack.enter_context(replaced(trainer, "_environment_pool", pool))
+        yield
+
+
+@contextmanager
+def _eval_mode(model: Any):
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
+def _no_forward_pass(trainer: "AblationTrainer"):
+    """Let TRL score completions without log-probabilities, which only a loss would need: of the
+    reference model, for vLLM's correction, and of rollouts that are trained on more than once."""
+    settings: list[tuple[Any, str, Any]] = [
+        (trainer, "beta", 0.0),
+        (trainer, "vllm_importance_sampling_correction", False),
+        (trainer, "num_iterations", 1),
+        (trainer.args, "steps_per_generation", 1),
+    ]
+    with ExitStack() as stack:
+        for holder, name, value in settings:
+            stack.enter_context(replaced(holder, name, value))
+        yield
+
+
+def _evaluate_each(trainer: "AblationTrainer", given: Any) -> dict[str, Evaluation]:
+    """Every set by itself, so that none depends on which others there are."""
+    return {key: _evaluate_one(trainer, one) for key, one in sets(trainer, given).items()}
+
+
+def _evaluate_one(trainer: "AblationTrainer", dataset: Any) -> Evaluation:
+    started = time.time()
+    own_sampling = sampling_by(trainer, evaluation_generation_kwargs(trainer.args))
+    with own_sampling, own_randomness(trainer), _no_forward_pass(trainer):
+        calls = [_call(trainer, questions) for questions in _batches(trainer, dataset)]
+    if not calls:
+        raise _empty(MAIN)
+    rows = [row for call in calls for row in call.rows]
+    speed = speed_metrics(MAIN, started, num_samples=len(rows), num_steps=len(calls))
+    return Evaluation(
+        rows=rows,
+        metrics=summary(rows, _samples(trainer)),
+        trl_metrics={
+            **_trl_metrics(trainer, calls),
+            **{name.removeprefix("_"): value for name, value in speed.items()},
+        },
+    )
+
+
+def _samples(trainer: "AblationTrainer") -> int:
+    return trainer.num_generations_eval or 1
+
+
+def _batches(trainer: "AblationTrainer", dataset: Any) -> Iterator[list[Row]]:
+    """The questions of each call, over all processes, in the set's order. A set may be a stream."""
+    questions = iter(dataset)
+    at_once = max(1, trainer.args.per_device_eval_batch_size // _samples(trainer))
+    size = None if _takes_all(trainer) else at_once * trainer.accelerator.num_processes
+    while batch := list(islice(questions, size)):
+        yield batch
+
+
+def _takes_all(trainer: "AblationTrainer") -> bool:
+    """Whether a whole set fits into one call: vLLM queues what it has no room for. Environments,
+    images on the device and the batch of a reward model would all be there at once."""
+    queued = trainer.use_vllm and trainer.environment_factories is None and not trainer._is_vlm
+    return queued and not any(isinstance(f, torch.nn.Module) for f in trainer.reward_funcs)
+
+
+def _call(trainer: "AblationTrainer", questions: list[Row]) -> Call:
+    """`questions`, which are the same on every process, generated and graded together.
+
+    Every process takes as many; where they do not divide, the last question fills the places that
+    are left, and what it gives there is dropped.
+    """
+    samples = _samples(trainer)
+    trainer._logs = _emptied(trainer._logs)
+    trainer._metrics["eval"].clear()
+    trainer._generate_and_score_completions(
+        [_columns(trainer, one) for one in _own_share(trainer, questions) for _ in range(samples)]
+    )
+    trl_metrics = {name: values[-1] for name, values in trainer._metrics["eval"].items()}
+    trainer._metrics["eval"].clear()
+    _keep(trainer._logs, len(questions) * samples)
+    rewards = {
+        name: [None if math.isnan(reward) else reward for reward in trainer._logs["rewards"][name]]
+        for name in trainer.reward_func_names
+    }
+    return Call(_rows(trainer, questions), rewards, trl_metrics)
+
+
+def _own_share(trainer: "AblationTrainer", questions: list[Row]) -> list[Row]:
+    size = -(-len(questions) // trainer.accelerator.num_processes)
+    first = trainer.accelerator.process_index * size
+    return [questions[min(i, len(questions) - 1)] for i in range(first, first + size)]
+
+
+def _columns(trainer: "AblationTrainer", question: Row) -> Row:
+    """A copy, as TRL writes into it, with the columns that TRL's own data loader would leave."""
+    if not trainer.args.remove_unused_columns:
+        return dict(question)
+    trainer._set_signature_columns_if_needed()
+    return {name: question[name] for name in trainer._signature_columns or () if name in question}
+
+
+def _rows(trainer: "AblationTrainer", questions: list[Row]) -> list[Row]:
+    logs, samples = trainer._logs, _samples(trainer)
+    rewards_NF = torch.tensor([list(logs["rewards"][name]) for name in trainer.reward_func_names]).T
+    rewards_N = weighted_reward(rewards_NF, trainer.reward_weights.cpu()).tolist()
+    extra = {name: values for name, values in logs["extra"].items() if name in GRADED[1:]}
+    parts = {name: values for name, values in extra.items() if len(values) == len(rewards_N)}
+    return [
+        {
+            "prompt": strip_images_from_messages(prompt),
+            "response": strip_images_from_messages(logs["completion"][i]),
+            "ground_truth": questions[i // samples].get("answer"),
+            "reward": None if math.isnan(rewards_N[i]) else rewards_N[i],
+            "length": trainer.described.lengths[i],
+            "truncated": trainer.described.truncated[i],
+            **{name: values[i] for name, values in parts.items()},
+        }
+        for i, prompt in enumerate(logs["prompt"])
+    ]
+
+
+def _trl_metrics(trainer: "AblationTrainer", calls: Sequence[Call]) -> Metrics:
+    """What TRL logs at an evaluation, made from the rows of the whole set where rows have it."""
+    rows = [row for call in calls for row in call.rows]
+    rewards = {
+        name: [reward for call in calls for reward in call.rewards[name]]
+        for name in trainer.reward_func_names
+    }
+    found = reward_metrics(rewards, [row["reward"] for row in rows], _samples(trainer))
+    by_group = trainer.scale_rewards != "batch"
+    if not by_group or trainer.multi_objective_aggregation != "sum_then_normalize":
+        del found["frac_reward_zero_std"]  # not of groups there, but of what TRL divides by
+    lengths = torch.tensor([row["length"] for row in rows])
+    truncated = torch.tensor([row["truncated"] for row in rows])
+    called = merged([call.trl_metrics for call in calls], [len(call.rows) for call in calls])
+    return {**called, **found, **completion_metrics(lengths, truncated)}
+
+
+def _emptied(logs: dict[str, Any]) -> dict[str, Any]:
+    """TRL's completion log without its rows, and without its limit of one rollout batch."""
+    return {
+        name: defaultdict(deque) if isinstance(column, dict) else deque()
+        for name, column in logs.items()
+    }
+
+
+def _keep(logs: dict[str, Any], count: int) -> None:
+    """Drop what stands behind the first `count` rows of every column."""
+    for column in logs.values():
+        for values in column.values() if isinstance(column, dict) else (column,):
+            while len(values) > count:
+                values.pop()

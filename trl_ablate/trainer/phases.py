@@ -1,0 +1,76 @@
+"""Where the time and the memory of a training step go."""
+
+import time
+from collections.abc import MutableMapping
+from contextlib import contextmanager
+
+import torch
+from transformers import TrainerCallback
+
+from trl_ablate.trainer.memory import peak_memory, reset_peak_memory
+
+GIB = 2**30
+
+
+class StepPhases(TrainerCallback):
+    """Adds `time/*` (seconds) and `memory/*` (GiB) of every optimizer step to the metrics.
+
+    A step lasts from its first microbatch to the end of the optimizer's update; evaluating, saving
+    and logging are not part of it. `phase` marks a part of it; what is marked inside another part
+    is counted once, as the inner one. `time/train` is what no phase claims: forward, backward and
+    update. So rollout, reward and train add up to the step.
+
+    Args:
+        metrics: lists of values by name, of this process.
+        memory: whether to follow the peak too.
+    """
+
+    def __init__(self, metrics: MutableMapping[str, list[float]], *, memory: bool):
+        self._metrics = metrics
+        self._memory = memory
+        self._began: float | None = None
+        self._device = torch.device("cpu")
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str):
+        """A part of the step; nothing happens outside of a step, as in evaluation."""
+        if self._began is None:
+            yield
+            return
+        began, inside_before = time.perf_counter(), sum(self._seconds.values())
+        yield
+        inside = sum(self._seconds.values()) - inside_before
+        spent = time.perf_counter() - began - inside
+        self._seconds[name] = self._seconds.get(name, 0.0) + spent
+        if name == "rollout":
+            self._note_peak("after_rollout")
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._device = args.device
+        self._began = _now(self._device)
+        self._seconds = {"rollout": 0.0, "reward": 0.0}
+        if self._memory:
+            reset_peak_memory(self._device)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self._began is None:
+            return
+        whole = _now(self._device) - self._began
+        seconds = {**self._seconds, "train": whole - sum(self._seconds.values()), "step": whole}
+        for name, value in seconds.items():
+            self._metrics[f"time/{name}"].append(value)
+        self._note_peak("after_train")
+        self._began = None
+
+    def _note_peak(self, name: str) -> None:
+        if self._memory:
+            self._metrics[f"memory/peak_{name}"].append(peak_memory(self._device) / GIB)
+            reset_peak_memory(self._device)
+
+
+def _now(device: torch.device) -> float:
+    """When the device has done what it was given so far."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

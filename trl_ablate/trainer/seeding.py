@@ -1,0 +1,117 @@
+"""Evaluation's own randomness: it follows from the seed, and training's is left as it was.
+
+Every generator that a completion or a reward may draw from is set at the start of an evaluation and
+restored at its end: torch's, Python's, and NumPy's, from which newer vLLM engines on a GPU take the
+seed of a request. A vLLM server has a generator of its own, which only requests without a seed
+draw from; so every question is sent to it with a seed.
+"""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from trl_ablate.trainer.ablation import AblationTrainer
+
+SEED_STRIDE = 1_000_003
+"""Distance between the seeds of two processes: no run seed or number of samples comes near it."""
+
+REQUESTS_AT_ONCE = 64
+"""What TRL's client keeps connections for."""
+
+
+@contextmanager
+def own_randomness(trainer: "AblationTrainer"):
+    """Until the end of the block, sampling depends on the run's seed and on the process only."""
+    seed = evaluation_seed(trainer)
+    with ExitStack() as stack:
+        stack.enter_context(_generators(seed, trainer.accelerator.device))
+        if _asks_a_server(trainer):
+            stack.enter_context(_seeded_requests(trainer.vllm_generation.vllm_client, seed))
+        yield
+
+
+def evaluation_seed(trainer: "AblationTrainer") -> int:
+    """Equal in the processes that share one engine, which have to sample the same tokens."""
+    config = trainer.args
+    shared = config.use_vllm and config.vllm_mode == "colocate"
+    engine_size = config.vllm_tensor_parallel_size if shared else 1
+    return config.seed + SEED_STRIDE * (1 + trainer.accelerator.process_index // engine_size)
+
+
+@contextmanager
+def _generators(seed: int, device: torch.device):
+    training = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(training[0])
+            np.random.set_state(training[1])
+
+
+def _asks_a_server(trainer: "AblationTrainer") -> bool:
+    server = trainer.args.use_vllm and trainer.args.vllm_mode == "server"
+    return server and trainer.accelerator.is_main_process
+
+
+@contextmanager
+def _seeded_requests(client: Any, first_seed: int):
+    """Let TRL's vLLM client send every question as a request with a seed of its own."""
+    client.generate = partial(_one_by_one, client.generate, SeedDealer(first_seed))
+    try:
+        yield
+    finally:
+        del client.generate
+
+
+class SeedDealer:
+    """Hands out ranges of seeds that do not overlap."""
+
+    def __init__(self, first: int):
+        self._next = first
+
+    def deal(self, count: int, each: int) -> list[int]:
+        """The first seeds of `count` ranges that are `each` long."""
+        start, self._next = self._next, self._next + count * each
+        return list(range(start, self._next, each))
+
+
+def _one_by_one(
+    generate: Callable[..., dict[str, Any]],
+    seeds: SeedDealer,
+    prompts: list,
+    features: list | None = None,
+    n: int = 1,
+    generation_kwargs: dict[str, Any] | None = None,
+    **sampling: Any,
+) -> dict[str, Any]:
+    """TRL's `VLLMClient.generate`, a request per prompt. vLLM samples the n completions of a
+    request by its seed, its seed + 1, and so on; one seed for all prompts would sample them with
+    the same noise.
+    """
+
+    def ask(index: int, seed: int) -> dict[str, Any]:
+        return generate(
+            prompts=[prompts[index]],
+            features=None if features is None else [features[index]],
+            n=n,
+            generation_kwargs={**(generation_kwargs or {}), "seed": seed},
+            **sampling,
+        )
+
+    with ThreadPoolExecutor(max_workers=min(REQUESTS_AT_ONCE, len(prompts))) as requests:
+        answers = list(requests.map(ask, range(len(prompts)), seeds.deal(len(prompts), n)))
+    return {
+        key: None if value is None else [row for answer in answers for row in answer[key]]
+        for key, value in answers[0].items()
+    }

@@ -1,0 +1,1 @@
+"""One run, from a resolved recipe to its last checkpoint."""

@@ -1,0 +1,246 @@
+"""From a resolved recipe to a trainer that is ready to train: model, data, rewards, callbacks."""
+
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import torch
+from datasets import Dataset
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+)
+from trl import get_peft_config, get_quantization_config
+
+from trl_ablate import miniature
+from trl_ablate.config import AblationConfig
+from trl_ablate.data.questions import load_questions, to_prompts
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.estimates import MAIN
+from trl_ablate.recipe.resolving import Resolved
+from trl_ablate.rewards import MathGrader, build_rewards
+from trl_ablate.task import TaskArguments
+from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.training.models import (
+    check_model,
+    is_adapter,
+    load_tokenizer,
+    looked_at_again,
+    told,
+)
+
+MINIATURE = "miniature"
+
+
+def build_trainer(
+    resolved: Resolved, grader: MathGrader, callbacks: list[TrainerCallback] | None = None
+) -> AblationTrainer:
+    """Load everything a recipe names and put it together."""
+    model = resolve_model(starting_point(resolved))
+    look = partial(_look_at, model, resolved)
+    tokenizer = look()
+    train_dataset = task_dataset(resolved.task, "train", tokenizer)
+    check_enough(train_dataset, resolved.config)
+    with looked_at_again(look):
+        sets = evaluation_sets(resolved.task, tokenizer)
+        return _put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)
+
+
+def check_enough(questions: Dataset, config: AblationConfig) -> None:
+    """Refuse fewer questions than one rollout batch takes: TRL's sampler leaves out a batch that it
+    cannot fill, so that there would be no step."""
+    needed = cast(int, config.generation_batch_size) // cast(int, config.num_generations)
+    if len(questions) < needed:
+        raise ConfigurationError(
+            f"there are {len(questions)} questions to train on, after all filters, and a rollout "
+            f"batch takes {needed} (generation_batch_size {config.generation_batch_size} / "
+            f"num_generations {config.num_generations}); raise train_size, filter less (levels, "
+            "subjects, max_prompt_length), or lower generation_batch_size"
+        )
+
+
+def _look_at(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
+    """Its tokenizer, once its files were found to be whole."""
+    with told(f"model {model}", "mend its files, or give another --model_name_or_path"):
+        if not is_adapter(model):
+            check_model(model, resolved)
+        return load_tokenizer(model, resolved)
+
+
+def build_evaluator(resolved: Resolved, grader: MathGrader) -> AblationTrainer:
+    """A trainer that is there to evaluate; an adapter is merged into its base."""
+    name = resolve_model(starting_point(resolved))
+    mend = "give a model's folder, a run's directory, a Hub id, or miniature"
+    with told(f"checkpoint {name}", mend):
+        tokenizer = load_tokenizer(name, resolved)
+        model = merged_adapter(name, resolved) if is_adapter(name) else name
+        if model is name:
+            check_model(name, resolved)
+    sets = evaluation_sets(resolved.task, tokenizer)
+    questions = sets[MAIN] if isinstance(sets, dict) else sets
+    return _put_together(resolved, grader, model, tokenizer, questions, sets)
+
+
+def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:
+    """The base of a saved adapter, with the adapter added to its weights."""
+    from peft import AutoPeftModelForCausalLM
+
+    dtype = resolved.model.dtype or "float32"
+    adapted: Any = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return adapted.merge_and_unload()
+
+
+def _put_together(
+    resolved: Resolved,
+    grader: MathGrader,
+    model: str | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    train_dataset: Dataset,
+    evaluated: Dataset | dict[str, Dataset],
+    callbacks: list[TrainerCallback] | None = None,
+) -> AblationTrainer:
+    config, model_args = resolved.config, resolved.model
+    rewards, weights = task_rewards(resolved.task, tokenizer, grader)
+    config.reward_weights = config.reward_weights or weights
+    given = cast(dict[str, Any], config.model_init_kwargs or {})
+    loading = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        "use_safetensors": True,
+        **given,
+    }
+    config.model_init_kwargs = cast(Any, loading if isinstance(model, str) else None)
+    trainer = AblationTrainer(
+        model=model,
+        reward_funcs=rewards,
+        args=config,
+        train_dataset=train_dataset,
+        eval_dataset=evaluated,
+        processing_class=tokenizer,
+        quantization_config=get_quantization_config(model_args),
+        peft_config=get_peft_config(model_args),
+        callbacks=callbacks,
+    )
+    for noisy in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(noisy)
+    return trainer
+
+
+def check_device(resolved: Resolved) -> None:
+    """Refuse a GPU's profile on a machine without one, before anything is loaded."""
+    if resolved.for_gpu and not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"profile '{resolved.profile}' is for a GPU, and there is none here; use --profile "
+            "miniature, or --use_cpu true to train on the CPU all the same"
+        )
+    if resolved.config.use_vllm and find_spec("vllm") is None:
+        raise ConfigurationError(
+            "use_vllm is true, but vLLM is not installed; run pip install 'trl-ablate[vllm]', "
+            "or set --use_vllm false"
+        )
+
+
+def starting_point(resolved: Resolved) -> str:
+    """Model id or folder that training starts from."""
+    start = resolved.task.start
+    if start == "base":
+        if resolved.model.model_name_or_path is None:
+            raise ConfigurationError(
+                f"profile '{resolved.profile}' names no model; give --model_name_or_path"
+            )
+        return resolved.model.model_name_or_path
+    starts = resolved.task.starts or {}
+    if start not in starts:
+        raise ConfigurationError(
+            f"start is '{start}', but profile '{resolved.profile}' has no such entry in starts (it "
+            f"has: base, {', '.join(starts)}); add it there"
+        )
+    return starts[start]
+
+
+def resolve_model(name: str) -> str:
+    """`miniature` and `miniature/STAGE` as the folders they are built in; others as they are."""
+    world, _, stage = name.partition("/")
+    if world == MINIATURE and not Path(name).exists():
+        if stage not in ("", *get_args(miniature.Stage)):
+            raise ConfigurationError(
+                f"model '{name}' is no stage of the miniature; it has: "
+                f"{', '.join(get_args(miniature.Stage))}"
+            )
+        return str(miniature.build(cast(miniature.Stage, stage or "base")))
+    return name
+
+
+def task_rewards(
+    task: TaskArguments, tokenizer: PreTrainedTokenizerBase, grader: MathGrader
+) -> tuple[list, list[float]]:
+    """The template's reward functions (or those of `reward`), and their weights."""
+    return build_rewards(
+        task.reward or task.template,
+        grader=grader,
+        eos_token_ids=(cast(int, tokenizer.eos_token_id),),
+        special_token_ids=tuple(tokenizer.all_special_ids),
+        eos_penalty=task.eos_penalty,
+    )
+
+
+def task_dataset(task: TaskArguments, part: str, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    """The questions of `train` or `eval`, rendered by the template."""
+    split, size = {
+        "train": (task.train_split, task.train_size),
+        "eval": (task.eval_split or "validation", task.eval_size),
+    }[part]
+    questions = load_questions(
+        task.dataset,
+        split=split,
+        config=task.dataset_config,
+        question_column=task.question_column,
+        answer_column=task.answer_column,
+        size=size,
+        seed=task.subset_seed,
+        levels=task.levels,
+        subjects=task.subjects,
+        skip_bad_rows=task.skip_bad_rows,
+    )
+    return _prompts(questions, task, tokenizer, f"{part} questions")
+
+
+def evaluation_sets(
+    task: TaskArguments, tokenizer: PreTrainedTokenizerBase
+) -> Dataset | dict[str, Dataset]:
+    """The questions to evaluate on, together with those of `eval_sets` if there are any."""
+    main = task_dataset(task, "eval", tokenizer)
+    named = {
+        name: load_questions(
+            source,
+            split="validation",
+            size=task.eval_size,
+            seed=task.subset_seed,
+            skip_bad_rows=task.skip_bad_rows,
+        )
+        for name, source in (task.eval_sets or {}).items()
+    }
+    if not named:
+        return main
+    return {MAIN: main} | {
+        name: _prompts(one, task, tokenizer, f"eval questions of '{name}'")
+        for name, one in named.items()
+    }
+
+
+def _prompts(
+    questions: Dataset, task: TaskArguments, tokenizer: PreTrainedTokenizerBase, what: str
+) -> Dataset:
+    return to_prompts(
+        questions,
+        task.template,
+        style=task.prompt_style,
+        tokenizer=tokenizer,
+        max_prompt_length=task.max_prompt_length,
+        what=what,
+    )

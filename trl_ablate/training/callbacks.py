@@ -1,0 +1,266 @@
+"""What watches a run: when it evaluates and saves, what it records, what a person sees of it.
+
+A callback that needs the trainer gets it by `attach`, once it is built.
+"""
+
+import math
+import os
+import random
+import time
+from dataclasses import asdict
+from errno import ENOENT
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+from trl_ablate.config import AblationConfig
+from trl_ablate.guard.rules import Alert, Guard, GuardArguments
+from trl_ablate.run.checkpoints import best_logged, check_best, seal
+from trl_ablate.run.directory import RunDirectory, append_jsonl, write_json
+from trl_ablate.run.folders import part_of, replace_folder
+from trl_ablate.training.dashboard import log_rollouts, reports_to_trackio
+
+if TYPE_CHECKING:
+    from trl_ablate.trainer.ablation import AblationTrainer
+
+SHOWN = {
+    "reward": "reward",
+    "eval_reward": "eval",
+    "completions/mean_length": "length",
+    "entropy": "entropy",
+    "grad_norm": "grad",
+}
+"""Metrics of the live line, and the short names they have there."""
+
+
+class GRPOStepClock(TrainerCallback):
+    """Counts `eval_steps` and `save_steps` in GRPO steps (rollout batches), not optimizer steps.
+
+    Off-policy arms take several optimizer steps per rollout batch, and large optimizer batches take
+    several rollout batches per step; counted so, all are evaluated at the same GRPO steps, or at
+    the first optimizer step behind them. A checkpoint falls between two batches, unless something
+    else asks for it. A fraction is that share of all GRPO steps, rounded up. The last step is
+    always evaluated.
+    """
+
+    def __init__(self, grpo_steps_per_optimizer_step: Fraction):
+        self._per_step = grpo_steps_per_optimizer_step
+
+    def on_train_begin(self, args: AblationConfig, state: TrainerState, control, **kwargs):
+        # transformers has made a fraction a number of optimizer steps
+        if args.eval_steps is not None and 0 < args.eval_steps < 1:
+            state.eval_steps = self._share(args.eval_steps, state)
+        if 0 < args.save_steps < 1:
+            state.save_steps = self._share(args.save_steps, state)
+
+    def _share(self, fraction: float, state: TrainerState) -> int:
+        return math.ceil(state.max_steps * self._per_step * fraction)
+
+    def on_step_end(
+        self, args: AblationConfig, state: TrainerState, control: TrainerControl, **kwargs
+    ):
+        last = state.global_step >= state.max_steps
+        if args.eval_strategy == IntervalStrategy.STEPS:
+            due = self._falls_on(state.global_step, state.eval_steps)
+            control.should_evaluate = last or (due and state.global_step >= args.eval_delay)
+        if args.save_strategy == SaveStrategy.STEPS:
+            control.should_save = last or self._falls_on(state.global_step, state.save_steps)
+        return control
+
+    def _falls_on(self, global_step: int, every: int) -> bool:
+        """Whether this optimizer step completes a multiple of `every` GRPO steps."""
+        if every <= 0:
+            return False
+        before, now = (global_step - 1) * self._per_step, global_step * self._per_step
+        return now // every > before // every
+
+
+class RunRecorder(TrainerCallback):
+    """Appends every logged row to `metrics.jsonl`, with its step and its time since the start."""
+
+    def __init__(self, run: RunDirectory, grpo_steps_per_optimizer_step: Fraction):
+        self._run = run
+        self._per_step = grpo_steps_per_optimizer_step
+        self._started = time.time() - run.seconds_so_far()
+        self._begun = False
+
+    def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
+        if state.is_world_process_zero and "train_runtime" not in logs:  # run.json has the total
+            if self._begun and not self._run.metrics_file.exists():
+                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(self._run.metrics_file))
+            self._begun = True
+            place = {
+                "step": state.global_step,
+                "grpo_step": float(state.global_step * self._per_step),
+                "seconds": round(time.time() - self._started, 3),
+            }
+            self._run.append_metrics({**place, **logs})
+
+
+class RolloutWriter(TrainerCallback):
+    """At every evaluation, some rollouts of the step before it: what the model says.
+
+    As JSONL, and as a table in trackio if that is reported to.
+
+    Each line has prompt, response, ground_truth, reward, format_reward, answer_reward, advantage;
+    what a reward function does not report is null. Before the first step there are none.
+    """
+
+    def __init__(self, run: RunDirectory, count: int, seed: int):
+        self._run = run
+        self._count = count
+        self._seed = seed
+        self._trainer: AblationTrainer | None = None
+
+    def attach(self, trainer: "AblationTrainer") -> None:
+        self._trainer = trainer
+
+    def on_evaluate(self, args, state: TrainerState, control, **kwargs):
+        if self._trainer is None or not state.is_world_process_zero:
+            return
+        rows = self._trainer.latest_rollouts()
+        drawn = random.Random(f"{self._seed}-{state.global_step}").sample(
+            range(len(rows)), min(self._count, len(rows))
+        )
+        if not drawn:
+            return
+        kept = [rows[i] for i in sorted(drawn)]
+        self._run.write_rollouts(state.global_step, kept)
+        if reports_to_trackio(args):
+            log_rollouts(kept, state.global_step)
+
+
+class BestCheckpoint(TrainerCallback):
+    """Keeps the model of the best evaluation in `checkpoint_best`, by a task metric, never by loss.
+
+    The old one is there until the new one is whole. What a resumed run has to beat is the best of
+    what it remembers: a better one, of steps that it takes once more, is saved once more.
+    """
+
+    def __init__(self, run: RunDirectory, metric: str):
+        self._run = run
+        self._metric = metric
+        self._best = -math.inf
+        self._trainer: AblationTrainer | None = None
+
+    def attach(self, trainer: "AblationTrainer") -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        best = best_logged(state.log_history, self._metric)
+        self._best = best["value"] if best else -math.inf
+
+    def on_evaluate(self, args, state: TrainerState, control, metrics=None, **kwargs):
+        value = (metrics or {}).get(self._metric)
+        if self._trainer is None or value is None or not value > self._best:
+            return
+        self._best = value
+        best = {"metric": self._metric, "value": value, "step": state.global_step}
+        save_whole(self._trainer, self._run.checkpoint_best, best=best)
+
+    def check(self) -> None:
+        """Refuse to end well if what was saved is not what is there."""
+        if self._trainer and self._trainer.accelerator.is_main_process and self._best > -math.inf:
+            check_best(self._run)
+
+
+class GuardWatch(TrainerCallback):
+    """Shows the guard every logged row; warns, or ends the run, as its settings say."""
+
+    def __init__(self, run: RunDirectory, arguments: GuardArguments, console: Console):
+        self._run = run
+        self._guard = Guard(arguments)
+        self._console = console
+        self.stopped_by: Alert | None = None
+
+    def on_train_begin(self, args, state: TrainerState, control, **kwargs):
+        for row in self._run.metrics():  # what a resumed run has seen before
+            if row.get("step", 0) <= state.global_step:
+                self._guard.observe(row)
+
+    def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs):
+        for alert in self._guard.observe({**(logs or {}), "step": state.global_step}):
+            if state.is_world_process_zero:
+                self._tell(alert, args)
+            if alert.action == "stop" and self.stopped_by is None:
+                self.stopped_by = alert
+                control.should_training_stop = True
+        return control
+
+    def _tell(self, alert: Alert, args: AblationConfig) -> None:
+        append_jsonl(self._run.alerts_file, asdict(alert))
+        self._console.print(
+            f"guard, step {alert.step}: {alert.sentence} ({alert.action})", style="yellow"
+        )
+        if reports_to_trackio(args):
+            import trackio
+
+            level = trackio.AlertLevel.ERROR if alert.action == "stop" else trackio.AlertLevel.WARN
+            trackio.alert(title=f"guard: {alert.rule}", text=alert.sentence, level=level)
+
+
+def save_whole(trainer: "AblationTrainer", folder: Path, **notes: dict[str, Any]) -> None:
+    """The model in `folder`, and each note as JSON, sealed: whole, or as it was. For every
+    process."""
+    part = part_of(folder)
+    trainer.save_model(str(part))
+    if trainer.accelerator.is_main_process:
+        for name, note in notes.items():
+            write_json(part / f"{name}.json", note)
+        seal(part)
+        replace_folder(folder)
+    trainer.accelerator.wait_for_everyone()
+
+
+class LiveLine(TrainerCallback):
+    """One live line: step, reward, eval reward, length, entropy, gradient norm, time left.
+
+    Where the output is no terminal, the line is printed at every evaluation instead.
+    """
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._seen: dict[str, float] = {}
+        self._bar: Progress | None = None
+
+    def on_train_begin(self, args, state: TrainerState, control, **kwargs):
+        if not state.is_world_process_zero or not self._console.is_terminal:
+            return
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[seen]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._bar.start()
+        self._bar.add_task("training", total=state.max_steps, completed=state.global_step, seen="")
+
+    def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
+        if not state.is_world_process_zero:
+            return
+        self._seen |= {key: logs[key] for key in SHOWN if logs.get(key) is not None}
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=state.global_step, seen=self.line())
+        elif "eval_reward" in logs:
+            self._console.print(f"step {state.global_step}/{state.max_steps}  {self.line()}")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal as it was; safe to call twice."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+    def line(self) -> str:
+        return "  ".join(
+            f"{name} {self._seen[key]:.3g}" for key, name in SHOWN.items() if key in self._seen
+        )

@@ -1,0 +1,211 @@
+"""Whether a recipe can run on this machine, what is missing, and the command that mends it.
+
+`look_around` probes; all else is a pure function of what it saw and of what the recipe came to.
+Nothing is loaded, downloaded or asked over a network. No torch, so that a broken one can be named.
+"""
+
+import os
+import platform
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distributions, requires
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+
+from trl_ablate.recipe.profiles import LARGE_GPU_GIB
+
+if TYPE_CHECKING:
+    from trl_ablate.recipe.resolving import Resolved
+
+ON_DEMAND = ("bitsandbytes", "matplotlib", "peft", "scipy", "trackio", "vllm")
+"""Packages that only some recipes use; without any other, no recipe resolves."""
+
+DISK_GIB = {"GPU": 60.0, "CPU": 1.0}
+"""Free space for a run's checkpoints: three of 1.5 B parameters with Adam's state are 54 GiB."""
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a look around found."""
+
+    python: str
+    versions: dict[str, str]
+    """Installed distributions, by their normalised names."""
+    cores: int
+    memory_gib: float
+    free_gib: float
+    writable: bool
+    """Whether a run's folder can be made where it is to be."""
+    gpus: tuple[tuple[str, float], ...] = ()
+    """Name and GiB of each."""
+    chromium: bool = False
+    token: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; `mend` is the command for what is missing."""
+
+    what: str
+    found: str
+    mend: str | None = None
+    needed: bool = True
+
+    @property
+    def stops(self) -> bool:
+        return self.needed and self.mend is not None
+
+
+def look_around(output_dir: Path) -> Machine:
+    """Probe this machine, for a run in `output_dir`."""
+    there = next(part for part in (output_dir.absolute(), *output_dir.absolute().parents)
+                 if part.exists())  # fmt: skip
+    return Machine(
+        python=platform.python_version(),
+        versions=installed(),
+        cores=len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
+        memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB,
+        free_gib=shutil.disk_usage(there).free / GIB,
+        writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
+        gpus=_gpus(),
+        chromium=any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+        token=_has_token(),
+    )
+
+
+def installed() -> dict[str, str]:
+    return {_normal(found.name): found.version for found in distributions() if found.name}
+
+
+def declared() -> list[str]:
+    """The requirements of this package, as its metadata has them."""
+    try:
+        return requires("trl-ablate") or []
+    except PackageNotFoundError:
+        return []
+
+
+def check_packages(
+    requirements: Iterable[str], versions: Mapping[str, str], wanted: Iterable[str] = ()
+) -> list[Finding]:
+    """Every required package, held against what is installed; on demand, those that are wanted."""
+    findings = {}
+    for line in requirements:
+        requirement = Requirement(line)
+        name = _normal(requirement.name)
+        extra = next((e for e in ("vllm", "") if _applies(requirement, e)), None)
+        if extra is None or (extra and name != extra):
+            continue
+        version = versions.get(name)
+        good = version is not None and requirement.specifier.contains(version, prereleases=True)
+        needs = f" (needs {requirement.specifier})" if version and not good else ""
+        findings[name] = Finding(
+            name,
+            f"{version or 'not installed'}{needs}",
+            None if good else _install(requirement, extra),
+            needed=name not in ON_DEMAND or name in wanted,
+        )
+    return [findings[name] for name in sorted(findings)]
+
+
+def packages_wanted(resolved: "Resolved") -> set[str]:
+    """Those of the packages on demand that this recipe uses."""
+    config, model = resolved.config, resolved.model
+    quantized = model.load_in_4bit or model.load_in_8bit
+    uses = {
+        "bitsandbytes": quantized or "bnb" in str(getattr(config.optim, "value", config.optim)),
+        "matplotlib": config.push_to_hub,
+        "peft": model.use_peft,
+        "trackio": "trackio" in (config.report_to or []),
+        "vllm": config.use_vllm,
+    }
+    return {name for name, used in uses.items() if used}
+
+
+def check_machine(resolved: "Resolved", machine: Machine) -> list[Finding]:
+    """Devices, disk, browser and token, held against what the recipe came to."""
+    config = resolved.config
+    asks_hub = bool(config.push_to_hub or config.trackio_space_id or config.trackio_static_space_id)
+    token = machine.token or bool(config.hub_token)
+    return [
+        Finding("Python", machine.python),
+        Finding("CPU", f"{machine.cores} cores, {machine.memory_gib:.0f} GiB of memory"),
+        _check_gpu(resolved, machine),
+        _check_disk(resolved, machine),
+        Finding(
+            "Hub token", "there" if token else "none", None if token else "hf auth login",
+            needed=asks_hub,
+        ),
+        Finding(
+            "Chromium", "there" if machine.chromium else "none",
+            None if machine.chromium else "apt-get install chromium",
+            needed=False,
+        ),
+    ]  # fmt: skip
+
+
+def _check_gpu(resolved: "Resolved", machine: Machine) -> Finding:
+    found = ", ".join(f"{name} ({gib:.0f} GiB)" for name, gib in machine.gpus) or "none"
+    smaller = None
+    if not machine.gpus:
+        smaller = "miniature"
+    elif resolved.profile == "h100" and machine.gpus[0][1] < LARGE_GPU_GIB:
+        smaller = "rtx4090"
+        found += f", where the profile counts on {LARGE_GPU_GIB:.0f}"
+    mend = f"python scripts/train.py {resolved.recipe} --profile {smaller}" if smaller else None
+    return Finding("GPU", found, mend, needed=resolved.for_gpu)
+
+
+def _check_disk(resolved: "Resolved", machine: Machine) -> Finding:
+    wanted = DISK_GIB["GPU" if resolved.for_gpu else "CPU"]
+    elsewhere = f"python scripts/train.py {resolved.recipe} --output_dir FOLDER_ON_ANOTHER_DISK"
+    where = f"for {resolved.config.output_dir}"
+    if not machine.writable:
+        return Finding("disk", f"no right to write {where}", elsewhere)
+    free = f"{machine.free_gib:.1f} GiB free {where}"
+    if machine.free_gib < wanted:
+        return Finding("disk", f"{free}, where {wanted:.0f} are wanted", elsewhere)
+    return Finding("disk", free)
+
+
+def _install(requirement: Requirement, extra: str) -> str:
+    if extra:
+        return f"pip install -e '.[{extra}]'"
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"pip install '{requirement.name}{extras}{requirement.specifier}'"
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    if requirement.marker is None:
+        return extra == ""
+    return requirement.marker.evaluate({"extra": extra})
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def _gpus() -> tuple[tuple[str, float], ...]:
+    try:
+        import torch
+    except ImportError:
+        return ()
+    if not torch.cuda.is_available():
+        return ()
+    seen = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return tuple((card.name, card.total_memory / GIB) for card in seen)
+
+
+def _has_token() -> bool:
+    try:
+        from huggingface_hub import get_token
+    except ImportError:
+        return False
+    return get_token() is not None
