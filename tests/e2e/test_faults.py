@@ -172,7 +172,7 @@ def broken_model(case: Case) -> Ended:
 
 
 LOADING = ("check_model", "load_tokenizer", "task_dataset", "AblationTrainer")
-"""What `assemble` calls while it loads a model, in this order."""
+"""What `building` calls while it loads a model, in this order."""
 
 
 def broken_while_loaded(case: Case) -> Ended:
@@ -188,7 +188,7 @@ def broken_while_loaded(case: Case) -> Ended:
 def break_before(moment: str, *fault) -> None:
     from trl_ablate.training import building
 
-    called = getattr(assemble, moment)
+    called = getattr(building, moment)
 
     def broken(*args, **kwargs):
         if fault[0].exists():
