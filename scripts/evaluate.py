@@ -17,8 +17,7 @@ from rich.table import Table
 
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.directory import append_jsonl, write_json
-from trl_ablate.run.provenance import provenance
+from trl_ablate.run.files import append_jsonl, write_json
 
 SETTINGS = {
     "dataset": "dataset",
@@ -59,7 +58,8 @@ def main() -> int:
 
 def run(options: argparse.Namespace, words: list[str]) -> int:
     from trl_ablate.evaluation.checkpoints import find_checkpoint, to_evaluate
-    from trl_ablate.training.building import check_device
+    from trl_ablate.evaluation.evaluating import describe, evaluate
+    from trl_ablate.training.doctor import check_device
 
     check_output(options)
     checkpoint = find_checkpoint(options.checkpoint)
@@ -89,59 +89,6 @@ def check_output(options: argparse.Namespace) -> None:
         raise ConfigurationError(
             f"the folder of --output {options.output} does not exist; make it, or give another"
         )
-
-
-def evaluate(resolved) -> dict[str, Any]:
-    """`Evaluation` of the main dataset (at '') and of each of `eval_sets`."""
-    from transformers.utils.logging import disable_progress_bar
-
-    from trl_ablate.rewards import MathGrader
-    from trl_ablate.trainer.one_shot import evaluations
-    from trl_ablate.training.building import build_evaluator
-
-    disable_progress_bar()
-    task = resolved.task
-    with MathGrader(
-        workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
-    ) as grader:
-        evaluator = build_evaluator(resolved, grader)
-        questions: Any = evaluator.eval_dataset
-        return evaluations(evaluator, questions)
-
-
-def describe(name: str, resolved, found: Mapping[str, Any]) -> dict[str, Any]:
-    """What the JSON file holds: the numbers, and where they come from."""
-    from trl_ablate.estimates import standard_errors
-    from trl_ablate.run.masking import Masker, known_secrets
-
-    config, task = resolved.config, resolved.task
-    samples = config.num_generations_eval or config.num_generations
-    sources = {"": task.dataset, **(task.eval_sets or {})}
-    report = {
-        "checkpoint": name,
-        "model": resolved.model.model_name_or_path,
-        "samples": samples,
-        "temperature": _or(config.eval_temperature, config.temperature),
-        "top_p": _or(config.eval_top_p, config.top_p),
-        "seed": config.seed,
-        "sets": {
-            key or "main": {
-                "dataset": sources[key],
-                "questions": len(one.rows) // samples,
-                "metrics": one.metrics,
-                "standard_errors": standard_errors(one.rows, samples),
-            }
-            for key, one in found.items()
-        },
-        "command": sys.argv,
-        **provenance(),
-        "resolved": resolved.to_dict(),
-    }
-    return Masker(known_secrets([], sys.argv, config.hub_token)).value(report)
-
-
-def _or(value, other):
-    return other if value is None else value
 
 
 def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:

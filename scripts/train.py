@@ -154,7 +154,7 @@ def prepare(
 ) -> None:
     """Everything that can be refused is refused here, before a model is loaded."""
     from trl_ablate.hub import check_token
-    from trl_ablate.training.building import check_device
+    from trl_ablate.training.doctor import check_device
 
     check_device(resolved)
     if push:
@@ -187,20 +187,20 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None, terminatio
     ended it."""
     from transformers.utils.logging import disable_progress_bar
 
-    from trl_ablate.rewards import MathGrader
+    from trl_ablate.rewards import grader_of
     from trl_ablate.training.building import build_trainer
     from trl_ablate.training.callbacks import (
         BestCheckpoint,
         GuardWatch,
-        LiveLine,
         RolloutWriter,
         RunRecorder,
         save_whole,
     )
     from trl_ablate.training.dashboard import DashboardCheck
+    from trl_ablate.training.live import LiveLine
     from trl_ablate.training.preemption import Preemption
 
-    config, task = resolved.config, resolved.task
+    config = resolved.config
     config.eval_on_start = config.eval_on_start and checkpoint is None
     disable_progress_bar()  # ours is the one live line
     live = LiveLine(console)
@@ -210,9 +210,7 @@ def train(resolved, directory: RunDirectory, checkpoint: Path | None, terminatio
     guard = GuardWatch(directory, resolved.guard, console)
     with (
         closing(live),
-        MathGrader(
-            workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
-        ) as grader,
+        grader_of(resolved.task) as grader,
     ):
         watching = [recorder, rollouts, best, guard, live, DashboardCheck(console)]
         trainer = build_trainer(resolved, grader, watching)

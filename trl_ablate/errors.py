@@ -3,3 +3,13 @@
 
 class ConfigurationError(ValueError):
     """One sentence that names the value, what is allowed, and the change to make."""
+
+
+REWARD_RAISED = (
+    "reward function '{name}' raised {error} (line {line} of {file}); mend it, then go on with "
+    "--resume"
+)
+
+
+class RewardError(RuntimeError):
+    """A reward function raised; the sentence names it, and where."""

@@ -23,7 +23,8 @@ from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.sample.ops.topk_topp_sampler import random_sample  # noqa: E402
 
 from trl_ablate import AblationConfig, AblationTrainer, miniature  # noqa: E402
-from trl_ablate.guard.rules import Guard, GuardArguments
+from trl_ablate.guard.arguments import GuardArguments
+from trl_ablate.guard.rules import Guard
 from trl_ablate.trainer import engine as engine_module  # noqa: E402
 
 pytestmark = [

@@ -34,7 +34,7 @@ def end(world, tmp_path):
 
 
 def a_callback_stops():
-    from trl_ablate.training.callbacks import LiveLine
+    from trl_ablate.training.live import LiveLine
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = state.global_step == 2
@@ -57,7 +57,7 @@ def sigterm_while_the_model_is_loaded():
 
 
 def sigterm_in_the_last_step():
-    from trl_ablate.training.callbacks import LiveLine
+    from trl_ablate.training.live import LiveLine
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 2:

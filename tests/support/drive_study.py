@@ -14,7 +14,7 @@ from tests.support.synthetic_study import make_plan  # noqa: E402
 from trl_ablate.run.termination import Termination  # noqa: E402
 from trl_ablate.study.engines import Engine  # noqa: E402
 from trl_ablate.study.engines.local import LocalEngine  # noqa: E402
-from trl_ablate.study.runner import Runner  # noqa: E402
+from trl_ablate.study.runner import Runner
 from trl_ablate.study.store import RunStore  # noqa: E402
 
 FAKE_TRAIN = Path(__file__).with_name("fake_train.py")

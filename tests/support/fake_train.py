@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.synthetic_study import learning_rows  # noqa: E402
 from trl_ablate.run.checkpoints import latest_whole_checkpoint, seal, step_of  # noqa: E402
-from trl_ablate.run.directory import RunDirectory, append_jsonl  # noqa: E402
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.files import append_jsonl
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trl_ablate import miniature
-from trl_ablate.run.directory import write_jsonl
+from trl_ablate.run.files import write_jsonl
 
 SMALL = [
     "recipes/std_dev_off.yaml", "--profile", "miniature", "--generation_batch_size", "16",

@@ -22,7 +22,7 @@ from trl_ablate.config import AblationConfig
 from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.trainer.ablation import AblationTrainer
-from trl_ablate.trainer.memory import peak_memory, reset_peak_memory
+from trl_ablate.trainer.phases import peak_memory, reset_peak_memory
 
 PARTS = ("rollout", "reward", "train")
 

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from trl_ablate.run.directory import write_json
+from trl_ablate.run.files import write_json
 from trl_ablate.run.provenance import provenance
 
 

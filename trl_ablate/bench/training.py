@@ -29,7 +29,7 @@ from trl_ablate.bench.replay import NoEngine, Replay, length_reward, prompts
 from trl_ablate.bench.tables import median
 from trl_ablate.config import AblationConfig
 from trl_ablate.trainer.ablation import AblationTrainer
-from trl_ablate.trainer.memory import peak_memory, reset_peak_memory
+from trl_ablate.trainer.phases import peak_memory, reset_peak_memory
 
 
 @dataclass

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.recipe.resolving import Resolved, load_recipe, read_overrides, resolve_run
+from trl_ablate.recipe.resolving import Resolved, load_recipe, resolve_run
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import where_it_stands
 

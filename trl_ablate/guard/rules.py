@@ -15,80 +15,16 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.guard.arguments import Action, GuardArguments
 from trl_ablate.guard.recent import RecentSteps, least_mean, upper
-from trl_ablate.settings import setting
 
 GRAD_NORM = "grad_norm"
 LENGTH = "completions/mean_length"
 LENGTH_SPREAD = "completions/length_spread"
 
-Action = Literal["off", "warn", "stop"]
 Row = Mapping[str, Any]
-
-
-@dataclass
-class GuardArguments:
-    """What each rule of the guard does, and its thresholds."""
-
-    guard_nonfinite: Action = setting("stop", "Loss or gradient norm is NaN or infinite.")
-    guard_grad_norm: Action = setting("warn", "Gradient norms of late are above what is usual.")
-    guard_spike: Action = setting("warn", "A gradient norm is far above what is usual.")
-    guard_length_spread: Action = setting(
-        "warn", "Responses to one question differ more in length than they did."
-    )
-    guard_length: Action = setting("warn", "Responses become much shorter or longer than at first.")
-    guard_entropy: Action = setting("warn", "Entropy falls to a fraction of what it was at first.")
-    guard_reward: Action = setting("warn", "The reward falls far below its best.")
-    guard_special_tokens: Action = setting("warn", "Completions hold nothing but special tokens.")
-    guard_no_variance: Action = setting("warn", "No group has any variance in its rewards.")
-    guard_sampling: Action = setting(
-        "warn", "The engine's log-probabilities drift away from the trainer's."
-    )
-    guard_window: int = setting(10, "Steps that 'of late', or 'at first', is taken over.")
-    guard_history: int = setting(100, "GRPO steps before those of late that show what is usual.")
-    guard_learned: float = setting(
-        0.33, "Share of the best reward below which a step is not usual."
-    )
-    guard_patience: int = setting(3, "Steps in a row that a rule must hold to speak.")
-    guard_grad_norm_factor: float = setting(2.0, "Times the usual that gradient norms may be.")
-    guard_spike_factor: float = setting(20.0, "Times the usual that a gradient norm may be.")
-    guard_length_spread_factor: float = setting(
-        1.75, "Times its least that the spread of lengths in a group may be."
-    )
-    guard_length_spread_least: float = setting(
-        0.01, "Share of the mean length that the least spread counts as, where it is smaller."
-    )
-    guard_length_factor: float = setting(2.0, "Times shorter or longer that responses may become.")
-    guard_entropy_factor: float = setting(20.0, "Times smaller that entropy may become.")
-    guard_reward_factor: float = setting(2.0, "Times smaller than its best that the reward may be.")
-    guard_sampling_factor: float = setting(
-        5.0, "Times its value at first that the engine's gap may be."
-    )
-    guard_sampling_gap: float = setting(
-        0.02, "Mean gap of a token's log-probability below which nothing is said."
-    )
-    guard_no_variance_steps: int = setting(20, "Steps in a row without any variance.")
-
-    def __post_init__(self):
-        for name, value in vars(self).items():
-            rule = name.removesuffix("_factor")
-            if name.startswith("guard_") and rule != name and value <= 1:
-                raise ConfigurationError(
-                    f"{name} is {value}; it has to be more than 1 (off: {rule}: off)"
-                )
-        if self.guard_window < 2 or self.guard_patience < 1:
-            raise ConfigurationError(
-                f"guard_window {self.guard_window} and guard_patience {self.guard_patience} have "
-                "to be at least 2 and 1"
-            )
-        if self.guard_history < self.guard_window:
-            raise ConfigurationError(
-                f"guard_history {self.guard_history} has to be at least guard_window "
-                f"{self.guard_window}: it shows what is usual"
-            )
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,9 @@ it names before anything heavy is loaded.
 """
 
 import dataclasses
-import functools
 import json
 import os
 import re
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +19,7 @@ from trl import ModelConfig
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.guard.rules import GuardArguments
+from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.prompts.templates import TEMPLATES
 from trl_ablate.recipe.agreement import (
     check_evaluation,
@@ -29,24 +27,19 @@ from trl_ablate.recipe.agreement import (
     template_warnings,
     trust_warnings,
 )
+from trl_ablate.recipe.fields import GROUPS, LOADER_KEYS, checked, known_fields
 from trl_ablate.recipe.inert import inert_knobs
-from trl_ablate.recipe.places import beside_or_shipped
+from trl_ablate.recipe.overrides import read_overrides
+from trl_ablate.recipe.places import beside_or_shipped, profile_path, suitable_profile
 from trl_ablate.recipe.precision import precision_warnings
-from trl_ablate.recipe.profiles import profile_path, suitable_profile
-from trl_ablate.recipe.strict import admits, brief, check_value, nearest, parse_yaml, read_mapping
+from trl_ablate.recipe.strict import brief, read_mapping
 from trl_ablate.task import TaskArguments
-
-GROUPS = (ModelConfig, TaskArguments, GuardArguments, AblationConfig)
-"""The dataclasses whose fields are the settings."""
 
 NAMES_OF_FOLDERS = ("arm", "run_name")
 """Settings that become part of a path: of the run's own folder, and of its tables in trackio."""
 
 MASKED = "<masked>"
 """What is written in the place of a token."""
-
-LOADER_KEYS = {"extends": str, "profile": str}
-"""Keys that steer the loader and are no settings."""
 
 
 @dataclass
@@ -107,7 +100,7 @@ def load_recipe(
     asked = command_line.pop("profile", None) or (profile if profile != "auto" else None)
     wanted = asked or recipe.get("profile") or base.get("profile") or "auto"
     name, reason = suitable_profile() if wanted == "auto" else (Path(wanted).stem, "as asked")
-    profile_layer = _checked(
+    profile_layer = checked(
         read_mapping(profile_path(name if wanted == "auto" else wanted, path), "profile"), wanted
     )
     declared = {key: value for key, value in recipe.items() if key not in LOADER_KEYS}
@@ -126,27 +119,15 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
     Its learning rate is scaled already; tokens, which it does not hold, are null.
     """
     written = json.loads(config_file.read_text(encoding="utf-8"))
-    settings = _checked(written["settings"], config_file) | read_overrides(overrides)
+    settings = checked(written["settings"], config_file) | read_overrides(overrides)
     settings |= {"learning_rate_scale": 1.0}
     settings = {key: None if value == MASKED else value for key, value in settings.items()}
     return _resolve(config_file, (written["profile"], "as in the run"), settings, {})
 
 
-@functools.cache
-def known_fields() -> dict[str, tuple[type, Any]]:
-    """Every setting there is: name -> (the dataclass that holds it, its type)."""
-    return {
-        f.name: (group, hints[f.name])
-        for group in GROUPS
-        for hints in [typing.get_type_hints(group)]
-        for f in dataclasses.fields(group)
-        if f.init
-    }
-
-
 def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The base's settings and those the recipe declares; without a base it is its own."""
-    recipe = _checked(read_mapping(path, "recipe"), path)
+    recipe = checked(read_mapping(path, "recipe"), path)
     if "extends" not in recipe:
         return recipe, {}
     base_path = beside_or_shipped(recipe["extends"], path)
@@ -154,7 +135,7 @@ def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ConfigurationError(
             f"recipe {path} extends itself; name another base, or remove `extends`"
         )
-    base = _checked(
+    base = checked(
         read_mapping(base_path, f"base '{brief(recipe['extends'])}' of recipe {path}:"), base_path
     )
     if "extends" in base:
@@ -165,83 +146,6 @@ def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{circle}; let a recipe extend a base that extends nothing"
         )
     return base, recipe
-
-
-def _checked(settings: dict[str, Any], source: object) -> dict[str, Any]:
-    """The settings of one layer, each known and of its field's type."""
-    known = known_fields()
-    checked = {}
-    for key, value in settings.items():
-        if key in LOADER_KEYS:
-            checked[key] = check_value(f"{source}: {key}", value, LOADER_KEYS[key])
-        elif key in known:
-            checked[key] = check_value(f"{source}: {key}", value, known[key][1])
-        else:
-            raise ConfigurationError(
-                f"{source}: unknown key '{brief(key)}'{nearest(key, [*known, *LOADER_KEYS])}"
-            )
-    return checked
-
-
-def read_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a command line (see `load_recipe`), checked."""
-    if isinstance(overrides, Mapping):
-        return _checked(dict(overrides), "command line")
-    return {
-        key: value
-        for name, words in _split_words(overrides)
-        for key, value in _checked({name: _typed(name, words)}, "command line").items()
-    }
-
-
-def _split_words(words: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """`--a 1 --b=2 c=3` -> [("a", ["1"]), ("b", ["2"]), ("c", ["3"])]."""
-    settings: list[tuple[str, list[str]]] = []
-    for word in words:
-        if word.startswith("--") or ("=" in word and not settings):
-            name, equals, value = word.removeprefix("--").partition("=")
-            settings.append((name, [value] if equals else []))
-        elif "=" in word and settings[-1][1] and word.partition("=")[0].isidentifier():
-            name, _, value = word.partition("=")
-            settings.append((name, [value]))
-        elif settings:
-            settings[-1][1].append(word)
-        else:
-            raise ConfigurationError(
-                f"'{word}' on the command line is no setting; write --key value"
-            )
-    return settings
-
-
-def _typed(name: str, words: list[str]) -> Any:
-    """The words after a flag as the value its field wants; unknown flags are left to the check."""
-    hint = {**{k: v[1] for k, v in known_fields().items()}, **LOADER_KEYS}.get(name)
-    if hint is None:
-        return None
-    if not words:
-        if not admits(hint, bool):
-            raise ConfigurationError(f"--{name} needs a value")
-        return True
-    try:
-        values = [parse_yaml(word) for word in words]
-    except ValueError:
-        values = list(words)
-    if len(values) > 1 or (admits(hint, list) and not isinstance(values[0], (list, type(None)))):
-        return [v if admits_item(hint, v) else w for v, w in zip(values, words, strict=True)]
-    if values[0] is not None and not isinstance(values[0], str) and _only_text(hint):
-        return words[0]
-    return values[0]
-
-
-def admits_item(hint: Any, value: Any) -> bool:
-    """Whether a list that `hint` admits may hold `value` (a number given for text stays text)."""
-    return isinstance(value, str) or not admits(hint, list) or "list[str]" not in str(hint)
-
-
-def _only_text(hint: Any) -> bool:
-    return admits(hint, str) and not any(
-        admits(hint, kind) for kind in (bool, int, float, dict, list)
-    )
 
 
 def _resolve(

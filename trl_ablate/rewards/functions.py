@@ -5,12 +5,12 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import REWARD_RAISED, ConfigurationError, RewardError
 from trl_ablate.prompts.templates import get_template
 from trl_ablate.rewards.formats import abuses_eos
 from trl_ablate.rewards.grading.grader import MathGrader
 from trl_ablate.rewards.scoring import Score, score_batch
-from trl_ablate.run.failures import REWARD_RAISED, RewardError
+from trl_ablate.task import TaskArguments
 
 LogMetric = Callable[[str, float], None]
 LogExtra = Callable[[str, list[Any]], None]
@@ -31,6 +31,13 @@ class RewardFunction(Protocol):
         log_extra: LogExtra | None = None,
         **kwargs: Any,
     ) -> list[float | None]: ...
+
+
+def grader_of(task: TaskArguments) -> MathGrader:
+    """The grader as the task's settings want it."""
+    return MathGrader(
+        workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
+    )
 
 
 def build_rewards(

@@ -6,7 +6,7 @@ here keeps its traceback.
 
 import errno
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import REWARD_RAISED, ConfigurationError, RewardError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_IN_WORDS = (
@@ -36,10 +36,6 @@ SERVER_LOST = (
     "with the run's seed, then go on with --resume"
 )
 GONE = "{file} is gone; put it back, then go on with --resume"
-REWARD_RAISED = (
-    "reward function '{name}' raised {error} (line {line} of {file}); mend it, then go on with "
-    "--resume"
-)
 ENDED_EARLY = (
     "the training ended at step {reached} of {wanted}, and neither the guard nor SIGTERM ended it: "
     "the questions did not make one rollout batch, or a callback stopped it; give more questions, "
@@ -49,10 +45,6 @@ SENTENCES = (
     DISK_FULL, OUT_OF_MEMORY, ENGINE_DIED, SERVER_LOST, GONE, REWARD_RAISED, ENDED_EARLY
 )  # fmt: skip
 """All that a run can end with, but for what a `ConfigurationError` says."""
-
-
-class RewardError(RuntimeError):
-    """A reward function raised; the sentence names it, and where."""
 
 
 class EndedEarly(RuntimeError):

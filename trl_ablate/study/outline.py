@@ -7,9 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trl_ablate.study.estimate import Estimate
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.plan import Plan, setting, silent_differences
 from trl_ablate.study.progress import grid
-from trl_ablate.study.report.sections import setting, silent_differences
 from trl_ablate.study.store import RunStore
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.run.directory import write_json
+from trl_ablate.run.files import write_json
 from trl_ablate.study.definition import Statistic, Study
 
 WHO_AND_WHERE = {
@@ -128,3 +128,26 @@ def saved_plan(study: Study, folder: Path) -> Plan | None:
 def _arm(kept: dict[str, Any]) -> PlannedArm:
     runs = tuple(PlannedRun(run["id"], run["seed"], tuple(run["words"])) for run in kept["runs"])
     return PlannedArm(**{**kept, "runs": runs, "warnings": tuple(kept["warnings"])})
+
+
+def silent_differences(plan: Plan) -> list[str]:
+    """Declared differences that can change nothing, and why: one sentence for each reason."""
+    arms: dict[tuple[str, str], list[str]] = {}
+    for arm in plan.arms:
+        for key, why in arm.silent.items():
+            arms.setdefault((key, why), []).append(arm.name)
+    return [
+        f"The declared {key} of {', '.join(names)} can change nothing here: {why}"
+        for (key, why), names in arms.items()
+    ]
+
+
+def setting(value: object, declared: bool) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else "null" if value is None else str(value)
+    return text + (" *" if declared else "")
+
+
+def in_order(plan: Plan) -> list[PlannedRun]:
+    """Seed by seed, so that a study that is stopped early has every arm; shared runs once."""
+    by_seed = zip(*(arm.runs for arm in plan.arms), strict=True)
+    return list({run.id: run for runs in by_seed for run in runs}.values())

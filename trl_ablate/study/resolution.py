@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.recipe.places import beside_or_shipped
-from trl_ablate.recipe.profiles import suitable_profile
+from trl_ablate.recipe.places import beside_or_shipped, suitable_profile
 from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.study.definition import Arm, Study

@@ -15,7 +15,7 @@ from trl_ablate.run.checkpoints import latest_whole_checkpoint
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.termination import Terminated
 from trl_ablate.study.engines import Engine, Job, Process
-from trl_ablate.study.plan import Plan, PlannedRun
+from trl_ablate.study.plan import Plan, PlannedRun, in_order
 from trl_ablate.study.store import RunLock, RunStore
 
 POLL_SECONDS = 0.5
@@ -201,12 +201,6 @@ def taking_up(directory: RunDirectory, in_place: bool) -> str:
     whole checkpoint, if it is done where that lies, or else to begin again."""
     left_something = directory.run_file.exists() and latest_whole_checkpoint(directory.path)
     return "--resume" if in_place and left_something else "--overwrite"
-
-
-def in_order(plan: Plan) -> list[PlannedRun]:
-    """Seed by seed, so that a study that is stopped early has every arm; shared runs once."""
-    by_seed = zip(*(arm.runs for arm in plan.arms), strict=True)
-    return list({run.id: run for runs in by_seed for run in runs}.values())
 
 
 def describe(run: PlannedRun) -> str:

@@ -48,6 +48,7 @@ from trl_ablate.trainer.batching import (
     regroup_by_length,
     trim,
 )
+from trl_ablate.trainer.clock import GRPOStepClock
 from trl_ablate.trainer.engine import engine_as_configured, replaced, with_values
 from trl_ablate.trainer.generation import (
     Described,
@@ -64,7 +65,6 @@ from trl_ablate.trainer.one_shot import apart_from_training, check_sets, evaluat
 from trl_ablate.trainer.phases import StepPhases
 from trl_ablate.trainer.rollouts import response_mask, rollout_rows, without
 from trl_ablate.trainer.row_metrics import RowMetrics
-from trl_ablate.training.callbacks import GRPOStepClock
 
 
 class AblationTrainer(GRPOTrainer):

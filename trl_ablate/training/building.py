@@ -1,11 +1,8 @@
 """From a resolved recipe to a trainer that is ready to train: model, data, rewards, callbacks."""
 
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
-import torch
 from datasets import Dataset
 from transformers import (
     PreTrainedModel,
@@ -16,7 +13,6 @@ from transformers import (
 )
 from trl import get_peft_config, get_quantization_config
 
-from trl_ablate import miniature
 from trl_ablate.config import AblationConfig
 from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.errors import ConfigurationError
@@ -26,14 +22,11 @@ from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.training.models import (
-    check_model,
-    is_adapter,
-    load_tokenizer,
-    looked_at_again,
-    told,
+    checked_tokenizer,
+    explained_by,
+    resolve_model,
+    starting_point,
 )
-
-MINIATURE = "miniature"
 
 
 def build_trainer(
@@ -41,13 +34,13 @@ def build_trainer(
 ) -> AblationTrainer:
     """Load everything a recipe names and put it together."""
     model = resolve_model(starting_point(resolved))
-    look = partial(_look_at, model, resolved)
+    look = partial(checked_tokenizer, model, resolved)
     tokenizer = look()
     train_dataset = task_dataset(resolved.task, "train", tokenizer)
     check_enough(train_dataset, resolved.config)
-    with looked_at_again(look):
+    with explained_by(look):
         sets = evaluation_sets(resolved.task, tokenizer)
-        return _put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)
+        return put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)
 
 
 def check_enough(questions: Dataset, config: AblationConfig) -> None:
@@ -63,38 +56,7 @@ def check_enough(questions: Dataset, config: AblationConfig) -> None:
         )
 
 
-def _look_at(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
-    """Its tokenizer, once its files were found to be whole."""
-    with told(f"model {model}", "mend its files, or give another --model_name_or_path"):
-        if not is_adapter(model):
-            check_model(model, resolved)
-        return load_tokenizer(model, resolved)
-
-
-def build_evaluator(resolved: Resolved, grader: MathGrader) -> AblationTrainer:
-    """A trainer that is there to evaluate; an adapter is merged into its base."""
-    name = resolve_model(starting_point(resolved))
-    mend = "give a model's folder, a run's directory, a Hub id, or miniature"
-    with told(f"checkpoint {name}", mend):
-        tokenizer = load_tokenizer(name, resolved)
-        model = merged_adapter(name, resolved) if is_adapter(name) else name
-        if model is name:
-            check_model(name, resolved)
-    sets = evaluation_sets(resolved.task, tokenizer)
-    questions = sets[MAIN] if isinstance(sets, dict) else sets
-    return _put_together(resolved, grader, model, tokenizer, questions, sets)
-
-
-def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:
-    """The base of a saved adapter, with the adapter added to its weights."""
-    from peft import AutoPeftModelForCausalLM
-
-    dtype = resolved.model.dtype or "float32"
-    adapted: Any = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    return adapted.merge_and_unload()
-
-
-def _put_together(
+def put_together(
     resolved: Resolved,
     grader: MathGrader,
     model: str | PreTrainedModel,
@@ -129,51 +91,6 @@ def _put_together(
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     return trainer
-
-
-def check_device(resolved: Resolved) -> None:
-    """Refuse a GPU's profile on a machine without one, before anything is loaded."""
-    if resolved.for_gpu and not torch.cuda.is_available():
-        raise ConfigurationError(
-            f"profile '{resolved.profile}' is for a GPU, and there is none here; use --profile "
-            "miniature, or --use_cpu true to train on the CPU all the same"
-        )
-    if resolved.config.use_vllm and find_spec("vllm") is None:
-        raise ConfigurationError(
-            "use_vllm is true, but vLLM is not installed; run pip install 'trl-ablate[vllm]', "
-            "or set --use_vllm false"
-        )
-
-
-def starting_point(resolved: Resolved) -> str:
-    """Model id or folder that training starts from."""
-    start = resolved.task.start
-    if start == "base":
-        if resolved.model.model_name_or_path is None:
-            raise ConfigurationError(
-                f"profile '{resolved.profile}' names no model; give --model_name_or_path"
-            )
-        return resolved.model.model_name_or_path
-    starts = resolved.task.starts or {}
-    if start not in starts:
-        raise ConfigurationError(
-            f"start is '{start}', but profile '{resolved.profile}' has no such entry in starts (it "
-            f"has: base, {', '.join(starts)}); add it there"
-        )
-    return starts[start]
-
-
-def resolve_model(name: str) -> str:
-    """`miniature` and `miniature/STAGE` as the folders they are built in; others as they are."""
-    world, _, stage = name.partition("/")
-    if world == MINIATURE and not Path(name).exists():
-        if stage not in ("", *get_args(miniature.Stage)):
-            raise ConfigurationError(
-                f"model '{name}' is no stage of the miniature; it has: "
-                f"{', '.join(get_args(miniature.Stage))}"
-            )
-        return str(miniature.build(cast(miniature.Stage, stage or "base")))
-    return name
 
 
 def task_rewards(

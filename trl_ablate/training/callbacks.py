@@ -14,70 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from trl_ablate.config import AblationConfig
-from trl_ablate.guard.rules import Alert, Guard, GuardArguments
+from trl_ablate.guard.arguments import GuardArguments
+from trl_ablate.guard.rules import Alert, Guard
 from trl_ablate.run.checkpoints import best_logged, check_best, seal
-from trl_ablate.run.directory import RunDirectory, append_jsonl, write_json
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.files import append_jsonl, write_json
 from trl_ablate.run.folders import part_of, replace_folder
 from trl_ablate.training.dashboard import log_rollouts, reports_to_trackio
 
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
-
-SHOWN = {
-    "reward": "reward",
-    "eval_reward": "eval",
-    "completions/mean_length": "length",
-    "entropy": "entropy",
-    "grad_norm": "grad",
-}
-"""Metrics of the live line, and the short names they have there."""
-
-
-class GRPOStepClock(TrainerCallback):
-    """Counts `eval_steps` and `save_steps` in GRPO steps (rollout batches), not optimizer steps.
-
-    Off-policy arms take several optimizer steps per rollout batch, and large optimizer batches take
-    several rollout batches per step; counted so, all are evaluated at the same GRPO steps, or at
-    the first optimizer step behind them. A checkpoint falls between two batches, unless something
-    else asks for it. A fraction is that share of all GRPO steps, rounded up. The last step is
-    always evaluated.
-    """
-
-    def __init__(self, grpo_steps_per_optimizer_step: Fraction):
-        self._per_step = grpo_steps_per_optimizer_step
-
-    def on_train_begin(self, args: AblationConfig, state: TrainerState, control, **kwargs):
-        # transformers has made a fraction a number of optimizer steps
-        if args.eval_steps is not None and 0 < args.eval_steps < 1:
-            state.eval_steps = self._share(args.eval_steps, state)
-        if 0 < args.save_steps < 1:
-            state.save_steps = self._share(args.save_steps, state)
-
-    def _share(self, fraction: float, state: TrainerState) -> int:
-        return math.ceil(state.max_steps * self._per_step * fraction)
-
-    def on_step_end(
-        self, args: AblationConfig, state: TrainerState, control: TrainerControl, **kwargs
-    ):
-        last = state.global_step >= state.max_steps
-        if args.eval_strategy == IntervalStrategy.STEPS:
-            due = self._falls_on(state.global_step, state.eval_steps)
-            control.should_evaluate = last or (due and state.global_step >= args.eval_delay)
-        if args.save_strategy == SaveStrategy.STEPS:
-            control.should_save = last or self._falls_on(state.global_step, state.save_steps)
-        return control
-
-    def _falls_on(self, global_step: int, every: int) -> bool:
-        """Whether this optimizer step completes a multiple of `every` GRPO steps."""
-        if every <= 0:
-            return False
-        before, now = (global_step - 1) * self._per_step, global_step * self._per_step
-        return now // every > before // every
 
 
 class RunRecorder(TrainerCallback):
@@ -215,52 +164,3 @@ def save_whole(trainer: "AblationTrainer", folder: Path, **notes: dict[str, Any]
         seal(part)
         replace_folder(folder)
     trainer.accelerator.wait_for_everyone()
-
-
-class LiveLine(TrainerCallback):
-    """One live line: step, reward, eval reward, length, entropy, gradient norm, time left.
-
-    Where the output is no terminal, the line is printed at every evaluation instead.
-    """
-
-    def __init__(self, console: Console):
-        self._console = console
-        self._seen: dict[str, float] = {}
-        self._bar: Progress | None = None
-
-    def on_train_begin(self, args, state: TrainerState, control, **kwargs):
-        if not state.is_world_process_zero or not self._console.is_terminal:
-            return
-        self._bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=16),
-            TextColumn("{task.fields[seen]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-        )
-        self._bar.start()
-        self._bar.add_task("training", total=state.max_steps, completed=state.global_step, seen="")
-
-    def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
-        if not state.is_world_process_zero:
-            return
-        self._seen |= {key: logs[key] for key in SHOWN if logs.get(key) is not None}
-        if self._bar:
-            self._bar.update(self._bar.task_ids[0], completed=state.global_step, seen=self.line())
-        elif "eval_reward" in logs:
-            self._console.print(f"step {state.global_step}/{state.max_steps}  {self.line()}")
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.close()
-
-    def close(self) -> None:
-        """Leave the terminal as it was; safe to call twice."""
-        if self._bar:
-            self._bar.stop()
-            self._bar = None
-
-    def line(self) -> str:
-        return "  ".join(
-            f"{name} {self._seen[key]:.3g}" for key, name in SHOWN.items() if key in self._seen
-        )

@@ -10,12 +10,16 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distributions, requires
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from packaging.requirements import Requirement
 
-from trl_ablate.recipe.profiles import LARGE_GPU_GIB
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.places import LARGE_GPU_GIB
+from trl_ablate.recipe.resolving import Resolved
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
@@ -209,3 +213,17 @@ def _has_token() -> bool:
     except ImportError:
         return False
     return get_token() is not None
+
+
+def check_device(resolved: Resolved) -> None:
+    """Refuse a GPU's profile on a machine without one, before anything is loaded."""
+    if resolved.for_gpu and not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"profile '{resolved.profile}' is for a GPU, and there is none here; use --profile "
+            "miniature, or --use_cpu true to train on the CPU all the same"
+        )
+    if resolved.config.use_vllm and find_spec("vllm") is None:
+        raise ConfigurationError(
+            "use_vllm is true, but vLLM is not installed; run pip install 'trl-ablate[vllm]', "
+            "or set --use_vllm false"
+        )

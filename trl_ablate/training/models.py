@@ -1,4 +1,4 @@
-"""A model's files, looked at before anything is built on them: what is wrong is one sentence.
+"""Which model a run starts from, and whether its files are whole: errors are one sentence.
 
 Every library has its own error for a file that is cut off, and for some that are missing none:
 without its vocabulary a tokenizer is made that knows no word.
@@ -8,18 +8,27 @@ import json
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast, get_args
 
 from safetensors import safe_open
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.run.failures import is_disk_full
 
+MINIATURE = "miniature"
+
 
 @contextmanager
-def told(what: str, mend: str):
-    """Whatever goes wrong with reading `what` is told as one sentence, with how to mend it."""
+def one_sentence(what: str, mend: str):
+    """Report whatever goes wrong with reading `what` as one sentence, with the remedy."""
     try:
         yield
     except ConfigurationError:
@@ -32,10 +41,9 @@ def told(what: str, mend: str):
 
 
 @contextmanager
-def looked_at_again(look: Callable[[], object]):
-    """A file may go, or be cut off, between the first look and the loading. What is raised then is
-    any library's error; it is told as what `look` says by now, or left alone if that finds nothing.
-    """
+def explained_by(look: Callable[[], object]):
+    """A file may vanish or be cut off between the check and the loading: its error is
+    then replaced by what `look` reports now, or kept if it finds nothing."""
     try:
         yield
     except Exception as error:
@@ -56,7 +64,8 @@ def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
     )
     if "1" not in tokenizer.decode(tokenizer.encode("1", add_special_tokens=False)):
         raise ConfigurationError(
-            f"the tokenizer of {model} cannot say '1'; put its vocabulary (tokenizer.json) there"
+            f"the tokenizer of {model} does not know '1': its vocabulary is missing; add "
+            "tokenizer.json"
         )
     return tokenizer
 
@@ -90,3 +99,51 @@ def _check_weights(folder: Path) -> None:
     for shard in sorted(shards):
         with safe_open(shard, "pt"):
             pass
+
+
+def checked_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
+    """Its tokenizer, once its files were found to be whole."""
+    with one_sentence(f"model {model}", "mend its files, or give another --model_name_or_path"):
+        if not is_adapter(model):
+            check_model(model, resolved)
+        return load_tokenizer(model, resolved)
+
+
+def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:
+    """The base of a saved adapter, with the adapter added to its weights."""
+    from peft import AutoPeftModelForCausalLM
+
+    dtype = resolved.model.dtype or "float32"
+    adapted: Any = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return adapted.merge_and_unload()
+
+
+def starting_point(resolved: Resolved) -> str:
+    """Model id or folder that training starts from."""
+    start = resolved.task.start
+    if start == "base":
+        if resolved.model.model_name_or_path is None:
+            raise ConfigurationError(
+                f"profile '{resolved.profile}' names no model; give --model_name_or_path"
+            )
+        return resolved.model.model_name_or_path
+    starts = resolved.task.starts or {}
+    if start not in starts:
+        raise ConfigurationError(
+            f"start is '{start}', but profile '{resolved.profile}' has no such entry in starts (it "
+            f"has: base, {', '.join(starts)}); add it there"
+        )
+    return starts[start]
+
+
+def resolve_model(name: str) -> str:
+    """`miniature` and `miniature/STAGE` as the folders they are built in; others as they are."""
+    world, _, stage = name.partition("/")
+    if world == MINIATURE and not Path(name).exists():
+        if stage not in ("", *get_args(miniature.Stage)):
+            raise ConfigurationError(
+                f"model '{name}' is no stage of the miniature; it has: "
+                f"{', '.join(get_args(miniature.Stage))}"
+            )
+        return str(miniature.build(cast(miniature.Stage, stage or "base")))
+    return name

@@ -355,7 +355,7 @@ def test_just_enough_questions_are_enough(monkeypatch):
     from trl_ablate.recipe.places import SHIPPED
     from trl_ablate.training import building
 
-    monkeypatch.setattr(building, "_put_together", lambda *args, **kwargs: "built")
+    monkeypatch.setattr(building, "put_together", lambda *args, **kwargs: "built")
     resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", {"train_size": 32})
     assert building.build_trainer(resolved, grader=None) == "built"
 

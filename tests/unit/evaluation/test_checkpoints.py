@@ -7,10 +7,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.evaluation.checkpoints import Checkpoint, find_checkpoint, to_evaluate
+from trl_ablate.evaluation.evaluating import build_evaluator
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.rewards import MathGrader
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.training.building import build_evaluator
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.recent import RecentSteps, least_mean, upper
-from trl_ablate.guard.rules import GRAD_NORM, LENGTH_SPREAD, Guard, GuardArguments
+from trl_ablate.guard.rules import GRAD_NORM, LENGTH_SPREAD, Guard
 
 RECORDED = Path(__file__).parents[2] / "data" / "early_warnings.csv"
 SEEDS = (0, 1, 2)

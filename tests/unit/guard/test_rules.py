@@ -5,7 +5,8 @@ import math
 import pytest
 
 from trl_ablate import ConfigurationError
-from trl_ablate.guard.rules import Guard, GuardArguments
+from trl_ablate.guard.arguments import GuardArguments
+from trl_ablate.guard.rules import Guard
 
 HEALTHY = {
     "loss": 0.1,

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.recipe.fields import known_fields
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.recipe.resolving import known_fields
 
 ARMS = sorted(SHIPPED.glob("*.yaml"))
 PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from trl_ablate import ConfigurationError, load_recipe
-from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.recipe.profiles import suitable_profile
-from trl_ablate.recipe.resolving import LOADER_KEYS, known_fields
+from trl_ablate.recipe.fields import LOADER_KEYS, known_fields
+from trl_ablate.recipe.places import SHIPPED, suitable_profile
 from trl_ablate.recipe.strict import read_mapping
 
 ARMS = sorted(SHIPPED.glob("*.yaml"))
@@ -362,7 +361,7 @@ def test_every_setting_has_help():
 
 
 def test_a_start_is_looked_up_in_the_profile():
-    from trl_ablate.training.building import starting_point
+    from trl_ablate.training.models import starting_point
 
     for profile, expected in [("miniature", "miniature"), ("h100", "google/gemma-3-270m-it")]:
         assert starting_point(load_recipe(SHIPPED / "gemma3_270m.yaml", profile)) == expected

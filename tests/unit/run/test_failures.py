@@ -6,9 +6,10 @@ import sqlite3
 import pytest
 import requests
 
+from trl_ablate.errors import RewardError
 from trl_ablate.rewards.functions import _named
 from trl_ablate.run.directory import MARK, RESERVE, RunDirectory
-from trl_ablate.run.failures import EndedEarly, RewardError, check_reached_the_end, in_words
+from trl_ablate.run.failures import EndedEarly, check_reached_the_end, in_words
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trl_ablate.trainer import memory, phases
+from trl_ablate.trainer import phases
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_training_on_the_cpu_asks_the_gpu_nothing(cuda_calls):
     metrics = step_on("cpu")
     assert cuda_calls == []
     assert metrics["memory/peak_after_train"] == [
-        pytest.approx(memory.peak_memory(torch.device("cpu")) / 2**30, rel=0.5)
+        pytest.approx(phases.peak_memory(torch.device("cpu")) / 2**30, rel=0.5)
     ]
 
 

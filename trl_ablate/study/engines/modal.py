@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.directory import RunDirectory, write_json
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.files import write_json
 from trl_ablate.study.engines import REPOSITORY, SECONDS_TO_END, TRAIN_SCRIPT, Job
 from trl_ablate.study.engines.shipping import (
     CODE,

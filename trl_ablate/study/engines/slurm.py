@@ -18,8 +18,7 @@ from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.engines import REPOSITORY
-from trl_ablate.study.plan import Plan
-from trl_ablate.study.runner import in_order
+from trl_ablate.study.plan import Plan, in_order
 from trl_ablate.study.store import RunStore
 
 SECONDS_AHEAD = 300

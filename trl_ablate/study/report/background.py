@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.run.directory import read_jsonl
+from trl_ablate.run.files import read_jsonl
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.curves import Run

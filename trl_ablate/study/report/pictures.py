@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from trl_ablate.run.drawing import FAINT, INK, STYLE
+from trl_ablate.run.picture import FAINT, INK, STYLE
 from trl_ablate.study.report.analysis import Analysis, ArmResult
 from trl_ablate.study.report.curves import ENTROPY, GRAD_NORM, LENGTH, Run
 from trl_ablate.study.report.labels import LABEL_SIZE, gutter, label_ends

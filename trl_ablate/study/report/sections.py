@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from trl_ablate.study.definition import Statistic
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.plan import Plan, setting, silent_differences
 from trl_ablate.study.report.analysis import STATISTICS, Analysis, ArmResult
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Block, Grid, Items, Section, Text
@@ -123,18 +123,6 @@ def _mixed_profiles(analysis: Analysis) -> list[str]:
     ]
 
 
-def silent_differences(plan: Plan) -> list[str]:
-    """Declared differences that can change nothing, and why: one sentence for each reason."""
-    arms: dict[tuple[str, str], list[str]] = {}
-    for arm in plan.arms:
-        for key, why in arm.silent.items():
-            arms.setdefault((key, why), []).append(arm.name)
-    return [
-        f"The declared {key} of {', '.join(names)} can change nothing here: {why}"
-        for (key, why), names in arms.items()
-    ]
-
-
 def arms_table(analysis: Analysis) -> Section:
     header = ["arm", "runs", *(f"{NAMES[s]} {analysis.metric}" for s in STATISTICS)]
     rows = [
@@ -181,11 +169,6 @@ def differences_table(plan: Plan) -> Section:
         "final, after the profile's scaling."
     )
     return Section("What differs", [Grid(["arm", "recipe", *keys], rows, proof, numbers_from=2)])
-
-
-def setting(value: object, declared: bool) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else "null" if value is None else str(value)
-    return text + (" *" if declared else "")
 
 
 def runs_table(analysis: Analysis) -> Section:

@@ -1,0 +1,49 @@
+"""Which settings there are: the fields of four dataclasses, and the keys that steer the loader."""
+
+import dataclasses
+import functools
+import typing
+from typing import Any
+
+from trl import ModelConfig
+
+from trl_ablate.config import AblationConfig
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.guard.arguments import GuardArguments
+from trl_ablate.recipe.strict import brief, check_value, nearest
+from trl_ablate.task import TaskArguments
+
+GROUPS = (ModelConfig, TaskArguments, GuardArguments, AblationConfig)
+"""The dataclasses whose fields are the settings."""
+
+
+LOADER_KEYS = {"extends": str, "profile": str}
+"""Keys that steer the loader and are no settings."""
+
+
+@functools.cache
+def known_fields() -> dict[str, tuple[type, Any]]:
+    """Every setting there is: name -> (the dataclass that holds it, its type)."""
+    return {
+        f.name: (group, hints[f.name])
+        for group in GROUPS
+        for hints in [typing.get_type_hints(group)]
+        for f in dataclasses.fields(group)
+        if f.init
+    }
+
+
+def checked(settings: dict[str, Any], source: object) -> dict[str, Any]:
+    """The settings of one layer, each known and of its field's type."""
+    known = known_fields()
+    found = {}
+    for key, value in settings.items():
+        if key in LOADER_KEYS:
+            found[key] = check_value(f"{source}: {key}", value, LOADER_KEYS[key])
+        elif key in known:
+            found[key] = check_value(f"{source}: {key}", value, known[key][1])
+        else:
+            raise ConfigurationError(
+                f"{source}: unknown key '{brief(key)}'{nearest(key, [*known, *LOADER_KEYS])}"
+            )
+    return found
