@@ -343,7 +343,7 @@ def test_a_named_set_decides_which_checkpoint_is_best(make_trainer, tmp_path):
         return [value] * len(prompts)
 
     run, seen = RunDirectory(tmp_path / "kept"), EvaluationsSeen()
-    run.prepare()
+    run.path.mkdir(parents=True, exist_ok=True)
     best = BestCheckpoint(run, "eval_other_reward")
     trainer = with_eval_sets(make_trainer, reward=reward, extras={"callbacks": [best, seen]})
     best.attach(trainer)

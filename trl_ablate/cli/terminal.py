@@ -50,7 +50,10 @@ def show_findings(findings: list[Finding]) -> int:
 def show_end(directory: RunDirectory) -> None:
     """The end of a run: where the reward started, peaked and ended, and what was written where."""
     evaluations = [row for row in directory.metrics() if "eval_reward" in row]
-    rows = {"run": str(directory.path), "time": f"{directory.read()['seconds']:.0f} s"}
+    record = directory.read()
+    rows = {"run": str(directory.path), "time": f"{record['seconds']:.0f} s"}
+    if record["reason"]:
+        rows[record["status"]] = record["reason"]
     if evaluations:
         best = max(evaluations, key=lambda row: row["eval_reward"])
         rows |= {
@@ -59,8 +62,9 @@ def show_end(directory: RunDirectory) -> None:
             "eval reward, last": f"{evaluations[-1]['eval_reward']:.3f}"
             f" ± {evaluations[-1]['eval_reward_stderr']:.3f}",
         }
+    if directory.checkpoint_last.exists():
+        rows["model"] = str(directory.checkpoint_last)
     rows |= {
-        "model": str(directory.checkpoint_last),
         "metrics": str(directory.metrics_file),
         "dashboard": "trackio show",
     }

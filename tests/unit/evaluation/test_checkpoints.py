@@ -19,7 +19,7 @@ def run(tmp_path) -> RunDirectory:
     settings = {"seed": 7, "learning_rate": 1e-5, "eval_split": "odd", "levels": ["3"]}
     settings |= {"hub_token": "hf_secret", "eval_sets": {"mine": "mine.jsonl"}}
     run = RunDirectory(tmp_path / "run")
-    run.prepare()
+    run.path.mkdir(parents=True, exist_ok=True)
     run.write_config(load_recipe(SHIPPED / "question_only.yaml", "miniature", settings).to_dict())
     return run
 
