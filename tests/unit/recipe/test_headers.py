@@ -1,4 +1,4 @@
-"""The header of every shipped recipe: one line with its question, which `trl-ablate recipes` prints."""
+"""The header of every shipped recipe: its question, a line that `trl-ablate recipes` prints."""
 
 import re
 
@@ -43,7 +43,12 @@ def test_questions_tell_recipes_apart():
 
 @pytest.mark.parametrize(
     "line",
-    ["does it help?", "Does it help", "Divide. By what?\nAnd why?", "Does " + "very " * 30 + "long?"],
+    [
+        "does it help?",
+        "Does it help",
+        "Divide. By what?\nAnd why?",
+        "Does " + "very " * 30 + "long?",
+    ],
 )
 def test_what_is_no_question(line):
     assert not is_a_question(line)
