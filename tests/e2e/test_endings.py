@@ -51,9 +51,9 @@ def no_data():
 
 
 def sigterm_while_the_model_is_loaded():
-    from trl_ablate.training import building
+    from trl_ablate.training import lifecycle
 
-    building.build_trainer = lambda *_: signal.raise_signal(signal.SIGTERM)
+    lifecycle.build_trainer = lambda *_: signal.raise_signal(signal.SIGTERM)
 
 
 def sigterm_in_the_last_step():

@@ -36,10 +36,10 @@ BAD_REWARD = """
     functions.score_batch = score
 """
 UNFORESEEN = """
-    import trl_ablate.training.building as building
+    from trl_ablate.training import lifecycle
     def build_trainer(*args):
         raise RuntimeError("the engine died: " + os.environ["HF_TOKEN"])
-    building.build_trainer = build_trainer
+    lifecycle.build_trainer = build_trainer
 """
 TOKEN = "hf_" + "Zz9Yy8Xx7Ww6Vv5Uu4Tt3Ss2Rr1Qq0Pp9"
 

@@ -86,7 +86,7 @@ def test_sigterm_saves_behind_the_next_step_and_resume_goes_on(tmp_path):
     process = start(output, OFF_POLICY, "--save_steps", "100")
     wait_for_step(output, process)
     process.send_signal(signal.SIGTERM)
-    assert "--resume goes on" in finish(process, code=75)
+    assert "--resume continues" in finish(process, code=75)
     record = json.loads((output / "run.json").read_text())
     assert (record["status"], record["reason"]) == ("stopped", "ended by SIGTERM")
     assert list(output.glob("checkpoint-*"))
@@ -108,7 +108,7 @@ def test_sigterm_to_the_launcher_alone_reaches_the_training(tmp_path, launcher, 
     process = start(output, OFF_POLICY, "--save_steps", "100", launcher=launcher)
     wait_for_step(output, process)
     process.send_signal(signal.SIGTERM)
-    assert "--resume goes on" in finish(process, code)  # when the last process is gone
+    assert "--resume continues" in finish(process, code)  # when the last process is gone
     record = json.loads((output / "run.json").read_text())
     assert (record["status"], record["reason"]) == ("stopped", "ended by SIGTERM")
     assert not (output / ".running").exists()
@@ -129,14 +129,15 @@ def test_resuming_what_had_reached_its_end_trains_no_further(tmp_path):
     assert not list(output.glob(".checkpoint*"))
 
 
-def test_resuming_what_had_not_saved_begins_again(tmp_path):
-    whole, output = tmp_path / "whole", tmp_path / "run"
-    finish(start(whole, ON_POLICY))
+def test_resuming_what_had_logged_but_not_saved_is_refused(tmp_path):
+    output = tmp_path / "run"
     process = start(output, ON_POLICY, "--save_steps", "100")
     wait_for_step(output, process)
     kill(process)
-    assert "nothing was saved yet" in finish(start(output, ON_POLICY, "--resume"))
-    assert_same(whole, output)
+    rows = (output / "metrics.jsonl").read_bytes()
+    refused = finish(start(output, ON_POLICY, "--resume"), code=2)
+    assert "no whole checkpoint to resume from" in refused
+    assert (output / "metrics.jsonl").read_bytes() == rows
 
 
 @pytest.mark.slow
