@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +17,53 @@ if TYPE_CHECKING:
     from trl_ablate.training.doctor import Finding
 
 console = Console(highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def outlive_the_reader() -> Iterator[None]:
+    """Output that nobody reads any more, as in `… | head -1`, goes nowhere instead of raising."""
+    out, err = sys.stdout, sys.stderr
+    lasting: Any = (_Lasting(out), _Lasting(err))
+    sys.stdout, sys.stderr = lasting
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = out, err
+
+
+class _Lasting:
+    """A text stream whose reader may leave."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._lasting():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._lasting():
+            self._stream.flush()
+
+    @contextmanager
+    def _lasting(self) -> Iterator[None]:
+        """An error is raised once, and that of a reader who left never."""
+        try:
+            yield
+        except OSError as error:
+            self._give_up()
+            if not isinstance(error, BrokenPipeError):
+                raise
+
+    def _give_up(self) -> None:
+        """What is still in the buffer, and what children print, goes nowhere as well."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def show_recipe(resolved: Resolved, everything: bool) -> None:

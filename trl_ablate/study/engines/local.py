@@ -4,21 +4,24 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
+from argparse import Namespace, _ArgumentGroup
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
-from trl_ablate.study.engines import (
-    REPOSITORY,
-    SECONDS_TO_END,
-    THREAD_VARIABLES,
-    TRAIN_SCRIPT,
-    Job,
-)
+from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, TRAIN, Job
+from trl_ablate.study.plan import Plan
 
 FREE_SHARE = 0.05
 """A GPU of whose memory less than this is in use counts as free."""
+
+
+def add_options(group: _ArgumentGroup) -> None:
+    """None but `--jobs`, which every engine has."""
+
+
+def make(options: Namespace, plan: Plan) -> "LocalEngine":
+    return LocalEngine(options.jobs, on_gpu=plan.for_gpu)
 
 
 class LocalEngine:
@@ -27,7 +30,7 @@ class LocalEngine:
     Args:
         jobs: how many at once; None: one per free GPU, or one without a GPU.
         on_gpu: whether the runs want a GPU. Slots take the free GPUs in turn.
-        train: the training script, from the repository or absolute.
+        command: what starts a training; the arguments follow.
     """
 
     in_place = True
@@ -37,11 +40,11 @@ class LocalEngine:
         jobs: int | None = None,
         *,
         on_gpu: bool = False,
-        train: Path = REPOSITORY / TRAIN_SCRIPT,
+        command: Sequence[str] = TRAIN,
     ):
         self._gpus = free_gpus() if on_gpu else []
         self._slots = jobs or max(1, len(self._gpus))
-        self._train = REPOSITORY / train
+        self._command = command
 
     @property
     def slots(self) -> int:
@@ -51,7 +54,7 @@ class LocalEngine:
         environment = {**os.environ, **self._share_of_the_machine(slot)}
         with job.log.open("ab") as log:
             popen = subprocess.Popen(
-                [sys.executable, str(self._train), *job.words, "--output_dir", str(job.directory)],
+                [*self._command, *job.words, "--output_dir", str(job.directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
