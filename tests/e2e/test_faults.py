@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.support.forked_train import SMALL, Ended, Training, model_and_data
 from tests.support.rows import without_times
+from tests.support.warm import SMALL, Ended, Running, model_and_data, warm
 from trl_ablate.run.checkpoints import is_whole, latest_whole_checkpoint, step_of
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.failures import SENTENCES
@@ -61,16 +61,16 @@ class Case:
         self.model = world / "model"
         self.data = world / "data"
 
-    def start(self, *more: str, sabotage: Callable[[], None] | None = None) -> Training:
+    def start(self, *more: str, sabotage: Callable[[], None] | None = None) -> Running:
         words = [*WORDS, "--model_name_or_path", str(self.model), "--dataset", str(self.data)]
-        return Training([*words, "--output_dir", str(self.output), *more], self.folder, sabotage)
+        return warm("train", *words, "--output_dir", self.output, *more, sabotage=sabotage)
 
     def own(self, name: str) -> Path:
         """The model or the data as this case's own, to be broken."""
         setattr(self, name, shutil.copytree(self.world / name, self.folder / name))
         return self.folder / name
 
-    def at_some_moment(self, training: Training) -> None:
+    def at_some_moment(self, training: Running) -> None:
         rows = self.random.randrange(ROWS)
         metrics = self.output / "metrics.jsonl"
         training.wait_for(lambda: not rows or metrics.exists() and lines(metrics) >= rows)

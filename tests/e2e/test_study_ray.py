@@ -66,7 +66,7 @@ def nodes(scratch):
 def undisturbed(tmp_path):
     """The numbers of the study, as processes of this machine come to them."""
     store = RunStore(tmp_path / "calm")
-    Runner(make_plan(ARMS), store, LocalEngine(jobs=3, train=FAKE_TRAIN)).run()
+    Runner(make_plan(ARMS), store, LocalEngine(jobs=3, train=FAKE_TRAIN, warm=None)).run()
     return numbers(store, ARMS)
 
 
