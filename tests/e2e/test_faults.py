@@ -24,6 +24,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.support.rows import without_times
+from tests.support.shared import shared_once
 from tests.support.warm import SMALL, Ended, Running, model_and_data, warm
 from trl_ablate.run.checkpoints import is_whole, latest_whole_checkpoint, step_of
 from trl_ablate.run.directory import RunDirectory
@@ -267,7 +268,10 @@ FAULTS: dict[str, tuple[Callable[[Case], Ended], set[str]]] = {
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
     """A model, data, the undisturbed run, and runs killed after some of their checkpoints."""
-    folder = tmp_path_factory.mktemp("world")
+    return shared_once(tmp_path_factory, "faults", make_world)
+
+
+def make_world(folder: Path) -> None:
     model_and_data(folder)
     whole = Case(folder, folder, 0)
     ended = whole.start().wait()
@@ -275,7 +279,6 @@ def world(tmp_path_factory) -> Path:
     (folder / "interrupted").mkdir()
     for step in range(1, STEPS):
         kill_behind(Case(folder, folder, 0), folder / "interrupted" / str(step), step)
-    return folder
 
 
 def kill_behind(case: Case, output: Path, step: int) -> None:

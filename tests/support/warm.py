@@ -101,12 +101,14 @@ def warm(
         sabotage: called in the process first; a function of a module, or a `partial` of one.
         environment: set in the process; libraries that were imported before do not see it.
     """
-    folder = Path(tempfile.mkdtemp(prefix=f"{command}-", dir=_logs().name))
+    return fork(_command, command, [str(word) for word in words], sabotage, environment or {})
+
+
+def fork(target: Callable[..., int | None], *arguments: object) -> Running:
+    """A process that does `target(*arguments)`, which are pickled."""
+    folder = Path(tempfile.mkdtemp(dir=_logs().name))
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-        process = _server().start(
-            _in_the_process, command, [str(word) for word in words], sabotage, environment or {},
-            stdout=out.fileno(), stderr=err.fileno(),
-        )  # fmt: skip
+        process = _server().start(target, *arguments, stdout=out.fileno(), stderr=err.fileno())
     return Running(process, folder)
 
 
@@ -132,7 +134,7 @@ def _logs() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="warm-")
 
 
-def _in_the_process(
+def _command(
     command: str,
     words: list[str],
     sabotage: Callable[[], object] | None,

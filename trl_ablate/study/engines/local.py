@@ -83,7 +83,7 @@ class LocalEngine:
     ) -> "Started":  # fmt: skip
         """A process of the fork server, which is started with the first run, and anew where it was
         killed. All slots have one environment, as none has a GPU."""
-        if self._server is None or self._server.gone:
+        if self._server is None or self._server.has_ended():
             hidden = {"CUDA_VISIBLE_DEVICES": ""}
             self._server = ForkServer(modules, {**environment, **hidden})
         return self._server.start(

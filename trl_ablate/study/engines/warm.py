@@ -3,8 +3,8 @@
 A training imports for 7 to 10 seconds before it begins; a forked one has done so already. In all
 else it is the process that a cold start makes: a session of its own, the server's environment, its
 signals and exit code, and it goes on when the runner or the server is killed. Nothing but imports
-happens in the server: no thread runs there, no model is loaded, CUDA is not initialised. It ends
-when the process that started it does.
+happens in the server: no model is loaded, CUDA is not initialised, and no thread runs there but
+one of pyarrow's allocator, which is made for forks. It ends when the process that started it does.
 
 Left out on purpose: `multiprocessing`'s own fork server. It imports the runner's `__main__` into
 every run, starts one more process that tracks resources, and is one for the whole program, so that
@@ -66,8 +66,7 @@ class ForkServer:
                 start_new_session=True,
             )
         self.pid = server.pid
-        self.gone = False
-        self._ready = False
+        self._gone = self._ready = False
         self._running: dict[int, WarmProcess] = {}
         self.close = weakref.finalize(self, _close, self._socket, server)
 
@@ -88,31 +87,41 @@ class ForkServer:
         while not self._ready:
             self._hear()
         request = pickle.dumps((target, arguments, os.getcwd()))
-        socket.send_fds(self._socket, [request], [stdout, stderr, *keep])
+        try:
+            socket.send_fds(self._socket, [request], [stdout, stderr, *keep])
+        except (BrokenPipeError, ConnectionResetError):
+            raise ServerGone from None
         while (started := self._hear()) is None:
             pass
         return started
 
-    def listen(self, process: "WarmProcess", *, wait: bool) -> None:
-        """Take in which processes have ended by now; `wait`: until this one has."""
+    def has_ended(self) -> bool:
+        """Whether the server was killed; what it has reported until now is taken in."""
         with suppress(ServerGone):
-            while process.code is None and (wait or self._speaks()):
+            while self._speaks():
+                self._hear()
+        return self._gone
+
+    def hear_of(self, process: "WarmProcess") -> None:
+        """Wait for the exit code of a process that has ended."""
+        with suppress(ServerGone):
+            while process.code is None:
                 self._hear()
 
     def _speaks(self) -> bool:
         """Whether there is something to hear, be it the server's end."""
-        return bool(select.select([self._socket], [], [], 0)[0])
+        return is_readable(self._socket.fileno(), 0)
 
     def _hear(self) -> "WarmProcess | None":
         """Wait for one message and take it in; the process, if it is of one that has started."""
-        if self.gone:
+        if self._gone:
             raise ServerGone
         try:
             data, descriptors, *_ = socket.recv_fds(self._socket, MESSAGE_BYTES, 1)
         except ConnectionResetError:
             data, descriptors = b"", []
         if not data:
-            self.gone = True
+            self._gone = True
             raise ServerGone
         match json.loads(data):
             case ["ready"]:
@@ -145,15 +154,14 @@ class WarmProcess:
 
     def poll(self) -> int | None:
         """The exit code (minus the signal that killed it), or None while it runs."""
-        self._server.listen(self, wait=False)
-        if self.code is None and self._server.gone and self._has_ended(0):
+        if self.code is None and self._server.has_ended() and self._has_ended(0):
             self.code = LOST
         return self.code
 
     def wait(self, timeout: float | None = None) -> int:
         if not self._has_ended(timeout):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-        self._server.listen(self, wait=True)
+        self._server.hear_of(self)
         return LOST if self.code is None else self.code
 
     def send_signal(self, number: int) -> None:
@@ -162,9 +170,14 @@ class WarmProcess:
 
     def _has_ended(self, timeout: float | None) -> bool:
         """Whether it has ended when so many seconds have passed; None: wait until it has."""
-        ended = select.poll()
-        ended.register(self._descriptor, select.POLLIN)
-        return bool(ended.poll(None if timeout is None else 1000 * timeout))
+        return is_readable(self._descriptor, timeout)
+
+
+def is_readable(descriptor: int, timeout: float | None) -> bool:
+    """Within so many seconds; None: wait for it. At its end, too."""
+    events = select.poll()
+    events.register(descriptor, select.POLLIN)
+    return bool(events.poll(None if timeout is None else 1000 * timeout))
 
 
 def _close(connection: socket.socket, server: subprocess.Popen) -> None:
