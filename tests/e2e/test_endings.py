@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_train import SMALL, Ended, Training, model_and_data
+from tests.support.warm import SMALL, Ended, model_and_data, warm
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def end(world, tmp_path):
 
     def end(sabotage, *words: str) -> tuple[Ended, dict]:
         words = (*WORDS, *places, "--output_dir", str(output), *words)
-        ended = Training(list(words), tmp_path, sabotage).wait()
+        ended = warm("train", *words, sabotage=sabotage).wait()
         return ended, json.loads((output / "run.json").read_text())
 
     return end

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_train import SMALL, Ended, Training, model_and_data
+from tests.support.warm import SMALL, Ended, model_and_data, warm
 from trl_ablate.run.directory import RunDirectory
 
 WORDS = [*SMALL, "--grpo_steps", "2", "--eval_steps", "1", "--save_steps", "1"]
@@ -23,8 +23,8 @@ def world(tmp_path_factory) -> Path:
 
 def start(world: Path, output: Path, *words: str, sabotage=None) -> Ended:
     places = ["--model_name_or_path", str(world / "model"), "--dataset", str(world / "data")]
-    training = [*WORDS, *places, "--output_dir", str(output), *words]
-    return Training(training, world, sabotage).wait()
+    training = [*WORDS, *places, "--output_dir", output, *words]
+    return warm("train", *training, sabotage=sabotage).wait()
 
 
 @pytest.fixture
@@ -95,11 +95,7 @@ def start_another(world: Path, output: Path) -> None:
 
     def build_after_the_other(*args):
         lifecycle.build_trainer = build
-        second = world / "second"
-        second.mkdir(exist_ok=True)
-        places = ["--model_name_or_path", str(world / "model"), "--dataset", str(world / "data")]
-        words = [*WORDS, *places, "--output_dir", str(output), "--learning_rate", "0.5"]
-        ended = Training(words, second).wait()
+        ended = start(world, output, "--learning_rate", "0.5")
         assert (ended.code, "in use by another process" in ended.stderr) == (2, True)
         return build(*args)
 

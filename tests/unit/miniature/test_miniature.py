@@ -1,8 +1,6 @@
 """The miniature's world, without any teaching: problems, corpus, tokenizer, lessons, cache key."""
 
 import re
-import subprocess
-import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -263,11 +261,3 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
 def test_an_unknown_stage_is_refused_by_name():
     with pytest.raises(ValueError, match="stage is 'sft_late'; allowed are base, sft_early"):
         miniature.build("sft_late")  # pyright: ignore[reportArgumentType]
-
-
-def test_importing_the_miniature_imports_neither_torch_nor_transformers():
-    code = (
-        "import sys; from trl_ablate import miniature; miniature.problems('train', 3); "
-        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
