@@ -49,7 +49,7 @@ from trl_ablate.trainer.batching import (
     trim,
 )
 from trl_ablate.trainer.clock import GRPOStepClock
-from trl_ablate.trainer.engine import engine_as_configured, replaced, with_values
+from trl_ablate.trainer.engine import engine_as_configured
 from trl_ablate.trainer.generation import (
     Described,
     StopStrings,
@@ -65,6 +65,7 @@ from trl_ablate.trainer.one_shot import apart_from_training, check_sets, evaluat
 from trl_ablate.trainer.phases import StepPhases
 from trl_ablate.trainer.rollouts import response_mask, rollout_rows, without
 from trl_ablate.trainer.row_metrics import RowMetrics
+from trl_ablate.trainer.temporary import replaced
 
 
 class AblationTrainer(GRPOTrainer):
@@ -123,7 +124,7 @@ class AblationTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         mask_truncated = bool(self.mask_truncated_completions and self.stop.strings)
-        with self.phases.phase("rollout"), with_values(self, self._left_to_us(mask_truncated)):
+        with self.phases.phase("rollout"), replaced(self, **self._left_to_us(mask_truncated)):
             output = super()._generate_and_score_completions(inputs)
         if mask_truncated:
             output = self._mask_truncated(output)
@@ -187,8 +188,7 @@ class AblationTrainer(GRPOTrainer):
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
         loss_pass = LossPass(inputs, self._surrogate_inputs(inputs), response_mask(inputs))
-        values = {"_loss_pass": loss_pass, **self._switched(loss_pass.mask_NT)}
-        with with_values(self, values):
+        with replaced(self, _loss_pass=loss_pass, **self._switched(loss_pass.mask_NT)):
             loss = super()._compute_loss(model, loss_pass.shown)
             self._record(loss_pass)
         return loss
@@ -309,7 +309,7 @@ class AblationTrainer(GRPOTrainer):
         with (
             sampling_by(self, evaluation_generation_kwargs(self.args)),
             apart_from_training(self),
-            replaced(self, "mismatch", mismatch),
+            replaced(self, mismatch=mismatch),
         ):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
@@ -356,7 +356,7 @@ class AblationTrainer(GRPOTrainer):
         """
         run = Path(self._get_output_dir(trial=trial))
         checkpoint = run / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        with carried.sealed(self, checkpoint), replaced(self.args, "save_total_limit", None):
+        with carried.sealed(self, checkpoint), replaced(self.args, save_total_limit=None):
             super()._save_checkpoint(model, trial)
         if self.args.should_save:
             rotate_checkpoints(

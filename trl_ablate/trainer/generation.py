@@ -10,7 +10,7 @@ continuous batching knows neither stop strings nor a minimum. What is missing th
 import copy
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from trl_ablate.config import AblationConfig
-from trl_ablate.trainer.engine import replaced
+from trl_ablate.trainer.temporary import replaced
 
 
 def backend_generation_kwargs(config: AblationConfig) -> dict[str, Any] | None:
@@ -54,15 +54,15 @@ def sampling_by(trainer: Any, changes: dict[str, Any]):
     TRL gives `generation_kwargs` the last word with vLLM, in both modes; transformers samples by
     the `generation_config`, and takes what that leaves open from the `generation_kwargs`.
     """
-    with ExitStack() as stack:
-        if changes:
-            engine = trainer.vllm_generation if trainer.use_vllm else trainer
-            words = {**engine.generation_kwargs, **changes}
-            stack.enter_context(replaced(engine, "generation_kwargs", words))
-        if changes and not trainer.use_vllm:
-            config = copy.deepcopy(trainer.generation_config)
-            config.update(**changes)
-            stack.enter_context(replaced(trainer, "generation_config", config))
+    if not changes:
+        yield
+        return
+    engine = trainer.vllm_generation if trainer.use_vllm else trainer
+    values: dict[str, Any] = {"generation_kwargs": {**engine.generation_kwargs, **changes}}
+    if not trainer.use_vllm:
+        values["generation_config"] = copy.deepcopy(trainer.generation_config)
+        values["generation_config"].update(**changes)
+    with replaced(engine, **values):
         yield
 
 
@@ -103,12 +103,9 @@ class StopStrings:
         if not self.strings:
             yield
             return
-        model = accelerator.unwrap_model(model_wrapped)
-        model.generate = partial(self._generate, model.generate)
-        try:
+        model: Any = accelerator.unwrap_model(model_wrapped)
+        with replaced(model, generate=partial(self._generate, model.generate)):
             yield
-        finally:
-            del model.generate
 
     def _generate(self, generate, **inputs):
         prompt_length = inputs["input_ids"].size(1)
