@@ -11,7 +11,6 @@ import copy
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -120,46 +119,6 @@ class StopStrings:
 
     def _text(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
-
-
-def truncation_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
-    """TRL's metrics of how completions ended, by TRL's names; lengths are 0 if none terminated."""
-    terminated = lengths_N[~truncated_N].float() if not truncated_N.all() else torch.zeros(1)
-    values = {
-        "clipped_ratio": truncated_N.float().mean(),
-        "mean_terminated_length": terminated.mean(),
-        "min_terminated_length": terminated.min(),
-        "max_terminated_length": terminated.max(),
-    }
-    return {f"completions/{name}": value.item() for name, value in values.items()}
-
-
-def completion_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
-    """All of TRL's metrics of how long completions are and how they ended, by TRL's names."""
-    values = {"mean": lengths_N.float().mean(), "min": lengths_N.min(), "max": lengths_N.max()}
-    lengths = {f"completions/{name}_length": float(value) for name, value in values.items()}
-    return {**lengths, **truncation_metrics(lengths_N, truncated_N)}
-
-
-def length_spread(lengths_N: torch.Tensor, num_generations: int) -> float:
-    """How far responses to one question differ in length: the standard deviation (ddof 1) of a
-    group's lengths, averaged over the groups, as a share of the mean length (0 if all are empty).
-
-    Groups are consecutive. Which questions are asked does not move it, as it does the mean length.
-    """
-    lengths_N = lengths_N.float()
-    deviations_G = lengths_N.view(-1, num_generations).std(dim=1)
-    return (deviations_G.mean() / lengths_N.mean().clamp(min=1)).item()
-
-
-@dataclass(frozen=True)
-class Described:
-    """The completions generated last, over all processes."""
-
-    lengths: list[int]
-    """Tokens of the policy's own."""
-    truncated: list[bool]
-    """Whether it ran into the limit."""
 
 
 class CompletionCriteria(StoppingCriteria):

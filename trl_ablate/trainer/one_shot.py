@@ -34,11 +34,8 @@ from trl_ablate.estimates import (
     reward_metrics,
     summary,
 )
-from trl_ablate.trainer.generation import (
-    completion_metrics,
-    evaluation_generation_kwargs,
-    sampling_by,
-)
+from trl_ablate.trainer.generation import evaluation_generation_kwargs, sampling_by
+from trl_ablate.trainer.rollouts import completion_metrics
 from trl_ablate.trainer.seeding import own_randomness
 from trl_ablate.trainer.temporary import replaced
 
