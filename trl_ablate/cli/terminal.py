@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
+
+from trl_ablate.run.untrusted import SafeConsole
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
     from trl_ablate.run.directory import RunDirectory
     from trl_ablate.training.doctor import Finding
 
-console = Console(highlight=False, soft_wrap=True)
+console = SafeConsole(soft_wrap=True)
 
 
 def show_recipe(resolved: Resolved, everything: bool) -> None:
@@ -21,7 +22,7 @@ def show_recipe(resolved: Resolved, everything: bool) -> None:
         f"{resolved.recipe.name} on profile '{resolved.profile}' ({resolved.profile_reason})"
     )
     for warning in resolved.warnings:
-        console.print(f"warning: {warning}", markup=False)
+        console.print(f"warning: {warning}")
     if not everything:
         return
     console.print(
@@ -42,7 +43,7 @@ def show_findings(findings: list[Finding]) -> int:
     )
     missing = [finding for finding in findings if finding.stops]
     for finding in missing:
-        console.print(f"missing: {finding.what}; mend it with: {finding.mend}", markup=False)
+        console.print(f"missing: {finding.what}; mend it with: {finding.mend}")
     console.print(f"cannot run here: {len(missing)} missing" if missing else "can run here")
     return 1 if missing else 0
 
