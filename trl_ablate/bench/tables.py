@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from trl_ablate.run.files import write_json
 from trl_ablate.run.provenance import provenance
+from trl_ablate.run.untrusted import SafeConsole
 
 
 def median(values: Sequence[float]) -> float:
@@ -36,7 +36,7 @@ def publish(
         table.add_column(column, justify="right" if column != "what" else "left")
     for row in rows:
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
-    console = Console(highlight=False)
+    console = SafeConsole()
     console.print(table)
     for fact, value in facts.items():
         console.print(f"{fact}: {value:.6g}" if isinstance(value, float) else f"{fact}: {value}")

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
 from rich.table import Table
+
+from trl_ablate.run.untrusted import SafeConsole
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
     from trl_ablate.run.directory import RunDirectory
     from trl_ablate.training.doctor import Finding
 
-console = Console(highlight=False, soft_wrap=True)
+console = SafeConsole(soft_wrap=True)
 
 
 @contextmanager
@@ -72,7 +73,7 @@ def show_recipe(resolved: Resolved, everything: bool) -> None:
         f"{resolved.recipe.name} on profile '{resolved.profile}' ({resolved.profile_reason})"
     )
     for warning in resolved.warnings:
-        console.print(f"warning: {warning}", markup=False)
+        console.print(f"warning: {warning}")
     if not everything:
         return
     console.print(
@@ -93,7 +94,7 @@ def show_findings(findings: list[Finding]) -> int:
     )
     missing = [finding for finding in findings if finding.stops]
     for finding in missing:
-        console.print(f"missing: {finding.what}; mend it with: {finding.mend}", markup=False)
+        console.print(f"missing: {finding.what}; mend it with: {finding.mend}")
     console.print(f"cannot run here: {len(missing)} missing" if missing else "can run here")
     return 1 if missing else 0
 

@@ -3,6 +3,7 @@
 A function of the run's records only, so that publishing again finds the same card. No torch.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from trl_ablate.hub.contents import BEST, LAST, FinishedRun
+from trl_ablate.run.untrusted import for_markdown, markdown_code, markdown_fence, on_one_line
 
 PICTURE = "curves.png"
 TAGS = ("trl", "trl-ablate", "grpo", "reinforcement-learning")
@@ -21,13 +23,14 @@ MINIATURE_LICENCE = {"license": "apache-2.0"}
 Licence = Mapping[str, str]
 """`license` of the Hub's metadata, and `license_name` and `license_link` where it is `other`."""
 
+_HUB_ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+", re.ASCII)
 _NO_RESULTS = ("_stderr", "_runtime", "_per_second")
 
 
 def model_card(run: FinishedRun, repo_id: str, licence: Licence | None, *, picture: bool) -> str:
     """README.md of the repository: metadata, then Markdown."""
     sections = [
-        f"# {run.name}\n\n{_summary(run)}",
+        f"# {for_markdown(run.name)}\n\n{_summary(run)}",
         _usage(run, repo_id),
         _changes(run),
         _results(run, picture),
@@ -50,7 +53,7 @@ def base_model(config: Mapping[str, Any]) -> str | None:
 
 def hub_id(name: str | None) -> str | None:
     """The name, if it can be an id on the Hub: OWNER/NAME, and neither a path nor the miniature."""
-    if not name or name.count("/") != 1 or name.startswith((".", "/", "~", f"{MINIATURE}/")):
+    if not name or not _HUB_ID.fullmatch(name) or name.startswith(f"{MINIATURE}/"):
         return None
     return name
 
@@ -77,11 +80,11 @@ def _metadata(run: FinishedRun, repo_id: str, licence: Licence | None) -> str:
         base_model=base,
         datasets=[dataset] if dataset else None,
         tags=list(TAGS),
-        model_name=repo_id.rpartition("/")[2],
+        model_name=on_one_line(repo_id.rpartition("/")[2]),
         eval_results=_eval_results(run, dataset),
     )
     for key, value in (licence or {}).items():
-        data[key] = value
+        data[key] = on_one_line(str(value))
     if base:
         data["base_model_relation"] = "adapter" if run.is_adapter else "finetune"
     return data.to_yaml() + "\n"
@@ -97,7 +100,7 @@ def _eval_results(run: FinishedRun, dataset: str | None) -> list[EvalResult] | N
             task_type="text-generation",
             dataset_type=dataset,
             dataset_name=run.config["task"]["dataset"],
-            dataset_split=run.config["task"]["eval_split"] or "validation",
+            dataset_split=on_one_line(run.config["task"]["eval_split"] or "validation"),
             metric_type="reward",
             metric_name="reward per completion",
             metric_value=round(row["eval_reward"], 4),
@@ -114,12 +117,13 @@ def _published_evaluation(run: FinishedRun) -> dict[str, Any] | None:
 
 def _summary(run: FinishedRun) -> str:
     record, base = run.record, base_model(run.config)
-    start = f"[{base}](https://huggingface.co/{base})" if hub_id(base) else f"`{base}`"
+    start = f"[{base}](https://huggingface.co/{base})" if hub_id(base) else markdown_code(str(base))
+    named = ["recipe", "profile", "arm", "seed"] + ["study"] * bool(record.get("study"))
     what = "LoRA adapter on" if run.is_adapter else "Trained from"
     lines = [
-        f"{what} {start} with GRPO (TRL): recipe `{record.get('recipe')}`, profile "
-        f"`{record.get('profile')}`, arm `{record.get('arm')}`, seed {record.get('seed')}"
-        + (f", study `{record['study']}`." if record.get("study") else ".")
+        f"{what} {start} with GRPO (TRL): "
+        + ", ".join(f"{key} {markdown_code(str(record.get(key)))}" for key in named)
+        + "."
     ]
     if is_miniature(base):
         lines.append(
@@ -127,18 +131,17 @@ def _summary(run: FinishedRun) -> str:
             "two-digit sums: a model to study the method with, of no other use."
         )
     if record["status"] != "finished":
-        why = record.get("reason")
-        lines.append(f"**The run {record['status']} before its end{f': {why}' if why else ''}.**")
+        why = f": {for_markdown(str(record['reason']))}" if record.get("reason") else ""
+        lines.append(f"**The run {record['status']} before its end{why}.**")
     return "\n\n".join(lines)
 
 
 def _usage(run: FinishedRun, repo_id: str) -> str:
-    example = (
-        "```python\n"
+    example = markdown_fence(
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("{repo_id}")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{repo_id}")\n'
-        "```"
+        f'tokenizer = AutoTokenizer.from_pretrained("{repo_id}")',
+        "python",
     )
     if run.chosen == LAST:
         which = "This is the model at the end of the run."
@@ -153,7 +156,7 @@ def _changes(run: FinishedRun) -> str:
     changes: Mapping[str, Sequence[Any]] = run.config.get("changes") or {}
     if not changes:
         return "## What this arm changes\n\nNothing: it is the base recipe."
-    rows = [(f"`{key}`", f"`{old}`", f"`{new}`") for key, (old, new) in changes.items()]
+    rows = [[_cell(key), _cell(old), _cell(new)] for key, (old, new) in changes.items()]
     return "## What this arm changes\n\n" + _table(("setting", "base", "here"), rows)
 
 
@@ -168,7 +171,7 @@ def _results(run: FinishedRun, picture: bool) -> str:
         for name, row in (("first", first), ("best", best), ("last", last))
     ]
     rows = [
-        (f"`{metric}`", *(_with_error(row, metric) for row in (first, best, last)))
+        (_cell(metric), *(_with_error(row, metric) for row in (first, best, last)))
         for metric in metrics
     ]
     questions = run.config["task"].get("eval_size")
@@ -196,16 +199,17 @@ def _reproduce(run: FinishedRun) -> str:
         words = ["accelerate", "launch", "scripts/train.py", *words[1:]]
     if git.get("commit"):
         above = " with uncommitted changes, which are not published" if git.get("changed") else ""
-        commit = f"At commit `{git['commit']}`{above}:\n\n"
+        commit = f"At commit {markdown_code(str(git['commit']))}{above}:\n\n"
     else:
         commit = ""
     versions = {"python": record.get("python"), **(record.get("versions") or {})}
+    known = [[for_markdown(name), for_markdown(str(v))] for name, v in versions.items() if v]
     settings = yaml.safe_dump(run.config.get("settings") or {}, allow_unicode=True)
     return (
-        f"## Reproduce\n\n{commit}```bash\n{shlex.join(words)}\n```\n\n"
-        + _table(("package", "version"), [(name, str(v)) for name, v in versions.items() if v])
+        f"## Reproduce\n\n{commit}{markdown_fence(shlex.join(words), 'bash')}\n\n"
+        + _table(("package", "version"), known)
         + "\n\n<details><summary>Every setting that recipe, profile or command line made</summary>"
-        + f"\n\n```yaml\n{settings}```\n\n</details>"
+        + f"\n\n{markdown_fence(settings.rstrip(), 'yaml')}\n\n</details>"
     )
 
 
@@ -222,12 +226,12 @@ def _licence_and_data(run: FinishedRun, licence: Licence | None) -> str:
     base, dataset = base_model(run.config), dataset_id(run.config)
     name = (licence or {}).get("license_name") or (licence or {}).get("license")
     if name is None:
-        terms = f"The licence of `{base}` applies; it could not be looked up."
+        terms = f"The licence of {markdown_code(str(base))} applies; it could not be looked up."
     elif is_miniature(base):
-        terms = f"{name}, as trl-ablate itself."
+        terms = f"{for_markdown(name)}, as trl-ablate itself."
     else:
-        terms = f"{name}, as the model it was trained from."
-    data = f"`{run.config['task']['dataset']}`"
+        terms = f"{for_markdown(name)}, as the model it was trained from."
+    data = markdown_code(str(run.config["task"]["dataset"]))
     if dataset:
         data = f"[{dataset}](https://huggingface.co/datasets/{dataset})"
     return f"## Licence and data\n\n{terms} Trained and evaluated on {data}."
@@ -237,16 +241,18 @@ def _dashboard(run: FinishedRun, owner: str) -> str | None:
     """The trackio Space that the run reported to, if it reported to one."""
     settings = run.config["config"]
     space = settings.get("trackio_space_id") or settings.get("trackio_static_space_id")
-    if not space:
+    name = hub_id(space if "/" in space else f"{owner}/{space}") if space else None
+    if name is None:
         return None
-    link = f"https://huggingface.co/spaces/{space if '/' in space else f'{owner}/{space}'}"
+    link = f"https://huggingface.co/spaces/{name}"
     return f"## Dashboard\n\n[Every metric of the run, on trackio]({link})"
 
 
+def _cell(value: object) -> str:
+    return markdown_code(str(value), in_table=True)
+
+
 def _table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are Markdown already."""
     header = list(header)
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in line) + " |"
-        for line in lines
-    )
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *rows])

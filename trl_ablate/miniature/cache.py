@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from trl_ablate.miniature.corpus import corpus, right_solutions
 from trl_ablate.miniature.teaching import Lesson, new_model, teach
 from trl_ablate.prompts.templates import TEMPLATES, prompt_text
+from trl_ablate.run.untrusted import SafeConsole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
@@ -141,10 +142,9 @@ def _live_line(
     stage: Stage, steps: int, folder: Path, shown: bool
 ) -> Iterator[Callable[[float], None]]:
     """One line on stderr that follows the lesson; silent when not `shown`."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True, quiet=not shown, soft_wrap=True)
+    console = SafeConsole(stderr=True, quiet=not shown, soft_wrap=True)
     console.print(f"Making the miniature's {stage} model, once; it will be kept in {folder}")
     columns = (
         TextColumn("{task.description}"),

@@ -10,6 +10,9 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 
+SURROGATES = "backslashreplace"
+"""Half a surrogate pair, which UTF-8 lacks, becomes `\\udc80`; JSON reads it back as it was."""
+
 
 def read_json(path: Path) -> Any:
     """The value of a JSON file; damage is an error that names the file."""
@@ -40,7 +43,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def append_jsonl(path: Path, row: dict[str, Any]) -> None:
     """One object, one line; what JSON cannot say (NaN, infinity) becomes null."""
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8", errors=SURROGATES) as file:
         file.write(_line(row))
 
 
@@ -75,7 +78,7 @@ def _replacing(path: Path):
     """Written into a neighbour, then to the disk, then over the name; a failure leaves the old."""
     neighbour = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with neighbour.open("w", encoding="utf-8") as file:
+        with neighbour.open("w", encoding="utf-8", errors=SURROGATES) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

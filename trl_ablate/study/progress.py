@@ -3,18 +3,20 @@
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
 from trl_ablate.study.store import RunStore
 
 MARKS = {
-    "finished": "[green]✓[/]",
-    "stopped": "[yellow]■[/]",
-    "failed": "[red]✗[/]",
-    "running": "[cyan]▶[/]",
-    "interrupted": "[yellow]…[/]",
-    "to do": "[dim]·[/]",
+    "finished": ("✓", "green"),
+    "stopped": ("■", "yellow"),
+    "failed": ("✗", "red"),
+    "running": ("▶", "cyan"),
+    "interrupted": ("…", "yellow"),
+    "to do": ("·", "dim"),
 }
+"""The sign of each status and its style."""
 LEGEND = "✓ finished  ■ stopped by a rule  ✗ failed  ▶ running  … interrupted  · to do"
 
 
@@ -31,16 +33,16 @@ def grid(plan: Plan, store: RunStore) -> Table:
     return table
 
 
-def _cell(arm: PlannedArm, run: PlannedRun, plan: Plan, store: RunStore) -> str:
+def _cell(arm: PlannedArm, run: PlannedRun, plan: Plan, store: RunStore) -> Text:
     state = store.state(run.id)
-    words = [MARKS[state.status]]
+    words = [Text(*MARKS[state.status])]
     rows = list(store.directory(run.id).metrics()) if state.status != "to do" else []
     if state.status in ("running", "interrupted") and rows:
-        words.append(f"{rows[-1]['grpo_step']:g}/{arm.grpo_steps}")
+        words.append(Text(f"{rows[-1]['grpo_step']:g}/{arm.grpo_steps}"))
     values = [row[plan.primary_metric] for row in rows if row.get(plan.primary_metric) is not None]
     if values:
-        words.append(f"{values[-1]:.3f}")
-    return " ".join(words)
+        words.append(Text(f"{values[-1]:.3f}"))
+    return Text(" ").join(words)
 
 
 class LiveGrid:
@@ -67,4 +69,4 @@ class LiveGrid:
             self._live.update(grid(self._plan, self._store), refresh=True)
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(text)

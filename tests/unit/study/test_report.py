@@ -23,12 +23,13 @@ from tests.support.synthetic_study import (
     write_study,
 )
 from trl_ablate import ConfigurationError
+from trl_ablate.run.untrusted import for_markdown
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import Run, Series, area, collapse_step, read_curves, series_of
 from trl_ablate.study.report.document import Code, Document, Grid, Section
 from trl_ablate.study.report.labels import spread
 from trl_ablate.study.report.lines import line_of
-from trl_ablate.study.report.markdown import escape, write_markdown
+from trl_ablate.study.report.markdown import write_markdown
 from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import looks
 from trl_ablate.study.report.report import report_curves, report_study
@@ -230,7 +231,7 @@ def test_what_the_arms_say_cannot_break_the_report():
     page, text = write_page(document), write_markdown(document)
     assert "<script>alert" not in page
     assert "````text" in text  # a longer fence than anything inside
-    assert escape("a|b *c* <d> _e_ f_g") == r"a\|b \*c\* \<d\> \_e\_ f_g"
+    assert for_markdown("a|b *c* <d> _e_ f_g") == r"a\|b \*c\* \<d\> \_e\_ f_g"
 
 
 @needs_published

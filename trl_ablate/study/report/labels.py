@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
+from trl_ablate.run.untrusted import for_picture
+
 LABEL_SIZE, INCHES_PER_LETTER = 8.5, 0.074
 LEADER_INCHES = 0.18
 
 
 def gutter(names: Sequence[str]) -> float:
-    """Inches that the longest name with its value takes."""
+    """Inches that the longest name, as a picture shows it, takes with its value."""
     return 0.3 + INCHES_PER_LETTER * max((len(name) + 6 for name in names), default=0)
 
 
@@ -31,8 +33,8 @@ def label_ends(
         x, y = ends[name]
         colour = colours[name]
         axes.annotate(
-            f"{name}  {y:.2f}", (x, y), (edge, place), textcoords="data", va="center",
-            fontsize=LABEL_SIZE, color=colour, annotation_clip=False,
+            f"{for_picture(name)}  {y:.2f}", (x, y), (edge, place), textcoords="data", va="center",
+            fontsize=LABEL_SIZE, color=colour, annotation_clip=False, parse_math=False,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.6,
                         "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)},
         )  # fmt: skip

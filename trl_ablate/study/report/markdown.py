@@ -1,34 +1,25 @@
 """A report as Markdown, as GitHub shows it. Pictures are files beside it."""
 
-import re
-
+from trl_ablate.run.untrusted import for_html, for_markdown, markdown_fence, on_one_line
 from trl_ablate.study.report.document import Block, Code, Document, Grid, Items, Picture, Text
 
 
 def write_markdown(document: Document) -> str:
-    parts = [f"# {escape(document.title)}", escape(document.lead)]
+    parts = [f"# {for_markdown(document.title)}", for_markdown(document.lead)]
     for section in document.sections:
-        parts.append(f"## {escape(section.title)}")
+        parts.append(f"## {for_markdown(section.title)}")
         parts += [_block(block) for block in section.blocks]
     return "\n\n".join(parts) + "\n"
-
-
-def escape(text: str) -> str:
-    """Plain text that Markdown leaves alone: no emphasis, links, HTML or table cells of its own.
-
-    An underscore inside a word is no emphasis on GitHub and stays as it is.
-    """
-    return re.sub(r"([\\`*{}\[\]<>|~]|(?<!\w)_|_(?!\w))", r"\\\1", text)
 
 
 def _block(block: Block) -> str:
     match block:
         case Text(text):
-            return escape(text)
+            return for_markdown(text)
         case Items(items):
-            return "\n".join(f"- {escape(item)}" for item in items)
+            return "\n".join(f"- {for_markdown(item)}" for item in items)
         case Picture(file, _, about):
-            return f"![{escape(about)}]({file})"
+            return f"![{for_markdown(about)}]({file})"
         case Code():
             return _code(block)
         case Grid():
@@ -37,16 +28,16 @@ def _block(block: Block) -> str:
 
 def _grid(grid: Grid) -> str:
     ruler = ["---:" if i >= grid.numbers_from else "---" for i in range(len(grid.header))]
-    rows = [[escape(cell).replace("\n", " ") for cell in row] for row in (grid.header, *grid.rows)]
+    rows = [[for_markdown(cell) for cell in row] for row in (grid.header, *grid.rows)]
     lines = [f"| {' | '.join(cells)} |" for cells in [rows[0], ruler, *rows[1:]]]
-    return "\n".join(lines) + (f"\n\n{escape(grid.note)}" if grid.note else "")
+    return "\n".join(lines) + (f"\n\n{for_markdown(grid.note)}" if grid.note else "")
 
 
 def _code(code: Code) -> str:
-    """Fenced with more backticks than the text has in a row: rollouts hold anything."""
-    longest = max((len(run) for run in re.findall("`+", code.text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    fenced = f"{fence}text\n{code.text}\n{fence}"
+    """Folded away under its title, which stands in HTML, where Markdown is not read."""
+    fenced = markdown_fence(code.text)
     if not code.title:
         return fenced
-    return f"<details><summary>{escape(code.title)}</summary>\n\n{fenced}\n\n</details>"
+    return (
+        f"<details><summary>{for_html(on_one_line(code.title))}</summary>\n\n{fenced}\n\n</details>"
+    )

@@ -1,8 +1,8 @@
 """A report as one HTML page: pictures inline, tables that sort by a click, no network."""
 
 import base64
-from html import escape
 
+from trl_ablate.run.untrusted import for_html
 from trl_ablate.study.report.document import Block, Code, Document, Grid, Items, Picture, Text
 
 MARKED = ("better", "worse", "collapsed", "failed", "stopped", "too few seeds")
@@ -59,16 +59,19 @@ for (const button of document.querySelectorAll("th button")) {
 
 
 def write_page(document: Document) -> str:
-    body = [f"<h1>{escape(document.title)}</h1>", f'<p class="lead">{escape(document.lead)}</p>']
+    body = [
+        f"<h1>{for_html(document.title)}</h1>",
+        f'<p class="lead">{for_html(document.lead)}</p>',
+    ]
     for section in document.sections:
-        body.append(f"<h2>{escape(section.title)}</h2>")
+        body.append(f"<h2>{for_html(section.title)}</h2>")
         body += [_block(block) for block in section.blocks]
     content = "\n".join(body)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>{escape(document.title)}</title>\n<style>{CSS}</style>\n</head>\n"
+        f"<title>{for_html(document.title)}</title>\n<style>{CSS}</style>\n</head>\n"
         f"<body>\n{content}\n<script>{SORT}</script>\n</body>\n</html>\n"
     )
 
@@ -76,15 +79,17 @@ def write_page(document: Document) -> str:
 def _block(block: Block) -> str:
     match block:
         case Text(text):
-            return f"<p>{escape(text)}</p>"
+            return f"<p>{for_html(text)}</p>"
         case Items(items):
-            return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+            return "<ul>" + "".join(f"<li>{for_html(item)}</li>" for item in items) + "</ul>"
         case Picture(_, png, about):
             data = base64.b64encode(png).decode()
-            return f'<img alt="{escape(about)}" src="data:image/png;base64,{data}">'
+            return f'<img alt="{for_html(about)}" src="data:image/png;base64,{data}">'
         case Code(text, title):
-            text = f"<pre>{escape(text)}</pre>"
-            return f"<details><summary>{escape(title)}</summary>{text}</details>" if title else text
+            text = f"<pre>{for_html(text)}</pre>"
+            return (
+                f"<details><summary>{for_html(title)}</summary>{text}</details>" if title else text
+            )
         case Grid():
             return _grid(block)
 
@@ -94,19 +99,19 @@ def _grid(grid: Grid) -> str:
         return ' class="number"' if column >= grid.numbers_from else ""
 
     head = "".join(
-        f'<th{number(i)}><button type="button">{escape(name)}</button></th>'
+        f'<th{number(i)}><button type="button">{for_html(name)}</button></th>'
         for i, name in enumerate(grid.header)
     )
     rows = "".join(
         "<tr>"
         + "".join(
-            f"<td{number(i)}>{_marked(cell) if i else escape(cell)}</td>"
+            f"<td{number(i)}>{_marked(cell) if i else for_html(cell)}</td>"
             for i, cell in enumerate(row)
         )
         + "</tr>"
         for row in grid.rows
     )
-    note = f'<p class="note">{escape(grid.note)}</p>' if grid.note else ""
+    note = f'<p class="note">{for_html(grid.note)}</p>' if grid.note else ""
     return (
         f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>" + note
@@ -116,5 +121,5 @@ def _grid(grid: Grid) -> str:
 def _marked(text: str) -> str:
     marked = next((word for word in MARKED if word in text), None)
     if marked is None:
-        return escape(text)
-    return f'<span class="{marked.replace(" ", "-")}">{escape(text)}</span>'
+        return for_html(text)
+    return f'<span class="{marked.replace(" ", "-")}">{for_html(text)}</span>'

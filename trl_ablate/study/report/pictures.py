@@ -5,6 +5,7 @@ band from lowest to highest. No pyplot: figures are made, saved and dropped, wit
 """
 
 import io
+import warnings
 from collections.abc import Sequence
 
 import matplotlib
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from trl_ablate.run.picture import FAINT, INK, STYLE
+from trl_ablate.run.untrusted import for_picture
 from trl_ablate.study.report.analysis import Analysis, ArmResult
 from trl_ablate.study.report.curves import ENTROPY, GRAD_NORM, LENGTH, Run
 from trl_ablate.study.report.labels import LABEL_SIZE, gutter, label_ends
@@ -33,6 +35,8 @@ TOP_HEIGHT, SMALL_HEIGHT, TITLE_SPACE, AXIS_SPACE = 3.3, 1.75, 0.42, 0.55
 DPI, COLOURS = 110, 200
 LOG_SCALE_RANGE = 30.0
 BANDS_IN_SMALL_PANELS = 3
+PAIR_LETTERS = 60
+"""Letters of an arm's name and its reference's, side by side."""
 
 WATCHED = {GRAD_NORM: "gradient norm", LENGTH: "response length (tokens)", ENTROPY: "token entropy"}
 
@@ -60,7 +64,9 @@ def draw_curves(analysis: Analysis, published: Sequence[Run] = ()) -> bytes:
         figure = Figure((WIDTH, sum(rows) + len(rows) * (TITLE_SPACE + AXIS_SPACE)), dpi=DPI)
         bottoms = _bottoms(figure, rows)
         names = [arm.name for arm in arms]
-        top = _row(figure, bottoms[0], TOP_HEIGHT, 1 + timed, gutter_after_first=gutter(names))
+        top = _row(
+            figure, bottoms[0], TOP_HEIGHT, 1 + timed, gutter_after_first=gutter(_shown(names))
+        )
         styles = looks(names)
         _metric_panel(top[0], arms, metric, styles, labelled=True)
         if timed:
@@ -86,7 +92,7 @@ def draw_differences(analysis: Analysis) -> bytes | None:
     with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x", "axes.spines.left": False}):
         height = 0.34 * len(compared) + 0.4
         figure = Figure((WIDTH * 0.75, height + TITLE_SPACE + 0.3), dpi=DPI)
-        labels = [_label(c.arm, analysis) for c in compared]
+        labels = [for_picture(_label(c.arm, analysis), PAIR_LETTERS) for c in compared]
         left = gutter(labels) - 0.1
         axes = _axes(figure, left, 0.3, WIDTH * 0.75 - left - 1.6, height)
         axes.axvline(0, color=INK, linewidth=1)
@@ -101,9 +107,11 @@ def draw_differences(analysis: Analysis) -> bytes | None:
                 fontsize=LABEL_SIZE, color=INK if strong else FAINT, annotation_clip=False,
                 fontweight="bold" if strong else "normal",
             )  # fmt: skip
-        axes.set_yticks(range(len(compared)), labels)
+        axes.set_yticks(range(len(compared)), labels, parse_math=False)
         axes.set_ylim(-0.6, len(compared) - 0.4)
-        against = "the arm's reference" if analysis.against else analysis.reference.name
+        against = (
+            "the arm's reference" if analysis.against else for_picture(analysis.reference.name)
+        )
         _title(axes, f"{_words(analysis)} minus that of {against}, 95 % intervals")
         return _png(figure)
 
@@ -112,6 +120,10 @@ def references(analysis: Analysis) -> str:
     """What arms are compared with, in words."""
     others = " (or the arm after 'vs')" if analysis.against else ""
     return analysis.reference.name + others
+
+
+def _shown(names: Sequence[str]) -> list[str]:
+    return [for_picture(name) for name in names]
 
 
 def _label(arm: str, analysis: Analysis) -> str:
@@ -166,7 +178,7 @@ def _published_row(figure: Figure, bottom: float, published: Sequence[Run], metr
     runs = [run for run in published if metric in run.series]
     arms = list(dict.fromkeys(run.arm for run in runs))
     styles = looks(arms)
-    axes = _row(figure, bottom, TOP_HEIGHT, 1, gutter_after_first=gutter(arms))[0]
+    axes = _row(figure, bottom, TOP_HEIGHT, 1, gutter_after_first=gutter(_shown(arms)))[0]
     ends = {}
     for arm in reversed(arms):
         line = line_of([run for run in runs if run.arm == arm], metric)
@@ -232,7 +244,9 @@ def _bottoms(figure: Figure, rows: Sequence[float]) -> list[float]:
 
 
 def _title(axes: Axes, text: str) -> None:
-    axes.set_title(text, loc="left", fontsize=10, fontweight="bold", color=INK, pad=8)
+    axes.set_title(
+        text, loc="left", fontsize=10, fontweight="bold", color=INK, pad=8, parse_math=False
+    )
 
 
 def _fit_x(axes: Axes, ends: Sequence[float]) -> None:
@@ -251,7 +265,9 @@ def _png(figure: Figure) -> bytes:
     """Few colours, so that a committed picture stays small; no date, so that it stays the same."""
     FigureCanvasAgg(figure)
     buffer, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
+    with warnings.catch_warnings():  # a letter that the font lacks is drawn as a box
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
+        figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
     image = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     image.save(small, format="png", optimize=True)
     return small.getvalue()

@@ -119,7 +119,7 @@ def write_runs(analysis: Analysis, path: Path) -> None:
         f"best_{metric}", "best_eval_step", f"final_{metric}", f"mean_{metric}",
         "collapsed_at", "seconds", "directory",
     ]  # fmt: skip
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
         for arm in analysis.arms:

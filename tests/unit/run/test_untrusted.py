@@ -1,0 +1,189 @@
+"""Texts of other people, as a terminal, Markdown, HTML and a picture get them."""
+
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from rich.table import Table
+from rich.text import Text
+
+from tests.support.hostile import HOSTILE
+from trl_ablate.run.untrusted import (
+    SafeConsole,
+    for_html,
+    for_markdown,
+    for_picture,
+    for_terminal,
+    markdown_code,
+    markdown_fence,
+    on_one_line,
+)
+
+ATTACKS = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+ANYTHING = st.text(st.characters(), max_size=60) | st.text("`|\\*_#->~ \n[]()!&;x1.$", max_size=30)
+UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
+PIECES = re.compile(r"\x1b(\[[0-9;]*m)?")
+"""What Rich may write of its own: colours."""
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("a\x1b[2Jb", r"a\x1b[2Jb"),
+        ("a\x00\x7f\x9b", r"a\x00\x7f\x9b"),
+        ("\u202eab\u2066", r"\u202eab\u2066"),
+        ("a\ud800", r"a\ud800"),
+        ("\U000e0041", r"\U000e0041"),
+        ("a\r\nb\tc\n", "a\nb\tc\n"),
+        ("a\rb", r"a\x0db"),
+        ("naïve 漢字 👩‍🔬 \\frac{1}{2}", "naïve 漢字 👩‍🔬 \\frac{1}{2}"),
+    ],
+)
+def test_control_characters_become_visible_and_the_rest_stays(text, shown):
+    assert for_terminal(text) == shown
+    assert for_terminal(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text, markdown",
+    [
+        ("# a #", r"\# a \#"),
+        ("C# and #3", r"C# and \#3"),
+        ("- a\n- b", r"\- a - b"),
+        ("12) a", r"12\) a"),
+        ("a|b", r"a\|b"),
+        ("a_b _c_", r"a_b \_c\_"),
+        ("&lt; & &", r"\&lt; & &"),
+        ("$x$ <b>", r"\$x\$ \<b\>"),
+    ],
+)
+def test_text_in_markdown(text, markdown):
+    assert for_markdown(text) == markdown
+
+
+def document(text: str) -> str:
+    """The text in every place of a Markdown document."""
+    line, code = for_markdown(text), markdown_code(text)
+    return (
+        f"# {line}\n\nlead {line}\n\n{line}\n\n- {line}\n- {line}\n\n"
+        f"**bold: {line}** {code} end\n\n"
+        f"| {line} | b |\n| --- | --- |\n| {markdown_code(text, in_table=True)} | {line} |\n\n"
+        f"{markdown_fence(text)}\n\n<details><summary>{for_html(on_one_line(text))}</summary>\n\n"
+        f"{markdown_fence(text, 'yaml')}\n\n</details>\n\n## end\n"
+    )
+
+
+def structure(markdown: str) -> list[str]:
+    return [token.type for token in MARKDOWN.parse(markdown)]
+
+
+def check_markdown(text: str) -> None:
+    shown = on_one_line(text)
+    tokens = MARKDOWN.parse(document(text))
+    if shown:  # without any, there is no paragraph
+        assert [token.type for token in tokens] == structure(document("word"))
+    inside = {child.type for token in tokens for child in token.children or ()}
+    assert inside <= {"text", "code_inline", "strong_open", "strong_close"}, inside
+    fences = [token.content for token in tokens if token.type == "fence"]
+    assert fences == [for_terminal(text) + "\n"] * 2
+    spans = [c.content for t in tokens for c in t.children or () if c.type == "code_inline"]
+    assert [span.strip() for span in spans] == [shown] * 2
+    html = MARKDOWN.render(f"x {for_markdown(text)} x")
+    assert html == f"<p>x {plain(shown)} x</p>\n"
+
+
+def plain(text: str) -> str:
+    return (
+        text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    )
+
+
+@ATTACKS
+def test_no_text_changes_the_structure_of_a_markdown_document(text):
+    check_markdown(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ANYTHING)
+def test_no_text_at_all_changes_the_structure_of_a_markdown_document(text):
+    check_markdown(text)
+
+
+class Elements(HTMLParser):
+    """Start tags with their attributes, and the text between."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags: list[tuple[str, list]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, attrs))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@ATTACKS
+def test_no_text_adds_an_element_or_an_attribute_to_a_page(text):
+    page = Elements()
+    page.feed(f'<p title="{for_html(text)}">{for_html(text)}</p>')
+    page.close()
+    shown = for_terminal(text)
+    assert page.tags == [("p", [("title", shown)])]
+    assert page.text == shown
+
+
+def printed(*things, **settings) -> str:
+    """What a colour terminal gets."""
+    file = io.StringIO()
+    console = SafeConsole(
+        file=file, force_terminal=True, color_system="truecolor", width=10_000, **settings
+    )
+    for thing in things:
+        console.print(thing)
+    return file.getvalue()
+
+
+def tables(text: str) -> Table:
+    table = Table(title=text, caption=text)
+    table.add_column(text)
+    table.add_row(text)
+    table.add_row(Text(text, "red"))
+    return table
+
+
+@ATTACKS
+def test_a_terminal_gets_no_control_characters_and_no_markup(text):
+    shown = printed(text, Text(text, "yellow"), tables(text), soft_wrap=True)
+    left = PIECES.sub(lambda found: "" if found[1] else found[0], shown)
+    assert not UNSAFE.search(left)
+    for line in for_terminal(text).expandtabs(8).split("\n"):
+        assert left.count(line.strip()) >= 2  # the text, and the coloured one
+    left.encode()
+
+
+def test_a_console_leaves_the_colours_and_cursor_moves_of_rich():
+    assert "\x1b[33m" in printed(Text("x", "yellow"))
+    file = io.StringIO()
+    console = SafeConsole(file=file, force_terminal=True)
+    console.show_cursor(False)
+    assert file.getvalue() == "\x1b[?25l"
+
+
+@ATTACKS
+def test_a_label_is_one_short_line(text):
+    label = for_picture(text)
+    assert len(label) <= 40 and "\n" not in label and not UNSAFE.search(label)
+
+
+def test_a_long_label_shows_both_ends():
+    assert for_picture("a" * 60 + "-seed3", 16) == "aaaaaaaaaa…seed3"
+    assert for_picture("std_dev_off") == "std_dev_off"

@@ -1,0 +1,242 @@
+"""Hostile texts through every place that shows text: report, page, pictures, card, terminal.
+
+The corpus is `tests/support/hostile.py`. Each place is given every text in every field that is not
+this program's own, and has to keep the structure that it has with a harmless word.
+"""
+
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+from tests.support.hostile import FEW, HOSTILE
+from tests.support.synthetic_study import learning_rows, make_plan, write_run
+from trl_ablate.cli.terminal import show_end, show_findings, show_recipe
+from trl_ablate.hub.card import model_card
+from trl_ablate.hub.contents import FinishedRun
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.masking import Masker
+from trl_ablate.run.untrusted import SafeConsole, for_terminal
+from trl_ablate.study.estimate import Estimate
+from trl_ablate.study.outline import show_plan
+from trl_ablate.study.progress import LiveGrid, grid
+from trl_ablate.study.report.report import report_study
+from trl_ablate.study.store import RunStore
+from trl_ablate.training.doctor import Finding
+
+MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+WORD = "word"
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
+
+SLOW = pytest.mark.slow
+FEW_OF_ALL = pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=name, marks=() if name in FEW else SLOW)
+        for name, text in HOSTILE.items()
+        if text.strip()  # a field without text is left out of a report
+    ],
+)
+ALL = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+
+
+def reported(folder: Path, text: str) -> tuple[Path, dict[str, str]]:
+    """The report of a study that has the text in every name, note, setting, reason and rollout."""
+    first, second = f"one {text}", f"two {text}"
+    plan = make_plan({first: {"top": 0.6}, second: {"top": 0.7}}, seeds=(0, 1))
+    said = {"stop": text}
+    arms = tuple(
+        replace(
+            arm,
+            recipe=f"{text}.yaml",
+            declared={**arm.declared, **said},
+            values={**arm.values, **said},
+            inert={"stop": text},
+            warnings=(text,),
+            runs=tuple(
+                replace(run, words=("arm.yaml", *run.words[1:], f"--stop={text}"))
+                for run in arm.runs
+            ),
+        )
+        for arm in plan.arms
+    )
+    plan = replace(
+        plan, study=f"s {text}", question=f"q {text}", seeds_answer=f"a {text}", base=text,
+        notes=(f"n {text}",), profile=f"p {text}", profile_reason=text, arms=arms,
+        against={second: first},
+    )  # fmt: skip
+    store = RunStore(folder / "runs")
+    rollouts = [{"prompt": text, "response": text, "ground_truth": text, "reward": 1.0}]
+    for number, arm in enumerate(plan.arms):
+        for run in arm.runs:
+            rows = learning_rows(10 * number + run.seed, 0.6)
+            directory = write_run(store, run, {"n": number}, rows, rollouts=rollouts)
+            directory.update(
+                status="failed" if run.seed else "finished",
+                reason=f"r {text}" if run.seed else None,
+                git={"commit": text or "c", "diff": ""},
+                versions={"trl": text},
+                python=text,
+                gpu=text,
+                profile=f"p{number} {text}",
+            )
+    out = folder / "out"
+    report_study(plan, store, folder / "study.yaml", out)
+    return out, {"plan": plan, "store": store}
+
+
+@pytest.fixture(scope="module")
+def harmless(tmp_path_factory) -> Path:
+    return reported(tmp_path_factory.mktemp("harmless"), WORD)[0]
+
+
+def outline(file: Path) -> list[str]:
+    """What kinds of blocks a Markdown file has, in their order."""
+    return [token.type for token in MARKDOWN.parse(file.read_text(encoding="utf-8"))]
+
+
+class Tags(HTMLParser):
+    """Start tags with the names of their attributes, and the scripts."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.found: list[tuple[str, tuple[str, ...]]] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, tuple(name for name, _ in attrs)))
+
+
+@FEW_OF_ALL
+def test_a_report_keeps_its_structure(tmp_path, harmless, text):
+    out, _ = reported(tmp_path, text)
+    markdown, page = ((out / name).read_text("utf-8") for name in ("REPORT.md", "report.html"))
+    assert outline(out / "REPORT.md") == outline(harmless / "REPORT.md")
+    inside = {c.type for t in MARKDOWN.parse(markdown) for c in t.children or ()}
+    assert inside <= {"text", "image", "code_inline"}
+    expected = Tags((harmless / "report.html").read_text("utf-8")).found
+    assert Tags(page).found == expected
+    assert not UNSAFE.search(markdown) and not UNSAFE.search(page)
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def published(tmp_path):
+    """`published(text)`: a run with the text in every field of its records that can hold any."""
+
+    def make(text: str) -> FinishedRun:
+        path = tmp_path / "run"
+        for name in ("checkpoint_best", "checkpoint_last"):
+            (path / name).mkdir(parents=True, exist_ok=True)
+            (path / name / "model.safetensors").write_bytes(b"w")
+            (path / name / "config.json").write_text("{}")
+        row = {"step": 2, "grpo_step": 2, "seconds": 2.0, "eval_reward": 0.5}
+        return FinishedRun(
+            path=path,
+            record={
+                "status": "stopped", "reason": f"r {text}", "recipe": text, "profile": text,
+                "arm": f"a {text}", "seed": text, "study": text or "s", "python": f"3 {text}",
+                "versions": {"trl": f"v {text}"}, "command": ["scripts/train.py", f"--x={text}"],
+                "git": {"commit": f"c {text}", "changed": True},
+            },
+            config={
+                "changes": {"stop": [text, [text]]},
+                "settings": {"stop": text},
+                "config": {"trackio_space_id": f"me/{text}"},
+                "task": {"start": "base", "starts": None, "dataset": "math", "eval_size": 8,
+                         "eval_split": text},
+                "model": {"model_name_or_path": f"m{text}/n" if "/" not in text else text},
+            },
+            rows=[row],
+            masker=Masker(hide_home=False),
+        )  # fmt: skip
+
+    return make
+
+
+def parts(card: str) -> tuple[dict, list[str]]:
+    """The metadata, and the kinds of blocks after it."""
+    assert card.startswith("---\n")
+    metadata, _, body = card.removeprefix("---\n").partition("\n---\n")
+    kinds = [token.type for token in MARKDOWN.parse(body.split("\n## Dashboard")[0])]
+    return yaml.safe_load(metadata), kinds
+
+
+def keys(value) -> object:
+    if isinstance(value, dict):
+        return {key: keys(item) for key, item in value.items()}
+    return [keys(item) for item in value] if isinstance(value, list) else type(value).__name__
+
+
+@ALL
+def test_a_card_keeps_its_metadata_and_its_structure(published, text):
+    licence = {"license": "other", "license_name": f"l {text}", "license_link": f"k {text}"}
+    card = model_card(published(text), "me/x", licence, picture=True)
+    word = model_card(
+        published(WORD), "me/x", {**licence, "license_name": WORD, "license_link": WORD},
+        picture=True,
+    )  # fmt: skip
+    (metadata, kinds), (usual, structure) = parts(card), parts(word)
+    metadata.pop("base_model", None), usual.pop("base_model", None)
+    for relation in (metadata, usual):
+        relation.pop("base_model_relation", None)
+    assert keys(metadata) == keys(usual)
+    assert kinds == structure
+    assert not UNSAFE.search(card)
+    card.encode()
+
+
+def test_a_name_with_markup_is_no_link_to_the_hub(published):
+    card = model_card(published("x](https://evil.example)"), "me/x", None, picture=False)
+    body = MARKDOWN.render(card.partition("\n---\n")[2])
+    assert 'href="https://evil' not in body and 'href="https://huggingface.co' in body
+
+
+def shown(text: str, folder: Path) -> str:
+    """Everything that the terminal shows of a run and of a study, as a colour terminal gets it."""
+    from trl_ablate.cli import terminal
+
+    file = io.StringIO()
+    console = SafeConsole(file=file, force_terminal=True, color_system="truecolor", width=5000)
+    before, terminal.console = terminal.console, console
+    try:
+        resolved = SimpleNamespace(
+            recipe=Path(f"r{text}"), profile=text, profile_reason=text, warnings=[text],
+            settings={f"k{text}": text}, changes={text: (text, text)}, inert={text: text},
+        )  # fmt: skip
+        show_recipe(resolved, everything=True)
+        show_findings([Finding(text, text, mend=text)])
+        run = RunDirectory(folder / "run")
+        run.path.mkdir(exist_ok=True)
+        run.update(seconds=3.0)
+        show_end(run)
+    finally:
+        terminal.console = before
+    plan = make_plan({f"one {text}": {"top": 0.6}, f"two {text}": {"top": 0.7}})
+    plan = replace(plan, study=text, question=text, profile=text, notes=(text,), base=text)
+    store = RunStore(folder / "runs")
+    estimate = Estimate(2, 0, None, None, None, (text,))
+    show_plan(console, plan, store, estimate, 1, None)
+    console.print(grid(plan, store))
+    LiveGrid(plan, store, console).say(text)
+    return file.getvalue()
+
+
+@ALL
+def test_a_terminal_shows_texts_as_they_are(tmp_path, text):
+    seen = COLOURS.sub("", shown(text, tmp_path))
+    assert not UNSAFE.search(seen)
+    seen.encode()
+    for line in for_terminal(text).split("\n"):
+        words = line.split()
+        assert not words or seen.count(words[0]) >= 10
