@@ -3,6 +3,7 @@ commands."""
 
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -89,7 +90,9 @@ def commands(plan: Plan, study: Path) -> Section:
 
 def _single(words: Sequence[str]) -> str:
     recipe, *rest = words
-    return " ".join(["accelerate launch scripts/train.py", shortest(Path(recipe)), *rest])
+    return " ".join(
+        ["accelerate launch scripts/train.py", shlex.join([shortest(Path(recipe)), *rest])]
+    )
 
 
 def shortest(path: Path) -> str:
