@@ -79,6 +79,15 @@ def check_something_to_resume(run: RunDirectory) -> None:
         )
 
 
+def check_seal(model: Path, *, needed: bool = False) -> None:
+    """Refuse a model that is not as it was sealed, or has no seal where one is `needed`."""
+    if (needed or (model / SEAL).exists()) and not is_whole(model):
+        raise ConfigurationError(
+            f"{model} is no longer as it was saved, or was cut off in the making: it does not "
+            f"agree with its {SEAL}; take another checkpoint, or train it again"
+        )
+
+
 def rewind(run: RunDirectory, checkpoint: Path | None) -> None:
     """Forget what the run recorded after a checkpoint, or all of it where there is none. That can
     be a row of the checkpoint's own step: a stop logs one where every epoch's end is logged."""
