@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes
 
 
 def run_here(store: RunStore, arms: dict, **options) -> Outcome:
-    engine = LocalEngine(jobs=options.pop("jobs", 2), train=FAKE_TRAIN)
+    engine = LocalEngine(jobs=options.pop("jobs", 2), command=FAKE_TRAIN)
     return Runner(make_plan(arms), store, engine, **options).run()
 
 
