@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.conftest import REPOSITORY, SHARED_DATA
+from tests.conftest import SHARED_DATA
 from tests.support.synthetic_study import (
     METRIC,
     flat_run,
@@ -361,7 +361,7 @@ def test_thirty_runs_in_five_seconds_and_without_torch(large_study, tmp_path):
         "study.report.stats",
         "study.report.report",
         "study.runner",
-        "study.engines.choosing",
+        "study.engines.modal",
         "study.engines.shipping",
     ],
 )
