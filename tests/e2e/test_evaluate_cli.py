@@ -54,20 +54,7 @@ def test_a_run_is_evaluated_to_its_own_last_number(tmp_path):
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["{empty}"], "holds no model"),
-        (["nobody/no-such-model"], "could not be loaded"),
-        (["miniature", "--completions"], "give --output"),
-        (["miniature", "--output", "{empty}/no/file.json"], "does not exist; make it"),
-        (["miniature", "--samples", "many"], "takes a whole number"),
-    ],
-)
-def test_a_wrong_word_ends_in_one_sentence(tmp_path, words, said):
-    filled = [word.format(empty=tmp_path) for word in words]
-    done = script("evaluate", *filled, "--profile", "miniature")
-    assert done.code == 2, done.stdout + done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_the_script_is_the_command(tmp_path):
+    done = script("evaluate", tmp_path, "--profile", "miniature")
+    assert done.code == 2
+    assert "holds no model" in done.stderr and done.stderr.count("\n") == 1

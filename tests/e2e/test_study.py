@@ -32,7 +32,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes
 
 
 def run_here(store: RunStore, arms: dict, **options) -> Outcome:
-    engine = LocalEngine(options.pop("jobs", 2), train=FAKE_TRAIN, warm=options.pop("warm", ()))
+    warm = options.pop("warm", ())
+    engine = LocalEngine(options.pop("jobs", 2), command=FAKE_TRAIN, warm=warm)
     return Runner(make_plan(arms), store, engine, **options).run()
 
 

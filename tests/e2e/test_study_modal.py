@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.drive_study import FAKE_TRAIN
+from tests.support.drive_study import FAKE_PROGRAM, FAKE_TRAIN
 from tests.support.studies import numbers
 from tests.support.synthetic_study import make_plan
+from trl_ablate.study.engines import shipping
 from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.engines.shipping import Bundle
 from trl_ablate.study.runner import Outcome, Runner
@@ -22,8 +23,8 @@ modal = pytest.importorskip(
     "modal", reason="modal is not installed: pip install 'trl-ablate[modal]'"
 )
 
-from trl_ablate.study.engines import modal as modal_engine  # noqa: E402
-from trl_ablate.study.engines.modal import ModalEngine, build_app  # noqa: E402
+from trl_ablate.study.engines import modal_calls  # noqa: E402
+from trl_ablate.study.engines.modal_calls import ModalEngine, build_app  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:The train_run function is executing locally")
 
@@ -43,7 +44,7 @@ class Here:
         place = {"results": str(self.results), "code": str(REPOSITORY), "cwd": str(self.results)}
 
         def call() -> None:
-            self._answers[folder] = function.local(bundle, folder, **place, train=FAKE_TRAIN)
+            self._answers[folder] = function.local(bundle, folder, **place)
 
         self.threads.append(threading.Thread(target=call))
         self.threads[-1].start()
@@ -66,7 +67,8 @@ class Here:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    monkeypatch.setattr(modal_engine, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+    monkeypatch.setattr(modal_calls, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+    monkeypatch.setattr(shipping, "PROGRAM", FAKE_PROGRAM)
     here = Here(tmp_path / "results")
     yield here
     here.wait()
@@ -79,7 +81,7 @@ def run_there(here: Here, store: RunStore, arms: dict, checkpoints=False, **opti
 
 def test_started_left_and_fetched(tmp_path, here):
     calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "runs")
-    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, train=FAKE_TRAIN, warm=None)).run()
+    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=None)).run()
     left = run_there(here, store, ARMS, stay=False).left
     assert len(left) == len(here.threads) == 6
     assert {store.state(run_id).status for run_id in left} == {"running"}
@@ -122,7 +124,7 @@ def test_checkpoints_come_along_when_asked(tmp_path, here, asked):
 
 
 def test_without_a_token_it_says_how_to_get_one(tmp_path, monkeypatch):
-    code = "from trl_ablate.study.engines.modal import check_token as check; check()"
+    code = "from trl_ablate.study.engines.modal_calls import check_token as check; check()"
     unknown = {"MODAL_CONFIG_PATH": str(tmp_path / "none.toml"), "PYTHONPATH": str(REPOSITORY)}
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MODAL_")}
     done = subprocess.run(

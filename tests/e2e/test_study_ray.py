@@ -69,7 +69,7 @@ def nodes(scratch):
 def undisturbed(tmp_path):
     """The numbers of the study, as processes of this machine come to them."""
     store = RunStore(tmp_path / "calm")
-    Runner(make_plan(ARMS), store, LocalEngine(jobs=3, train=FAKE_TRAIN, warm=None)).run()
+    Runner(make_plan(ARMS), store, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=None)).run()
     return numbers(store, ARMS)
 
 
@@ -83,7 +83,7 @@ def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, undisturbed):
     assert numbers(store, ARMS) == undisturbed
     lost = [path.stem for path in store.path.glob("*.log") if "begins again" in path.read_text()]
     assert lost
-    assert not children(scratch) and not list(store.path.glob(".*.arriving"))
+    assert not children(scratch) and not list(store.path.glob(".*"))
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_twenty_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, undist
     )  # fmt: skip
     assert set(killed) == {"runner", "run", "node"} and killed.total() == 20
     assert numbers(store, ARMS) == undisturbed
-    assert not children(scratch) and not list(store.path.glob(".*.arriving"))
+    assert not children(scratch) and not list(store.path.glob(".*"))
 
 
 def test_ctrl_c_ends_the_runs_and_the_study_goes_on_later(tmp_path, nodes, scratch, undisturbed):

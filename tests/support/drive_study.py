@@ -1,6 +1,6 @@
 """Runs a made-up study with the fake training: `drive_study.py RUNS ARMS_JSON [OPTIONS]`.
 
-A process of its own, so that tests can kill it; ends as `scripts/study.py run` does.
+A process of its own, so that tests can kill it; ends as `trl-ablate study run` does.
 """
 
 import argparse
@@ -17,7 +17,8 @@ from trl_ablate.study.engines.local import LocalEngine  # noqa: E402
 from trl_ablate.study.runner import Runner
 from trl_ablate.study.store import RunStore  # noqa: E402
 
-FAKE_TRAIN = Path(__file__).with_name("fake_train.py")
+FAKE_PROGRAM = (str(Path(__file__).with_name("fake_train.py")),)
+FAKE_TRAIN = (sys.executable, *FAKE_PROGRAM)
 
 
 def main() -> int:
@@ -38,10 +39,12 @@ def main() -> int:
 
 def engine(options: argparse.Namespace) -> Engine:
     if options.ray_address is None:
-        return LocalEngine(jobs=2, command=(sys.executable, str(FAKE_TRAIN)), warm=())
-    from trl_ablate.study.engines.ray import RayEngine
+        return LocalEngine(jobs=2, command=FAKE_TRAIN, warm=())
+    from trl_ablate.study.engines import shipping
+    from trl_ablate.study.engines.ray_tasks import RayEngine
 
-    return RayEngine(options.ray_address, train=FAKE_TRAIN)
+    shipping.PROGRAM = FAKE_PROGRAM
+    return RayEngine(options.ray_address)
 
 
 def say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Stands in for scripts/train.py: the same run directory from the same arguments, without training.
+"""Stands in for `trl-ablate train`: the same run directory from the same arguments, no training.
 
 `--settings` says how it goes: top, collapse (see `learning_rows`), pause (seconds a step), and
 `fails`, `dies`, `never_starts`: how often it raises, is killed, or ends before it writes anything.

@@ -79,7 +79,8 @@ def _known(error: Exception, resumable: bool) -> tuple[str | None, int]:
     if resumable and (sentence := in_words(error)):
         return sentence, FAILED
     if isinstance(error, OSError) and error.filename is not None:
-        return about_path(error), FAILED if is_disk_full(error) else REFUSED
+        can_be_changed = error.errno in (errno.ENOENT, *_OF_PATHS) and not is_disk_full(error)
+        return about_path(error), REFUSED if can_be_changed else FAILED
     if isinstance(error, UnicodeEncodeError):
         return about_text(error), REFUSED
     if is_disk_full(error):

@@ -16,6 +16,9 @@ from trl_ablate.run.termination import Termination
 
 UNFINISHED = 3
 
+LEAST = {"jobs": 1, "cpus_per_run": 1, "retries": 0}
+"""The smallest value of options that count."""
+
 DESCRIPTION = """\
 Answer a question with arms × seeds.
 
@@ -74,7 +77,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
     added = add("plan", plan, "Print arms, proof, runs, time and cost. Starts nothing but a probe.")
     added.add_argument(
-        "--jobs", type=_jobs, metavar="N", help="runs at once; default: one per free GPU, or one"
+        "--jobs", type=int, metavar="N", help="runs at once; default: one per free GPU, or one"
     )
     added.add_argument(
         "--price_per_hour", type=float, metavar="PRICE", help="of one GPU, for the cost"
@@ -82,7 +85,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     added.add_argument("--probe", action="store_true", help="measure two steps of unmeasured arms")
     added = add("run", run, "Bring every run to its end; runs that are done are skipped.")
     added.add_argument(
-        "--jobs", type=_jobs, metavar="N", help="runs at once; default: one per free GPU, or one"
+        "--jobs", type=int, metavar="N", help="runs at once; default: one per free GPU, or one"
     )
     added.add_argument(
         "--retries",
@@ -120,13 +123,16 @@ def parse(words: list[str]) -> argparse.Namespace:
     )
     options, unknown = parser.parse_known_args(words)
     options.parser.refuse(unknown)
+    check_counts(options)
     return options
 
 
-def _jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigurationError(f"--jobs is {text}; it takes 1 or more")
-    return int(text)
+def check_counts(options: argparse.Namespace) -> None:
+    given = vars(options)
+    for name, least in LEAST.items():
+        value = given.get(name)
+        if value is not None and value < least:
+            raise ConfigurationError(f"--{name} is {value}; it takes {least} or more")
 
 
 def plan(options: argparse.Namespace) -> int:

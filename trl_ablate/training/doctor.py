@@ -14,12 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from packaging.requirements import Requirement
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import LARGE_GPU_GIB
-from trl_ablate.recipe.resolving import Resolved
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
@@ -105,7 +103,9 @@ def check_packages(
         requirement = Requirement(line)
         name = _normal(requirement.name)
         extra = next((e for e in ("vllm", "") if _applies(requirement, e)), None)
-        if extra is None or (extra and name != extra):
+        if extra is None or (extra and extra not in (name, *wanted)):
+            continue
+        if name in findings and findings[name].stops:
             continue
         version = versions.get(name)
         good = version is not None and requirement.specifier.contains(version, prereleases=True)
@@ -163,13 +163,13 @@ def _check_gpu(resolved: "Resolved", machine: Machine) -> Finding:
     elif resolved.profile == "h100" and machine.gpus[0][1] < LARGE_GPU_GIB:
         smaller = "rtx4090"
         found += f", where the profile counts on {LARGE_GPU_GIB:.0f}"
-    mend = f"python scripts/train.py {resolved.recipe} --profile {smaller}" if smaller else None
+    mend = f"trl-ablate train {resolved.recipe} --profile {smaller}" if smaller else None
     return Finding("GPU", found, mend, needed=resolved.for_gpu)
 
 
 def _check_disk(resolved: "Resolved", machine: Machine) -> Finding:
     wanted = DISK_GIB["GPU" if resolved.for_gpu else "CPU"]
-    elsewhere = f"python scripts/train.py {resolved.recipe} --output_dir FOLDER_ON_ANOTHER_DISK"
+    elsewhere = f"trl-ablate train {resolved.recipe} --output_dir FOLDER_ON_ANOTHER_DISK"
     where = f"for {resolved.config.output_dir}"
     if not machine.writable:
         return Finding("disk", f"no right to write {where}", elsewhere)
@@ -215,8 +215,10 @@ def _has_token() -> bool:
     return get_token() is not None
 
 
-def check_device(resolved: Resolved) -> None:
+def check_device(resolved: "Resolved") -> None:
     """Refuse a GPU's profile on a machine without one, before anything is loaded."""
+    import torch
+
     if resolved.for_gpu and not torch.cuda.is_available():
         raise ConfigurationError(
             f"profile '{resolved.profile}' is for a GPU, and there is none here; use --profile "

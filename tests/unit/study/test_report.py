@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.conftest import REPOSITORY, SHARED_DATA
+from tests.conftest import SHARED_DATA
 from tests.support.synthetic_study import (
     METRIC,
     flat_run,
@@ -314,13 +314,10 @@ def test_every_arm_looks_different():
 
 def report_in_a_process(study: Path, runs: Path, out: Path, code: str = "") -> str:
     """Run the report command in a fresh interpreter, then `code`; what that printed last."""
-    command = str(REPOSITORY / "scripts" / "study.py")
     script = (
-        "import sys, runpy\n"
-        f"sys.argv = ['study.py', 'report', {str(study)!r}, '--runs', {str(runs)!r},"
-        f" '--out', {str(out)!r}]\n"
-        f"try:\n    runpy.run_path({command!r}, run_name='__main__')\n"
-        f"except SystemExit as end:\n    assert end.code == 0, end.code\n{code}"
+        "from trl_ablate.cli.study import main\n"
+        f"words = ['report', {str(study)!r}, '--runs', {str(runs)!r}, '--out', {str(out)!r}]\n"
+        f"assert main(words) == 0\n{code}"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False

@@ -196,8 +196,10 @@ class Landing:
 
     def take(self, piece: Piece) -> None:
         if piece.kind == "ended":
+            part = part_of(self._directory.path)
+            part.mkdir(exist_ok=True)  # the archive of a run that wrote nothing is empty
             with tarfile.open(self._archive) as tar:
-                tar.extractall(part_of(self._directory.path), filter="data")
+                tar.extractall(part, filter="data")
             replace_folder(self._directory.path)
             self._archive.unlink()
             self.code = piece.code

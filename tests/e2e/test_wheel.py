@@ -1,0 +1,74 @@
+"""The built wheel, installed into a folder of its own, and used away from the checkout."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A folder with nothing but the wheel's content; dependencies are those of this Python."""
+    wheels, folder = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("installed")
+    build = ["wheel", "--no-build-isolation", "--wheel-dir", str(wheels), str(REPOSITORY)]
+    pip(*build)
+    (wheel,) = wheels.glob("trl_ablate-*.whl")
+    pip("install", "--target", str(folder), str(wheel))
+    return folder
+
+
+def pip(command: str, *words: str) -> None:
+    line = [sys.executable, "-m", "pip", command, "--quiet", "--no-deps", "--no-index", *words]
+    subprocess.run(line, check=True, timeout=120)
+
+
+def run(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of the installed package, in an empty folder."""
+    return subprocess.run(
+        [*words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+MODULE = (sys.executable, "-m", "trl_ablate")
+
+
+def test_a_recipe_resolves_and_a_study_is_planned(installed, tmp_path):
+    done = run(installed, tmp_path, *MODULE, "train", "quickstart", "--dry_run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("quickstart.yaml on profile 'miniature'")
+    done = run(installed, tmp_path, *MODULE, "study", "plan", "std_dev")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "10 runs: 0 done, 10 to do" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_the_console_command_lists_what_is_shipped(installed, tmp_path):
+    done = run(installed, tmp_path, str(installed / "bin" / "trl-ablate"), "recipes")
+    assert (done.returncode, done.stderr) == (0, "")
+    for path in (REPOSITORY / "recipes").glob("*.yaml"):
+        assert f"  {path.stem} " in done.stdout
+
+
+def test_the_package_is_the_installed_one_and_holds_every_yaml(installed, tmp_path):
+    done = run(
+        installed, tmp_path, sys.executable, "-c", "import trl_ablate as t; print(t.__file__)"
+    )
+    assert Path(done.stdout.strip()).is_relative_to(installed)
+    recipes, shipped = REPOSITORY / "recipes", installed / "trl_ablate" / "shipped"
+    assert names(shipped) == {name for name in names(recipes) if name.endswith(".yaml")}
+    assert "accelerate/zero3.yaml" in names(shipped)
+    prompts = Path("trl_ablate", "prompts")
+    assert names(installed / prompts, "*.txt") == names(REPOSITORY / prompts, "*.txt")
+
+
+def names(folder: Path, pattern: str = "*") -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob(pattern) if path.is_file()}

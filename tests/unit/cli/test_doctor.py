@@ -1,0 +1,45 @@
+"""`trl-ablate doctor`: whether a recipe can run here, and its exit code."""
+
+import subprocess
+import sys
+
+import pytest
+
+from trl_ablate.cli.doctor import main
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["quickstart"], 0, "can run here"),
+        ([], 0, "grpo.yaml on profile 'miniature'"),
+        (["grpo", "--profile", "h100"], 1, "missing: GPU"),
+        (["grpo", "--profile", "miniature", "--beta", "0.1"], 0, "can run here"),
+    ],
+)
+def test_it_says_whether_a_recipe_can_run_here(tmp_path, capsys, monkeypatch, words, code, said):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([*words, "--output_dir", str(tmp_path / "run")]) == code
+    printed = capsys.readouterr()
+    assert said in printed.out and printed.err == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_recipe(capsys):
+    assert main(["quickstrat"]) == 2
+    assert "did you mean 'quickstart'?" in capsys.readouterr().err
+
+
+def test_a_torch_that_cannot_be_imported_is_named():
+    code = (
+        "import sys\nsys.modules['torch'] = None\n"
+        "from trl_ablate.training import doctor\n"
+        "doctor.installed = lambda: {}\n"
+        "doctor.declared = lambda: ['torch>=2.11']\n"
+        "from trl_ablate.cli.doctor import main\nsys.exit(main([]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "missing: torch" in done.stdout

@@ -1,0 +1,184 @@
+"""How commands end: the code and the sentence of every error, and of output that nobody reads."""
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trl_ablate.cli.ending import exit_code_of
+from trl_ablate.errors import ConfigurationError, PublishError, RewardError
+from trl_ablate.run.termination import Terminated
+
+
+def ending(capsys, error: BaseException, **options) -> tuple[int, str]:
+    def work() -> int:
+        raise error
+
+    code = exit_code_of(work, stopped="nothing was written", **options)
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (ConfigurationError("x is 3; give 2"), 2, "error: x is 3; give 2"),
+        (PublishError("the Hub refused"), 1, "error: the Hub refused"),
+        (RewardError("reward f raised"), 1, "error: reward f raised"),
+        (KeyboardInterrupt(), 130, "stopped; nothing was written"),
+        (Terminated(), 130, "stopped by SIGTERM; nothing was written"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1,
+         "error: the disk is full; free some space, then run the same command again"),
+    ],
+)  # fmt: skip
+def test_every_error_has_its_code(capsys, error, code, sentence):
+    assert ending(capsys, error) == (code, f"{sentence}\n")
+
+
+def test_training_is_told_how_to_continue(capsys):
+    code, said = ending(capsys, Terminated(), resumable=True)
+    assert code == 75 and "--resume" in said
+    full = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
+    code, said = ending(capsys, full, resumable=True)
+    assert code == 1 and "(runs/a/metrics.jsonl)" in said and "--resume" in said
+
+
+def test_an_unknown_error_keeps_its_traceback(capsys):
+    with pytest.raises(ZeroDivisionError):
+        ending(capsys, ZeroDivisionError("division by zero"))
+
+
+def into(path: Path) -> None:
+    path.mkdir(parents=True)
+    (path / "file").write_text("x")
+
+
+def file_in_the_way(folder: Path) -> None:
+    (folder / "file").write_text("")
+    into(folder / "file" / "runs")
+
+
+def long_name(folder: Path) -> None:
+    into(folder / ("x" * 300))
+
+
+def absent(folder: Path) -> None:
+    (folder / "absent.csv").read_text()
+
+
+def dangling_link(folder: Path) -> None:
+    (folder / "link").symlink_to(folder / "gone")
+    (folder / "link").read_text()
+
+
+def circular_link(folder: Path) -> None:
+    (folder / "link").symlink_to(folder / "link")
+    (folder / "link").read_text()
+
+
+def folder_as_file(folder: Path) -> None:
+    folder.read_text()
+
+
+def not_utf8(folder: Path) -> None:
+    (folder / "out").write_text(os.fsdecode(b"caf\xe9"), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("work", "wrong", "remedy"),
+    [
+        (file_in_the_way, "file/runs", "is a file, where a folder is needed; choose another path"),
+        (long_name, "xxx", "is too long for the file system; choose a shorter one"),
+        (absent, "absent.csv", "does not exist; check the path"),
+        (dangling_link, "is a symbolic link to", "which does not exist; remove the link"),
+        (circular_link, "link", "leads back to itself; remove it"),
+        (folder_as_file, "is a folder", "where a file is needed; choose another path"),
+        (not_utf8, r"caf\udce9", "bytes that are not UTF-8"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_one_sentence(capsys, tmp_path, work, wrong, remedy):
+    code = exit_code_of(lambda: work(tmp_path) or 0, stopped="")
+    said = capsys.readouterr().err
+    assert code == 2 and wrong in said and remedy in said
+    assert said.startswith("error: ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "sentence"),
+    [
+        (errno.EACCES, 2, "there is no permission to use runs/a; change its permissions, or choose "
+         "another"),
+        (errno.EROFS, 2, "runs/a is on a read-only file system; choose a folder elsewhere"),
+        (errno.EIO, 1, "runs/a: Input/output error"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_cannot_be_written(capsys, number, code, sentence):
+    error = OSError(number, os.strerror(number), "runs/a")
+    assert ending(capsys, error) == (code, f"error: {sentence}\n")
+
+
+def test_libraries_are_quiet():
+    """bitsandbytes warns while it is imported, on CPUs with bfloat16, of a kernel that it lacks."""
+    logging.getLogger("bitsandbytes").setLevel(logging.NOTSET)
+    exit_code_of(lambda: 0, stopped="")
+    assert not logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING)
+
+
+LINES = """
+import sys
+from pathlib import Path
+from trl_ablate.cli.ending import exit_code_of
+from trl_ablate.cli.terminal import console
+
+def work():
+    for number in range(3000):
+        console.print(f"line {number} " + "x" * 60)
+        print("from a library", number)
+    sys.stderr.write("at the end\\n")
+    Path(sys.argv[1]).write_text("done")
+    return 0
+
+sys.exit(exit_code_of(work, stopped=""))
+"""
+
+
+def test_a_command_whose_reader_leaves_continues_to_its_end(tmp_path):
+    """As `trl-ablate … | head -1`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LINES, str(tmp_path / "end")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout and process.stderr
+    assert process.stdout.readline().startswith("line 0")
+    process.stdout.close()
+    assert process.stderr.read() == "at the end\n"
+    assert process.wait(60) == 0
+    assert (tmp_path / "end").read_text() == "done"
+
+
+def test_a_full_disk_behind_standard_output_is_one_sentence(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", LINES, str(tmp_path / "end")],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the disk is full") and done.stderr.count("\n") == 1
+
+
+def test_sigint_in_a_process(tmp_path):
+    code = (
+        "import os, signal\nfrom trl_ablate.cli.ending import exit_code_of\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def work():\n    os.kill(os.getpid(), signal.SIGINT)\n    signal.pause()\n"
+        "raise SystemExit(exit_code_of(work, stopped='nothing was written'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "stopped; nothing was written\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,62 @@
+"""`trl-ablate`: commands are found, named in the help, and imported only when they are used."""
+
+import subprocess
+import sys
+
+import pytest
+
+from trl_ablate.cli.main import COMMANDS, main
+
+
+def test_the_help_names_every_command_and_exit_code(capsys):
+    assert main(["--help"]) == main([]) == 0
+    shown = capsys.readouterr().out
+    for name, text in COMMANDS.items():
+        assert f"  {name} " in shown and text in shown
+    assert all(f"\n  {code} " in shown for code in (0, 1, 2, 75, 130))
+
+
+def test_neither_the_help_nor_a_commands_help_loads_torch():
+    code = (
+        "import sys\n"
+        "from contextlib import redirect_stdout, suppress\n"
+        "from io import StringIO\n"
+        "from trl_ablate.cli.main import main\n"
+        "main(['--help'])\n"
+        "for name in ('evaluate', 'study', 'publish', 'bench', 'doctor', 'recipes'):\n"
+        "    with suppress(SystemExit), redirect_stdout(StringIO()):\n"
+        "        main([name, '--help'])\n"
+        "main(['recipes'])\n"
+        "heavy = {'torch', 'transformers', 'trl', 'huggingface_hub', 'ray', 'modal'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("trl-ablate ")
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("tarin", "'tarin' is not a command; did you mean 'train'?"),
+        ("xyz", f"'xyz' is not a command; use one of {', '.join(COMMANDS)}"),
+    ],
+)
+def test_an_unknown_command(capsys, word, sentence):
+    assert main([word, "x"]) == 2
+    assert capsys.readouterr().err == f"error: {sentence}\n"
+
+
+@pytest.mark.parametrize("name", ["evaluate", "study", "publish", "bench", "doctor", "recipes"])
+def test_a_commands_help_has_examples_and_exit_codes(capsys, name):
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert end.value.code == 0
+    assert shown.startswith(f"usage: trl-ablate {name} ")
+    assert f"examples:\n  trl-ablate {name}" in shown and "exit codes:\n  0 " in shown
+    assert all(len(line) <= 100 for line in shown.splitlines())

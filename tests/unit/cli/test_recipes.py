@@ -1,0 +1,100 @@
+"""`trl-ablate recipes`, and the names that it lists wherever a recipe or a study is accepted."""
+
+from pathlib import Path
+
+import pytest
+
+from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.cli.recipes import FAMILIES, by_family, family_of, main, question_of
+from trl_ablate.recipe.places import SHIPPED, recipe_path, shipped_studies, study_path
+from trl_ablate.study.definition import load_study
+
+
+def test_every_recipe_and_study_is_listed_with_its_question(capsys):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = {line.split()[0]: line for line in lines if line.startswith("  ")}
+    recipes = {path.stem for path in SHIPPED.glob("*.yaml")}
+    assert listed.keys() == recipes | shipped_studies().keys()
+    assert all(len(line.split()) > 2 for line in listed.values())
+    assert "Does dividing the advantage by the group's" in listed["std_dev"]
+
+
+def test_every_shipped_recipe_has_a_family():
+    assert list(by_family()) == list(FAMILIES)
+    assert family_of("something_new") == "other"
+
+
+def test_numbers_are_in_order():
+    rates = [path.stem for path in by_family()["learning rate"]]
+    assert rates == ["lr_1e-6", "lr_3e-6", "lr_1e-5", "lr_1.5e-5", "lr_1e-4"]
+
+
+@pytest.mark.parametrize(
+    ("head", "question"),
+    [
+        ("# Question: Does it help?\nbeta: 0\n", "Does it help?"),
+        ("# Question:    does it\n#              help?\n# Expectation: no.\n", "does it help?"),
+        ("# Question: Does it?\n# Paper:    X\n", "Does it?"),
+        ("beta: 0\n", ""),
+    ],
+)
+def test_the_question_of_a_head(head, question):
+    assert question_of(head) == question
+
+
+def test_one_recipe_is_printed_as_it_is(capsys):
+    assert main(["std_dev_off"]) == 0
+    assert capsys.readouterr().out == (SHIPPED / "std_dev_off.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["std_dev_of"], "recipe 'std_dev_of' does not exist; did you mean 'std_dev_off'?; give a "
+         "path to a .yaml file, or a name that `trl-ablate recipes` lists"),
+        (["there/grpo.yaml"], "recipe there/grpo.yaml does not exist; for the shipped recipe write "
+         "grpo"),
+        (["--all"], "unknown option '--all'; see `trl-ablate recipes --help`"),
+        (["grpo", "rloo"], "unknown argument 'rloo'; see `trl-ablate recipes --help`"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(capsys, words, sentence):
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"error: {sentence}\n"
+
+
+def test_a_file_of_that_name_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert recipe_path("grpo") == SHIPPED / "grpo.yaml"
+    Path("grpo").write_text("extends: grpo.yaml\nbeta: 0.5\n")
+    assert recipe_path("grpo") == Path("grpo")
+    assert load_recipe("grpo", "miniature").config.beta == 0.5
+    Path("rloo").mkdir()  # a folder is no recipe
+    assert recipe_path("rloo") == SHIPPED / "rloo.yaml"
+
+
+def test_a_bare_name_resolves_as_its_path_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    by_name, by_path = (
+        load_recipe("lr_1.5e-5", "miniature"),
+        load_recipe(SHIPPED / "lr_1.5e-5.yaml", "miniature"),
+    )
+    assert by_name.to_dict() == by_path.to_dict()
+
+
+def test_a_study_by_name_by_folder_and_by_path():
+    folder = SHIPPED / "studies" / "std_dev"
+    assert study_path("std_dev") == study_path(folder) == study_path(folder / "study.yaml")
+    with pytest.raises(ConfigurationError, match="study 'std' does not exist"):
+        study_path("std")
+    with pytest.raises(ConfigurationError, match="for the shipped study write aa"):
+        study_path("elsewhere/aa/study.yaml")
+
+
+def test_a_study_may_name_its_arms_by_bare_names(tmp_path):
+    (tmp_path / "study.yaml").write_text("question: q\narms: [grpo, lr_1.5e-5]\nseeds: [0]\n")
+    arms = load_study(tmp_path / "study.yaml").arms
+    assert [(arm.name, arm.recipe.name) for arm in arms] == [
+        ("grpo", "grpo.yaml"), ("lr_1.5e-5", "lr_1.5e-5.yaml"),
+    ]  # fmt: skip

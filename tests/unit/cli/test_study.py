@@ -1,0 +1,124 @@
+"""`trl-ablate study`: what it prints and refuses, without starting a run."""
+
+import re
+import sys
+
+import pytest
+
+from trl_ablate.cli.study import main
+
+ONE_ARM = "question: q\narms: [grpo.yaml]\nseeds: [0, 1]\nprofile: miniature\n"
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory) -> list[str]:
+    """The words for a study of one arm and two seeds, whose plan is made once."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "study.yaml").write_text(ONE_ARM)
+    return [str(folder / "study.yaml"), "--runs", str(folder / "runs")]
+
+
+@pytest.fixture
+def printed(where, capsys) -> str:
+    """An array job; from then on the plan is kept."""
+    words = ["--engine", "slurm", "--cpus_per_run", "4", "--retries", "2", "--jobs", "1"]
+    assert main(["run", *where, *words]) == 0
+    captured = capsys.readouterr()
+    assert "nothing was submitted" in captured.err
+    return captured.out
+
+
+def runs_of(script: str) -> list[str]:
+    return script.partition("runs=(")[2].partition(")")[0].split()
+
+
+def test_a_slurm_job_is_printed_and_its_runs_are_the_studys(printed, where):
+    assert printed.startswith("#!/bin/bash\n")
+    assert "#SBATCH --array=0-1%1\n" in printed and "--cpus-per-task=4" in printed
+    assert [run.partition("-")[2] for run in runs_of(printed)] == ["seed0", "seed1"]
+    command = f"-m trl_ablate study run {' '.join(where)} --retries 2 --only"
+    assert command in printed
+
+
+def test_a_plan_begins_with_its_question(where, capsys):
+    assert main(["plan", *where]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("q\n") and captured.err == ""
+    assert "2 runs: 0 done, 2 to do" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--only", "{run}9"], "--only {run}9: the study has no such run; did you mean '{run}'?"),
+        (["--submit"], "--submit does not apply to --engine local; use it with --engine slurm"),
+        (["--engine", "ray", "--gpu=A100"],
+         "--gpu does not apply to --engine ray; use it with --engine modal"),
+        (["--engine", "modal", "--cpus_per_run", "2"],
+         "--cpus_per_run does not apply to --engine modal; use it with --engine ray or slurm"),
+        (["--cpus_per_run", "2", "--engine=slurm", "--keep_checkpoints"],
+         "--keep_checkpoints does not apply to --engine slurm; use it with --engine ray or modal"),
+        (["--jobs", "0"], "--jobs is 0; it takes 1 or more"),
+        (["--retries", "-1"], "--retries is -1; it takes 0 or more"),
+        (["--job", "2"], "unknown option '--job'; did you mean '--jobs'?; see `trl-ablate study "
+         "run --help`"),
+        (["--only", "{run}", "--engine", "ray", "--ray_address", "ray://there:1"],
+         "--ray_address ray://there:1 is one of Ray Client; run on the cluster's head node, with "
+         "--ray_address auto"),
+    ],
+)  # fmt: skip
+def test_what_run_refuses(capsys, printed, where, words, sentence):
+    if "ray://there:1" in words:
+        pytest.importorskip("ray", reason="ray is not installed")
+    run = runs_of(printed)[0]
+    assert main(["run", *where, *(word.format(run=run) for word in words)]) == 2
+    assert capsys.readouterr().err == f"error: {sentence.format(run=run)}\n"
+
+
+def test_engines_are_named(capsys, where):
+    assert main(["run", *where, "--engine", "slrum"]) == 2
+    said = capsys.readouterr().err
+    assert re.match("error: argument --engine: invalid choice: 'slrum' .*slurm", said)
+    assert main(["run", *where, "--engine"]) == 2
+    assert "expected one argument" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("extra", ["ray", "modal"])
+def test_a_missing_extra_is_named_with_its_command(capsys, monkeypatch, printed, where, extra):
+    monkeypatch.setitem(sys.modules, extra, None)
+    for module in ("ray_tasks", "modal_calls"):
+        monkeypatch.delitem(sys.modules, f"trl_ablate.study.engines.{module}", raising=False)
+    assert main(["run", *where, "--only", runs_of(printed)[0], "--engine", extra]) == 2
+    assert capsys.readouterr().err == (
+        f"error: --engine {extra}: there is no module '{extra}'; pip install "
+        f"'trl-ablate[{extra}]'\n"
+    )
+
+
+def test_fetching_where_nothing_is_away(capsys, printed, where):
+    assert main(["fetch", *where]) == 0
+    assert capsys.readouterr().out == "no runs to fetch\n"
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "status", "fetch", "report", "clean"])
+def test_an_unknown_study(capsys, command):
+    assert main([command, "std_devv"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: study 'std_devv' does not exist; did you mean 'std_dev'?"
+    )
+
+
+def test_a_file_where_the_folder_of_runs_should_be(capsys, tmp_path, where):
+    (tmp_path / "runs").write_text("")
+    assert main(["status", where[0], "--runs", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "where a folder is needed" in said
+
+
+def test_nothing_to_report(capsys):
+    assert main(["report"]) == 2
+    assert capsys.readouterr().err == (
+        "error: nothing to report; name a study, or give --curves FILE.csv\n"
+    )
+    assert main(["report", "--curves", "absent.csv"]) == 2
+    assert "absent.csv" in capsys.readouterr().err
