@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.drive_study import FAKE_TRAIN
+from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
 from tests.support.studies import (
     SECONDS,
     children,
@@ -32,7 +32,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes
 
 
 def run_here(store: RunStore, arms: dict, **options) -> Outcome:
-    engine = LocalEngine(options.pop("jobs", 2), train=FAKE_TRAIN, warm=options.pop("warm", ()))
+    engine = LocalEngine(
+        options.pop("jobs", 2), train=FAKE_TRAIN, warm=options.pop("warm", FAKE_IMPORTS)
+    )
     return Runner(make_plan(arms), store, engine, **options).run()
 
 
@@ -44,7 +46,7 @@ def undisturbed(folder: Path, arms: dict) -> list:
     return numbers(store, hasty)
 
 
-@pytest.mark.parametrize("start", [(), None], ids=["warm", "cold"])
+@pytest.mark.parametrize("start", [FAKE_IMPORTS, None], ids=["warm", "cold"])
 def test_every_run_once_and_then_none(tmp_path, start):
     arms = {"a": {"top": 0.8}, "b": {"top": 0.5}, "a_again": {"top": 0.8}}
     store = RunStore(tmp_path)
@@ -58,7 +60,7 @@ def test_every_run_once_and_then_none(tmp_path, start):
     assert first.values("final") == shared.values("final")
 
 
-@pytest.mark.parametrize("start", [(), None], ids=["warm", "cold"])
+@pytest.mark.parametrize("start", [FAKE_IMPORTS, None], ids=["warm", "cold"])
 def test_failures_are_retried_recorded_and_do_not_stop_the_others(tmp_path, start):
     arms = {
         "well": {"top": 0.8},

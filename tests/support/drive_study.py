@@ -18,6 +18,7 @@ from trl_ablate.study.runner import Runner  # noqa: E402
 from trl_ablate.study.store import RunStore  # noqa: E402
 
 FAKE_TRAIN = Path(__file__).with_name("fake_train.py")
+FAKE_IMPORTS = ("trl_ablate.run.checkpoints", "trl_ablate.study.report.curves")
 
 
 def main() -> int:
@@ -38,7 +39,7 @@ def main() -> int:
 
 def engine(options: argparse.Namespace) -> Engine:
     if options.ray_address is None:
-        return LocalEngine(jobs=2, train=FAKE_TRAIN, warm=())
+        return LocalEngine(jobs=2, train=FAKE_TRAIN, warm=FAKE_IMPORTS)
     from trl_ablate.study.engines.ray import RayEngine
 
     return RayEngine(options.ray_address, train=FAKE_TRAIN)
