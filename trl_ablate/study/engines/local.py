@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from trl_ablate.study.engines import (
     REPOSITORY,
@@ -24,8 +23,14 @@ from trl_ablate.study.engines import (
     TRAIN_SCRIPT,
     Job,
 )
-from trl_ablate.study.engines.warm import IMPORTS_OF_A_TRAINING, SUPPORTED, ForkServer
+from trl_ablate.study.engines.warm import (
+    IMPORTS_OF_A_TRAINING,
+    SUPPORTED,
+    ForkServer,
+    WarmProcess,
+)
 
+PACKAGE = Path(__file__).resolve().parents[2]
 FREE_SHARE = 0.05
 """A GPU of whose memory less than this is in use counts as free."""
 
@@ -53,8 +58,10 @@ class LocalEngine:
         self._gpus = free_gpus() if on_gpu else []
         self._slots = jobs or max(1, len(self._gpus))
         self._train = REPOSITORY / train
-        self._warm = warm if SUPPORTED and not on_gpu else None
+        self._imports = warm or ()
+        self._forks = warm is not None and SUPPORTED and not on_gpu
         self._server: ForkServer | None = None
+        self._code = 0.0
 
     @property
     def slots(self) -> int:
@@ -63,31 +70,34 @@ class LocalEngine:
     def start(self, job: Job, slot: int) -> "LocalProcess":
         words = [*job.words, "--output_dir", str(job.directory)]
         environment = {**os.environ, **self._share_of_the_machine(slot)}
+        begin = self._fork if self._forks else self._spawn
         with job.log.open("ab") as log:
-            if self._warm is not None:
-                return LocalProcess(self._fork(self._warm, words, environment, log.fileno(), job))
-            popen = subprocess.Popen(
-                [sys.executable, str(self._train), *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=(job.lock,),
-                start_new_session=True,  # Ctrl-C reaches the runner alone, which then ends its runs
-            )
-        return LocalProcess(popen)
+            return LocalProcess(begin(words, environment, log.fileno(), job.lock))
+
+    def _spawn(
+        self, words: list[str], environment: dict[str, str], log: int, lock: int
+    ) -> subprocess.Popen:
+        """A new interpreter."""
+        return subprocess.Popen(
+            [sys.executable, str(self._train), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            pass_fds=(lock,),
+            start_new_session=True,  # Ctrl-C reaches the runner alone, which then ends its runs
+        )
 
     def _fork(
-        self, modules: Sequence[str], words: list[str], environment: dict[str, str], log: int,
-        job: Job,
-    ) -> "Started":  # fmt: skip
+        self, words: list[str], environment: dict[str, str], log: int, lock: int
+    ) -> WarmProcess:
         """A process of the fork server, which is started with the first run, and anew where it was
-        killed. All slots have one environment, as none has a GPU."""
-        if self._server is None or self._server.has_ended():
-            hidden = {"CUDA_VISIBLE_DEVICES": ""}
-            self._server = ForkServer(modules, {**environment, **hidden})
+        killed or the code has changed. All slots have one environment, as none has a GPU."""
+        if self._server is None or self._server.has_ended() or self._code != newest_change():
+            self._code = newest_change()
+            self._server = ForkServer(self._imports, {**environment, "CUDA_VISIBLE_DEVICES": ""})
         return self._server.start(
-            run_script, str(self._train), words, stdout=log, stderr=log, keep=[job.lock]
+            run_script, str(self._train), words, stdout=log, stderr=log, keep=[lock]
         )
 
     def _share_of_the_machine(self, slot: int) -> dict[str, str]:
@@ -100,28 +110,22 @@ class LocalEngine:
         return shares
 
 
+def newest_change() -> float:
+    """When a file of this package was last changed: a run's record describes the code on the disk,
+    so that a server which has imported other code may not start it."""
+    return max(file.stat().st_mtime for file in PACKAGE.rglob("*.py"))
+
+
 def run_script(script: str, words: list[str]) -> None:
     """In a forked process: what the interpreter does with a script."""
     sys.argv = [script, *words]
     runpy.run_path(script, run_name="__main__")
 
 
-class Started(Protocol):
-    """What `subprocess.Popen` and `WarmProcess` have in common."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int: ...
-
-    def send_signal(self, number: int, /) -> None: ...
-
-
 class LocalProcess:
     """A process that leads its own group."""
 
-    def __init__(self, popen: Started):
+    def __init__(self, popen: subprocess.Popen | WarmProcess):
         self._popen = popen
         self._saves = False
 
