@@ -3,14 +3,12 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
 from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
 from tests.support.studies import (
     SECONDS,
@@ -22,6 +20,7 @@ from tests.support.studies import (
     wait_for,
 )
 from tests.support.synthetic_study import METRIC, make_plan
+from tests.support.warm import warm
 from trl_ablate.study.engines.local import LocalEngine, free_gpus
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
@@ -169,14 +168,10 @@ def test_a_real_study_from_plan_to_report(tmp_path):
         "profile: miniature\noverrides: {grpo_steps: 3, eval_size: 64, report_to: none}\n"
     )
 
-    def command(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, str(REPOSITORY / "scripts" / "study.py"), words[0], str(study),
-             "--runs", str(tmp_path / "runs"), *words[1:]],
-            capture_output=True, text=True, timeout=600, cwd=REPOSITORY,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def command(name: str, *words: str) -> str:
+        ended = warm("study", name, study, "--runs", tmp_path / "runs", *words).wait()
+        assert ended.code == 0, ended.printed
+        return ended.stdout
 
     assert "unknown: nothing measured yet" in command("plan")
     assert not list((tmp_path / "runs").glob("*/run.json"))
