@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
-from tests.support.drive_study import FAKE_TRAIN
+from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
 from tests.support.studies import (
     SECONDS,
     children,
@@ -22,6 +20,7 @@ from tests.support.studies import (
     wait_for,
 )
 from tests.support.synthetic_study import METRIC, make_plan
+from tests.support.warm import warm
 from trl_ablate.study.engines.local import LocalEngine, free_gpus
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes
 
 
 def run_here(store: RunStore, arms: dict, **options) -> Outcome:
-    warm = options.pop("warm", ())
+    warm = options.pop("warm", FAKE_IMPORTS)
     engine = LocalEngine(options.pop("jobs", 2), command=FAKE_TRAIN, warm=warm)
     return Runner(make_plan(arms), store, engine, **options).run()
 
@@ -45,7 +44,7 @@ def undisturbed(folder: Path, arms: dict) -> list:
     return numbers(store, hasty)
 
 
-@pytest.mark.parametrize("start", [(), None], ids=["warm", "cold"])
+@pytest.mark.parametrize("start", [FAKE_IMPORTS, None], ids=["warm", "cold"])
 def test_every_run_once_and_then_none(tmp_path, start):
     arms = {"a": {"top": 0.8}, "b": {"top": 0.5}, "a_again": {"top": 0.8}}
     store = RunStore(tmp_path)
@@ -59,7 +58,7 @@ def test_every_run_once_and_then_none(tmp_path, start):
     assert first.values("final") == shared.values("final")
 
 
-@pytest.mark.parametrize("start", [(), None], ids=["warm", "cold"])
+@pytest.mark.parametrize("start", [FAKE_IMPORTS, None], ids=["warm", "cold"])
 def test_failures_are_retried_recorded_and_do_not_stop_the_others(tmp_path, start):
     arms = {
         "well": {"top": 0.8},
@@ -168,14 +167,10 @@ def test_a_real_study_from_plan_to_report(tmp_path):
         "profile: miniature\noverrides: {grpo_steps: 3, eval_size: 64, report_to: none}\n"
     )
 
-    def command(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, str(REPOSITORY / "scripts" / "study.py"), words[0], str(study),
-             "--runs", str(tmp_path / "runs"), *words[1:]],
-            capture_output=True, text=True, timeout=600, cwd=REPOSITORY,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def command(name: str, *words: str) -> str:
+        ended = warm("study", name, study, "--runs", tmp_path / "runs", *words).wait()
+        assert ended.code == 0, ended.printed
+        return ended.stdout
 
     assert "unknown: nothing measured yet" in command("plan")
     assert not list((tmp_path / "runs").glob("*/run.json"))

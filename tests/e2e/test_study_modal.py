@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.drive_study import FAKE_PROGRAM, FAKE_TRAIN
+from tests.support.drive_study import FAKE_IMPORTS, FAKE_PROGRAM, FAKE_TRAIN
 from tests.support.studies import numbers
 from tests.support.synthetic_study import make_plan
 from trl_ablate.study.engines import shipping
@@ -81,7 +81,7 @@ def run_there(here: Here, store: RunStore, arms: dict, checkpoints=False, **opti
 
 def test_started_left_and_fetched(tmp_path, here):
     calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "runs")
-    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=None)).run()
+    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=FAKE_IMPORTS)).run()
     left = run_there(here, store, ARMS, stay=False).left
     assert len(left) == len(here.threads) == 6
     assert {store.state(run_id).status for run_id in left} == {"running"}

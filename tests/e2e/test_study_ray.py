@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from tests.support.drive_study import FAKE_TRAIN
+from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
 from tests.support.studies import SECONDS, children, drive, kill_at_random, numbers, wait_for
 from tests.support.synthetic_study import make_plan
 from trl_ablate.study.engines.local import LocalEngine
@@ -69,8 +69,11 @@ def nodes(scratch):
 def undisturbed(tmp_path):
     """The numbers of the study, as processes of this machine come to them."""
     store = RunStore(tmp_path / "calm")
-    Runner(make_plan(ARMS), store, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=None)).run()
-    return numbers(store, ARMS)
+    hasty = {name: settings | {"pause": 0.0} for name, settings in ARMS.items()}
+    Runner(
+        make_plan(hasty), store, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=FAKE_IMPORTS)
+    ).run()
+    return numbers(store, hasty)
 
 
 def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, undisturbed):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.drive_study import FAKE_TRAIN
+from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
 from tests.support.studies import DRIVER, numbers, starts, wait_for
 from tests.support.synthetic_study import make_plan
 from trl_ablate import ConfigurationError
@@ -50,7 +50,7 @@ def script_for(store: RunStore) -> str:
 
 def test_submitting_again_does_what_is_missing_and_nothing_twice(tmp_path, sbatch, monkeypatch):
     calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "the runs")
-    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=None)).run()
+    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=FAKE_IMPORTS)).run()
     store.path.mkdir()
     monkeypatch.setenv("LOST_TASKS", "1 4")
     first = script_for(store)

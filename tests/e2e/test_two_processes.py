@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY
+from tests.support import two_processes
+from tests.support.warm import fork
+
 pytestmark = pytest.mark.xdist_group("two processes")
 
-PROGRAM = Path(__file__).parents[1] / "support" / "two_processes.py"
 TOLERANCE = 2e-6
 """Weights of order 0.1 after one SGD step of rate 1: sums of 16 rows in two orders, fp32."""
 
@@ -17,19 +19,18 @@ TOLERANCE = 2e-6
 @pytest.fixture(scope="module")
 def measured(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    results = {}
-    for processes in (1, 2):
-        output = folder / f"{processes}.json"
-        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        subprocess.run(
-            [sys.executable, "-m", *launcher, str(PROGRAM), tiny_model, str(output)],
-            check=True,
-            timeout=300,
-            capture_output=True,
-        )
-        results[processes] = json.loads(output.read_text())
-    assert [results[n]["processes"] for n in (1, 2)] == [1, 2]
-    return list(zip(results[1]["results"], results[2]["results"], strict=True))
+    one, two = folder / "1.json", folder / "2.json"
+    alone = fork(two_processes.main, tiny_model, str(one)).wait()
+    assert alone.code == 0, alone.printed
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    together = subprocess.run(
+        [sys.executable, "-m", *launcher, two_processes.__file__, tiny_model, str(two)],
+        cwd=REPOSITORY, timeout=300, capture_output=True, text=True,
+    )  # fmt: skip
+    assert together.returncode == 0, together.stderr
+    found = [json.loads(output.read_text()) for output in (one, two)]
+    assert [each["processes"] for each in found] == [1, 2]
+    return list(zip(found[0]["results"], found[1]["results"], strict=True))
 
 
 def test_the_same_advantages(measured):

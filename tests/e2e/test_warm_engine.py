@@ -27,7 +27,7 @@ WORDS = [
 """The bare question has rewards from the start, so that there is a gradient."""
 
 THREAD_OF_AN_ALLOCATOR = "jemalloc_bg_thd"
-"""Of pyarrow: it runs now and then, and the allocator handles forks itself."""
+"""Of pyarrow; it is there now and then, and the allocator is made for forks."""
 
 LOOK = """
 import json, os, pathlib, sys

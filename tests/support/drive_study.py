@@ -19,6 +19,7 @@ from trl_ablate.study.store import RunStore  # noqa: E402
 
 FAKE_PROGRAM = (str(Path(__file__).with_name("fake_train.py")),)
 FAKE_TRAIN = (sys.executable, *FAKE_PROGRAM)
+FAKE_IMPORTS = ("trl_ablate.run.checkpoints", "trl_ablate.study.report.curves")
 
 
 def main() -> int:
@@ -39,7 +40,7 @@ def main() -> int:
 
 def engine(options: argparse.Namespace) -> Engine:
     if options.ray_address is None:
-        return LocalEngine(jobs=2, command=FAKE_TRAIN, warm=())
+        return LocalEngine(jobs=2, command=FAKE_TRAIN, warm=FAKE_IMPORTS)
     from trl_ablate.study.engines import shipping
     from trl_ablate.study.engines.ray_tasks import RayEngine
 

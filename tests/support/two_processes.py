@@ -1,4 +1,4 @@
-"""Run under torchrun with one process or two: the same 16 completions, the same numbers.
+"""Run in one process, or under torchrun in two: the same 16 completions, the same numbers.
 
 Completions are a function of their global row, so that both layouts see the same ones. Writes, per
 setting, the advantage of every completion, the weights after one SGD step, and an evaluation.
@@ -78,8 +78,7 @@ def measure(model: str, settings: dict, folder: str) -> dict:
     }
 
 
-def main() -> None:
-    model, output = sys.argv[1:]
+def main(model: str, output: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = [measure(model, settings, folder) for settings in SETTINGS]
     ranks = gather_object([1])
@@ -89,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

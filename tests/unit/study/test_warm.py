@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.support.fake_train import alive
 from tests.support.studies import wait_for
-from trl_ablate.study.engines import Job
+from trl_ablate.study.engines import Job, local
 from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.engines.warm import LOST, SUPPORTED, ForkServer, ServerGone, WarmProcess
 
@@ -160,17 +160,31 @@ def test_a_server_ends_with_its_runner_and_its_processes_go_on(number):
     os.kill(process, signal.SIGKILL)
 
 
-def test_the_local_engine_starts_another_server_where_one_was_killed(tmp_path):
+def test_the_local_engine_starts_another_server_where_one_is_of_no_use(tmp_path, monkeypatch):
     script = tmp_path / "script.py"
     script.write_text("import os, sys; print(os.getppid()); sys.exit(3)")
     engine = LocalEngine(train=script, warm=())
     with (tmp_path / "lock").open("w") as lock:
         job = Job(["a"], tmp_path / "run", tmp_path / "log", lock.fileno(), tmp_path / "away")
-        for _ in range(2):
+
+        def server_of_a_run() -> int:
             assert engine.start(job, 0).wait() == 3
-        first, again = map(int, job.log.read_text().split())
-        assert first == again != os.getpid()
+            return int(job.log.read_text().split()[-1])
+
+        first = server_of_a_run()
+        assert first == server_of_a_run() != os.getpid()
         os.kill(first, signal.SIGKILL)
         wait_for(lambda: not alive(first))
-        assert engine.start(job, 0).wait() == 3
-    assert int(job.log.read_text().split()[-1]) != first
+        second = server_of_a_run()
+        assert second != first
+        monkeypatch.setattr(local, "newest_change", lambda: 1.0)
+        assert server_of_a_run() not in (first, second)
+
+
+def test_the_newest_change_is_one_of_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "PACKAGE", tmp_path)
+    (tmp_path / "below").mkdir()
+    for name, when in (("a.py", 5), ("below/b.py", 7), ("c.txt", 9)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (when, when))
+    assert local.newest_change() == 7

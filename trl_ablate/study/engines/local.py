@@ -15,12 +15,18 @@ import time
 from argparse import Namespace, _ArgumentGroup
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
+from pathlib import Path
 
 from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, TRAIN, Job
-from trl_ablate.study.engines.warm import IMPORTS_OF_A_TRAINING, SUPPORTED, ForkServer
+from trl_ablate.study.engines.warm import (
+    IMPORTS_OF_A_TRAINING,
+    SUPPORTED,
+    ForkServer,
+    WarmProcess,
+)
 from trl_ablate.study.plan import Plan
 
+PACKAGE = Path(__file__).resolve().parents[2]
 FREE_SHARE = 0.05
 """A GPU of whose memory less than this is in use counts as free."""
 
@@ -56,8 +62,10 @@ class LocalEngine:
         self._gpus = free_gpus() if on_gpu else []
         self._slots = jobs or max(1, len(self._gpus))
         self._command = command
-        self._warm = warm if SUPPORTED and not on_gpu else None
+        self._imports = warm or ()
+        self._forks = warm is not None and SUPPORTED and not on_gpu
         self._server: ForkServer | None = None
+        self._code = 0.0
 
     @property
     def slots(self) -> int:
@@ -66,31 +74,34 @@ class LocalEngine:
     def start(self, job: Job, slot: int) -> "LocalProcess":
         words = [*job.words, "--output_dir", str(job.directory)]
         environment = {**os.environ, **self._share_of_the_machine(slot)}
+        begin = self._fork if self._forks else self._spawn
         with job.log.open("ab") as log:
-            if self._warm is not None:
-                return LocalProcess(self._fork(self._warm, words, environment, log.fileno(), job))
-            popen = subprocess.Popen(
-                [*self._command, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=(job.lock,),
-                start_new_session=True,  # Ctrl-C reaches the runner alone, which then ends its runs
-            )
-        return LocalProcess(popen)
+            return LocalProcess(begin(words, environment, log.fileno(), job.lock))
+
+    def _spawn(
+        self, words: list[str], environment: dict[str, str], log: int, lock: int
+    ) -> subprocess.Popen:
+        """A new interpreter."""
+        return subprocess.Popen(
+            [*self._command, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            pass_fds=(lock,),
+            start_new_session=True,  # Ctrl-C reaches the runner alone, which then ends its runs
+        )
 
     def _fork(
-        self, modules: Sequence[str], words: list[str], environment: dict[str, str], log: int,
-        job: Job,
-    ) -> "Started":  # fmt: skip
+        self, words: list[str], environment: dict[str, str], log: int, lock: int
+    ) -> WarmProcess:
         """A process of the fork server, which is started with the first run, and anew where it was
-        killed. All slots have one environment, as none has a GPU."""
-        if self._server is None or self._server.has_ended():
-            hidden = {"CUDA_VISIBLE_DEVICES": ""}
-            self._server = ForkServer(modules, {**environment, **hidden})
+        killed or the code has changed. All slots have one environment, as none has a GPU."""
+        if self._server is None or self._server.has_ended() or self._code != newest_change():
+            self._code = newest_change()
+            self._server = ForkServer(self._imports, {**environment, "CUDA_VISIBLE_DEVICES": ""})
         return self._server.start(
-            interpret, [*self._command[1:], *words], stdout=log, stderr=log, keep=[job.lock]
+            interpret, [*self._command[1:], *words], stdout=log, stderr=log, keep=[lock]
         )
 
     def _share_of_the_machine(self, slot: int) -> dict[str, str]:
@@ -103,6 +114,12 @@ class LocalEngine:
         return shares
 
 
+def newest_change() -> float:
+    """When a file of this package was last changed: a run's record describes the code on the disk,
+    so that a server which has imported other code may not start it."""
+    return max(file.stat().st_mtime for file in PACKAGE.rglob("*.py"))
+
+
 def interpret(words: list[str]) -> None:
     """In a forked process: what the interpreter does with `-m MODULE …` or with `SCRIPT …`."""
     if words[0] == "-m":
@@ -113,22 +130,10 @@ def interpret(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-class Started(Protocol):
-    """What `subprocess.Popen` and `WarmProcess` have in common."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int: ...
-
-    def send_signal(self, number: int, /) -> None: ...
-
-
 class LocalProcess:
     """A process that leads its own group."""
 
-    def __init__(self, popen: Started):
+    def __init__(self, popen: subprocess.Popen | WarmProcess):
         self._popen = popen
         self._saves = False
 
