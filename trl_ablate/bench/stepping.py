@@ -19,6 +19,7 @@ from trl_ablate.bench import replay
 from trl_ablate.bench.tables import median
 from trl_ablate.bench.training import StepTimer
 from trl_ablate.config import AblationConfig
+from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.trainer.ablation import AblationTrainer
@@ -117,7 +118,7 @@ def _build(cls, config_class, model: str, rewards, load: Load) -> GRPOTrainer:
             **load.settings,
         ),
         train_dataset=to_prompts(
-            load_questions("miniature", split="train", size=4096), "r1_zero", style="short"
+            load_questions(Source("miniature", "train"), Selection(4096)), "r1_zero", style="short"
         ),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
     )
