@@ -21,6 +21,7 @@ from trl_ablate.contradictions import (
     check_switches,
 )
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.settings import choices, setting
 
 Baseline = Literal["group_mean", "none", "leave_one_out", "batch_mean"]
@@ -107,7 +108,7 @@ class AblationConfig(GRPOConfig):
     )
     num_rollouts_saved: int = setting(16, "Rollouts written to disk at every evaluation.")
     best_metric: str = setting(
-        "eval_reward",
+        EVAL_REWARD,
         "Metric whose best evaluation is kept as a checkpoint; the default of "
         "metric_for_best_model.",
     )

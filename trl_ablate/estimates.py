@@ -9,6 +9,8 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from trl_ablate.metrics import NO_VARIANCE
+
 Row = dict
 GRADED = ("reward", "format_reward", "answer_reward")
 FULL_MARK = 1.0
@@ -17,7 +19,7 @@ FULL_MARK = 1.0
 
 TRL_METRICS = (
     "reward_std",
-    "frac_reward_zero_std",
+    NO_VARIANCE,
     "num_tokens",
     *(f"completions/{which}_length" for which in ("mean", "min", "max")),
     *(f"completions/{which}_terminated_length" for which in ("mean", "min", "max")),
@@ -157,7 +159,7 @@ def reward_metrics(
     groups = [totals[start : start + samples] for start in range(0, len(totals), samples)]
     same = [samples == 1 or deviation(group) == 0 for group in groups]
     found["reward_std"] = deviation(totals)
-    found["frac_reward_zero_std"] = sum(same) / len(same)
+    found[NO_VARIANCE] = sum(same) / len(same)
     return found
 
 

@@ -17,6 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_ablate import miniature
 from trl_ablate.bench.tables import median
 from trl_ablate.config import AblationConfig
+from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.trainer.ablation import AblationTrainer
@@ -81,7 +82,7 @@ def _seconds(trainer: GRPOTrainer) -> float:
 
 
 def _prompts(count: int):
-    questions = load_questions("miniature", split="validation", size=count)
+    questions = load_questions(Source("miniature", "validation"), Selection(count))
     return to_prompts(questions, "r1_zero", style="short")
 
 

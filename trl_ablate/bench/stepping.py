@@ -19,7 +19,9 @@ from trl_ablate.bench import replay
 from trl_ablate.bench.tables import median
 from trl_ablate.bench.training import StepTimer
 from trl_ablate.config import AblationConfig
+from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions, to_prompts
+from trl_ablate.metrics import GRAD_NORM, LENGTH
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.phases import peak_memory, reset_peak_memory
@@ -69,8 +71,8 @@ def _row(name: str, trainer: GRPOTrainer, load: Load) -> dict[str, Any]:
     trainer.remove_callback(PrinterCallback)
     reset_peak_memory(trainer.args.device)
     trainer.train()
-    log = [row for row in trainer.state.log_history if "grad_norm" in row][load.warmup :]
-    lengths = [row["completions/mean_length"] for row in log]
+    log = [row for row in trainer.state.log_history if GRAD_NORM in row][load.warmup :]
+    lengths = [row[LENGTH] for row in log]
     parts = {
         f"s {part}": median([row[f"time/{part}"] for row in log])
         if f"time/{part}" in log[0]
@@ -117,7 +119,7 @@ def _build(cls, config_class, model: str, rewards, load: Load) -> GRPOTrainer:
             **load.settings,
         ),
         train_dataset=to_prompts(
-            load_questions("miniature", split="train", size=4096), "r1_zero", style="short"
+            load_questions(Source("miniature", "train"), Selection(4096)), "r1_zero", style="short"
         ),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
     )

@@ -28,6 +28,7 @@ from trl.trainer import grpo_trainer
 from trl_ablate.bench.replay import NoEngine, Replay, length_reward, prompts
 from trl_ablate.bench.tables import median
 from trl_ablate.config import AblationConfig
+from trl_ablate.metrics import GRAD_NORM
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.phases import peak_memory, reset_peak_memory
 
@@ -139,7 +140,7 @@ def _run_once(build: Build, model, tokenizer, load: Workload, into: Measured) ->
     into.peak = max(into.peak, peak_memory(trainer.args.device))
     into.seconds += timer.seconds[1:]
     history = trainer.state.log_history
-    into.grad_norms.append([row["grad_norm"] for row in history if "grad_norm" in row])
+    into.grad_norms.append([row[GRAD_NORM] for row in history if GRAD_NORM in row])
     drawn = padding_as_drawn(load.lengths_N, load.prompt_length)
     into.padded = next(
         (row["padding/fraction"] for row in history if "padding/fraction" in row), drawn

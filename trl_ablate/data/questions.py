@@ -14,18 +14,20 @@ and reports how many.
 
 import logging
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from datasets import Dataset
 
-from trl_ablate.data.sources import BadRowError, Row, read_source, to_question
+from trl_ablate.data.choice import ALL, Selection, Source
+from trl_ablate.data.sources import BadRowError, read_source, to_question
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.prompts.templates import render
 
 logger = logging.getLogger(__name__)
 
+MINIATURE = "miniature"
 _MINIATURE_SIZES = {"train": 4096, "validation": 1024}
 
 
@@ -34,10 +36,10 @@ class NamedDataset:
     """What a short name stands for."""
 
     hub_id: str
-    config: str | None
-    question_column: str
-    answer_column: str
-    marker: str | None
+    config: str | None = None
+    question_column: str | None = None
+    answer_column: str | None = None
+    marker: str | None = None
 
 
 NAMED_DATASETS = {
@@ -56,63 +58,20 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
 
 
-def load_questions(
-    name: str,
-    *,
-    split: str,
-    question_column: str | None = None,
-    answer_column: str | None = None,
-    config: str | None = None,
-    size: int | None = None,
-    seed: int = 0,
-    levels: Collection[int | str] | None = None,
-    subjects: Collection[str] | None = None,
-    skip_bad_rows: bool = False,
-) -> Dataset:
-    """Questions and reference answers.
-
-    Args:
-        name: `math` or `gsm8k` (from the Hub), `miniature`, a JSONL or Parquet file, a folder
-            that holds `<split>.jsonl` or `<split>.parquet`, or a dataset id on the Hub.
-        split: as the source names it; `validation` and `test` stand in for each other where only
-            one exists.
-        question_column, answer_column: default to `question`/`problem` and `answer`/`solution`.
-        config: the configuration of a Hub dataset.
-        size: how many rows to draw, without replacement, after filtering; None takes all, and so
-            does a size beyond the number of rows (with a warning).
-        seed: which rows are drawn. The same seed draws the same ones, in the order of the source.
-        levels: keep these levels of difficulty only; 5, "5" and "Level 5" are the same.
-        subjects: keep these subjects only; case does not matter.
-        skip_bad_rows: leave out rows without a usable question or answer, and warn with their
-            number, instead of raising.
-    """
+def load_questions(source: Source, selection: Selection = ALL) -> Dataset:
+    """Questions and reference answers."""
+    size = selection.size
     if size is not None and size < 1:
         raise ConfigurationError(f"size={size!r}: give at least 1 row, or leave it out for all.")
-    if name == "miniature":
-        return _load_miniature(split, size, seed, levels, subjects)
-    known = NAMED_DATASETS.get(name)
-    if known is not None:
-        source, config = known.hub_id, config or known.config
-        question_column = question_column or known.question_column
-        answer_column = answer_column or known.answer_column
-    else:
-        source = name
-    rows = read_source(source, split=split, config=config)
-    questions = _collect(
-        rows,
-        question_column=question_column,
-        answer_column=answer_column,
-        marker=known.marker if known is not None else None,
-        skip_bad_rows=skip_bad_rows,
-    )
-    questions = _filter_levels(questions, levels, name)
-    questions = _filter_subjects(questions, subjects, name)
+    if source.name == MINIATURE:
+        return _load_miniature(source.split, selection)
+    questions = _filtered(_collect(source), selection, source.name)
     if not questions:
         raise ConfigurationError(
-            f"dataset {name!r}, split {split!r}, has no usable rows left; look at what it holds, "
-            "and at what levels and subjects leave out."
+            f"dataset {source.name!r}, split {source.split!r}, has no usable rows left; look at "
+            "what it holds, and at what levels and subjects leave out."
         )
-    return _to_dataset(draw(questions, size, seed, name))
+    return _to_dataset(draw(questions, size, selection.seed, source.name))
 
 
 def to_prompts(
@@ -165,43 +124,36 @@ def draw(items: Sequence[Any], size: int | None, seed: int, name: str) -> list[A
     return [items[index] for index in sorted(random.Random(seed).sample(range(len(items)), size))]
 
 
-def _load_miniature(
-    split: str,
-    size: int | None,
-    seed: int,
-    levels: Collection[int | str] | None,
-    subjects: Collection[str] | None,
-) -> Dataset:
-    if levels or subjects:
+def _load_miniature(split: str, selection: Selection) -> Dataset:
+    if selection.levels or selection.subjects:
         raise ConfigurationError(
             "dataset 'miniature' has no levels and no subjects; leave levels and subjects out."
         )
     from trl_ablate.miniature import problems
 
     split = "validation" if split == "test" else split
+    size = selection.size or _MINIATURE_SIZES.get(split, 1)
     try:
-        rows = problems(cast(Any, split), size or _MINIATURE_SIZES.get(split, 1), seed)
+        rows = problems(cast(Any, split), size, selection.seed)
     except ValueError as error:
         raise ConfigurationError(f"dataset 'miniature': {error}.") from error
     return Dataset.from_list(rows)
 
 
-def _collect(
-    rows: Iterable[Row],
-    *,
-    question_column: str | None,
-    answer_column: str | None,
-    marker: str | None,
-    skip_bad_rows: bool,
-) -> list[dict[str, str]]:
+def _collect(source: Source) -> list[dict[str, str]]:
     """The usable rows, as columns of text."""
+    known = NAMED_DATASETS.get(source.name) or NamedDataset(source.name)
+    columns = (
+        source.columns[0] or known.question_column,
+        source.columns[1] or known.answer_column,
+    )
     questions: list[dict[str, str]] = []
     bad: list[str] = []
-    for row in rows:
+    for row in read_source(known.hub_id, split=source.split, config=source.config or known.config):
         try:
-            questions.append(to_question(row, question_column, answer_column, marker))
+            questions.append(to_question(row, *columns, known.marker))
         except BadRowError as error:
-            if not skip_bad_rows:
+            if not source.skip_bad_rows:
                 raise ConfigurationError(
                     f"{row.place}: {error}; correct the row, or set skip_bad_rows to leave out "
                     "such rows."
@@ -214,38 +166,43 @@ def _collect(
     return questions
 
 
-def _filter_levels(
-    questions: list[dict[str, str]], levels: Collection[int | str] | None, name: str
+def _filtered(
+    questions: list[dict[str, str]], selection: Selection, name: str
 ) -> list[dict[str, str]]:
-    if not levels:
-        return questions
-    wanted = {_level_name(level) for level in levels}
-    _check_filter("levels", wanted, {_level_name(row.get("level")) for row in questions}, name)
-    return [row for row in questions if _level_name(row.get("level")) in wanted]
+    """Those of the selection's levels, and of those the ones of its subjects."""
+    if selection.levels:
+        wanted = {_level_name(level) for level in selection.levels}
+        questions = _of_these("level", wanted, _level_name, questions, name)
+    if selection.subjects:
+        wanted = {_subject_name(subject) for subject in selection.subjects}
+        questions = _of_these("subject", wanted, _subject_name, questions, name)
+    return questions
 
 
-def _filter_subjects(
-    questions: list[dict[str, str]], subjects: Collection[str] | None, name: str
+def _of_these(
+    column: str,
+    wanted: set[str],
+    plain: Callable[[Any], str],
+    questions: list[dict[str, str]],
+    name: str,
 ) -> list[dict[str, str]]:
-    if not subjects:
-        return questions
-    wanted = {subject.casefold() for subject in subjects}
-    present = {row.get("subject", "").casefold() for row in questions}
-    _check_filter("subjects", wanted, present, name)
-    return [row for row in questions if row.get("subject", "").casefold() in wanted]
+    """The questions whose column has one of the values, each of which some question has to have."""
+    values = [plain(row.get(column)) for row in questions]
+    missing = sorted(wanted - set(values))
+    if missing:
+        there = ", ".join(sorted(set(values) - {""})) or "none at all"
+        raise ConfigurationError(
+            f"{column}s={missing!r} match no row of dataset {name!r}; it has {there}."
+        )
+    return [row for row, value in zip(questions, values, strict=True) if value in wanted]
+
+
+def _subject_name(subject: str | None) -> str:
+    return (subject or "").casefold()
 
 
 def _level_name(level: int | str | None) -> str:
     return str(level or "").casefold().removeprefix("level").strip()
-
-
-def _check_filter(what: str, wanted: set[str], present: set[str], name: str) -> None:
-    missing = sorted(wanted - present)
-    if missing:
-        there = ", ".join(sorted(present - {""})) or "none at all"
-        raise ConfigurationError(
-            f"{what}={missing!r} match no row of dataset {name!r}; it has {there}."
-        )
 
 
 def _to_dataset(questions: list[dict[str, str]]) -> Dataset:

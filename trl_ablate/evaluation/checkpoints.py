@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import Resolved, load_recipe, resolve_run
@@ -33,7 +34,7 @@ ONLY_EVALUATION = {
     "report_to": "none",
     "eval_strategy": "no",
     "save_strategy": "no",
-    "best_metric": "eval_reward",
+    "best_metric": EVAL_REWARD,
     "beta": 0.0,
     "use_peft": False,
     "gradient_checkpointing": False,

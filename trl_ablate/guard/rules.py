@@ -12,19 +12,38 @@ what it had learned. The other rules say that something has happened.
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from trl_ablate.guard.arguments import Action, GuardArguments
 from trl_ablate.guard.recent import RecentSteps, least_mean, upper
-
-GRAD_NORM = "grad_norm"
-LENGTH = "completions/mean_length"
-LENGTH_SPREAD = "completions/length_spread"
+from trl_ablate.metrics import (
+    ENTROPY,
+    GRAD_NORM,
+    LENGTH,
+    LENGTH_SPREAD,
+    NO_VARIANCE,
+    ONLY_SPECIAL,
+    REWARD,
+    SAMPLING_GAP,
+)
 
 Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one rule finds in one row."""
+
+    rule: str
+    holds: bool
+    value: float | None
+    reference: float | None
+    sentence: str
+    patience: int = 1
+    """How many rows in a row it must hold to speak."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +77,16 @@ class Guard:
             arguments.guard_history,
             arguments.guard_learned,
         )
-        self._first_lengths: list[float] = []
-        self._first_entropies: list[float] = []
-        self._first_gaps: list[float] = []
+        self._first: dict[str, list[float]] = {}
         self._held: dict[str, int] = {}
+        self._by_metric: dict[str, Callable[[float], Reading | None]] = {
+            LENGTH: self._length,
+            ENTROPY: self._entropy,
+            REWARD: self._reward,
+            SAMPLING_GAP: self._sampling,
+            ONLY_SPECIAL: self._special_tokens,
+            NO_VARIANCE: self._no_variance,
+        }
 
     def observe(self, row: Row) -> list[Alert]:
         """The alerts that this row sets off."""
@@ -70,166 +95,110 @@ class Guard:
         self._recent.see(row)
         step = int(row.get("step", 0))
         return [
-            Alert(rule, action, step, value, reference, sentence)
-            for rule, holds, patience, value, reference, sentence in self._rules(row)
-            if (action := self._action(rule)) != "off" and self._speaks(rule, holds, patience)
+            Alert(one.rule, action, step, one.value, one.reference, one.sentence)
+            for one in self._readings(row)
+            if (action := self._action(one.rule)) != "off" and self._speaks(one)
         ]
 
     def _action(self, rule: str) -> Action:
         return getattr(self._arguments, f"guard_{rule}")
 
-    def _speaks(self, rule: str, holds: bool, patience: int) -> bool:
-        self._held[rule] = self._held.get(rule, 0) + 1 if holds else 0
-        return self._held[rule] == patience
+    def _speaks(self, reading: Reading) -> bool:
+        held = self._held.get(reading.rule, 0) + 1 if reading.holds else 0
+        self._held[reading.rule] = held
+        return held == reading.patience
 
-    def _rules(self, row: Row) -> Iterator[tuple[str, bool, int, float | None, float | None, str]]:
-        """(rule, whether it holds now, its patience, value, reference, sentence)."""
-        yield from self._nonfinite(row)
+    def _readings(self, row: Row) -> Iterator[Reading]:
+        yield _nonfinite(row)
         yield from self._grad_norm()
         yield from self._length_spread()
-        yield from self._length(row)
-        yield from self._entropy(row)
-        yield from self._reward(row)
-        yield from self._sampling(row)
-        yield from self._outputs(row)
+        for metric, rule in self._by_metric.items():
+            value = row.get(metric)
+            reading = None if value is None else rule(value)
+            if reading is not None:
+                yield reading
 
-    def _nonfinite(self, row: Row):
-        values = {key: row[key] for key in ("loss", GRAD_NORM) if key in row}
-        broken = {k: v for k, v in values.items() if v is None or not math.isfinite(v)}
-        what = " and ".join(broken) or "loss"
-        yield "nonfinite", bool(broken), 1, None, None, f"{what} is not a finite number"
-
-    def _grad_norm(self):
+    def _grad_norm(self) -> Iterator[Reading]:
         norms = self._recent.compared(GRAD_NORM)
-        if norms is not None:
-            late, usual, last = upper(norms.late), upper(norms.usual), norms.late[-1]
-            yield (
-                "grad_norm",
-                late > self._arguments.guard_grad_norm_factor * usual,
-                1,
-                late,
-                usual,
-                f"three in ten gradient norms of late are above {late:.3g}; {usual:.3g} is usual",
-            )
-            yield (
-                "spike",
-                last > self._arguments.guard_spike_factor * usual,
-                1,
-                last,
-                usual,
-                f"the gradient norm is {last:.3g}; up to {usual:.3g} is usual",
-            )
+        if norms is None:
+            return
+        late, usual, last = upper(norms.late), upper(norms.usual), norms.late[-1]
+        above = late > self._arguments.guard_grad_norm_factor * usual
+        sentence = f"three in ten gradient norms of late are above {late:.3g}; {usual:.3g} is usual"
+        yield Reading("grad_norm", above, late, usual, sentence)
+        far_above = last > self._arguments.guard_spike_factor * usual
+        sentence = f"the gradient norm is {last:.3g}; up to {usual:.3g} is usual"
+        yield Reading("spike", far_above, last, usual, sentence)
 
-    def _length_spread(self):
+    def _length_spread(self) -> Iterator[Reading]:
         spreads = self._recent.compared(LENGTH_SPREAD)
-        if spreads is not None:
-            arguments = self._arguments
-            late, least = fmean(spreads.late), least_mean(spreads.usual, arguments.guard_window)
-            limit = max(least, arguments.guard_length_spread_least)
-            yield (
-                "length_spread",
-                late > arguments.guard_length_spread_factor * limit,
-                1,
-                late,
-                least,
-                f"responses to one question differ in length by {late:.1%}; it was {least:.1%}",
-            )
-
-    def _length(self, row: Row):
-        length = row.get(LENGTH)
-        if length is None:
+        if spreads is None:
             return
-        first = self._at_first(self._first_lengths, length)
-        if first is not None:
-            factor = self._arguments.guard_length_factor
-            off = length * factor < first or length > first * factor
-            yield (
-                "length",
-                off,
-                self._arguments.guard_patience,
-                length,
-                first,
-                (f"responses have {length:.0f} tokens; at first they had {first:.0f}"),
-            )
+        arguments = self._arguments
+        late, least = fmean(spreads.late), least_mean(spreads.usual, arguments.guard_window)
+        limit = max(least, arguments.guard_length_spread_least)
+        wider = late > arguments.guard_length_spread_factor * limit
+        sentence = f"responses to one question differ in length by {late:.1%}; it was {least:.1%}"
+        yield Reading("length_spread", wider, late, least, sentence)
 
-    def _entropy(self, row: Row):
-        entropy = row.get("entropy")
-        if entropy is None:
-            return
-        first = self._at_first(self._first_entropies, entropy)
-        if first is not None:
-            low = entropy * self._arguments.guard_entropy_factor < first
-            yield (
-                "entropy",
-                low,
-                self._arguments.guard_patience,
-                entropy,
-                first,
-                (f"entropy is {entropy:.3g}; at first it was {first:.3g}"),
-            )
+    def _length(self, length: float) -> Reading | None:
+        first, factor = self._at_first(LENGTH, length), self._arguments.guard_length_factor
+        if first is None:
+            return None
+        off = length * factor < first or length > first * factor
+        sentence = f"responses have {length:.0f} tokens; at first they had {first:.0f}"
+        return self._patiently("length", off, length, first, sentence)
 
-    def _reward(self, row: Row):
-        reward = row.get("reward")
-        if reward is None:
-            return
+    def _entropy(self, entropy: float) -> Reading | None:
+        first = self._at_first(ENTROPY, entropy)
+        if first is None:
+            return None
+        low = entropy * self._arguments.guard_entropy_factor < first
+        sentence = f"entropy is {entropy:.3g}; at first it was {first:.3g}"
+        return self._patiently("entropy", low, entropy, first, sentence)
+
+    def _reward(self, reward: float) -> Reading:
         best = self._recent.best_reward
-        fell = reward * self._arguments.guard_reward_factor < best
-        yield (
-            "reward",
-            fell and best > 0,
-            self._arguments.guard_patience,
-            reward,
-            best,
-            (f"reward is {reward:.3g}; its best was {best:.3g}"),
+        fell = best > 0 and reward * self._arguments.guard_reward_factor < best
+        sentence = f"reward is {reward:.3g}; its best was {best:.3g}"
+        return self._patiently("reward", fell, reward, best, sentence)
+
+    def _sampling(self, gap: float) -> Reading | None:
+        first, factor = self._at_first(SAMPLING_GAP, gap), self._arguments.guard_sampling_factor
+        if first is None:
+            return None
+        wide = gap > max(self._arguments.guard_sampling_gap, factor * first)
+        sentence = (
+            f"the engine's log-probabilities are {gap:.2g} off the trainer's; at first it was "
+            f"{first:.2g}: it may not be given the new weights"
         )
+        return self._patiently("sampling", wide, gap, first, sentence)
 
-    def _sampling(self, row: Row):
-        gap = row.get("sampling/sampling_logp_difference/mean")
-        if gap is None:
-            return
-        first = self._at_first(self._first_gaps, gap)
-        if first is not None:
-            limit = max(
-                self._arguments.guard_sampling_gap, self._arguments.guard_sampling_factor * first
-            )
-            yield (
-                "sampling",
-                gap > limit,
-                self._arguments.guard_patience,
-                gap,
-                first,
-                (
-                    f"the engine's log-probabilities are {gap:.2g} off the trainer's; at first it "
-                    f"was {first:.2g}: it may not be given the new weights"
-                ),
-            )
+    def _special_tokens(self, share: float) -> Reading:
+        sentence = f"{share:.0%} of the completions hold nothing but special tokens"
+        return self._patiently("special_tokens", share > 0.5, share, 0.5, sentence)
 
-    def _outputs(self, row: Row):
-        special = row.get("completions/only_special")
-        if special is not None:
-            yield (
-                "special_tokens",
-                special > 0.5,
-                self._arguments.guard_patience,
-                special,
-                0.5,
-                (f"{special:.0%} of the completions hold nothing but special tokens"),
-            )
-        flat = row.get("frac_reward_zero_std")
-        if flat is not None:
-            steps = self._arguments.guard_no_variance_steps
-            yield (
-                "no_variance",
-                flat >= 1.0,
-                steps,
-                flat,
-                1.0,
-                (f"for {steps} steps no group had any variance in its rewards: nothing is learned"),
-            )
+    def _no_variance(self, flat: float) -> Reading:
+        steps = self._arguments.guard_no_variance_steps
+        sentence = f"for {steps} steps no group had any variance in its rewards: nothing is learned"
+        return Reading("no_variance", flat >= 1.0, flat, 1.0, sentence, steps)
 
-    def _at_first(self, seen: list[float], value: float) -> float | None:
+    def _patiently(
+        self, rule: str, holds: bool, value: float, reference: float, sentence: str
+    ) -> Reading:
+        return Reading(rule, holds, value, reference, sentence, self._arguments.guard_patience)
+
+    def _at_first(self, metric: str, value: float) -> float | None:
         """The median over the first window, once that is full."""
+        seen = self._first.setdefault(metric, [])
         if len(seen) < self._arguments.guard_window:
             seen.append(value)
             return None
         return statistics.median(seen)
+
+
+def _nonfinite(row: Row) -> Reading:
+    values = {key: row[key] for key in ("loss", GRAD_NORM) if key in row}
+    broken = {k: v for k, v in values.items() if v is None or not math.isfinite(v)}
+    what = " and ".join(broken) or "loss"
+    return Reading("nonfinite", bool(broken), None, None, f"{what} is not a finite number")

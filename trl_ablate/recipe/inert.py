@@ -5,6 +5,7 @@ silences, when, and why; only settings that some layer of a recipe gave are repo
 """
 
 from collections.abc import Collection
+from copy import copy
 
 from trl import ModelConfig
 
@@ -83,6 +84,12 @@ def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
             ("regroup_by_length",),
             "a row's share of this loss depends on its microbatch, which stays as drawn",
         ),
+        (
+            config.rows_are_independent and _has_nothing_to_regroup(config),
+            ("regroup_by_length",),
+            "an optimizer step or a rollout batch is one microbatch, or neither divides the other: "
+            "there is nothing to regroup",
+        ),
         (config.scale_rewards == "none", ("advantage_eps",), "scale_rewards is 'none'"),
         (
             one_group and config.scale_rewards == "batch",
@@ -95,6 +102,13 @@ def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
             "the rollout batch is one group, so its mean is the group's",
         ),
     ]
+
+
+def _has_nothing_to_regroup(config: AblationConfig) -> bool:
+    """Whether no rows would be dealt by length even if the switch were on."""
+    switched_on = copy(config)
+    switched_on.regroup_by_length = True
+    return switched_on.regrouped_together == 1
 
 
 def _term_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:

@@ -34,13 +34,11 @@ from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import beside_or_shipped, profile_path, recipe_path, suitable_profile
 from trl_ablate.recipe.precision import precision_warnings
 from trl_ablate.recipe.strict import brief, read_mapping
+from trl_ablate.run.masking import MASK, Masker
 from trl_ablate.task import TaskArguments
 
 NAMES_OF_FOLDERS = ("arm", "run_name")
 """Settings that become part of a path: of the run's own folder, and of its tables in trackio."""
-
-MASKED = "<masked>"
-"""What is written in the place of a token."""
 
 
 @dataclass
@@ -66,19 +64,19 @@ class Resolved:
 
     def to_dict(self) -> dict[str, Any]:
         """What `resolved_config.json` holds; tokens are masked."""
-        masked = {k: MASKED if k.endswith("token") else v for k, v in self.settings.items()}
         config = self.config.to_dict()
-        return {
+        found = {
             "recipe": self.recipe.name,
             "profile": self.profile,
             "changes": {key: list(values) for key, values in self.changes.items()},
             "inert": self.inert,
-            "settings": dict(sorted(masked.items())),
+            "settings": dict(sorted(self.settings.items())),
             "config": json.loads(json.dumps(config, default=str)),
             "task": dataclasses.asdict(self.task),
             "model": dataclasses.asdict(self.model),
             "guard": dataclasses.asdict(self.guard),
         }
+        return Masker(hide_home=False).value(found)
 
 
 def load_recipe(
@@ -122,7 +120,7 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
     written = json.loads(config_file.read_text(encoding="utf-8"))
     settings = checked(written["settings"], config_file) | read_overrides(overrides)
     settings |= {"learning_rate_scale": 1.0}
-    settings = {key: None if value == MASKED else value for key, value in settings.items()}
+    settings = {key: None if value == MASK else value for key, value in settings.items()}
     return _resolve(config_file, (written["profile"], "as in the run"), settings, {})
 
 

@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
+
 INK, FAINT = "#222222", "#8a8a8a"
 
 STYLE: dict[Any, Any] = {
@@ -36,13 +38,12 @@ STYLE: dict[Any, Any] = {
 }
 """How pictures look, of one run and of a study alike: ink, a faint grid, no boxes."""
 
-EVALUATED, TRAINED = "eval_reward", "reward"
 WATCHED = {
-    "grad_norm": "gradient norm",
-    "completions/mean_length": "response length (tokens)",
-    "entropy": "token entropy",
+    GRAD_NORM: "gradient norm",
+    LENGTH: "response length (tokens)",
+    ENTROPY: "token entropy",
 }
-"""Metrics of the lower row, and their titles."""
+"""Metrics below the curve of the reward, of one run and of a study alike, and their titles."""
 
 BLUE = "#0072B2"
 
@@ -52,7 +53,7 @@ Rows = Sequence[Mapping[str, Any]]
 def draw_curves(rows: Rows) -> bytes | None:
     """The run's curves over GRPO steps; None where no reward was ever logged."""
     watched = [metric for metric in WATCHED if points(rows, metric)[0]]
-    if not (points(rows, EVALUATED)[0] or points(rows, TRAINED)[0]):
+    if not (points(rows, EVAL_REWARD)[0] or points(rows, REWARD)[0]):
         return None
     with matplotlib.rc_context(STYLE):
         figure = Figure((9.5, 5.2 if watched else 3.2), dpi=110, layout="constrained")
@@ -75,9 +76,9 @@ def points(rows: Rows, metric: str) -> tuple[list[float], list[float]]:
 
 
 def _draw_reward(axes: Axes, rows: Rows) -> None:
-    axes.plot(*points(rows, TRAINED), color=FAINT, linewidth=1, label="training rollouts")
-    steps, values = points(rows, EVALUATED)
-    errors = dict(zip(*points(rows, f"{EVALUATED}_stderr"), strict=True))
+    axes.plot(*points(rows, REWARD), color=FAINT, linewidth=1, label="training rollouts")
+    steps, values = points(rows, EVAL_REWARD)
+    errors = dict(zip(*points(rows, f"{EVAL_REWARD}_stderr"), strict=True))
     if steps:
         axes.plot(steps, values, color=BLUE, linewidth=2, label="evaluation, ± standard error")
         low = [value - errors.get(step, 0.0) for step, value in zip(steps, values, strict=True)]

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.recipe.places import SHIPPED, SUFFIXES
 from trl_ablate.recipe.strict import check_value, nearest, read_mapping
 
@@ -99,7 +100,7 @@ def load_study(path: Path) -> Study:
         arms=arms,
         seeds=seeds,
         profile=given.get("profile", "auto"),
-        primary_metric=given.get("primary_metric", "eval_reward"),
+        primary_metric=given.get("primary_metric", EVAL_REWARD),
         decide_on=given.get("decide_on", "final"),
         overrides=overrides,
         seeds_answer=given.get("seeds_answer", ""),

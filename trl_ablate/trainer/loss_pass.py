@@ -26,6 +26,7 @@ from trl_ablate.losses import (
     sequence_log_ratio,
     token_ratio,
 )
+from trl_ablate.metrics import ENTROPY
 from trl_ablate.trainer.batching import Batch
 from trl_ablate.trainer.row_metrics import row_sums
 
@@ -105,7 +106,7 @@ class LossPass:
     def metric_sums(self, objective: Objective) -> dict[str, torch.Tensor]:
         """What TRL's metrics of the loss are made of, by TRL's names: sum and count of each row."""
         ratio_NT = self._ratio(self.shown, objective.level)
-        values = {"entropy": self.entropies_NT}
+        values = {ENTROPY: self.entropies_NT}
         if objective.kl:
             kl_NT = kl_to_reference(self.logps_NT, self.inputs["ref_per_token_logps"])
             values["kl"] = kl_NT * ratio_NT if objective.kl_corrected else kl_NT

@@ -13,6 +13,7 @@ import torch
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.losses import importance_ratio
+from trl_ablate.metrics import SAMPLING_GAP
 from trl_ablate.trainer.loss_pass import LossPass
 
 
@@ -139,7 +140,7 @@ def mismatch_rows(
 class Gap(StrEnum):
     """TRL's metrics of the mismatch, by TRL's names."""
 
-    MEAN = "sampling/sampling_logp_difference/mean"
+    MEAN = SAMPLING_GAP
     MAX = "sampling/sampling_logp_difference/max"
     RATIO_MIN = "sampling/importance_sampling_ratio/min"
     RATIO_MEAN = "sampling/importance_sampling_ratio/mean"

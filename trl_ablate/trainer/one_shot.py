@@ -34,6 +34,7 @@ from trl_ablate.estimates import (
     reward_metrics,
     summary,
 )
+from trl_ablate.metrics import NO_VARIANCE
 from trl_ablate.trainer.generation import evaluation_generation_kwargs, sampling_by
 from trl_ablate.trainer.rollouts import completion_metrics
 from trl_ablate.trainer.seeding import own_randomness
@@ -284,7 +285,7 @@ def _trl_metrics(trainer: "AblationTrainer", calls: Sequence[Call]) -> Metrics:
     found = reward_metrics(rewards, [row["reward"] for row in rows], _samples(trainer))
     by_group = trainer.scale_rewards != "batch"
     if not by_group or trainer.multi_objective_aggregation != "sum_then_normalize":
-        del found["frac_reward_zero_std"]  # not of groups there, but of what TRL divides by
+        del found[NO_VARIANCE]  # not of groups there, but of what TRL divides by
     lengths = torch.tensor([row["length"] for row in rows])
     truncated = torch.tensor([row["truncated"] for row in rows])
     called = merged([call.trl_metrics for call in calls], [len(call.rows) for call in calls])

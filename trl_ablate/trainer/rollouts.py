@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trl_ablate.advantages import weighted_reward
+from trl_ablate.metrics import LENGTH_SPREAD, ONLY_SPECIAL
 
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
@@ -47,8 +48,8 @@ def describe(
     if trainer.model.training:
         group: Any = trainer.num_generations
         metrics = trainer._metrics["train"]
-        metrics["completions/only_special"].append(only_special_N.float().mean().item())
-        metrics["completions/length_spread"].append(length_spread(lengths_N, group))
+        metrics[ONLY_SPECIAL].append(only_special_N.float().mean().item())
+        metrics[LENGTH_SPREAD].append(length_spread(lengths_N, group))
         if trainer.stop.strings:
             for name, value in truncation_metrics(lengths_N, truncated_N.bool()).items():
                 metrics[name][-1] = value

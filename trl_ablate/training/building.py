@@ -15,6 +15,7 @@ from transformers import (
 from trl import get_peft_config, get_quantization_config
 
 from trl_ablate.config import AblationConfig
+from trl_ablate.data.choice import Part, evaluation_set, selection_of, source_of
 from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN
@@ -107,24 +108,9 @@ def task_rewards(
     )
 
 
-def task_dataset(task: TaskArguments, part: str, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+def task_dataset(task: TaskArguments, part: Part, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """The questions of `train` or `eval`, rendered by the template."""
-    split, size = {
-        "train": (task.train_split, task.train_size),
-        "eval": (task.eval_split or "validation", task.eval_size),
-    }[part]
-    questions = load_questions(
-        task.dataset,
-        split=split,
-        config=task.dataset_config,
-        question_column=task.question_column,
-        answer_column=task.answer_column,
-        size=size,
-        seed=task.subset_seed,
-        levels=task.levels,
-        subjects=task.subjects,
-        skip_bad_rows=task.skip_bad_rows,
-    )
+    questions = load_questions(source_of(task, part), selection_of(task, part))
     return _prompts(questions, task, tokenizer, f"{part} questions")
 
 
@@ -133,16 +119,7 @@ def evaluation_sets(
 ) -> Dataset | dict[str, Dataset]:
     """The questions to evaluate on, together with those of `eval_sets` if there are any."""
     main = task_dataset(task, "eval", tokenizer)
-    named = {
-        name: load_questions(
-            source,
-            split="validation",
-            size=task.eval_size,
-            seed=task.subset_seed,
-            skip_bad_rows=task.skip_bad_rows,
-        )
-        for name, source in (task.eval_sets or {}).items()
-    }
+    named = {name: load_questions(*evaluation_set(task, name)) for name in task.eval_sets or ()}
     if not named:
         return main
     return {MAIN: main} | {

@@ -6,12 +6,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerState
 
+from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
+
 SHOWN = {
-    "reward": "reward",
-    "eval_reward": "eval",
-    "completions/mean_length": "length",
-    "entropy": "entropy",
-    "grad_norm": "grad",
+    REWARD: "reward",
+    EVAL_REWARD: "eval",
+    LENGTH: "length",
+    ENTROPY: "entropy",
+    GRAD_NORM: "grad",
 }
 """Metrics of the live line, and the short names they have there."""
 
@@ -47,7 +49,7 @@ class LiveLine(TrainerCallback):
         self._seen |= {key: logs[key] for key in SHOWN if logs.get(key) is not None}
         if self._bar:
             self._bar.update(self._bar.task_ids[0], completed=state.global_step, seen=self.line())
-        elif "eval_reward" in logs:
+        elif EVAL_REWARD in logs:
             self._console.print(f"step {state.global_step}/{state.max_steps}  {self.line()}")
 
     def on_train_end(self, args, state, control, **kwargs):

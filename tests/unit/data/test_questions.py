@@ -1,5 +1,6 @@
 """Loading questions: sources, bad rows, filters, subsets, prompts."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -11,9 +12,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from trl_ablate.data.choice import Selection, Source, evaluation_set, selection_of, source_of
 from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.data.sources import final_answer
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.task import TaskArguments
 
 SHARED_DATA = Path(__file__).parents[3].parent / "shared" / "data"
 
@@ -31,6 +34,15 @@ def write_lines(path: Path, *lines: object) -> str:
     ]
     path.write_bytes(b"\n".join(encoded) + b"\n")
     return str(path)
+
+
+SELECTED = {field.name for field in dataclasses.fields(Selection)}
+
+
+def load(name: str, **given):
+    """Questions of the `Source` and the `Selection` that have these values."""
+    selection = {key: given.pop(key) for key in SELECTED & given.keys()}
+    return load_questions(Source(name, **given), Selection(**selection))
 
 
 GOOD = {"question": "1+1?", "answer": "2"}
@@ -64,7 +76,7 @@ def test_final_answer(text, answer):
 
 
 def test_jsonl_with_its_usual_columns(tmp_path):
-    data = load_questions(write_lines(tmp_path / "a.jsonl", *numbered(3)), split="train")
+    data = load(write_lines(tmp_path / "a.jsonl", *numbered(3)), split="train")
     assert data.column_names == ["question", "answer", "level", "subject"]
     assert data[1] == {
         "question": "1+1?",
@@ -76,29 +88,29 @@ def test_jsonl_with_its_usual_columns(tmp_path):
 
 def test_named_columns_and_number_answers(tmp_path):
     source = write_lines(tmp_path / "a.jsonl", {"q": "1+1?", "a": 2}, {"q": "1/2?", "a": 0.5})
-    data = load_questions(source, split="train", question_column="q", answer_column="a")
+    data = load(source, split="train", columns=("q", "a"))
     assert data["answer"] == ["2", "0.5"]
 
 
 def test_parquet(tmp_path):
     table = pyarrow.Table.from_pylist(numbered(4))
     pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
-    assert load_questions(str(tmp_path), split="train")["answer"] == ["1", "2", "3", "4"]
+    assert load(str(tmp_path), split="train")["answer"] == ["1", "2", "3", "4"]
     pyarrow.parquet.write_table(
         pyarrow.Table.from_pylist([GOOD, {"question": "?", "answer": None}]),
         tmp_path / "bad.parquet",
     )
     with pytest.raises(ConfigurationError, match=r"bad\.parquet, row 2: nothing in column"):
-        load_questions(str(tmp_path / "bad.parquet"), split="train")
+        load(str(tmp_path / "bad.parquet"), split="train")
 
 
 def test_a_folder_offers_its_splits(tmp_path):
     write_lines(tmp_path / "train.jsonl", *numbered(3))
     write_lines(tmp_path / "test.jsonl", *numbered(2))
-    assert len(load_questions(str(tmp_path), split="train")) == 3
-    assert len(load_questions(str(tmp_path), split="validation")) == 2
+    assert len(load(str(tmp_path), split="train")) == 3
+    assert len(load(str(tmp_path), split="validation")) == 2
     with pytest.raises(ConfigurationError, match=r"'dev'.*holds test\.jsonl, train\.jsonl"):
-        load_questions(str(tmp_path), split="dev")
+        load(str(tmp_path), split="dev")
 
 
 BAD_LINES = [
@@ -124,43 +136,44 @@ BAD_LINES = [
 def test_a_bad_row_stops_with_file_line_and_reason(tmp_path, line, reason):
     source = write_lines(tmp_path / "bad.jsonl", GOOD, b"", line, GOOD)
     with pytest.raises(ConfigurationError, match=rf"bad\.jsonl, line 3: {reason}.*skip_bad_rows"):
-        load_questions(source, split="train")
+        load(source, split="train")
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD_LINES)
 def test_bad_rows_are_counted_instead(tmp_path, caplog, line, reason):
     source = write_lines(tmp_path / "bad.jsonl", GOOD, line, GOOD, line)
     with caplog.at_level(logging.WARNING, "trl_ablate.data.questions"):
-        assert len(load_questions(source, split="train", skip_bad_rows=True)) == 2
+        assert len(load(source, split="train", skip_bad_rows=True)) == 2
     assert "skipped 2 bad rows of 4; the first:" in caplog.text
     assert "bad.jsonl, line 2" in caplog.text
 
 
 def test_a_byte_order_mark_is_no_defect(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())
-    assert len(load_questions(str(tmp_path / "a.jsonl"), split="train")) == 1
+    assert len(load(str(tmp_path / "a.jsonl"), split="train")) == 1
 
 
 def test_nothing_usable_is_an_error(tmp_path):
     source = write_lines(tmp_path / "bad.jsonl", b"{", b"{")
     with pytest.raises(ConfigurationError, match="no usable rows"):
-        load_questions(source, split="train", skip_bad_rows=True)
+        load(source, split="train", skip_bad_rows=True)
 
 
 def test_a_subset_is_the_same_in_every_run(tmp_path):
     source = write_lines(tmp_path / "a.jsonl", *numbered(100))
-    first = load_questions(source, split="train", size=10, seed=3)["question"]
-    assert first == load_questions(source, split="train", size=10, seed=3)["question"]
-    assert first != load_questions(source, split="train", size=10, seed=4)["question"]
+    first = load(source, split="train", size=10, seed=3)["question"]
+    assert first == load(source, split="train", size=10, seed=3)["question"]
+    assert first != load(source, split="train", size=10, seed=4)["question"]
     # Pinned: another Python or another version of a library must not draw other rows.
     assert first == [f"{i}+1?" for i in (8, 16, 30, 47, 60, 69, 74, 75, 77, 80)]
     other = subprocess.run(
         [
             sys.executable,
             "-c",
-            "import sys; from trl_ablate.data.questions import load_questions; "
-            "print(*load_questions(sys.argv[1], split='train', size=10, seed=3)['question'], "
-            "sep='|')",
+            "import sys; from trl_ablate.data.choice import Selection, Source; "
+            "from trl_ablate.data.questions import load_questions; "
+            "data = load_questions(Source(sys.argv[1], 'train'), Selection(size=10, seed=3)); "
+            "print(*data['question'], sep='|')",
             source,
         ],
         capture_output=True,
@@ -174,47 +187,47 @@ def test_a_subset_is_the_same_in_every_run(tmp_path):
 def test_more_rows_than_there_are_is_a_warning(tmp_path, caplog):
     source = write_lines(tmp_path / "a.jsonl", *numbered(3))
     with caplog.at_level(logging.WARNING, "trl_ablate.data.questions"):
-        assert len(load_questions(source, split="train", size=10)) == 3
+        assert len(load(source, split="train", size=10)) == 3
     assert "10 rows asked for, 3 there are" in caplog.text
     with pytest.raises(ConfigurationError, match="size=0"):
-        load_questions(source, split="train", size=0)
+        load(source, split="train", size=0)
 
 
 @pytest.mark.parametrize("levels", [[5], ["5"], ["Level 5"], {5}])
 def test_levels_in_any_spelling(tmp_path, levels):
     source = write_lines(tmp_path / "a.jsonl", *numbered(10))
-    data = load_questions(source, split="train", levels=levels)
+    data = load(source, split="train", levels=levels)
     assert data["level"] == ["Level 5", "Level 5"]
 
 
 def test_filters_name_what_there_is(tmp_path):
     source = write_lines(tmp_path / "a.jsonl", *numbered(10))
-    data = load_questions(source, split="train", subjects=["algebra"], size=2)
+    data = load(source, split="train", subjects=["algebra"], size=2)
     assert data["subject"] == ["Algebra", "Algebra"]
     with pytest.raises(ConfigurationError, match=r"levels=\['7'\].*1, 2, 3, 4, 5"):
-        load_questions(source, split="train", levels=[7])
+        load(source, split="train", levels=[7])
     with pytest.raises(ConfigurationError, match=r"subjects=\['topology'\].*algebra, geometry"):
-        load_questions(source, split="train", subjects=["Topology"])
+        load(source, split="train", subjects=["Topology"])
     plain = write_lines(tmp_path / "b.jsonl", GOOD)
     with pytest.raises(ConfigurationError, match="it has none at all"):
-        load_questions(plain, split="train", levels=[5])
+        load(plain, split="train", levels=[5])
 
 
 def test_a_missing_file_is_not_looked_for_on_the_hub(tmp_path):
     for name in (str(tmp_path / "gone"), "./gone.jsonl", "gone.parquet"):
         with pytest.raises(ConfigurationError, match="no such file"):
-            load_questions(name, split="train")
+            load(name, split="train")
 
 
 def test_the_miniature():
-    data = load_questions("miniature", split="train", size=5, seed=1)
+    data = load("miniature", split="train", size=5, seed=1)
     assert data.column_names == ["question", "answer"]
-    assert data[:] == load_questions("miniature", split="train", size=5, seed=1)[:]
-    assert len(load_questions("miniature", split="test", size=3)) == 3
+    assert data[:] == load("miniature", split="train", size=5, seed=1)[:]
+    assert len(load("miniature", split="test", size=3)) == 3
     with pytest.raises(ConfigurationError, match="no levels"):
-        load_questions("miniature", split="train", levels=[1])
+        load("miniature", split="train", levels=[1])
     with pytest.raises(ConfigurationError, match="'dev'"):
-        load_questions("miniature", split="dev")
+        load("miniature", split="dev")
 
 
 CACHED_DATASET = """
@@ -243,9 +256,10 @@ def test_offline_with_a_cached_dataset(tmp_path):
     cache = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path)}
     subprocess.run([sys.executable, "-c", CACHED_DATASET, str(tmp_path)], check=True, env=cache)
     code = (
+        "from trl_ablate.data.choice import Source\n"
         "from trl_ablate.data.questions import load_questions\n"
-        "print(*load_questions('gsm8k', split='train')['answer'])\n"
-        "try: load_questions('math', split='train')\n"
+        "print(*load_questions(Source('gsm8k', 'train'))['answer'])\n"
+        "try: load_questions(Source('math', 'train'))\n"
         "except ValueError as error: print(type(error).__name__, error)"
     )
     done = subprocess.run(
@@ -258,9 +272,9 @@ def test_offline_with_a_cached_dataset(tmp_path):
 
 def test_math_and_gsm8k(shared_data, caplog):
     with pytest.raises(ConfigurationError, match=r"train\.jsonl, line 7037: empty answer"):
-        load_questions(str(shared_data / "math"), split="train")
+        load(str(shared_data / "math"), split="train")
     sizes = {
-        (name, split): len(load_questions(str(shared_data / name), split=split, skip_bad_rows=True))
+        (name, split): len(load(str(shared_data / name), split=split, skip_bad_rows=True))
         for name, split in (
             ("math", "train"),
             ("math", "validation"),
@@ -274,8 +288,24 @@ def test_math_and_gsm8k(shared_data, caplog):
         ("gsm8k", "train"): 7473,
         ("gsm8k", "test"): 1319,
     }
-    subset = load_questions(str(shared_data / "math"), split="validation", size=1024)
+    subset = load(str(shared_data / "math"), split="validation", size=1024)
     assert len(set(subset["question"])) == 1024
+
+
+def test_a_task_names_its_sources_and_what_is_taken_of_them():
+    task = TaskArguments(
+        dataset="d", dataset_config="c", train_split="t", eval_split="e", question_column="q",
+        answer_column="a", train_size=3, eval_size=2, eval_sets={"train": "gsm8k"}, subset_seed=5,
+        levels=["1"], subjects=["s"], skip_bad_rows=True,
+    )  # fmt: skip
+    same = {"columns": ("q", "a"), "config": "c", "skip_bad_rows": True}
+    assert source_of(task, "train") == Source("d", "t", **same)
+    assert source_of(task, "eval") == Source("d", "e", **same)
+    assert selection_of(task, "train") == Selection(3, 5, ["1"], ["s"])
+    assert selection_of(task, "eval") == Selection(2, 5, ["1"], ["s"])
+    usual = Source("gsm8k", "validation", skip_bad_rows=True)
+    assert evaluation_set(task, "train") == (usual, Selection(2, 5))
+    assert source_of(TaskArguments(), "eval").split == "validation"
 
 
 class WordTokenizer:
@@ -290,10 +320,10 @@ class WordTokenizer:
 
 def test_prompts_keep_the_other_columns(tmp_path):
     source = write_lines(tmp_path / "a.jsonl", *numbered(2))
-    data = to_prompts(load_questions(source, split="train"), "r1_zero", "short")
+    data = to_prompts(load(source, split="train"), "r1_zero", "short")
     assert data.column_names == ["question", "answer", "level", "subject", "prompt"]
     assert data["prompt"][1] == "User: 1+1?\nAssistant: <think>"
-    chat = to_prompts(load_questions(source, split="train"), "think_xml")
+    chat = to_prompts(load(source, split="train"), "think_xml")
     assert [message["role"] for message in chat["prompt"][0]] == ["system", "user"]
 
 
@@ -301,7 +331,7 @@ def test_prompts_keep_the_other_columns(tmp_path):
 def test_questions_with_long_prompts_are_dropped_and_counted(tmp_path, caplog, template):
     long = {"question": "word " * 500, "answer": "1"}
     source = write_lines(tmp_path / "a.jsonl", GOOD, long, GOOD)
-    data = load_questions(source, split="train")
+    data = load(source, split="train")
     with caplog.at_level(logging.WARNING, "trl_ablate.data.questions"):
         kept = to_prompts(
             data, template, tokenizer=WordTokenizer(), max_prompt_length=400, what="train questions"
@@ -312,13 +342,13 @@ def test_questions_with_long_prompts_are_dropped_and_counted(tmp_path, caplog, t
 
 
 def test_a_limit_that_leaves_no_question_is_an_error(tmp_path):
-    data = load_questions(write_lines(tmp_path / "a.jsonl", GOOD), split="train")
+    data = load(write_lines(tmp_path / "a.jsonl", GOOD), split="train")
     with pytest.raises(ConfigurationError, match="all 1 prompts have more than max_p"):
         to_prompts(data, "r1_zero", tokenizer=WordTokenizer(), max_prompt_length=2)
 
 
 def test_a_prompt_as_long_as_the_limit_is_kept(tmp_path, caplog):
-    data = load_questions(write_lines(tmp_path / "a.jsonl", GOOD), split="train")
+    data = load(write_lines(tmp_path / "a.jsonl", GOOD), split="train")
     plain = to_prompts(data, "question_only", "short")["prompt"][0]
     limits = {"tokenizer": WordTokenizer(), "max_prompt_length": len(plain.split())}
     assert len(to_prompts(data, "question_only", "short", **limits)) == 1

@@ -9,6 +9,7 @@ from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.recipe.fields import LOADER_KEYS, known_fields
 from trl_ablate.recipe.places import SHIPPED, suitable_profile
 from trl_ablate.recipe.strict import read_mapping
+from trl_ablate.run.masking import MASK
 
 ARMS = sorted(SHIPPED.glob("*.yaml"))
 PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))
@@ -342,8 +343,11 @@ def test_shipped_recipes_train_weights_that_move():
 
 def test_tokens_are_masked_in_what_is_written():
     secret = "hf_" + "x" * 30
-    written = load_recipe(SHIPPED / "grpo.yaml", "miniature", ["--hub_token", secret]).to_dict()
-    assert secret not in str(written)
+    given = {"hub_token": secret, "model_init_kwargs": {"token": "another"}, "stop": ["eos_token"]}
+    written = load_recipe(SHIPPED / "grpo.yaml", "miniature", given).to_dict()
+    assert secret not in str(written) and "another" not in str(written)
+    assert written["settings"]["hub_token"] == MASK
+    assert written["settings"]["stop"] == ["eos_token"]
 
 
 def test_every_setting_has_help():

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.metrics import ENTROPY, LENGTH
 from trl_ablate.recipe.strict import nearest
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.store import DONE, RunStore
-
-GRAD_NORM, LENGTH, ENTROPY = "grad_norm", "completions/mean_length", "entropy"
 
 TRANSLATED = {
     "train/mean_response_length": LENGTH,

@@ -15,10 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from trl_ablate.run.picture import FAINT, INK, STYLE
+from trl_ablate.run.picture import FAINT, INK, STYLE, WATCHED
 from trl_ablate.run.untrusted import for_picture
 from trl_ablate.study.report.analysis import Analysis, ArmResult
-from trl_ablate.study.report.curves import ENTROPY, GRAD_NORM, LENGTH, Run
+from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.labels import LABEL_SIZE, gutter, label_ends
 from trl_ablate.study.report.lines import Line, line_of
 from trl_ablate.study.report.stats import BETTER, WORSE
@@ -37,8 +37,6 @@ LOG_SCALE_RANGE = 30.0
 BANDS_IN_SMALL_PANELS = 3
 PAIR_LETTERS = 60
 """Letters of an arm's name and its reference's, side by side."""
-
-WATCHED = {GRAD_NORM: "gradient norm", LENGTH: "response length (tokens)", ENTROPY: "token entropy"}
 
 Look = tuple[str, str | tuple[int, tuple[float, float]]]
 """Colour and dash of an arm."""

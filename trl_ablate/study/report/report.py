@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.report import background, sections
 from trl_ablate.study.report.analysis import Analysis, analyse
@@ -61,7 +62,7 @@ def report_study(
 
 
 def report_curves(
-    curves: Path, out: Path, *, metric: str = "eval_reward", reference: Sequence[Run] = ()
+    curves: Path, out: Path, *, metric: str = EVAL_REWARD, reference: Sequence[Run] = ()
 ) -> list[Path]:
     """Write the report of published curves into `out`: its first run is the reference arm."""
     runs = read_curves(curves)

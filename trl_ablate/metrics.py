@@ -1,0 +1,11 @@
+"""Names of logged metrics that more than one room reads. Most are TRL's own."""
+
+REWARD = "reward"
+EVAL_REWARD = "eval_reward"
+GRAD_NORM = "grad_norm"
+ENTROPY = "entropy"
+LENGTH = "completions/mean_length"
+LENGTH_SPREAD = "completions/length_spread"
+ONLY_SPECIAL = "completions/only_special"
+NO_VARIANCE = "frac_reward_zero_std"
+SAMPLING_GAP = "sampling/sampling_logp_difference/mean"
