@@ -13,3 +13,7 @@ REWARD_RAISED = (
 
 class RewardError(RuntimeError):
     """A reward function raised; the sentence names it, and where."""
+
+
+class PublishError(ConfigurationError):
+    """One sentence on what kept a run from being published; the run itself is untouched."""

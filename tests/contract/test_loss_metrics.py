@@ -168,7 +168,7 @@ def test_sums_stay_off_devices_without_float64(make_trainer, monkeypatch):
 
     trainer = make_trainer(max_steps=1)
     trainer.train()
-    trainer._ratio_sums["train"] += torch.tensor([3.0, 1.0, 4.0])
+    trainer.ratio_sums.add("train", torch.tensor([3.0, 1.0, 4.0]))
     monkeypatch.setattr(Accelerator, "device", torch.device("mps"))
     trainer.log({})
     logged = trainer.state.log_history[-1]

@@ -11,6 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_ablate.advantages import compute_advantages
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.trainer.ablation import weighted_reward
+from trl_ablate.trainer.rollouts import describe
 from trl_ablate.training.callbacks import BestCheckpoint
 
 AS_DRAWN = {"trim_microbatches": False, "regroup_by_length": False}
@@ -343,7 +344,7 @@ def test_a_named_set_decides_which_checkpoint_is_best(make_trainer, tmp_path):
         return [value] * len(prompts)
 
     run, seen = RunDirectory(tmp_path / "kept"), EvaluationsSeen()
-    run.prepare()
+    run.path.mkdir(parents=True, exist_ok=True)
     best = BestCheckpoint(run, "eval_other_reward")
     trainer = with_eval_sets(make_trainer, reward=reward, extras={"callbacks": [best, seen]})
     best.attach(trainer)
@@ -418,7 +419,7 @@ def test_completions_of_special_tokens_alone_are_counted(make_trainer):
     trainer = make_trainer()
     trainer.model.train()
     special, said = trainer.processing_class.all_special_ids, [100, 101]
-    trainer._describe_completions([[special[0]], special, [], [special[0], *said]])
+    describe(trainer, [[special[0]], special, [], [special[0], *said]], None)
     assert trainer._metrics["train"]["completions/only_special"] == [0.75]
 
 
@@ -427,7 +428,7 @@ def test_the_spread_of_lengths_is_of_the_training_s_groups(make_trainer):
     trainer.train()
     (row,) = [row for row in trainer.state.log_history if "reward" in row]
     assert row["completions/length_spread"] == 0  # nothing ends before the limit here
-    trainer._describe_completions([[100] * n for n in (3, 3, 3, 3, 1, 5, 1, 5)])
+    describe(trainer, [[100] * n for n in (3, 3, 3, 3, 1, 5, 1, 5)], None)
     spread = trainer._metrics["train"]["completions/length_spread"][-1]
     assert spread == pytest.approx((16 / 3) ** 0.5 / 2 / 3)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_train import SMALL, Ended, Training, model_and_data
+from tests.support.warm import SMALL, Ended, model_and_data, warm
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def end(world, tmp_path):
 
     def end(sabotage, *words: str) -> tuple[Ended, dict]:
         words = (*WORDS, *places, "--output_dir", str(output), *words)
-        ended = Training(list(words), tmp_path, sabotage).wait()
+        ended = warm("train", *words, sabotage=sabotage).wait()
         return ended, json.loads((output / "run.json").read_text())
 
     return end
@@ -51,9 +51,9 @@ def no_data():
 
 
 def sigterm_while_the_model_is_loaded():
-    from trl_ablate.training import building
+    from trl_ablate.training import lifecycle
 
-    building.build_trainer = lambda *_: signal.raise_signal(signal.SIGTERM)
+    lifecycle.build_trainer = lambda *_: signal.raise_signal(signal.SIGTERM)
 
 
 def sigterm_in_the_last_step():

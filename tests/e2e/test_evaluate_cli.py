@@ -1,20 +1,15 @@
 """`scripts/evaluate.py` as a person runs it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.support.warm import Ended, warm
 from trl_ablate.estimates import standard_errors, summary
 
 
-def script(name: str, *words: object) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, f"scripts/{name}.py", *map(str, words)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+def script(name: str, *words: object) -> Ended:
+    return warm(name, *words).wait()
 
 
 def rows_of(file):
@@ -27,7 +22,7 @@ def test_the_numbers_are_those_of_the_completions(tiny_model, tmp_path):
         "evaluate", tiny_model, "--profile", "miniature", "--samples", 3, "--temperature", 0.5,
         "--eval_size", 6, "--max_completion_length", 8, "--output", output, "--completions",
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.stdout + done.stderr
     found = json.loads(output.read_text())
     (main,) = found["sets"].values()
     rows = rows_of(tmp_path / "found.completions.jsonl")
@@ -48,10 +43,10 @@ def test_a_run_is_evaluated_to_its_own_last_number(tmp_path):
         "--eval_size", 64, "--eval_on_start", "false", "--report_to", "none", "--seed", 5,
         "--learning_rate", "3e-4", "--output_dir", run,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.stdout + done.stderr
     last = [row for row in rows_of(run / "metrics.jsonl") if "eval_reward" in row][-1]
     done = script("evaluate", run, "--output", output)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.stdout + done.stderr
     (main,) = json.loads(output.read_text())["sets"].values()
     for name in ("reward", "format_reward", "answer_reward", "mean_length", "truncated"):
         assert main["metrics"][name] == pytest.approx(last[f"eval_{name}"], abs=1e-9), name
@@ -72,7 +67,7 @@ def test_a_run_is_evaluated_to_its_own_last_number(tmp_path):
 def test_a_wrong_word_ends_in_one_sentence(tmp_path, words, said):
     filled = [word.format(empty=tmp_path) for word in words]
     done = script("evaluate", *filled, "--profile", "miniature")
-    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.code == 2, done.stdout + done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

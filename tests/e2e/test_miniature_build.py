@@ -4,40 +4,35 @@ The accuracies are measured on the models of the user's cache folder, made here 
 rest builds shortened lessons in folders of its own.
 """
 
-import signal
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.warm import Running, fork
 from trl_ablate import miniature
 from trl_ablate.miniature import cache, corpus
 from trl_ablate.rewards import score_batch
 
-SHORTENED = """
-import sys
-from trl_ablate import miniature
-from trl_ablate.miniature import cache
-cache.LESSONS["base"] = cache.LESSONS["base"]._replace(steps={steps})
-{before}
-print(miniature.build("base", cache_dir=sys.argv[1]))
-"""
+
+def start_build(cache_dir: Path, steps: int, *, hangs: bool = False) -> Running:
+    """A build whose lesson is so long, in a process of its own; it may hang before it is moved."""
+    return fork(build_shortened, cache_dir, steps, hangs)
 
 
-def start_build(cache_dir: Path, steps: int, before: str = "") -> subprocess.Popen:
-    code = SHORTENED.format(steps=steps, before=before)
-    command = [sys.executable, "-c", code, str(cache_dir)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def build_shortened(cache_dir: Path, steps: int, hangs: bool) -> None:
+    cache.LESSONS["base"] = cache.LESSONS["base"]._replace(steps=steps)
+    if hangs:
+        cache.os.replace = lambda *paths: time.sleep(600)
+    sys.stdout.write(f"{miniature.build('base', cache_dir=cache_dir)}\n")
 
 
-def wait_for(happened, process: subprocess.Popen, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < end
-        time.sleep(0.05)
+def kill_when(happened: Callable[[], object], build: Running) -> None:
+    build.wait_for(lambda: bool(happened()))
+    assert build.alive, build.wait()
+    build.kill()
 
 
 def models_in(cache_dir: Path) -> list[str]:
@@ -84,6 +79,7 @@ def test_the_base_model_starts_where_the_story_wants_it(template, lowest, highes
     assert lowest < right < highest
 
 
+@pytest.mark.slow
 def test_each_sft_stage_is_better_than_the_one_before():
     folders = [miniature.build(stage) for stage in cache.LESSONS]
     rewards = [sampled_rewards(folder, "r1_zero")[0] for folder in folders]
@@ -103,6 +99,7 @@ def test_a_full_build_takes_about_a_minute(tmp_path):
     assert (folder / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_two_builds_make_the_same_bits(tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(cache.LESSONS, "base", cache.LESSONS["base"]._replace(steps=5))
     once, again = (
@@ -126,43 +123,34 @@ def test_a_build_leaves_the_callers_random_numbers_and_threads_alone(tmp_path, m
 
 
 def test_a_build_says_what_it_does_and_where_it_will_be_kept(tmp_path):
-    process = start_build(tmp_path, steps=3)
-    printed, shown = process.communicate(timeout=120)
-    folder = Path(printed.strip())
-    assert process.returncode == 0, shown
+    ended = start_build(tmp_path, steps=3).wait()
+    folder, shown = Path(ended.stdout.strip()), ended.stderr
+    assert ended.code == 0, shown
     assert shown.startswith(f"Making the miniature's base model, once; it will be kept in {folder}")
     assert "step 3/3" in shown and "loss" in shown
     assert {entry.name for entry in folder.iterdir()} >= {"model.safetensors", "tokenizer.json"}
 
 
 def test_two_processes_at_once_build_one_model(tmp_path):
-    processes = [start_build(tmp_path, steps=10) for _ in range(2)]
-    outputs = [process.communicate(timeout=240) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert outputs[0][0] == outputs[1][0]
-    assert sum("Making" in shown for _, shown in outputs) == 1
+    ended = [build.wait() for build in [start_build(tmp_path, steps=10) for _ in range(2)]]
+    assert [each.code for each in ended] == [0, 0], ended
+    assert ended[0].stdout == ended[1].stdout
+    assert sum("Making" in each.stderr for each in ended) == 1
     assert len(models_in(tmp_path)) == 1
     assert not list((tmp_path / "miniature").glob(".*.partial"))
 
 
 def test_a_build_killed_while_teaching_leaves_no_model(tmp_path):
-    process = start_build(tmp_path, steps=100_000)
-    wait_for(lambda: list(tmp_path.glob("miniature/.base-*.lock")), process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    build = start_build(tmp_path, steps=100_000)
+    kill_when(lambda: list(tmp_path.glob("miniature/.base-*.lock")), build)
     assert models_in(tmp_path) == []
 
 
 def test_a_build_killed_while_writing_leaves_no_model_and_no_rubbish_for_the_next(tmp_path):
-    hang = "import time; cache.os.replace = lambda *paths: time.sleep(600)"
-    process = start_build(tmp_path, steps=2, before=hang)
-    partial = "miniature/.base-*.partial/tokenizer_config.json"
-    wait_for(lambda: list(tmp_path.glob(partial)), process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    build = start_build(tmp_path, steps=2, hangs=True)
+    kill_when(lambda: list(tmp_path.glob("miniature/.base-*.partial/tokenizer_config.json")), build)
     assert models_in(tmp_path) == []
-    following = start_build(tmp_path, steps=2)
-    printed, shown = following.communicate(timeout=120)
-    assert following.returncode == 0, shown
-    assert models_in(tmp_path) == [Path(printed.strip()).name]
+    following = start_build(tmp_path, steps=2).wait()
+    assert following.code == 0, following.stderr
+    assert models_in(tmp_path) == [Path(following.stdout.strip()).name]
     assert not list((tmp_path / "miniature").glob(".*.partial"))

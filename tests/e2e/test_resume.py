@@ -1,5 +1,6 @@
 """A run that was killed and resumed is the run that was not."""
 
+import hashlib
 import json
 import random
 import shutil
@@ -16,52 +17,88 @@ from safetensors.torch import load_file
 
 from tests.conftest import REPOSITORY
 from tests.support.rows import without_times
+from tests.support.shared import shared_once
+from tests.support.warm import Ended, Running, warm
 
 SMALL = [
-    "--profile", "miniature", "--generation_batch_size", "32", "--grpo_steps", "8",
+    "--profile", "miniature", "--generation_batch_size", "32",
     "--per_device_train_batch_size", "8", "--train_size", "12", "--eval_size", "16",
     "--eval_steps", "2", "--save_steps", "1", "--report_to", "none",
 ]  # fmt: skip
 """Several epochs: of three rollout batches each."""
-ON_POLICY = ["recipes/std_dev_off.yaml", "--optimizer_batch_size", "32"]
+FIVE_STEPS, EIGHT_STEPS = ("--grpo_steps", "5"), ("--grpo_steps", "8")
+ON_POLICY = ["recipes/std_dev_off.yaml", "--optimizer_batch_size", "32", *FIVE_STEPS]
 OFF_POLICY = [
     "recipes/off_policy_e2_tb128.yaml", "--optimizer_batch_size", "16", "--logging_steps", "3",
+    *FIVE_STEPS,
 ]  # fmt: skip
-ADAPTER = ["recipes/lora.yaml", "--optimizer_batch_size", "32"]
+ADAPTER = ["recipes/lora.yaml", "--optimizer_batch_size", "32", *FIVE_STEPS]
 TWO_PROCESSES = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ACCELERATE = ["-m", "accelerate.commands.launch", "--num_processes", "1"]
 TWO_BY_ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 
 
-def start(output: Path, words: list[str], *more: str, launcher=()) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, *launcher, "scripts/train.py", *words, *SMALL, "--output_dir", str(output)]
-        + list(more),
-        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+class Launched:
+    """A training below a launcher, which only a new interpreter can be; else as `Running`."""
+
+    def __init__(self, launcher: list[str], words: list[str]):
+        self._process = subprocess.Popen(
+            [sys.executable, *launcher, "scripts/train.py", *words],
+            cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send(number)
+
+    def kill(self) -> None:
+        """With all it started: a launcher killed alone leaves its processes training."""
+        started = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.kill()
+        for child in started:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        self._process.communicate()
+
+    def wait(self) -> Ended:
+        printed, _ = self._process.communicate(timeout=300)
+        return Ended(self._process.returncode, printed, "")
 
 
-def kill(process: subprocess.Popen) -> None:
-    """With all it started: a launcher killed alone leaves its processes training."""
-    started = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    for child in started:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
-    process.communicate()
+def start(output: Path, words: list[str], *more: str, launcher=()) -> Running | Launched:
+    all_words = [*words, *SMALL, "--output_dir", str(output), *more]
+    return Launched(launcher, all_words) if launcher else warm("train", *all_words)
 
 
-def finish(process: subprocess.Popen, code: int = 0) -> str:
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == code, said
-    return said
+def finish(training: Running | Launched, code: int = 0) -> str:
+    ended = training.wait()
+    assert ended.code == code, ended.printed
+    return ended.printed
 
 
-def wait_for_step(output: Path, process: subprocess.Popen) -> None:
+@pytest.fixture
+def whole(tmp_path_factory):
+    """`whole(words)`: the folder of an undisturbed run, made once for all tests."""
+
+    def whole(words: list[str], launcher=()) -> Path:
+        digest = hashlib.sha256(" ".join([*words, *launcher]).encode()).hexdigest()[:12]
+        folder = shared_once(
+            tmp_path_factory, f"whole-{digest}",
+            lambda folder: finish(start(folder / "run", words, launcher=launcher)),
+        )  # fmt: skip
+        return folder / "run"
+
+    return whole
+
+
+def wait_for_step(output: Path, training: Running | Launched) -> None:
     """Until the run has logged something since now, or has ended."""
     file = output / "metrics.jsonl"
     before = file.stat().st_size if file.exists() else 0
-    while process.poll() is None and (not file.exists() or file.stat().st_size <= before):
+    while training.alive and (not file.exists() or file.stat().st_size <= before):
         time.sleep(0.05)
 
 
@@ -80,18 +117,17 @@ def assert_same(one: Path, other: Path) -> None:
     assert json.loads((other / "run.json").read_text())["status"] == "finished"
 
 
-def test_sigterm_saves_behind_the_next_step_and_resume_goes_on(tmp_path):
-    whole, output = tmp_path / "whole", tmp_path / "run"
-    finish(start(whole, OFF_POLICY))
+def test_sigterm_saves_behind_the_next_step_and_resume_goes_on(tmp_path, whole):
+    output = tmp_path / "run"
     process = start(output, OFF_POLICY, "--save_steps", "100")
     wait_for_step(output, process)
-    process.send_signal(signal.SIGTERM)
-    assert "--resume goes on" in finish(process, code=75)
+    process.send(signal.SIGTERM)
+    assert "--resume continues" in finish(process, code=75)
     record = json.loads((output / "run.json").read_text())
     assert (record["status"], record["reason"]) == ("stopped", "ended by SIGTERM")
     assert list(output.glob("checkpoint-*"))
     finish(start(output, OFF_POLICY, "--resume"))
-    assert_same(whole, output)
+    assert_same(whole(OFF_POLICY), output)
     assert json.loads((output / "run.json").read_text())["run_name"] == record["run_name"]
 
 
@@ -101,42 +137,44 @@ def test_sigterm_saves_behind_the_next_step_and_resume_goes_on(tmp_path):
     [(ACCELERATE, -signal.SIGTERM), (TWO_BY_ACCELERATE, 1), (TWO_PROCESSES, 1)],
     ids=["accelerate", "accelerate, two", "torchrun, two"],
 )
-def test_sigterm_to_the_launcher_alone_reaches_the_training(tmp_path, launcher, code):
+def test_sigterm_to_the_launcher_alone_reaches_the_training(tmp_path, whole, launcher, code):
     """Its own exit code is a launcher's affair; the record has the run's."""
-    whole, output = tmp_path / "whole", tmp_path / "run"
-    finish(start(whole, OFF_POLICY, launcher=launcher))
+    output = tmp_path / "run"
     process = start(output, OFF_POLICY, "--save_steps", "100", launcher=launcher)
     wait_for_step(output, process)
-    process.send_signal(signal.SIGTERM)
-    assert "--resume goes on" in finish(process, code)  # when the last process is gone
+    process.send(signal.SIGTERM)
+    assert "--resume continues" in finish(process, code)  # when the last process is gone
     record = json.loads((output / "run.json").read_text())
     assert (record["status"], record["reason"]) == ("stopped", "ended by SIGTERM")
     assert not (output / ".running").exists()
     finish(start(output, OFF_POLICY, "--resume", launcher=launcher))
-    assert_same(whole, output)
+    assert_same(whole(OFF_POLICY, launcher), output)
 
 
-def test_resuming_what_had_reached_its_end_trains_no_further(tmp_path):
-    whole, output = tmp_path / "whole", tmp_path / "run"
-    finish(start(whole, ON_POLICY))
-    finish(start(output, ON_POLICY))
+def test_resuming_what_had_reached_its_end_trains_no_further(tmp_path, whole):
+    output = tmp_path / "run"
+    shutil.copytree(whole(ON_POLICY), output)
     shutil.rmtree(output / "checkpoint_last")
     (output / "checkpoint_best").rename(output / ".checkpoint_best.old")  # killed in the swap
     finish(start(output, ON_POLICY, "--resume"))
-    assert_same(whole, output)
-    best = [load_file(run / "checkpoint_best" / "model.safetensors") for run in (whole, output)]
+    assert_same(whole(ON_POLICY), output)
+    best = [
+        load_file(run / "checkpoint_best" / "model.safetensors")
+        for run in (whole(ON_POLICY), output)
+    ]
     assert all(tensor.equal(best[1][name]) for name, tensor in best[0].items())
     assert not list(output.glob(".checkpoint*"))
 
 
-def test_resuming_what_had_not_saved_begins_again(tmp_path):
-    whole, output = tmp_path / "whole", tmp_path / "run"
-    finish(start(whole, ON_POLICY))
+def test_resuming_what_had_logged_but_not_saved_is_refused(tmp_path):
+    output = tmp_path / "run"
     process = start(output, ON_POLICY, "--save_steps", "100")
     wait_for_step(output, process)
-    kill(process)
-    assert "nothing was saved yet" in finish(start(output, ON_POLICY, "--resume"))
-    assert_same(whole, output)
+    process.kill()
+    rows = (output / "metrics.jsonl").read_bytes()
+    refused = finish(start(output, ON_POLICY, "--resume"), code=2)
+    assert "no whole checkpoint to resume from" in refused
+    assert (output / "metrics.jsonl").read_bytes() == rows
 
 
 @pytest.mark.slow
@@ -145,19 +183,18 @@ def test_resuming_what_had_not_saved_begins_again(tmp_path):
     [(ON_POLICY, 7, ()), (OFF_POLICY, 7, ()), (ADAPTER, 6, ()), (OFF_POLICY, 5, TWO_PROCESSES)],
     ids=["on-policy", "off-policy", "lora", "two processes"],
 )
-def test_killed_at_random_moments(tmp_path, words, kills, launcher):
+def test_killed_at_random_moments(tmp_path, whole, words, kills, launcher):
     """Killed `kills` times, each time at most a few steps on: the end is that of the whole run."""
-    moments = random.Random(f"{words[0]}-{kills}")
-    whole, output = tmp_path / "whole", tmp_path / "run"
-    finish(start(whole, words, launcher=launcher))
+    moments, words = random.Random(f"{words[0]}-{kills}"), [*words, *EIGHT_STEPS]
+    output = tmp_path / "run"
     resume: list[str] = []
     for _ in range(kills):
         process = start(output, words, *resume, launcher=launcher)
         wait_for_step(output, process)
         time.sleep(moments.uniform(0, 0.8))
-        kill(process)
+        process.kill()
         assert all(json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines())
         assert json.loads((output / "run.json").read_text())
         resume = ["--resume"]
     finish(start(output, words, "--resume", launcher=launcher))
-    assert_same(whole, output)
+    assert_same(whole(words, launcher), output)

@@ -17,10 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.forked_train import SMALL, Training, model_and_data
+from tests.support.warm import SMALL, model_and_data, warm
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.xdist_group("soak"),
     pytest.mark.skipif(sys.platform != "linux", reason="counts a process's open files in /proc"),
 ]
 
@@ -82,7 +83,7 @@ def watched(folder: Path, steps: int, sabotage: Callable[[], None] | None = None
     run = folder / "run"
     words = [*WORDS, "--grpo_steps", str(steps), "--output_dir", str(run)]
     words += ["--model_name_or_path", str(model), "--dataset", str(data)]
-    training = Training(words, folder, sabotage)
+    training = warm("train", *words, sabotage=sabotage)
     samples, deadline = [], time.monotonic() + PATIENCE
     while training.alive:
         assert time.monotonic() < deadline

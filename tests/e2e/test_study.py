@@ -32,30 +32,34 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes
 
 
 def run_here(store: RunStore, arms: dict, **options) -> Outcome:
-    engine = LocalEngine(jobs=options.pop("jobs", 2), train=FAKE_TRAIN)
+    engine = LocalEngine(options.pop("jobs", 2), train=FAKE_TRAIN, warm=options.pop("warm", ()))
     return Runner(make_plan(arms), store, engine, **options).run()
 
 
-def undisturbed(folder: Path, arms: dict) -> RunStore:
+def undisturbed(folder: Path, arms: dict) -> list:
+    """The study's numbers where nothing is killed and nothing waits."""
+    hasty = {name: settings | {"pause": 0.0} for name, settings in arms.items()}
     store = RunStore(folder)
-    run_here(store, arms)
-    return store
+    run_here(store, hasty)
+    return numbers(store, hasty)
 
 
-def test_every_run_once_and_then_none(tmp_path):
+@pytest.mark.parametrize("start", [(), None], ids=["warm", "cold"])
+def test_every_run_once_and_then_none(tmp_path, start):
     arms = {"a": {"top": 0.8}, "b": {"top": 0.5}, "a_again": {"top": 0.8}}
     store = RunStore(tmp_path)
-    outcome = run_here(store, arms)
+    outcome = run_here(store, arms, warm=start)
     assert len(outcome.done) == 6 and not outcome.failed and not outcome.left
     assert set(starts(store.path).values()) == {1}
-    again = run_here(store, arms)
+    again = run_here(store, arms, warm=start)
     assert sorted(again.done) == sorted(outcome.done)
     assert set(starts(store.path).values()) == {1}
     first, _, shared = analyse(planned_runs(make_plan(arms), store), METRIC).arms
     assert first.values("final") == shared.values("final")
 
 
-def test_failures_are_retried_recorded_and_do_not_stop_the_others(tmp_path):
+@pytest.mark.parametrize("start", [(), None], ids=["warm", "cold"])
+def test_failures_are_retried_recorded_and_do_not_stop_the_others(tmp_path, start):
     arms = {
         "well": {"top": 0.8},
         "once": {"top": 0.7, "fails": 1},
@@ -64,7 +68,7 @@ def test_failures_are_retried_recorded_and_do_not_stop_the_others(tmp_path):
         "nothing": {"top": 0.4, "never_starts": 99},
     }
     store = RunStore(tmp_path)
-    outcome = run_here(store, arms, retries=1)
+    outcome = run_here(store, arms, retries=1, warm=start)
     plan = make_plan(arms)
     states = {arm.name: [store.state(run.id) for run in arm.runs] for arm in plan.arms}
     assert {name: {s.status for s in found} for name, found in states.items()} == {
@@ -96,7 +100,7 @@ def test_a_run_of_another_runner_is_waited_for(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, number):
-    arms = {"a": {"top": 0.8, "pause": 0.1}, "b": {"top": 0.5, "pause": 0.1}}
+    arms = {"a": {"top": 0.8, "pause": 0.05}, "b": {"top": 0.5, "pause": 0.05}}
     store = RunStore(tmp_path)
     runner = drive(store, arms)
     wait_for(lambda: list(tmp_path.glob("*/checkpoint-5/sealed.json")))
@@ -108,7 +112,7 @@ def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, numbe
     assert len(run_here(store, arms).done) == 6
     said = "".join(log.read_text() for log in tmp_path.glob("*.log"))
     assert "goes on behind step 5" in said or "goes on behind step 10" in said
-    assert numbers(store, arms) == numbers(undisturbed(tmp_path / "calm", arms), arms)
+    assert numbers(store, arms) == undisturbed(tmp_path / "calm", arms)
 
 
 def test_the_time_is_up(tmp_path):
@@ -127,7 +131,7 @@ def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, kills):
     store = RunStore(tmp_path / "wild")
     killed = kill_at_random(kills, store, lambda: drive(store, arms), store.path)
     assert set(killed) == {"runner", "run"} and killed.total() == kills
-    assert numbers(store, arms) == numbers(undisturbed(tmp_path / "calm", arms), arms)
+    assert numbers(store, arms) == undisturbed(tmp_path / "calm", arms)
     assert not (store.path / "twice").exists() and not children(store.path)
 
 

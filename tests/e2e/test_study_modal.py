@@ -79,7 +79,7 @@ def run_there(here: Here, store: RunStore, arms: dict, checkpoints=False, **opti
 
 def test_started_left_and_fetched(tmp_path, here):
     calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "runs")
-    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, train=FAKE_TRAIN)).run()
+    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, train=FAKE_TRAIN, warm=None)).run()
     left = run_there(here, store, ARMS, stay=False).left
     assert len(left) == len(here.threads) == 6
     assert {store.state(run_id).status for run_id in left} == {"running"}

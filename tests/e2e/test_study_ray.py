@@ -15,7 +15,10 @@ from trl_ablate.study.runner import Runner
 from trl_ablate.study.store import RunStore
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'trl-ablate[ray]'")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc"),
+    pytest.mark.xdist_group("ray"),
+]
 
 ARMS = {"a": {"top": 0.8, "pause": 0.1}, "b": {"top": 0.5, "pause": 0.1, "collapse": 8}}
 
@@ -66,7 +69,7 @@ def nodes(scratch):
 def undisturbed(tmp_path):
     """The numbers of the study, as processes of this machine come to them."""
     store = RunStore(tmp_path / "calm")
-    Runner(make_plan(ARMS), store, LocalEngine(jobs=3, train=FAKE_TRAIN)).run()
+    Runner(make_plan(ARMS), store, LocalEngine(jobs=3, train=FAKE_TRAIN, warm=None)).run()
     return numbers(store, ARMS)
 
 

@@ -50,7 +50,7 @@ def script_for(store: RunStore) -> str:
 
 def test_submitting_again_does_what_is_missing_and_nothing_twice(tmp_path, sbatch, monkeypatch):
     calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "the runs")
-    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, train=FAKE_TRAIN)).run()
+    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, train=FAKE_TRAIN, warm=None)).run()
     store.path.mkdir()
     monkeypatch.setenv("LOST_TASKS", "1 4")
     first = script_for(store)

@@ -5,26 +5,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.support.shared import shared_once
+from tests.support.warm import Ended, warm
 
-TRAIN = [sys.executable, "scripts/train.py"]
 QUICK = ["--grpo_steps", "2", "--eval_size", "16", "--report_to", "none"]
 
 
-def run(*words: str, timeout: float = 300) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [*TRAIN, *map(str, words)], cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout
-    )
+def run(*words: object) -> Ended:
+    return warm("train", *words).wait()
 
 
 def test_dry_run_shows_what_resolves_and_starts_nothing(tmp_path):
     output = tmp_path / "run"
     done = run("recipes/std_dev_off.yaml", "--dry_run", "--output_dir", output)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     for said in ("profile 'miniature'", "scale_rewards", "group -> none", "inert knobs", "epsilon"):
         assert said in done.stdout
     assert not output.exists()
@@ -32,7 +30,7 @@ def test_dry_run_shows_what_resolves_and_starts_nothing(tmp_path):
 
 def test_a_dry_run_imports_nothing_heavy_even_for_an_adapter(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", *TRAIN[1:], "recipes/qlora.yaml", "--dry_run"],
+        [sys.executable, "-X", "importtime", "scripts/train.py", "recipes/qlora.yaml", "--dry_run"],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -52,7 +50,7 @@ def test_a_dry_run_imports_nothing_heavy_even_for_an_adapter(tmp_path):
 )
 def test_a_wrong_word_ends_in_one_sentence(tmp_path, words, said):
     done = run(*words, "--output_dir", tmp_path / "run")
-    assert done.returncode == 2
+    assert done.code == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
@@ -68,7 +66,7 @@ def test_a_wrong_word_ends_in_one_sentence(tmp_path, words, said):
 def test_the_doctor_says_whether_a_recipe_can_run_here(tmp_path, words, code, said):
     output = tmp_path / "run"
     done = run("--doctor", *words, "--output_dir", output)
-    assert done.returncode == code, done.stdout + done.stderr
+    assert done.code == code, done.stdout + done.stderr
     assert said in done.stdout
     for looked_at in ("torch", "Python", "GPU", "GiB free", "Hub token", "Chromium"):
         assert looked_at in done.stdout
@@ -77,24 +75,31 @@ def test_the_doctor_says_whether_a_recipe_can_run_here(tmp_path, words, code, sa
 
 def test_without_a_recipe_and_a_doctor_there_is_nothing_to_do():
     done = run("--dry_run")
-    assert done.returncode == 2
+    assert done.code == 2
     assert "the recipe comes first" in done.stderr
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of two GRPO steps on the miniature, evaluated three times."""
-    output = tmp_path_factory.mktemp("cli") / "run"
-    done = run(
-        "recipes/std_dev_off.yaml", *QUICK, "--eval_steps", 1, "--seed", 3, "--output_dir", output,
-        "--profile", "miniature", timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return output, done
+    """A run of two GRPO steps on the miniature, evaluated three times, and what it printed; by the
+    script itself, in an interpreter of its own."""
+
+    def train(folder):
+        done = subprocess.run(
+            [sys.executable, "scripts/train.py", "recipes/std_dev_off.yaml", *QUICK,
+             "--profile", "miniature", "--eval_steps", "1", "--seed", "3",
+             "--output_dir", str(folder / "run")],
+            cwd=REPOSITORY, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        (folder / "stdout").write_text(done.stdout)
+
+    folder = shared_once(tmp_path_factory, "finished", train)
+    return folder / "run", (folder / "stdout").read_text()
 
 
 def test_a_run_writes_what_it_was_and_how_it_went(finished):
-    output, done = finished
+    output, printed = finished
     record = json.loads((output / "run.json").read_text())
     assert (record["status"], record["arm"], record["seed"]) == ("finished", "std_dev_off", 3)
     assert record["git"]["commit"]
@@ -114,7 +119,7 @@ def test_a_run_writes_what_it_was_and_how_it_went(finished):
         "entropy",
     ):
         assert name in steps[0]
-    assert "eval reward, last" in done.stdout
+    assert "eval reward, last" in printed
 
 
 def test_the_model_at_the_end_loads(finished):
@@ -130,28 +135,20 @@ def test_an_existing_run_is_not_touched(finished):
     output, _ = finished
     before = (output / "metrics.jsonl").read_bytes()
     again = run("recipes/std_dev_off.yaml", *QUICK, "--output_dir", output)
-    assert again.returncode == 2
+    assert again.code == 2
     assert "holds a run already (finished)" in again.stderr
     assert (output / "metrics.jsonl").read_bytes() == before
 
 
 def test_ctrl_c_says_so_and_leaves_no_process(tmp_path):
     output = tmp_path / "run"
-    process = subprocess.Popen(
-        [*TRAIN, "recipes/quickstart.yaml", "--report_to", "none", "--output_dir", str(output)],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.time() + 300
-    while not (output / "metrics.jsonl").exists() and time.time() < deadline:
-        time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "stopped" in said and "Traceback" not in said
+    words = ["recipes/quickstart.yaml", "--report_to", "none", "--output_dir", output]
+    training = warm("train", *words)
+    training.wait_for((output / "metrics.jsonl").exists)
+    os.killpg(training.pid, signal.SIGINT)
+    ended = training.wait()
+    assert ended.code == 130, ended.printed
+    assert "stopped" in ended.printed and "Traceback" not in ended.printed
     assert json.loads((output / "run.json").read_text())["status"] == "stopped"
     with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+        os.killpg(training.pid, 0)

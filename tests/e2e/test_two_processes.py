@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("two processes")
+
 PROGRAM = Path(__file__).parents[1] / "support" / "two_processes.py"
 TOLERANCE = 2e-6
 """Weights of order 0.1 after one SGD step of rate 1: sums of 16 rows in two orders, fp32."""

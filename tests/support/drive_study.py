@@ -38,7 +38,7 @@ def main() -> int:
 
 def engine(options: argparse.Namespace) -> Engine:
     if options.ray_address is None:
-        return LocalEngine(jobs=2, train=FAKE_TRAIN)
+        return LocalEngine(jobs=2, command=(sys.executable, str(FAKE_TRAIN)), warm=())
     from trl_ablate.study.engines.ray import RayEngine
 
     return RayEngine(options.ray_address, train=FAKE_TRAIN)

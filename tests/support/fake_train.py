@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.synthetic_study import learning_rows  # noqa: E402
 from trl_ablate.run.checkpoints import latest_whole_checkpoint, seal, step_of  # noqa: E402
+from trl_ablate.run.claim import claimed, give_up_former
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.files import append_jsonl
 
@@ -37,7 +38,13 @@ def main() -> None:
     if attempt <= settings.get("never_starts", 0):
         sys.exit("error: no such profile")
     directory = RunDirectory(options.output_dir)
-    directory.prepare(overwrite=options.overwrite, resume=options.resume)
+    mode = "overwrite" if options.overwrite else "resume" if options.resume else "new"
+    with claimed(directory, mode):
+        give_up_former(directory)
+        train(options, settings, attempt, directory)
+
+
+def train(options, settings, attempt: int, directory: RunDirectory) -> None:
     checkpoint = latest_whole_checkpoint(directory.path) if options.resume else None
     begun = step_of(checkpoint) if checkpoint else -1
     directory.rewind(begun)

@@ -89,7 +89,7 @@ def planted(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("SOME_API_KEY", OTHER)
     run = RunDirectory(tmp_path / "run")
-    run.prepare()
+    run.path.mkdir(parents=True, exist_ok=True)
     return run
 
 

@@ -7,5 +7,5 @@
     evaluating one-shot evaluation against TRL's `evaluate`
     tables     medians, ratios, the table and the JSON
 
-`scripts/bench.py` is their command line.
+`trl-ablate bench` is their command line.
 """

@@ -12,8 +12,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench.py"
-
 
 def measure(
     rows: list[int], mean_lengths: list[float], processes: list[int], steps: int
@@ -35,7 +33,7 @@ def _point(rows: int, mean_length: float, processes: int, steps: int) -> dict[st
             launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
             launcher += ["--standalone"]
         subprocess.run(
-            [*launcher, str(SCRIPT), *map(str, words), "--output", str(output)],
+            [*launcher, "-m", "trl_ablate", "bench", *map(str, words), "--output", str(output)],
             check=True,
             stdout=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))},

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.table import Table
 
@@ -14,6 +18,53 @@ if TYPE_CHECKING:
     from trl_ablate.training.doctor import Finding
 
 console = SafeConsole(soft_wrap=True)
+
+
+@contextmanager
+def outlive_the_reader() -> Iterator[None]:
+    """Output that nobody reads any more, as in `… | head -1`, goes nowhere instead of raising."""
+    out, err = sys.stdout, sys.stderr
+    lasting: Any = (_Lasting(out), _Lasting(err))
+    sys.stdout, sys.stderr = lasting
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = out, err
+
+
+class _Lasting:
+    """A text stream whose reader may leave."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._lasting():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._lasting():
+            self._stream.flush()
+
+    @contextmanager
+    def _lasting(self) -> Iterator[None]:
+        """An error is raised once, and that of a reader who left never."""
+        try:
+            yield
+        except OSError as error:
+            self._give_up()
+            if not isinstance(error, BrokenPipeError):
+                raise
+
+    def _give_up(self) -> None:
+        """What is still in the buffer, and what children print, goes nowhere as well."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def show_recipe(resolved: Resolved, everything: bool) -> None:
@@ -51,7 +102,10 @@ def show_findings(findings: list[Finding]) -> int:
 def show_end(directory: RunDirectory) -> None:
     """The end of a run: where the reward started, peaked and ended, and what was written where."""
     evaluations = [row for row in directory.metrics() if "eval_reward" in row]
-    rows = {"run": str(directory.path), "time": f"{directory.read()['seconds']:.0f} s"}
+    record = directory.read()
+    rows = {"run": str(directory.path), "time": f"{record['seconds']:.0f} s"}
+    if record["reason"]:
+        rows[record["status"]] = record["reason"]
     if evaluations:
         best = max(evaluations, key=lambda row: row["eval_reward"])
         rows |= {
@@ -60,8 +114,9 @@ def show_end(directory: RunDirectory) -> None:
             "eval reward, last": f"{evaluations[-1]['eval_reward']:.3f}"
             f" ± {evaluations[-1]['eval_reward_stderr']:.3f}",
         }
+    if directory.checkpoint_last.exists():
+        rows["model"] = str(directory.checkpoint_last)
     rows |= {
-        "model": str(directory.checkpoint_last),
         "metrics": str(directory.metrics_file),
         "dashboard": "trackio show",
     }

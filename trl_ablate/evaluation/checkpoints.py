@@ -1,5 +1,6 @@
 """What can be evaluated: a model's folder, a run's directory, a Hub id, or the miniature."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import Resolved, load_recipe, resolve_run
+from trl_ablate.run.checkpoints import check_seal
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import where_it_stands
 
@@ -62,6 +64,7 @@ def find_checkpoint(name: str) -> Checkpoint:
     if run.config_file.exists():
         for model in map(where_it_stands, (run.checkpoint_best, run.checkpoint_last)):
             if holds_model(model):
+                check_seal(model)
                 return Checkpoint(str(model), run)
     if not holds_model(folder):
         raise ConfigurationError(
@@ -69,7 +72,9 @@ def find_checkpoint(name: str) -> Checkpoint:
             "folder, or a run's directory with checkpoint_best or checkpoint_last"
         )
     around = RunDirectory(folder.resolve().parent)
-    return Checkpoint(name, around if around.config_file.exists() else None)
+    in_a_run = around.config_file.exists()
+    check_seal(folder, needed=in_a_run and re.fullmatch(r"checkpoint-\d+", folder.name) is not None)
+    return Checkpoint(name, around if in_a_run else None)
 
 
 def holds_model(folder: Path) -> bool:

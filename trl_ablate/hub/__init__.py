@@ -18,7 +18,7 @@ Left out on purpose: optimizer states, pickles (`training_args.bin` may hold a t
 the machine's name. Nothing here imports torch.
 """
 
-from trl_ablate.hub.client import PublishError
+from trl_ablate.errors import PublishError
 from trl_ablate.hub.publishing import check_token, push_run
 
 __all__ = ["PublishError", "check_token", "push_run"]

@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from huggingface_hub.utils import parse_ratelimit_headers
 from huggingface_hub.utils._http import default_client_factory
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, PublishError
 
 ATTEMPTS = 4
 FIRST_WAIT, LONGEST_WAIT = 1.0, 120.0
@@ -28,10 +28,6 @@ PASSING = {408, 409, 412, 429, 500, 502, 503, 504}
 """Answers that may be another one later; 409 and 412 say that somebody else was committing."""
 
 Result = TypeVar("Result")
-
-
-class PublishError(ConfigurationError):
-    """One sentence on what kept a run from being published; the run itself is untouched."""
 
 
 def require_token(token: str | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.checkpoints import SEAL
+from trl_ablate.run.checkpoints import SEAL, check_seal
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.files import read_jsonl
 from trl_ablate.run.folders import where_it_stands
@@ -158,6 +158,7 @@ def _step_of(file: Path) -> int:
 
 def _model_files(folder: Path) -> dict[str, Path]:
     """What `from_pretrained` needs of a checkpoint, and no pickle; whole, or refused."""
+    check_seal(folder)
     files = {
         file.name: file
         for file in sorted(folder.iterdir())

@@ -14,6 +14,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import RepoFile
 
+from trl_ablate.errors import PublishError
 from trl_ablate.hub.card import (
     MINIATURE_LICENCE,
     PICTURE,
@@ -23,7 +24,7 @@ from trl_ablate.hub.card import (
     is_miniature,
     model_card,
 )
-from trl_ablate.hub.client import PublishError, failures_in_words, patiently, require_token
+from trl_ablate.hub.client import failures_in_words, patiently, require_token
 from trl_ablate.hub.contents import FinishedRun, Source, read_run
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.picture import draw_curves

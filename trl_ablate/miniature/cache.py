@@ -1,12 +1,14 @@
 """Where the miniature's models are kept, and how they get there exactly once.
 
 A model lies in a folder named by its stage and by a hash of everything that decides its weights,
-so a change of the code makes a new one. It is written to a folder beside it and moved in one
-step, under a lock: a reader sees a whole model or none, and two processes build it once.
+so a change of the code makes a new one; a moved import or a reworded docstring does not. It is
+written to a folder beside it and moved in one step, under a lock: a reader sees a whole model or
+none, and two processes build it once.
 """
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import hashlib
 import os
@@ -64,15 +66,35 @@ def default_cache_dir() -> Path:
 
 
 def cache_key() -> str:
-    """A short hash of this package's source and of the prompts that the base model reads."""
+    """A short hash of this package's code and of the prompts that the base model reads."""
     digest = hashlib.sha256()
     package = resources.files("trl_ablate.miniature")
     sources = [entry for entry in package.iterdir() if entry.name.endswith(".py")]
     for source in sorted(sources, key=lambda entry: entry.name):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+        code = _normalised(source.read_text(encoding="utf-8"))
+        digest.update(source.name.encode() + b"\0" + code.encode())
     for template in TEMPLATES:
         digest.update(template.encode() + b"\0" + prompt_text(template, "short").encode())
     return digest.hexdigest()[:12]
+
+
+def _normalised(source: str) -> str:
+    """The code without imports, comments, docstrings and layout, none of which decides a weight."""
+    return ast.unparse(_Bare().visit(ast.parse(source)))
+
+
+class _Bare(ast.NodeTransformer):
+    """Removes imports, and strings that stand alone."""
+
+    def visit_Import(self, node: ast.Import) -> None:
+        return None
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        return None
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if alone else node
 
 
 @contextmanager

@@ -28,6 +28,16 @@ def check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
         )
 
 
+def check_resuming(config: AblationConfig) -> None:
+    """A run resumes from its own last whole checkpoint, and from no other."""
+    if config.resume_from_checkpoint is not None:
+        raise ConfigurationError(
+            f"resume_from_checkpoint is '{config.resume_from_checkpoint}', which is not supported; "
+            "use --resume, which continues from the last whole checkpoint in output_dir, or "
+            "--model_name_or_path to start a new run from a model"
+        )
+
+
 def limit_prompts(config: AblationConfig, task: TaskArguments) -> None:
     """The engine refuses prompts, and cuts off completions, that run out of its length."""
     if not config.use_vllm or config.vllm_max_model_length is None:

@@ -1,11 +1,28 @@
-"""The words of a command line as the values of settings."""
+"""The words of a command line as the values of settings, and back.
 
+Where a setting takes text, or a list of texts, a word is that text, letter by letter, but for
+
+    --key null                   unsets an optional setting
+    --stop '["a", "b"]'          a JSON list of texts is that list
+    --stop '"null"'              a text that would be read as one of these stands in double quotes
+
+Elsewhere (numbers, true and false, mappings) a word is read as a recipe's YAML would be.
+"""
+
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.fields import LOADER_KEYS, checked, known_fields
-from trl_ablate.recipe.strict import admits, parse_yaml
+from trl_ablate.recipe.strict import (
+    accepts,
+    admits,
+    check_readable,
+    describe,
+    parse_yaml,
+    takes_only_text,
+)
 
 
 def read_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
@@ -17,6 +34,19 @@ def read_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, An
         for name, words in _split_words(overrides)
         for key, value in checked({name: _typed(name, words)}, "command line").items()
     }
+
+
+def as_words(settings: Mapping[str, Any]) -> list[str]:
+    """`--key=value` words that `read_overrides` turns into these settings again."""
+    return [f"--{name}={as_word(name, value)}" for name, value in settings.items()]
+
+
+def as_word(name: str, value: Any) -> str:
+    """One word after `--name` that is read as `value`."""
+    hint = _types().get(name)
+    if isinstance(value, str) and hint is not None and takes_only_text(hint):
+        return f'"{value}"' if _is_special(value, hint) or _is_quoted(value, hint) else value
+    return json.dumps(value)
 
 
 def _split_words(words: Iterable[str]) -> list[tuple[str, list[str]]]:
@@ -40,30 +70,61 @@ def _split_words(words: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 def _typed(name: str, words: list[str]) -> Any:
     """The words after a flag as the value its field wants; unknown flags are left to the check."""
-    hint = {**{k: v[1] for k, v in known_fields().items()}, **LOADER_KEYS}.get(name)
+    hint = _types().get(name)
     if hint is None:
         return None
     if not words:
         if not admits(hint, bool):
-            raise ConfigurationError(f"--{name} needs a value")
+            raise ConfigurationError(f"--{name} needs a value; it takes {describe(hint)}")
         return True
+    for word in words:
+        check_readable(f"--{name}", word)
+    if takes_only_text(hint):
+        return _text(words, hint)
+    values = [_value(word, hint) for word in words]
+    listed = isinstance(values[0], (list, type(None))) or not admits(hint, list)
+    return values[0] if len(values) == 1 and listed else values
+
+
+def _text(words: list[str], hint: Any) -> str | list[str] | None:
+    """The value of a setting that takes text, texts, or either."""
+    first = words[0]
+    if len(words) > 1:
+        return words
+    if _is_special(first, hint):
+        return json.loads(first)
+    text = first[1:-1] if _is_quoted(first, hint) else first
+    return [text] if admits(hint, list) and not admits(hint, str) else text
+
+
+def _is_special(word: str, hint: Any) -> bool:
+    """Whether a word is not its own text: `null`, or a JSON list of texts."""
+    if word == "null":
+        return admits(hint, type(None))
+    if not admits(hint, list) or not word.startswith("["):
+        return False
     try:
-        values = [parse_yaml(word) for word in words]
+        items = json.loads(word)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(items, list) and all(isinstance(item, str) for item in items)
+
+
+def _is_quoted(word: str, hint: Any) -> bool:
+    """Whether a word is one in double quotes that would otherwise not be its own text."""
+    inner = word.strip('"')
+    quotes = (len(word) - len(inner)) // 2
+    return quotes > 0 and word == '"' * quotes + inner + '"' * quotes and _is_special(inner, hint)
+
+
+def _value(word: str, hint: Any) -> Any:
+    """A word as YAML; where the setting takes text, but not what YAML sees in it, as text."""
+    try:
+        value = parse_yaml(word)
     except ValueError:
-        values = list(words)
-    if len(values) > 1 or (admits(hint, list) and not isinstance(values[0], (list, type(None)))):
-        return [v if admits_item(hint, v) else w for v, w in zip(values, words, strict=True)]
-    if values[0] is not None and not isinstance(values[0], str) and _only_text(hint):
-        return words[0]
-    return values[0]
+        return word
+    return word if not accepts(hint, value) and accepts(hint, word) else value
 
 
-def admits_item(hint: Any, value: Any) -> bool:
-    """Whether a list that `hint` admits may hold `value` (a number given for text stays text)."""
-    return isinstance(value, str) or not admits(hint, list) or "list[str]" not in str(hint)
-
-
-def _only_text(hint: Any) -> bool:
-    return admits(hint, str) and not any(
-        admits(hint, kind) for kind in (bool, int, float, dict, list)
-    )
+def _types() -> dict[str, Any]:
+    return {**{name: hint for name, (_, hint) in known_fields().items()}, **LOADER_KEYS}

@@ -4,9 +4,48 @@ import os
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.recipe.strict import brief
+from trl_ablate.recipe.strict import brief, nearest
 
-SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
+PACKAGE = Path(__file__).resolve().parents[1]
+_CANDIDATES = (PACKAGE / "shipped", PACKAGE.parent / "recipes")
+SHIPPED = next((folder for folder in _CANDIDATES if folder.is_dir()), _CANDIDATES[0])
+"""In an installed package, or in a checkout."""
+
+SUFFIXES = (".yaml", ".yml")
+
+
+def recipe_path(name: str | os.PathLike) -> Path:
+    """The file of a recipe that is given by its path, or by the bare name of a shipped one."""
+    return _path(Path(name), "recipe", {path.stem: path for path in SHIPPED.glob("*.yaml")})
+
+
+def study_path(name: str | os.PathLike) -> Path:
+    """The file of a study: its path, its folder, or the bare name of a shipped one."""
+    beside = Path(name) / "study.yaml"
+    return beside if os.path.isfile(beside) else _path(Path(name), "study", shipped_studies())
+
+
+def shipped_studies() -> dict[str, Path]:
+    return {path.parent.name: path for path in sorted(SHIPPED.glob("studies/*/study.yaml"))}
+
+
+def _path(path: Path, what: str, shipped: dict[str, Path]) -> Path:
+    if os.path.isfile(path):
+        return path
+    bare = path.name == str(path) and not path.name.endswith(SUFFIXES)
+    if bare and path.name in shipped:
+        return shipped[path.name]
+    if bare and path.name and not os.path.exists(path):
+        raise ConfigurationError(
+            f"{what} '{brief(path)}' does not exist{nearest(path.name, shipped)}; give a path to a "
+            f".yaml file, or a name that `trl-ablate recipes` lists"
+        )
+    meant = path.parent.name if path.name == "study.yaml" else path.stem
+    if meant in shipped and not os.path.exists(path):
+        raise ConfigurationError(
+            f"{what} {brief(path, 300)} does not exist; for the shipped {what} write {meant}"
+        )
+    return path
 
 
 def beside_or_shipped(name: str, recipe: Path) -> Path:
@@ -31,7 +70,7 @@ def suitable_profile() -> tuple[str, str]:
 
 
 def profile_path(name: str, recipe: Path) -> Path:
-    if name.endswith((".yaml", ".yml")):
+    if name.endswith(SUFFIXES):
         return Path(name)
     path = beside_or_shipped(f"profiles/{name}.yaml", recipe)
     if not os.path.exists(path):

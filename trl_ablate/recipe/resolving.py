@@ -23,6 +23,7 @@ from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.prompts.templates import TEMPLATES
 from trl_ablate.recipe.agreement import (
     check_evaluation,
+    check_resuming,
     limit_prompts,
     template_warnings,
     trust_warnings,
@@ -30,7 +31,7 @@ from trl_ablate.recipe.agreement import (
 from trl_ablate.recipe.fields import GROUPS, LOADER_KEYS, checked, known_fields
 from trl_ablate.recipe.inert import inert_knobs
 from trl_ablate.recipe.overrides import read_overrides
-from trl_ablate.recipe.places import beside_or_shipped, profile_path, suitable_profile
+from trl_ablate.recipe.places import beside_or_shipped, profile_path, recipe_path, suitable_profile
 from trl_ablate.recipe.precision import precision_warnings
 from trl_ablate.recipe.strict import brief, read_mapping
 from trl_ablate.task import TaskArguments
@@ -88,13 +89,13 @@ def load_recipe(
     """Resolve a recipe.
 
     Args:
-        path: the recipe's YAML file.
+        path: the recipe's YAML file, or the bare name of a shipped recipe.
         profile: name of a file in `recipes/profiles`, a path to one, or `auto`: the recipe's own
             `profile`, or else the one that suits this machine.
         overrides: settings of the command line, as a mapping or as words (`--key value`,
             `--key=value`, `key=value`).
     """
-    path = Path(path)
+    path = recipe_path(path)
     base, recipe = _base_and_recipe(path)
     command_line = read_overrides(overrides)
     asked = command_line.pop("profile", None) or (profile if profile != "auto" else None)
@@ -179,6 +180,7 @@ def _resolve(
         refused = f"{type(error).__name__}: " * (not isinstance(error, ValueError))
         raise ConfigurationError(f"recipe {path}: {refused}{brief(error, 500)}") from error
     check_evaluation(config, task)
+    check_resuming(config)
     limit_prompts(config, task)
     return Resolved(
         recipe=path,

@@ -30,6 +30,20 @@ MAX_VALUES, MAX_DEPTH = 5_000, 40
 
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 """Control characters and halves of surrogate pairs: no file name and no JSON can hold them."""
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+"""How JSON writes a character above U+FFFF in ASCII."""
+
+
+def _joined(pair: re.Match[str]) -> str:
+    return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
+
+
+def check_readable(what: str, text: str) -> None:
+    """Refuse what no recipe can hold, either."""
+    if found := _UNREADABLE.search(text):
+        raise ConfigurationError(
+            f"{what} is '{brief(text)}', where {found[0]!a} is no readable character; remove it"
+        )
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -54,7 +68,7 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_scalar(self, node):
-        text = super().construct_scalar(node)
+        text = _PAIR.sub(_joined, super().construct_scalar(node))
         if found := _UNREADABLE.search(text):
             line = node.start_mark.line + 1
             raise yaml.YAMLError(f"{found[0]!a} in line {line} is no readable character; remove it")
@@ -230,6 +244,22 @@ def admits(hint: Any, kind: type) -> bool:
     if get_origin(hint) in (Union, types.UnionType):
         return any(admits(part, kind) for part in get_args(hint))
     return hint is kind or get_origin(hint) is kind
+
+
+def accepts(hint: Any, value: Any) -> bool:
+    """Whether a value is of the type `hint`."""
+    return _match(value, hint)[0]
+
+
+def takes_only_text(hint: Any) -> bool:
+    """Whether every value that `hint` admits is a text, a list of texts, or null."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType, list):
+        return all(takes_only_text(part) for part in parts)
+    if origin is Literal:
+        return all(isinstance(part, str) for part in parts)
+    enum = isinstance(hint, type) and issubclass(hint, Enum)
+    return enum or hint in (str, type(None))
 
 
 def _kinds(parts: tuple) -> list:

@@ -22,7 +22,7 @@ CHUNK = 1 << 24
 
 def latest_whole_checkpoint(run: Path) -> Path | None:
     """The last `checkpoint-N` that agrees with its seal; None where there is none."""
-    folders = sorted(run.glob("checkpoint-[0-9]*"), key=step_of, reverse=True)
+    folders = sorted(RunDirectory(run).checkpoints(), key=step_of, reverse=True)
     return next(filter(is_whole, folders), None)
 
 
@@ -69,6 +69,25 @@ def is_whole(checkpoint: Path) -> bool:
     return isinstance(sealed, dict) and sealed.items() <= _checksums(checkpoint).items()
 
 
+def check_something_to_resume(run: RunDirectory) -> None:
+    """Refuse to resume, without a whole checkpoint, a run that has logged anything: it would be
+    lost."""
+    if next(run.metrics(), None) is not None:
+        raise ConfigurationError(
+            f"{run.path} has logged rows but holds no whole checkpoint to resume from; start over "
+            "with --overwrite, or give another --output_dir"
+        )
+
+
+def check_seal(model: Path, *, needed: bool = False) -> None:
+    """Refuse a model that is not as it was sealed, or has no seal where one is `needed`."""
+    if (needed or (model / SEAL).exists()) and not is_whole(model):
+        raise ConfigurationError(
+            f"{model} is no longer as it was saved, or was cut off in the making: it does not "
+            f"agree with its {SEAL}; take another checkpoint, or train it again"
+        )
+
+
 def rewind(run: RunDirectory, checkpoint: Path | None) -> None:
     """Forget what the run recorded after a checkpoint, or all of it where there is none. That can
     be a row of the checkpoint's own step: a stop logs one where every epoch's end is logged."""
@@ -79,21 +98,22 @@ def rewind(run: RunDirectory, checkpoint: Path | None) -> None:
 
 
 def check_record(run: RunDirectory, checkpoint: Path, best_metric: str) -> None:
-    """Refuse to go on where what was recorded up to a checkpoint is missing: no later row and no
-    later model would show it."""
+    """Refuse to resume where what was recorded up to a checkpoint is missing: no later row and no
+    later model would show it. Nothing is changed."""
     logged = _logged(checkpoint)
-    if [row["step"] for row in logged] != [row["step"] for row in run.metrics()]:
+    kept = run.rows_until(step_of(checkpoint), most=len(logged))
+    if [row["step"] for row in logged] != [row["step"] for row in kept]:
         raise ConfigurationError(
-            f"{run.metrics_file} lacks rows from before {checkpoint.name}, where the run would go "
-            "on; put it back as it was, or begin again with --overwrite"
+            f"{run.metrics_file} lacks rows from before {checkpoint.name}, where the run would "
+            "continue; restore the file, or start over with --overwrite"
         )
     if best_logged(logged, best_metric):
         check_best(run)
     if (best := run.best()) and best["metric"] != best_metric:
         raise ConfigurationError(
             f"{run.checkpoint_best} holds the best model by {best['metric']}, and the one by "
-            f"{best_metric} was not kept; go on with --best_metric {best['metric']}, or begin "
-            "again with --overwrite"
+            f"{best_metric} was not kept; resume with --best_metric {best['metric']}, or "
+            "start over with --overwrite"
         )
 
 
@@ -102,8 +122,8 @@ def check_best(run: RunDirectory) -> None:
     one may come."""
     if not is_whole(run.checkpoint_best):
         raise ConfigurationError(
-            f"{run.checkpoint_best} is no longer as it was saved, a file of it is gone or damaged; "
-            "put it back as it was and go on with --resume, or begin again with --overwrite"
+            f"{run.checkpoint_best} has changed since it was saved: a file is missing or damaged; "
+            "restore it and use --resume, or start over with --overwrite"
         )
 
 
@@ -116,20 +136,6 @@ def best_logged(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[str, Any
         if value is not None and value > (best["value"] if best else -math.inf):
             best = {"metric": metric, "value": value, "step": row["step"]}
     return best
-
-
-def changed_settings(config_file: Path, now: Mapping[str, Any]) -> list[str]:
-    """What a run would go on with that it was not begun with, as `key old -> new`; nothing where
-    what it was begun with cannot be read."""
-    try:
-        before = json.loads(config_file.read_text(encoding="utf-8"))["settings"]
-    except (OSError, ValueError, KeyError):
-        return []
-    return [
-        f"{key} {before.get(key)} -> {now.get(key)}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
 
 
 def _logged(checkpoint: Path) -> list[dict[str, Any]]:

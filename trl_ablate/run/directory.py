@@ -13,20 +13,26 @@ JSON files appear whole or not at all; JSONL is appended and flushed line by lin
 killed at any moment leaves both readable.
 """
 
-import fcntl
-import shutil
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.failures import in_words
-from trl_ablate.run.files import append_jsonl, read_json, read_jsonl, write_json, write_jsonl
-from trl_ablate.run.folders import put_back, where_it_stands
+from trl_ablate.run.failures import DIVERGED, in_words
+from trl_ablate.run.files import (
+    append_jsonl,
+    read_jsonl,
+    read_object,
+    write_json,
+    write_jsonl,
+)
+from trl_ablate.run.folders import beside_while_replaced, where_it_stands
 from trl_ablate.run.termination import Terminated
 
 KEYBOARD = "interrupted from the keyboard"
@@ -35,23 +41,29 @@ INTERRUPTED = (KEYBOARD, PREEMPTED)
 """Reasons of a run that was stopped from outside, not by a rule: it can go on."""
 
 MARK = ".running"
-"""A file that is there, and locked, while a process is at the run."""
-RESERVE = 1 << 20
-"""Its bytes: room for the last words in `run.json`, should the disk fill up."""
+"""A file that exists, and is locked, while a process uses the run."""
+
+_CHECKPOINT = re.compile(r"checkpoint-\d+")
+_ROLLOUTS = re.compile(r"step_\d+\.jsonl")
+_UNFINISHED = re.compile(r"\.(run|resolved_config|metrics|alerts)\.jsonl?\.\d+")
+"""What a kill leaves of a file that was being written."""
 
 
 @dataclass
 class Outcome:
-    """How a run ended: finished, unless somebody says otherwise. `scripts/train.py` raises where a
-    training ended before its last step although nobody stopped it."""
+    """How a run ended: finished, unless something stopped it before its last step."""
 
     status: str = "finished"
     reason: str | None = None
     entries: dict[str, Any] = field(default_factory=dict)
 
     def stopped(self, reason: str, **entries: Any) -> None:
-        """Ended before its time, on purpose."""
+        """Ended before its last step, on purpose."""
         self.status, self.reason, self.entries = "stopped", reason, entries
+
+    def diverged(self, grpo_step: float) -> None:
+        """Ended because there is no policy any more to sample from."""
+        self.stopped(DIVERGED.format(step=grpo_step), diverged_at=grpo_step)
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,7 @@ class RunDirectory:
     def best(self) -> dict[str, Any] | None:
         """Metric, value and step of `checkpoint_best`; None where there is none yet."""
         file = where_it_stands(self.checkpoint_best) / "best.json"
-        return read_json(file) if file.exists() else None
+        return read_object(file) if file.exists() else None
 
     def rollout_file(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step:06d}.jsonl"
@@ -98,66 +110,53 @@ class RunDirectory:
         file.parent.mkdir(exist_ok=True)
         write_jsonl(file, rows)
 
+    def rows_until(self, step: int, most: int | None = None) -> Iterator[dict[str, Any]]:
+        """The rows of metrics up to a step, at most so many."""
+        return islice((row for row in self.metrics() if row["step"] <= step), most)
+
     def rewind(self, step: int, rows: int | None = None) -> None:
         """Forget what was recorded after a step, and the rows of metrics behind the first so many
         (None: no row at that step or before it): a resumed run will record it again."""
-        for file, most in ((self.metrics_file, rows), (self.alerts_file, None)):
-            if file.exists():
-                kept = (row for row in read_jsonl(file) if row["step"] <= step)
-                write_jsonl(file, islice(kept, most))
-        for file in self.rollout_file(0).parent.glob("step_*.jsonl"):
+        if self.metrics_file.exists():
+            write_jsonl(self.metrics_file, self.rows_until(step, rows))
+        if self.alerts_file.exists():
+            alerts = _with_steps(self.alerts_file)
+            write_jsonl(self.alerts_file, (row for row in alerts if row["step"] <= step))
+        for file in self.rollout_files():
             if int(file.stem.removeprefix("step_")) > step:
                 file.unlink()
 
-    def prepare(self, *, overwrite: bool = False, resume: bool = False) -> None:
-        """Make the folder ready, or say why it is not: runs are never mixed. What a kill has left
-        half replaced is put back."""
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigurationError(f"{self.path} is a file; give another --output_dir")
-        left = self._left()
-        if left and not (overwrite or resume):
-            raise ConfigurationError(
-                f"{self.path} holds {self._described(left)}; give another --output_dir, or "
-                "--overwrite to replace it, or --resume to go on with it"
-            )
-        if left:
-            mark = self._enter()
-            for folder in (self.checkpoint_last, self.checkpoint_best):
-                put_back(folder)
-            self._leave(mark)
-        if left and overwrite:
-            self._clear()
-        self.path.mkdir(parents=True, exist_ok=True)
-
-    def _left(self) -> list[Path]:
-        """What tells of a run: its record, or else what a new one would be mixed with."""
+    def traces(self) -> list[Path]:
+        """Whatever shows that a run was here: its record, or else what a new one would mix with."""
         saved = (self.checkpoint_last, self.checkpoint_best)
         known = (self.run_file, self.metrics_file, *map(where_it_stands, saved))
-        return [*filter(Path.exists, known), *self.path.glob("checkpoint-[0-9]*")]
+        return [*filter(os.path.lexists, known), *self.checkpoints()]
 
-    def _described(self, left: list[Path]) -> str:
-        if self.run_file in left:
-            return f"a run already ({self.read().get('status', 'unknown')})"
-        return f"what is left of a run ({left[0].name}, but no {self.run_file.name})"
+    def checkpoints(self) -> list[Path]:
+        """Every `checkpoint-N`, whole or not."""
+        return [path for path in self.path.glob("checkpoint-*") if _CHECKPOINT.fullmatch(path.name)]
 
-    def _clear(self) -> None:
-        """Remove the run: all there is, or, where no record says that it is a run's, its own."""
-        if self.run_file.exists():
-            shutil.rmtree(self.path)
-            return
-        rollouts = self.rollout_file(0).parent.glob("step_*.jsonl")
-        for path in (*self._left(), self.alerts_file, *rollouts):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    def rollout_files(self) -> list[Path]:
+        """Every `rollouts/step_N.jsonl`."""
+        found = self.rollout_file(0).parent.glob("step_*.jsonl")
+        return [path for path in found if _ROLLOUTS.fullmatch(path.name)]
+
+    def entries(self) -> list[Path]:
+        """All that a run writes, as far as it is there. Other files are not ours to move."""
+        saved = (self.checkpoint_last, self.checkpoint_best)
+        named = [self.run_file, self.config_file, self.metrics_file, self.alerts_file, *saved]
+        named += [beside for folder in saved for beside in beside_while_replaced(folder)]
+        parts = [path for path in self.path.glob(".*") if _UNFINISHED.fullmatch(path.name)]
+        there = filter(os.path.lexists, named)
+        return [*there, *parts, *self.checkpoints(), *self.rollout_files()]
 
     @contextmanager
     def recorded(self, *, clean: Callable[[str], str] = str, **entries: Any):
         """`run.json` from the first moment to the last, however the run ends.
 
-        What an error says goes through `clean`. Room for it is kept, so that a full disk is told.
-        Until the end nobody else can be at this run.
+        Error messages go through `clean`. `claimed` keeps room on the disk for the last entries.
         """
-        mark = self._enter()
-        started = time.time() - self.seconds_so_far()
+        started = time.monotonic() - self.seconds_so_far()
         self.update(status="running", reason=None, **entries)
         outcome = Outcome()
         try:
@@ -170,8 +169,9 @@ class RunDirectory:
             outcome.reason = clean(_reason(error))
             raise
         finally:
-            self._leave(mark)
-            seconds = time.time() - started
+            if (self.path / MARK).exists():
+                os.truncate(self.path / MARK, 0)
+            seconds = time.monotonic() - started
             last_words = {
                 "status": outcome.status,
                 "reason": outcome.reason,
@@ -180,24 +180,6 @@ class RunDirectory:
                 "peak_memory_gib": self.peak_memory(),
             }
             self.update(**{**entries, **last_words, **outcome.entries})
-
-    def _enter(self) -> BinaryIO:
-        """Open and lock the file that tells others that somebody is at this run."""
-        mark = (self.path / MARK).open("ab")
-        try:
-            fcntl.lockf(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)  # forked children do not inherit it
-        except BlockingIOError as error:
-            raise ConfigurationError(
-                f"another process is at the run in {self.path}; wait for its end, or end it (after "
-                "a launcher was killed its processes may go on), or give another --output_dir"
-            ) from error
-        mark.write(bytes(max(0, RESERVE - mark.tell())))
-        mark.flush()
-        return mark
-
-    def _leave(self, mark: BinaryIO) -> None:
-        mark.close()
-        (self.path / MARK).unlink(missing_ok=True)
 
     def seconds_so_far(self) -> float:
         """What a run that is resumed has taken already, by its last logged row."""
@@ -220,15 +202,35 @@ class RunDirectory:
         """Add entries to `run.json`."""
         write_json(self.run_file, {**(self.read() if self.run_file.exists() else {}), **entries})
 
+    def settings(self) -> dict[str, Any]:
+        """The settings that the run was started with, or resumed with last."""
+        found = read_object(self.config_file).get("settings")
+        if not isinstance(found, dict):
+            raise ConfigurationError(
+                f"{self.config_file} holds no settings; restore it, or start over with --overwrite"
+            )
+        return found
+
     def read(self) -> dict[str, Any]:
-        return read_json(self.run_file)
+        return read_object(self.run_file)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         append_jsonl(self.metrics_file, row)
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The logged rows, a half-written last line left out."""
-        return read_jsonl(self.metrics_file)
+        return _with_steps(self.metrics_file)
+
+
+def _with_steps(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a JSONL file, each with the number of its step."""
+    for number, row in enumerate(read_jsonl(file), start=1):
+        if not isinstance(row.get("step"), int | float):
+            raise ConfigurationError(
+                f"{file}, row {number}, has no number as its step; restore the file, or start over "
+                "with --overwrite"
+            )
+        yield row
 
 
 def _reason(error: BaseException) -> str:

@@ -36,6 +36,10 @@ SERVER_LOST = (
     "with the run's seed, then go on with --resume"
 )
 GONE = "{file} is gone; put it back, then go on with --resume"
+DIVERGED = (
+    "the training diverged at GRPO step {step:g}: the model's probabilities are NaN or infinite; "
+    "lower learning_rate"
+)
 ENDED_EARLY = (
     "the training ended at step {reached} of {wanted}, and neither the guard nor SIGTERM ended it: "
     "the questions did not make one rollout batch, or a callback stopped it; give more questions, "
@@ -73,6 +77,11 @@ def in_words(error: BaseException) -> str | None:
     if isinstance(error, FileNotFoundError) and file is not None:
         return GONE.format(file=file)
     return None
+
+
+def is_divergence(error: BaseException) -> bool:
+    """Whether sampling failed because the weights have become NaN or infinite."""
+    return "probability tensor contains either" in str(error)
 
 
 def _is_of_server(error: BaseException) -> bool:

@@ -15,18 +15,23 @@ SURROGATES = "backslashreplace"
 
 
 def read_json(path: Path) -> Any:
-    """A file of the run; what is damaged is named, for nobody knows what it said."""
+    """The value of a JSON file; damage is an error that names the file."""
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:
-        raise ConfigurationError(_damaged(str(path), error)) from error
+        raise ConfigurationError(_damaged(str(path), f"is not valid JSON ({error})")) from error
 
 
-def _damaged(place: str, error: ValueError) -> str:
-    return (
-        f"{place} is no JSON any more ({error}); put it back as it was, or begin again with "
-        "--overwrite"
-    )
+def read_object(path: Path) -> dict[str, Any]:
+    """The object of a JSON file."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ConfigurationError(_damaged(str(path), "holds no JSON object"))
+    return found
+
+
+def _damaged(place: str, what: str) -> str:
+    return f"{place} {what}; restore it, or start over with --overwrite"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -55,10 +60,17 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise ConfigurationError(_damaged(f"{path}, line {number},", error)) from error
+                yield _object(line, f"{path}, line {number},")
+
+
+def _object(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ConfigurationError(_damaged(place, f"is not valid JSON ({error})")) from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(_damaged(place, "is not a JSON object"))
+    return found
 
 
 @contextmanager

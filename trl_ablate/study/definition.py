@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.places import SHIPPED, SUFFIXES
 from trl_ablate.recipe.strict import check_value, nearest, read_mapping
 
 Statistic = Literal["final", "best", "auc"]
@@ -111,9 +111,7 @@ def load_study(path: Path) -> Study:
 def _arms(
     given: list[str] | dict[str, Any], seeds: tuple[int, ...], study: Path
 ) -> tuple[Arm, ...]:
-    named = (
-        given.items() if isinstance(given, dict) else [(Path(name).stem, name) for name in given]
-    )
+    named = given.items() if isinstance(given, dict) else [(_stem(name), name) for name in given]
     arms = tuple(_arm(name, entry, seeds, study) for name, entry in named)
     names = [arm.name for arm in arms]
     for name in names:
@@ -172,10 +170,16 @@ def find_recipe(name: str, study: Path) -> Path:
     """The recipe beside the study, in the nearest folder above it, or among the shipped ones."""
     folders = [study.parent, *study.resolve().parent.parents, SHIPPED]
     for folder in folders:
-        if (folder / name).is_file():
-            return folder / name
+        for file in (folder / name, folder / f"{name}.yaml"):
+            if file.is_file():
+                return file
     known = (path.name for path in SHIPPED.glob("*.yaml"))
     raise ConfigurationError(f"study {study}: recipe '{name}' does not exist{nearest(name, known)}")
+
+
+def _stem(name: str) -> str:
+    """The name of an arm that is given by its recipe: a file's, or the bare name (`lr_1.5e-5`)."""
+    return Path(name).stem if name.endswith(SUFFIXES) else Path(name).name
 
 
 def _checked(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> dict[str, Any]:

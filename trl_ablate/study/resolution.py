@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.overrides import as_word, as_words
 from trl_ablate.recipe.places import beside_or_shipped, suitable_profile
 from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.recipe.strict import read_mapping
@@ -142,14 +143,14 @@ def _evaluations(evaluates: bool, steps: int, config) -> int:
 
 
 def _words(arm: Arm, resolved: Resolved, study: Study, seed: int) -> tuple[str, ...]:
-    """The command line of a run; values as JSON, which the strict YAML of the command line
-    reads. A profile that suits this machine is named, as another may do the run."""
+    """The command line of a run. A profile that suits this machine is named, as another may do
+    the run."""
     overrides: Mapping[str, Any] = {**study.overrides, **arm.overrides}
     suited = (resolved.profile, resolved.profile_reason) == suitable_profile()
     profile = resolved.profile if suited else study.profile
     named = {"profile": profile, "seed": seed, "arm": arm.name, "study": study.name}
     return (
         str(arm.recipe),
-        *(word for key, value in named.items() for word in (f"--{key}", str(value))),
-        *(f"--{key}={json.dumps(value)}" for key, value in overrides.items()),
+        *(word for key, value in named.items() for word in (f"--{key}", as_word(key, value))),
+        *as_words(overrides),
     )

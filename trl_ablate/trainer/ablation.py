@@ -24,8 +24,6 @@ in or what comes out:
 """
 
 import inspect
-from collections import defaultdict
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,35 +34,42 @@ from trl import GRPOTrainer
 
 from trl_ablate.advantages import compute_advantages, weighted_reward
 from trl_ablate.config import AblationConfig, own_config
-from trl_ablate.losses import NO_CLIP, loss_denominator, ratio_means
 from trl_ablate.trainer import carried
 from trl_ablate.trainer.architectures import has_virtual_tokens, may_move_rows
 from trl_ablate.trainer.batching import (
     DRAWN,
-    Batch,
     forward_trimmed,
     is_text,
-    padded_fraction,
-    regroup_by_length,
-    trim,
+    is_text_forward,
+    without_needless_padding,
 )
 from trl_ablate.trainer.clock import GRPOStepClock
-from trl_ablate.trainer.engine import engine_as_configured, replaced, with_values
+from trl_ablate.trainer.engine import engine_as_configured
 from trl_ablate.trainer.generation import (
-    Described,
     StopStrings,
     backend_generation_kwargs,
     evaluation_generation_kwargs,
-    length_spread,
     sampling_by,
-    truncation_metrics,
 )
-from trl_ablate.trainer.loss_pass import LossPass, Objective
+from trl_ablate.trainer.loss_pass import (
+    LossPass,
+    Objective,
+    RatioSums,
+    shown_to_trl,
+    switched_values,
+)
 from trl_ablate.trainer.mismatch import MismatchCorrection
 from trl_ablate.trainer.one_shot import apart_from_training, check_sets, evaluate_one_shot
 from trl_ablate.trainer.phases import StepPhases
-from trl_ablate.trainer.rollouts import response_mask, rollout_rows, without
+from trl_ablate.trainer.rollouts import (
+    Described,
+    describe,
+    response_mask,
+    rollout_rows,
+    without_truncated,
+)
 from trl_ablate.trainer.row_metrics import RowMetrics
+from trl_ablate.trainer.temporary import replaced
 
 
 class AblationTrainer(GRPOTrainer):
@@ -95,9 +100,7 @@ class AblationTrainer(GRPOTrainer):
         self.described = Described([], [])
         self._rewards_NF = torch.empty(0)
         self._loss_pass: LossPass | None = None
-        self._ratio_sums: dict[str, torch.Tensor] = defaultdict(
-            lambda: torch.zeros(3, dtype=torch.float64)
-        )
+        self.ratio_sums = RatioSums()
         gather: Any = self.accelerator.gather
         self._row_metrics = RowMetrics(self._metrics["train"], gather)
         self.mismatch = MismatchCorrection(args)
@@ -122,24 +125,20 @@ class AblationTrainer(GRPOTrainer):
         return self._rewards_NF
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        mask_truncated = bool(self.mask_truncated_completions and self.stop.strings)
-        with self.phases.phase("rollout"), with_values(self, self._left_to_us(mask_truncated)):
+        with self.phases.phase("rollout"), replaced(self, **self._left_to_us()):
             output = super()._generate_and_score_completions(inputs)
-        if mask_truncated:
-            output = self._mask_truncated(output)
+        if self.mask_truncated_completions and self.stop.strings:
+            output = without_truncated(self, output)
         if self.multi_objective_aggregation == "sum_then_normalize":
             self._replace_advantages(output, rows=len(inputs))
         return output
 
-    def _left_to_us(self, mask_truncated: bool) -> dict[str, Any]:
+    def _left_to_us(self) -> dict[str, bool]:
         """What TRL may not do while it generates and scores: mask what a stop string has ended, and
         run a forward pass for an importance ratio that the training's own will give."""
-        values: dict[str, Any] = {}
-        if mask_truncated:
-            values["mask_truncated_completions"] = False
-        if self.mismatch.saves_a_forward:
-            values["vllm_importance_sampling_correction"] = False
-        return values
+        correct = self.vllm_importance_sampling_correction and not self.mismatch.saves_a_forward
+        mask = self.mask_truncated_completions and not self.stop.strings
+        return {"vllm_importance_sampling_correction": correct, "mask_truncated_completions": mask}
 
     def _replace_advantages(self, output: dict[str, Any], rows: int) -> None:
         """Ours for TRL's, in the batch (this process's slice) and in the completion log (all)."""
@@ -163,62 +162,34 @@ class AblationTrainer(GRPOTrainer):
     def _prepare_inputs(self, generation_batch):
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        if not self.model.training or self._buffered_inputs is before:
+        microbatches = self._buffered_inputs
+        drawn_anew = self.model.training and microbatches is not before
+        if not drawn_anew or self.aux_loss_enabled or not all(map(is_text, microbatches)):
             return inputs
-        self._buffered_inputs = self._without_needless_padding(self._buffered_inputs)
+        multiple = self.args.trimmed_to_multiple_of if self._trims else None
+        self._buffered_inputs, padding = without_needless_padding(
+            microbatches, self.args.regrouped_together, multiple
+        )
+        for name, value in padding.items():
+            self._metrics["train"][name].append(value)
         return self._buffered_inputs[self._step % len(self._buffered_inputs)]
-
-    def _without_needless_padding(self, microbatches: list[Batch]) -> list[Batch]:
-        """One rollout batch, regrouped and trimmed as far as the switches and the loss allow."""
-        if self.aux_loss_enabled or not all(is_text(batch) for batch in microbatches):
-            return microbatches
-        drawn = padded_fraction(microbatches)
-        together, multiple = self.args.regrouped_together, self.args.trimmed_to_multiple_of
-        if together > 1:
-            microbatches = regroup_by_length(microbatches, together)
-        if self._trims:
-            microbatches = [trim(batch, multiple) for batch in microbatches]
-        self._metrics["train"]["padding/fraction_drawn"].append(drawn)
-        left = padded_fraction(microbatches, moved_left=self._trims, multiple=multiple)
-        self._metrics["train"]["padding/fraction"].append(left)
-        return microbatches
 
     # Loss
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
-        loss_pass = LossPass(inputs, self._surrogate_inputs(inputs), response_mask(inputs))
-        values = {"_loss_pass": loss_pass, **self._switched(loss_pass.mask_NT)}
-        with with_values(self, values):
+        loss_pass = LossPass(inputs, shown_to_trl(inputs, self.args), response_mask(inputs))
+        switched = switched_values(self.args, loss_pass.mask_NT)
+        with replaced(self, _loss_pass=loss_pass, **switched):
             loss = super()._compute_loss(model, loss_pass.shown)
             self._record(loss_pass)
         return loss
-
-    def _surrogate_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A copy for one loss. Under `reinforce`, TRL is not told the old log-probabilities: it
-        takes the current ones, whose ratio is 1 with gradient ∇log π."""
-        hidden = {"old_per_token_logps"} if self.args.surrogate == "reinforce" else set()
-        return {key: value for key, value in inputs.items() if key not in hidden}
-
-    def _switched(self, mask_NT: torch.Tensor) -> dict[str, Any]:
-        """TRL's divisor and clip range as the switches want them, for one loss."""
-        values: dict[str, Any] = {}
-        if self.args.length_norm in ("constant", "microbatch"):
-            divisor = loss_denominator(
-                mask_NT,
-                self.args.length_norm,
-                constant=self.args.length_norm_constant or self.max_completion_length,
-            )
-            values["max_completion_length"] = divisor.item() / len(mask_NT)
-        if self.args.surrogate == "no_clip":
-            values |= {"epsilon_low": NO_CLIP, "epsilon_high": NO_CLIP}
-        return values
 
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs
     ):
         forward = partial(super()._get_per_token_logps_and_entropies, model, **kwargs)
         rows = (input_ids, attention_mask, logits_to_keep, batch_size)
-        if self._trims and _is_text_forward(kwargs):
+        if self._trims and is_text_forward(kwargs):
             result = forward_trimmed(forward, *rows, multiple=self.args.trimmed_to_multiple_of)
         else:
             result = forward(*rows)
@@ -233,7 +204,7 @@ class AblationTrainer(GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         objective = Objective.of(self)
         self.mismatch.record(loss_pass)
-        self._ratio_sums[mode] += loss_pass.ratio_sums(objective).cpu().double()
+        self.ratio_sums.add(mode, loss_pass.ratio_sums(objective))
         if DRAWN in loss_pass.inputs:
             sums = loss_pass.metric_sums(objective)
             self._row_metrics.add(loss_pass.inputs[DRAWN], sums, self.args.regrouped_together)
@@ -256,43 +227,8 @@ class AblationTrainer(GRPOTrainer):
     def _generate(self, prompts: list):
         generated = super()._generate(prompts)
         self._completion_ids = generated[1]
-        self._describe_completions(generated[1], generated[2])
+        self.described = describe(self, generated[1], generated[2])
         return generated
-
-    def _describe_completions(
-        self, completion_ids: list[list[int]], tool_mask: list[list[int]] | None = None
-    ) -> None:
-        """What TRL does not report of the rollouts, over all processes, and what it gets wrong: it
-        counts as terminated only what ends in EOS; a stop string terminates as well.
-
-        Lengths are TRL's: what a tool wrote (0 in `tool_mask`) is not counted.
-        """
-        special = set(self._tokenizer.all_special_ids)
-        own_tokens = map(sum, tool_mask) if tool_mask is not None else map(len, completion_ids)
-        described = [
-            (length, not self.stop.ended(ids), special.issuperset(ids))
-            for length, ids in zip(own_tokens, completion_ids, strict=True)
-        ]
-        gathered: Any = self.accelerator.gather(
-            torch.tensor(described, device=self.accelerator.device)
-        )
-        lengths, truncated, only_special = gathered.T
-        self.described = Described(lengths.tolist(), truncated.bool().tolist())
-        if not self.model.training:
-            return
-        group: Any = self.num_generations
-        metrics = self._metrics["train"]
-        metrics["completions/only_special"].append(only_special.float().mean().item())
-        metrics["completions/length_spread"].append(length_spread(lengths, group))
-        if self.stop.strings:
-            for name, value in truncation_metrics(lengths, truncated.bool()).items():
-                metrics[name][-1] = value
-
-    def _mask_truncated(self, output: dict[str, Any]) -> dict[str, Any]:
-        """What TRL does for `mask_truncated_completions`, with stop strings known as ends."""
-        output = without(output, [self.stop.ended(ids) for ids in self._completion_ids])
-        items: Any = self.accelerator.gather(response_mask(output).sum())
-        return {**output, "num_items_in_batch": items.sum()}
 
     # Evaluation and logging
 
@@ -309,7 +245,7 @@ class AblationTrainer(GRPOTrainer):
         with (
             sampling_by(self, evaluation_generation_kwargs(self.args)),
             apart_from_training(self),
-            replaced(self, "mismatch", mismatch),
+            replaced(self, mismatch=mismatch),
         ):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
@@ -317,12 +253,7 @@ class AblationTrainer(GRPOTrainer):
         """TRL's, with our metrics added to `logs` in place, as TRL adds its own: what an
         evaluation logs is also what it returns."""
         mode = "train" if self.model.training else "eval"
-        sums: Any = self._ratio_sums.pop(mode, None)
-        if sums is not None:
-            if self.accelerator.num_processes > 1:  # alone it stays off devices without float64
-                sums = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum")
-            prefix = "" if mode == "train" else "eval_"
-            logs.update({f"{prefix}{name}": value for name, value in ratio_means(sums).items()})
+        logs.update(self.ratio_sums.metrics(mode, self.accelerator))
         if mode == "train":
             logs.update(self.mismatch.metrics(self.accelerator.gather))
         super().log(logs, start_time)
@@ -330,6 +261,7 @@ class AblationTrainer(GRPOTrainer):
     # Checkpoints
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        carried.load_onto_numbered_cpus()
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         carried.load_trained_adapter(self, resume_from_checkpoint)
 
@@ -356,7 +288,7 @@ class AblationTrainer(GRPOTrainer):
         """
         run = Path(self._get_output_dir(trial=trial))
         checkpoint = run / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        with carried.sealed(self, checkpoint), replaced(self.args, "save_total_limit", None):
+        with carried.sealed(self, checkpoint), replaced(self.args, save_total_limit=None):
             super()._save_checkpoint(model, trial)
         if self.args.should_save:
             rotate_checkpoints(
@@ -365,11 +297,3 @@ class AblationTrainer(GRPOTrainer):
                 best_model_checkpoint=self.state.best_model_checkpoint,
                 use_mtime=True,
             )
-
-
-TEXT_FORWARD = frozenset(("compute_entropy", "compute_aux_loss"))
-
-
-def _is_text_forward(arguments: Mapping[str, Any]) -> bool:
-    """Whether TRL's forward pass is given nothing but tokens."""
-    return all(value is None for name, value in arguments.items() if name not in TEXT_FORWARD)

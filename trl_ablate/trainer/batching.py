@@ -42,6 +42,32 @@ def is_text(batch: Mapping[str, Any]) -> bool:
     return batch.keys() <= TEXT_KEYS
 
 
+TEXT_FORWARD = frozenset(("compute_entropy", "compute_aux_loss"))
+
+
+def is_text_forward(arguments: Mapping[str, Any]) -> bool:
+    """Whether TRL's forward pass is given nothing but tokens."""
+    return all(value is None for name, value in arguments.items() if name not in TEXT_FORWARD)
+
+
+def without_needless_padding(
+    microbatches: list[Batch], together: int, multiple: int | None
+) -> tuple[list[Batch], dict[str, float]]:
+    """One rollout batch regrouped and trimmed, and how much padding there was and is.
+
+    Args:
+        together: microbatches whose rows are dealt by length, 1 for none.
+        multiple: what trimmed widths are rounded up to; None trims nothing.
+    """
+    drawn = padded_fraction(microbatches)
+    if together > 1:
+        microbatches = regroup_by_length(microbatches, together)
+    if multiple is not None:
+        microbatches = [trim(batch, multiple) for batch in microbatches]
+    left = padded_fraction(microbatches, moved_left=multiple is not None, multiple=multiple or 1)
+    return microbatches, {"padding/fraction_drawn": drawn, "padding/fraction": left}
+
+
 def trim(batch: Batch, multiple: int = 1) -> Batch:
     """Cut a microbatch to its own longest prompt and longest completion.
 

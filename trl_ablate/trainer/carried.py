@@ -13,6 +13,7 @@ a resume in the middle of a rollout batch they are None until the next one.
 import logging
 from collections.abc import Iterable
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,13 @@ def restore(trainer: "AblationTrainer", checkpoint: Path) -> None:
     _take_up(trainer, carried)
 
 
+@cache
+def load_onto_numbered_cpus() -> None:
+    """Let torch load onto "cpu:1": accelerate numbers the CPUs of several processes, transformers
+    loads a checkpoint onto them, and torch knows a "cpu" only."""
+    torch.serialization.register_package(11, lambda storage: None, _onto_numbered_cpu)
+
+
 def skip_epochs(trainer: "AblationTrainer", epochs: int) -> None:
     """Bring the order of the questions to where it is behind that many epochs.
 
@@ -116,6 +124,10 @@ def load_trained_adapter(trainer: "AblationTrainer", checkpoint: str) -> None:
         model.load_adapter(checkpoint, model.active_adapters[0], is_trainable=True)
 
 
+def _onto_numbered_cpu(storage: Any, location: str):
+    return storage if location.startswith("cpu:") else None
+
+
 def _carried(trainer: "AblationTrainer") -> dict[str, Any]:
     carried = {
         "layout": _layout(trainer),
@@ -123,7 +135,7 @@ def _carried(trainer: "AblationTrainer") -> dict[str, Any]:
         "metrics": {
             name: list(map(float, values)) for name, values in trainer._metrics["train"].items()
         },
-        "ratio_sums": dict(trainer._ratio_sums),
+        "ratio_sums": trainer.ratio_sums.carried(),
         "mismatch": trainer.mismatch.carried(),
     }
     per_rollout = trainer.args.steps_per_generation * trainer.num_iterations
@@ -139,7 +151,7 @@ def _take_up(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
     trainer._metrics["train"].clear()  # cleared, not replaced: the phases hold it, too
     for name, values in carried["metrics"].items():
         trainer._metrics["train"][name].extend(values)
-    trainer._ratio_sums.update(written["ratio_sums"])  # float64, which not every device has
+    trainer.ratio_sums.take_up(written["ratio_sums"])  # float64, which not every device has
     trainer.mismatch.take_up(carried["mismatch"])
     if "rollout" in carried:
         trainer._buffered_inputs = carried["rollout"]
@@ -207,12 +219,3 @@ def _restore_reference(trainer: "AblationTrainer", file: Path) -> None:
             "false to go on with the reference that the run was begun with"
         )
     load_model(trainer.accelerator.unwrap_model(trainer.ref_model), file)
-
-
-def _onto_numbered_cpu(storage: Any, location: str):
-    return storage if location.startswith("cpu:") else None
-
-
-# accelerate numbers the CPUs of several processes; transformers then loads onto "cpu:1", of which
-# torch knows nothing
-torch.serialization.register_package(11, lambda storage: None, _onto_numbered_cpu)

@@ -8,7 +8,7 @@ On a CPU vLLM packs every linear weight as it loads and drops the original, so t
 can be loaded; there the engine keeps the weights as they are.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from trl.generation import vllm_generation
 from trl.import_utils import is_vllm_available
 
 from trl_ablate.config import AblationConfig
+from trl_ablate.trainer.temporary import replaced
 
 SEED_STRIDE = 1_000_003
 """Distance between the seeds of two runs' engines: no number of ranks comes near it."""
@@ -38,7 +39,7 @@ def engine_as_configured(config: AblationConfig):
         if current_platform.is_cpu():
             settings = cpu_settings(config)
             changes.enter_context(unpacked_weights())
-        changes.enter_context(replaced(vllm_generation, "LLM", _seeded(config.seed, settings)))
+        changes.enter_context(replaced(vllm_generation, LLM=_seeded(config.seed, settings)))
         yield
 
 
@@ -69,7 +70,7 @@ def unpacked_weights():
         else:
             packed(layer, remove_weight)
 
-    with replaced(utils, "dispatch_cpu_unquantized_gemm", plain):
+    with replaced(utils, dispatch_cpu_unquantized_gemm=plain):
         yield
 
 
@@ -81,23 +82,3 @@ def _seeded(seed: int, settings: dict[str, Any]) -> Callable:
         return build(*args, **{**kwargs, "seed": engine_seed(seed, kwargs["seed"]), **settings})
 
     return engine
-
-
-@contextmanager
-def replaced(holder, name: str, value):
-    """A module's or an object's attribute has another value until the end of the block."""
-    kept = vars(holder)[name]
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        setattr(holder, name, kept)
-
-
-@contextmanager
-def with_values(holder, values: Mapping[str, Any]):
-    """Several attributes have other values until the end of the block."""
-    with ExitStack() as changes:
-        for name, value in values.items():
-            changes.enter_context(replaced(holder, name, value))
-        yield

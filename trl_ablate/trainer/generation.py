@@ -10,8 +10,7 @@ continuous batching knows neither stop strings nor a minimum. What is missing th
 import copy
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from transformers import (
 )
 
 from trl_ablate.config import AblationConfig
-from trl_ablate.trainer.engine import replaced
+from trl_ablate.trainer.temporary import replaced
 
 
 def backend_generation_kwargs(config: AblationConfig) -> dict[str, Any] | None:
@@ -54,15 +53,15 @@ def sampling_by(trainer: Any, changes: dict[str, Any]):
     TRL gives `generation_kwargs` the last word with vLLM, in both modes; transformers samples by
     the `generation_config`, and takes what that leaves open from the `generation_kwargs`.
     """
-    with ExitStack() as stack:
-        if changes:
-            engine = trainer.vllm_generation if trainer.use_vllm else trainer
-            words = {**engine.generation_kwargs, **changes}
-            stack.enter_context(replaced(engine, "generation_kwargs", words))
-        if changes and not trainer.use_vllm:
-            config = copy.deepcopy(trainer.generation_config)
-            config.update(**changes)
-            stack.enter_context(replaced(trainer, "generation_config", config))
+    if not changes:
+        yield
+        return
+    engine = trainer.vllm_generation if trainer.use_vllm else trainer
+    values: dict[str, Any] = {"generation_kwargs": {**engine.generation_kwargs, **changes}}
+    if not trainer.use_vllm:
+        values["generation_config"] = copy.deepcopy(trainer.generation_config)
+        values["generation_config"].update(**changes)
+    with replaced(engine, **values):
         yield
 
 
@@ -103,12 +102,9 @@ class StopStrings:
         if not self.strings:
             yield
             return
-        model = accelerator.unwrap_model(model_wrapped)
-        model.generate = partial(self._generate, model.generate)
-        try:
+        model: Any = accelerator.unwrap_model(model_wrapped)
+        with replaced(model, generate=partial(self._generate, model.generate)):
             yield
-        finally:
-            del model.generate
 
     def _generate(self, generate, **inputs):
         prompt_length = inputs["input_ids"].size(1)
@@ -123,46 +119,6 @@ class StopStrings:
 
     def _text(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
-
-
-def truncation_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
-    """TRL's metrics of how completions ended, by TRL's names; lengths are 0 if none terminated."""
-    terminated = lengths_N[~truncated_N].float() if not truncated_N.all() else torch.zeros(1)
-    values = {
-        "clipped_ratio": truncated_N.float().mean(),
-        "mean_terminated_length": terminated.mean(),
-        "min_terminated_length": terminated.min(),
-        "max_terminated_length": terminated.max(),
-    }
-    return {f"completions/{name}": value.item() for name, value in values.items()}
-
-
-def completion_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
-    """All of TRL's metrics of how long completions are and how they ended, by TRL's names."""
-    values = {"mean": lengths_N.float().mean(), "min": lengths_N.min(), "max": lengths_N.max()}
-    lengths = {f"completions/{name}_length": float(value) for name, value in values.items()}
-    return {**lengths, **truncation_metrics(lengths_N, truncated_N)}
-
-
-def length_spread(lengths_N: torch.Tensor, num_generations: int) -> float:
-    """How far responses to one question differ in length: the standard deviation (ddof 1) of a
-    group's lengths, averaged over the groups, as a share of the mean length (0 if all are empty).
-
-    Groups are consecutive. Which questions are asked does not move it, as it does the mean length.
-    """
-    lengths_N = lengths_N.float()
-    deviations_G = lengths_N.view(-1, num_generations).std(dim=1)
-    return (deviations_G.mean() / lengths_N.mean().clamp(min=1)).item()
-
-
-@dataclass(frozen=True)
-class Described:
-    """The completions generated last, over all processes."""
-
-    lengths: list[int]
-    """Tokens of the policy's own."""
-    truncated: list[bool]
-    """Whether it ran into the limit."""
 
 
 class CompletionCriteria(StoppingCriteria):

@@ -10,12 +10,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate import Accelerator
 
+from trl_ablate.config import AblationConfig
 from trl_ablate.losses import (
+    NO_CLIP,
     changed_by_cispo,
     changed_by_clipping,
     changed_by_weight,
     kl_to_reference,
+    loss_denominator,
+    ratio_means,
     ratio_sums,
     sapo_weight,
     sequence_log_ratio,
@@ -164,3 +169,57 @@ class LossPass:
     def _old_logps(self, batch: Batch) -> torch.Tensor:
         """Of the policy that sampled; where none are kept, it is the one that is trained."""
         return batch.get("old_per_token_logps", self.logps_NT)
+
+
+class RatioSums:
+    """Sums of ratios (`losses.ratio_sums`) since the last logged row, in training and evaluation.
+
+    They are float64, and kept on the CPU, as not every device has that.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+
+    def add(self, mode: str, sums_3: torch.Tensor) -> None:
+        sums_3 = sums_3.cpu().double()
+        self._sums[mode] = self._sums.get(mode, torch.zeros_like(sums_3)) + sums_3
+
+    def metrics(self, mode: str, accelerator: Accelerator) -> dict[str, float]:
+        """Of all processes since the last call; nothing if there was no loss."""
+        sums: Any = self._sums.pop(mode, None)
+        if sums is None:
+            return {}
+        if accelerator.num_processes > 1:  # one alone stays off its device
+            sums = accelerator.reduce(sums.to(accelerator.device), reduction="sum")
+        prefix = "" if mode == "train" else "eval_"
+        return {f"{prefix}{name}": value for name, value in ratio_means(sums).items()}
+
+    def carried(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint has to hold."""
+        return dict(self._sums)
+
+    def take_up(self, carried: dict[str, torch.Tensor]) -> None:
+        self._sums = dict(carried)
+
+
+def shown_to_trl(inputs: Batch, config: AblationConfig) -> Batch:
+    """A copy for one loss. Under `reinforce`, TRL does not get the old log-probabilities: it takes
+    the current ones, whose ratio is 1 with gradient ∇log π."""
+    hidden = {"old_per_token_logps"} if config.surrogate == "reinforce" else set()
+    return {key: value for key, value in inputs.items() if key not in hidden}
+
+
+def switched_values(config: AblationConfig, mask_NT: torch.Tensor) -> dict[str, Any]:
+    """Attributes of TRL's trainer, its divisor and clip range, as the switches want them for one
+    loss."""
+    values: dict[str, Any] = {}
+    if config.length_norm in ("constant", "microbatch"):
+        divisor = loss_denominator(
+            mask_NT,
+            config.length_norm,
+            constant=config.length_norm_constant or config.max_completion_length,
+        )
+        values["max_completion_length"] = divisor.item() / len(mask_NT)
+    if config.surrogate == "no_clip":
+        values |= {"epsilon_low": NO_CLIP, "epsilon_high": NO_CLIP}
+    return values

@@ -13,7 +13,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -34,13 +34,10 @@ from trl_ablate.estimates import (
     reward_metrics,
     summary,
 )
-from trl_ablate.trainer.engine import replaced
-from trl_ablate.trainer.generation import (
-    completion_metrics,
-    evaluation_generation_kwargs,
-    sampling_by,
-)
+from trl_ablate.trainer.generation import evaluation_generation_kwargs, sampling_by
+from trl_ablate.trainer.rollouts import completion_metrics
 from trl_ablate.trainer.seeding import own_randomness
+from trl_ablate.trainer.temporary import replaced
 
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
@@ -148,12 +145,11 @@ def _empty(key: str) -> ConfigurationError:
 @contextmanager
 def apart_from_training(trainer: "AblationTrainer"):
     """Keep training's completion log and environments as they are until the end of the block."""
-    with ExitStack() as stack:
-        stack.enter_context(replaced(trainer, "_logs", _emptied(trainer._logs)))
-        if trainer.environment_factories is not None:
-            stack.enter_context(replaced(trainer, "environments", trainer.environments))
-            pool = trainer.evaluation_environments
-            stack.enter_context(replaced(trainer, "_environment_pool", pool))
+    values: dict[str, Any] = {"_logs": _emptied(trainer._logs)}
+    if trainer.environment_factories is not None:
+        values["environments"] = trainer.environments
+        values["_environment_pool"] = trainer.evaluation_environments
+    with replaced(trainer, **values):
         yield
 
 
@@ -171,15 +167,10 @@ def _eval_mode(model: Any):
 def _no_forward_pass(trainer: "AblationTrainer"):
     """Let TRL score completions without log-probabilities, which only a loss would need: of the
     reference model, for vLLM's correction, and of rollouts that are trained on more than once."""
-    settings: list[tuple[Any, str, Any]] = [
-        (trainer, "beta", 0.0),
-        (trainer, "vllm_importance_sampling_correction", False),
-        (trainer, "num_iterations", 1),
-        (trainer.args, "steps_per_generation", 1),
-    ]
-    with ExitStack() as stack:
-        for holder, name, value in settings:
-            stack.enter_context(replaced(holder, name, value))
+    with (
+        replaced(trainer, beta=0.0, vllm_importance_sampling_correction=False, num_iterations=1),
+        replaced(trainer.args, steps_per_generation=1),
+    ):
         yield
 
 

@@ -1,14 +1,58 @@
-"""What is known of a rollout batch behind TRL's own columns: rows to keep, and ends to mask."""
+"""What is known of a rollout batch beyond TRL's own columns: its rows, its ends, its lengths."""
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trl_ablate.advantages import weighted_reward
 
+if TYPE_CHECKING:
+    from trl_ablate.trainer.ablation import AblationTrainer
+
 REPORTED = ("ground_truth", "format_reward", "answer_reward")
 """Columns that a reward function may report; None where it does not."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """The completions generated last, over all processes."""
+
+    lengths: list[int]
+    """Tokens of the policy's own."""
+    truncated: list[bool]
+    """Whether it ran into the limit."""
+
+
+def describe(
+    trainer: "AblationTrainer", completion_ids: list[list[int]], tool_mask: list[list[int]] | None
+) -> Described:
+    """The completions of all processes; in training also what TRL's metrics lack or get wrong: TRL
+    counts a completion as terminated only if it ends in EOS, but a stop string ends one as well.
+
+    Lengths are TRL's: what a tool wrote (0 in `tool_mask`) is not counted.
+    """
+    special = set(trainer._tokenizer.all_special_ids)
+    own_tokens = map(sum, tool_mask) if tool_mask is not None else map(len, completion_ids)
+    facts = [
+        (length, not trainer.stop.ended(ids), special.issuperset(ids))
+        for length, ids in zip(own_tokens, completion_ids, strict=True)
+    ]
+    gathered: Any = trainer.accelerator.gather(
+        torch.tensor(facts, device=trainer.accelerator.device)
+    )
+    lengths_N, truncated_N, only_special_N = gathered.T
+    if trainer.model.training:
+        group: Any = trainer.num_generations
+        metrics = trainer._metrics["train"]
+        metrics["completions/only_special"].append(only_special_N.float().mean().item())
+        metrics["completions/length_spread"].append(length_spread(lengths_N, group))
+        if trainer.stop.strings:
+            for name, value in truncation_metrics(lengths_N, truncated_N.bool()).items():
+                metrics[name][-1] = value
+    return Described(lengths_N.tolist(), truncated_N.bool().tolist())
 
 
 def rollout_rows(
@@ -18,22 +62,18 @@ def rollout_rows(
     rewards_NF = torch.tensor([list(logs["rewards"][name]) for name in reward_names]).T
     if not len(rewards_NF):
         return []
-    count = len(rewards_NF)
-    reported = {name: list(logs["extra"].get(name, [None] * count)) for name in REPORTED}
-    rewards_N = weighted_reward(rewards_NF, weights_F.cpu())
-    columns = zip(logs["prompt"], logs["completion"], rewards_N, logs["advantages"], strict=True)
-    return [
-        {
-            "prompt": prompt,
-            "response": response,
-            "ground_truth": reported["ground_truth"][i],
-            "reward": None if torch.isnan(reward) else reward.item(),
-            "format_reward": reported["format_reward"][i],
-            "answer_reward": reported["answer_reward"][i],
-            "advantage": advantage,
-        }
-        for i, (prompt, response, reward, advantage) in enumerate(columns)
-    ]
+    rewards = weighted_reward(rewards_NF, weights_F.cpu()).tolist()
+    unknown = [None] * len(rewards)
+    reported = {name: logs["extra"].get(name, unknown) for name in REPORTED}
+    columns = {
+        "prompt": logs["prompt"],
+        "response": logs["completion"],
+        "ground_truth": reported.pop("ground_truth"),
+        "reward": [None if math.isnan(reward) else reward for reward in rewards],
+        **reported,
+        "advantage": logs["advantages"],
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def response_mask(batch: Mapping[str, Any]) -> torch.Tensor:
@@ -42,8 +82,45 @@ def response_mask(batch: Mapping[str, Any]) -> torch.Tensor:
     return mask_NT * batch["tool_mask"] if "tool_mask" in batch else mask_NT
 
 
+def without_truncated(trainer: "AblationTrainer", batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What TRL does for `mask_truncated_completions`, with stop strings known as ends."""
+    batch = without(batch, [trainer.stop.ended(ids) for ids in trainer._completion_ids])
+    items: Any = trainer.accelerator.gather(response_mask(batch).sum())
+    return {**batch, "num_items_in_batch": items.sum()}
+
+
 def without(batch: Mapping[str, Any], kept_N: Sequence[bool]) -> dict[str, Any]:
     """A batch in which the tokens of the rows that are not kept count nowhere."""
     masks = [name for name in ("completion_mask", "tool_mask") if name in batch]
     kept_N1 = torch.tensor(kept_N, device=batch["completion_mask"].device).unsqueeze(1)
     return {**batch, **{name: batch[name] * kept_N1 for name in masks}}
+
+
+def truncation_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
+    """TRL's metrics of how completions ended, by TRL's names; lengths are 0 if none terminated."""
+    terminated = lengths_N[~truncated_N].float() if not truncated_N.all() else torch.zeros(1)
+    values = {
+        "clipped_ratio": truncated_N.float().mean(),
+        "mean_terminated_length": terminated.mean(),
+        "min_terminated_length": terminated.min(),
+        "max_terminated_length": terminated.max(),
+    }
+    return {f"completions/{name}": value.item() for name, value in values.items()}
+
+
+def completion_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
+    """All of TRL's metrics of how long completions are and how they ended, by TRL's names."""
+    values = {"mean": lengths_N.float().mean(), "min": lengths_N.min(), "max": lengths_N.max()}
+    lengths = {f"completions/{name}_length": float(value) for name, value in values.items()}
+    return {**lengths, **truncation_metrics(lengths_N, truncated_N)}
+
+
+def length_spread(lengths_N: torch.Tensor, num_generations: int) -> float:
+    """How far responses to one question differ in length: the standard deviation (ddof 1) of a
+    group's lengths, averaged over the groups, as a share of the mean length (0 if all are empty).
+
+    Groups are consecutive. Which questions are asked does not move it, as it does the mean length.
+    """
+    lengths_N = lengths_N.float()
+    deviations_G = lengths_N.view(-1, num_generations).std(dim=1)
+    return (deviations_G.mean() / lengths_N.mean().clamp(min=1)).item()

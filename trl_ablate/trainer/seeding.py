@@ -9,12 +9,14 @@ draw from; so every question is sent to it with a seed.
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+from trl_ablate.trainer.temporary import replaced
 
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
@@ -64,14 +66,10 @@ def _asks_a_server(trainer: "AblationTrainer") -> bool:
     return server and trainer.accelerator.is_main_process
 
 
-@contextmanager
-def _seeded_requests(client: Any, first_seed: int):
+def _seeded_requests(client: Any, first_seed: int) -> AbstractContextManager[None]:
     """Let TRL's vLLM client send every question as a request with a seed of its own."""
-    client.generate = partial(_one_by_one, client.generate, SeedDealer(first_seed))
-    try:
-        yield
-    finally:
-        del client.generate
+    one_by_one = partial(_one_by_one, client.generate, SeedDealer(first_seed))
+    return replaced(client, generate=one_by_one)
 
 
 class SeedDealer:

@@ -1,5 +1,6 @@
 """From a resolved recipe to a trainer that is ready to train: model, data, rewards, callbacks."""
 
+import copy
 from functools import partial
 from typing import Any, cast
 
@@ -66,7 +67,7 @@ def put_together(
     evaluated: Dataset | dict[str, Dataset],
     callbacks: list[TrainerCallback] | None = None,
 ) -> AblationTrainer:
-    config, model_args = resolved.config, resolved.model
+    config, model_args = copy.copy(resolved.config), resolved.model
     rewards, weights = task_rewards(resolved.task, tokenizer, grader)
     config.reward_weights = config.reward_weights or weights
     given = cast(dict[str, Any], config.model_init_kwargs or {})

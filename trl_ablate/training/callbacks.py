@@ -36,7 +36,7 @@ class RunRecorder(TrainerCallback):
     def __init__(self, run: RunDirectory, grpo_steps_per_optimizer_step: Fraction):
         self._run = run
         self._per_step = grpo_steps_per_optimizer_step
-        self._started = time.time() - run.seconds_so_far()
+        self._started = time.monotonic() - run.seconds_so_far()
         self._begun = False
 
     def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
@@ -47,7 +47,7 @@ class RunRecorder(TrainerCallback):
             place = {
                 "step": state.global_step,
                 "grpo_step": float(state.global_step * self._per_step),
-                "seconds": round(time.time() - self._started, 3),
+                "seconds": round(time.monotonic() - self._started, 3),
             }
             self._run.append_metrics({**place, **logs})
 

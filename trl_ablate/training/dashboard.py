@@ -118,7 +118,7 @@ def _is_local() -> bool:
     return context_vars.current_server.get() is None
 
 
-def export_static(config: TrainingArguments) -> str | None:
+def export_static(config: TrainingArguments, private: bool) -> str | None:
     """The project as a static Space `trackio_static_space_id`, if there is one; its id.
 
     None, with a warning, where that failed. With a `trackio_space_id` trackio's callback has made
@@ -133,7 +133,7 @@ def export_static(config: TrainingArguments) -> str | None:
             project=config.project,
             space_id=config.trackio_static_space_id,
             sdk="static",
-            private=config.hub_private_repo,
+            private=private,
             bucket_id=config.trackio_bucket_id,
             force=True,
         )

@@ -5,15 +5,18 @@ without its vocabulary a tokenizer is made that knows no word.
 """
 
 import json
+import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import transformers
 from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -71,15 +74,16 @@ def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
 
 
 def check_model(model: str, resolved: Resolved) -> None:
-    """Its config can be read and, if it is a folder, its weights are there, as safetensors, and
-    as long as they say."""
-    AutoConfig.from_pretrained(
+    """Its config can be read and, if it is a folder, its weights are there, as safetensors, as
+    long as they say, and all that the architecture has."""
+    config = AutoConfig.from_pretrained(
         model,
         revision=resolved.model.model_revision,
         trust_remote_code=resolved.config.trust_remote_code,
     )
     if Path(model).is_dir():
         _check_weights(Path(model))
+        _check_tensors(Path(model), config)
 
 
 def is_adapter(model: str) -> bool:
@@ -101,6 +105,55 @@ def _check_weights(folder: Path) -> None:
             pass
 
 
+def _check_tensors(folder: Path, config: PreTrainedConfig) -> None:
+    """Refuse weights that lack tensors, which would be drawn at random, or have others' shapes.
+
+    transformers itself matches the names, as it does when it loads, but on the meta device: there
+    it reads the headers of the files and no weights. Left out are models that bring their own code,
+    and quantized ones, whose tensors are made by kernels that the meta device lacks.
+    """
+    architecture = getattr(transformers, (config.architectures or [""])[0], None)
+    if architecture is None or getattr(config, "quantization_config", None):
+        return
+    with _silent():
+        _, found = architecture.from_pretrained(
+            folder,
+            config=config,
+            device_map="meta",
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigurationError(
+            f"{folder} lacks {len(missing)} of its tensors ({', '.join(missing[:3])}"
+            f"{', ...' * (len(missing) > 3)}), which would be random numbers; save the model again "
+            "with save_pretrained"
+        )
+    for name, here, wanted in sorted(found["mismatched_keys"]):
+        raise ConfigurationError(
+            f"the tensor {name} in {folder} is {list(here)}, where config.json wants "
+            f"{list(wanted)}; take the config.json that belongs to these weights"
+        )
+
+
+@contextmanager
+def _silent():
+    """Without transformers' report of a loading, which tells of it in a table."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if shown:
+            logging.enable_progress_bar()
+
+
 def checked_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
     """Its tokenizer, once its files were found to be whole."""
     with one_sentence(f"model {model}", "mend its files, or give another --model_name_or_path"):
@@ -114,7 +167,9 @@ def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:
     from peft import AutoPeftModelForCausalLM
 
     dtype = resolved.model.dtype or "float32"
-    adapted: Any = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        adapted: Any = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=dtype)
     return adapted.merge_and_unload()
 
 

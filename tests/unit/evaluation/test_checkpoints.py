@@ -3,6 +3,7 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_ablate import ConfigurationError, load_recipe
@@ -10,6 +11,7 @@ from trl_ablate.evaluation.checkpoints import Checkpoint, find_checkpoint, to_ev
 from trl_ablate.evaluation.evaluating import build_evaluator
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.rewards import MathGrader
+from trl_ablate.run.checkpoints import seal
 from trl_ablate.run.directory import RunDirectory
 
 
@@ -19,7 +21,7 @@ def run(tmp_path) -> RunDirectory:
     settings = {"seed": 7, "learning_rate": 1e-5, "eval_split": "odd", "levels": ["3"]}
     settings |= {"hub_token": "hf_secret", "eval_sets": {"mine": "mine.jsonl"}}
     run = RunDirectory(tmp_path / "run")
-    run.prepare()
+    run.path.mkdir(parents=True, exist_ok=True)
     run.write_config(load_recipe(SHIPPED / "question_only.yaml", "miniature", settings).to_dict())
     return run
 
@@ -41,6 +43,25 @@ def test_a_model_inside_a_run_is_evaluated_as_the_run(run):
     assert find_checkpoint(str(run.checkpoint_last)).run == run
     put_model(run.path.parent / "elsewhere")
     assert find_checkpoint(str(run.path.parent / "elsewhere")).run is None
+
+
+def test_a_model_that_does_not_agree_with_its_seal_is_refused(run):
+    put_model(run.checkpoint_last)
+    seal(run.checkpoint_last)
+    assert find_checkpoint(str(run.path)).model == str(run.checkpoint_last)
+    (run.checkpoint_last / "config.json").write_text("{ }")
+    for name in (run.path, run.checkpoint_last):
+        with pytest.raises(ConfigurationError, match="_last is no longer as it was saved"):
+            find_checkpoint(str(name))
+
+
+def test_a_checkpoint_that_was_cut_off_in_the_making_is_refused(run, tmp_path):
+    """Its seal is what is written last. A model of elsewhere has none."""
+    put_model(run.path / "checkpoint-4")
+    with pytest.raises(ConfigurationError, match="checkpoint-4 is no longer as it was saved"):
+        find_checkpoint(str(run.path / "checkpoint-4"))
+    put_model(tmp_path / "checkpoint-4")
+    assert find_checkpoint(str(tmp_path / "checkpoint-4")).run is None
 
 
 @pytest.mark.parametrize("name", ["miniature", "miniature/sft_early", "org/model"])
@@ -104,3 +125,20 @@ def test_an_adapter_is_evaluated_with_its_base(tiny_model, tmp_path):
         found = evaluator.model.model.layers[0].self_attn.q_proj.weight
         torch.testing.assert_close(found, before + change)
         assert evaluator.evaluate()["eval_mean_length"] > 0
+
+
+def test_an_adapter_that_lacks_a_tensor_is_refused(tiny_model, tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    folder = tmp_path / "adapter"
+    get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    tensors.pop(next(name for name in tensors if "lora_B" in name))
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    checkpoint = find_checkpoint(str(folder))
+    resolved = to_evaluate(checkpoint, profile="miniature", scratch=str(tmp_path / "out"))
+    with (
+        MathGrader(workers=1) as grader,
+        pytest.raises(ConfigurationError, match="not be loaded .*missing adapter keys.*lora_B"),
+    ):
+        build_evaluator(resolved, grader)

@@ -1,8 +1,6 @@
 """The miniature's world, without any teaching: problems, corpus, tokenizer, lessons, cache key."""
 
 import re
-import subprocess
-import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -238,7 +236,7 @@ def test_the_cache_key_follows_the_prompts_the_model_reads(monkeypatch):
     assert miniature.cache_key() != before
 
 
-def test_the_cache_key_follows_the_source(monkeypatch, tmp_path):
+def test_the_cache_key_follows_every_module(monkeypatch, tmp_path):
     package = Path(cache.__file__).parent
     for source in package.glob("*.py"):
         (tmp_path / source.name).write_bytes(source.read_bytes())
@@ -247,6 +245,66 @@ def test_the_cache_key_follows_the_source(monkeypatch, tmp_path):
     assert miniature.cache_key() == before
     (tmp_path / "corpus.py").write_text("SLIP_SHARE = 0.4")
     assert miniature.cache_key() != before
+
+
+SOURCE = """\
+\"\"\"How it is made.\"\"\"
+
+import os
+
+RATE = 0.02  # a guess
+\"\"\"Of the matrices.\"\"\"
+
+
+def teach(steps=240):
+    \"\"\"Teach.\"\"\"
+    from math import pi
+
+    return os.getpid() * pi * steps
+"""
+
+
+@pytest.fixture
+def key_of(monkeypatch, tmp_path):
+    """`key_of(source)`: the cache key of a package of one module that reads so."""
+
+    def key(source: str, name: str = "teaching.py") -> str:
+        for file in tmp_path.iterdir():
+            file.unlink()
+        (tmp_path / name).write_text(source)
+        return miniature.cache_key()
+
+    monkeypatch.setattr(cache.resources, "files", lambda package: tmp_path)
+    return key
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("import os\n", "import os\nimport sys\n"),
+        ("from math import pi", "from cmath import pi"),
+        ("How it is made.", "How the model is made."),
+        ("Of the matrices.", "Of the matrices only."),
+        ('    """Teach."""\n', ""),
+        ("  # a guess", "  # tried"),
+        ("RATE = 0.02", "RATE  =  (0.02)"),
+    ],
+)
+def test_imports_docstrings_comments_and_layout_leave_the_cache_key(key_of, old, new):
+    assert old in SOURCE
+    assert key_of(SOURCE) == key_of(SOURCE.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("0.02", "0.03"), ("240", "241"), ("* steps", "+ steps"), ("RATE", "RATES")]
+)
+def test_the_cache_key_follows_the_code(key_of, old, new):
+    assert old in SOURCE
+    assert key_of(SOURCE) != key_of(SOURCE.replace(old, new))
+
+
+def test_the_cache_key_follows_the_names_of_the_modules(key_of):
+    assert key_of(SOURCE) != key_of(SOURCE, "schooling.py")
 
 
 def test_where_the_cache_lies(monkeypatch, tmp_path):
@@ -263,11 +321,3 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
 def test_an_unknown_stage_is_refused_by_name():
     with pytest.raises(ValueError, match="stage is 'sft_late'; allowed are base, sft_early"):
         miniature.build("sft_late")  # pyright: ignore[reportArgumentType]
-
-
-def test_importing_the_miniature_imports_neither_torch_nor_transformers():
-    code = (
-        "import sys; from trl_ablate import miniature; miniature.problems('train', 3); "
-        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

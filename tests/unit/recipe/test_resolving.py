@@ -135,7 +135,7 @@ def test_auto_picks_by_gpu_memory(monkeypatch, gigabytes, expected):
         (["--stop", "</answer>"], "stop", ["</answer>"]),
         (["--stop", "a", "b"], "stop", ["a", "b"]),
         (["--stop", "1", "2"], "stop", ["1", "2"]),
-        (["--stop", "[a, b]"], "stop", ["a", "b"]),
+        (["--stop", '["a", "b"]'], "stop", ["a", "b"]),
         (["--reward_weights", "1", "2.5"], "reward_weights", [1.0, 2.5]),
         (["--surrogate", "null"], "surrogate", None),
         (["--generation_kwargs", "{top_k: 3}"], "generation_kwargs", {"top_k": 3}),

@@ -8,7 +8,8 @@ import requests
 
 from trl_ablate.errors import RewardError
 from trl_ablate.rewards.functions import _named
-from trl_ablate.run.directory import MARK, RESERVE, RunDirectory
+from trl_ablate.run.claim import RESERVE, claimed
+from trl_ablate.run.directory import MARK, RunDirectory
 from trl_ablate.run.failures import EndedEarly, check_reached_the_end, in_words
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
@@ -82,12 +83,12 @@ def test_room_is_kept_for_the_last_words_on_a_full_disk(tmp_path, monkeypatch):
     import trl_ablate.run.directory as module
 
     run, write = RunDirectory(tmp_path), module.write_json
-    with pytest.raises(OSError), run.recorded():
+    with pytest.raises(OSError), claimed(run, "new"), run.recorded():
         kept = tmp_path / MARK
         assert kept.stat().st_size == RESERVE
 
         def write_where_room_is(path, value):
-            if kept.exists():
+            if kept.stat().st_size:
                 raise FULL
             write(path, value)
 

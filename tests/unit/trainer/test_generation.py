@@ -1,11 +1,10 @@
 """Stop strings on token ids, and the engine's seed."""
 
 import pytest
-import torch
 
 from trl_ablate import miniature
 from trl_ablate.trainer.engine import engine_seed
-from trl_ablate.trainer.generation import StopStrings, length_spread, truncation_metrics
+from trl_ablate.trainer.generation import StopStrings
 
 TOKENIZER = miniature.tokenizer()
 
@@ -49,21 +48,6 @@ def test_a_stop_string_over_several_tokens_needs_its_last_one_behind_the_minimum
     row = ids("12345")
     assert stop_strings(["23"], 2).cut(row) == row[:3]
     assert stop_strings(["23"], 3).cut(row) == row
-
-
-def test_truncation_metrics():
-    metrics = truncation_metrics(torch.tensor([3, 5, 9]), torch.tensor([False, False, True]))
-    assert metrics["completions/clipped_ratio"] == pytest.approx(1 / 3)
-    assert metrics["completions/mean_terminated_length"] == 4
-    none = truncation_metrics(torch.tensor([9]), torch.tensor([True]))
-    assert none["completions/max_terminated_length"] == 0
-
-
-def test_the_spread_of_lengths_is_that_within_groups():
-    lengths = torch.tensor([3, 5, 10, 10])  # deviations 2 ** 0.5 and 0, mean length 7
-    assert length_spread(lengths, 2) == pytest.approx(2**0.5 / 2 / 7)
-    assert length_spread(torch.tensor([3, 3, 10, 10]), 2) == 0
-    assert length_spread(torch.tensor([0, 0, 0, 0]), 2) == 0
 
 
 def test_engine_seeds_are_all_different():

@@ -1,10 +1,15 @@
 """What is wrong with a model's folder is one sentence, before anything is built on it."""
 
+import json
 import os
+import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
@@ -68,3 +73,78 @@ def test_a_shard_that_the_index_names_is_missed(folder, resolved):
     index.write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
     with pytest.raises(ConfigurationError, match="00001"), one_sentence("it", "mend it"):
         check_model(str(folder), resolved)
+
+
+def with_tensors(folder: Path, change: Callable[[dict], object]) -> None:
+    """Write the weights again, changed."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def test_a_tensor_that_is_missing_is_refused_by_its_name(folder, resolved):
+    with_tensors(folder, lambda tensors: tensors.pop(UP))
+    with pytest.raises(ConfigurationError, match=f"lacks 1 of its tensors .*{UP}.*random"):
+        check_model(str(folder), resolved)
+
+
+def test_a_tensor_of_another_shape_is_refused(folder, resolved):
+    with_tensors(folder, lambda tensors: tensors.update({UP: torch.zeros(3, 16)}))
+    with pytest.raises(ConfigurationError, match=rf"{UP} .* \[3, 16\], .* \[32, 16\]"):
+        check_model(str(folder), resolved)
+
+
+def test_tensors_that_the_architecture_has_no_use_for_are_let_through(folder, resolved):
+    with_tensors(folder, lambda tensors: tensors.update(more=torch.zeros(1)))
+    check_model(str(folder), resolved)
+
+
+def test_tied_weights_may_stand_once_or_twice(folder, resolved):
+    embedding = "model.embed_tokens.weight"
+    with_tensors(
+        folder, lambda tensors: tensors.update({"lm_head.weight": tensors[embedding].clone()})
+    )
+    check_model(str(folder), resolved)
+    with_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    check_model(str(folder), resolved)
+
+
+def test_a_tensor_that_the_index_names_and_no_shard_has_is_refused(folder, resolved):
+    names = list(load_file(folder / "model.safetensors"))
+    with_tensors(folder, lambda tensors: tensors.pop(UP))
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(names, "one.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigurationError, match=f"lacks 1 of its tensors .*{UP}"):
+        check_model(str(folder), resolved)
+
+
+def test_the_check_reads_headers_and_no_weights(folder, resolved):
+    """The weights are a hole in the file, of 4 GB: read, they would count as memory."""
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"hidden_size": 2**12, "intermediate_size": 2**16}
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = shapes_of(folder, resolved)
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        end = at + 4 * torch.Size(shape).numel()
+        header[name], at = {"dtype": "F32", "shape": shape, "data_offsets": [at, end]}, end
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    assert at > 2**32
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    check_model(str(folder), resolved)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def shapes_of(folder: Path, resolved) -> dict[str, list[int]]:
+    from transformers import AutoConfig, Qwen2ForCausalLM
+
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM(AutoConfig.from_pretrained(folder))
+    return {name: list(value.shape) for name, value in model.named_parameters()}

@@ -1,21 +1,24 @@
 """Where a run's process is started. An engine has slots, and starts one job in one of them.
 
-local      processes of this machine
-ray        tasks of a Ray cluster
-modal      calls of a function on Modal; they go on when the runner leaves
-slurm      an array job, whose tasks each do one run with `local`
-shipping   what `ray` and `modal` share: a run that travels, and its way back into the store
-choosing   from the name of an engine to the engine
+local        processes of this machine
+ray          tasks of a Ray cluster (`ray_tasks`)
+modal        calls of a function on Modal, which continue when the runner leaves (`modal_calls`)
+slurm        an array job, whose tasks each do one run with `local`
+shipping     what `ray` and `modal` share: a run that travels, and its way back into the store
+
+Each of the first four has `add_options(group)`, its options on the command line, and
+`make(options, plan)`, the engine.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-TRAIN_SCRIPT = Path("scripts", "train.py")
-"""Of the repository, wherever a copy of that lies."""
+PROGRAM = ("-m", "trl_ablate", "train")
+"""What the Python of any machine is to run; the arguments follow."""
+TRAIN = (sys.executable, *PROGRAM)
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SECONDS_TO_END = 20.0
 
@@ -25,7 +28,7 @@ class Job:
     """One run to start."""
 
     words: Sequence[str]
-    """Arguments of scripts/train.py, the output folder aside."""
+    """Arguments of `trl-ablate train`, the output folder aside."""
     directory: Path
     log: Path
     lock: int

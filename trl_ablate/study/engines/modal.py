@@ -1,251 +1,36 @@
-"""Modal: every run a call of one function, in a container with a GPU.
+"""`--engine modal`: its options, and the engine (`modal_calls`), which is imported when it is
+chosen: Modal is an extra."""
 
-The function is deployed, so its calls go on when the runner has left. A run that is away leaves the
-name of its call beside its directory (`ID.away`), and whoever starts that run next takes up the
-call instead of making another. What a run writes goes into a volume, from where it is fetched when
-the call has ended; models and datasets stay in volumes of their own.
-"""
+from argparse import Namespace, _ArgumentGroup
+from typing import TYPE_CHECKING
 
-import json
-import os
-import shutil
-import sys
-import time
-import uuid
-from pathlib import Path
-from typing import Any, Protocol
+from trl_ablate.study.plan import Plan
 
-from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import write_json
-from trl_ablate.study.engines import REPOSITORY, SECONDS_TO_END, TRAIN_SCRIPT, Job
-from trl_ablate.study.engines.shipping import (
-    CODE,
-    Bundle,
-    arriving,
-    begin,
-    is_wanted,
-    pack,
-    renew,
-    replace,
-    sign,
-)
+if TYPE_CHECKING:
+    from trl_ablate.study.engines.modal_calls import ModalEngine
 
-try:
-    import modal
-except ModuleNotFoundError as error:
-    raise ConfigurationError(
-        f"--engine modal: there is no module '{error.name}'; pip install 'trl-ablate[modal]'"
-    ) from error
-
-APP = "trl-ablate"
-IMAGE = "nvidia/cuda:12.8.1-devel-ubuntu22.04"
-"""With compilers, which vLLM's kernels want; PyTorch brings a CUDA of its own."""
-CODE_FOLDER, WEIGHTS, DATA, RESULTS = "/code", "/weights", "/data", "/results"
-LONGEST = 24 * 3600
-"""Seconds that a call may take: Modal's limit."""
-SECONDS_BETWEEN_QUESTIONS = 10.0
+GPU = "H100"
 
 
-def train_run(
-    bundle: Bundle,
-    folder: str,
-    results: str = RESULTS,
-    code: str = CODE_FOLDER,
-    cwd: str = DATA,
-    train: Path = TRAIN_SCRIPT,
-) -> int:
-    """Do a run, in the container, into `results/folder`; a container that Modal takes away begins
-    again. The exit code."""
-    home = Path(results, folder)
-    renew(home)
-    process = begin(bundle, home, code=Path(code), cwd=Path(cwd), train=train)
-    try:
-        exit_code = process.wait()
-    finally:
-        process.ask_to_end()
-        process.end()
-    sign(bundle, RunDirectory(home / bundle.name))
-    if not modal.is_local():
-        modal.Volume.from_name(f"{APP}-results").commit()
-    return exit_code
-
-
-def build_app(gpu: str | None, at_once: int | None) -> tuple[modal.App, modal.Function]:
-    """The app and its function; nothing is sent anywhere yet.
-
-    Args:
-        gpu: of each run, by Modal's name; None: without.
-        at_once: how many containers; None: as the account allows.
-    """
-    image = (
-        modal.Image.from_registry(IMAGE, add_python=f"3.{sys.version_info.minor}")
-        .entrypoint([])
-        .apt_install("git")
-        .pip_install_from_pyproject(str(REPOSITORY / "pyproject.toml"), ["vllm"])
-        .env({"PYTHONPATH": CODE_FOLDER, "HF_HOME": WEIGHTS})
+def add_options(group: _ArgumentGroup) -> None:
+    group.add_argument("--gpu", default=GPU, help=f"of a run, by Modal's name; default: {GPU}")
+    group.add_argument("--keep_checkpoints", action="store_true", help="download checkpoints, too")
+    group.add_argument(
+        "--detach", action="store_true", help="leave when all runs are started; collect with fetch"
     )
-    for name in CODE:
-        image = image.add_local_dir(
-            REPOSITORY / name, f"{CODE_FOLDER}/{name}", ignore=["**/__pycache__"]
-        )
-    volumes: dict[Any, Any] = {
-        place: modal.Volume.from_name(f"{APP}{place.replace('/', '-')}", create_if_missing=True)
-        for place in (WEIGHTS, DATA, RESULTS)
-    }
-    token = [modal.Secret.from_local_environ(["HF_TOKEN"])] if "HF_TOKEN" in os.environ else []
-    app = modal.App(APP, include_source=False)
-    function = app.function(
-        image=image, gpu=gpu, volumes=volumes, secrets=token, timeout=LONGEST,
-        max_containers=at_once, serialized=True, name=train_run.__name__,
-    )(train_run)  # fmt: skip
-    return app, function
 
 
-class Service(Protocol):
-    """What the engine asks of Modal."""
-
-    def spawn(self, bundle: Bundle, folder: str) -> str:
-        """Call the function; the name of the call."""
-        ...
-
-    def answer(self, call: str) -> int | None:
-        """What the function returned, or None while it is at work; raises where it failed."""
-        ...
-
-    def files(self, folder: str) -> list[str]:
-        """Names in the results of all files below a folder."""
-        ...
-
-    def read(self, name: str, target: Path) -> None:
-        """Copy a file of the results."""
-        ...
+def make(options: Namespace, plan: Plan) -> "ModalEngine":
+    return _engine(plan, options.gpu, options.jobs, options.keep_checkpoints)
 
 
-class ModalService:
-    """Modal itself. The app is deployed before the first call, so not for fetching."""
-
-    def __init__(self, gpu: str | None, at_once: int | None):
-        check_token()
-        self._app, self._function = build_app(gpu, at_once)
-        self._deployed = False
-        self._results = modal.Volume.from_name(f"{APP}-results", create_if_missing=True)
-
-    def spawn(self, bundle: Bundle, folder: str) -> str:
-        if not self._deployed:
-            self._app.deploy()
-            self._deployed = True
-        return self._function.spawn(bundle, folder).object_id
-
-    def answer(self, call: str) -> int | None:
-        try:
-            return modal.FunctionCall.from_id(call).get(timeout=0)
-        except (TimeoutError, modal.exception.ConnectionError):
-            return None
-
-    def files(self, folder: str) -> list[str]:
-        try:
-            entries = self._results.listdir(folder, recursive=True)
-        except modal.exception.NotFoundError:
-            return []
-        return [entry.path.lstrip("/") for entry in entries if entry.type.name == "FILE"]
-
-    def read(self, name: str, target: Path) -> None:
-        with target.open("wb") as file:
-            for chunk in self._results.read_file(name):
-                file.write(chunk)
+def fetching(plan: Plan, *, checkpoints: bool) -> "ModalEngine":
+    """To take in runs that have ended; nothing is started with it."""
+    return _engine(plan, GPU, None, checkpoints)
 
 
-class ModalEngine:
-    """Calls of the function.
+def _engine(plan: Plan, gpu: str, jobs: int | None, checkpoints: bool) -> "ModalEngine":
+    from trl_ablate.study.engines.modal_calls import ModalEngine, ModalService
 
-    Args:
-        slots: how many may be called at once; how many of them are at work is Modal's business.
-        checkpoints: whether checkpoints are fetched, too; they stay in the results otherwise.
-    """
-
-    in_place = False
-
-    def __init__(self, service: Service, *, slots: int, checkpoints: bool = False):
-        self._service, self._slots, self._checkpoints = service, slots, checkpoints
-
-    @property
-    def slots(self) -> int:
-        return self._slots
-
-    def start(self, job: Job, slot: int) -> "ModalProcess":
-        """Take up the call that the run is away in, or make one."""
-        if not job.away.exists():
-            folder = f"{job.directory.name}/{uuid.uuid4().hex[:8]}"  # calls never share one
-            call = self._service.spawn(pack(job), folder)
-            write_json(job.away, {"call": call, "folder": folder})
-        return ModalProcess(job, self._service, self._checkpoints)
-
-
-class ModalProcess:
-    """A call, known by the note that it left."""
-
-    def __init__(self, job: Job, service: Service, checkpoints: bool):
-        note = json.loads(job.away.read_text(encoding="utf-8"))
-        self._call, self._folder = note["call"], note["folder"]
-        self._job, self._service, self._checkpoints = job, service, checkpoints
-        self._code: int | None = None
-        self._ask_at = 0.0
-
-    def poll(self) -> int | None:
-        if self._code is None and time.monotonic() >= self._ask_at:
-            self._ask_at = time.monotonic() + SECONDS_BETWEEN_QUESTIONS
-            answer = self._answer()
-            if answer is not None:
-                self._fetch()
-                self._job.away.unlink()
-                self._code = answer
-        return self._code
-
-    def _answer(self) -> int | None:
-        """A call that failed on Modal's side has ended, too: what it wrote before is fetched."""
-        try:
-            return self._service.answer(self._call)
-        except Exception as error:
-            with self._job.log.open("a", encoding="utf-8") as log:
-                log.write(f"Modal: {type(error).__name__}: {' '.join(str(error).split())[:300]}\n")
-            return 1
-
-    def _fetch(self) -> None:
-        """The log, then the directory, which appears whole."""
-        landing, name = arriving(self._job.directory), self._job.directory.name
-        renew(landing)
-        for file in self._service.files(self._folder):
-            path = Path(file).relative_to(self._folder)
-            if path.parts[0] == name and is_wanted(path.relative_to(name), self._checkpoints):
-                (landing / path).parent.mkdir(parents=True, exist_ok=True)
-                self._service.read(file, landing / path)
-            elif path.name == f"{name}.log":
-                self._service.read(file, landing / path)
-                with self._job.log.open("ab") as log:
-                    log.write((landing / path).read_bytes())
-        replace(self._job.directory, landing / name)
-        shutil.rmtree(landing)
-
-    def wait(self) -> int:
-        while (code := self.poll()) is None:
-            time.sleep(0.5)
-        return code
-
-    def ask_to_end(self) -> None:
-        """It goes on without the runner."""
-
-    ask_to_save = ask_to_end
-
-    def end(self, patience: float = SECONDS_TO_END) -> None:
-        """It is let go; what it comes to is fetched another time."""
-
-
-def check_token() -> None:
-    try:
-        modal.Client.from_env()
-    except modal.exception.AuthError as error:
-        raise ConfigurationError(
-            "--engine modal: Modal knows no token; run `modal token new`, or set MODAL_TOKEN_ID "
-            "and MODAL_TOKEN_SECRET"
-        ) from error
+    service = ModalService(gpu if plan.for_gpu else None, jobs)
+    return ModalEngine(service, slots=len(plan.runs()), checkpoints=checkpoints)

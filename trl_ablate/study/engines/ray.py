@@ -1,186 +1,34 @@
-"""A Ray cluster: every run a task, on whichever node has room.
+"""`--engine ray`: its options, and the engine (`ray_tasks`), which is imported when it is chosen:
+Ray is an extra."""
 
-The driver has to be a member of the cluster (run it on the head node): what the tasks send home is
-a stream, which Ray Client does not carry. A runner that is killed takes its tasks along. A run
-whose node is lost begins again on another; that is no attempt of its own.
-"""
+from argparse import Namespace, _ArgumentGroup
+from typing import TYPE_CHECKING
 
-import logging
-import os
-import signal
-import time
-from pathlib import Path
-from typing import Any
+from trl_ablate.study.plan import Plan
 
-from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.engines import (
-    REPOSITORY,
-    SECONDS_TO_END,
-    THREAD_VARIABLES,
-    TRAIN_SCRIPT,
-    Job,
-)
-from trl_ablate.study.engines.shipping import CODE, Bundle, Landing, pack, perform
+if TYPE_CHECKING:
+    from trl_ablate.study.engines.ray_tasks import RayEngine
 
-try:
-    import ray
-    from ray.exceptions import (
-        NodeDiedError,
-        ObjectLostError,
-        RayError,
-        TaskCancelledError,
-        WorkerCrashedError,
+
+def add_options(group: _ArgumentGroup) -> None:
+    group.add_argument(
+        "--ray_address",
+        metavar="ADDRESS",
+        help="of the cluster; default: this machine's, or a new one",
     )
-except ModuleNotFoundError as error:
-    raise ConfigurationError(
-        f"--engine ray: there is no module '{error.name}'; pip install 'trl-ablate[ray]'"
-    ) from error
-
-LOST = (NodeDiedError, WorkerCrashedError, ObjectLostError)
-LOSSES = 5
-"""How often a run may lose its node before that counts as its own failure."""
+    group.add_argument(
+        "--cpus_per_run", metavar="N", type=int, default=1, help="CPUs of a run; default: 1"
+    )
+    group.add_argument("--keep_checkpoints", action="store_true", help="copy checkpoints back, too")
 
 
-class RayEngine:
-    """Tasks of a cluster.
+def make(options: Namespace, plan: Plan) -> "RayEngine":
+    from trl_ablate.study.engines.ray_tasks import RayEngine
 
-    Args:
-        address: of the cluster; None: the one of this machine, or else a new one on it alone.
-        jobs: how many at once; None: as many as the cluster has room for, whenever asked.
-        on_gpu: whether the runs want a GPU each.
-        cpus: CPUs for each run.
-        checkpoints: whether checkpoints come home, too.
-        train: the training script, from the repository or absolute.
-    """
-
-    in_place = False
-
-    def __init__(
-        self,
-        address: str | None = None,
-        *,
-        jobs: int | None = None,
-        on_gpu: bool = False,
-        cpus: int = 1,
-        checkpoints: bool = False,
-        train: Path = TRAIN_SCRIPT,
-    ):
-        connect(address)
-        self._needs = {"CPU": cpus, "GPU": 1} if on_gpu else {"CPU": cpus}
-        self._jobs, self._train, self._checkpoints = jobs, train, checkpoints
-        if jobs is None and not self._room():
-            raise ConfigurationError(
-                f"no node of the Ray cluster has {self._needs}, which a run takes; add one, or, "
-                "for a cluster that grows by itself, say with --jobs how many runs at once"
-            )
-
-    @property
-    def slots(self) -> int:
-        return self._jobs or max(1, self._room())
-
-    def _room(self) -> int:
-        """Runs that fit on the living nodes, if nobody else were there."""
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        return sum(
-            int(min(node.get(kind, 0) // count for kind, count in self._needs.items()))
-            for node in nodes
-        )
-
-    def start(self, job: Job, slot: int) -> "RayProcess":
-        threads = {name: str(self._needs["CPU"]) for name in THREAD_VARIABLES}
-        task = ray.remote(perform).options(
-            num_cpus=self._needs["CPU"],
-            num_gpus=self._needs.get("GPU"),
-            num_returns="streaming",
-            max_retries=0,  # a stream cannot be taken up: RayProcess begins a new one
-            scheduling_strategy="SPREAD",
-            runtime_env={"env_vars": {**threads, **_own(THREAD_VARIABLES)}},
-        )
-        return RayProcess(task, pack(job), Landing(job), self._train, self._checkpoints)
-
-
-class RayProcess:
-    """A task, and what it sends."""
-
-    def __init__(self, task: Any, bundle: Bundle, landing: Landing, train: Path, checkpoints: bool):
-        self._submit = lambda: task.remote(bundle, train, checkpoints)
-        self._landing, self._losses = landing, 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._landing.begin()
-        self._pieces = self._submit()
-
-    def poll(self) -> int | None:
-        while self._landing.code is None and ray.wait([self._pieces], timeout=0)[0]:
-            self._take()
-        return self._landing.code
-
-    def _take(self) -> None:
-        try:
-            piece: Any = ray.get(next(self._pieces))
-            self._landing.take(piece)
-        except LOST as loss:
-            self._losses += 1
-            if self._losses > LOSSES:
-                self._landing.give_up(1, f"lost {self._losses} times: {_short(loss)}")
-            else:
-                self._landing.say(f"--- lost, begins again elsewhere: {_short(loss)}")
-                self._begin()
-        except TaskCancelledError:
-            self._landing.give_up(-signal.SIGINT, "--- cancelled")
-        except (RayError, StopIteration) as error:
-            self._landing.give_up(1, f"Ray: {_short(error)}")
-
-    def wait(self) -> int:
-        while (code := self.poll()) is None:
-            time.sleep(0.1)
-        return code
-
-    def ask_to_end(self) -> None:
-        if self._landing.code is None:
-            ray.cancel(self._pieces)
-
-    ask_to_save = ask_to_end
-
-    def end(self, patience: float = SECONDS_TO_END) -> None:
-        """The training dies with the worker of its task."""
-        until = time.monotonic() + patience
-        while self.poll() is None and time.monotonic() < until:
-            time.sleep(0.1)
-        if self._landing.code is None:
-            ray.cancel(self._pieces, force=True)
-            self._landing.give_up(-signal.SIGKILL, "--- cancelled")
-
-
-def connect(address: str | None) -> None:
-    """Join the cluster with this repository's code for its workers."""
-    if (address or "").startswith("ray://"):
-        raise ConfigurationError(
-            f"--ray_address {address} is one of Ray Client; run on the cluster's head node, with "
-            "--ray_address auto"
-        )
-    others = [f"/{path.name}" for path in REPOSITORY.iterdir() if path.name not in CODE]
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(
-            address,
-            runtime_env={"working_dir": str(REPOSITORY), "excludes": [*others, "__pycache__"]},
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            include_dashboard=None if address else False,
-        )
-    except ConnectionError as error:
-        raise ConfigurationError(
-            f"--ray_address {address}: there is no Ray cluster; start one with `ray start --head`"
-        ) from error
-    finally:
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own in place of the runner's
-
-
-def _own(names: tuple[str, ...]) -> dict[str, str]:
-    return {name: os.environ[name] for name in names if name in os.environ}
-
-
-def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return RayEngine(
+        options.ray_address,
+        jobs=options.jobs,
+        on_gpu=plan.for_gpu,
+        cpus=options.cpus_per_run,
+        checkpoints=options.keep_checkpoints,
+    )

@@ -17,14 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trl_ablate.recipe.places import PACKAGE, SHIPPED
 from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.folders import part_of, put_back, replace_folder
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.run.provenance import git_state
-from trl_ablate.study.engines import REPOSITORY, Job
+from trl_ablate.study.engines import PROGRAM, Job
 from trl_ablate.study.engines.local import LocalProcess
 
-CODE = ("trl_ablate", "scripts", "recipes")
-"""What of the repository a machine needs to train."""
+CODE = {PACKAGE: PACKAGE.name, SHIPPED: f"{PACKAGE.name}/shipped"}
+"""What a machine needs to train: folders here, and their names there. From a checkout as from an
+installed package, they arrive as an installed package has them."""
 PIECE_SECONDS = 2.0
 PIECE_BYTES = 16 * 2**20
 DIES_WITH_ITS_PARENT = (
@@ -43,10 +46,12 @@ class Bundle:
 
     name: str
     words: tuple[str, ...]
-    """Arguments of scripts/train.py; the files of the bundle by their names in it."""
+    """Arguments of the training; the files of the bundle by their names in it."""
     files: Mapping[str, bytes]
     git: Mapping[str, str] | None
     """Of the code that travels, which is no checkout where it arrives."""
+    program: tuple[str, ...]
+    """What the Python there is to run."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,15 @@ class Piece:
     kind: Kind
     data: bytes = b""
     code: int = 0
+
+
+def copy_code(folder: Path) -> None:
+    """Put what a machine needs to train into a folder; pictures and caches stay here."""
+    for source, name in CODE.items():
+        for file in [*source.rglob("*.py"), *source.rglob("*.txt"), *source.rglob("*.yaml")]:
+            target = folder / name / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
 
 
 def pack(job: Job) -> Bundle:
@@ -69,16 +83,15 @@ def pack(job: Job) -> Bundle:
             files["profile.yaml"] = Path(word).read_bytes()
             word = "profile.yaml"
         words.append(word)
-    git = Masker(known_secrets([], words, None)).value(git_state(REPOSITORY / "trl_ablate"))
-    return Bundle(job.directory.name, tuple(words), files, git)
+    git = Masker(known_secrets([], words, None)).value(git_state(PACKAGE))
+    return Bundle(job.directory.name, tuple(words), files, git, PROGRAM)
 
 
-def begin(bundle: Bundle, home: Path, *, code: Path, cwd: Path, train: Path) -> LocalProcess:
+def begin(bundle: Bundle, home: Path, *, code: Path, cwd: Path) -> LocalProcess:
     """Start the training of a bundle: into `home/NAME`, printing into `home/NAME.log`.
 
     Args:
-        code: copy of the repository, which wins over an installed one.
-        train: the training script, from `code` or absolute.
+        code: folder of the package that travelled, which wins over an installed one.
     """
     unpacked = home / f"{bundle.name}.bundle"
     for name, content in bundle.files.items():
@@ -89,7 +102,7 @@ def begin(bundle: Bundle, home: Path, *, code: Path, cwd: Path, train: Path) -> 
     home.mkdir(parents=True, exist_ok=True)
     with (home / f"{bundle.name}.log").open("ab") as log:
         popen = subprocess.Popen(
-            [sys.executable, *tie, str(code / train), *words,
+            [sys.executable, *tie, *bundle.program, *words,
              "--output_dir", str(home / bundle.name)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             cwd=cwd, env={**os.environ, "PYTHONPATH": str(code)}, start_new_session=True,
@@ -103,14 +116,14 @@ def sign(bundle: Bundle, directory: RunDirectory) -> None:
         directory.update(git=bundle.git)
 
 
-def perform(bundle: Bundle, train: Path, checkpoints: bool) -> Iterator[Piece]:
+def perform(bundle: Bundle, checkpoints: bool) -> Iterator[Piece]:
     """Do a run in a scratch folder of this machine, and send home what comes of it."""
     with tempfile.TemporaryDirectory(prefix=f"{bundle.name}-") as scratch:
         home, code = Path(scratch), Path.cwd()
         directory = RunDirectory(home / bundle.name)
         growing: dict[Kind, Growing] = {"log": Growing(home / f"{bundle.name}.log"),
                    "metrics": Growing(directory.metrics_file)}  # fmt: skip
-        process = begin(bundle, home, code=code, cwd=code, train=train)
+        process = begin(bundle, home, code=code, cwd=code)
         try:
             while process.poll() is None:
                 _wait(process, PIECE_SECONDS)
@@ -172,22 +185,21 @@ class Landing:
     def __init__(self, job: Job):
         self.code: int | None = None
         self._log, self._directory = job.log, RunDirectory(job.directory)
-        self._arriving = arriving(job.directory)
-        self._archive = self._arriving / "archive.tar"
+        self._archive = beside(job.directory, "tar")
 
     def begin(self) -> None:
         """An empty directory, whatever an earlier attempt left there."""
+        self._clear()
         shutil.rmtree(self._directory.path, ignore_errors=True)
         self._directory.path.mkdir(parents=True)
         self._directory.update(status="running", reason=None)
-        renew(self._arriving)
 
     def take(self, piece: Piece) -> None:
         if piece.kind == "ended":
             with tarfile.open(self._archive) as tar:
-                tar.extractall(self._arriving / "run", filter="data")
-            replace(self._directory.path, self._arriving / "run")
-            shutil.rmtree(self._arriving)
+                tar.extractall(part_of(self._directory.path), filter="data")
+            replace_folder(self._directory.path)
+            self._archive.unlink()
             self.code = piece.code
             return
         paths = {"log": self._log, "metrics": self._directory.metrics_file}
@@ -197,26 +209,19 @@ class Landing:
     def give_up(self, code: int, reason: str) -> None:
         """It ended without coming home."""
         self.say(reason)
-        shutil.rmtree(self._arriving, ignore_errors=True)
+        self._clear()
         self.code = code
+
+    def _clear(self) -> None:
+        """Nothing half made is left beside the directory."""
+        put_back(self._directory.path)
+        self._archive.unlink(missing_ok=True)
 
     def say(self, text: str) -> None:
         with self._log.open("a", encoding="utf-8") as log:
             log.write(f"{text}\n")
 
 
-def arriving(directory: Path) -> Path:
-    """Where a run is put together before it takes its name; of no meaning without its lock."""
-    return directory.with_name(f".{directory.name}.arriving")
-
-
-def renew(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-
-
-def replace(directory: Path, by: Path) -> None:
-    """In a moment between the two the run is not there, which reads as `to do`, never as half."""
-    shutil.rmtree(directory, ignore_errors=True)
-    by.mkdir(exist_ok=True)
-    os.rename(by, directory)
+def beside(directory: Path, kind: str) -> Path:
+    """A file that is there while a run is on its way; of no meaning without the run's lock."""
+    return directory.with_name(f".{directory.name}.{kind}")

@@ -1,6 +1,6 @@
 """Slurm: an array job with a task for every run that is still to be done.
 
-Every task is `scripts/study.py run STUDY --only RUN` in the same store and under the same locks, so
+Every task is `trl-ablate study run STUDY --only RUN` in the same store and under the same locks, so
 submitting again does what is missing and nothing twice. The store has to lie on a file system that
 the nodes share and that has flock. Partition, account and time limit are given to sbatch as always:
 SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT.
@@ -13,16 +13,42 @@ or cancelled, in the seconds that the cluster leaves it.
 import shlex
 import subprocess
 import sys
+from argparse import Namespace, _ArgumentGroup
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.engines import REPOSITORY
 from trl_ablate.study.plan import Plan, in_order
 from trl_ablate.study.store import RunStore
 
 SECONDS_AHEAD = 300
 """Before the time limit; an optimizer step and a checkpoint have to fit in."""
+
+
+def add_options(group: _ArgumentGroup) -> None:
+    group.add_argument(
+        "--cpus_per_run", metavar="N", type=int, default=1, help="CPUs of a run; default: 1"
+    )
+    group.add_argument(
+        "--submit", action="store_true", help="hand the array job to Slurm instead of printing it"
+    )
+
+
+def make(options: Namespace, plan: Plan) -> "ArrayJob":
+    return ArrayJob(plan, options.cpus_per_run, options.jobs)
+
+
+@dataclass(frozen=True)
+class ArrayJob:
+    """No engine of a runner: Slurm starts a runner for each run."""
+
+    plan: Plan
+    cpus: int
+    at_once: int | None
+
+    def script(self, runs: Sequence[str], store: RunStore, command: Sequence[str]) -> str:
+        return array_job(self.plan, runs, store, command, cpus=self.cpus, at_once=self.at_once)
 
 
 def to_submit(plan: Plan, store: RunStore) -> list[str]:
@@ -32,8 +58,7 @@ def to_submit(plan: Plan, store: RunStore) -> list[str]:
 
 
 def study_command(study: Path, store: RunStore, *options: str) -> list[str]:
-    script = str(REPOSITORY / "scripts" / "study.py")
-    words = [sys.executable, script, "run", str(study.resolve()), "--runs"]
+    words = [sys.executable, "-m", "trl_ablate", "study", "run", str(study.resolve()), "--runs"]
     return [*words, str(store.path.resolve()), *options]
 
 

@@ -1,0 +1,141 @@
+"""What a start may do to the run that is in its folder: nothing, until all was checked."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.warm import SMALL, Ended, model_and_data, warm
+from trl_ablate.run.directory import RunDirectory
+
+WORDS = [*SMALL, "--grpo_steps", "2", "--eval_steps", "1", "--save_steps", "1"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """A model and data, and a finished run."""
+    folder = tmp_path_factory.mktemp("world")
+    model_and_data(folder)
+    assert start(folder, folder / "finished").code == 0
+    return folder
+
+
+def start(world: Path, output: Path, *words: str, sabotage=None) -> Ended:
+    places = ["--model_name_or_path", str(world / "model"), "--dataset", str(world / "data")]
+    training = [*WORDS, *places, "--output_dir", output, *words]
+    return warm("train", *training, sabotage=sabotage).wait()
+
+
+@pytest.fixture
+def finished(world, tmp_path) -> RunDirectory:
+    """The finished run, and a file of the user in it."""
+    shutil.copytree(world / "finished", tmp_path / "run")
+    (tmp_path / "run" / "thesis.tex").write_text("precious")
+    return RunDirectory(tmp_path / "run")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def assert_refused(ended: Ended, said: str) -> None:
+    assert ended.code == 2, ended.stderr
+    assert said in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--overwrite", "--dataset", "typo.jsonl"], "there is no such file"),
+        (["--overwrite", "--model_name_or_path", "/nowhere/model"], "could not be loaded"),
+        (["--overwrite", "--train_size", "1"], "questions to train on"),
+        (["--overwrite", "--start", "sft_nowhere"], "no such entry in starts"),
+        ([], "holds a run already (finished)"),
+        (["--resume", "--learning_rate", "1e-3"], "learning_rate"),
+        (["--resume", "--seed", "7"], "seed 0 -> 7"),
+        (["--resume", "--best_metric", "eval_format_reward"], "best_metric"),
+        (["--resume", "--eval_size", "8"], "eval_size 16 -> 8"),
+        (["--resume", "--use_peft", "true"], "use_peft"),
+    ],
+)
+def test_a_refused_start_changes_no_file(world, finished, words, said):
+    before = contents(finished.path)
+    assert_refused(start(world, finished.path, *words), said)
+    assert contents(finished.path) == before
+
+
+def test_a_finished_run_without_checkpoints_is_not_lost_by_a_resume(world, finished):
+    for folder in finished.checkpoints():
+        shutil.rmtree(folder)
+    before = contents(finished.path)
+    assert_refused(start(world, finished.path, "--resume"), "no whole checkpoint to resume from")
+    assert contents(finished.path) == before
+
+
+def test_a_resume_keeps_the_history_of_changed_settings(world, finished):
+    longer = ["--resume", "--grpo_steps", "3"]
+    assert start(world, finished.path, *longer, "--num_rollouts_saved", "3").code == 0
+    (entry,) = finished.read()["changed_settings"]
+    assert entry["settings"]["grpo_steps"] == [2, 3]
+    assert entry["settings"]["num_rollouts_saved"][1] == 3
+    assert entry["step"] == 2
+    assert max(row["step"] for row in finished.metrics()) == 3
+
+
+def start_another(world: Path, output: Path) -> None:
+    """Before its trainer is built, another process tries to train in the same folder."""
+    from trl_ablate.training import lifecycle
+
+    build = lifecycle.build_trainer
+
+    def build_after_the_other(*args):
+        lifecycle.build_trainer = build
+        ended = start(world, output, "--learning_rate", "0.5")
+        assert (ended.code, "in use by another process" in ended.stderr) == (2, True)
+        return build(*args)
+
+    lifecycle.build_trainer = build_after_the_other
+
+
+def test_the_second_start_in_an_empty_folder_writes_nothing(world, tmp_path):
+    from functools import partial
+
+    output = tmp_path / "run"
+    sabotage = partial(start_another, world, output)
+    assert start(world, output, sabotage=sabotage).code == 0
+    assert RunDirectory(output).settings()["learning_rate"] != 0.5
+
+
+def test_a_training_that_diverges_is_stopped_and_says_so(world, tmp_path):
+    ended = start(world, tmp_path / "run", "--learning_rate", "1e30", "--grpo_steps", "6")
+    record = RunDirectory(tmp_path / "run").read()
+    assert (ended.code, record["status"]) == (0, "stopped"), ended.stderr
+    assert "diverged" in record["reason"] and "lower learning_rate" in record["reason"]
+    assert 1 <= record["diverged_at"] < 6
+    assert "diverged" in ended.stdout
+
+
+def set_the_clock_back() -> None:
+    import time
+
+    now = time.time
+    starts = iter(range(10**9))
+    time.time = lambda: now() - 3600 * next(starts)
+
+
+def test_a_clock_that_jumps_back_gives_no_negative_seconds(world, tmp_path):
+    assert start(world, tmp_path / "run", sabotage=set_the_clock_back).code == 0
+    run = RunDirectory(tmp_path / "run")
+    seconds = [row["seconds"] for row in run.metrics()]
+    assert seconds == sorted(seconds) and seconds[0] >= 0 and run.read()["seconds"] > 0
+
+
+def test_a_checkpoint_that_is_named_is_refused(world, tmp_path):
+    words = ["--resume_from_checkpoint", "x"]
+    assert_refused(start(world, tmp_path / "run", *words), "use --resume")
+    assert not (tmp_path / "run").exists()

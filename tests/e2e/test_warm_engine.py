@@ -1,0 +1,100 @@
+"""A run that was forked from a process with its imports is the run that was started cold."""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.rows import without_times
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.study.engines import Job
+from trl_ablate.study.engines.local import LocalEngine
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux only"),
+]
+
+WORDS = [
+    "recipes/off_policy_e2_tb128.yaml", "--profile", "miniature", "--generation_batch_size", "32",
+    "--optimizer_batch_size", "16", "--per_device_train_batch_size", "8", "--grpo_steps", "3",
+    "--train_size", "12", "--eval_size", "16", "--eval_steps", "1", "--save_steps", "2",
+    "--template", "question_only", "--report_to", "none", "--seed", "7",
+]  # fmt: skip
+"""The bare question has rewards from the start, so that there is a gradient."""
+
+THREAD_OF_AN_ALLOCATOR = "jemalloc_bg_thd"
+"""Of pyarrow: it runs now and then, and the allocator handles forks itself."""
+
+LOOK = """
+import json, os, pathlib, sys
+threads = pathlib.Path(f"/proc/{os.getppid()}/task")
+imported = "trl.trainer.grpo_trainer" in sys.modules
+import torch
+print(json.dumps({
+    "imported": imported, "threads": torch.get_num_threads(),
+    "cuda": torch.cuda.is_initialized(), "argv": sys.argv[1:],
+    "of its parent": [task.read_text().strip() for task in threads.glob("*/comm")],
+}))
+"""
+
+
+def do(engine: LocalEngine, folder: Path, words: list[str]) -> Job:
+    folder.mkdir()
+    with (folder / "lock").open("w") as lock:
+        job = Job(words, folder / "run", folder / "log", lock.fileno(), folder / "away")
+        assert engine.start(job, 0).wait() == 0, job.log.read_text()
+    return job
+
+
+def test_the_same_weights_numbers_and_record(tmp_path):
+    engines = {"warm": LocalEngine(jobs=1), "cold": LocalEngine(jobs=1, warm=None)}
+    runs = {name: RunDirectory(do(engines[name], tmp_path / name, WORDS).directory)
+            for name in engines}  # fmt: skip
+    weights = {name: digest(run.checkpoint_last) for name, run in runs.items()}
+    assert weights["warm"] == weights["cold"] != digest_of_the_start(runs["cold"])
+    rows = {name: [without_times(row) for row in run.metrics()] for name, run in runs.items()}
+    assert rows["warm"] == rows["cold"]
+    assert any(row.get("grad_norm", 0) > 0 for row in rows["cold"])
+    files = {name: {str(path.relative_to(run.path)) for path in run.path.rglob("*")}
+             for name, run in runs.items()}  # fmt: skip
+    assert files["warm"] == files["cold"]
+    records = {name: run.read() for name, run in runs.items()}
+    assert records["warm"].keys() == records["cold"].keys()
+    for key in ("status", "recipe", "arm", "seed", "versions", "git", "gpus"):
+        assert records["warm"][key] == records["cold"][key], key
+    commands = {name: " ".join(record["command"]) for name, record in records.items()}
+    assert commands["warm"].replace("/warm/", "/cold/") == commands["cold"]
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def digest_of_the_start(run: RunDirectory) -> str:
+    config = json.loads(run.config_file.read_text())
+    from trl_ablate import miniature
+
+    assert config["model"]["model_name_or_path"] == "miniature"
+    return digest(miniature.build(progress=False))
+
+
+def test_a_run_has_the_threads_of_its_share_and_no_gpu(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    script = tmp_path / "look.py"
+    script.write_text(LOOK)
+    warm, cold = (
+        do(LocalEngine(jobs=2, train=script, **start), tmp_path / name, ["word"])
+        for name, start in (("warm", {}), ("cold", {"warm": None}))
+    )
+    found, expected = (json.loads(job.log.read_text()) for job in (warm, cold))
+    assert found["imported"] and not expected["imported"]
+    assert found["threads"] == expected["threads"] == 1
+    assert found["argv"] == ["word", "--output_dir", str(warm.directory)]
+    assert not found["cuda"]
+    threads = [name for name in found["of its parent"] if name != THREAD_OF_AN_ALLOCATOR]
+    assert len(threads) == 1, threads

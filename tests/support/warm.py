@@ -1,0 +1,152 @@
+"""Commands of the package in real processes that need not import torch: forked from one that has.
+
+A start costs tenths of a second in place of eight. The mechanism is that of local studies, so that
+signals, exit codes, descriptors and `kill -9` are those of any process.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from tests.conftest import REPOSITORY
+from trl_ablate import miniature
+from trl_ablate.run.files import write_jsonl
+from trl_ablate.study.engines.warm import IMPORTS_OF_A_TRAINING, ForkServer, WarmProcess
+
+SMALL = [
+    "recipes/std_dev_off.yaml", "--profile", "miniature", "--generation_batch_size", "16",
+    "--optimizer_batch_size", "16", "--per_device_train_batch_size", "16", "--eval_size", "16",
+    "--grader_workers", "1", "--grader_timeout", "60", "--train_size", "64", "--report_to", "none",
+]  # fmt: skip
+"""A training of small steps that saves and evaluates; how often and how long is left to say."""
+
+PATIENCE = 300
+IMPORTS = (*IMPORTS_OF_A_TRAINING, "trl_ablate.cli.evaluate", "trl_ablate.evaluation.evaluating")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended, and what it printed."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def printed(self) -> str:
+        return self.stdout + self.stderr
+
+
+class Running:
+    """A process that has been started."""
+
+    def __init__(self, process: WarmProcess, folder: Path):
+        self._process, self._folder = process, folder
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Until it holds, or the process has ended."""
+        deadline = time.monotonic() + PATIENCE
+        while self.alive and not condition():
+            assert time.monotonic() < deadline, "it never came to that"
+            time.sleep(0.02)
+
+    def wait(self) -> Ended:
+        try:
+            code = self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the process hangs\n{self.ended(-signal.SIGKILL)}") from None
+        return self.ended(code)
+
+    def kill(self) -> None:
+        """With what it has started in its process group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def ended(self, code: int) -> Ended:
+        return Ended(code, *((self._folder / name).read_text() for name in ("stdout", "stderr")))
+
+
+def warm(
+    command: str,
+    *words: object,
+    sabotage: Callable[[], object] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Running:
+    """A command of the package, such as `train`, started with these words.
+
+    Args:
+        sabotage: called in the process first; a function of a module, or a `partial` of one.
+        environment: set in the process; libraries that were imported before do not see it.
+    """
+    return fork(_command, command, [str(word) for word in words], sabotage, environment or {})
+
+
+def fork(target: Callable[..., int | None], *arguments: object) -> Running:
+    """A process that does `target(*arguments)`, which are pickled."""
+    folder = Path(tempfile.mkdtemp(dir=_logs().name))
+    with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+        process = _server().start(target, *arguments, stdout=out.fileno(), stderr=err.fileno())
+    return Running(process, folder)
+
+
+def model_and_data(folder: Path) -> tuple[Path, Path]:
+    """The miniature and its sums as files of one's own, enough for `SMALL`."""
+    model, data = folder / "model", folder / "data"
+    shutil.copytree(miniature.build("sft_final", progress=False), model)
+    data.mkdir()
+    for split, size in (("train", 64), ("validation", 16)):
+        write_jsonl(data / f"{split}.jsonl", miniature.problems(split, size, 0))
+    return model, data
+
+
+@cache
+def _server() -> ForkServer:
+    """One per test process. It finds the tests' own functions by their names."""
+    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return ForkServer(IMPORTS, {**os.environ, "PYTHONPATH": path})
+
+
+@cache
+def _logs() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="warm-")
+
+
+def _command(
+    command: str,
+    words: list[str],
+    sabotage: Callable[[], object] | None,
+    environment: Mapping[str, str],
+) -> None:
+    os.chdir(REPOSITORY)
+    os.environ.update(environment)
+    if sabotage:
+        sabotage()
+    _run_command(command, words)
+
+
+def _run_command(command: str, words: list[str]) -> None:
+    sys.argv = [f"trl-ablate {command}", *words]
+    sys.exit(import_module(f"trl_ablate.cli.{command}").main(words))

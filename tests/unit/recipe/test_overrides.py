@@ -1,0 +1,140 @@
+"""Words of a command line: a text is itself, and every value has words that give it back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.recipe.fields import checked, known_fields
+from trl_ablate.recipe.overrides import as_words, read_overrides
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.strict import read_mapping
+from trl_ablate.study.definition import load_study
+from trl_ablate.study.resolution import resolve_plan
+
+TEXT = ("project", "run_name", "vllm_structured_outputs_regex")
+"""Settings that take text, or text and null."""
+TEXTS = ("stop", "lora_target_modules", "subjects")
+
+ODD = (
+    "[/INST]", "[a, b]", '["a"]', '["a", "b"]', '"["a"]"', "[]", "#x", "a #x", "- x", "? x", "a: b",
+    "{a: 1}", "{a", "null", '"null"', '""null""', "~", "Null", "true", "off", "1", "1e5", ".nan",
+    "😀", "é", "\u2028", "\ufeff", "\n", "\t", " a ", "", "'", '"', '"a"', "\\n", "\\ud83d\\ude00",
+    "&a", "*a", "!x", "%a", "@", "`", "|", ">", "--seed", "--seed=1", "seed=1", "-1", "=", "</s>",
+)  # fmt: skip
+
+texts = st.one_of(
+    st.sampled_from(ODD),
+    st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=12),
+)
+
+
+def from_recipe(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    file = folder / "arm.yaml"
+    file.write_text(json.dumps(values), encoding="utf-8")
+    return checked(read_mapping(file, "recipe"), file)
+
+
+def from_study(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """The settings that the words of a study's run give."""
+    study = {"question": "q", "arms": ["grpo.yaml"], "seeds": [0], "profile": "miniature"}
+    file = folder / "study.yaml"
+    file.write_text(json.dumps({**study, "overrides": values}), encoding="utf-8")
+    words = resolve_plan(load_study(file)).arms[0].runs[0].words
+    return read_overrides(words[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["--stop", "[/INST]"], "stop", ["[/INST]"]),
+        (["--stop", "#x"], "stop", ["#x"]),
+        (["--stop", "- x"], "stop", ["- x"]),
+        (["--stop", "[a, b]"], "stop", ["[a, b]"]),
+        (["--stop", '["a", "b"]'], "stop", ["a", "b"]),
+        (["--stop", '"["a"]"'], "stop", ['["a"]']),
+        (["--stop", '["a"]', "b"], "stop", ['["a"]', "b"]),
+        (["--stop", "null"], "stop", None),
+        (["--stop", '"null"'], "stop", ["null"]),
+        (["--stop", "~"], "stop", ["~"]),
+        (["--stop", "[]"], "stop", []),
+        (["--stop="], "stop", [""]),
+        (["--run_name", "null"], "run_name", None),
+        (["--run_name", '"null"'], "run_name", "null"),
+        (["--run_name", '""null""'], "run_name", '"null"'),
+        (["--run_name", '"a"'], "run_name", '"a"'),
+        (["--project", "null"], "project", "null"),
+        (["--dataset", "#x"], "dataset", "#x"),
+        (["--report_to", "a", "b"], "report_to", ["a", "b"]),
+        (["--report_to", "none"], "report_to", "none"),
+        (["--trackio_static_space_id", "false"], "trackio_static_space_id", False),
+        (["--trackio_static_space_id", "12"], "trackio_static_space_id", "12"),
+    ],
+)
+def test_a_word_for_a_text_is_that_text(words, key, value):
+    assert read_overrides(words) == {key: value}
+
+
+@pytest.mark.parametrize("word", ["a\0", "\udcff", "\x1b[31m"])
+def test_a_word_that_no_recipe_can_hold_is_refused(word):
+    with pytest.raises(ConfigurationError, match=r"--run_name .* is no readable character"):
+        read_overrides(["--run_name", word])
+
+
+def test_two_words_for_one_text_are_refused():
+    with pytest.raises(ConfigurationError, match=r"it takes text or null"):
+        read_overrides(["--run_name", "my", "run"])
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            **dict.fromkeys(TEXT, st.none() | texts),
+            "project": texts,
+            **dict.fromkeys(TEXTS, st.none() | st.lists(texts, max_size=3)),
+            "optim_target_modules": st.none() | texts | st.lists(texts, max_size=3),
+            "eval_sets": st.none() | st.dictionaries(texts, texts, max_size=2),
+            "learning_rate": st.floats(0, 1, allow_subnormal=False),
+            "seed": st.integers(0, 2**32 - 1),
+            "bf16": st.none() | st.booleans(),
+        },
+    )
+)
+@example({"stop": ["😀"]})
+@example({"eval_sets": {"😀": "\u2028"}})
+def test_words_and_recipe_give_the_same_values(tmp_path, values):
+    assert read_overrides(as_words(values)) == values
+    assert from_recipe(tmp_path, values) == values
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_command_line_gives_each_odd_text_as_a_recipe_does(tmp_path, text):
+    values = {"stop": [text, "x"], "project": text}
+    assert read_overrides(["--stop", text, "x"] if text[:2] != "--" else as_words(values)) == (
+        from_recipe(tmp_path, {"stop": [text, "x"]}) if text[:2] != "--" else values
+    )
+
+
+def test_a_study_hands_texts_on_as_they_are(tmp_path):
+    texts = [text for text in ODD if text]
+    values = {"stop": texts, "project": "null", "vllm_structured_outputs_regex": "null"}
+    assert from_study(tmp_path, values).items() >= values.items()
+    recipe = tmp_path / "one.yaml"
+    recipe.write_text(json.dumps({**values, "extends": "grpo.yaml"}), encoding="utf-8")
+    direct = load_recipe(recipe, "miniature").settings
+    words = load_recipe(SHIPPED / "grpo.yaml", "miniature", as_words(values)).settings
+    assert {key: direct[key] for key in values} == {key: words[key] for key in values} == values
+
+
+def test_every_setting_has_words():
+    """Whatever a shipped recipe resolves to can be given on a command line."""
+    for recipe in sorted(SHIPPED.glob("*.yaml")):
+        given = {key: value for key, value in read_mapping(recipe, "recipe").items()}
+        given = checked({k: v for k, v in given.items() if k in known_fields()}, recipe)
+        assert read_overrides(as_words(given)) == given

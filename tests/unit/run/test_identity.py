@@ -1,0 +1,37 @@
+"""What may change when a run is resumed, and what makes another run of it."""
+
+import pytest
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.fields import known_fields
+from trl_ablate.run.identity import LENGTH, MACHINE, PLACE, RECORD, changed_settings, check_same_run
+
+
+def test_every_difference_is_found_and_none_is_made_up():
+    before = {"beta": 0.0, "seed": 1, "stop": "a", "levels": [1, 2]}
+    now = {"beta": 0.04, "seed": 1, "levels": (1, 2), "top_k": None}
+    assert changed_settings(before, now) == {"beta": [0.0, 0.04], "stop": ["a", None]}
+
+
+def test_the_settings_that_may_change_exist():
+    assert known_fields().keys() >= PLACE | RECORD | MACHINE | LENGTH
+
+
+@pytest.mark.parametrize("key", ["save_steps", "grader_workers", "output_dir", "guard_reward"])
+def test_place_record_and_machine_may_change(key):
+    check_same_run("runs/x", {key: [1, 2]}, "linear")
+
+
+@pytest.mark.parametrize(
+    "key", ["learning_rate", "seed", "num_iterations", "start", "eval_size", "best_metric"]
+)
+def test_what_a_run_computes_may_not(key):
+    with pytest.raises(ConfigurationError, match=f"runs/x.*{key} 1 -> 2.*another run.*settings"):
+        check_same_run("runs/x", {key: [1, 2], "save_steps": [1, 2]}, "constant")
+
+
+def test_a_run_can_be_made_longer_where_no_schedule_depends_on_it():
+    changed = {"grpo_steps": [10, 20]}
+    check_same_run("runs/x", changed, "constant")
+    with pytest.raises(ConfigurationError, match="grpo_steps 10 -> 20"):
+        check_same_run("runs/x", changed, "cosine")

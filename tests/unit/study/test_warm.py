@@ -1,0 +1,176 @@
+"""The fork server: what it starts is a process like any other, whoever is killed. Linux only."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.support.fake_train import alive
+from tests.support.studies import wait_for
+from trl_ablate.study.engines import Job
+from trl_ablate.study.engines.local import LocalEngine
+from trl_ablate.study.engines.warm import LOST, SUPPORTED, ForkServer, ServerGone, WarmProcess
+
+pytestmark = pytest.mark.skipif(not SUPPORTED, reason="processes are forked on Linux only")
+
+
+@pytest.fixture
+def server():
+    path = {"PYTHONPATH": str(REPOSITORY)}
+    with_path = {**os.environ, **path, "COLOUR": "green", "CUDA_VISIBLE_DEVICES": ""}
+    server = ForkServer(["numpy", "no.such.module"], with_path)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def begin(server, tmp_path):
+    """`begin(target, *arguments)`: its process; both outputs go to the file `printed`."""
+
+    def begin(target, *arguments, keep=()) -> WarmProcess:
+        with (tmp_path / "printed").open("ab") as log:
+            log = log.fileno()
+            return server.start(target, *arguments, stdout=log, stderr=log, keep=keep)
+
+    return begin
+
+
+def look(folder: str) -> int:
+    """What a process sees of itself and of its server."""
+    sys.stdout.write("a line\n")
+    found = {
+        "session": os.getsid(0) == os.getpid(),
+        "folder": os.getcwd(),
+        "colour": os.environ["COLOUR"],
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads of the server": len(os.listdir(f"/proc/{os.getppid()}/task")),
+        "imported": "numpy" in sys.modules,
+        "drawn": sys.modules["numpy"].random.random(),
+    }
+    Path(folder, f"{os.getpid()}.json").write_text(json.dumps(found))
+    return 7
+
+
+def test_a_process_is_as_one_that_was_started_cold(begin, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    both = [begin(look, str(tmp_path)) for _ in range(2)]
+    assert [process.wait() for process in both] == [7, 7]
+    seen = [json.loads((tmp_path / f"{process.pid}.json").read_text()) for process in both]
+    draws = [one.pop("drawn") for one in seen]
+    assert draws[0] != draws[1]
+    for one in seen:
+        assert one == {
+            "session": True, "folder": str(tmp_path), "colour": "green", "descriptors": 4,
+            "threads of the server": 1, "imported": True,
+        }  # fmt: skip
+    assert (tmp_path / "printed").read_text() == "a line\n" * 2
+
+
+def fail(how: str) -> None:
+    if how == "signal":
+        signal.raise_signal(signal.SIGTERM)
+    if how == "thread":
+        threading.Thread(target=lambda: time.sleep(0.2) or sys.stdout.write("late\n")).start()
+        sys.exit("at the end")
+    raise ValueError("on purpose")
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "printed"),
+    [
+        ("error", 1, "ValueError: on purpose\n"),
+        ("signal", -signal.SIGTERM, ""),
+        ("thread", 1, "at the end\nlate\n"),  # an interpreter waits for its threads
+    ],
+)
+def test_it_ends_as_python_does(begin, tmp_path, how, code, printed):
+    process = begin(fail, how)
+    assert process.wait(30) == process.poll() == code
+    shown = (tmp_path / "printed").read_text()
+    assert shown.endswith(printed) and bool(shown) == bool(printed)
+    process.send_signal(signal.SIGKILL)  # nothing is there any more
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+def held(path: Path) -> bool:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_a_lock_is_held_until_the_process_ends(begin, tmp_path):
+    path = tmp_path / "lock"
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = begin(time.sleep, 60, keep=[lock.fileno()])
+    assert held(path) and process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL
+    assert not held(path)
+
+
+def test_a_killed_server_takes_no_process_along(server, begin):
+    process = begin(time.sleep, 60)
+    os.kill(server.pid, signal.SIGKILL)
+    wait_for(lambda: not alive(server.pid))
+    assert process.poll() is None and alive(process.pid)
+    with pytest.raises(ServerGone):
+        begin(time.sleep, 0)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(30) == process.poll() == LOST
+
+
+RUNNER = """
+import os, sys, time
+from trl_ablate.study.engines.warm import ForkServer
+server = ForkServer([], os.environ)
+process = server.start(time.sleep, 60, stdout=1, stderr=2)
+print(server.pid, process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_server_ends_with_its_runner_and_its_processes_go_on(number):
+    runner = subprocess.Popen(
+        [sys.executable, "-c", RUNNER],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, start_new_session=True,
+    )  # fmt: skip
+    assert runner.stdout
+    server, process = map(int, runner.stdout.readline().split())
+    os.killpg(runner.pid, number)
+    runner.wait(30)
+    wait_for(lambda: not alive(server))
+    assert alive(process)
+    os.kill(process, signal.SIGKILL)
+
+
+def test_the_local_engine_starts_another_server_where_one_was_killed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; print(os.getppid()); sys.exit(3)")
+    engine = LocalEngine(train=script, warm=())
+    with (tmp_path / "lock").open("w") as lock:
+        job = Job(["a"], tmp_path / "run", tmp_path / "log", lock.fileno(), tmp_path / "away")
+        for _ in range(2):
+            assert engine.start(job, 0).wait() == 3
+        first, again = map(int, job.log.read_text().split())
+        assert first == again != os.getpid()
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: not alive(first))
+        assert engine.start(job, 0).wait() == 3
+    assert int(job.log.read_text().split()[-1]) != first

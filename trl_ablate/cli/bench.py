@@ -1,0 +1,199 @@
+"""`trl-ablate bench MODE`: this package against stock TRL, side by side.
+
+Every mode prints a table and writes JSON.
+"""
+
+import argparse
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from trl_ablate.cli.ending import exit_code_of
+from trl_ablate.cli.parsing import Parser
+from trl_ablate.errors import ConfigurationError
+
+DESCRIPTION = "Measure this package against stock TRL. Every mode prints a table and writes JSON."
+
+EXAMPLES = (
+    "trl-ablate bench train",
+    "trl-ablate bench step --rows 256 --output step.json",
+    "torchrun --nproc-per-node 2 -m trl_ablate bench train --only",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code_of(lambda: run(parse(argv)), stopped="nothing was written")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(EXAMPLES, prog="trl-ablate bench", description=DESCRIPTION)
+    modes = parser.add_subparsers(title="modes", metavar="MODE", required=True)
+    for name, add, text in (
+        ("train", add_train, "the training phase, with replayed rollouts"),
+        ("eval", add_eval, "evaluation of the miniature"),
+        ("reward", add_reward, "grading, against one process that calls math-verify"),
+        ("step", add_step, "whole GRPO steps, with generation"),
+        ("scale", add_scale, "cost of a token against rollout batch, length and processes"),
+    ):
+        mode = modes.add_parser(
+            name,
+            help=text,
+            description=f"Measure {text}.",
+            usage=f"trl-ablate bench {name} [options]",
+        )
+        add(mode)
+        output = Path(f"bench-{name}.json")
+        mode.add_argument("--output", type=Path, default=output, help=f"JSON; default: {output}")
+        mode.set_defaults(parser=mode)
+    options, unknown = parser.parse_known_args(argv)
+    options.parser.refuse(unknown)
+    return options
+
+
+def run(options: argparse.Namespace) -> int:
+    if not options.output.parent.is_dir():
+        raise ConfigurationError(
+            f"the folder of --output {options.output} does not exist; make it, or give another"
+        )
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    warnings.filterwarnings("ignore")
+    options.run(options)
+    return 0
+
+
+def add_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model_shape", default="miniature", help="miniature, qwen2.5-math-1.5b")
+    parser.add_argument("--rows", type=int, default=64, help="completions per step")
+    parser.add_argument("--microbatch", type=int, default=4)
+    parser.add_argument("--prompt_length", type=int, default=96)
+    parser.add_argument("--mean_length", type=float, default=343, help="mean completion length")
+    parser.add_argument("--cap", type=int, default=1024, help="longest completion")
+    parser.add_argument("--uniform", action="store_true", help="every completion of mean length")
+    parser.add_argument(
+        "--lengths", type=Path, help="recorded lengths: a JSON list or rollouts JSONL"
+    )
+    parser.add_argument(
+        "--corrected", action="store_true", help="as with vLLM: correct the engine's mismatch"
+    )
+    parser.add_argument("--only", action="store_true", help="without stock TRL")
+    parser.add_argument("--steps", type=int, default=3, help="counted steps per round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(run=train)
+
+
+def train(options: argparse.Namespace) -> None:
+    import torch
+    from accelerate import PartialState
+
+    from trl_ablate import miniature
+    from trl_ablate.bench import replay, tables, training
+
+    main_process = PartialState(cpu=not torch.cuda.is_available()).is_main_process
+    tokenizer = miniature.tokenizer()
+    torch.manual_seed(options.seed)
+    model = replay.random_model(options.model_shape, tokenizer)
+    if options.uniform:
+        lengths_N = [round(options.mean_length)] * options.rows
+    elif options.lengths:
+        lengths_N = replay.recorded_lengths(options.lengths)[: options.rows]
+    else:
+        lengths_N = replay.lengths(options.rows, options.mean_length, options.cap, options.seed)
+    load = training.Workload(
+        lengths_N,
+        microbatch=options.microbatch,
+        steps=options.steps,
+        rounds=options.rounds,
+        prompt_length=options.prompt_length,
+        corrected=options.corrected,
+    )
+    builds: dict[str, training.Build] = {"trl_ablate": training.ours}
+    if options.corrected:
+        builds = {"trl_ablate, extra forward": training.with_extra_forward, **builds}
+    if not options.only:
+        builds = {"stock TRL": training.stock, **builds}
+    found = training.compare(model, tokenizer, load, builds)
+    if not main_process:
+        return
+    measured = list(found.values())
+    mean = sum(lengths_N) / len(lengths_N)
+    tables.publish(
+        f"training phase, {options.rows} completions of {mean:.0f} tokens (longest "
+        f"{max(lengths_N)}), microbatch {options.microbatch}, {options.model_shape}",
+        training.rows_of(found, load),
+        training.differences(measured[0], measured[-1]),
+        options.output,
+    )
+
+
+def add_eval(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", type=int, default=1024)
+    parser.add_argument("--batches", type=int, nargs="+", default=[8, 64], help="of stock TRL")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.set_defaults(run=evaluate)
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    from trl_ablate.bench import evaluating, tables
+
+    rows, facts = evaluating.compare(options.prompts, options.batches, options.rounds)
+    tables.publish(f"evaluation of {options.prompts} prompts", rows, facts, options.output)
+
+
+def add_reward(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--answers", type=Path, help="JSONL with a gold `answer` a line")
+    parser.add_argument("--count", type=int, default=256, help="answers per batch")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.set_defaults(run=reward)
+
+
+def reward(options: argparse.Namespace) -> None:
+    from trl_ablate.bench import grading, tables
+
+    rows, facts = grading.compare(options.answers, options.count, options.rounds, options.workers)
+    tables.publish(f"grading {options.count} answers", rows, facts, options.output)
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model_shape", default="miniature", help="miniature, qwen2.5-math-1.5b")
+    parser.add_argument("--rows", type=int, default=256, help="completions per step")
+    parser.add_argument("--microbatch", type=int, default=64)
+    parser.add_argument("--max_completion_length", type=int, default=48)
+    parser.add_argument("--steps", type=int, default=5, help="counted steps")
+    parser.set_defaults(run=step)
+
+
+def step(options: argparse.Namespace) -> None:
+    from trl_ablate.bench import stepping, tables
+
+    load = stepping.Load(
+        rows=options.rows,
+        microbatch=options.microbatch,
+        max_completion_length=options.max_completion_length,
+        steps=options.steps,
+    )
+    rows = stepping.compare(options.model_shape, load)
+    tables.publish(
+        f"whole steps, {options.rows} rollouts of up to {options.max_completion_length} tokens, "
+        f"{options.model_shape}",
+        rows,
+        {"ratio": rows[0]["s/step"] / rows[1]["s/step"]},
+        options.output,
+    )
+
+
+def add_scale(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
+    parser.add_argument("--mean_lengths", type=float, nargs="+", default=[128, 64, 256, 512])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=2)
+    parser.set_defaults(run=scale)
+
+
+def scale(options: argparse.Namespace) -> None:
+    from trl_ablate.bench import scaling, tables
+
+    rows = scaling.measure(options.rows, options.mean_lengths, options.processes, options.steps)
+    tables.publish("the training phase, cost of a token", rows, {}, options.output)

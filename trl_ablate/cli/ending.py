@@ -1,0 +1,126 @@
+"""How a command ends: its exit code, and one sentence where something went wrong. No torch.
+
+Every command is
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        return exit_code_of(lambda: run(parse(argv)), stopped="nothing was written")
+
+so that this is the only place where an error becomes a sentence and a number:
+
+    0     done
+    1     failed: the disk, the network, the GPU, a reward function
+    2     refused: a `ConfigurationError`, or a path that cannot be used as asked
+    75    `train` was ended by SIGTERM
+    130   Ctrl-C
+
+An error that is not known here keeps its traceback. A command whose output nobody reads any more
+(`trl-ablate … | head -1`) goes quiet and continues to its end.
+"""
+
+import errno
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+from trl_ablate.cli.terminal import outlive_the_reader
+from trl_ablate.errors import ConfigurationError, PublishError
+from trl_ablate.recipe.strict import brief
+from trl_ablate.run.failures import in_words, is_disk_full
+from trl_ablate.run.termination import Terminated
+from trl_ablate.run.untrusted import for_terminal
+
+DONE, FAILED, REFUSED, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
+"""75 is a shell's EX_TEMPFAIL: not done, try again."""
+
+NOISY_LIBRARIES = ("bitsandbytes",)
+"""They warn while they are imported, here of a kernel that no recipe uses."""
+
+
+def exit_code_of(work: Callable[[], int], *, stopped: str, resumable: bool = False) -> int:
+    """Do the work of a command; its exit code, or that of the error that it raised.
+
+    Args:
+        stopped: what Ctrl-C leaves behind, in words: "nothing was written".
+        resumable: whether the command has `--resume`, as `train` has. It is then told how to
+            continue, and SIGTERM ends it with 75 rather than as Ctrl-C does.
+    """
+    for library in NOISY_LIBRARIES:
+        logging.getLogger(library).setLevel(logging.ERROR)
+    with outlive_the_reader():
+        try:
+            code = work()
+            sys.stdout.flush()
+            return code
+        except Terminated:
+            if not resumable:
+                return _ended(f"stopped by SIGTERM; {stopped}", INTERRUPTED)
+            return _ended(
+                "ended by SIGTERM; --resume continues from the last checkpoint", PREEMPTED
+            )
+        except KeyboardInterrupt:
+            return _ended(f"stopped; {stopped}", INTERRUPTED)
+        except PublishError as error:
+            return _ended(f"error: {error}", FAILED)
+        except ConfigurationError as error:
+            return _ended(f"error: {error}", REFUSED)
+        except Exception as error:
+            sentence, code = _known(error, resumable)
+            if sentence is None:
+                raise
+            return _ended(f"error: {sentence}", code)
+
+
+def _ended(sentence: str, code: int) -> int:
+    sys.stderr.write(f"{for_terminal(sentence)}\n")
+    return code
+
+
+def _known(error: Exception, resumable: bool) -> tuple[str | None, int]:
+    if resumable and (sentence := in_words(error)):
+        return sentence, FAILED
+    if isinstance(error, OSError) and error.filename is not None:
+        return about_path(error), FAILED if is_disk_full(error) else REFUSED
+    if isinstance(error, UnicodeEncodeError):
+        return about_text(error), REFUSED
+    if is_disk_full(error):
+        return "the disk is full; free some space, then run the same command again", FAILED
+    return in_words(error), FAILED
+
+
+_OF_PATHS = {
+    errno.EACCES: "there is no permission to use {path}; change its permissions, or choose another",
+    errno.EPERM: "there is no permission to change {path}; choose another",
+    errno.EROFS: "{path} is on a read-only file system; choose a folder elsewhere",
+    errno.ENAMETOOLONG: "the name {path} is too long for the file system; choose a shorter one",
+    errno.ENOTDIR: "a part of {path} is a file, where a folder is needed; choose another path",
+    errno.EISDIR: "{path} is a folder, where a file is needed; choose another path",
+    errno.EEXIST: "{path} exists already, and is no folder; remove it, or choose another path",
+    errno.ENOTEMPTY: "the folder {path} is not empty; remove what is in it, or choose another",
+    errno.ELOOP: "{path} is a symbolic link that leads back to itself; remove it",
+    errno.ENOSPC: "the disk is full ({path}); free some space, then run the same command again",
+    errno.EDQUOT: "the disk quota is used up ({path}); free some space, then run the same command "
+    "again",
+}
+
+
+def about_path(error: OSError) -> str:
+    """What is wrong with the path that the error names, and what to do."""
+    name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
+    path = brief(name, 300)
+    if error.errno == errno.ENOENT:
+        if os.path.islink(name):
+            target = brief(os.readlink(name), 300)
+            return f"{path} is a symbolic link to {target}, which does not exist; remove the link"
+        return f"{path} does not exist; check the path"
+    known = _OF_PATHS.get(error.errno or 0)
+    return known.format(path=path) if known else f"{path}: {error.strerror}"
+
+
+def about_text(error: UnicodeEncodeError) -> str:
+    """Bytes of a file name that are not UTF-8 arrive as halves of surrogate pairs."""
+    around = error.object[max(0, error.start - 60) : error.end + 60]
+    return (
+        f"'{brief(around, 160)}' holds bytes that are not UTF-8, which no record can hold; rename "
+        "the file or folder"
+    )

@@ -1,0 +1,141 @@
+"""`trl-ablate evaluate CHECKPOINT`: a saved model on a dataset, with standard errors."""
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from trl_ablate.cli.ending import exit_code_of
+from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.terminal import console
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.files import append_jsonl, write_json
+
+DESCRIPTION = """\
+Evaluate a saved model.
+
+CHECKPOINT is a model's folder, a run's directory (its best model, or else its last), a Hub id, or
+miniature. Prompt template, dataset and machine are those of its run, or of the recipe; every
+setting of a recipe can be given as --key value and wins."""
+
+EXAMPLES = (
+    "trl-ablate evaluate runs/std_dev_off-seed0 --samples 4 --output found.json --completions",
+    "trl-ablate evaluate Qwen/Qwen2.5-Math-1.5B --dataset math --samples 8 --temperature 0.6",
+    "trl-ablate evaluate miniature --profile miniature --eval_size 64",
+)
+
+SETTINGS = {
+    "dataset": "dataset",
+    "samples": "num_generations_eval",
+    "temperature": "eval_temperature",
+    "top_p": "eval_top_p",
+}
+"""Short names on the command line, and the settings they stand for."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code_of(lambda: run(*parse(argv)), stopped="nothing was written")
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The options, and the words that are settings."""
+    parser = Parser(
+        EXAMPLES,
+        prog="trl-ablate evaluate",
+        description=DESCRIPTION,
+        usage="%(prog)s CHECKPOINT [options] [--key value ...]",
+    )
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a model's folder, a run's, a Hub id, or miniature"
+    )
+    how = parser.add_argument_group("what to evaluate on")
+    how.add_argument("--dataset", help="math, gsm8k, miniature, a Hub id, or a path")
+    how.add_argument("--samples", help="completions per question")
+    how.add_argument("--temperature", help="0 is greedy; default: as in training")
+    how.add_argument("--top_p", help="default: as in training")
+    where = parser.add_argument_group("as in which recipe")
+    where.add_argument("--recipe", help="path or shipped name; default: that of the run, or grpo")
+    where.add_argument(
+        "--profile", default="auto", help="of the recipe: h100, rtx4090, miniature, auto, a path"
+    )
+    out = parser.add_argument_group("what to write")
+    out.add_argument("--output", type=Path, help="write the numbers to this JSON file")
+    out.add_argument(
+        "--completions", action="store_true", help="write every completion next to it, as JSONL"
+    )
+    options, words = parser.parse_known_args(argv)
+    given = vars(options)
+    for short, setting in SETTINGS.items():
+        if given[short] is not None:
+            words += [f"--{setting}", given[short]]
+    return options, words
+
+
+def run(options: argparse.Namespace, words: list[str]) -> int:
+    check_output(options)
+    from trl_ablate.evaluation.checkpoints import find_checkpoint, to_evaluate
+    from trl_ablate.evaluation.evaluating import describe, evaluate
+    from trl_ablate.training.doctor import check_device
+
+    checkpoint = find_checkpoint(options.checkpoint)
+    with tempfile.TemporaryDirectory() as scratch:
+        resolved = to_evaluate(
+            checkpoint, words, recipe=options.recipe, profile=options.profile, scratch=scratch
+        )
+        check_device(resolved)
+        found = evaluate(resolved)
+    if resolved.config.process_index != 0:
+        return 0
+    report = describe(options.checkpoint, resolved, found)
+    console.print(table(report["sets"], title=f"{checkpoint.model} on {resolved.task.dataset}"))
+    if options.output:
+        write_json(options.output, report)
+        console.print(f"written: {options.output}", markup=False)
+    if options.completions:
+        write_completions(completions_file(options.output), found)
+    return 0
+
+
+def check_output(options: argparse.Namespace) -> None:
+    """What could not be written is refused before a model is loaded."""
+    if options.completions and not options.output:
+        raise ConfigurationError("--completions are written next to --output; give --output, too")
+    if options.output and not options.output.parent.is_dir():
+        raise ConfigurationError(
+            f"the folder of --output {options.output} does not exist; make it, or give another"
+        )
+    if options.output and options.output.is_dir():
+        raise ConfigurationError(f"--output {options.output} is a folder; give a file in it")
+
+
+def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:
+    made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    made.add_column("")
+    for name, one in sets.items():
+        made.add_column(f"{name}, {one['questions']} questions", justify="right")
+    metrics = dict.fromkeys(metric for one in sets.values() for metric in one["standard_errors"])
+    for metric in metrics:
+        made.add_row(metric, *(shown(one, metric) for one in sets.values()))
+    return made
+
+
+def shown(one: Mapping[str, Any], metric: str) -> str:
+    """A mean and its standard error; nothing where a set does not have it."""
+    if metric not in one["metrics"]:
+        return ""
+    return f"{one['metrics'][metric]:.3f} ± {one['standard_errors'][metric]:.3f}"
+
+
+def completions_file(output: Path) -> Path:
+    return output.with_suffix(".completions.jsonl")
+
+
+def write_completions(file: Path, found: Mapping[str, Any]) -> None:
+    file.unlink(missing_ok=True)
+    for key, one in found.items():
+        for row in one.rows:
+            append_jsonl(file, {"set": key or "main", **row})
+    console.print(f"written: {file}", markup=False)

@@ -1,0 +1,79 @@
+"""`trl-ablate COMMAND …`: find the command, import its file, call its `main`. No torch."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING
+
+COMMANDS = {
+    "train": "train one arm: a recipe, on this machine",
+    "evaluate": "evaluate a saved model",
+    "study": "answer a question with arms × seeds: plan, run, status, fetch, report, clean",
+    "publish": "publish a finished run on the Hugging Face Hub",
+    "bench": "measure this package against stock TRL",
+    "doctor": "print what a recipe lacks on this machine, and how to fix it",
+    "recipes": "list the shipped recipes and studies, or print one",
+}
+
+REFUSED = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code.
+
+    Args:
+        argv: the words after the program's name; None: those of this process.
+    """
+    command, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if command in ("--help", "-h"):
+        sys.stdout.write(usage())
+        return 0
+    if command == "--version":
+        sys.stdout.write(f"trl-ablate {_version()}\n")
+        return 0
+    if command not in COMMANDS:
+        sys.stderr.write(f"error: {unknown(command)}\n")
+        return REFUSED
+    return import_module(f"trl_ablate.cli.{command}").main(words)
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}   {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: trl-ablate COMMAND …",
+            "",
+            "The ablation lab for GRPO on top of TRL.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "examples:",
+            "  trl-ablate train quickstart",
+            "  trl-ablate train std_dev_off --profile rtx4090 --seed 1",
+            "  trl-ablate study plan std_dev",
+            "  accelerate launch -m trl_ablate train std_dev_off",
+            "",
+            "`trl-ablate COMMAND --help` shows the options of a command.",
+            "",
+            EXIT_CODES_OF_TRAINING,
+            "",
+        ]
+    )
+
+
+def unknown(command: str) -> str:
+    from trl_ablate.recipe.strict import brief, nearest
+
+    shown, meant = brief(command), nearest(command, COMMANDS)
+    return f"'{shown}' is not a command{meant or '; use one of ' + ', '.join(COMMANDS)}"
+
+
+def _version() -> str:
+    try:
+        return version("trl-ablate")
+    except PackageNotFoundError:
+        return "(not installed: a copy on the Python path)"

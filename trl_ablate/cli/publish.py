@@ -1,0 +1,52 @@
+"""`trl-ablate publish RUN_DIR`: a finished run to the Hugging Face Hub."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from trl_ablate.cli.ending import exit_code_of
+from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.terminal import console
+from trl_ablate.run.directory import RunDirectory
+
+DESCRIPTION = """\
+Publish a finished run on the Hugging Face Hub.
+
+The repository is private unless --public is given. Publishing again uploads what has changed."""
+
+EXAMPLES = (
+    "trl-ablate publish runs/std_dev_off-seed0",
+    "trl-ablate publish runs/std_dev_off-seed0 --repo_id me/std_dev_off --public",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code_of(
+        lambda: run(parse(argv)), stopped="publishing again continues where this stopped"
+    )
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(EXAMPLES, prog="trl-ablate publish", description=DESCRIPTION)
+    parser.add_argument(
+        "run_dir", metavar="RUN_DIR", type=Path, help="folder of a run: runs/std_dev_off-seed0"
+    )
+    parser.add_argument("--repo_id", help="OWNER/NAME; default: arm and seed, under your name")
+    parser.add_argument("--public", action="store_true", help="make the repository public")
+    parser.add_argument("--revision", help="branch to publish to; default: main")
+    options, unknown = parser.parse_known_args(argv)
+    parser.refuse(unknown)
+    return options
+
+
+def run(options: argparse.Namespace) -> int:
+    from trl_ablate.hub import push_run
+
+    url = push_run(
+        RunDirectory(options.run_dir),
+        repo_id=options.repo_id,
+        private=not options.public,
+        revision=options.revision,
+    )
+    console.print(f"published: {url}", markup=False)
+    return 0

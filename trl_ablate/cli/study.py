@@ -1,0 +1,302 @@
+"""`trl-ablate study plan | run | status | fetch | report | clean STUDY`: arms × seeds, answered."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trl_ablate.cli.ending import DONE, FAILED, exit_code_of
+from trl_ablate.cli.engines import add_engine
+from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.terminal import console
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.places import PACKAGE, SHIPPED, study_path
+from trl_ablate.run.termination import Termination
+
+UNFINISHED = 3
+
+DESCRIPTION = """\
+Answer a question with arms × seeds.
+
+STUDY is a shipped study's name (`trl-ablate recipes` lists them), a study.yaml, or its folder."""
+
+EXAMPLES = (
+    "trl-ablate study plan std_dev",
+    "trl-ablate study run std_dev --jobs 2",
+    "trl-ablate study report std_dev",
+    "trl-ablate study run recipes/studies/std_dev/study.yaml --engine slurm | sbatch",
+)
+
+EXIT_CODES = """\
+exit codes:
+  0     done
+  1     a run failed for good
+  2     refused: something in the command, a study or a recipe has to change
+  3     --max_hours is over and runs are left: the same command continues
+  130   stopped by Ctrl-C or SIGTERM: the same command continues"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else list(argv)
+    return exit_code_of(lambda: _main(words), stopped="the same command continues from here")
+
+
+def _main(words: list[str]) -> int:
+    options = parse(words)
+    return options.command(options)
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    parser = Parser(EXAMPLES, EXIT_CODES, prog="trl-ablate study", description=DESCRIPTION)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, command, text: str, study_needed: bool = True) -> Parser:
+        shown = "STUDY" if study_needed else "[STUDY]"
+        added = commands.add_parser(
+            name, help=text, description=text, exit_codes=EXIT_CODES,
+            usage=f"trl-ablate study {name} {shown} [options]",
+        )  # fmt: skip
+        added.add_argument(
+            "study", metavar="STUDY", nargs=None if study_needed else "?",
+            help="a shipped study's name, a study.yaml, or its folder",
+        )  # fmt: skip
+        added.add_argument(
+            "--runs",
+            metavar="FOLDER",
+            type=Path,
+            default=Path("runs"),
+            help="folder of all runs; default: runs",
+        )
+        added.add_argument("--profile", help="instead of the study's own")
+        added.set_defaults(command=command, parser=added)
+        return added
+
+    added = add("plan", plan, "Print arms, proof, runs, time and cost. Starts nothing but a probe.")
+    added.add_argument(
+        "--jobs", type=_jobs, metavar="N", help="runs at once; default: one per free GPU, or one"
+    )
+    added.add_argument(
+        "--price_per_hour", type=float, metavar="PRICE", help="of one GPU, for the cost"
+    )
+    added.add_argument("--probe", action="store_true", help="measure two steps of unmeasured arms")
+    added = add("run", run, "Bring every run to its end; runs that are done are skipped.")
+    added.add_argument(
+        "--jobs", type=_jobs, metavar="N", help="runs at once; default: one per free GPU, or one"
+    )
+    added.add_argument(
+        "--retries",
+        type=int,
+        metavar="N",
+        default=1,
+        help="how often a failed run is tried again; default: 1",
+    )
+    added.add_argument(
+        "--max_hours", type=float, metavar="HOURS", help="stop after so many hours of wall-clock"
+    )
+    added.add_argument(
+        "--only", metavar="RUN", help="run only this one; skip it if another process holds it"
+    )
+    add_engine(added, words)
+    added = add("status", status, "Print where every run is.")
+    added = add("fetch", fetch, "Download finished runs from Modal. Starts nothing.")
+    added.add_argument("--keep_checkpoints", action="store_true", help="fetch checkpoints, too")
+    added = add("report", report, "Write REPORT.md, report.html, pictures and runs.csv.", False)
+    added.add_argument(
+        "--curves", metavar="CSV", type=Path, help="report a CSV of published curves instead"
+    )
+    added.add_argument("--metric", default="eval_reward", help="primary metric of --curves")
+    added.add_argument(
+        "--reference", metavar="CSV", type=Path, help="CSV of published curves to draw beside"
+    )
+    added.add_argument(
+        "--out", metavar="FOLDER", type=Path, help="folder to write to; default: the study's own"
+    )
+    added = add("clean", clean, "Remove leftovers of probes, failed and interrupted runs.")
+    added.add_argument("--checkpoints", action="store_true", help="numbered checkpoints, too")
+    added.add_argument("--results", action="store_true", help="finished runs, too")
+    added.add_argument(
+        "--yes", action="store_true", help="remove; without it, only print what would be removed"
+    )
+    options, unknown = parser.parse_known_args(words)
+    options.parser.refuse(unknown)
+    return options
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigurationError(f"--jobs is {text}; it takes 1 or more")
+    return int(text)
+
+
+def plan(options: argparse.Namespace) -> int:
+    from trl_ablate.study.engines.local import LocalEngine
+    from trl_ablate.study.estimate import estimate
+    from trl_ablate.study.outline import show_plan
+    from trl_ablate.study.probing import probe
+
+    Termination().listen()
+    planned, store = resolve(options)
+    engine = LocalEngine(options.jobs, on_gpu=planned.for_gpu)
+    if options.probe:
+        probe(planned, store, engine, console.print)
+    foreseen = estimate(planned, store, engine.slots)
+    show_plan(console, planned, store, foreseen, engine.slots, options.price_per_hour)
+    return DONE
+
+
+def run(options: argparse.Namespace) -> int:
+    Termination().listen()  # ends as Ctrl-C does, runs and all; but they save first
+    planned, store = known(options) if options.only else resolve(options)
+    if options.engine == "slurm":
+        return run_on_slurm(options, planned, store)
+    return bring_to_an_end(
+        options.study, planned, store, options.make_engine(options, planned),
+        retries=options.retries, max_hours=options.max_hours, stay=not options.detach,
+        only=only_of(options, planned),
+    )  # fmt: skip
+
+
+def run_on_slurm(options: argparse.Namespace, planned, store) -> int:
+    from trl_ablate.study.engines import slurm
+
+    runs = slurm.to_submit(planned, store)
+    if not runs:
+        console.print("nothing to do")
+        return DONE
+    study = study_path(options.study)
+    command = slurm.study_command(study, store, "--retries", str(options.retries))
+    script = options.make_engine(options, planned).script(runs, store, command)
+    if options.submit:
+        console.print(f"submitted {len(runs)} runs as job {slurm.submit(script)}")
+    else:
+        console.out(script, highlight=False, end="")
+        sys.stderr.write("nothing was submitted: add --submit, or pipe this into sbatch\n")
+    return DONE
+
+
+def fetch(options: argparse.Namespace) -> int:
+    planned, store = known(options)
+    away = [run_id for run_id in planned.runs() if store.away(run_id).exists()]
+    if not away:
+        console.print("no runs to fetch")
+        return DONE
+    from trl_ablate.study.engines.modal import fetching
+
+    engine = fetching(planned, checkpoints=options.keep_checkpoints)
+    return bring_to_an_end(options.study, planned, store, engine, retries=0, stay=False, only=away)
+
+
+def bring_to_an_end(study: str, planned, store, engine, **how) -> int:
+    from trl_ablate.study.progress import LiveGrid, grid
+    from trl_ablate.study.runner import Runner
+
+    with LiveGrid(planned, store, console) as live:
+        outcome = Runner(planned, store, engine, say=live.say, watch=live.redraw, **how).run()
+    console.print(grid(planned, store))
+    for run_id in outcome.failed:
+        console.print(
+            f"failed: {store.state(run_id).reason}; see {store.log(run_id)}", markup=False
+        )
+    if outcome.failed:
+        return FAILED
+    if any(store.away(run_id).exists() for run_id in outcome.left):
+        console.print(
+            f"runs continue on Modal; collect them with: trl-ablate study fetch {study}",
+            markup=False,
+        )
+        return DONE
+    if outcome.left:
+        console.print("time limit reached; rerun this command to continue")
+        return UNFINISHED
+    console.print(f"done; next: trl-ablate study report {study}", markup=False)
+    return DONE
+
+
+def status(options: argparse.Namespace) -> int:
+    from trl_ablate.study.progress import grid
+
+    console.print(grid(*known(options)))
+    return DONE
+
+
+def report(options: argparse.Namespace) -> int:
+    from trl_ablate.study.report.curves import read_curves
+    from trl_ablate.study.report.report import report_curves, report_study
+
+    reference = read_curves(options.reference) if options.reference else ()
+    if options.curves:
+        out = options.out or Path(options.curves.stem)
+        written = report_curves(options.curves, out, metric=options.metric, reference=reference)
+    elif options.study:
+        planned, store = known(options)
+        study = study_path(options.study)
+        out = options.out or report_folder(study)
+        written = report_study(planned, store, study, out, reference)
+    else:
+        raise ConfigurationError("nothing to report; name a study, or give --curves FILE.csv")
+    for path in written:
+        console.print(str(path), markup=False)
+    return DONE
+
+
+def report_folder(study: Path) -> Path:
+    """The study's own, but for a study of an installed package: its name, in the current folder."""
+    installed = SHIPPED.is_relative_to(PACKAGE) and study.resolve().is_relative_to(SHIPPED)
+    return Path(study.parent.name) if installed else study.parent
+
+
+def clean(options: argparse.Namespace) -> int:
+    from trl_ablate.study.cleaning import find_rubbish, remove
+
+    planned, store = known(options)
+    found = find_rubbish(planned, store, checkpoints=options.checkpoints, results=options.results)
+    for rubbish in found:
+        gone = options.yes and remove(rubbish, store)
+        for path in rubbish.paths:
+            console.print(f"{'removed' if gone else 'would remove'} {path}", markup=False)
+    size = sum(rubbish.bytes for rubbish in found) / 1e9
+    console.print(f"{size:.2f} GB" + ("" if options.yes else "; add --yes to remove it"))
+    return DONE
+
+
+def only_of(options: argparse.Namespace, planned) -> list[str] | None:
+    from trl_ablate.recipe.strict import nearest
+
+    if options.only is None:
+        return None
+    runs = planned.runs()
+    if options.only not in runs:
+        meant = nearest(options.only, runs)
+        raise ConfigurationError(f"--only {options.only}: the study has no such run{meant}")
+    return [options.only]
+
+
+def resolve(options: argparse.Namespace):
+    """Study to plan, through every recipe; the plan is kept for the commands that only read."""
+    from trl_ablate.study.plan import save_plan
+    from trl_ablate.study.resolution import resolve_plan
+
+    study, store = opened(options)
+    planned = resolve_plan(study)
+    save_plan(planned, study, store.plans)
+    return planned, store
+
+
+def known(options: argparse.Namespace):
+    """The kept plan while it is true, which takes no torch; else a new one."""
+    from trl_ablate.study.plan import saved_plan
+
+    study, store = opened(options)
+    planned = saved_plan(study, store.plans)
+    if planned and options.profile in (None, planned.profile):
+        return planned, store
+    return resolve(options)
+
+
+def opened(options: argparse.Namespace):
+    from trl_ablate.study.definition import load_study
+    from trl_ablate.study.store import RunStore
+
+    study = load_study(study_path(options.study))
+    return replace(study, profile=options.profile or study.profile), RunStore(options.runs)

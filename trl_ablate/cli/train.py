@@ -1,0 +1,103 @@
+"""`trl-ablate train RECIPE [--key value ...]`: one arm, from its recipe to its last checkpoint."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from trl_ablate.cli.ending import DONE, PREEMPTED, exit_code_of
+from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING, Parser
+from trl_ablate.cli.terminal import console, show_end, show_recipe
+from trl_ablate.run import directory
+from trl_ablate.run.termination import Termination, end_with_launcher
+
+DESCRIPTION = """\
+Train one arm.
+
+RECIPE is a YAML file, or the name of a shipped recipe (`trl-ablate recipes` lists them). Every
+setting of a recipe can be given as --key value and wins over the recipe."""
+
+EXAMPLES = (
+    "trl-ablate train quickstart",
+    "trl-ablate train std_dev_off --seed 1 --output_dir runs/a --grpo_steps 50",
+    "trl-ablate train std_dev_off --output_dir runs/a --resume",
+    "accelerate launch -m trl_ablate train std_dev_off --profile h100",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    termination = Termination().listen()
+    end_with_launcher()
+    return exit_code_of(
+        lambda: _main(argv, termination), stopped="what was finished is kept", resumable=True
+    )
+
+
+def _main(argv: Sequence[str] | None, termination: Termination) -> int:
+    options, overrides = parse(argv)
+    if options.doctor:
+        from trl_ablate.cli.doctor import diagnose
+
+        return diagnose(options.recipe, options.profile, overrides)
+    return run(options, overrides, termination)
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The options, and the words that are settings."""
+    parser = Parser(
+        EXAMPLES,
+        EXIT_CODES_OF_TRAINING,
+        prog="trl-ablate train",
+        description=DESCRIPTION,
+        usage="%(prog)s RECIPE [options] [--key value ...]",
+    )
+    parser.add_argument(
+        "--profile", default="auto", help="h100, rtx4090, miniature, auto (default), or a path"
+    )
+    instead = parser.add_argument_group("instead of training")
+    instead.add_argument("--dry_run", action="store_true", help="print the resolved settings")
+    instead.add_argument("--doctor", action="store_true", help="the same as `trl-ablate doctor`")
+    existing = parser.add_argument_group("a run in output_dir").add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="continue it")
+    existing.add_argument("--overwrite", action="store_true", help="replace it")
+    options, words = parser.parse_known_args(argv)
+    named = bool(words) and not words[0].startswith("-")
+    options.recipe = words.pop(0) if named else None
+    if options.recipe is None and not options.doctor:
+        parser.error("missing RECIPE, which comes first, such as std_dev_off")
+    return options, words
+
+
+def run(options: argparse.Namespace, overrides: list[str], termination: Termination) -> int:
+    if options.dry_run:
+        spare_imports()
+    from trl_ablate.recipe.resolving import load_recipe
+
+    resolved = load_recipe(options.recipe, profile=options.profile, overrides=overrides)
+    is_main = resolved.config.process_index == 0
+    if is_main:
+        show_recipe(resolved, everything=options.dry_run)
+    if options.dry_run:
+        return DONE
+    from trl_ablate.training import lifecycle
+
+    mode = "resume" if options.resume else "overwrite" if options.overwrite else "new"
+    start = lifecycle.Start(resolved, mode, console, termination, command=sys.argv)
+    outcome = lifecycle.run(start)
+    if outcome.reason == directory.PREEMPTED:
+        sys.stderr.write("ended by SIGTERM at a checkpoint; --resume continues from it\n")
+        return PREEMPTED
+    if is_main:
+        show_end(start.directory)
+    if is_main and resolved.config.push_to_hub:
+        for line in lifecycle.publish(start):
+            console.print(line, markup=False)
+    return DONE
+
+
+def spare_imports() -> None:
+    """Leave out what loads models and adapters: a dry run does neither, and more than half of its
+    time would go into importing it. transformers does so to ask whether it runs in Kubeflow."""
+    from transformers import integrations
+
+    sys.modules["peft"] = None  # pyright: ignore[reportArgumentType]
+    integrations.is_kubeflow_available = lambda: False

@@ -1,0 +1,271 @@
+"""One run in five steps: claim its folder, restore where it stood, describe it, train, close.
+
+Nothing is written before the folder's lock is held. Nothing of an earlier run is changed before all
+that can be refused was checked: `restore` looks first and changes then, and a run that is to be
+overwritten is kept until the new one has a trainer.
+"""
+
+import copy
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from rich.console import Console
+from transformers.trainer_utils import SchedulerType
+from transformers.utils.logging import disable_progress_bar
+
+from trl_ablate.errors import PublishError
+from trl_ablate.hub import check_token, push_run
+from trl_ablate.recipe.resolving import Resolved
+from trl_ablate.rewards import grader_of
+from trl_ablate.run.checkpoints import (
+    agreed_checkpoint,
+    check_record,
+    check_something_to_resume,
+    rewind,
+    step_of,
+)
+from trl_ablate.run.claim import Mode, claimed, give_up_former
+from trl_ablate.run.directory import PREEMPTED, Outcome, RunDirectory
+from trl_ablate.run.failures import check_reached_the_end, is_divergence
+from trl_ablate.run.identity import changed_settings, check_same_run
+from trl_ablate.run.masking import Masker, known_secrets
+from trl_ablate.run.provenance import provenance
+from trl_ablate.run.termination import Termination
+from trl_ablate.run.untrusted import on_one_line
+from trl_ablate.training.building import build_trainer
+from trl_ablate.training.callbacks import (
+    BestCheckpoint,
+    GuardWatch,
+    RolloutWriter,
+    RunRecorder,
+    save_whole,
+)
+from trl_ablate.training.dashboard import DashboardCheck, export_static, new_run_name
+from trl_ablate.training.doctor import check_device
+from trl_ablate.training.live import LiveLine
+from trl_ablate.training.preemption import Preemption
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run is started with."""
+
+    resolved: Resolved
+    mode: Mode
+    console: Console
+    termination: Termination
+    command: Sequence[str]
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(Path(str(self.resolved.config.output_dir)))
+
+    @property
+    def is_main(self) -> bool:
+        return self.resolved.config.process_index == 0
+
+
+def run(start: Start) -> Outcome:
+    """A run from the claim on its folder to its last checkpoint; how it ended."""
+    with ExitStack() as held:
+        if start.is_main:
+            held.enter_context(claim(start))
+        masker = masker_of(start)
+        settings = masker.value(start.resolved.to_dict())
+        checkpoint, changed = restore(start, settings["settings"])
+        resolved = for_training(start, checkpoint)
+        if start.is_main:
+            describe(start, settings, changed, checkpoint)
+        outcome = held.enter_context(close(start, resolved, masker))
+        train(start, resolved, checkpoint, outcome)
+    start.termination.noted_only = False
+    return outcome
+
+
+@contextmanager
+def claim(start: Start) -> Iterator[None]:
+    """Refuse what can be refused without the folder, then hold it."""
+    config = start.resolved.config
+    check_device(start.resolved)
+    if config.push_to_hub:
+        check_token(config.hub_token)
+    with claimed(start.directory, start.mode):
+        yield
+
+
+def restore(start: Start, settings: dict[str, Any]) -> tuple[Path | None, dict[str, list[Any]]]:
+    """The checkpoint to resume from, and the settings that have changed since the run was started.
+
+    Everything is checked before the record is cut back to the checkpoint.
+    """
+    if start.mode != "resume":
+        return None, {}
+    directory, config = start.directory, start.resolved.config
+    checkpoint = agreed_checkpoint(directory.path, gather_object)
+    if not start.is_main:
+        return checkpoint, {}
+    changed: dict[str, list[Any]] = {}
+    if directory.traces():
+        changed = changed_settings(directory.settings(), settings)
+        check_same_run(directory.path, changed, SchedulerType(config.lr_scheduler_type).value)
+    if checkpoint is None:
+        check_something_to_resume(directory)
+    else:
+        check_record(directory, checkpoint, config.best_metric)
+    start.console.print(
+        f"resuming from {checkpoint or 'the beginning: nothing was saved yet'}", markup=False
+    )
+    rewind(directory, checkpoint)
+    return checkpoint, changed
+
+
+def for_training(start: Start, checkpoint: Path | None) -> Resolved:
+    """A copy of the settings for TRL: publishing is ours, and no checkpoint may hold a token."""
+    config = copy.copy(start.resolved.config)
+    config.push_to_hub, config.hub_token = False, None
+    config.hub_private_repo = config.hub_private_repo is not False
+    config.eval_on_start = config.eval_on_start and checkpoint is None
+    config.run_name = name_of(start)
+    return dataclasses.replace(start.resolved, config=config)
+
+
+def name_of(start: Start) -> str:
+    """The run's name in trackio: its own, and after a resume the same."""
+    directory, wanted = start.directory, start.resolved.config.run_name
+    resumes = start.mode == "resume" and directory.run_file.exists()
+    before = directory.read().get("run_name") if resumes else None
+    return before or new_run_name(wanted or directory.path.name)
+
+
+def describe(
+    start: Start,
+    settings: dict[str, Any],
+    changed: dict[str, list[Any]],
+    checkpoint: Path | None,
+) -> None:
+    """Write what the run resolved to, and which settings a resume has changed."""
+    directory = start.directory
+    directory.write_config(settings)
+    if not changed:
+        return
+    described = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
+    start.console.print(f"resuming with changed settings: {described}", markup=False)
+    history = directory.read().get("changed_settings", [])
+    entry = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "step": step_of(checkpoint) if checkpoint else 0,
+        "settings": changed,
+    }
+    directory.update(changed_settings=[*history, entry])
+
+
+def masker_of(start: Start) -> Masker:
+    settings, token = start.resolved.settings, start.resolved.config.hub_token
+    return Masker(known_secrets([settings], start.command, token), hide_home=False)
+
+
+@contextmanager
+def close(start: Start, resolved: Resolved, masker: Masker) -> Iterator[Outcome]:
+    """Keep `run.json` up to date until the run has ended, however it ends."""
+    if not start.is_main:
+        yield Outcome()
+        return
+    described = identity(start, resolved, masker)
+    with start.directory.recorded(clean=masker.text, **described) as outcome:
+        yield outcome
+
+
+def identity(start: Start, resolved: Resolved, masker: Masker) -> dict[str, Any]:
+    """Which run this is, and where it comes from."""
+    config = resolved.config
+    described = {
+        "recipe": resolved.recipe.name,
+        "profile": resolved.profile,
+        "arm": config.arm,
+        "study": config.study,
+        "seed": config.seed,
+        "run_name": config.run_name,
+        "command": masker.words(start.command),
+        **provenance(),
+        **accelerators(config),
+    }
+    return masker.value(described)
+
+
+def accelerators(config) -> dict[str, Any]:
+    """How many GPUs the run takes, and which."""
+    if config.device.type != "cuda":
+        return {"gpus": 0}
+    return {"gpus": config.world_size, "gpu": torch.cuda.get_device_name(config.device)}
+
+
+def train(start: Start, resolved: Resolved, checkpoint: Path | None, outcome: Outcome) -> None:
+    """Train to the end, or to where the guard, SIGTERM or NaN weights end it."""
+    directory, config = start.directory, resolved.config
+    disable_progress_bar()  # ours is the one live line
+    live = LiveLine(start.console)
+    rollouts = RolloutWriter(directory, config.num_rollouts_saved, config.seed)
+    best = BestCheckpoint(directory, config.best_metric)
+    guard = GuardWatch(directory, resolved.guard, start.console)
+    recorder = RunRecorder(directory, config.grpo_steps_per_optimizer_step)
+    preemption = Preemption(start.termination)
+    with closing(live), grader_of(resolved.task) as grader:
+        watching = [recorder, rollouts, best, guard, live, DashboardCheck(start.console)]
+        trainer = build_trainer(resolved, grader, watching)
+        for watcher in (rollouts, best):
+            watcher.attach(trainer)
+        trainer.add_callback(preemption)
+        if start.is_main:
+            give_up_former(directory)
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except RuntimeError as error:
+            if not is_divergence(error):
+                raise
+            steps = trainer.state.global_step * config.grpo_steps_per_optimizer_step
+            outcome.diverged(float(steps))
+            return
+        if guard.stopped_by:
+            outcome.stopped(f"guard: {guard.stopped_by.sentence}", **guard.stopped_by.numbers())
+        if preemption.ended_run:
+            outcome.stopped(PREEMPTED)
+        if outcome.status == "finished":
+            check_reached_the_end(trainer.state.global_step, trainer.state.max_steps)
+        save_whole(trainer, directory.checkpoint_last)
+        best.check()
+
+
+def publish(start: Start) -> Iterator[str]:
+    """Push a finished run, as its settings want it; a line for each place.
+
+    The run is finished whatever happens here: a failure is a `PublishError`, which names the
+    command that publishes it later.
+    """
+    config = start.resolved.config
+    private = config.hub_private_repo is not False
+    try:
+        url = push_run(
+            start.directory,
+            repo_id=config.hub_model_id,
+            private=private,
+            token=config.hub_token,
+            revision=config.hub_revision,
+        )
+    except PublishError:
+        raise
+    except Exception as error:
+        why = on_one_line(masker_of(start).text(str(error)))
+        raise PublishError(
+            f"the run is finished and not published: {why}; when this is corrected, "
+            f"`trl-ablate publish {start.directory.path}` publishes it"
+        ) from error
+    yield f"published at {url}"
+    if space := export_static(config, private):
+        yield f"dashboard at https://huggingface.co/spaces/{space}"
