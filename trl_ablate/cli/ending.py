@@ -28,6 +28,7 @@ from trl_ablate.errors import ConfigurationError, PublishError
 from trl_ablate.recipe.strict import brief
 from trl_ablate.run.failures import in_words, is_disk_full
 from trl_ablate.run.termination import Terminated
+from trl_ablate.run.untrusted import for_terminal
 
 DONE, FAILED, REFUSED, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
 """75 is a shell's EX_TEMPFAIL: not done, try again."""
@@ -71,7 +72,7 @@ def exit_code_of(work: Callable[[], int], *, stopped: str, resumable: bool = Fal
 
 
 def _ended(sentence: str, code: int) -> int:
-    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.write(f"{for_terminal(sentence)}\n")
     return code
 
 

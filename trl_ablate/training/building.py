@@ -23,6 +23,7 @@ from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.training.integrations import tolerated_integrations
 from trl_ablate.training.models import (
     checked_tokenizer,
     explained_by,
@@ -79,17 +80,18 @@ def put_together(
         **given,
     }
     config.model_init_kwargs = cast(Any, loading if isinstance(model, str) else None)
-    trainer = AblationTrainer(
-        model=model,
-        reward_funcs=rewards,
-        args=config,
-        train_dataset=train_dataset,
-        eval_dataset=evaluated,
-        processing_class=tokenizer,
-        quantization_config=get_quantization_config(model_args),
-        peft_config=get_peft_config(model_args),
-        callbacks=callbacks,
-    )
+    with tolerated_integrations(config) as integrations:
+        trainer = AblationTrainer(
+            model=model,
+            reward_funcs=rewards,
+            args=config,
+            train_dataset=train_dataset,
+            eval_dataset=evaluated,
+            processing_class=tokenizer,
+            quantization_config=get_quantization_config(model_args),
+            peft_config=get_peft_config(model_args),
+            callbacks=[*integrations, *(callbacks or [])],
+        )
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     return trainer

@@ -23,7 +23,8 @@ from trl_ablate.run.checkpoints import best_logged, check_best, seal
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.files import append_jsonl, write_json
 from trl_ablate.run.folders import part_of, replace_folder
-from trl_ablate.training.dashboard import log_rollouts, reports_to_trackio
+from trl_ablate.training.dashboard import TRACKIO, log_rollouts, reports_to_trackio, send_alert
+from trl_ablate.training.integrations import dropped_on_error
 
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
@@ -81,7 +82,8 @@ class RolloutWriter(TrainerCallback):
         kept = [rows[i] for i in sorted(drawn)]
         self._run.write_rollouts(state.global_step, kept)
         if reports_to_trackio(args):
-            log_rollouts(kept, state.global_step)
+            with dropped_on_error(args, TRACKIO):
+                log_rollouts(kept, state.global_step)
 
 
 class BestCheckpoint(TrainerCallback):
@@ -147,10 +149,8 @@ class GuardWatch(TrainerCallback):
             f"guard, step {alert.step}: {alert.sentence} ({alert.action})", style="yellow"
         )
         if reports_to_trackio(args):
-            import trackio
-
-            level = trackio.AlertLevel.ERROR if alert.action == "stop" else trackio.AlertLevel.WARN
-            trackio.alert(title=f"guard: {alert.rule}", text=alert.sentence, level=level)
+            with dropped_on_error(args, TRACKIO):
+                send_alert(alert)
 
 
 def save_whole(trainer: "AblationTrainer", folder: Path, **notes: dict[str, Any]) -> None:

@@ -13,6 +13,11 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import rewrite_logs
 
+from trl_ablate.guard.rules import Alert
+from trl_ablate.run.untrusted import for_terminal
+from trl_ablate.training.integrations import dropped_on_error, warn_of
+
+TRACKIO = "trackio"
 STEP = "train/global_step"
 """What rows are joined on: trackio's own step counts the calls."""
 
@@ -27,7 +32,7 @@ NOT_LOGGED = {
 
 
 def reports_to_trackio(args: TrainingArguments) -> bool:
-    return "trackio" in (args.report_to or [])
+    return TRACKIO in (args.report_to or [])
 
 
 def new_run_name(wanted: str) -> str:
@@ -43,12 +48,22 @@ def log_rollouts(rows: list[dict[str, Any]], step: int) -> None:
     trackio.log({"rollouts": trackio.Table(data=table), STEP: step})
 
 
+def send_alert(alert: Alert) -> None:
+    """What a rule saw, on the dashboard and to its webhooks."""
+    import trackio
+
+    level = trackio.AlertLevel.ERROR if alert.action == "stop" else trackio.AlertLevel.WARN
+    trackio.alert(title=f"guard: {alert.rule}", text=alert.sentence, level=level)
+
+
 def _texts(row: dict[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """Messages as text, each under its role."""
+    """Messages as text, each under its role; control characters are visible."""
     return {
-        name: row[name]
-        if isinstance(row[name], str)
-        else "\n".join(f"[{message['role']}] {message['content']}" for message in row[name])
+        name: for_terminal(
+            row[name]
+            if isinstance(row[name], str)
+            else "\n".join(f"[{message['role']}] {message['content']}" for message in row[name])
+        )
         for name in names
     }
 
@@ -80,7 +95,12 @@ class DashboardCheck(TrainerCallback):
             self._logged.setdefault(state.global_step, set()).update(names)
 
     def on_train_end(self, args, state: TrainerState, control, **kwargs):
-        if not self._logged or not _is_local():
+        if self._logged and reports_to_trackio(args):
+            with dropped_on_error(args, TRACKIO):
+                self._look(args)
+
+    def _look(self, args: TrainingArguments) -> None:
+        if not _is_local():
             return
         kept = kept_metrics(args.project, args.run_name or "")
         lost = [step for step, names in self._logged.items() if names - kept.get(step, {}).keys()]
@@ -101,17 +121,22 @@ def _is_local() -> bool:
 def export_static(config: TrainingArguments, private: bool) -> str | None:
     """The project as a static Space `trackio_static_space_id`, if there is one; its id.
 
-    With a `trackio_space_id` trackio's callback has made it when training ended.
+    None, with a warning, where that failed. With a `trackio_space_id` trackio's callback has made
+    it when training ended.
     """
     if not isinstance(config.trackio_static_space_id, str) or config.trackio_space_id:
         return None
     import trackio
 
-    return trackio.sync(
-        project=config.project,
-        space_id=config.trackio_static_space_id,
-        sdk="static",
-        private=private,
-        bucket_id=config.trackio_bucket_id,
-        force=True,
-    )
+    try:
+        return trackio.sync(
+            project=config.project,
+            space_id=config.trackio_static_space_id,
+            sdk="static",
+            private=private,
+            bucket_id=config.trackio_bucket_id,
+            force=True,
+        )
+    except Exception as error:
+        warn_of(f"no static Space {config.trackio_static_space_id} was made", error)
+        return None

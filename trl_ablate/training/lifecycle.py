@@ -20,6 +20,7 @@ from rich.console import Console
 from transformers.trainer_utils import SchedulerType
 from transformers.utils.logging import disable_progress_bar
 
+from trl_ablate.errors import PublishError
 from trl_ablate.hub import check_token, push_run
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import grader_of
@@ -37,6 +38,7 @@ from trl_ablate.run.identity import changed_settings, check_same_run
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.run.provenance import provenance
 from trl_ablate.run.termination import Termination
+from trl_ablate.run.untrusted import on_one_line
 from trl_ablate.training.building import build_trainer
 from trl_ablate.training.callbacks import (
     BestCheckpoint,
@@ -241,16 +243,29 @@ def train(start: Start, resolved: Resolved, checkpoint: Path | None, outcome: Ou
 
 
 def publish(start: Start) -> Iterator[str]:
-    """Push a finished run, as its settings want it; a line for each place."""
+    """Push a finished run, as its settings want it; a line for each place.
+
+    The run is finished whatever happens here: a failure is a `PublishError`, which names the
+    command that publishes it later.
+    """
     config = start.resolved.config
     private = config.hub_private_repo is not False
-    url = push_run(
-        start.directory,
-        repo_id=config.hub_model_id,
-        private=private,
-        token=config.hub_token,
-        revision=config.hub_revision,
-    )
+    try:
+        url = push_run(
+            start.directory,
+            repo_id=config.hub_model_id,
+            private=private,
+            token=config.hub_token,
+            revision=config.hub_revision,
+        )
+    except PublishError:
+        raise
+    except Exception as error:
+        why = on_one_line(masker_of(start).text(str(error)))
+        raise PublishError(
+            f"the run is finished and not published: {why}; when this is corrected, "
+            f"`trl-ablate publish {start.directory.path}` publishes it"
+        ) from error
     yield f"published at {url}"
     if space := export_static(config, private):
         yield f"dashboard at https://huggingface.co/spaces/{space}"

@@ -152,11 +152,13 @@ def test_the_settings_of_a_space_reach_trackio():
 def test_a_static_export_of_what_was_logged_here(monkeypatch):
     seen = Recorder()
     monkeypatch.setattr(trackio, "sync", seen.sync)
-    assert export_static(config()) is None
-    assert export_static(config(trackio_static_space_id=False)) is None
-    assert export_static(config(trackio_static_space_id="me/a", trackio_space_id="me/b")) is None
+    assert export_static(config(), True) is None
+    assert export_static(config(trackio_static_space_id=False), True) is None
+    assert (
+        export_static(config(trackio_static_space_id="me/a", trackio_space_id="me/b"), True) is None
+    )
     assert not seen.calls
     settings = {"trackio_static_space_id": "me/frozen", "hub_private_repo": True}
-    assert export_static(config(**settings)) == "me/frozen"
+    assert export_static(config(**settings), True) == "me/frozen"
     sent = seen.calls["sync"]
     assert (sent["sdk"], sent["project"], sent["private"]) == ("static", "trl_ablate", True)
