@@ -1,8 +1,8 @@
-"""What an evaluation estimates from n samples of each of P prompts. Pure Python.
+"""Estimates of an evaluation from n samples of each of P prompts. Pure Python.
 
-Samples of one prompt are not independent, so every mean is the mean over prompts of each prompt's
-own mean, and its standard error that of P independent numbers. An ungraded sample is as if it had
-not been drawn: its prompt is estimated from the others, and not at all if there are too few.
+Samples of one prompt are not independent. So each metric is first averaged within a prompt, then
+over prompts, and its standard error is that of P independent numbers. Ungraded samples are left
+out: a prompt is estimated from its graded samples, and skipped if it has too few of them.
 """
 
 import math
@@ -14,7 +14,7 @@ from trl_ablate.metrics import NO_VARIANCE
 Row = dict
 GRADED = ("reward", "format_reward", "answer_reward")
 FULL_MARK = 1.0
-"""An `answer_reward` of at least this is a success: shipped ones are 0 or their worth, 1 or 2."""
+"""An `answer_reward` of at least this is a success: the shipped rewards give 0, or 1 or 2."""
 
 
 TRL_METRICS = (
@@ -28,14 +28,14 @@ TRL_METRICS = (
     "samples_per_second",
     "steps_per_second",
 )
-"""What TRL logs at every evaluation, whatever the reward functions and tools are called."""
+"""The metrics of TRL's evaluation whose names do not depend on reward functions or tools."""
 
 MAIN = ""
-"""Key of the evaluation set whose metrics have no name of a set in theirs."""
+"""Key of the main evaluation set: its metric names contain no set name."""
 
 
 def metric_name(name: str, key: str = MAIN, prefix: str = "eval") -> str:
-    """`reward` of the main set is `eval_reward`, of the set gsm8k `eval_gsm8k_reward`."""
+    """`eval_reward` for `reward` of the main set; `eval_gsm8k_reward` for the set gsm8k."""
     return "_".join(part for part in (prefix, key, name) if part)
 
 
@@ -50,7 +50,7 @@ def metric_names(samples: int, keys: Iterable[str] = ()) -> list[str]:
 def summary(rows: Sequence[Row], samples: int = 1) -> dict[str, float]:
     """The metrics of an evaluation: the mean over prompts of each `per_prompt` number.
 
-    With `reward_stderr`. What no prompt has is absent.
+    Includes `reward_stderr`. A metric that no prompt has is left out.
     """
     values = per_prompt(rows, samples)
     means = {name: sum(values_P) / len(values_P) for name, values_P in values.items() if values_P}
@@ -64,10 +64,11 @@ def standard_errors(rows: Sequence[Row], samples: int = 1) -> dict[str, float]:
 
 
 def per_prompt(rows: Sequence[Row], samples: int) -> dict[str, list[float]]:
-    """Each prompt's own numbers; the `samples` rows of a prompt stand one after another.
+    """The numbers of each prompt. The `samples` rows of one prompt are adjacent.
 
-    `reward`, `format_reward` and `answer_reward` of the graded samples, `mean_length` and
-    `truncated` of all, `ungraded` as a share; with several samples also `avg@n` and `pass@k`.
+    `reward`, `format_reward` and `answer_reward` are means over the graded samples, `mean_length`
+    and `truncated` over all samples; `ungraded` is a share. With several samples also `avg@n` and
+    `pass@k`.
     """
     prompts = [rows[start : start + samples] for start in range(0, len(rows), samples)]
     graded = {
@@ -85,7 +86,7 @@ def per_prompt(rows: Sequence[Row], samples: int) -> dict[str, list[float]]:
 
 
 def success(row: Row) -> bool | None:
-    """Whether the answer has its full mark; without an `answer_reward`, whether there is a reward.
+    """Whether `answer_reward` is a full mark; in rows without it, whether `reward` is above 0.
 
     None if the row is ungraded.
     """
@@ -96,9 +97,9 @@ def success(row: Row) -> bool | None:
 
 
 def success_rates(successes_PN: Sequence[Sequence[bool | None]]) -> dict[str, list[float]]:
-    """`avg@n`, and `pass@k` for every power of two below n and for n, of each prompt.
+    """`avg@n` and `pass@k` of each prompt, for k = n and every power of two below n.
 
-    A prompt with fewer than k graded samples has no `pass@k`. `avg@n` is `pass@1`.
+    A prompt with fewer than k graded samples has no `pass@k`. `avg@n` equals `pass@1`.
     """
     samples = max(map(len, successes_PN))
     graded_P = [[one for one in prompt if one is not None] for prompt in successes_PN]
@@ -115,7 +116,7 @@ def passes(samples: int) -> list[int]:
 
 
 def pass_at(k: int, samples: int, successes: int) -> float:
-    """Unbiased chance that k of the samples, drawn without replacement, hold a success.
+    """Unbiased probability of a success among k of the samples, drawn without replacement.
 
     1 - C(n - c, k) / C(n, k) with n samples and c successes; k is at most n. (Chen et al. 2021,
     arXiv:2107.03374)
@@ -125,13 +126,13 @@ def pass_at(k: int, samples: int, successes: int) -> float:
 
 
 def prompt_means(values_PN: Sequence[Sequence[float | None]]) -> list[float]:
-    """Each prompt's mean over its graded samples; prompts without any are left out."""
+    """Mean of each prompt over its graded samples; prompts without graded samples are left out."""
     graded_P = [[value for value in prompt if value is not None] for prompt in values_PN]
     return [sum(prompt) / len(prompt) for prompt in graded_P if prompt]
 
 
 def standard_error(means_P: Sequence[float]) -> float:
-    """Standard error of the mean of P prompts (ddof 1); 0 of fewer than two."""
+    """Standard error of the mean of P prompts (ddof 1); 0 for fewer than two."""
     if len(means_P) < 2:
         return 0.0
     mean = sum(means_P) / len(means_P)
@@ -144,12 +145,13 @@ def reward_metrics(
     totals: Sequence[float | None],
     samples: int,
 ) -> dict[str, float | None]:
-    """TRL's metrics of the rewards of a set, by TRL's names.
+    """TRL's metrics of the rewards of a set, under TRL's names.
 
-    Per reward function the mean and the standard deviation (ddof 1) over the completions that it
-    graded; the deviation of the weighted sums `totals`; the share of questions whose samples all
-    have the same. None where fewer are graded than it takes. A single sample has no deviation, as
-    in TRL; of a question with a single graded sample it is unknown.
+    For each reward function: mean and standard deviation (ddof 1) over the completions it graded.
+    For the weighted sums `totals`: their deviation, and the share of questions whose samples all
+    have the same sum. A value is None if too few completions are graded. With one sample per
+    question, that share is 1, as in TRL; with several, a question with fewer than two graded
+    samples does not count as equal.
     """
     found: dict[str, float | None] = {}
     for name, values in rewards.items():
@@ -164,16 +166,17 @@ def reward_metrics(
 
 
 def deviation(values: Sequence[float | None]) -> float | None:
-    """The standard deviation (ddof 1) of the graded values; None of fewer than two."""
+    """The standard deviation (ddof 1) of the graded values; None for fewer than two."""
     graded = [value for value in values if value is not None]
     return statistics.stdev(graded) if len(graded) > 1 else None
 
 
 def merged(calls: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[str, float | None]:
-    """Metrics of several calls as those of all their completions: means weighted by `counts`.
+    """Combine the metrics of several calls into those of all completions: means weighted by
+    `counts`.
 
-    `tools/failure_frequency` is a share of tool calls, not of completions, and weighted by these.
-    A call that does not have a metric, or has NaN, takes no part; None where no call has it.
+    `tools/failure_frequency` is a share of tool calls, so its weight is the number of tool calls.
+    A call in which a metric is missing or NaN is left out; None if no call has the metric.
     """
     found: dict[str, float | None] = {}
     for name in dict.fromkeys(name for call in calls for name in call):

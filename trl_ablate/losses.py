@@ -1,7 +1,7 @@
-"""What the policy loss divides by, and how far the policy has moved from the one that sampled.
+"""The divisor of the policy loss, and statistics of the ratio between current and old policy.
 
-The loss itself is TRL's. These functions say in closed form what the trainer makes of it, and
-compute the statistics that are logged beside it.
+TRL computes the loss itself. These functions give the trainer's changes to it in closed form, and
+compute the statistics that the trainer logs with it.
 """
 
 import torch
@@ -11,7 +11,7 @@ NO_CLIP = 1e30
 
 SAME_WEIGHT = 1e-3
 """Weights this close to 1 count as 1: two forward passes over the same weights differ by rounding,
-and the sum of a thousand tokens by more than one."""
+and the difference is larger for a sum over a thousand tokens than for one token."""
 
 
 def loss_denominator(
@@ -21,7 +21,7 @@ def loss_denominator(
     constant: float | None = None,
     num_items: float | None = None,
 ) -> torch.Tensor:
-    """What the summed loss of the response tokens is divided by.
+    """The divisor of the summed loss of the response tokens.
 
     With `loss_NT` the loss of each token, the loss of a microbatch of N sequences is
     `((loss_NT * mask_NT).sum(1) / loss_denominator(mask_NT, ...)).sum()`.
@@ -29,15 +29,15 @@ def loss_denominator(
     Args:
         mask_NT: `(N, T)`, 1 at response tokens and 0 at padding.
         length_norm: `mean`: N times the sequence's own length. `constant`: N times `constant`.
-            `microbatch`: N times the longest response in these N rows. `token`: `num_items`, all
-            response tokens of the optimizer step (those in `mask_NT`, if not given).
-        constant: the divisor of `constant`.
-        num_items: the number of response tokens of `token`.
+            `microbatch`: N times the longest response in these N rows. `token`: `num_items`.
+        constant: the divisor per row for length_norm `constant`.
+        num_items: for length_norm `token`, the number of response tokens in the optimizer step.
+            Default: the number in `mask_NT`.
 
     Returns:
         `(N,)` for `mean`, a scalar tensor otherwise.
 
-    An empty response has length 1 here: its loss is 0 and stays 0.
+    An empty response counts as length 1, so that its loss is 0 and not NaN.
     """
     rows = mask_NT.size(0)
     lengths_N = mask_NT.sum(dim=1).clamp(min=1)
@@ -59,8 +59,8 @@ def ratio_sums(
 ) -> torch.Tensor:
     """Sum of the ratios, number of changed tokens and number of tokens: `(3,)`, additive over rows.
 
-    Shapes: ratio and changed `(N, T)`, or `(N, 1)` of whole sequences; mask `(N, T)`. Whatever
-    stands in the padding, NaN included, takes no part.
+    Shapes: ratio and changed `(N, T)`, or `(N, 1)` for whole sequences; mask `(N, T)`. Values at
+    padding are ignored, NaN included.
     """
     mask_NT = mask_NT.bool()
     ratio_NT = ratio_NT.expand_as(mask_NT).masked_fill(~mask_NT, 0.0)
@@ -74,11 +74,11 @@ def changed_by_clipping(
     epsilon_high: float,
     delta: float | None = None,
 ) -> torch.Tensor:
-    """Where `min(min(r, delta)·A, clip(r)·A)` has another gradient than `r·A`.
+    """True where the gradient of `min(min(r, delta)·A, clip(r)·A)` differs from that of `r·A`.
 
-    That is where the smaller of the two stands at a bound: above `1 + epsilon_high` with A > 0,
-    below `1 - epsilon_low` with A < 0, and, usually, above `delta` with A < 0. A ratio outside the
-    range whose advantage has the other sign, or is 0, is not changed.
+    This is where the smaller of the two terms is at a bound: r above `1 + epsilon_high` with A > 0,
+    r below `1 - epsilon_low` with A < 0, and, usually, r above `delta` with A < 0. A ratio outside
+    the range is not changed if its advantage has the opposite sign or is 0.
     """
     capped_NT = ratio_NT if delta is None else ratio_NT.clamp(max=delta)
     clipped_NT = ratio_NT.clamp(1 - epsilon_low, 1 + epsilon_high)
@@ -90,14 +90,14 @@ def changed_by_clipping(
 def changed_by_cispo(
     ratio_NT: torch.Tensor, advantages_N1: torch.Tensor, epsilon_high: float
 ) -> torch.Tensor:
-    """Where CISPO's weight `min(r, epsilon_high)` is not r, counted for A > 0 only, as TRL counts
-    it in `cispo_clip_ratio`."""
+    """True where CISPO's weight `min(r, epsilon_high)` differs from r. Only tokens with A > 0
+    count, as in TRL's `cispo_clip_ratio`."""
     return (ratio_NT > epsilon_high) & (advantages_N1 > 0)
 
 
 def changed_by_weight(weight_NT: torch.Tensor, advantages_N1: torch.Tensor) -> torch.Tensor:
-    """Where a token's gradient is `weight` times that of `r·A`, with a weight that is not 1 within
-    `SAME_WEIGHT`."""
+    """True where A is not 0 and `weight` differs from 1 by more than `SAME_WEIGHT`; the token's
+    gradient is `weight` times that of `r·A`."""
     return ((weight_NT - 1).abs() > SAME_WEIGHT) & (advantages_N1 != 0)
 
 
@@ -107,15 +107,15 @@ def sapo_weight(
     temperature_pos: float,
     temperature_neg: float,
 ) -> torch.Tensor:
-    """Derivative of SAPO's `4/τ · sigmoid(τ(r - 1))` by r: `4·s·(1 - s)`, which is 1 at r = 1."""
+    """Derivative of SAPO's `4/τ · sigmoid(τ(r - 1))` by r: `4·s·(1 - s)`. It is 1 at r = 1."""
     temperature_N1 = torch.where(advantages_N1 > 0, temperature_pos, temperature_neg)
     gate_NT = torch.sigmoid(temperature_N1 * (ratio_NT - 1))
     return 4 * gate_NT * (1 - gate_NT)
 
 
 def kl_to_reference(logps_NT: torch.Tensor, ref_logps_NT: torch.Tensor) -> torch.Tensor:
-    """The k3 estimate of KL(π, π_ref) per token, `e^d - d - 1` with d = log π_ref - log π: TRL's
-    KL term."""
+    """TRL's KL term: the k3 estimate of KL(π, π_ref) per token, `e^d - d - 1` with
+    d = log π_ref - log π."""
     difference_NT = ref_logps_NT - logps_NT
     return torch.exp(difference_NT) - difference_NT - 1
 
@@ -123,16 +123,16 @@ def kl_to_reference(logps_NT: torch.Tensor, ref_logps_NT: torch.Tensor) -> torch
 def token_ratio(
     logps_NT: torch.Tensor, old_logps_NT: torch.Tensor, mask_NT: torch.Tensor
 ) -> torch.Tensor:
-    """π/π_old of each response token, `(N, T)`; 1 in the padding, whatever stands there."""
+    """π/π_old of each response token, `(N, T)`; always 1 at padding."""
     return torch.exp((logps_NT - old_logps_NT).masked_fill(mask_NT == 0, 0.0))
 
 
 def sequence_log_ratio(
     logps_NT: torch.Tensor, old_logps_NT: torch.Tensor, mask_NT: torch.Tensor
 ) -> torch.Tensor:
-    """Mean log ratio over the tokens of each response, `(N, 1)`; of no tokens 0.
+    """Mean log ratio over the tokens of each response, `(N, 1)`; 0 for an empty response.
 
-    Whatever stands in the padding, NaN included, takes no part.
+    Values at padding are ignored, NaN included.
     """
     log_ratio_NT = (logps_NT - old_logps_NT).masked_fill(mask_NT == 0, 0.0)
     return log_ratio_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp(min=1)
@@ -146,13 +146,13 @@ def importance_ratio(
     low: float | None = None,
     high: float | None = None,
 ) -> torch.Tensor:
-    """How much likelier the trainer finds a token, or completion, than the engine that sampled it.
+    """Probability of a token or completion under the trainer, divided by that under the engine.
 
-    With d = log π - log μ of the response tokens: `token_*` takes r = exp(d) of each token, `(N,
-    T)`; `sequence_*` takes r = exp(Σd) of each completion, `(N, 1)`. `*_truncate` holds r between
-    `low` and `high`; `*_mask` makes an r outside of them 0, so that its token or completion has no
-    gradient. A bound of None does not bind. Where the engine gave no log-probability (NaN) d is 0;
-    so is it in the padding. The formula is TRL's, which applies it to a forward pass of its own.
+    Let d = log π (trainer) - log μ (engine) at the response tokens. `token_*`: r = exp(d) of each
+    token, `(N, T)`. `sequence_*`: r = exp(Σd) of each completion, `(N, 1)`. `*_truncate` clamps r
+    to `low` … `high`; `*_mask` sets an r outside this range to 0, so that the token or completion
+    has no gradient. None means no bound. d is 0 at padding and where the engine returned no
+    log-probability (NaN). TRL uses the same formula on an extra forward pass.
     """
     difference_NT = torch.nan_to_num((logps_NT - sampling_logps_NT) * mask_NT, nan=0.0)
     level, _, treatment = mode.partition("_")
@@ -167,7 +167,7 @@ def importance_ratio(
 
 
 def ratio_means(sums_3: torch.Tensor) -> dict[str, float]:
-    """The statistics of `ratio_sums`; of no tokens at all, a ratio of 1 and nothing clipped."""
+    """Mean ratio and clipped share from `ratio_sums`; without tokens, ratio 1 and share 0."""
     ratios, clipped, tokens = sums_3.tolist()
     if tokens == 0:
         return {"mean_ratio": 1.0, "clip_fraction": 0.0}
