@@ -197,6 +197,8 @@ def _reproduce(run: FinishedRun) -> str:
     words = [str(word) for word in record.get("command") or []]
     if words and words[0].endswith("scripts/train.py"):
         words = ["accelerate", "launch", "scripts/train.py", *words[1:]]
+    elif words and words[0].endswith(("trl_ablate/__main__.py", "bin/trl-ablate")):
+        words = ["trl-ablate", *words[1:]]
     if git.get("commit"):
         above = " with uncommitted changes, which are not published" if git.get("changed") else ""
         commit = f"At commit {markdown_code(str(git['commit']))}{above}:\n\n"

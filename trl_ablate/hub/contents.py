@@ -119,7 +119,7 @@ def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
     if record.get("status") not in OVER:
         raise ConfigurationError(
             f"the run in {run.path} is {record.get('status', 'of unknown status')}; publish it "
-            "when it has ended, or, if it was killed, let scripts/train.py --resume end it first"
+            "when it has ended, or, if it was killed, let `trl-ablate train --resume` end it first"
         )
     command = [str(word) for word in record.get("command") or []]
     masker = Masker(known_secrets((record, config), command, token))
@@ -187,7 +187,7 @@ def _commit_only(git: dict[str, Any] | None) -> dict[str, Any] | None:
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ConfigurationError(
-            f"{file} does not exist; give the folder of a run, as scripts/train.py leaves it"
+            f"{file} does not exist; give the folder of a run, as `trl-ablate train` leaves it"
         )
     try:
         return json.loads(file.read_text(encoding="utf-8"))

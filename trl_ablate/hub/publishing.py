@@ -57,7 +57,7 @@ def push_run(
     except PublishError as error:
         raise PublishError(
             f"not published: {finished.masker.text(str(error))}. The run in {run.path} is as it "
-            f"was; `python scripts/publish.py {run.path}` goes on where this stopped"
+            f"was; `trl-ablate publish {run.path}` goes on where this stopped"
         ) from error
 
 

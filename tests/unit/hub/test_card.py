@@ -105,6 +105,15 @@ def test_the_card_says_what_changed_what_came_out_and_how_to_do_it_again(finishe
     assert TOKEN not in text
 
 
+@pytest.mark.parametrize(
+    "program", ["/venv/lib/python3.11/site-packages/trl_ablate/__main__.py", "/venv/bin/trl-ablate"]
+)
+def test_the_card_gives_the_command_without_its_folder(finished, program):
+    finished.record["command"] = [program, "train", "lr_1e-4", "--seed", "7"]
+    _, text = card_of(finished)
+    assert "```bash\ntrl-ablate train lr_1e-4 --seed 7\n```" in text
+
+
 def test_a_card_is_the_same_each_time(finished, directory):
     again = read_run(directory)
     assert card_of(finished) == card_of(again)

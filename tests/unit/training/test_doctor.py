@@ -105,3 +105,14 @@ def test_a_look_around_finds_this_machine(tmp_path):
     assert "torch" in found.versions
     (tmp_path / "file").write_text("")
     assert not look_around(tmp_path / "file" / "run").writable
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "mended"),
+    [("5.17.0", {"vllm"}, False), ("5.23.0", {"vllm"}, True), ("5.23.0", set(), False)],
+)
+def test_what_only_vllm_needs_of_a_package_matters_only_with_vllm(version, wanted, mended):
+    lines = [*REQUIREMENTS, "transformers>=5.10.4", 'transformers<5.18; extra == "vllm"']
+    versions = {**INSTALLED, "vllm": "0.31.0", "transformers": version}
+    found = mends(check_packages(lines, versions, wanted))
+    assert found == ({"transformers": "pip install -e '.[vllm]'"} if mended else {})
