@@ -15,6 +15,9 @@ from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
 
+from tests.support.tiny_models import save_tiny_qwen2  # noqa: E402
+from tests.support.trainers import PROMPTS, SMALL, digits  # noqa: E402
+
 # A shell that starts tests in the background lets them ignore Ctrl-C, and so all they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -38,35 +41,7 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> str:
     """Folder of a Qwen2 of two layers, 16 wide, random weights, with the miniature's tokenizer."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from trl_ablate import miniature
-
-    folder = tmp_path_factory.mktemp("tiny")
-    tokenizer = miniature.tokenizer()
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=256,
-            tie_word_embeddings=True,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    ).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def letters_reward(completions, **kwargs):
-    """A reward that any text has: the share of its characters that are digits."""
-    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
+    return save_tiny_qwen2(tmp_path_factory.mktemp("tiny"), max_position_embeddings=256)
 
 
 @pytest.fixture
@@ -83,39 +58,27 @@ def make_trainer(tiny_model, tmp_path):
     def make(
         cls=AblationTrainer,
         config_class=AblationConfig,
-        reward=letters_reward,
+        reward=digits,
         extras=None,
         model=None,
         **overrides,
     ):
         arguments = {
             "output_dir": str(tmp_path / "run"),
-            "use_cpu": True,
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "report_to": "none",
-            "save_strategy": "no",
-            "logging_steps": 1,
-            "disable_tqdm": True,
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 2,
-            "num_generations": 4,
+            **SMALL,
             "max_completion_length": 12,
             "max_steps": 3,
-            "learning_rate": 1e-2,
-            "seed": 0,
             **overrides,
         }
         if "optimizer_batch_size" in overrides:
             arguments.pop("gradient_accumulation_steps")
-        prompts = [f"User: {a}+{a + 3}=?\nAssistant: <think>" for a in range(11, 27)]
         model = model or tiny_model
         return cls(
             model=model,
             reward_funcs=reward,
             args=config_class(**arguments),
-            train_dataset=Dataset.from_dict({"prompt": prompts}),
-            eval_dataset=Dataset.from_dict({"prompt": prompts[:5]}),
+            train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+            eval_dataset=Dataset.from_dict({"prompt": PROMPTS[:5]}),
             processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
             **(extras or {}),
         )

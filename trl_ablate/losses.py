@@ -172,23 +172,3 @@ def ratio_means(sums_3: torch.Tensor) -> dict[str, float]:
     if tokens == 0:
         return {"mean_ratio": 1.0, "clip_fraction": 0.0}
     return {"mean_ratio": ratios / tokens, "clip_fraction": clipped / tokens}
-
-
-def ratio_stats(
-    logps_NT: torch.Tensor,
-    old_logps_NT: torch.Tensor,
-    advantages_N: torch.Tensor,
-    mask_NT: torch.Tensor,
-    epsilon_low: float,
-    epsilon_high: float,
-    delta: float | None = None,
-) -> dict[str, float]:
-    """`mean_ratio` and `clip_fraction` of the clipped surrogate, over the response tokens.
-
-    Shapes: logps, old logps and mask `(N, T)`, advantages `(N,)`. See `changed_by_clipping`.
-    """
-    ratio_NT = token_ratio(logps_NT, old_logps_NT, mask_NT)
-    changed_NT = changed_by_clipping(
-        ratio_NT, advantages_N.unsqueeze(1), epsilon_low, epsilon_high, delta
-    )
-    return ratio_means(ratio_sums(ratio_NT, changed_NT, mask_NT))

@@ -11,14 +11,10 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.support.rows import without_times
+from tests.support.trainers import PROMPTS, SMALL, digits
 from trl_ablate import AblationConfig, AblationTrainer
 
-ROWS = [{"prompt": f"User: {a}+{a + 3}=?\nAssistant: <think>", "answer": a} for a in range(11, 27)]
-
-
-def digits(completions, **kwargs):
-    """The share of a completion's characters that are digits."""
-    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
+ROWS = [{"prompt": prompt, "answer": a} for a, prompt in enumerate(PROMPTS, start=11)]
 
 
 @dataclass
@@ -39,22 +35,11 @@ class Both:
     def _build(self, trainer: Any, config: Any, overrides: dict[str, Any]):
         settings = {
             "output_dir": str(self.folder / trainer.__name__),
-            "use_cpu": True,
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "report_to": "none",
-            "save_strategy": "no",
-            "logging_steps": 1,
-            "disable_tqdm": True,
-            "per_device_train_batch_size": 4,
+            **SMALL,
             "per_device_eval_batch_size": 64,
-            "gradient_accumulation_steps": 2,
-            "num_generations": 4,
             "num_generations_eval": 2,
             "max_completion_length": 8,
             "max_steps": 2,
-            "learning_rate": 1e-2,
-            "seed": 0,
             **overrides,
         }
         arguments = {

@@ -12,11 +12,11 @@ from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
-    Qwen2Config,
 )
 
 from tests.contract.alike import train_alike, train_both_ways
 from tests.contract.test_drop_in_worlds import evaluate_alike
+from tests.support.tiny_models import tiny_config
 from trl_ablate import miniature
 
 
@@ -28,16 +28,6 @@ def seeing(tmp_path_factory):
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     image_token = tokenizer.convert_tokens_to_ids("<image>")
     torch.manual_seed(0)
-    text = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
     vision = CLIPVisionConfig(
         hidden_size=16,
         intermediate_size=32,
@@ -47,7 +37,10 @@ def seeing(tmp_path_factory):
         patch_size=8,
     )
     config = LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=image_token, image_seq_length=4
+        vision_config=vision,
+        text_config=tiny_config(tokenizer),
+        image_token_index=image_token,
+        image_seq_length=4,
     )
     model = LlavaForConditionalGeneration(config)
     with torch.no_grad():  # what is seen has to be felt in what is written

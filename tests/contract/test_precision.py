@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trl_ablate import load_recipe, miniature
+from tests.support.tiny_models import save_tiny_qwen2
+from trl_ablate import load_recipe
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.precision import TYPICAL_WEIGHT, smallest_learning_rate
 
@@ -16,23 +16,13 @@ MOVED, STUCK = 0.9, 0.1
 def tiny_model(tmp_path) -> str:
     """For `make_trainer`, in place of the one that all tests share: weights as large as a language
     model's, in tensors that 8-bit Adam takes (4096 elements and more)."""
-    tokenizer = miniature.tokenizer()
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
+    return save_tiny_qwen2(
+        tmp_path / "wide",
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
         num_key_value_heads=2,
         initializer_range=TYPICAL_WEIGHT,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
-    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "wide")
-    tokenizer.save_pretrained(tmp_path / "wide")
-    return str(tmp_path / "wide")
 
 
 def share_that_moves(make_trainer, dtype: str) -> float:

@@ -22,6 +22,8 @@ from vllm.model_executor.layers import utils as vllm_layers  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.sample.ops.topk_topp_sampler import random_sample  # noqa: E402
 
+from tests.support.tiny_models import save_tiny_qwen2  # noqa: E402
+from tests.support.trainers import PROMPTS, SMALL, digits  # noqa: E402
 from trl_ablate import AblationConfig, AblationTrainer, miniature  # noqa: E402
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.rules import Guard
@@ -36,35 +38,17 @@ pytestmark = [
 TOLERANCE = 1e-5
 """Between the engine's log-probability of a token and the trainer's, in float32."""
 
-PROMPTS = [f"User: {a}+{a + 3}=?\nAssistant: <think>" for a in range(11, 27)]
 FIXED = [miniature.tokenizer().encode(f"{prompt} 1+1=2 </think>") for prompt in PROMPTS[:4]]
 
 
 @pytest.fixture(scope="module")
 def random_model(tmp_path_factory):
     """`random_model(tied)`: folder of a Qwen2 with heads that vLLM's CPU takes (32 wide)."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     def make(tied: bool) -> str:
         folder = tmp_path_factory.mktemp("random")
-        tokenizer = miniature.tokenizer()
-        torch.manual_seed(0)
-        Qwen2ForCausalLM(
-            Qwen2Config(
-                vocab_size=len(tokenizer),
-                hidden_size=64,
-                intermediate_size=96,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                num_key_value_heads=1,
-                max_position_embeddings=256,
-                tie_word_embeddings=tied,
-                eos_token_id=tokenizer.eos_token_id,
-                pad_token_id=tokenizer.pad_token_id,
-            )
-        ).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return str(folder)
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
+        return save_tiny_qwen2(folder, tie_word_embeddings=tied, **sizes)
 
     return make
 
@@ -72,10 +56,6 @@ def random_model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tied_model(random_model):
     return random_model(True)
-
-
-def digits_reward(completions, **kwargs):
-    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
 
 
 @pytest.fixture
@@ -87,28 +67,18 @@ def colocated(tied_model, tmp_path):
     engine too: let go of a trainer before asking for the next.
     """
 
-    def make(model=tied_model, peft_config=None, reward=digits_reward, **overrides):
+    def make(model=tied_model, peft_config=None, reward=digits, **overrides):
         gc.collect()
         forget_the_launcher()
         settings = {
             "output_dir": str(tmp_path / "run"),
-            "use_cpu": True,
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "report_to": "none",
-            "save_strategy": "no",
-            "logging_steps": 1,
-            "disable_tqdm": True,
+            **SMALL,
             "per_device_train_batch_size": 8,
-            "gradient_accumulation_steps": 2,
-            "num_generations": 4,
             "max_completion_length": 16,
             "max_steps": 3,
-            "learning_rate": 1e-2,
             "use_vllm": True,
             "vllm_importance_sampling_mode": "token_truncate",
             "vllm_max_model_length": 128,
-            "seed": 0,
         }
         return AblationTrainer(
             model=model,

@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.support.rows import without_times
+from tests.support.trainers import ON_CPU, digits
 
 PLAIN = {"trim_microbatches": False, "regroup_by_length": False, "reuse_forward": False}
 """No speed-up: each sums in another order than TRL does."""
@@ -78,10 +79,6 @@ class Script:
         pass
 
 
-def digits(completions, **kwargs):
-    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
-
-
 def sometimes(completions, **kwargs):
     """Leaves every fourth kind of text ungraded."""
     kinds = [sum(map(ord, text)) % 8 for text in completions]
@@ -123,12 +120,7 @@ def build(trainer_class, config_class, model, task, script, folder, settings):
 
     arguments = {
         "output_dir": folder,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
+        **ON_CPU,
         "lr_scheduler_type": "constant",
         "max_completion_length": 14,
     }

@@ -13,10 +13,10 @@ from trl_ablate.losses import (
     kl_to_reference,
     loss_denominator,
     ratio_means,
-    ratio_stats,
     ratio_sums,
     sapo_weight,
     sequence_log_ratio,
+    token_ratio,
 )
 
 MASK = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]])
@@ -75,6 +75,17 @@ def test_constant_and_token_are_additive_over_microbatches_and_microbatch_is_not
         parts = sum(total(half, length_norm, **keywords) for half in halves)
         parts = parts if additive is None else parts / 2
         assert torch.isclose(whole, parts) == (additive is not False)
+
+
+def ratio_stats(
+    logps_NT, old_logps_NT, advantages_N, mask_NT, epsilon_low, epsilon_high, delta=None
+) -> dict[str, float]:
+    """`mean_ratio` and `clip_fraction` of the clipped surrogate, over the response tokens."""
+    ratio_NT = token_ratio(logps_NT, old_logps_NT, mask_NT)
+    changed_NT = changed_by_clipping(
+        ratio_NT, advantages_N.unsqueeze(1), epsilon_low, epsilon_high, delta
+    )
+    return ratio_means(ratio_sums(ratio_NT, changed_NT, mask_NT))
 
 
 def test_ratio_statistics_by_hand():

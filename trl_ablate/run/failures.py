@@ -6,7 +6,7 @@ here keeps its traceback.
 
 import errno
 
-from trl_ablate.errors import REWARD_RAISED, ConfigurationError, RewardError
+from trl_ablate.errors import ConfigurationError, RewardError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_IN_WORDS = (
@@ -45,10 +45,6 @@ ENDED_EARLY = (
     "the questions did not make one rollout batch, or a callback stopped it; give more questions, "
     "or remove the callback, then go on with --resume"
 )
-SENTENCES = (
-    DISK_FULL, OUT_OF_MEMORY, ENGINE_DIED, SERVER_LOST, GONE, REWARD_RAISED, ENDED_EARLY
-)  # fmt: skip
-"""All that a run can end with, but for what a `ConfigurationError` says."""
 
 
 class EndedEarly(RuntimeError):

@@ -65,22 +65,6 @@ def t_interval(values: Sequence[float], confidence: float = 1 - ALPHA) -> Interv
     return Interval(n, mean, mean - half, mean + half)
 
 
-def bootstrap_interval(
-    values: Sequence[float], confidence: float = 1 - ALPHA, resamples: int = 9999, seed: int = 0
-) -> Interval:
-    """The percentile bootstrap of the mean: for many seeds and skewed values.
-
-    Needs about ten values: with three it has 10 distinct resamples and covers far less than it
-    says, so that verdicts never rest on it.
-    """
-    n = len(values)
-    if n < 2:
-        return t_interval(values, confidence)
-    draws = np.random.default_rng(seed).choice(np.asarray(values, float), size=(resamples, n))
-    low, high = np.quantile(draws.mean(axis=1), [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(n, statistics.fmean(values), float(low), float(high))
-
-
 def paired_p(differences: Sequence[float]) -> float:
     """Two-sided p-value of the paired t test.
 
