@@ -134,8 +134,11 @@ def completions_file(output: Path) -> Path:
 
 
 def write_completions(file: Path, found: Mapping[str, Any]) -> None:
+    from trl_ablate.run.masking import Masker
+
+    masker = Masker(hide_home=False)
     file.unlink(missing_ok=True)
     for key, one in found.items():
         for row in one.rows:
-            append_jsonl(file, {"set": key or "main", **row})
+            append_jsonl(file, masker.value({"set": key or "main", **row}))
     console.print(f"written: {file}", markup=False)

@@ -1,12 +1,12 @@
 """`trl-ablate publish RUN_DIR`: a finished run to the Hugging Face Hub."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trl_ablate.cli.ending import exit_code_of
 from trl_ablate.cli.parsing import Parser
-from trl_ablate.cli.terminal import console
+from trl_ablate.cli.terminal import console, table
 from trl_ablate.run.directory import RunDirectory
 
 DESCRIPTION = """\
@@ -34,19 +34,33 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repo_id", help="OWNER/NAME; default: arm and seed, under your name")
     parser.add_argument("--public", action="store_true", help="make the repository public")
     parser.add_argument("--revision", help="branch to publish to; default: main")
+    parser.add_argument("--dry_run", action="store_true", help="list the files and upload nothing")
     options, unknown = parser.parse_known_args(argv)
     parser.refuse(unknown)
     return options
 
 
 def run(options: argparse.Namespace) -> int:
-    from trl_ablate.hub import push_run
+    from trl_ablate.hub import files_of, push_run
 
+    run = RunDirectory(options.run_dir)
+    if options.dry_run:
+        show_files(files_of(run))
+        return 0
     url = push_run(
-        RunDirectory(options.run_dir),
+        run,
         repo_id=options.repo_id,
         private=not options.public,
         revision=options.revision,
+        show=show_files,
     )
     console.print(f"published: {url}", markup=False)
     return 0
+
+
+def show_files(files: Mapping[str, int]) -> None:
+    """Every file that is published, with its size; nothing else is."""
+    rows = {
+        path: f"{size:,} bytes" if size else "made from the run" for path, size in files.items()
+    }
+    console.print(table(f"{len(files)} files to publish", rows))

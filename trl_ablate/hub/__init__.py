@@ -14,11 +14,12 @@ are seen on the repository's page, `subfolder="checkpoint_last"` loads the other
 weights are stored once either way. Revisions stay free for what a person means by them, such as one
 branch a seed (`--revision`).
 
-Left out on purpose: optimizer states, pickles (`training_args.bin` may hold a token), git diffs and
+Files are chosen by their fixed names, never by a suffix, and no link is followed. Left out on
+purpose: optimizer states, pickles (`training_args.bin` may hold a token), git diffs and
 the machine's name. Nothing here imports torch.
 """
 
 from trl_ablate.errors import PublishError
-from trl_ablate.hub.publishing import check_token, push_run
+from trl_ablate.hub.publishing import check_token, files_of, push_run
 
-__all__ = ["PublishError", "check_token", "push_run"]
+__all__ = ["PublishError", "check_token", "files_of", "push_run"]

@@ -1,6 +1,8 @@
 """What a run publishes, read from its directory and cleaned of secrets. No torch."""
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.checkpoints import SEAL, check_seal
+from trl_ablate.run.checkpoints import check_seal
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.files import read_jsonl
 from trl_ablate.run.folders import where_it_stands
@@ -25,10 +27,22 @@ BEST_NOTE = "best.json"
 OVER = ("finished", "stopped", "failed")
 """States of a run that has ended, in one way or another."""
 
-_MODEL_SUFFIXES = {".safetensors", ".json", ".jinja", ".txt", ".model"}
+_MODEL_FILES = {
+    "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
+    "adapter_config.json", "adapter_model.safetensors", "adapter_model.safetensors.index.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json",
+    "preprocessor_config.json", "processor_config.json", "image_processor_config.json",
+    "video_preprocessor_config.json", "best.json",
+}  # fmt: skip
+"""The files that transformers and PEFT write for a model and its tokenizer; a person's notes beside
+them stay where they are."""
+_SHARD = re.compile(r"(adapter_)?model-\d{5}-of-\d{5}\.safetensors")
 _PRIVATE = {"host"}
 """Entries of `run.json` that say more about a person's machine than about the run."""
-_NO_MODEL_FILES = {"trainer_state.json", SEAL}
+_CONFIG_PARTS = ("config", "model", "settings", "task")
+"""Parts of `resolved_config.json` that the card reads."""
 _KEY_ROLLOUTS = 4
 """Rollout files published besides the best step's: the first, the last, and even steps between."""
 
@@ -56,6 +70,8 @@ class FinishedRun:
     def checkpoints(self) -> dict[str, dict[str, Path]]:
         """`checkpoint_best` and `checkpoint_last`, as far as they are there: file name -> file."""
         folders = {name: where_it_stands(self.path / name) for name in (BEST, LAST)}
+        for folder in folders.values():
+            _refuse_link(folder)
         return {name: _model_files(at) for name, at in folders.items() if at.is_dir()}
 
     @property
@@ -89,8 +105,9 @@ class FinishedRun:
             "resolved_config.json": _json(self.config),
             "metrics.jsonl": self._cleaned(self.path / "metrics.jsonl"),
         }
-        if (self.path / ALERTS).exists():
+        if os.path.lexists(self.path / ALERTS):
             published[ALERTS] = self._cleaned(self.path / ALERTS)
+        _refuse_link(self.path / ROLLOUTS)
         for file in key_rollouts(self.path / ROLLOUTS, self.best_evaluation):
             published[f"{ROLLOUTS}/{file.name}"] = self._cleaned(file)
         for folder, files in self.checkpoints.items():
@@ -101,10 +118,12 @@ class FinishedRun:
 
     def _cleaned(self, file: Path) -> bytes:
         """The whole lines of a JSONL file, without secrets."""
+        check_own_file(file, self.path)
         text = file.read_text(encoding="utf-8") if file.exists() else ""
         return self.masker.text(text[: text.rfind("\n") + 1]).encode()
 
     def _checked(self, file: Path) -> Path:
+        check_own_file(file, self.path)
         if file.suffix != ".safetensors" and not self.masker.is_clean(file.read_bytes()):
             raise ConfigurationError(
                 f"{file} holds what looks like a token, and model files are published as they are; "
@@ -115,7 +134,14 @@ class FinishedRun:
 
 def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
     """The run as it can be published, or the reason why it cannot be."""
+    for file in (run.run_file, run.config_file, run.metrics_file):
+        check_own_file(file, run.path)
     record, config = _read_json(run.run_file), _read_json(run.config_file)
+    missing = [name for name in _CONFIG_PARTS if not isinstance(config.get(name), dict)]
+    if missing:
+        raise ConfigurationError(
+            f"{run.config_file} has no {', '.join(missing)}; put it back as the run left it"
+        )
     if record.get("status") not in OVER:
         raise ConfigurationError(
             f"the run in {run.path} is {record.get('status', 'of unknown status')}; publish it "
@@ -141,7 +167,7 @@ def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
 
 def key_rollouts(folder: Path, best: dict[str, Any] | None) -> list[Path]:
     """First, last, even steps between, and the one nearest to the best evaluation."""
-    files = sorted(folder.glob("step_*.jsonl"), key=_step_of)
+    files = sorted((f for f in folder.glob("step_*.jsonl") if _step_of(f) >= 0), key=_step_of)
     if len(files) <= _KEY_ROLLOUTS:
         return files
     gaps = _KEY_ROLLOUTS - 1
@@ -152,8 +178,9 @@ def key_rollouts(folder: Path, best: dict[str, Any] | None) -> list[Path]:
 
 
 def _step_of(file: Path) -> int:
+    """The step in the name; -1 where a person has named the file."""
     digits = file.stem.removeprefix("step_")
-    return int(digits) if digits.isdigit() else -1
+    return int(digits) if digits.isascii() and digits.isdigit() else -1
 
 
 def _model_files(folder: Path) -> dict[str, Path]:
@@ -162,7 +189,7 @@ def _model_files(folder: Path) -> dict[str, Path]:
     files = {
         file.name: file
         for file in sorted(folder.iterdir())
-        if file.is_file() and file.suffix in _MODEL_SUFFIXES and file.name not in _NO_MODEL_FILES
+        if (file.name in _MODEL_FILES or _SHARD.fullmatch(file.name)) and file.is_file()
     }
     missing = [shard for shard in _shards(files) if shard not in files]
     if missing or not any(name.endswith(".safetensors") for name in files):
@@ -173,10 +200,41 @@ def _model_files(folder: Path) -> dict[str, Path]:
     return files
 
 
+def check_own_file(file: Path, run: Path) -> None:
+    """Refuse a link: what is published under the name of a file of the run may be any file of this
+    machine. A second name inside of the run is none; one outside cannot be told from a link."""
+    _refuse_link(file)
+    if not file.is_file():
+        return
+    names = os.lstat(file).st_nlink
+    if names > 1 and names > _names_within(file, run):
+        raise ConfigurationError(
+            f"{file} is a hard link: the same file has another name outside of the run; put a copy "
+            f"in its place (cp {file.name} copy && mv copy {file.name}) and publish again"
+        )
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise ConfigurationError(
+            f"{path} is a symbolic link to {os.readlink(path)}, and no link is published; put a "
+            "copy in its place and publish again"
+        )
+
+
+def _names_within(file: Path, run: Path) -> int:
+    found = os.lstat(file)
+    inside = (os.lstat(each) for each in run.rglob("*"))
+    return sum(os.path.samestat(found, each) for each in inside)
+
+
 def _shards(files: dict[str, Path]) -> Iterator[str]:
     for name, file in files.items():
         if name.endswith(".safetensors.index.json"):
-            yield from sorted(set(_read_json(file)["weight_map"].values()))
+            weights = _read_json(file).get("weight_map")
+            if not isinstance(weights, dict):
+                raise ConfigurationError(f"{file} has no weight_map; save the model again")
+            yield from sorted(set(map(str, weights.values())))
 
 
 def _commit_only(git: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -190,9 +248,12 @@ def _read_json(file: Path) -> dict[str, Any]:
             f"{file} does not exist; give the folder of a run, as `trl-ablate train` leaves it"
         )
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigurationError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{file} holds no JSON object; put it back as the run left it")
+    return found
 
 
 def _json(value: Any) -> bytes:

@@ -7,7 +7,7 @@ it builds on: it holds everything or does not happen, and a lost answer leads to
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -29,6 +29,7 @@ from trl_ablate.hub.contents import FinishedRun, Source, read_run
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.picture import draw_curves
 
+CARD = "README.md"
 ROOT_MODEL = (".safetensors", ".safetensors.index.json", "adapter_config.json")
 """Endings of the files that decide which weights `from_pretrained` finds at the root."""
 
@@ -39,6 +40,7 @@ def push_run(
     private: bool = True,
     token: str | None = None,
     revision: str | None = None,
+    show: Callable[[Mapping[str, int]], None] | None = None,
 ) -> str:
     """Publish a run that has ended; the URL of its page.
 
@@ -48,10 +50,13 @@ def push_run(
         private: whether only the owner sees it; a repository that is public already is refused.
         token: None: the stored one.
         revision: branch to publish to, made where it is missing. None: `main`.
+        show: gets path and bytes of every file before the first one is uploaded.
     """
     secret = require_token(token)
     finished = read_run(run, secret)
     files = everything_but_the_card(finished)
+    if show:
+        show(sizes(files) | {CARD: 0})
     try:
         return _publish(finished, files, HfApi(token=secret), repo_id, private, revision)
     except PublishError as error:
@@ -59,6 +64,18 @@ def push_run(
             f"not published: {finished.masker.text(str(error))}. The run in {run.path} is as it "
             f"was; `trl-ablate publish {run.path}` goes on where this stopped"
         ) from error
+
+
+def files_of(run: RunDirectory) -> dict[str, int]:
+    """Path and bytes of every file that publishing the run would upload; asks no network.
+
+    The card's size is 0: it also says what the Hub has about the base model.
+    """
+    return sizes(everything_but_the_card(read_run(run))) | {CARD: 0}
+
+
+def sizes(files: Mapping[str, Source]) -> dict[str, int]:
+    return {path: _size(source) for path, source in sorted(files.items())}
 
 
 def check_token(token: str | None = None) -> str:
@@ -86,7 +103,7 @@ def _publish(
         licence = licence_of(run, api)
     card = model_card(run, name, licence, picture=PICTURE in files).encode()
     with failures_in_words(name):
-        published, title = {**files, "README.md": card}, f"Publish {run.name}"
+        published, title = {**files, CARD: card}, f"Publish {run.name}"
         patiently(lambda: commit_difference(api, name, revision, published, title))
         if was_private and not private:
             patiently(lambda: api.update_repo_settings(name, private=False))
@@ -164,13 +181,17 @@ def commit_difference(
 
 def _is_same(source: Source, present: RepoFile | None) -> bool:
     """Whether the Hub holds this very content: large files by SHA-256, others by git's SHA-1."""
-    size = source.stat().st_size if isinstance(source, Path) else len(source)
+    size = _size(source)
     if present is None or present.size != size:
         return False
     if present.lfs is not None:
         return present.lfs.sha256 == _sha256(source)
     content = source.read_bytes() if isinstance(source, Path) else source
     return present.blob_id == hashlib.sha1(b"blob %d\0" % size + content).hexdigest()
+
+
+def _size(source: Source) -> int:
+    return source.stat().st_size if isinstance(source, Path) else len(source)
 
 
 def _sha256(source: Source) -> str:

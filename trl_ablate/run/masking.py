@@ -1,8 +1,9 @@
 """Secrets stay behind: what is known to be one, or looks like one, is masked on its way out.
 
 Known are the token in use, the stored one, environment variables with a telling name, and the
-values of token settings and of `--hub_token` words in the run's own records. The shape `hf_...` is
-masked wherever it stands. Model files are never rewritten; one that holds a token is refused.
+values of token settings and of `--hub_token` words in the run's own records. What has the shape of
+a token (`token_shapes`) is masked wherever it stands. Model files are never rewritten; one that
+holds a token is refused.
 """
 
 import json
@@ -14,19 +15,20 @@ from typing import Any
 
 from huggingface_hub import get_token
 
+from trl_ablate.run.token_shapes import replace_tokens, tokens_in
+
 MASK = "<masked>"
 
-_SHAPE = re.compile(r"hf_(?:oauth_|jwt_)?(?=[A-Za-z]*[0-9A-Z])[A-Za-z0-9]{6,}[A-Za-z0-9_.-]*")
-"""`hf_` and letters with a digit or a capital among them, which `hf_transfer` and its like lack."""
-
-_SECRET_VARIABLE = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD)$", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(
+    r"(^|_)(TOKEN|API_?KEY|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|PASS|PASSPHRASE|PAT|CREDENTIALS?)$",
+    re.IGNORECASE,
+)
 _SECRET_SETTING = re.compile(
     r"(^|[_-])(hub|hf|access|auth|bearer)[_-]?token$|^token$|(^|[_-])(api_?key|secret|password)$",
     re.IGNORECASE,
 )
 """`hub_token` and the like, but not `eos_token`."""
 
-_URL_CREDENTIALS = re.compile(r"(?<=://)[^\s/:@]+:[^\s/@]+(?=@)")
 _SHORTEST = 8
 """Shorter values of environment variables are no secrets, and words of the text by chance."""
 _CERTAIN = 20
@@ -47,7 +49,7 @@ class Masker:
         """The text without secrets, and with `~` for the home folder where that is hidden."""
         for secret in self._secrets:
             text = text.replace(secret, MASK).replace(json.dumps(secret)[1:-1], MASK)
-        text = _URL_CREDENTIALS.sub(MASK, _SHAPE.sub(MASK, text))
+        text = replace_tokens(text, MASK)
         return self._home.sub("~", text) if self._home else text
 
     def value(self, value: Any, secret: bool = False) -> Any:
@@ -80,9 +82,8 @@ class Masker:
     def is_clean(self, content: bytes) -> bool:
         """Whether a file that is not rewritten holds no known secret, and nothing of the shape."""
         text = content.decode("utf-8", errors="replace")
-        shaped = [found[0] for found in _SHAPE.finditer(text)]
         known = [secret for secret in self._secrets if secret in text]
-        return not any(len(secret) >= _CERTAIN for secret in shaped + known)
+        return not any(len(secret) >= _CERTAIN for secret in tokens_in(text) + known)
 
 
 def known_secrets(records: Iterable[Any], command: Sequence[str], token: str | None) -> set[str]:

@@ -31,7 +31,12 @@ def git_state(folder: Path) -> dict[str, str] | None:
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    return {"commit": commit.strip(), "diff": (_git(folder, "diff", "HEAD") or "")[:DIFF_LIMIT]}
+    return {"commit": commit.strip(), "diff": _whole_lines(_git(folder, "diff", "HEAD") or "")}
+
+
+def _whole_lines(diff: str) -> str:
+    """The first of the diff: half a token at a cut would not be known as one."""
+    return diff if len(diff) <= DIFF_LIMIT else diff[: diff.rfind("\n", 0, DIFF_LIMIT) + 1]
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -23,6 +23,7 @@ from trl_ablate.run.checkpoints import best_logged, check_best, seal
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.files import append_jsonl, write_json
 from trl_ablate.run.folders import part_of, replace_folder
+from trl_ablate.run.masking import Masker
 from trl_ablate.training.dashboard import TRACKIO, log_rollouts, reports_to_trackio, send_alert
 from trl_ablate.training.integrations import dropped_on_error
 
@@ -65,6 +66,7 @@ class RolloutWriter(TrainerCallback):
         self._run = run
         self._count = count
         self._seed = seed
+        self._masker = Masker(hide_home=False)  # by shape: a dataset or a model may hold tokens
         self._trainer: AblationTrainer | None = None
 
     def attach(self, trainer: "AblationTrainer") -> None:
@@ -79,7 +81,7 @@ class RolloutWriter(TrainerCallback):
         )
         if not drawn:
             return
-        kept = [rows[i] for i in sorted(drawn)]
+        kept = self._masker.value([rows[i] for i in sorted(drawn)])
         self._run.write_rollouts(state.global_step, kept)
         if reports_to_trackio(args):
             with dropped_on_error(args, TRACKIO):

@@ -1,6 +1,6 @@
 """The blocks that a report is made of; `markdown` and `page` write them out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -63,3 +63,27 @@ class Document:
     title: str
     lead: str
     sections: list[Section] = field(default_factory=list)
+
+
+def with_texts(document: Document, change: Callable[[str], str]) -> Document:
+    """The document with every text of it changed."""
+    sections = [
+        Section(change(section.title), [_changed(block, change) for block in section.blocks])
+        for section in document.sections
+    ]
+    return Document(change(document.title), change(document.lead), sections)
+
+
+def _changed(block: Block, change: Callable[[str], str]) -> Block:
+    match block:
+        case Text(text):
+            return Text(change(text))
+        case Items(items):
+            return Items([change(item) for item in items])
+        case Grid(header, rows, note, numbers_from):
+            cells = [[change(cell) for cell in row] for row in (header, *rows)]
+            return Grid(cells[0], cells[1:], change(note), numbers_from)
+        case Picture(file, png, about):
+            return Picture(file, png, change(about))
+        case Code(text, title):
+            return Code(change(text), change(title))

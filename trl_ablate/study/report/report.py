@@ -4,16 +4,17 @@ Everything is computed from run directories, or from a CSV file of published cur
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
+from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.report import background, sections
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.curves import Run, planned_runs, read_curves
-from trl_ablate.study.report.document import Document, Picture, Section
+from trl_ablate.study.report.document import Document, Picture, Section, with_texts
 from trl_ablate.study.report.markdown import write_markdown
 from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import draw_curves, draw_differences, references
@@ -102,17 +103,19 @@ def _pictures(analysis: Analysis, reference: Sequence[Run]) -> list[Picture]:
 def _write(
     document: Document, analysis: Analysis, pictures: Sequence[Picture], out: Path
 ) -> list[Path]:
+    masker = Masker(known_secrets([], [], None))
+    document = with_texts(document, masker.text)
     out.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         (out / picture.file).write_bytes(picture.png)
     (out / "REPORT.md").write_text(write_markdown(document), encoding="utf-8")
     (out / "report.html").write_text(write_page(document), encoding="utf-8")
-    write_runs(analysis, out / "runs.csv")
+    write_runs(analysis, out / "runs.csv", masker.text)
     names = ("REPORT.md", "report.html", "runs.csv", *(picture.file for picture in pictures))
     return [out / name for name in names]
 
 
-def write_runs(analysis: Analysis, path: Path) -> None:
+def write_runs(analysis: Analysis, path: Path, clean: Callable[[str], str] = str) -> None:
     """One row a run, outcome or not. The metric's name is in the columns; steps are GRPO steps."""
     metric = analysis.metric
     header = [
@@ -125,7 +128,8 @@ def write_runs(analysis: Analysis, path: Path) -> None:
         writer.writerow(header)
         for arm in analysis.arms:
             for run in arm.runs:
-                writer.writerow(_csv_row(run, metric))
+                cells = _csv_row(run, metric)
+                writer.writerow([clean(c) if isinstance(c, str) else c for c in cells])
 
 
 def _csv_row(run: Run, metric: str) -> list[object]:

@@ -1,0 +1,141 @@
+"""What is masked by its shape alone, and what has to stay. No token here is real, or whole."""
+
+import hashlib
+import json
+import time
+
+import pytest
+
+from trl_ablate.run.masking import MASK, Masker
+from trl_ablate.run.token_shapes import SHAPES, replace_tokens, tokens_in
+
+MIX = "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA2bC5dE8fG1hJ4kL7mN0pQ3rS6tU9vW2xY5z" * 2
+HEX = hashlib.sha256(b"a key").hexdigest()
+PEM = "\n".join([MIX[:64], MIX[1:65], MIX[2:40] + "=="])
+
+SECRETS = {
+    "Hugging Face": "hf_" + MIX[:34],
+    "Hugging Face, organisation": "api_org_" + MIX[:34],
+    "GitHub": "ghp_" + MIX[:36],
+    "GitHub, fine-grained": "github_pat_" + MIX[:22] + "_" + MIX[:59],
+    "GitLab": "glpat-" + MIX[:20],
+    "Anthropic": "sk-ant-api03-" + MIX[:60] + "-" + MIX[:20] + "AA",
+    "OpenAI": "sk-proj-" + MIX[:40] + "T3BlbkFJ" + MIX[:40],
+    "OpenAI, DeepSeek, OpenRouter": "sk-or-v1-" + HEX,
+    "AWS, id": "AKIA" + "QWERTYUIOP123456",
+    "AWS, secret": MIX[:20] + "/+" + MIX[:18],
+    "Azure": MIX[:86] + "==",
+    "Google": "AIza" + MIX[:35],
+    "Google, OAuth": "ya29." + MIX[:60],
+    "Slack": "xoxb-123456789012-1234567890123-" + MIX[:24],
+    "Slack, webhook": "T0123ABCD/B0123ABCD/" + MIX[:24],
+    "Discord, webhook": "123456789012345678/" + MIX[:68],
+    "W&B": "wandb_v1_" + MIX[:77],
+    "W&B, by its name": HEX[:40],
+    "Modal": "as-" + MIX[:22],
+    "Groq, xAI, NVIDIA, Replicate": "gsk_" + MIX[:52],
+    "Databricks, DigitalOcean": "dapi" + HEX[:32],
+    "npm, PyPI": "npm_" + MIX[:36],
+    "Stripe, SendGrid": "sk_live_" + MIX[:24],
+    "Telegram": "123456789:AA" + MIX[:33],
+    "JSON web token": f"eyJ{MIX[:20]}.eyJ{MIX[:40]}.{MIX[:43]}",
+    "header": "dXNlcjpwYXNzd29yZA==",
+    "bearer": MIX[:40],
+    "private key": PEM,
+    "age": "AGE-SECRET-KEY-1" + "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L" * 2,
+    "address": "me:p@ss-w0rd",
+    "address, token alone": MIX[:40],
+    "query": MIX[:20],
+}
+AROUND = {
+    "AWS, secret": "aws_secret_access_key = '{}'",
+    "Azure": "AccountName=x;AccountKey={};EndpointSuffix=y",
+    "Slack, webhook": "https://hooks.slack.com/services/{}",
+    "Discord, webhook": "https://discord.com/api/webhooks/{}",
+    "W&B, by its name": "export WANDB_API_KEY={}",
+    "header": "Authorization: Basic {}",
+    "bearer": "with Bearer {} as",
+    "private key": "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----",
+    "address": "git+https://{}@example.org/x.git",
+    "address, token alone": "https://{}@github.com/x.git",
+    "query": "https://example.org/x?a=1&token={}&b=2",
+}
+"""What has to stand around a secret that has no prefix of its own."""
+
+
+@pytest.mark.parametrize("issuer", SHAPES)
+@pytest.mark.parametrize("place", ["{}", "a {} b", '{{"x": "{}"}}', "+key = '{}'\n-  more", "({})"])
+def test_a_token_is_masked_wherever_it_stands(issuer, place):
+    secret = SECRETS[issuer]
+    text = place.format(AROUND.get(issuer, "{}").format(secret))
+    shown = Masker(hide_home=False).text(text)
+    assert MASK in shown
+    for part in secret.split("\n"):
+        assert part not in shown and part[-12:] not in shown
+    before, after = place.format("\0").split("\0")
+    assert shown.startswith(before) and shown.endswith(after)
+
+
+def test_every_shape_has_an_example_that_no_other_shape_needs():
+    assert SECRETS.keys() == SHAPES.keys()
+
+
+@pytest.mark.parametrize("issuer", SHAPES)
+def test_a_token_in_a_json_text_is_masked_and_the_json_stays(issuer):
+    text = AROUND.get(issuer, "{}").format(SECRETS[issuer])
+    line = json.dumps({"a": text, "b": [1, f"x {text} y"]})
+    shown = Masker(hide_home=False).text(line)
+    assert json.loads(shown)["b"][0] == 1
+    for part in SECRETS[issuer].split("\n"):
+        assert part not in shown
+
+
+def test_a_private_key_in_a_diff_is_masked_to_its_last_line():
+    lines = "-----BEGIN PRIVATE KEY-----\n" + PEM + "\n-----END PRIVATE KEY-----"
+    diff = "".join(f"+{line}\n" for line in lines.split("\n")) + " unchanged = 1\n"
+    shown = replace_tokens(diff, MASK)
+    assert not any(line in shown for line in PEM.split("\n"))
+    assert shown.endswith(" unchanged = 1\n")
+
+
+HARMLESS = [
+    "3f9a1c02be-seed0",
+    "commit " + hashlib.sha1(b"x").hexdigest(),
+    "sha256:" + HEX,
+    f'"git": {{"commit": "{hashlib.sha1(b"y").hexdigest()}", "diff": ""}}',
+    "Qwen/Qwen2.5-Math-1.5B and HuggingFaceH4/MATH-500",
+    "hf_transfer hf_hub hf_xet",
+    "eos_token <|im_end|> pad_token_id 151643",
+    r"so \boxed{10^{12} + 345678901234567890123456789012345678901234567890} and \frac{a:b}{c@d}",
+    "AKIA is a prefix, and so is sk-, ghp_ and xoxb-",
+    "task-specific-and-rather-long-names-of-an-arm-with-32-letters",
+    "as-you-see-this-is-a-text ak-47 r8_x",
+    "sk-learn sk-" + "abcdefghijklmnop" * 3,
+    "10:AA 12:30 http://localhost:8000/x https://example.org/a@b?step=12&seed=3",
+    "http://127.0.0.1:8000 mail me@example.org",
+    "bearer of bad news, the Basic idea, Bearer token",
+    "the header -----BEGIN PRIVATE KEY----- begins a key",
+    "wandb is a dashboard; its key metrics are train/reward and eval/reward",
+    "lr_1e-4_beta_0.04_group_16_std_off_seed_12345678901234567890",
+    "x" * 300,
+    "completions/mean_length 1.2345678901234567e-05",
+    "eyJ alone, and a.b.c",
+]
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_only_looks_long_stays(text):
+    assert Masker(hide_home=False).text(text) == text
+    assert tokens_in(text) == []
+
+
+PIECES = ["x ", "sk-", "hf_", MIX, "aws ", "a:b@", "://a:", "eyJ-", "eyJa.", "wandb key ", "SG.",
+          "-----BEGIN PRIVATE KEY-----", "bearer a"]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_masking_takes_time_in_proportion_to_the_text(piece):
+    """Rollouts, and a diff of up to 100,000 characters, are masked while a training waits."""
+    began = time.process_time()
+    replace_tokens(piece * (100_000 // len(piece)), MASK)
+    assert time.process_time() - began < 1
