@@ -22,7 +22,7 @@ from trl_ablate.contradictions import (
 )
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
-from trl_ablate.settings import choices, setting
+from trl_ablate.settings import check_ranges, choices, setting
 
 Baseline = Literal["group_mean", "none", "leave_one_out", "batch_mean"]
 Scale = Literal["group", "batch", "none"]
@@ -51,7 +51,7 @@ class AblationConfig(GRPOConfig):
 
     baseline: Baseline = setting("group_mean", "What is subtracted from the reward.")
     advantage_eps: float = setting(
-        1e-4, "Added to the standard deviation that the advantage is divided by."
+        1e-4, "Added to the standard deviation that the advantage is divided by.", least=0
     )
     surrogate: Surrogate | None = setting(
         None,
@@ -70,6 +70,7 @@ class AblationConfig(GRPOConfig):
     grpo_steps: int | None = setting(
         None,
         "Rollout batches to train on. Sets max_steps (optimizer steps) where that is not given.",
+        least=1,
     )
     optimizer_batch_size: int | None = setting(
         None,
@@ -93,7 +94,7 @@ class AblationConfig(GRPOConfig):
         None, "Strings that end a completion and stay in it, on every generation backend."
     )
     min_tokens: int = setting(
-        0, "Tokens a completion has before it may end, on every generation backend."
+        0, "Tokens a completion has before it may end, on every generation backend.", least=0
     )
     evaluation: Literal["one_shot", "trl"] = setting(
         "one_shot",
@@ -106,7 +107,7 @@ class AblationConfig(GRPOConfig):
     eval_top_p: float | None = setting(
         None, "Top-p of evaluation's sampling, 1 for none. Null: as in training."
     )
-    num_rollouts_saved: int = setting(16, "Rollouts written to disk at every evaluation.")
+    num_rollouts_saved: int = setting(16, "Rollouts written to disk at every evaluation.", least=0)
     best_metric: str = setting(
         EVAL_REWARD,
         "Metric whose best evaluation is kept as a checkpoint; the default of "
@@ -155,6 +156,7 @@ class AblationConfig(GRPOConfig):
         if isinstance(self.scale_rewards, bool):  # TRL's older way to say it
             self.scale_rewards = "group" if self.scale_rewards else "none"
         self._check_choices()
+        check_ranges(self)
         check_switches(self)
         self._derive_loss_type()
         self._derive_accumulation()

@@ -30,10 +30,6 @@ def check_switches(config: "AblationConfig") -> None:
             "baseline 'leave_one_out' needs others in the group, but num_generations is "
             f"{config.num_generations}; set num_generations to 2 or more, or another baseline"
         )
-    if config.advantage_eps < 0:
-        raise ConfigurationError(
-            f"advantage_eps is {config.advantage_eps}; it has to be 0 or more (TRL's is 1e-4)"
-        )
     if config.length_norm_constant is not None and config.length_norm_constant <= 0:
         raise ConfigurationError(
             f"length_norm_constant is {config.length_norm_constant}; it divides the loss, so "

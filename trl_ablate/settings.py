@@ -1,12 +1,56 @@
-"""Settings: a dataclass's field with its help, and the values that a field's type allows."""
+"""Settings: a dataclass's field with its help and range, and the values that its type allows."""
 
-from dataclasses import field
-from typing import get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args
+
+from trl_ablate.errors import ConfigurationError
 
 
-def setting(default, text: str):
-    """A field of a dataclass; `text` is its help on the command line."""
-    return field(default=default, metadata={"help": text})
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a setting takes; `above` and `below` leave their own end out."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        if self.most is None and self.below is None and self.above is None:
+            return f"{self.least} or more"
+        ends = [
+            (self.least, "at least"),
+            (self.above, "more than"),
+            (self.most, "at most"),
+            (self.below, "less than"),
+        ]
+        return " and ".join(f"{word} {end}" for end, word in ends if end is not None)
+
+
+def setting(default, text: str, **limits: float):
+    """A field of a dataclass; `text` is its help on the command line, `limits` are a `Range`."""
+    return field(default=default, metadata={"help": text, "range": Range(**limits)})
+
+
+def check_ranges(group: Any) -> None:
+    """Refuse a number of a dataclass's own fields that is out of its range."""
+    for one in fields(group):
+        if "range" in one.metadata:
+            check_range(one.name, getattr(group, one.name), one.metadata["range"])
+
+
+def check_range(name: str, value: Any, allowed: Range) -> None:
+    """Refuse a number that is out of range; what is no number has none."""
+    if type(value) in (int, float) and value not in allowed:
+        raise ConfigurationError(f"{name} is {value}; it has to be {allowed}")
 
 
 def choices(hint) -> tuple:

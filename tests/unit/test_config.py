@@ -108,7 +108,7 @@ def test_choices_of_types():
 
 
 def test_a_learning_rate_scale_of_zero_is_refused():
-    with pytest.raises(ConfigurationError, match="has to be positive"):
+    with pytest.raises(ConfigurationError, match="has to be more than 0"):
         TaskArguments(learning_rate_scale=0.0)
 
 

@@ -35,6 +35,8 @@ ONLY_EVALUATION = {
     "eval_strategy": "no",
     "save_strategy": "no",
     "best_metric": EVAL_REWARD,
+    "metric_for_best_model": None,
+    "load_best_model_at_end": False,
     "beta": 0.0,
     "use_peft": False,
     "gradient_checkpointing": False,

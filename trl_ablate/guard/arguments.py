@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.settings import setting
+from trl_ablate.settings import check_ranges, setting
 
 Action = Literal["off", "warn", "stop"]
 
@@ -27,19 +27,21 @@ class GuardArguments:
     guard_sampling: Action = setting(
         "warn", "The engine's log-probabilities drift away from the trainer's."
     )
-    guard_window: int = setting(10, "Steps that 'of late', or 'at first', is taken over.")
+    guard_window: int = setting(10, "Steps that 'of late', or 'at first', is taken over.", least=2)
     guard_history: int = setting(100, "GRPO steps before those of late that show what is usual.")
     guard_learned: float = setting(
-        0.33, "Share of the best reward below which a step is not usual."
+        0.33, "Share of the best reward below which a step is not usual.", least=0, most=1
     )
-    guard_patience: int = setting(3, "Steps in a row that a rule must hold to speak.")
+    guard_patience: int = setting(3, "Steps in a row that a rule must hold to speak.", least=1)
     guard_grad_norm_factor: float = setting(2.0, "Times the usual that gradient norms may be.")
     guard_spike_factor: float = setting(20.0, "Times the usual that a gradient norm may be.")
     guard_length_spread_factor: float = setting(
         1.75, "Times its least that the spread of lengths in a group may be."
     )
     guard_length_spread_least: float = setting(
-        0.01, "Share of the mean length that the least spread counts as, where it is smaller."
+        0.01,
+        "Share of the mean length that the least spread counts as, where it is smaller.",
+        least=0,
     )
     guard_length_factor: float = setting(2.0, "Times shorter or longer that responses may become.")
     guard_entropy_factor: float = setting(20.0, "Times smaller that entropy may become.")
@@ -48,9 +50,9 @@ class GuardArguments:
         5.0, "Times its value at first that the engine's gap may be."
     )
     guard_sampling_gap: float = setting(
-        0.02, "Mean gap of a token's log-probability below which nothing is said."
+        0.02, "Mean gap of a token's log-probability below which nothing is said.", least=0
     )
-    guard_no_variance_steps: int = setting(20, "Steps in a row without any variance.")
+    guard_no_variance_steps: int = setting(20, "Steps in a row without any variance.", least=1)
 
     def __post_init__(self):
         for name, value in vars(self).items():
@@ -59,11 +61,7 @@ class GuardArguments:
                 raise ConfigurationError(
                     f"{name} is {value}; it has to be more than 1 (off: {rule}: off)"
                 )
-        if self.guard_window < 2 or self.guard_patience < 1:
-            raise ConfigurationError(
-                f"guard_window {self.guard_window} and guard_patience {self.guard_patience} have "
-                "to be at least 2 and 1"
-            )
+        check_ranges(self)
         if self.guard_history < self.guard_window:
             raise ConfigurationError(
                 f"guard_history {self.guard_history} has to be at least guard_window "

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from trl import ModelConfig
+
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import metric_names
@@ -21,10 +23,24 @@ def check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
             f"eval_sets {', '.join(task.eval_sets or ())} would give two meanings to "
             f"'{twice[0]}'; rename the set"
         )
-    if config.best_metric not in names:
+    followed = {"best_metric": config.best_metric}
+    if config.evaluation == "one_shot" and config.metric_for_best_model is not None:
+        followed["metric_for_best_model"] = config.metric_for_best_model
+    for setting, metric in followed.items():
+        if metric not in names and not (setting != "best_metric" and f"eval_{metric}" in names):
+            raise ConfigurationError(
+                f"{setting} '{metric}' is no metric of this evaluation"
+                f"{nearest(metric, names) or '; one is eval_reward'}"
+            )
+
+
+def check_quantization(model: ModelConfig) -> None:
+    """Quantized weights cannot be trained, only adapters on top of them can."""
+    asked = [name for name in ("load_in_8bit", "load_in_4bit") if getattr(model, name)]
+    if asked and not model.use_peft:
         raise ConfigurationError(
-            f"best_metric '{config.best_metric}' is no metric of this evaluation"
-            f"{nearest(config.best_metric, names) or '; one is eval_reward'}"
+            f"{asked[0]} needs use_peft: quantized weights are not trained, adapters on top of "
+            "them are; set use_peft to true, or remove it"
         )
 
 

@@ -10,12 +10,12 @@ from trl import ModelConfig
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
+from trl_ablate.recipe.ranges import check_meaning
 from trl_ablate.recipe.strict import brief, check_value, nearest
 from trl_ablate.task import TaskArguments
 
 GROUPS = (ModelConfig, TaskArguments, GuardArguments, AblationConfig)
 """The dataclasses whose fields are the settings."""
-
 
 LOADER_KEYS = {"extends": str, "profile": str}
 """Keys that steer the loader and are no settings."""
@@ -34,7 +34,7 @@ def known_fields() -> dict[str, tuple[type, Any]]:
 
 
 def checked(settings: dict[str, Any], source: object) -> dict[str, Any]:
-    """The settings of one layer, each known and of its field's type."""
+    """The settings of one layer, each known, of its field's type, and with a meaning."""
     known = known_fields()
     found = {}
     for key, value in settings.items():
@@ -42,6 +42,7 @@ def checked(settings: dict[str, Any], source: object) -> dict[str, Any]:
             found[key] = check_value(f"{source}: {key}", value, LOADER_KEYS[key])
         elif key in known:
             found[key] = check_value(f"{source}: {key}", value, known[key][1])
+            check_meaning(f"{source}: {key}", key, found[key])
         else:
             raise ConfigurationError(
                 f"{source}: unknown key '{brief(key)}'{nearest(key, [*known, *LOADER_KEYS])}"

@@ -7,6 +7,7 @@ it names before anything heavy is loaded.
 
 import dataclasses
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -166,7 +167,7 @@ def _resolve(
     arguments.setdefault("stop", list(TEMPLATES[task.template].stop) or None)
     arguments.setdefault("output_dir", f"runs/{settings['arm']}-seed{settings.get('seed', 42)}")
     if "learning_rate" in arguments:
-        arguments["learning_rate"] *= task.learning_rate_scale
+        arguments["learning_rate"] = _scaled(arguments["learning_rate"], task)
     if not torch.cuda.is_available():
         arguments["use_cpu"] = True  # bf16 and the like then resolve on a laptop, too
     try:
@@ -194,6 +195,16 @@ def _resolve(
         settings={**settings, **{key: getattr(config, key) for key in arguments}},
         for_gpu=not settings.get("use_cpu", False),
     )
+
+
+def _scaled(learning_rate: float, task: TaskArguments) -> float:
+    scaled = learning_rate * task.learning_rate_scale
+    if not math.isfinite(scaled):
+        raise ConfigurationError(
+            f"learning_rate {learning_rate} times learning_rate_scale {task.learning_rate_scale} "
+            "is no finite number; lower one of the two"
+        )
+    return scaled
 
 
 def _check_folder_name(key: str, value: str | None) -> None:

@@ -27,6 +27,8 @@ MAX_BYTES = 200_000
 """A recipe is a page of text; anything larger is a mistake, and is not parsed."""
 MAX_VALUES, MAX_DEPTH = 5_000, 40
 """Keys and values of a text together, and how deep they are nested."""
+MAX_INT = 2**63 - 1
+"""The largest integer of torch, numpy and Arrow."""
 
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 """Control characters and halves of surrogate pairs: no file name and no JSON can hold them."""
@@ -179,6 +181,8 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
     for number in _numbers(value):
         if not math.isfinite(number):
             raise ConfigurationError(f"{name} is {_shown(value)}; it has to be a finite number")
+    if type(value) is int and abs(value) > MAX_INT:
+        raise ConfigurationError(f"{name} is {_shown(value)}; it has to be smaller than 2^63")
     matched, converted = _match(value, hint)
     if not matched:
         raise ConfigurationError(f"{name} is {_shown(value)}; it takes {describe(hint)}")

@@ -19,6 +19,7 @@ from trl_ablate.data.choice import Part, evaluation_set, selection_of, source_of
 from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN
+from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.task import TaskArguments
@@ -30,12 +31,16 @@ from trl_ablate.training.models import (
     resolve_model,
     starting_point,
 )
+from trl_ablate.training.rehearsal import check_loader, check_optimizer
 
 
 def build_trainer(
     resolved: Resolved, grader: MathGrader, callbacks: list[TrainerCallback] | None = None
 ) -> AblationTrainer:
     """Load everything a recipe names and put it together."""
+    check_quantization(resolved.model)
+    check_optimizer(resolved.config)
+    check_loader(resolved.config)
     model = resolve_model(starting_point(resolved))
     look = partial(checked_tokenizer, model, resolved)
     tokenizer = look()

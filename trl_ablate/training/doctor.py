@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
+from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import LARGE_GPU_GIB
@@ -224,8 +225,42 @@ def check_device(resolved: "Resolved") -> None:
             f"profile '{resolved.profile}' is for a GPU, and there is none here; use --profile "
             "miniature, or --use_cpu true to train on the CPU all the same"
         )
-    if resolved.config.use_vllm and find_spec("vllm") is None:
-        raise ConfigurationError(
-            "use_vllm is true, but vLLM is not installed; run pip install 'trl-ablate[vllm]', "
-            "or set --use_vllm false"
-        )
+    for what, package in _packages_for(resolved):
+        if not is_here(package.replace("-", "_")):
+            raise ConfigurationError(
+                f"{what}, but {package} is not installed; run pip install "
+                f"{_SOURCES.get(package, package)}, or change the setting"
+            )
+    _check_reports(resolved.config.report_to)
+
+
+_SOURCES = {"vllm": "'trl-ablate[vllm]'"}
+
+
+def is_here(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def _packages_for(resolved: Resolved) -> list[tuple[str, str]]:
+    """What the recipe asks for that needs a package of its own, and that package."""
+    config, model = resolved.config, resolved.model
+    wanted = [
+        (config.use_vllm, "use_vllm is true", "vllm"),
+        (config.use_liger_kernel, "use_liger_kernel is true", "liger-kernel"),
+        (model.use_peft, "use_peft is true", "peft"),
+        (model.load_in_4bit, "load_in_4bit is true", "bitsandbytes"),
+        (model.load_in_8bit, "load_in_8bit is true", "bitsandbytes"),
+        (config.deepspeed is not None, "deepspeed is given", "deepspeed"),
+    ]
+    return [(what, package) for asked, what, package in wanted if asked]
+
+
+def _check_reports(asked: str | list[str] | None) -> None:
+    """Refuse a place to report to whose package is missing."""
+    here = get_available_reporting_integrations()
+    for name in [asked] if isinstance(asked, str) else asked or []:
+        if name not in (*here, "none", "all"):
+            raise ConfigurationError(
+                f"report_to is '{name}', which is not installed; run pip install {name}, or report "
+                f"to one of: none, {', '.join(here)}"
+            )

@@ -1,0 +1,150 @@
+"""Settings that would raise under way, or be ignored, end in one sentence before a model loads."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trl_ablate import AblationConfig, ConfigurationError, load_recipe
+from trl_ablate.recipe.agreement import check_quantization
+from trl_ablate.recipe.fields import known_fields
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.ranges import CHOICES, RANGES
+from trl_ablate.settings import Range
+from trl_ablate.training.doctor import check_device
+from trl_ablate.training.rehearsal import check_loader, check_optimizer
+
+
+def resolve(**settings):
+    return load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"seed": -1}, "seed is -1; it has to be at least 0 and at most 4294967295"),
+        ({"seed": 2**32}, "seed is 4294967296; it has to be"),
+        ({"save_steps": 0}, "save_steps is 0.0; it has to be more than 0"),
+        ({"max_completion_length": 0}, "max_completion_length is 0; it has to be 1 or more"),
+        ({"temperature": 0.0}, "temperature is 0.0; it has to be more than 0"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0; it has to be 0 or more"),
+        ({"learning_rate": 1e308}, "learning_rate 1e+308 times learning_rate_scale 20.0 is"),
+        ({"num_rollouts_saved": -1}, "num_rollouts_saved is -1; it has to be 0 or more"),
+        ({"top_k": -5}, "top_k is -5; it has to be 0 or more"),
+        ({"min_p": 2.0}, "min_p is 2.0; it has to be at least 0 and at most 1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it has to be more than 0"),
+        ({"adam_beta2": 1.5}, "adam_beta2 is 1.5; it has to be at least 0 and less than 1"),
+        ({"grpo_steps": -1}, "grpo_steps is -1; it has to be 1 or more"),
+        ({"grader_workers": 10**9}, "grader_workers is 1000000000; it has to be at least 1 and at"),
+        (
+            {"subset_seed": 2**70},
+            "subset_seed is 1180591620717411303424; it has to be smaller than",
+        ),
+        ({"guard_window": 1}, "guard_window is 1; it has to be 2 or more"),
+        ({"attn_implementation": "nope"}, "attn_implementation is 'nope'; it takes eager, "),
+        ({"dtype": "float64x"}, "dtype is 'float64x'; it takes auto, bfloat16, float16, float32"),
+        ({"report_to": "wandbb"}, "report_to is 'wandbb'; it takes all, "),
+        ({"report_to": None}, "report_to is null; it takes all, "),
+        ({"log_level": "x"}, "log_level is 'x'; it takes critical, "),
+        ({"torch_compile_backend": "x"}, "torch_compile_backend is 'x'; it takes "),
+        ({"torch_compile_mode": "x"}, "torch_compile_mode is 'x'; it takes default, "),
+        ({"cache_implementation": "x"}, "cache_implementation is 'x'; it takes "),
+        ({"pad_to_multiple_of": 10**12}, "pad_to_multiple_of is 1000000000000; it has to be at"),
+        ({"remove_unused_columns": True}, "remove_unused_columns is true, but the gold answer"),
+        ({"report_to": ["none", "x"]}, "report_to is 'x'; it takes all, "),
+        ({"metric_for_best_model": "x"}, "metric_for_best_model 'x' is no metric of this eval"),
+        ({"metric_for_best_model": "eval_rewrd"}, "did you mean 'eval_reward'"),
+        ({"generation_kwargs": "x"}, "generation_kwargs is the text 'x', which is no JSON mapping"),
+        ({"stop": [""]}, "stop holds an empty text, which ends nothing"),
+    ],
+)
+def test_what_would_raise_under_way_does_not_resolve(settings, said):
+    with pytest.raises(ConfigurationError) as raised:
+        resolve(**settings)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"use_liger_kernel": True}, "use_liger_kernel is true, but liger-kernel is not installed"),
+        ({"report_to": "wandb"}, "report_to is 'wandb', which is not installed"),
+    ],
+)
+def test_what_is_not_installed_is_refused_before_anything_is_loaded(settings, said, monkeypatch):
+    monkeypatch.setattr("trl_ablate.training.doctor.is_here", lambda package: False)
+    with pytest.raises(ConfigurationError, match=said):
+        check_device(resolve(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"optim": "galore_adamw"}, "optim is 'galore_adamw', .*galore_torch"),
+        ({"optim_args": "x"}, "optim is 'adamw_torch_fused', with optim_args 'x', "),
+        ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_type is 'warmup_stable_d"),
+        (
+            {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"x": 1}},
+            "lr_scheduler_type is 'cosine', with lr_scheduler_kwargs {'x': 1}, .*argument 'x'",
+        ),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made_is_refused_before_the_model_is_loaded(settings, said):
+    with pytest.raises(ConfigurationError, match=said):
+        check_optimizer(resolve(**settings).config)
+
+
+def test_quantized_weights_are_not_trained():
+    with pytest.raises(ConfigurationError, match="load_in_4bit needs use_peft: quantized weights"):
+        check_quantization(resolve(load_in_4bit=True).model)
+    check_quantization(resolve(load_in_4bit=True, use_peft=True).model)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dataloader_persistent_workers": True},
+        {"dataloader_multiprocessing_context": "fork"},
+        {"dataloader_multiprocessing_context": "x", "dataloader_num_workers": 1},
+    ],
+)
+def test_a_data_loader_that_cannot_be_made_is_refused(settings):
+    with pytest.raises(ConfigurationError, match=rf"{next(iter(settings))} .*cannot be made here"):
+        check_loader(resolve(**settings).config)
+    check_loader(resolve(dataloader_num_workers=1, dataloader_prefetch_factor=2).config)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "sgd", "adafactor", "adamw_bnb_8bit"])
+@pytest.mark.parametrize("schedule", ["linear", "constant", "cosine", "reduce_lr_on_plateau"])
+def test_optimizers_that_are_here_pass(optim, schedule):
+    check_optimizer(resolve(optim=optim, lr_scheduler_type=schedule).config)
+
+
+def test_every_range_is_about_a_setting_and_holds_its_default():
+    for name in (*RANGES, *CHOICES):
+        group, _ = known_fields()[name]
+        default = next(one.default for one in dataclasses.fields(group) if one.name == name)
+        if name in RANGES and isinstance(default, (int, float)):
+            assert default in RANGES[name], name
+
+
+def test_the_class_by_itself_takes_what_trl_takes():
+    assert AblationConfig(seed=-1, top_k=-1, use_cpu=True, bf16=False).seed == -1
+
+
+@given(st.floats(-3, 3), *[st.none() | st.floats(-3, 3)] * 4)
+def test_a_range_is_what_its_words_say(value, least, most, above, below):
+    words = {"at least": least, "at most": most, "more than": above, "less than": below}
+    allowed = Range(least, most, above, below)
+    assert (value in allowed) == (
+        (least is None or value >= least)
+        and (most is None or value <= most)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    )
+    if list(words.values()) != [least, None, None, None]:
+        assert all(
+            f"{word} {end}" in str(allowed) for word, end in words.items() if end is not None
+        )

@@ -1,0 +1,75 @@
+"""Optimizer, schedule and data loader, made once on nothing: what cannot be made is refused.
+
+transformers makes them only when the model is loaded and the first rollout near. There are fifty
+optimizers, half of them in packages of their own, each with its own arguments and errors: making
+one is the check that knows them all.
+"""
+
+from typing import Any
+
+import torch
+from transformers import Trainer, get_scheduler
+from transformers.training_args import OptimizerNames
+
+from trl_ablate.config import AblationConfig
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.strict import brief
+
+STEPS = 10
+OF_LAYERS = ("galore", "apollo", "lomo", "adalomo")
+"""Optimizers that look for certain layers of the model, which the small one lacks."""
+
+
+def check_optimizer(config: AblationConfig) -> None:
+    """Refuse an optimizer, or a schedule, that cannot be made here from these settings."""
+    name = OptimizerNames(config.optim).value
+    layer: Any = torch.nn.Linear(2, 2)
+    try:
+        made, arguments = Trainer.get_optimizer_cls_and_kwargs(config, layer)
+        if name.startswith(OF_LAYERS):
+            return
+        optimizer = made(layer.parameters(), **arguments)
+    except Exception as error:
+        if name.startswith(OF_LAYERS) and not isinstance(error, ImportError):
+            return
+        given = f", with optim_args {brief(repr(config.optim_args))}" * bool(config.optim_args)
+        raise _refused(f"optim is {name!r}{given}", error) from error
+    _check_schedule(config, optimizer)
+
+
+def check_loader(config: AblationConfig) -> None:
+    """Refuse settings that torch makes no data loader from."""
+    given = {
+        name: getattr(config, f"dataloader_{name}")
+        for name in ("num_workers", "persistent_workers", "prefetch_factor",
+                     "multiprocessing_context")
+    }  # fmt: skip
+    nothing: Any = [0]
+    try:
+        torch.utils.data.DataLoader(nothing, **given)
+    except Exception as error:
+        shown = ", ".join(f"dataloader_{name} {value}" for name, value in given.items() if value)
+        raise _refused(f"a data loader with {shown}", error) from error
+
+
+def _check_schedule(config: AblationConfig, optimizer: torch.optim.Optimizer) -> None:
+    name = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
+    given: Any = config.lr_scheduler_kwargs
+    try:
+        get_scheduler(
+            config.lr_scheduler_type,
+            optimizer=optimizer,
+            num_warmup_steps=config.get_warmup_steps(STEPS),
+            num_training_steps=STEPS,
+            scheduler_specific_kwargs=given,
+        )
+    except Exception as error:
+        shown = f", with lr_scheduler_kwargs {brief(repr(given))}" * bool(given)
+        raise _refused(f"lr_scheduler_type is {name!r}{shown}", error) from error
+
+
+def _refused(what: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what}, which cannot be made here ({brief(error, 200).rstrip('.')}); change it, or its "
+        "arguments"
+    )
