@@ -67,8 +67,7 @@ def prompt_text(name: str, style: str = "full") -> str:
     template = get_template(name)
     if style not in get_args(PromptStyle):
         raise ConfigurationError(
-            f"prompt style {style!r} is unknown; choose one of "
-            f"{', '.join(get_args(PromptStyle))}."
+            f"prompt style {style!r} is unknown; choose one of {', '.join(get_args(PromptStyle))}."
         )
     folder = PROMPT_DIR if style == "full" else PROMPT_DIR / style
     return (folder / f"{template.name}.txt").read_text(encoding="utf-8").removesuffix("\n")
