@@ -74,7 +74,7 @@ def test_virtual_tokens(unequally, tiny_model, tmp_path, peft_config, caplog):
     """Padding stands between them and the prompt, so that its width is part of the result."""
     folder = saved(small_model("llama"), tiny_model, tmp_path / "model")
     train_both_ways(unequally(model=folder, peft_config=peft_config), beta=0.1)
-    assert "stay as TRL pads them: the adapter's virtual tokens" in caplog.text
+    assert "keep TRL's padding: the padding separates the adapter's virtual tokens" in caplog.text
 
 
 @SLOW
