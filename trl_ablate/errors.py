@@ -1,19 +1,19 @@
-"""The one error a user can cause: a setting, a file or a value that has to change."""
+"""Errors with one-sentence messages: a wrong setting or file, a broken reward, a failed upload."""
 
 
 class ConfigurationError(ValueError):
-    """One sentence that names the value, what is allowed, and the change to make."""
+    """One sentence: the wrong value, what is allowed, and what to change."""
 
 
 REWARD_RAISED = (
-    "reward function '{name}' raised {error} (line {line} of {file}); mend it, then go on with "
+    "reward function '{name}' raised {error} (line {line} of {file}); fix it, then rerun with "
     "--resume"
 )
 
 
 class RewardError(RuntimeError):
-    """A reward function raised; the sentence names it, and where."""
+    """A reward function raised an error; the message names the function and the line."""
 
 
 class PublishError(ConfigurationError):
-    """One sentence on what kept a run from being published; the run itself is untouched."""
+    """Publishing failed; one sentence gives the cause. The run itself is not changed."""

@@ -1,4 +1,4 @@
-"""The same training by stock `GRPOTrainer` and by `AblationTrainer`, for tests that compare."""
+"""Train with stock `GRPOTrainer` and with `AblationTrainer`, for tests that compare the two."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ ROWS = [{"prompt": prompt, "answer": a} for a, prompt in enumerate(PROMPTS, star
 
 @dataclass
 class Both:
-    """Builds a trainer of either kind: rollout batches of two groups of four, on the CPU."""
+    """Builds both kinds of trainer on the CPU, with rollout batches of two groups of four."""
 
     model: str
     folder: Path
@@ -54,7 +54,7 @@ class Both:
         tokenizer = arguments.pop("tokenizer", lambda: tokenizer_of(self.model))
         rewards = arguments["reward_funcs"]
         if isinstance(rewards, list):
-            arguments["reward_funcs"] = list(rewards)  # TRL puts an environment's into it
+            arguments["reward_funcs"] = list(rewards)  # TRL adds the tools of an environment to it
         made = {"processing_class": tokenizer(), **arguments}
         return trainer(args=config(**settings), **made)
 
@@ -74,11 +74,11 @@ def logged(trainer) -> list[dict[str, float]]:
 
 
 def train_alike(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTrainer]:
-    """Train one of each: the same weights to the bit, and all that stock logs is logged alike."""
+    """Train one of each; check that weights are bit-equal and stock's metrics have equal values."""
     ours = pair.ours(**settings)
     before = weights(ours).clone()
     ours.train()
-    stock = pair.stock(**settings)  # built now, as building seeds the generators
+    stock = pair.stock(**settings)  # built here, as building seeds the generators
     stock.train()
     assert torch.equal(weights(ours), weights(stock))
     assert not torch.equal(weights(ours), before)
@@ -90,12 +90,12 @@ def train_alike(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTrainer]:
 
 
 SGD = {"optim": "sgd", "learning_rate": 0.3}
-"""An optimizer whose step is as exact as the gradient: Adam makes a full step of rounding."""
+"""An optimizer whose step is as exact as the gradient: Adam takes full steps on rounding errors."""
 
 
 def train_both_ways(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTrainer]:
-    """`train_alike`, and as shipped, with rows trimmed and regrouped: the same weights but for
-    rounding."""
+    """`train_alike`; then train with trimming and regrouping, as by default: the weights may
+    differ only by rounding."""
     settings = {**SGD, **settings}
     ours, stock = train_alike(pair, **settings)
     shipped = pair.ours(trim_microbatches=True, regroup_by_length=True, **settings)
@@ -105,7 +105,7 @@ def train_both_ways(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTraine
 
 
 def check_alike(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """All numbers of `theirs` are in `mine`, but for times and what float32 rounds."""
+    """Check that all numbers of `theirs` are in `mine`, except times and float32 rounding."""
     for name, value in without_times(theirs).items():
         if isinstance(value, float):
             value = pytest.approx(value, rel=1e-5, abs=1e-7, nan_ok=True)
@@ -113,7 +113,7 @@ def check_alike(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 def refused_alike(pair, said: str, *, training: bool = False, **settings) -> None:
-    """Stock and ours raise the same error, at construction or in training."""
+    """Check that stock and ours raise the same error, when built or in training."""
     errors = []
     for kind in ("stock", "ours"):
         build = getattr(pair, kind)

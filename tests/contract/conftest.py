@@ -1,4 +1,4 @@
-"""Fixtures of the tests that compare with stock TRL."""
+"""Fixtures for the tests that compare with stock TRL."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from tests.contract.alike import Both
 
 @pytest.fixture
 def both(tiny_model, tmp_path):
-    """`both(**arguments)`: a `Both` whose trainers get these arguments, beside their settings."""
+    """`both(**arguments)`: a `Both` whose trainers get these arguments besides their settings."""
     return lambda **arguments: Both(tiny_model, tmp_path, arguments)

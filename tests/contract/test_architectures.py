@@ -1,4 +1,4 @@
-"""Which models keep their log-probabilities when rows are moved to the left, and which do not."""
+"""Test which models keep their log-probabilities when rows are moved to the left."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ SMALL = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    # as other families name them
+    # names in other model families
     "n_embd": 32,
     "n_layer": 2,
     "n_head": 4,
@@ -81,7 +81,7 @@ TOLERANCE = 1e-4
 
 
 def small_model(model_type: str):
-    """Of random weights large enough that attention matters."""
+    """A small model with random weights that are large enough for attention to matter."""
     config_class = type(AutoConfig.for_model(model_type))
     known = {field.name for field in dataclasses.fields(config_class)}
     settings = {**SMALL, **SPECIAL.get(model_type, {})}
@@ -96,7 +96,7 @@ def small_model(model_type: str):
 
 
 def largest_change(model) -> float:
-    """Of a log-probability, by moving rows of unequal prompts and completions to the left."""
+    """The largest change of a log-probability when rows of unequal length are moved to the left."""
     width, prompt = max(COMPLETIONS), max(PROMPTS)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 119, (3, prompt + width), generator=generator)
@@ -154,7 +154,7 @@ def saved(model, tokenizer_of, folder):
 def test_models_with_rows_that_may_not_be_moved_train_as_in_stock_trl(
     make_trainer, tiny_model, tmp_path, model_type, aux
 ):
-    """Shipped speed-ups on: columns that are counted, and padding in an auxiliary loss."""
+    """With default speed-ups: a model that counts columns, and one with an auxiliary loss."""
     folder = saved(small_model(model_type), tiny_model, tmp_path / "model")
     settings = {
         "model": folder,
@@ -174,8 +174,8 @@ def test_models_with_rows_that_may_not_be_moved_train_as_in_stock_trl(
 
 def test_it_is_said_that_microbatches_stay_padded(make_trainer, tiny_model, tmp_path, caplog):
     make_trainer(model=saved(small_model("gpt2"), tiny_model, tmp_path / "model"))
-    assert "model type 'gpt2' stay as TRL pads them: it was not tested" in caplog.text
+    assert "'gpt2': microbatches keep TRL's padding: this model type was not" in caplog.text
     caplog.clear()
     make_trainer(trim_microbatches=False)
     make_trainer()
-    assert "stay as TRL pads them" not in caplog.text
+    assert "keep TRL's padding" not in caplog.text

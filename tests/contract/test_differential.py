@@ -1,8 +1,8 @@
 """Random legal configurations, trained by stock TRL and by `AblationTrainer`.
 
-With rows padded and dealt as TRL does it, weights and every logged metric are equal to the bit; as
-shipped, to rounding. `TRL_ABLATE_CONFIGS=500` tries that many configurations in one process, and a
-third as many in two.
+With TRL's padding and microbatches, weights and all logged metrics are bit-equal. With our default
+speed-ups, they are equal up to rounding. `TRL_ABLATE_CONFIGS=500` tests 500 configurations in one
+process, and a third as many with two processes.
 """
 
 import math
@@ -24,14 +24,14 @@ STEADY = {
     "deadline": None,
     "derandomize": True,
     "database": None,
-    "phases": [Phase.generate],  # a failure is shown as drawn: shrinking it takes many trainings
+    "phases": [Phase.generate],  # a failing example is not shrunk: this would take many trainings
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much],
 }
 
 
 @st.composite
 def configurations(draw, processes: int = 1):
-    """One from the space of what TRL takes, with what the rollouts are made of."""
+    """A random configuration that TRL accepts, with the properties of its rollouts."""
     group = draw(st.sampled_from([2, 3, 4]))
     rows = draw(st.integers(1, 4)) * group * (1 if group % processes == 0 else processes)
     at_once = draw(st.sampled_from([b for b in range(1, rows + 1) if rows % (b * processes) == 0]))
@@ -71,12 +71,12 @@ def configurations(draw, processes: int = 1):
         "pad_to_multiple_of": draw(st.sampled_from([None, None, 8])),
         "optim": optimizer,
         "learning_rate": 0.3 if optimizer == "sgd" else 1e-3,
-        "adam_epsilon": 1e-4,  # or Adam makes a full step of a gradient that is only rounding
+        "adam_epsilon": 1e-4,  # or Adam takes full steps on rounding errors
         "max_grad_norm": draw(st.sampled_from([1.0, 0.0])),
         **draw(entropy_terms()),
     }
     if chosen["multi_objective_aggregation"] == "normalize_then_sum":
-        chosen["scale_rewards"] = "group"  # where TRL ignores it, ours refuses another
+        chosen["scale_rewards"] = "group"  # TRL ignores it here; ours refuses any other value
     if chosen["rewards"] == 2:
         chosen["reward_weights"] = draw(st.sampled_from([None, [1.0, 0.5]]))
     if rollouts == "engine" and draw(st.booleans()):
@@ -155,7 +155,7 @@ def test_one_process(tiny_model, configuration):
 
 @pytest.fixture(scope="module")
 def pair(tiny_model):
-    """Two processes at work on what they are sent."""
+    """Two processes that train the configurations they receive."""
     processes = Pair(tiny_model)
     yield processes
     processes.close()

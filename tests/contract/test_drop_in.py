@@ -1,6 +1,6 @@
-"""`AblationTrainer` in place of `GRPOTrainer`: what TRL documents about training, against stock.
+"""`AblationTrainer` instead of `GRPOTrainer`: the documented features of training.
 
-Evaluation is in `test_drop_in_evaluation.py`; environments and tools in
+Evaluation is tested in `test_drop_in_evaluation.py`, environments and tools in
 `test_drop_in_worlds.py`.
 """
 
@@ -31,7 +31,7 @@ CHAT = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS
 
 
 def test_the_constructor_takes_what_trls_does(tiny_model, tmp_path):
-    """By name, by default and by place."""
+    """The same names, defaults and positions of parameters."""
     assert inspect.signature(AblationTrainer) == inspect.signature(GRPOTrainer)
     seen = TrainerCallback()
     rows, tokenizer = Dataset.from_list(ROWS), tokenizer_of(tiny_model)
@@ -59,7 +59,7 @@ def test_without_arguments_the_config_is_ours_and_its_folder_trls(tiny_model, mo
         GRPOTrainer, "__init__", lambda self, model, rewards, args: made.append(args)
     )
     monkeypatch.setattr(AblationConfig, "__post_init__", lambda self: None)
-    with pytest.raises(AttributeError):  # what TRL would have set up is not there
+    with pytest.raises(AttributeError):  # TRL's __init__ did not run
         AblationTrainer(f"owner/{tiny_model.split('/')[-1]}", digits)
     assert type(made[0]) is AblationConfig
     assert made[0].output_dir == f"{tiny_model.split('/')[-1]}-GRPO"
@@ -72,7 +72,7 @@ def test_a_grpo_config_is_refused_in_one_sentence(tiny_model, tmp_path):
 
 
 def lengths(completions, log_metric, log_extra, **kwargs):
-    """Grades every other completion, and logs."""
+    """Grades every second completion, and logs."""
     log_metric("longest", max(map(len, completions)))
     log_extra("characters", [len(text) for text in completions])
     return [len(text) / 10 if i % 2 else None for i, text in enumerate(completions)]
@@ -195,7 +195,7 @@ def test_callbacks_are_called_as_in_stock(both):
 
 
 def test_logged_completions(both):
-    """The same files, whose tables have the same columns and rows."""
+    """Both write the same files, with the same columns and rows."""
     ours, stock = train_alike(both(reward_funcs=[digits, lengths]), log_completions=True)
     files = []
     for trainer in (ours, stock):

@@ -1,7 +1,7 @@
-"""What TRL's own tests of `GRPOTrainer` give it, given to `AblationTrainer` beside stock.
+"""The arguments of TRL's own tests of `GRPOTrainer`, for `AblationTrainer` and stock.
 
-Settings, rewards and what both refuse. Data and bookkeeping are in `test_drop_in_data.py`, models
-and adapters in `test_drop_in_models.py`.
+Settings, rewards, and arguments that both refuse. Data and bookkeeping are tested in
+`test_drop_in_data.py`, models and adapters in `test_drop_in_models.py`.
 """
 
 import pytest
@@ -114,7 +114,7 @@ def test_the_reference_follows_the_model_as_in_stock(both):
 
 @pytest.fixture
 def judge(tiny_model, tmp_path):
-    """Folder of a reward model with a tokenizer of its own, which pads with a token of its own."""
+    """Folder of a reward model with its own tokenizer and its own padding token."""
     torch.manual_seed(1)
     tokenizer = tokenizer_of(tiny_model)
     tokenizer.padding_side = "right"
@@ -177,7 +177,7 @@ def test_a_function_beside_a_reward_model(both, judge):
 
 
 def test_reward_tokenizers(both, judge):
-    """One for one, a list for several; a list of another length is refused."""
+    """One tokenizer for one model, a list for several; a list of wrong length is refused."""
     tokenizer = tokenizer_of(judge)
     for arguments in (
         {"reward_funcs": judge, "reward_processing_classes": tokenizer},

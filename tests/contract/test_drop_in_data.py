@@ -1,6 +1,6 @@
-"""Data sets of every kind, the order of rows, rollouts from elsewhere, and what is called by hand.
+"""Data sets of all kinds, the order of rows, rollout functions, and methods called directly.
 
-In place of stock, after TRL's own tests of `GRPOTrainer`.
+The cases are those of TRL's own tests of `GRPOTrainer`.
 """
 
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ MAPPED = Dataset.from_list(ROWS[:3])
 
 
 def test_a_model_a_reward_and_data_are_enough(tiny_model, tmp_path):
-    """The tokenizer is the model's. Without `args` neither runs on a CPU, where bf16 is refused."""
+    """The tokenizer is the model's. Without `args`, both fail on a CPU, as it refuses bf16."""
     config = AblationConfig(str(tmp_path), use_cpu=True, bf16=False)
     trainer = AblationTrainer(tiny_model, digits, config, Dataset.from_list(ROWS))
     own = trainer.processing_class
@@ -54,7 +54,7 @@ SETS = {
 @SLOW
 @pytest.mark.parametrize("kind", SETS)
 def test_sets_given_to_evaluate(both, kind):
-    """A trainer without a set of its own; with stock's evaluation the numbers are stock's."""
+    """A trainer without its own set; with stock's evaluation, the numbers equal stock's."""
     pair = both(eval_dataset=None)
     settings = {"per_device_eval_batch_size": 4}
     theirs = pair.stock(**settings).evaluate(eval_dataset=SETS[kind])
@@ -74,7 +74,7 @@ def test_sets_given_to_the_constructor(both, kind):
 
 
 def test_streams_are_read_as_in_stock(both):
-    """By one worker, whole on every process; beside one, mapped data keep their workers."""
+    """With one worker, all rows on every process; mapped data keep their workers."""
     stream = streamed(Dataset.from_list(ROWS))
     pair = both(train_dataset=stream)
     refused_alike(
@@ -92,7 +92,7 @@ def test_streams_are_read_as_in_stock(both):
 
 @pytest.mark.parametrize("shuffle", [False, pytest.param(True, marks=SLOW)])
 def test_every_step_is_given_the_rows_that_stock_gives_it(both, shuffle):
-    """Where neither the rollout batch nor the optimizer step divides the other."""
+    """Also if neither of rollout batch and optimizer step is a multiple of the other."""
     settings = {
         "per_device_train_batch_size": 6,
         "steps_per_generation": 4,
@@ -116,7 +116,7 @@ def test_every_step_is_given_the_rows_that_stock_gives_it(both, shuffle):
             trainer.train()
         seen.append(steps)
     assert seen[0] == seen[1]
-    assert len(seen[0]) == 2 * 2 * 4  # rollout batches of 6 prompts, iterations, parts
+    assert len(seen[0]) == 2 * 2 * 4  # rollout batches of 6 prompts x iterations x microbatches
     assert seen[0][0] == seen[0][7] != seen[0][8]
     assert len(set(seen[0][0])) == 6
 
@@ -136,8 +136,8 @@ def test_every_step_is_given_the_rows_that_stock_gives_it(both, shuffle):
     ids=",".join,
 )
 def test_evaluation_while_training(both, settings):
-    """Stock's moves the training's random state, and so does ours where it is stock's; in one
-    shot it does not, and the training is what it is without."""
+    """Stock's evaluation changes the training's random state, and ours does too if it is switched
+    to stock's; one-shot evaluation does not, and the training is the same as without it."""
     settings |= {"per_device_eval_batch_size": 4}
     ours, stock = both().ours(**settings, evaluation="trl"), None
     ours.train()
@@ -155,7 +155,7 @@ def test_evaluation_while_training(both, settings):
     assert evaluated == [row["step"] for row in logged(stock) if "eval_reward" in row]
 
 
-# Rollouts from elsewhere
+# Rollout functions
 
 
 def test_what_a_rollout_function_is_called_with(both):
@@ -179,7 +179,7 @@ def test_a_rollout_function_that_leaves_something_out_is_refused(both):
 
 
 class Engine(Script):
-    """An engine that cannot score the first token of every other completion."""
+    """An engine that cannot score the first token of every second completion."""
 
     unscored = True
     synced: list[int] = []
@@ -198,7 +198,7 @@ class Engine(Script):
 
 @pytest.fixture
 def engine(monkeypatch, tiny_model):
-    """A script in place of vLLM, which starts over in every trainer."""
+    """A script instead of vLLM, which starts over in every trainer."""
     eos = AutoTokenizer.from_pretrained(tiny_model).eos_token_id
     monkeypatch.setattr(
         "trl.trainer.grpo_trainer.VLLMGeneration", lambda **_: Engine(eos, 8, tool=False)
@@ -221,7 +221,7 @@ IN_PLACE = {"use_vllm": True, "vllm_mode": "colocate"}
 )
 @pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}], ids=["on-policy", "off-policy"])
 def test_tokens_that_the_engine_could_not_score(both, engine, mode, settings):
-    """They are not corrected and drop no sequence, with the forward pass that is saved as well."""
+    """They are not corrected and mask no sequence, also if a forward pass is saved."""
     settings = {**IN_PLACE, **settings, "vllm_importance_sampling_mode": mode}
     settings |= {"off_policy_mask_threshold": 1e9, "vllm_importance_sampling_clip_max": 1.4}
     ours, _ = train_both_ways(both(), **settings)
@@ -243,12 +243,12 @@ def test_a_rollout_function_beside_an_engine_finds_its_weights_synced(both, engi
     assert counts == [1, 2, 1, 2]
 
 
-# What is called by hand
+# Methods called directly
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 0.8, 1.0])
 def test_the_mask_of_high_entropies(threshold):
-    """Called on the class, with an accelerator alone in place of a trainer."""
+    """Called on the class, with only an accelerator instead of a trainer."""
     alone = SimpleNamespace(
         accelerator=SimpleNamespace(
             gather=lambda values: values, pad_across_processes=lambda values, **_: values
@@ -270,7 +270,7 @@ def test_static_formulas_are_stocks(name):
 
 
 def batch(trainer) -> dict[str, torch.Tensor]:
-    """Two rows by hand, with padding behind both completions."""
+    """Two rows, written by hand, with padding after both completions."""
     generator = torch.Generator().manual_seed(3)
     prompts, completions = (
         torch.randint(5, 200, (2, width), generator=generator) for width in (3, 6)
@@ -295,7 +295,7 @@ def batch(trainer) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("level", "beta"), [("sequence", 0.1), ("token", 0.0)])
 @pytest.mark.parametrize("shipped", [False, True])
 def test_the_loss_of_a_batch_made_by_hand(both, level, beta, shipped):
-    """It is stock's, and what stands at padding is not in it."""
+    """It equals stock's loss and does not depend on values at padding."""
     settings = {"loss_type": "luspo", "beta": beta, "importance_sampling_level": level}
     speed = {"trim_microbatches": shipped, "regroup_by_length": shipped}
     losses = []

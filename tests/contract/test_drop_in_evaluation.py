@@ -1,4 +1,4 @@
-"""Evaluation in place of TRL's: the same names and numbers, and what stock accepts is accepted."""
+"""Our evaluation instead of TRL's: the same names and numbers, and the same accepted arguments."""
 
 import random
 
@@ -22,7 +22,7 @@ OF_A_LOSS = {
 
 
 def rollout_by_prompt(prompts, trainer):
-    """Completions that follow from the prompt and from how often it was asked before."""
+    """Completions that depend only on the prompt and on the number of earlier calls with it."""
     asked: dict[str, int] = {}
     completions = []
     for prompt in prompts:
@@ -41,7 +41,7 @@ def rollout_by_prompt(prompts, trainer):
 
 
 def turns_taken(completions, turns, log_metric, **kwargs):
-    """Grades by an extra field of the rollout; leaves what took no turn ungraded."""
+    """Grades by an extra field of the rollout; completions with no turn stay ungraded."""
     log_metric("turns", sum(turns) / len(turns))
     return [float(taken) if taken else None for taken in turns]
 
@@ -61,7 +61,7 @@ SCRIPTED = {"rollout_func": rollout_by_prompt, "reward_funcs": [digits, turns_ta
     ids=lambda settings: ",".join(settings) or "default",
 )
 def test_all_that_stock_logs_without_a_loss_has_the_same_value(both, settings):
-    """In one batch, as stock averages over batches; its `evaluate` returns what it logs."""
+    """In one batch, as stock averages over batches; `evaluate` returns what stock logs."""
     pair = both(**SCRIPTED)
     ours, stock = pair.ours(**settings), pair.stock(**settings)
     mine, theirs = ours.evaluate(), stock.evaluate()
@@ -79,7 +79,7 @@ def test_every_metric_is_one_that_a_recipe_may_name(both):
 
 
 def test_metrics_do_not_depend_on_how_questions_are_batched(both):
-    """Five questions in batches of 2, 2 and 1. Stock's means are over batches, of unequal size."""
+    """Five questions in batches of 2, 2 and 1. Stock averages over batches of unequal size."""
     pair = both(**SCRIPTED)
     whole = without_times(pair.ours().evaluate())
     parts = without_times(pair.ours(per_device_eval_batch_size=4).evaluate())
@@ -109,7 +109,7 @@ WATCHED = {"eval_strategy": "steps", "eval_steps": 1}
 
 
 def test_the_switch_brings_back_stocks_evaluation_to_the_bit(both):
-    """Its loss, its numbers, and its draws from training's random state."""
+    """The same loss and numbers as stock, and the same use of the training's random state."""
     rows = []
     for kind, switch in (("ours", {"evaluation": "trl"}), ("stock", {})):
         trainer = getattr(both(), kind)(**WATCHED, **switch, per_device_eval_batch_size=2)
@@ -135,7 +135,7 @@ def test_a_stream_to_evaluate_on(both):
 
 
 def test_sets_by_name(both):
-    """The names are transformers'; one set of a dict can be evaluated alone, under the prefix."""
+    """transformers' metric names; one set of a dict can be evaluated alone, with its prefix."""
     halves = {"a": Dataset.from_list(ROWS[:3]), "b": Dataset.from_list(ROWS[3:8])}
     trainer = both(**SCRIPTED, eval_dataset=halves).ours()
     alone = {name: trainer.evaluate(half)["eval_reward"] for name, half in halves.items()}
@@ -163,7 +163,7 @@ def test_an_empty_set_is_not_replaced_by_the_default_one(both):
 
 
 def test_stocks_evaluation_of_sets_beside_the_main_one_is_refused(both):
-    """It would log all of them as `eval_reward`."""
+    """Stock would log all of these sets as `eval_reward`."""
     rows = Dataset.from_list(ROWS[:3])
     with pytest.raises(ConfigurationError, match="under the same names.*leave out eval_sets .b."):
         both(eval_dataset={"": rows, "b": rows}).ours(**WATCHED, evaluation="trl")
@@ -189,7 +189,7 @@ def test_columns_that_stock_would_not_show_a_reward_are_not_shown(both):
 
 
 class Course:
-    """Rewards that follow a script, an entry an evaluation."""
+    """Rewards from a script, with one entry per evaluation."""
 
     def __init__(self, *course):
         self.course, self.evaluations = course, 0
@@ -203,7 +203,7 @@ class Course:
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_the_best_model_is_loaded_at_the_end(both, epochs):
-    """Three rollout batches, an evaluation and a checkpoint after each; the second is best."""
+    """Three rollout batches, each followed by evaluation and checkpoint; the second is best."""
     course = {**WATCHED, "save_strategy": "steps", "save_steps": 1, "max_steps": 3 * epochs}
     trainer = both(reward_funcs=Course(0.1, 0.7, 0.3)).ours(
         **course, num_iterations=epochs, load_best_model_at_end=True
@@ -222,14 +222,14 @@ def test_save_strategy_best_follows_the_best_metric(both):
     trainer = both(**SCRIPTED).ours(**course)
     assert trainer.args.metric_for_best_model == "eval_mean_length"
     trainer.train()
-    assert trainer.state.best_global_step == 1  # the script's lengths stay the same
+    assert trainer.state.best_global_step == 1  # the lengths in the script do not change
 
 
 @pytest.mark.parametrize(
     ("course", "halved"), [((0.1, 0.2, 0.3, 0.4), 0), ((0.4, 0.3, 0.3, 0.2), 3)]
 )
 def test_a_plateau_is_one_of_the_reward(both, course, halved):
-    """The rate is halved after every evaluation that is not better than the best."""
+    """The learning rate is halved after every evaluation that is not a new best."""
     trainer = both(reward_funcs=Course(*course)).ours(
         **WATCHED,
         lr_scheduler_type="reduce_lr_on_plateau",

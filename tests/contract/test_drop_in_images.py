@@ -1,4 +1,4 @@
-"""Images in place of stock's: in training, and in evaluation before it."""
+"""Images, with ours and with stock: in training, and in an evaluation before it."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from trl_ablate import miniature
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
-    """Folder of a Llava: CLIP of 2 layers for 16 x 16 pixels before a Qwen2 of 2 layers."""
+    """Folder of a Llava: CLIP with 2 layers for 16 x 16 pixels, and a Qwen2 with 2 layers."""
     folder = str(tmp_path_factory.mktemp("seeing"))
     tokenizer = miniature.tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
@@ -43,7 +43,7 @@ def seeing(tmp_path_factory):
         image_seq_length=4,
     )
     model = LlavaForConditionalGeneration(config)
-    with torch.no_grad():  # what is seen has to be felt in what is written
+    with torch.no_grad():  # the image must influence the generated text
         for parameter in model.model.multi_modal_projector.parameters():
             parameter.mul_(40)
     model.save_pretrained(folder)
@@ -69,7 +69,7 @@ PICTURED = (
 
 
 def pictured(count: int, *, painted: bool = True) -> Dataset:
-    """Questions about one-coloured pictures, all black unless they are painted."""
+    """Questions about one-coloured images, all black unless `painted`."""
     colours = [
         (i * 15 % 256, i * 40 % 256, 255 - i * 10) if painted else (0, 0, 0) for i in range(count)
     ]
@@ -130,7 +130,7 @@ def test_several_images_and_none_to_a_prompt(both, seeing):
 
 
 def test_images(both, seeing):
-    """They are shown to the model at evaluation, too: black ones make it write something else."""
+    """The model also gets them in evaluation: with black images it writes other text."""
     arguments = {**looking(seeing), "eval_dataset": pictured(5)}
     greedy = {"generation_kwargs": {"do_sample": False}}
     found = evaluate_alike(both(**arguments), **greedy)

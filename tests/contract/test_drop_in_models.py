@@ -1,4 +1,4 @@
-"""Models and adapters of many kinds in place of stock's, after TRL's own tests of `GRPOTrainer`."""
+"""Many kinds of models and adapters, with ours and with stock, as in TRL's own tests."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ SLOW = pytest.mark.slow
 
 
 def unequal(prompts, trainer):
-    """Completions of unequal length, so that there is padding."""
+    """Completions of unequal length, which need padding."""
     script = Script(trainer.processing_class.eos_token_id, 8, tool=False)
     return script.rollout_func(prompts, trainer)
 
@@ -71,10 +71,10 @@ def test_adapters(unequally, peft_config, settings):
     ids=["prompt", "prefix"],
 )
 def test_virtual_tokens(unequally, tiny_model, tmp_path, peft_config, caplog):
-    """Padding stands between them and the prompt, so that its width is part of the result."""
+    """Padding separates them from the prompt, so its width changes the result."""
     folder = saved(small_model("llama"), tiny_model, tmp_path / "model")
     train_both_ways(unequally(model=folder, peft_config=peft_config), beta=0.1)
-    assert "stay as TRL pads them: the adapter's virtual tokens" in caplog.text
+    assert "keep TRL's padding: the padding separates the adapter's virtual tokens" in caplog.text
 
 
 @SLOW
@@ -125,7 +125,7 @@ def test_a_tokenizer_without_a_padding_token(unequally, tiny_model):
 
 
 def test_a_model_with_two_tokens_that_end(unequally, tiny_model):
-    """Its generation config names an end of turn beside the tokenizer's end of text."""
+    """Its generation config has an end-of-turn token besides the tokenizer's end of text."""
 
     def load():
         model = AutoModelForCausalLM.from_pretrained(tiny_model)

@@ -1,6 +1,6 @@
-"""Tools and environments in place of stock's: in training, and in evaluation before it.
+"""Tools and environments, with ours and with stock: in training, and in an evaluation before it.
 
-The model has random weights and calls no tool, so that a script stands in for what it generates.
+The model has random weights and would call no tool, so a script replaces its generation.
 """
 
 import random
@@ -30,7 +30,7 @@ LONG = {"max_completion_length": 400, "max_tool_calling_iterations": 3}
 
 @pytest.fixture
 def calling(monkeypatch):
-    """`calling(name)`: most of the generated turns are calls of this tool, the others text."""
+    """`calling(name)`: most generated turns call this tool, the others are text."""
 
     def script(name: str) -> None:
         def turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
@@ -61,7 +61,7 @@ def double(number: int) -> int:
 
 
 def said(completions, **kwargs):
-    """A reward of how much there is in the messages of a completion."""
+    """A reward that grows with the length of the messages in a completion."""
     return [len(messages) + len(messages[-1]["content"]) / 10 for messages in completions]
 
 
@@ -72,7 +72,7 @@ def chat(both, tiny_model, **arguments):
 
 
 def evaluate_alike(pair, **settings) -> dict[str, float]:
-    """Before any training: the names and numbers of stock, of one batch and of several."""
+    """Before training: the same names and numbers as stock, with one batch and with several."""
     theirs = pair.stock(**settings).evaluate()
     mine = pair.ours(**settings).evaluate()
     without = {name: value for name, value in theirs.items() if name in mine}
@@ -110,7 +110,7 @@ async def halve(number: int) -> float:
 
 @pytest.mark.slow
 def test_tools_that_are_awaited_and_calls_that_are_none(both, tiny_model, calling):
-    """The second tool is not the one that is called: the calls fail."""
+    """Calls of a tool that is not given fail."""
     calling("halve")
     ours, _ = train_alike(chat(both, tiny_model, tools=[halve]), **LONG)
     assert logged(ours)[0]["tools/failure_frequency"] == 0
@@ -122,7 +122,7 @@ def test_tools_that_are_awaited_and_calls_that_are_none(both, tiny_model, callin
 
 
 class Counter:
-    """Adds numbers up from its row's target, and rewards the sum."""
+    """Starts at its row's target, adds numbers, and rewards the sum."""
 
     made = 0
 
@@ -174,7 +174,7 @@ def test_evaluation_has_environments_of_its_own(both, tiny_model, calling):
 
 
 def test_rows_without_a_prompt(both, tiny_model, calling):
-    """Which environments there are is all that the data says; they bring the prompts."""
+    """The data only name the environments, which provide the prompts."""
     calling("add")
     rows = Dataset.from_list([{"environment": "counter", "target": i} for i in range(16)])
     pair = chat(
@@ -219,7 +219,7 @@ class Plain:
 
 
 def test_environments_of_which_some_grade(both, tiny_model, calling):
-    """A class has one reward, whatever names it has; beside it stands a weighted function."""
+    """A class gives one reward even if it has several names; the function has a weight."""
     calling("add")
     names = ["counter", "again", "plain", "plain"] * 4
     pair = chat(

@@ -1,6 +1,6 @@
-"""Generation without a vLLM engine: stop strings, the importance correction, the forward saved.
+"""Generation without a vLLM engine: stop strings, importance correction, the saved forward pass.
 
-Where an engine is needed for its outputs only, a script stands in for it.
+If a test needs only the outputs of an engine, a script replaces it.
 """
 
 import math
@@ -20,7 +20,7 @@ NARROW = {"vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_c
 
 
 class ScriptedEngine:
-    """Says what a seeded generator says, with log-probabilities that are a little off."""
+    """Returns tokens from a seeded generator, with slightly wrong log-probabilities."""
 
     def __init__(self, **settings):
         self.settings = settings
@@ -66,7 +66,7 @@ def scripted(make_trainer, monkeypatch):
 
 
 class ScriptedClient:
-    """The one question that TRL asks a server while it starts; what it generates is scripted."""
+    """Answers the one request of TRL's start-up; its completions come from the script."""
 
     generate = None
 
@@ -95,7 +95,7 @@ def weights_and_log(trainer):
     ids=lambda settings: ",".join(map(str, settings.values())),
 )
 def test_the_gradient_needs_no_forward_of_its_own(scripted, mode, settings):
-    """Two SGD steps on the same rollouts, with TRL's extra pass and without: equal to 1e-6."""
+    """Two SGD steps on the same rollouts, with and without TRL's extra pass: equal to 1e-6."""
     common = {**settings, "vllm_importance_sampling_mode": mode, "max_steps": 2, **NARROW}
     start = scripted(**common)
     before = torch.cat([p.detach().flatten() for p in start.model.parameters()])
@@ -121,7 +121,7 @@ def test_the_gradient_needs_no_forward_of_its_own(scripted, mode, settings):
     ids=["on-policy", "switched off", "off-policy", "uncorrected"],
 )
 def test_forward_passes_per_rollout_batch(scripted, settings, passes):
-    """Two microbatches a step, and two more for TRL's own pass, once per rollout batch."""
+    """Two microbatches per step, and two more per rollout batch for TRL's extra pass."""
     trainer = scripted(**{"max_steps": 1, **settings})
     counted = []
     score = grpo_trainer.GRPOTrainer._get_per_token_logps_and_entropies
@@ -137,7 +137,7 @@ def test_forward_passes_per_rollout_batch(scripted, settings, passes):
 
 
 def test_what_a_sequence_mask_drops_is_logged_by_length(scripted):
-    """The log-ratio of a sequence grows with its length, so that the longest are dropped first."""
+    """The log-ratio of a sequence grows with its length, so the longest are dropped first."""
     trainer = scripted(
         vllm_importance_sampling_mode="sequence_mask",
         vllm_importance_sampling_clip_min=0.93,
@@ -154,7 +154,7 @@ def test_what_a_sequence_mask_drops_is_logged_by_length(scripted):
 
 @pytest.mark.parametrize("recipe", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_names_its_correction(recipe):
-    """TRL's default drops long completions first, which would confound every ablation of length."""
+    """TRL's default drops long completions first, which confounds every ablation of length."""
     assert load_recipe(recipe, profile="h100").settings["vllm_importance_sampling_mode"] in MODES
 
 
@@ -167,7 +167,7 @@ def test_the_gap_is_logged_with_and_without_the_extra_pass(scripted):
 
 @pytest.mark.parametrize("min_tokens", [0, 6])
 def test_min_tokens_holds_for_stop_strings(make_trainer, min_tokens):
-    """A stop string may end a completion at its token `min_tokens` + 1, not before."""
+    """A stop string can end a completion at token `min_tokens` + 1 at the earliest."""
     trainer = make_trainer(stop=["1", "2", "a"], min_tokens=min_tokens, max_completion_length=40)
     trainer.model.train()
     ids = trainer._generate([trainer.train_dataset[i // 8]["prompt"] for i in range(64)])[1]
@@ -177,7 +177,7 @@ def test_min_tokens_holds_for_stop_strings(make_trainer, min_tokens):
 
 
 def test_a_stop_string_that_the_prompt_began_ends_nothing(make_trainer):
-    """The prompt ends in `<think>`, so that any first letter would complete one of these."""
+    """The prompt ends with `<think>`, so any first letter would complete one of these strings."""
     first = string.ascii_letters + string.digits
     trainer = make_trainer(stop=[f"<think>{one}" for one in first], max_completion_length=9)
     trainer.model.train()
@@ -188,7 +188,7 @@ def test_a_stop_string_that_the_prompt_began_ends_nothing(make_trainer):
 
 
 def test_continuous_batching_ends_at_a_stop_string(make_trainer, monkeypatch):
-    """transformers' own knows no stop strings; what it sampled behind one is cut off."""
+    """transformers' version ignores stop strings, so the tokens after one are cut off."""
     trainer = make_trainer(stop=["3"], use_transformers_continuous_batching=True)
     tokenizer = trainer._tokenizer
 
@@ -215,7 +215,7 @@ CONTINUOUS = {"transformers_continuous_batching_config": {"num_blocks": 64, "max
     ids=lambda sampling: ",".join(sampling),
 )
 def test_evaluation_samples_by_its_own_parameters(make_trainer, backend, sampling):
-    """Each of these leaves the most probable token only; training goes on sampling."""
+    """Each of these parameters leaves only the most probable token; training still samples."""
     seen = []
 
     def reward(prompts, completion_ids, **_):
@@ -269,7 +269,7 @@ def test_evaluation_tells_the_engine_its_parameters_and_takes_them_back(scripted
 
 @pytest.mark.parametrize("settings", [{}, {"reuse_forward": False}, {"num_iterations": 2}])
 def test_an_engine_is_asked_once_and_nothing_is_run_forward(scripted, monkeypatch, settings):
-    """Five questions, where TRL would evaluate one at a time, and correct each as in training."""
+    """Five questions; TRL would evaluate them one at a time, with the correction of training."""
     asked = []
     generate = ScriptedEngine.generate
 
@@ -317,7 +317,7 @@ def test_min_tokens_is_refused_where_it_cannot_be_held(make_trainer):
 
 
 def test_evaluation_draws_from_generators_of_its_own(make_trainer):
-    """NumPy's too: vLLM's newer model runner takes the seed of every request from it."""
+    """Also NumPy's, from which vLLM's newer model runner draws the seed of every request."""
     drawn = []
 
     def reward(completions, **kwargs):

@@ -1,5 +1,7 @@
-"""What is reported as inert, against the gradient: a knob is inert if, and only if, changing it
-leaves the gradient as it is. For every loss type, on-policy and off-policy."""
+"""A knob must be reported as inert if and only if changing it does not change the gradient.
+
+For every loss type, on-policy and off-policy.
+"""
 
 import pytest
 import torch
@@ -44,7 +46,7 @@ def off_policy_batch(model) -> dict[str, torch.Tensor]:
 
 
 def gradient(trainer, **changes) -> torch.Tensor:
-    """With some settings changed; the bounds are read as TRL reads them when it is built."""
+    """The gradient with some settings changed; TRL's copies of the bounds are updated too."""
     for knob, value in changes.items():
         setattr(trainer.args, knob, value)
     low, high = trainer.args.epsilon, trainer.args.epsilon_high

@@ -1,7 +1,7 @@
 """The loss of `AblationTrainer` against closed formulas, in value and gradient.
 
-The formulas below are written out from the definitions, with log-probabilities that a plain forward
-pass of the model gives; nothing of TRL's loss is used.
+The formulas below follow the definitions, with log-probabilities from a plain forward pass of the
+model. They use no part of TRL's loss.
 """
 
 import pytest
@@ -18,7 +18,7 @@ RELATIVE = 2e-5
 
 @pytest.fixture
 def batch(tiny_model):
-    """Four rows of 5 + 8 tokens, one prompt padded left, responses of 8, 3, 1 and 6 tokens."""
+    """Four rows of 5 + 8 tokens; one prompt is padded; responses have 8, 3, 1 and 6 tokens."""
     generator = torch.Generator().manual_seed(3)
     lengths = torch.tensor([8, 3, 1, 6])
     mask = (torch.arange(8) < lengths[:, None]).long()
@@ -35,7 +35,7 @@ def batch(tiny_model):
 
 
 def logps_of(model, batch):
-    """`(4, 8)` log-probabilities of the response tokens, by a plain forward pass."""
+    """`(4, 8)` log-probabilities of the response tokens, from a plain forward pass."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     logits = model(input_ids=ids, attention_mask=mask).logits[:, 4:-1]
@@ -43,7 +43,7 @@ def logps_of(model, batch):
 
 
 def closed_form(logps, old, ref, batch, surrogate, length_norm, beta):
-    """The loss of one microbatch out of two, as the definitions have it."""
+    """The loss of one of two microbatches, from the definitions."""
     advantages = batch["advantages"][:, None]
     old = logps.detach() if surrogate == "reinforce" else old
     ratio = torch.exp(logps - old)
@@ -104,7 +104,7 @@ def test_loss_and_gradient(make_trainer, batch, surrogate, length_norm, beta):
 
 @pytest.mark.parametrize("length_norm", LENGTH_NORMS)
 def test_reinforce_follows_the_score_function(make_trainer, batch, length_norm):
-    """Its gradient is that of -A log pi, whatever the old log-probabilities were."""
+    """Its gradient is that of -A log pi, for any old log-probabilities."""
     trainer = trainer_with(make_trainer, surrogate="reinforce", length_norm=length_norm)
     batch["old_per_token_logps"] = torch.full((4, 8), -3.0)
     ours = gradients(trainer._compute_loss(trainer.model, batch), trainer.model)

@@ -1,4 +1,4 @@
-"""What is logged of the loss, whichever microbatch a row goes through, and what clipping counts."""
+"""Logged metrics of the loss: independent of regrouping; which tokens count as clipped."""
 
 import random
 
@@ -12,7 +12,7 @@ LOSS_METRICS = ("kl", "entropy", "clip_ratio/", "cispo_clip_ratio", "vespo/")
 
 
 def rollouts_of_unequal_length(prompts, trainer):
-    """One to twelve tokens a completion, the same for every trainer."""
+    """One to twelve tokens per completion, the same for every trainer."""
     rows = [random.Random(f"{i}-{prompt}") for i, prompt in enumerate(prompts)]
     ids = [[row.randint(5, 200) for _ in range(row.choice([1, 2, 3, 12]))] for row in rows]
     return {
@@ -23,7 +23,7 @@ def rollouts_of_unequal_length(prompts, trainer):
 
 
 def training(make_trainer, *stock, **settings):
-    """The rows that a training logs."""
+    """The logged rows of a training."""
     trainer = make_trainer(
         *stock,
         extras={"rollout_func": rollouts_of_unequal_length},
@@ -61,7 +61,7 @@ def test_regrouping_changes_no_metric_of_the_loss(make_trainer, settings):
 
 
 def test_the_clip_fraction_of_cispo_is_trls(make_trainer):
-    """One microbatch a step: TRL's mean over microbatches is then the mean over tokens."""
+    """With one microbatch per step, TRL's mean over microbatches is the mean over tokens."""
     rows = training(
         make_trainer, loss_type="cispo", epsilon_high=1.002, gradient_accumulation_steps=1,
         per_device_train_batch_size=8,
@@ -81,7 +81,7 @@ def test_soft_losses_change_no_gradient_on_policy_and_most_off_policy(make_train
 
 
 def test_a_cap_on_the_ratio_counts_as_clipping(make_trainer):
-    """Far outside of the clip range only `delta` can change a gradient, of negative advantages."""
+    """Far outside of the clip range, only `delta` changes the gradient of a negative advantage."""
     settings = {"loss_type": "grpo", "epsilon": 1e6, "learning_rate": 10.0, "max_grad_norm": 1e9}
     free = training(make_trainer, **settings)
     capped = training(make_trainer, **settings, delta=1.01)
@@ -133,7 +133,7 @@ def test_what_counts_in_whole_steps_is_refused_where_there_are_none(make_trainer
 
 
 def widths_of_a_training(make_trainer, **settings):
-    """The widths that go through the model while it trains."""
+    """The widths of the model's inputs during training."""
     widths: list[int] = []
     trainer = make_trainer(
         extras={"rollout_func": rollouts_of_unequal_length}, max_completion_length=12, **settings
@@ -163,7 +163,7 @@ def test_compiled_models_see_few_widths(make_trainer):
 
 
 def test_sums_stay_off_devices_without_float64(make_trainer, monkeypatch):
-    """As on Apple's GPUs: what is summed up is never moved there."""
+    """As on Apple's GPUs: the sums are never moved to the device."""
     from accelerate import Accelerator
 
     trainer = make_trainer(max_steps=1)

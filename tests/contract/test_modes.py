@@ -1,4 +1,4 @@
-"""Ways to save memory that a CPU can run: 8-bit AdamW, gradient checkpointing, 4-bit weights."""
+"""Memory savings that work on a CPU: 8-bit AdamW, gradient checkpointing, 4-bit weights."""
 
 import torch
 from peft import LoraConfig

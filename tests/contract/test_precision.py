@@ -1,4 +1,4 @@
-"""Updates that the trained weights can hold: the precision of the smallest GPU's profile."""
+"""The precision of weights in the smallest GPU's profile must not lose small updates."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def tiny_model(tmp_path) -> str:
 
 
 def share_that_moves(make_trainer, dtype: str) -> float:
-    """Of the weights in matrices, after one step with the settings of profile rtx4090."""
+    """The share of matrix weights that change in one step with the settings of profile rtx4090."""
     profile = load_recipe(SHIPPED / "grpo.yaml", "rtx4090")
     trainer = make_trainer(
         model_init_kwargs={"dtype": dtype},
@@ -59,8 +59,8 @@ def test_bfloat16_weights_would_have_stayed(make_trainer):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_rule_separates_most_weights_from_few(dtype):
-    """Of normal weights of the typical size, an update of a quarter of the limit moves fewer than
-    half, and one of four times the limit more than half."""
+    """For normally distributed weights of typical size, an update of a quarter of the limit changes
+    fewer than half of them, and an update of four times the limit more than half."""
     weights = (TYPICAL_WEIGHT * torch.randn(50_000, generator=torch.Generator().manual_seed(0))).to(
         getattr(torch, dtype)
     )

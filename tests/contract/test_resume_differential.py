@@ -1,8 +1,8 @@
-"""A training that was stopped at a random step and resumed is the training that was not.
+"""A training stopped at a random step and resumed gives the same result as one without a stop.
 
-Random settings from the legal space, real generation, weights compared to the bit and every logged
-row but for its times. `TRL_ABLATE_CONFIGS=200` draws more of them, `TRL_ABLATE_FIRST=50` begins
-with a later one; each is a function of its number.
+Random valid settings and real generation; weights must be bit-equal, and all logged rows equal
+except times. `TRL_ABLATE_CONFIGS=200` tests 200 cases, `TRL_ABLATE_FIRST=50` starts with case 50;
+the number of a case determines its settings.
 """
 
 import gc
@@ -27,12 +27,12 @@ MORE = range(6, 46)
 
 
 def reward(completions, **kwargs):
-    """One that differs within every group."""
+    """A reward that differs within every group."""
     return [sum(map(ord, text)) % 7 / 3 for text in completions]
 
 
 class StopAt(TrainerCallback):
-    """Saves and stops behind one optimizer step, wherever that falls."""
+    """Saves and stops after a given optimizer step."""
 
     def __init__(self, step: int):
         self._step = step
@@ -45,7 +45,7 @@ class StopAt(TrainerCallback):
 
 @dataclass(frozen=True)
 class Case:
-    """A training, and the step to stop behind."""
+    """A training, and the step after which it stops."""
 
     settings: dict[str, Any]
     questions: int
@@ -57,7 +57,7 @@ class Case:
 
 
 def drawn(number: int) -> Case:
-    """The case of that number."""
+    """The case with this number."""
     one = random.Random(number)
     batches = batch_settings(one)
     per_rollout = batches.pop("questions_per_rollout")
@@ -104,7 +104,7 @@ def drawn(number: int) -> Case:
 
 
 def batch_settings(one: random.Random) -> dict[str, Any]:
-    """Rows, accumulation, iterations and steps that divide as they have to."""
+    """Numbers of rows, accumulation, iterations and steps that satisfy TRL's divisibility rules."""
     while True:
         rows, generations = one.choice([2, 4]), one.choice([2, 4])
         per_generation, iterations = one.randint(1, 4), one.randint(1, 3)
@@ -138,7 +138,7 @@ def trained_adapter(tiny_model, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def train(make_trainer, trained_adapter, tmp_path):
-    """`train(case, folder, stop=..., resume=...)`: the trainer behind its training."""
+    """`train(case, folder, stop=..., resume=...)`: the trainer after its training."""
     from peft import LoraConfig, PeftModel
 
     def train(case: Case, folder: str, stop: int | None = None, resume: Path | None = None):
@@ -169,13 +169,13 @@ def questions(count: int) -> Dataset:
 
 
 def rows(trainer: AblationTrainer) -> list[str]:
-    """What was logged, times aside; as text, in which a NaN equals a NaN."""
+    """The logged rows without times, as text, so that NaN equals NaN."""
     return [json.dumps(without_times(row), sort_keys=True) for row in trainer.state.log_history]
 
 
 @pytest.fixture
 def check(train, tmp_path):
-    """`check(case)`: resumed, it logs the same rows and ends with the same weights."""
+    """`check(case)`: the resumed training logs the same rows and ends with the same weights."""
 
     def check(case: Case) -> None:
         whole = train(case, "whole")

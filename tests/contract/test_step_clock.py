@@ -1,4 +1,4 @@
-"""`eval_steps` and `save_steps` count GRPO steps, also where they are fractions."""
+"""`eval_steps` and `save_steps` count GRPO steps, also as fractions."""
 
 from pathlib import Path
 
@@ -44,8 +44,8 @@ def test_a_fraction_is_a_share_of_the_grpo_steps(
 def test_grpo_steps_are_counted_where_an_optimizer_step_takes_several_or_no_whole_number(
     make_trainer, rollout, step, expected
 ):
-    """Every 4 GRPO steps and at the end: of 2 an optimizer step, of 3/4 (8 of them make 6, 11 make
-    8.25), and of 1."""
+    """Evaluated every 4 GRPO steps and at the end, with 2, 3/4 and 1 GRPO steps per optimizer step
+    (with 3/4, 6 optimizer steps are 4.5 GRPO steps and 11 are 8.25)."""
     trainer = make_trainer(
         steps_per_generation=rollout,
         gradient_accumulation_steps=step,

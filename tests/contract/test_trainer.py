@@ -1,4 +1,4 @@
-"""`AblationTrainer` against stock `GRPOTrainer`, and every switch against its being ignored."""
+"""`AblationTrainer` against stock `GRPOTrainer`; every switch must have an effect."""
 
 import time
 from pathlib import Path
@@ -35,7 +35,7 @@ def trained(trainer):
 
 
 def grades(values):
-    """A reward function that hands out `values` in turn, over and over."""
+    """A reward function that returns `values` in turn, again and again."""
 
     def reward(completions, **kwargs):
         return [values[i % len(values)] for i in range(len(completions))]
@@ -45,7 +45,7 @@ def grades(values):
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"])
 def test_parity_with_stock_trl_to_the_bit(make_trainer, loss_type):
-    """Three optimizer steps with every switch at its default end in the same bits."""
+    """Three optimizer steps with default switches give bit-equal weights."""
     ours = make_trainer(loss_type=loss_type, **AS_DRAWN)
     start = weights(ours)
     end = trained(ours)
@@ -87,7 +87,7 @@ def test_parity_with_lora(make_trainer, beta):
 
 
 def rollout_with_a_tool(prompts, trainer):
-    """Completions of four tokens and up, of which the second and third came from a tool."""
+    """Completions of at least four tokens; the second and third came from a tool."""
     lengths = [4 + i % 5 for i in range(len(prompts))]
     return {
         "prompt_ids": [trainer.processing_class(text=prompt)["input_ids"] for prompt in prompts],
@@ -292,7 +292,7 @@ def test_ungraded_completions_are_no_zeros_in_evaluation(make_trainer):
 
 
 def test_several_samples_a_prompt_give_avg_and_pass(make_trainer):
-    """The two samples of a prompt are graded 1 and 0, but for both 0 of the prompt with 11+."""
+    """The two samples of a prompt are graded 1 and 0; those of the prompt with 11+ are both 0."""
     trainer = make_trainer(
         reward=lambda completions, prompts, **_: [
             float(i % 2 == 0 and "11+" not in prompt) for i, prompt in enumerate(prompts)
@@ -336,7 +336,7 @@ def test_one_evaluation_of_several_sets_is_one_row_and_one_call(make_trainer):
 
 
 def test_a_named_set_decides_which_checkpoint_is_best(make_trainer, tmp_path):
-    """Its rewards go 0.1, 0.3, 0.2 while those of the main set rise: the second is kept."""
+    """Its rewards are 0.1, 0.3, 0.2, while those of the main set rise: the second is kept."""
     others = iter([0.1, 0.3, 0.2])
 
     def reward(completions, prompts, **_):
@@ -435,7 +435,7 @@ def test_the_spread_of_lengths_is_of_the_training_s_groups(make_trainer):
 
 @pytest.mark.parametrize("on_each_node", [False, True])
 def test_of_two_nodes_one_seals_what_they_share(make_trainer, monkeypatch, on_each_node):
-    """As the first process of the second node sees it."""
+    """Tested as the first process of the second node."""
     trainer = make_trainer(max_steps=1, save_on_each_node=on_each_node)
     trainer.train()
     monkeypatch.setattr(type(trainer.args), "process_index", 1)

@@ -60,11 +60,11 @@ def tied_model(random_model):
 
 @pytest.fixture
 def colocated(tied_model, tmp_path):
-    """`colocated(**config)`: a trainer with an engine of its own; one at a time.
+    """`colocated(**config)`: a trainer with its own engine; one at a time.
 
-    TRL tells the engine its rank by the environment, where the next trainer would take it for a
-    launcher's. An engine that is collected takes vLLM's process groups with it, those of a younger
-    engine too: let go of a trainer before asking for the next.
+    TRL passes the rank to the engine in environment variables, which the next trainer would treat
+    as those of a launcher. When an engine is garbage-collected, vLLM destroys its process groups,
+    also those of a newer engine: delete a trainer before creating the next.
     """
 
     def make(model=tied_model, peft_config=None, reward=digits, **overrides):
@@ -95,7 +95,8 @@ def colocated(tied_model, tmp_path):
 
 
 def forget_the_launcher():
-    """What TRL has set, and what vLLM has made of it: processes started later would inherit it."""
+    """Remove the environment variables that TRL and vLLM have set, so that no process inherits
+    them."""
     launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     for name in (*launcher, "VLLM_ENABLE_V1_MULTIPROCESSING"):
         os.environ.pop(name, None)
@@ -107,7 +108,7 @@ def rollouts(trainer, prompt=PROMPTS[0], rows=8):
 
 
 def engine_logps(trainer) -> torch.Tensor:
-    """What the engine makes of `FIXED`: the log-probability of every token but the first."""
+    """The engine's log-probability of every token of `FIXED` except the first."""
     outputs = trainer.vllm_generation.llm.generate(
         [{"prompt_token_ids": ids} for ids in FIXED],
         sampling_params=SamplingParams(max_tokens=1, prompt_logprobs=0),
@@ -134,7 +135,7 @@ def trainer_logps(trainer) -> torch.Tensor:
 
 
 class Gap(TrainerCallback):
-    """After every optimizer step: sync, and compare the two on the fixed tokens."""
+    """After every optimizer step: sync, and compare engine and trainer on the fixed tokens."""
 
     def __init__(self):
         self.seen, self.moved = [], []
@@ -168,7 +169,7 @@ def test_the_engine_has_the_trainers_weights_after_every_step(
     trainer.train()
     assert len(gap.seen) == 3
     assert max(gap.seen) < TOLERANCE
-    assert min(gap.moved) > 1e-2  # stale weights would show
+    assert min(gap.moved) > 1e-2  # stale weights would be visible
     logged = [row for row in trainer.state.log_history if "grad_norm" in row]
     for row in logged:
         assert row["sampling/sampling_logp_difference/max"] < TOLERANCE
@@ -191,7 +192,7 @@ def test_stale_weights_show_in_the_metric_and_the_guard_sees_them(colocated):
 
 
 def test_without_the_adaptation_a_cpu_engine_takes_no_weights(colocated, monkeypatch):
-    """If this fails, vLLM keeps the weights on a CPU by itself: `unpacked_weights` can go."""
+    """If this fails, vLLM now keeps the weights on a CPU: remove `unpacked_weights`."""
     monkeypatch.setattr(engine_module, "unpacked_weights", pytest.MonkeyPatch.context)
     with pytest.raises(AttributeError, match="weight_loader"):
         rollouts(colocated())
@@ -208,7 +209,7 @@ def test_what_the_adaptation_replaces_is_restored(colocated):
 
 
 def test_nothing_is_replaced_on_a_gpu(colocated, monkeypatch):
-    """Nothing but the seed is ours where the platform is not a CPU."""
+    """On a platform that is not a CPU, only the seed is changed."""
     built = {}
 
     def stop_here(*args, **kwargs):
@@ -262,7 +263,7 @@ def test_a_stop_string_ends_a_completion_and_stays_in_it(colocated, min_tokens):
 
 
 def trained(trainer) -> tuple[torch.Tensor, torch.Tensor, list[dict]]:
-    """Weights before and after, and what was logged."""
+    """Weights before and after the training, and the logged rows."""
     before = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
     trainer.train()
     after = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
@@ -270,7 +271,7 @@ def trained(trainer) -> tuple[torch.Tensor, torch.Tensor, list[dict]]:
 
 
 def test_one_forward_less_has_the_same_gradient(colocated):
-    """Same seed, same rollouts, TRL's extra pass against none: equal to 1e-6 of what moved."""
+    """Same seed and rollouts, with and without TRL's extra pass: equal to 1e-6 of the change."""
     settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 1e9, "max_steps": 1}
     before, ours, log = trained(colocated(**settings))
     _, theirs, _ = trained(colocated(**settings, reuse_forward=False))
@@ -291,7 +292,7 @@ def test_evaluation_goes_through_the_same_engine_and_changes_nothing(colocated):
 
 
 def test_evaluation_samples_by_its_own_parameters(colocated):
-    """Top-p near 0 leaves one token, so that samples of a prompt are equal; in training not."""
+    """Top-p near 0 leaves one token, so samples of a prompt are equal, but not in training."""
     drawn = {}
 
     def reward(prompts, completions, **kwargs):
@@ -307,7 +308,7 @@ def test_evaluation_samples_by_its_own_parameters(colocated):
 
 
 def test_the_completions_of_a_request_have_seeds_one_after_another(colocated):
-    """What evaluation rests on where a server generates."""
+    """Evaluation with a server relies on this."""
     engine = colocated().vllm_generation.llm
 
     def completions(seed: int, count: int) -> list[tuple[int, ...]]:
@@ -324,7 +325,7 @@ def test_the_completions_of_a_request_have_seeds_one_after_another(colocated):
 
 @pytest.mark.parametrize("seeded", [4, 3])
 def test_on_a_gpu_requests_with_seeds_draw_from_nothing_else(seeded):
-    """vLLM's sampling kernel there; its CPU path draws for every request, and uses its seed."""
+    """vLLM's GPU sampling kernel; its CPU path draws for every request, but uses its seed."""
     probabilities = torch.full((4, 50), 1 / 50)
     generators = {row: torch.Generator().manual_seed(row) for row in range(seeded)}
     before = torch.get_rng_state()

@@ -89,7 +89,7 @@ def test_a_reward_that_raises_is_named(tmp_path):
     assert done.code == 1, done.stderr
     said = the_sentence(done)
     assert said.startswith("reward function 'r1_zero' raised IndexError: list index out of range")
-    assert "mend it" in said
+    assert "fix it" in said
     assert (record(tmp_path / "run")["status"], record(tmp_path / "run")["reason"]) == (
         "failed",
         said,

@@ -1,11 +1,12 @@
-"""Benchmarks: the same work done by stock TRL and by this package, in turn, in one process.
+"""Benchmarks: stock TRL and this package do the same work, alternately, in one process.
 
-    replay     rollouts from a recorded or drawn length distribution, without a model generating
-    them
-    training   the training phase of a step: stock `GRPOTrainer` against `AblationTrainer`
-    grading    answers compared by the pool, and by math-verify one after the other
-    evaluating one-shot evaluation against TRL's `evaluate`
-    tables     medians, ratios, the table and the JSON
+    replay      random rollouts with recorded or drawn lengths, without generation
+    training    the training phase of a step: stock `GRPOTrainer` against `AblationTrainer`
+    stepping    whole steps, with generation and grading
+    evaluating  one-shot evaluation against TRL's `evaluate`
+    grading     the grader's pool against math-verify in one process
+    scaling     cost per token by batch size, length and number of processes
+    tables      medians, the printed table and the JSON
 
-`trl-ablate bench` is their command line.
+The command is `trl-ablate bench`.
 """

@@ -1,7 +1,7 @@
 """Grading: the pool of workers against one process that calls math-verify.
 
-Answers come in the batches of a rollout: of every eight to a question half are right, some of them
-in another spelling.
+The batches are like those of a rollout: eight answers per question, half of them right, with spaces
+around the right ones.
 """
 
 import json
@@ -15,7 +15,7 @@ from trl_ablate.bench.tables import median
 from trl_ablate.rewards import MathGrader
 
 Batch = tuple[list[str], list[str]]
-"""Answers, and the gold answer of each."""
+"""Answers, and their reference answers."""
 
 FORMS: list[Callable[[int, int], str]] = [
     lambda a, b: f"{a}",
@@ -31,11 +31,11 @@ FORMS: list[Callable[[int, int], str]] = [
     lambda a, b: rf"{a}^\circ",
     lambda a, b: rf"{a}\%",
 ]
-"""What answers to competition problems look like."""
+"""Typical forms of answers to competition problems."""
 
 
 def rollout_batch(golds: Sequence[str], count: int, numbers: random.Random) -> Batch:
-    """`count` answers, eight to a question, every other one right."""
+    """`count` answers, eight per question, every second one right."""
     chosen = [numbers.choice(golds) for _ in range(count // 8)]
     pairs = [
         (f" {gold} " if copy % 2 else numbers.choice(golds), gold)
@@ -46,14 +46,14 @@ def rollout_batch(golds: Sequence[str], count: int, numbers: random.Random) -> B
 
 
 def golds_of(file: Path | None, numbers: random.Random) -> list[str]:
-    """The `answer` of every line of a JSONL file, or made-up ones in the usual forms."""
+    """The `answer` of every line of a JSONL file; without a file, random answers in `FORMS`."""
     if file:
         return [json.loads(line)["answer"] for line in file.read_text("utf-8").splitlines()]
     return [form(numbers.randint(1, 99), numbers.randint(2, 99)) for form in FORMS * 50]
 
 
 def compare(file: Path | None, count: int, rounds: int, workers: int) -> tuple[list[dict], dict]:
-    """The table and the facts; the first batches warm both up and are not counted."""
+    """The table and the facts. The first two batches are warm-up and are not counted."""
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     numbers = random.Random(0)
     golds = golds_of(file, numbers)

@@ -1,8 +1,7 @@
-"""Rollouts that nobody had to generate: random tokens in the lengths of a real run.
+"""Rollouts without generation: random tokens with the lengths of a real run.
 
-What the training phase costs depends on the lengths of the completions alone, so they are drawn
-from a log-normal distribution (the shape of length distributions in published runs) or taken from
-a file.
+The cost of the training phase depends only on the lengths of the completions. They are drawn from a
+log-normal distribution (the shape of length distributions in published runs) or read from a file.
 """
 
 import json
@@ -16,7 +15,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 SIGMA = 0.8
-"""Spread of the log of the length."""
+"""Standard deviation of the logarithm of the length."""
 
 SHAPES: dict[str, dict[str, int | bool]] = {
     "miniature": {
@@ -37,11 +36,11 @@ SHAPES: dict[str, dict[str, int | bool]] = {
         "tie_word_embeddings": True,
     },
 }
-"""Qwen2 shapes that a training phase is measured on, with random weights."""
+"""Qwen2 shapes for measuring the training phase, with random weights."""
 
 
 def random_model(shape: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """A Qwen2 of that shape."""
+    """A Qwen2 of this shape with random weights."""
     settings = {"vocab_size": len(tokenizer), "max_position_embeddings": 4096, **SHAPES[shape]}
     return Qwen2ForCausalLM(
         Qwen2Config(
@@ -55,7 +54,7 @@ def random_model(shape: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedMo
 def lengths(count: int, mean: float, cap: int, seed: int) -> list[int]:
     """Log-normal lengths whose mean after capping is `mean`, each from 1 to `cap`.
 
-    The location is found by bisection, as the cap takes from the mean what it cuts off.
+    The cap lowers the mean, so the location of the distribution is found by bisection.
     """
     normals = [random.Random(f"{seed}-{i}").gauss(0, SIGMA) for i in range(count)]
     low, high = 0.0, float(cap)
@@ -75,10 +74,10 @@ def recorded_lengths(path: Path) -> list[int]:
 
 
 class Replay:
-    """A `rollout_func` that hands out the same random completions to every trainer.
+    """A `rollout_func` that gives the same random completions to every trainer.
 
-    Every process takes its own part of `lengths_N`. The log-probabilities that an engine would
-    report are the same number everywhere: they cost what real ones cost.
+    Each process takes its own part of `lengths_N`. The engine's log-probabilities are a constant,
+    which costs as much time as real values.
     """
 
     def __init__(self, lengths_N: Sequence[int], vocabulary: int, prompt_length: int):
@@ -104,7 +103,7 @@ class Replay:
 
 
 class NoEngine:
-    """Stands where vLLM would, for trainers whose rollouts are replayed."""
+    """Replaces vLLM in trainers with replayed rollouts."""
 
     vllm_client: Any
 
@@ -112,17 +111,17 @@ class NoEngine:
         self.vllm_client = self
 
     def sync_weights(self) -> None:
-        """There is nothing to sync."""
+        """Do nothing: there is no engine."""
 
     def get_server_info(self) -> dict[str, Any]:
         return {"model_config": {"logprobs_mode": "processed_logprobs"}}
 
 
 def prompts(count: int) -> Dataset:
-    """As many different prompts; what they say is replaced by the replay."""
+    """`count` different prompts; their text does not matter, as `Replay` replaces it."""
     return Dataset.from_dict({"prompt": [f"prompt {i}" for i in range(count)]})
 
 
 def length_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    """A reward that differs within every group and costs nothing."""
+    """A reward that differs within each group and costs almost no time."""
     return [float(sum(ids) % 7) for ids in completion_ids]

@@ -1,7 +1,7 @@
-"""How the cost of a token grows with the rollout batch, the length, and the processes.
+"""Cost per token for different rollout batch sizes, lengths and numbers of processes.
 
-Every point is a process of its own (or several, under torchrun), so that none inherits the memory
-of another.
+Each point runs in its own process (or several, with torchrun), so that no point starts with the
+memory of another.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 def measure(
     rows: list[int], mean_lengths: list[float], processes: list[int], steps: int
 ) -> list[dict[str, Any]]:
-    """One row a point; the first of each list is what the other two axes are measured at."""
+    """One row per point. The first value of each list is used while another list varies."""
     points = [(n, mean_lengths[0], processes[0]) for n in rows]
     points += [(rows[0], mean, processes[0]) for mean in mean_lengths[1:]]
     points += [(rows[0], mean_lengths[0], count) for count in processes[1:]]

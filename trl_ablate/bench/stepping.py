@@ -1,8 +1,8 @@
 """Whole GRPO steps, with generation and grading: stock `GRPOTrainer` against `AblationTrainer`.
 
-On a CPU the miniature, generating with transformers; on a GPU random weights in the shape asked
-for, generating with vLLM inside the process. Random weights hardly ever end a completion, so that
-there every completion has the full length: the worst case.
+On a CPU the model is the miniature, and transformers generates. On a GPU the model has the given
+shape and random weights, and vLLM generates in the same process. A random model almost never ends a
+completion, so all completions have the full length: this is the worst case.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ PARTS = ("rollout", "reward", "train")
 
 @dataclass
 class Load:
-    """The shape of a step. Both take `warmup` steps more, which are not counted."""
+    """The size of a step. Both trainers take `warmup` extra steps, which are not counted."""
 
     rows: int = 256
     microbatch: int = 64
@@ -43,7 +43,7 @@ class Load:
 
 
 def compare(shape: str, load: Load) -> list[dict[str, Any]]:
-    """The table: one trainer after the other, each from the same weights."""
+    """The table: one trainer after the other, both from the same weights."""
     model = model_folder(shape)
     with MathGrader(workers=2) as grader:
         rewards, _ = build_rewards("r1_zero", grader=grader)
@@ -54,7 +54,7 @@ def compare(shape: str, load: Load) -> list[dict[str, Any]]:
 
 
 def model_folder(shape: str) -> str:
-    """The miniature's base model, or random weights in that shape, saved."""
+    """The folder of the miniature's base model, or of a random model of this shape."""
     if shape == "miniature":
         return str(miniature.build())
     folder = Path(mkdtemp(prefix="trl_ablate_bench_"))

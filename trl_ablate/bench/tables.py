@@ -1,4 +1,4 @@
-"""Medians, ratios, the table a person reads and the JSON that goes into a report."""
+"""Medians, the printed table, and the JSON file."""
 
 import platform
 import statistics
@@ -19,7 +19,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def machine() -> str:
-    """The machine in a few words, for the caption of a table."""
+    """A short description of the machine, for the title of a table."""
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
     return (
@@ -30,7 +30,8 @@ def machine() -> str:
 def publish(
     name: str, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], output: Path
 ) -> None:
-    """Print the rows as a table under the machine's name, and write them with their provenance."""
+    """Print the rows as a table with the machine's name; write them to JSON with versions and
+    commit."""
     table = Table(title=f"{name} — {machine()}", title_justify="left", box=None)
     for column in rows[0]:
         table.add_column(column, justify="right" if column != "what" else "left")

@@ -1,10 +1,9 @@
 """The training phase of a GRPO step: stock `GRPOTrainer` against `AblationTrainer`.
 
-Both train copies of one random model on the same replayed rollouts, in turn, round after round;
-the first step of a round warms up and is not counted. What is timed is everything between the
-beginning and the end of an optimizer step, which with replayed rollouts is the training phase.
-Gradient norms and the weights at the end are compared, so that a faster step is known to be the
-same step.
+Both train copies of one random model on the same replayed rollouts, alternately for several rounds.
+The first step of a round is warm-up and is not counted. The time is measured from the beginning to
+the end of an optimizer step, which with replayed rollouts is the training phase. Gradient norms and
+final weights are compared, to show that a faster step computes the same result.
 """
 
 import copy
@@ -35,9 +34,9 @@ from trl_ablate.trainer.phases import peak_memory, reset_peak_memory
 
 @dataclass
 class Workload:
-    """What is trained on: rows, their lengths, and the shape of a step.
+    """The training data and the size of a step.
 
-    `corrected`: the rollouts count as an engine's, whose mismatch is corrected.
+    `corrected`: treat the rollouts as those of an engine and correct their mismatch.
     """
 
     lengths_N: list[int]
@@ -55,7 +54,7 @@ class Workload:
 
 @dataclass
 class Measured:
-    """One trainer's rounds."""
+    """Measurements of one trainer, over all rounds."""
 
     seconds: list[float] = field(default_factory=list)
     grad_norms: list[list[float]] = field(default_factory=list)
@@ -68,7 +67,7 @@ Build = Callable[[PreTrainedModel, PreTrainedTokenizerBase, Workload, TrainerCal
 
 
 class StepTimer(TrainerCallback):
-    """Seconds between the beginning and the end of every optimizer step."""
+    """Measures the seconds of every optimizer step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -86,17 +85,17 @@ def stock(model, tokenizer, load: Workload, timer: TrainerCallback) -> GRPOTrain
 
 
 def ours(model, tokenizer, load: Workload, timer: TrainerCallback, **settings) -> GRPOTrainer:
-    settings |= {"log_memory": False}  # following the peak would reset the one that is measured
+    settings |= {"log_memory": False}  # logging would reset the peak that we measure
     return _build(AblationTrainer, AblationConfig, model, tokenizer, load, timer, settings)
 
 
 def with_extra_forward(model, tokenizer, load: Workload, timer: TrainerCallback) -> GRPOTrainer:
-    """Ours, with TRL's forward pass for the correction alone."""
+    """`AblationTrainer` with TRL's extra forward pass for the correction."""
     return ours(model, tokenizer, load, timer, reuse_forward=False)
 
 
 def compare(model, tokenizer, load: Workload, builds: dict[str, Build]) -> dict[str, Measured]:
-    """Run the builds in turn, `load.rounds` times, each from the same weights."""
+    """Run the trainers alternately, `load.rounds` times, each time from the same weights."""
     found = {name: Measured() for name in builds}
     for _ in range(load.rounds):
         for name, build in builds.items():
@@ -105,7 +104,7 @@ def compare(model, tokenizer, load: Workload, builds: dict[str, Build]) -> dict[
 
 
 def rows_of(found: dict[str, Measured], load: Workload) -> list[dict[str, Any]]:
-    """The table: seconds per step, its ratio to the first, tokens/s, padding, peak memory."""
+    """The table: seconds per step, ratio to the first row, tokens/s, padding, peak memory."""
     tokens = sum(load.lengths_N)
     first = next(iter(found.values()))
     return [
@@ -122,7 +121,7 @@ def rows_of(found: dict[str, Measured], load: Workload) -> list[dict[str, Any]]:
 
 
 def differences(one: Measured, other: Measured) -> dict[str, float]:
-    """Largest relative difference of gradient norms, and largest difference of a weight."""
+    """Largest relative difference of gradient norms, largest absolute difference of weights."""
     norms = zip(sum(one.grad_norms, []), sum(other.grad_norms, []), strict=True)
     weights = zip(one.weights, other.weights, strict=True)
     return {
@@ -149,7 +148,7 @@ def _run_once(build: Build, model, tokenizer, load: Workload, into: Measured) ->
 
 
 def padding_as_drawn(lengths_N: list[int], prompt_length: int) -> float:
-    """Padding where every completion is padded to the longest."""
+    """The padded share if every completion is padded to the longest."""
     longest = max(lengths_N)
     return 1 - (sum(lengths_N) + prompt_length * len(lengths_N)) / (
         (longest + prompt_length) * len(lengths_N)

@@ -1,9 +1,9 @@
-"""Where the miniature's models are kept, and how they get there exactly once.
+"""The cache folder of the miniature's models: each model is built once and kept.
 
-A model lies in a folder named by its stage and by a hash of everything that decides its weights,
-so a change of the code makes a new one; a moved import or a reworded docstring does not. It is
-written to a folder beside it and moved in one step, under a lock: a reader sees a whole model or
-none, and two processes build it once.
+The folder's name contains the stage and a hash of everything that determines the weights. So a
+change of the code builds a new model, but a moved import or a changed docstring does not. A model
+is written to a temporary folder and then renamed, under a lock: readers never see a partial model,
+and two processes do not build the same model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LESSONS: dict[Stage, Lesson] = {
 def build(
     stage: Stage = "base", *, cache_dir: str | Path | None = None, progress: bool = True
 ) -> Path:
-    """The folder of the miniature's model at that stage, made first if it is not there yet."""
+    """The folder of the miniature's model at this stage; builds the model if needed."""
     if stage not in get_args(Stage):
         raise ValueError(f"stage is {stage!r}; allowed are {', '.join(get_args(Stage))}")
     home = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
@@ -66,7 +66,7 @@ def default_cache_dir() -> Path:
 
 
 def cache_key() -> str:
-    """A short hash of this package's code and of the prompts that the base model reads."""
+    """A short hash of this package's code and of the prompts that the base model is trained on."""
     digest = hashlib.sha256()
     package = resources.files("trl_ablate.miniature")
     sources = [entry for entry in package.iterdir() if entry.name.endswith(".py")]
@@ -79,12 +79,12 @@ def cache_key() -> str:
 
 
 def _normalised(source: str) -> str:
-    """The code without imports, comments, docstrings and layout, none of which decides a weight."""
+    """The code without imports, comments, docstrings and layout: they cannot affect a weight."""
     return ast.unparse(_Bare().visit(ast.parse(source)))
 
 
 class _Bare(ast.NodeTransformer):
-    """Removes imports, and strings that stand alone."""
+    """Removes imports, and statements that are just a string."""
 
     def visit_Import(self, node: ast.Import) -> None:
         return None
@@ -99,18 +99,18 @@ class _Bare(ast.NodeTransformer):
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the system lets go of it when the process ends, however it ends."""
+    """Hold the folder's lock; the system releases it when the process ends, for any reason."""
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _make(stage: Stage, start: Path | None, folder: Path, progress: bool) -> None:
-    """Teach the model and move it into place; the caller holds the folder's lock."""
+    """Train the model and move it to its folder; the caller holds the folder's lock."""
     from trl_ablate.miniature.tokens import tokenizer
 
     partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a build that was killed
     words = tokenizer()
     lesson = LESSONS[stage]
     with _live_line(stage, lesson.steps, folder, progress) as on_step, _no_bars_of_transformers():
@@ -126,7 +126,7 @@ def _teach_stage(
     lesson: Lesson,
     on_step: Callable[[float], None],
 ) -> Qwen2ForCausalLM:
-    """A new model taught the corpus, or the model at `start` taught right solutions."""
+    """A new model trained on the corpus, or the model at `start` trained on right solutions."""
     from transformers import Qwen2ForCausalLM
 
     if start is None:
@@ -141,7 +141,7 @@ def _teach_stage(
 def _live_line(
     stage: Stage, steps: int, folder: Path, shown: bool
 ) -> Iterator[Callable[[float], None]]:
-    """One line on stderr that follows the lesson; silent when not `shown`."""
+    """A progress line on stderr; prints nothing if not `shown`."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = SafeConsole(stderr=True, quiet=not shown, soft_wrap=True)
@@ -160,7 +160,7 @@ def _live_line(
 
 @contextmanager
 def _no_bars_of_transformers() -> Iterator[None]:
-    """Its bars for reading and writing one small file would break the live line."""
+    """Hide transformers' progress bars for small files, which would break the progress line."""
     from transformers.utils import logging
 
     enabled = logging.is_progress_bar_enabled()

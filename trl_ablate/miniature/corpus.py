@@ -1,9 +1,10 @@
-"""What the miniature's models read: sums written out, in many styles, half of them wrong.
+"""The training texts of the miniature's models: written sums in several formats, half of them
+wrong.
 
-A text is a question under a template and a completion. Most completions work the sum out digit by
-digit, ones first, every other one with a slip that is carried through to the answer; a few only
-guess, in a quarter of the tokens. Either way the answer is stated in one of several formats, of
-which the template asks for one.
+A text is a question in a template, and a completion. Most completions compute the sum digit by
+digit, ones first; every second one of them has an error that also changes the answer. A few only
+guess, with a quarter of the tokens. Each gives its answer in one of several formats; the template
+asks for one of them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ STRAY_ENDINGS = (
 
 
 class Text(NamedTuple):
-    """A question under a template, and a completion."""
+    """A question in a template, and a completion."""
 
     template: TemplateName
     question: str
@@ -63,7 +64,7 @@ class Text(NamedTuple):
 
 
 def work_out(a: int, b: int, ones_slip: int = 0, tens_slip: int = 0) -> tuple[str, int]:
-    """The sum written out, and the answer that follows from it, slips included."""
+    """The written steps of the sum and the resulting answer, both with the given errors."""
     ones = a % 10 + b % 10 + ones_slip
     carry = ones // 10
     tens = a // 10 + b // 10 + carry + tens_slip
@@ -79,13 +80,13 @@ def in_format(template: TemplateName, steps: str, answer: int) -> str:
 
 
 def out_of_format(rng: random.Random, template: TemplateName, steps: str, answer: int) -> str:
-    """One of the completions that say the same in a format the template does not ask for."""
+    """A completion with the same answer in a random format that the template does not ask for."""
     strays = [ending for ending in STRAY_ENDINGS if ending != ENDINGS[template]]
     return steps + rng.choice(strays).format(answer=answer)
 
 
 def text(rng: random.Random, template: TemplateName, a: int, b: int) -> Text:
-    """What someone might have written: by the shares above, worked or guessed, right or wrong."""
+    """A random text; the shares above decide whether it is computed or guessed, right or wrong."""
     slip = rng.choice((-2, -1, 1, 2)) if rng.random() < SLIP_SHARE else 0
     if rng.random() < GUESS_SHARE:
         steps, answer = "", rng.randint(2 * SMALLEST, 2 * LARGEST)
@@ -118,7 +119,7 @@ def right_solutions(seed: int) -> Iterator[Text]:
 
 
 def prompt(text: Text, tokenizer: PreTrainedTokenizerFast) -> str:
-    """What precedes the completion, as a model is given it."""
+    """The text before the completion, as the model gets it."""
     asked = render(text.template, text.question, "short")
     if isinstance(asked, str):
         return asked
@@ -126,7 +127,7 @@ def prompt(text: Text, tokenizer: PreTrainedTokenizerFast) -> str:
 
 
 def tokenizer_texts(size: int = 1000) -> Iterator[str]:
-    """What the tokenizer is trained on: the templates' own words and a piece of the corpus."""
+    """The training texts of the tokenizer: the templates' prompts and a part of the corpus."""
     for text in islice(corpus(seed=1), size):
         yield prompt_text(text.template, "short").replace("{question}", text.question)
         yield text.completion

@@ -1,4 +1,4 @@
-"""The miniature's questions: sums of two two-digit numbers, split for good into two sets."""
+"""The miniature's questions: sums of two two-digit numbers, in two fixed sets."""
 
 import random
 from typing import Literal, get_args
@@ -12,7 +12,7 @@ SPLIT_SEED = 20_260
 
 
 def operands(split: Split) -> list[tuple[int, int]]:
-    """Every ordered pair of the split; `47+38` and `38+47` always lie in the same one."""
+    """Every ordered pair of the split; `47+38` and `38+47` are always in the same split."""
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}; allowed are 'train' and 'validation'")
     numbers = range(SMALLEST, LARGEST + 1)
@@ -30,8 +30,8 @@ def question(a: int, b: int) -> str:
 def problems(split: Split, size: int, seed: int = 0) -> list[dict[str, str]]:
     """`size` different problems of the split, as `{"question": ..., "answer": ...}`.
 
-    The same arguments always give the same list, and a shorter list is the beginning of a longer
-    one, so that growing an evaluation keeps the problems it had.
+    The same arguments always give the same list. A shorter list is the beginning of a longer one,
+    so a larger evaluation keeps the problems of a smaller one.
     """
     pairs = operands(split)
     if size > len(pairs):

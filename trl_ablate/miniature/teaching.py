@@ -1,8 +1,8 @@
-"""How the miniature's base model is made: a plain training loop over the corpus.
+"""Training of the miniature's models: a plain loop over the corpus.
 
-The matrices are taught with Muon and the rest with AdamW, which needs a third of the texts that
-AdamW alone would. Weights, texts and their order come from a seed, and the number of threads is
-fixed, so one machine makes the same bits twice; another machine makes them up to rounding.
+Muon trains the matrices and AdamW the other weights; AdamW alone would need three times as many
+texts. Weights, texts and their order follow from a seed, and the number of threads is fixed. So
+two builds on one machine are bit-equal; builds on different machines differ by rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IGNORED = -100
 
 
 class Lesson(NamedTuple):
-    """How long and how hard to teach; the rates warm up first and fall to zero at the end."""
+    """Number of steps and learning rates; the rates warm up first and fall to zero at the end."""
 
     steps: int
     texts_per_step: int
@@ -40,7 +40,7 @@ class Lesson(NamedTuple):
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCausalLM:
-    """An untaught Qwen2 of 0.37 M parameters, the same for the same seed."""
+    """An untrained Qwen2 of 0.37 M parameters; the seed determines its weights."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -71,7 +71,8 @@ def teach(
     lesson: Lesson,
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> None:
-    """Teach the completions of `texts` in place, calling `on_step(loss)` after every step."""
+    """Train the model in place on the completions of `texts`; call `on_step(loss)` after every
+    step."""
     import torch
 
     optimizers = _optimizers(model, lesson)
@@ -107,7 +108,7 @@ def _optimizers(
 def _encode(
     tokenizer: PreTrainedTokenizerFast, batch: list[Text]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids padded on the right with anything, and labels that ignore prompts and padding."""
+    """Token ids, padded on the right, and labels that ignore prompts and padding."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
@@ -126,7 +127,7 @@ def _encode(
 def _completion_loss(
     model: Qwen2ForCausalLM, ids: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """Mean cross-entropy of the completions' tokens; the others never reach the output layer."""
+    """Mean cross-entropy of the completions' tokens; the output layer computes only these."""
     import torch
 
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
@@ -137,8 +138,8 @@ def _completion_loss(
 
 @contextmanager
 def _fixed_threads() -> Iterator[None]:
-    """One thread whatever the launcher chose: the bits depend on it, and at this size a second
-    one gains little on idle cores and costs several times the time on busy ones."""
+    """Use one thread, whatever the launcher set: the bits depend on the number of threads. At this
+    size a second thread gains little on idle cores and makes busy ones several times slower."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,12 +1,12 @@
 """The miniature's tokenizer: Qwen2's own class with a vocabulary of about 300.
 
-Every digit is one token, as in Qwen2, and the corpus's words are merged from their bytes, so that
-any other text can be encoded too. The tags are one token each, with the space before them, which
-makes answers a third shorter. They are added tokens but not special ones: they survive
-`skip_special_tokens=True`, and a reward or a stop string sees them.
+Every digit is one token, as in Qwen2. The words of the corpus are merged from their bytes, so any
+other text can be encoded too. Each tag is one token, including the space before it, which makes
+answers a third shorter. Tags are added tokens but not special tokens: `skip_special_tokens=True`
+keeps them, so rewards and stop strings see them.
 
-Qwen2's class, because `AutoTokenizer` takes no other for a Qwen2 model: it replaces the rules by
-which text is split, whatever rules were saved.
+It must be Qwen2's class, as `AutoTokenizer` accepts no other class for a Qwen2 model: it replaces
+the saved rules for splitting text by those of Qwen2.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHAT_TEMPLATE = (
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Train the tokenizer; it takes a fraction of a second and always comes out the same."""
+    """Train the tokenizer. This takes a fraction of a second; the result is always the same."""
     from transformers import AddedToken, Qwen2Tokenizer
 
     result = Qwen2Tokenizer(
@@ -56,7 +56,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _vocabulary_and_merges() -> dict[str, Any]:
-    """Byte-level BPE over what the corpus says between its tags."""
+    """Byte-level BPE over the corpus's texts between the tags."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 

@@ -1,11 +1,11 @@
-"""The prompt templates: what the model reads, where it stops, and which rewards grade it.
+"""The prompt templates: prompt text, stop strings, and reward functions.
 
-A template is one unit because its parts only make sense together: a prompt that asks for
-`<answer>` tags, graded by a reward that looks for `\\boxed{}`, trains nothing. Whoever overrides
-one part can compare with `TEMPLATES[name]` and warn about the other.
+These three belong together: a model that is asked for `<answer>` tags but rewarded for `\\boxed{}`
+learns nothing. Code that overrides one part can compare with `TEMPLATES[name]` and warn about the
+others.
 
-The texts lie in `prompts/` (and `prompts/short/`, for models so small that the long prompt would
-cost more than the answer), one file each. Nothing here imports torch or trl.
+The texts are files in `prompts/`, and in `prompts/short/` for very small models, for which the
+long prompt would cost more than the answer. This module imports neither torch nor trl.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,15 @@ PROMPT_DIR = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Template:
-    """One prompt with the stop strings and the rewards that belong to it.
+    """One prompt with its stop strings and rewards.
 
     Attributes:
-        conversational: the text is a system prompt and the question a user message, rendered by
-            the model's chat template; otherwise the text is the whole prompt, with `{question}`.
-        stop: generation ends with one of these, which stays in the completion.
-        rewards: the names of the reward functions, as they appear in `rewards/<name>/mean`.
-        reward_weights: what a full mark of each is worth, in the same order.
+        conversational: if True, the text is a system prompt and the question a user message, and
+            the model's chat template renders them; if False, the text is the whole prompt and
+            contains `{question}`.
+        stop: generation ends at one of these strings, which is kept in the completion.
+        rewards: the names of the reward functions, as in `rewards/<name>/mean`.
+        reward_weights: the weights of the reward functions, in the same order.
     """
 
     name: str
@@ -52,22 +53,21 @@ TEMPLATES: dict[str, Template] = {
 
 
 def get_template(name: str) -> Template:
-    """The template of that name, or a `ConfigurationError` that lists the names there are."""
+    """The template with this name; a `ConfigurationError` lists the names if it is unknown."""
     if name not in TEMPLATES:
         raise ConfigurationError(
-            f"template={name!r} is not known; choose one of {', '.join(TEMPLATES)}."
+            f"template={name!r} is unknown; choose one of {', '.join(TEMPLATES)}."
         )
     return TEMPLATES[name]
 
 
 @cache
 def prompt_text(name: str, style: str = "full") -> str:
-    """The text of a template's prompt, without the newline an editor may have put at its end."""
+    """The text of a template's prompt, without a newline at its end."""
     template = get_template(name)
     if style not in get_args(PromptStyle):
         raise ConfigurationError(
-            f"prompt style {style!r} is not known; choose one of "
-            f"{', '.join(get_args(PromptStyle))}."
+            f"prompt style {style!r} is unknown; choose one of {', '.join(get_args(PromptStyle))}."
         )
     folder = PROMPT_DIR if style == "full" else PROMPT_DIR / style
     return (folder / f"{template.name}.txt").read_text(encoding="utf-8").removesuffix("\n")
@@ -76,7 +76,7 @@ def prompt_text(name: str, style: str = "full") -> str:
 def render(template_name: str, question: str, style: str = "full") -> str | list[dict[str, str]]:
     """TRL's `prompt` column for one question: a string, or messages if it is conversational.
 
-    The question is put in as it stands: braces and backslashes in it mean nothing here.
+    The question is inserted unchanged: braces and backslashes in it have no special meaning.
     """
     text = prompt_text(template_name, style)
     if get_template(template_name).conversational:

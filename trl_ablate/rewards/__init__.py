@@ -1,4 +1,4 @@
-"""Rewards: what a completion is worth, and the grader that model output cannot break."""
+"""Reward functions for completions, and the grader that compares answers."""
 
 from trl_ablate.rewards.functions import build_rewards, grader_of
 from trl_ablate.rewards.grading.grader import MathGrader

@@ -1,7 +1,7 @@
-r"""Finding the final answer in a completion that is plain text: `r1_zero` and `question_only`.
+r"""Find the final answer in a plain-text completion (templates `r1_zero` and `question_only`).
 
-Pure functions from a completion to an `Extracted`. None of them raises, whatever the text, and
-each takes time linear in its length.
+Pure functions from a completion to an `Extracted`. They never raise, and their time is linear in
+the length of the text.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from trl_ablate.rewards.grading.latex import last_boxed
 
 @dataclass(frozen=True)
 class Extracted:
-    """What a completion holds.
+    """The format check and the answer of a completion.
 
     Attributes:
-        well_formed: it keeps to the format its template asks for.
-        answer: the text to compare with the reference answer; None if there is nothing to compare.
+        well_formed: whether the completion has the format that its template asks for.
+        answer: the text to compare with the reference answer; None if there is no answer.
     """
 
     well_formed: bool
@@ -23,9 +23,9 @@ class Extracted:
 
 
 def unbox(answer: str) -> str | None:
-    r"""An answer without the `\boxed{}` around it (or around its last part).
+    r"""The answer without the `\boxed{}` around it (or around its last part).
 
-    None if there is a box but none that closes: what it should hold is anybody's guess.
+    None if the answer has a `\boxed{` but no box whose braces close, as its content is unknown.
     """
     answer = answer.strip()
     return last_boxed(answer) if r"\boxed" in answer else answer
@@ -34,9 +34,9 @@ def unbox(answer: str) -> str | None:
 def extract_r1_zero(completion: str) -> Extracted:
     """`… </think> <answer> … </answer>`, for a prompt that ends with `<think>`.
 
-    Well formed: each of the three tags stands there exactly once, in that order, and one space,
-    nothing else, lies between the first two. Text after `</answer>` is ignored; usually generation
-    stops there. Without the format there is no answer either, so the reward is all or nothing.
+    Well formed: each of the three tags occurs exactly once, in this order, with exactly one space
+    between the first two. Text after `</answer>` is ignored; usually generation stops there. A
+    completion that is not well formed has no answer, so the reward is all or nothing.
     """
     closing, opening, end = "</think>", "<answer>", "</answer>"
     seam = f"{closing} {opening}"
@@ -49,6 +49,6 @@ def extract_r1_zero(completion: str) -> Extracted:
 
 
 def extract_question_only(completion: str) -> Extracted:
-    r"""The last `\boxed{}` whose braces close. A box cut off at the length limit is none."""
+    r"""The last `\boxed{}` whose braces close. A box cut off at the length limit is ignored."""
     answer = last_boxed(completion)
     return Extracted(answer is not None, answer)

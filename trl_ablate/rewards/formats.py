@@ -1,4 +1,5 @@
-"""Completions in two XML blocks (`reasoning_xml`, `think_xml`), and end-of-sequence hacking."""
+"""Completions in two XML blocks (`reasoning_xml`, `think_xml`), and abuse of end-of-sequence
+tokens."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -15,11 +16,12 @@ _PATTERNS = {
 
 
 def extract_xml(completion: str, tag: str) -> Extracted:
-    r"""`<tag>…</tag>\n<answer>…</answer>`, with nothing before and nothing after.
+    r"""`<tag>…</tag>\n<answer>…</answer>`, with no text before or after.
 
-    The blocks may span lines. Format and answer are marked apart, so that a model is paid for
-    either before it manages both: without the format, the answer is what stands in the last
-    `<answer>…</answer>` that closes. Without such a pair there is no answer; a bare "42" is none.
+    The blocks may span lines. Format and answer are rewarded separately, so that a model can earn
+    one of them before it learns both: if the format is wrong, the answer is the content of the
+    last `<answer>…</answer>` pair. Without such a pair there is no answer, even if the completion
+    is just "42".
     """
     whole = _PATTERNS[tag].fullmatch(completion)
     if whole is not None:
@@ -37,11 +39,11 @@ def abuses_eos(
     eos_token_ids: Collection[int],
     special_token_ids: Collection[int],
 ) -> bool:
-    """Whether a completion repeats or stacks end-of-sequence tokens, or says nothing at all.
+    """Whether a completion has several end-of-sequence tokens, or no text at all.
 
-    One end-of-sequence token is how a completion should end. Two or more, of the same or of
-    different kinds, wherever they stand, are the hack that one of the first runs fell to, and so
-    is a completion of special tokens only. An empty completion says nothing either.
+    A completion should end with one end-of-sequence token. Two or more at any positions, equal or
+    different, are abuse: one of the first runs learned to do this and failed. So is a completion
+    that is empty or has special tokens only.
     """
     ends = sum(token in eos_token_ids for token in completion_ids)
     special = {*eos_token_ids, *special_token_ids}

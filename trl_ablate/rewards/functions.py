@@ -1,4 +1,4 @@
-"""The rewards as TRL calls them."""
+"""Reward functions with the signature that TRL calls."""
 
 import functools
 import traceback
@@ -17,7 +17,7 @@ LogExtra = Callable[[str, list[Any]], None]
 
 
 class RewardFunction(Protocol):
-    """TRL's signature. None leaves a completion ungraded (TRL: NaN); it is not a 0."""
+    """TRL's signature. None means that a completion is ungraded (NaN in TRL), which is not 0."""
 
     __name__: str
 
@@ -34,7 +34,7 @@ class RewardFunction(Protocol):
 
 
 def grader_of(task: TaskArguments) -> MathGrader:
-    """The grader as the task's settings want it."""
+    """A grader with the task's settings."""
     return MathGrader(
         workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
     )
@@ -50,25 +50,25 @@ def build_rewards(
 ) -> tuple[list[RewardFunction], list[float]]:
     """A template's reward functions and their weights, for `GRPOTrainer` and `GRPOConfig`.
 
-    Each function marks with 0 or 1 (`eos_penalty` with 0 or -1); the weights say what a mark is
-    worth. All functions share one grading of the batch, and the first of them logs it: the metrics
+    Each function returns 0 or 1 (`eos_penalty`: 0 or -1), which TRL multiplies by its weight. The
+    functions share one grading of the batch, and the first function logs it: the metrics
     `format_reward` and `answer_reward` (means over the graded completions), `grader/timeouts`,
     `grader/restarts` and `grader/ungraded` (counts of this batch), and the columns `format_reward`
     and `answer_reward`.
 
-    An ungraded completion is None to every function, also to those that need no grader: a lone
-    format mark would look like a wrong answer.
+    Every function returns None for an ungraded completion, even if it needs no grader itself: with
+    the format reward alone, the completion would look like a wrong answer.
     """
     form = get_template(template)
     batch = _GradedBatch(template, grader)
     if eos_penalty < 0:
         raise ConfigurationError(
-            f"eos_penalty={eos_penalty!r} would pay for repeated end-of-sequence tokens; "
-            "give what is subtracted, 0 or more."
+            f"eos_penalty={eos_penalty!r} is negative and would reward repeated end-of-sequence "
+            "tokens; it is subtracted from the reward, so give 0 or more."
         )
     if eos_penalty > 0 and not eos_token_ids:
         raise ConfigurationError(
-            f"eos_penalty={eos_penalty!r} needs eos_token_ids; give the tokenizer's "
+            f"eos_penalty={eos_penalty!r} needs eos_token_ids; pass the tokenizer's "
             "end-of-sequence token ids, or set eos_penalty to 0."
         )
     if len(form.rewards) == 1:
@@ -86,10 +86,10 @@ def build_rewards(
 
 
 class _GradedBatch:
-    """Grades each batch once, for as many reward functions as ask about it.
+    """Grades each batch once for all reward functions.
 
-    The batch it graded last is recognised by its texts, so nothing depends on the order or the
-    number of calls. Deltas of the grader's counters belong to the batch that caused them.
+    It recognises the last batch by its texts, so the order and number of calls do not matter.
+    `counts` is the change of the grader's counters during the last batch.
     """
 
     def __init__(self, template: str, grader: MathGrader) -> None:
@@ -100,7 +100,7 @@ class _GradedBatch:
         self.counts: dict[str, int] = {}
 
     def scores(self, completions: Sequence[Any], golds: Sequence[str]) -> list[Score]:
-        """The scores of a batch, graded unless it is the one graded last."""
+        """The scores of a batch; graded only if it differs from the last batch."""
         key = ([completion_text(completion) for completion in completions], list(golds))
         if key != self._graded:
             before = self._counters()
@@ -111,7 +111,7 @@ class _GradedBatch:
         return self._scores
 
     def log(self, log_metric: LogMetric | None, log_extra: LogExtra | None) -> None:
-        """Reports the batch graded last. A mean over nothing is not reported."""
+        """Log the last batch. A mean without graded completions is not logged."""
         for name in ("format_reward", "answer_reward"):
             values = [each[name] for each in self._scores]
             graded = [
@@ -137,17 +137,18 @@ class _GradedBatch:
 
 
 def completion_text(completion: Any) -> str:
-    """The text of a completion: a string, or TRL's list of messages (the last one's text)."""
+    """The text of a completion: the string itself, or the text of the last message in TRL's
+    list."""
     if isinstance(completion, str):
         return completion
     content = completion[-1]["content"] if completion else ""
-    if isinstance(content, list):  # parts, as multimodal chat templates have them
+    if isinstance(content, list):  # the parts of a multimodal message
         return "".join(part.get("text", "") for part in content)
     return content or ""
 
 
 def _marks(batch: _GradedBatch, part: str, *, logs: bool) -> RewardFunction:
-    """1 where that part of the score is above 0, 0 where it is 0, None where ungraded."""
+    """1 if this part of the score is above 0, 0 if it is 0, None if ungraded."""
 
     def mark(prompts, completions, completion_ids, answer, log_metric=None, log_extra=None, **_):
         scores = batch.scores(completions, answer)
@@ -161,7 +162,7 @@ def _marks(batch: _GradedBatch, part: str, *, logs: bool) -> RewardFunction:
 def _eos_marks(
     batch: _GradedBatch, eos_token_ids: Collection[int], special_token_ids: Collection[int]
 ) -> RewardFunction:
-    """-1 for a completion that abuses the end-of-sequence token, 0 for others, None if ungraded."""
+    """-1 if a completion abuses end-of-sequence tokens, 0 if not, None if ungraded."""
     eos, special = frozenset(eos_token_ids), frozenset(special_token_ids)
 
     def mark(prompts, completions, completion_ids, answer, log_metric=None, log_extra=None, **_):
@@ -175,7 +176,7 @@ def _eos_marks(
 
 
 def _named(name: str, function: RewardFunction) -> RewardFunction:
-    """The function under the name that TRL logs it by, which its errors say, too."""
+    """The function with the name that TRL logs and that its errors print."""
 
     @functools.wraps(function)
     def named(*args: Any, **kwargs: Any) -> list[float | None]:
@@ -183,9 +184,9 @@ def _named(name: str, function: RewardFunction) -> RewardFunction:
             return function(*args, **kwargs)
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            message = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise RewardError(
-                REWARD_RAISED.format(name=name, error=said, line=at.lineno, file=at.filename)
+                REWARD_RAISED.format(name=name, error=message, line=at.lineno, file=at.filename)
             ) from error
 
     named.__name__ = name

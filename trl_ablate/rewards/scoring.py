@@ -1,4 +1,4 @@
-"""From completions to rewards: pure but for the grader, which compares answers."""
+"""From completions to rewards. Pure functions, except that the grader compares the answers."""
 
 import atexit
 import threading
@@ -13,7 +13,7 @@ from trl_ablate.rewards.grading.grader import MathGrader
 
 
 class Score(TypedDict):
-    """Rewards of one completion. None, as an answer reward and reward: it could not be graded."""
+    """Rewards of one completion. `answer_reward` and `reward` are None if it was not graded."""
 
     reward: float | None
     format_reward: float
@@ -32,7 +32,7 @@ _default: list[MathGrader] = []
 
 
 def default_grader() -> MathGrader:
-    """One grader for all that bring none, made when first asked for, closed at exit."""
+    """The grader for calls that pass none: created at the first call, closed at exit."""
     with _default_lock:
         if not _default:
             _default.append(MathGrader())
@@ -41,7 +41,7 @@ def default_grader() -> MathGrader:
 
 
 def score(template: str, completion: str, gold: str, *, grader: MathGrader | None = None) -> Score:
-    """The rewards of one completion. For more than one, `score_batch` is many times faster."""
+    """The rewards of one completion. `score_batch` is many times faster for several."""
     return score_batch(template, [completion], [gold], grader=grader)[0]
 
 
@@ -54,10 +54,10 @@ def score_batch(
 ) -> list[Score]:
     """The rewards of a batch, in one call to the grader.
 
-    `r1_zero` and `question_only`: format 0 or 1, answer 0 or 1, and the reward is 1 only if both
-    hold. The XML templates: format 1 and answer 2 (the template's weights), added up, so that a
-    well-formed wrong answer is worth 1 and a right one outside the format 2. Where the grader
-    gives no verdict, answer reward and reward are None, whatever the format.
+    `r1_zero` and `question_only`: format and answer are 0 or 1, and the reward is their product.
+    XML templates: the reward is the sum of format (0 or 1) and answer (0 or 2, the template's
+    weights). So a well-formed wrong answer gets 1, and a right answer in a wrong format gets 2.
+    Without a verdict from the grader, `answer_reward` and `reward` are None for any format.
     """
     weights = get_template(template).reward_weights
     extracted = [_EXTRACT[template](completion) for completion in completions]

@@ -1,6 +1,6 @@
-"""What of a study can be removed: leftovers always, checkpoints and results only when asked.
+"""Remove the leftovers of a study and, only on request, its checkpoints and results.
 
-A run that another study's plan names is never removed, and none while a process is at it.
+A run is never removed if another study's plan contains it, or while a process uses it.
 """
 
 import json
@@ -15,7 +15,7 @@ from trl_ablate.study.store import RunStore
 
 @dataclass(frozen=True)
 class Rubbish:
-    """Paths to remove, and the run whose lock has to be held for it."""
+    """Paths to remove, and the run whose lock must be held meanwhile."""
 
     run_id: str
     paths: tuple[Path, ...]
@@ -25,8 +25,9 @@ class Rubbish:
 def find_rubbish(
     plan: Plan, store: RunStore, *, checkpoints: bool = False, results: bool = False
 ) -> list[Rubbish]:
-    """What `clean` would remove: probes, and what failed or interrupted runs left behind; numbered
-    checkpoints of finished runs with `checkpoints`; whole finished runs with `results`."""
+    """The paths for `clean` to remove: probes, and folders of failed or interrupted runs. With
+    `checkpoints`, also numbered checkpoints of finished runs; with `results`, also finished
+    runs."""
     shared = _named_elsewhere(plan, store)
     found = []
     for run in plan.runs().values():
@@ -44,7 +45,7 @@ def find_rubbish(
 
 
 def remove(rubbish: Rubbish, store: RunStore) -> bool:
-    """Remove it; False where a process has taken up the run in the meantime."""
+    """Remove the paths; False if a process has started to use the run in the meantime."""
     lock = store.lock(rubbish.run_id)
     if not lock.acquire():
         return False
@@ -58,7 +59,7 @@ def remove(rubbish: Rubbish, store: RunStore) -> bool:
 
 
 def _named_elsewhere(plan: Plan, store: RunStore) -> set[str]:
-    """Ids of the runs in every other study's kept plan."""
+    """Ids of the runs in the saved plans of all other studies."""
     named: set[str] = set()
     for file in store.plans.glob("*.json"):
         if file.stem != plan.study:

@@ -1,20 +1,20 @@
-"""`study.yaml`, read strictly: the question, the arms, the seeds. No torch.
+"""Read and check `study.yaml`: the question, the arms, the seeds. No torch.
 
-    question: ...                 what the study asks
+    question: ...                 the question of the study
     arms: [a.yaml, b.yaml]        recipes; the first is the reference. Or a mapping of names to
                                   recipes, or to {recipe, overrides, seeds}
     seeds: [0, 1, 2]
-    profile: miniature            where it runs; `auto` where it is left out
-    primary_metric: eval_reward   what decides; higher is better
-    decide_on: final              or best, or auc: which summary of its curve
-    overrides: {grpo_steps: 30}   settings that every arm gets
+    profile: miniature            where it runs; default: `auto`
+    primary_metric: eval_reward   the metric that decides; higher is better
+    decide_on: final              or best, or auc: the summary of its curve that decides
+    overrides: {grpo_steps: 30}   settings for every arm
     stopping: {...}               the same, for settings that end a run early
-    seeds_answer: ...             what was found before, for the report
-    against: {a: b}               arms that are compared with another arm than the first: with the
-                                  one that differs from them in what the study asks about, alone
-    notes: [...]                  what a reader of the report has to know, one sentence each
+    seeds_answer: ...             an earlier result, for the report
+    against: {a: b}               compare arm a with arm b, not with the first arm; b should differ
+                                  from a only in the setting that the study asks about
+    notes: [...]                  remarks for the reader of the report, one sentence each
 
-A recipe is looked for beside the study, in every folder above it, and among the shipped ones.
+Recipes are searched in the study's folder, in every folder above it, and among the shipped ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,12 +46,12 @@ ARM_KEYS: dict[str, Any] = {"recipe": str, "overrides": dict, "seeds": list[int]
 REQUIRED = ("question", "arms", "seeds")
 
 RESERVED = ("arm", "extends", "output_dir", "profile", "run_name", "seed", "study")
-"""Settings that the study itself gives to every run."""
+"""Settings that the study sets for every run."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One recipe under a name. Own seeds are paired with the study's by their position."""
+    """A named recipe. If an arm has its own seeds, they are paired with the study's by position."""
 
     name: str
     recipe: Path
@@ -61,7 +61,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Study:
-    """A question, and the arms and seeds that answer it. The first arm is the reference."""
+    """A question with its arms and seeds. The first arm is the reference."""
 
     path: Path
     question: str
@@ -71,20 +71,20 @@ class Study:
     primary_metric: str
     decide_on: Statistic
     overrides: Mapping[str, Any]
-    """What every arm gets on top of its recipe, the stopping rules included."""
+    """Settings that every arm gets in addition to its recipe, stopping rules included."""
     seeds_answer: str
     against: Mapping[str, str]
-    """Arms with a reference of their own, and that reference."""
+    """Arms with their own reference, and that reference."""
     notes: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The study's folder, or the file's own name where that is not `study.yaml`."""
+        """The name of the folder of `study.yaml`; for another file, the file's name."""
         return self.path.resolve().parent.name if self.path.stem == "study" else self.path.stem
 
 
 def load_study(path: Path) -> Study:
-    """Read and check a study; everything wrong with it is a `ConfigurationError`."""
+    """Read and check a study; raises `ConfigurationError` if anything in it is wrong."""
     given = _checked(read_mapping(path, "study"), KEYS, f"study {path}")
     for key in REQUIRED:
         if not given.get(key):
@@ -118,7 +118,7 @@ def _arms(
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(
-                f"study {study}: arm '{name}' stands twice; give one of the two another name "
+                f"study {study}: arm '{name}' occurs twice; give one of the two another name "
                 "(arms: a mapping of names to recipes)"
             )
     return arms
@@ -128,7 +128,7 @@ def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
     what = f"study {study}: arm '{name}'"
     if not isinstance(entry, (str, dict)):
         raise ConfigurationError(
-            f"{what} is {entry!r}; it takes a recipe file, or {{recipe, overrides, seeds}}"
+            f"{what} is {entry!r}; allowed: a recipe file, or {{recipe, overrides, seeds}}"
         )
     given = _checked({"recipe": entry} if isinstance(entry, str) else entry, ARM_KEYS, what)
     if "recipe" not in given:
@@ -137,19 +137,20 @@ def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
     own = _seeds(given["seeds"], f"{what}: seeds") if "seeds" in given else seeds
     if len(own) != len(seeds):
         raise ConfigurationError(
-            f"{what} has {len(own)} seeds and the study {len(seeds)}; they are paired by position, "
-            "so give as many"
+            f"{what} has {len(own)} seeds and the study has {len(seeds)}; seeds are paired by "
+            f"position, so give {len(seeds)}"
         )
     return Arm(name, find_recipe(given["recipe"], study), given.get("overrides", {}), own)
 
 
 def _check_references(against: Mapping[str, Any], names: Sequence[str], study: Path) -> None:
-    """Each arm but the first has one reference, and all lead to the first."""
+    """Check that each arm except the first has one reference, and that all chains of references
+    end at the first arm."""
     for arm, reference in against.items():
         for name in (arm, reference):
             if name not in names:
                 raise ConfigurationError(
-                    f"study {study}: against has '{name}', which is no arm"
+                    f"study {study}: against has '{name}', which is not an arm"
                     f"{nearest(str(name), names)}"
                 )
         if arm == names[0]:
@@ -168,7 +169,8 @@ def _check_references(against: Mapping[str, Any], names: Sequence[str], study: P
 
 
 def find_recipe(name: str, study: Path) -> Path:
-    """The recipe beside the study, in the nearest folder above it, or among the shipped ones."""
+    """The recipe in the study's folder, in the nearest folder above it, or among the shipped
+    ones."""
     folders = [study.parent, *study.resolve().parent.parents, SHIPPED]
     for folder in folders:
         for file in (folder / name, folder / f"{name}.yaml"):
@@ -179,7 +181,8 @@ def find_recipe(name: str, study: Path) -> Path:
 
 
 def _stem(name: str) -> str:
-    """The name of an arm that is given by its recipe: a file's, or the bare name (`lr_1.5e-5`)."""
+    """The name of an arm that is given as a recipe: the file name without its suffix, or the given
+    name itself (`lr_1.5e-5`)."""
     return Path(name).stem if name.endswith(SUFFIXES) else Path(name).name
 
 
@@ -192,7 +195,7 @@ def _checked(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> d
 
 def _seeds(seeds: list[int], what: str) -> tuple[int, ...]:
     if len(set(seeds)) != len(seeds) or not seeds:
-        raise ConfigurationError(f"{what} are {seeds}; give each once, and at least one")
+        raise ConfigurationError(f"{what} are {seeds}; give at least one, and give each once")
     return tuple(seeds)
 
 
@@ -200,5 +203,5 @@ def _check_free(overrides: Mapping[str, Any], what: str) -> None:
     for key in overrides:
         if key in RESERVED:
             raise ConfigurationError(
-                f"{what}: '{key}' cannot be overridden, the study sets it for every run; remove it"
+                f"{what}: '{key}' cannot be overridden: the study sets it for every run; remove it"
             )

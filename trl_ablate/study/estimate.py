@@ -1,8 +1,8 @@
-"""What a study will take: time, GPU-hours, disk and money, from the measured steps of finished
-runs.
+"""Estimate the time, GPU-hours, disk space and cost of a study from measured steps of runs.
 
-No torch. A run is foreseen from the same arm under another seed, or from a probe of two steps, or
-from the other arms of the study; where nothing has been measured the estimate says so.
+No torch. A run is estimated from finished runs of its arm with other seeds, else from a probe of
+two steps, else from the other arms of the study. If nothing has been measured, the numbers are
+None.
 """
 
 import statistics
@@ -18,10 +18,10 @@ PROBE_STEPS = 2
 
 @dataclass(frozen=True)
 class Measured:
-    """What runs of one arm cost, in their parts."""
+    """The cost of one run of an arm, by part."""
 
     overhead: float
-    """Seconds that are neither steps nor evaluations: loading, saving."""
+    """Seconds outside of steps and evaluations: loading, saving."""
     optimizer_step: float
     evaluation: float
     bytes: float
@@ -33,7 +33,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is left to do; the numbers are None where nothing was measured."""
+    """The cost of the remaining runs; the numbers are None if nothing was measured."""
 
     runs: int
     done: int
@@ -42,11 +42,11 @@ class Estimate:
     """Hours of one process: GPU-hours on a GPU."""
     gigabytes: float | None
     unmeasured: tuple[str, ...]
-    """Arms that were foreseen from other arms, or not at all."""
+    """Arms without measurements of their own; they are estimated from the other arms."""
 
 
 def estimate(plan: Plan, store: RunStore, slots: int) -> Estimate:
-    """Time for the runs that are not done, spread over `slots` processes."""
+    """Estimate the runs that are not done, with `slots` processes at once."""
     done = {run_id for run_id in plan.runs() if store.state(run_id).done}
     own = {arm.name: measured_for(arm, store) for arm in plan.arms}
     common = _typical([measured for measured in own.values() if measured])
@@ -72,14 +72,14 @@ def estimate(plan: Plan, store: RunStore, slots: int) -> Estimate:
 
 
 def measured_for(arm: PlannedArm, store: RunStore) -> Measured | None:
-    """The mean over the arm's finished runs, or else its probe."""
+    """The mean over the arm's finished runs; without one, its probe."""
     finished = [run.id for run in arm.runs if store.state(run.id).status == "finished"]
     found = [measured for run_id in finished if (measured := measure(store, run_id))]
     return _typical(found) or measure(store, probe_name(arm.runs[0]))
 
 
 def measure(store: RunStore, run_id: str) -> Measured | None:
-    """A finished run's parts; None where it is not there, not finished, or logged no step time."""
+    """The parts of a finished run; None if it is missing, not finished, or logged no step time."""
     directory = store.directory(run_id)
     if not directory.run_file.exists() or directory.read().get("status") != "finished":
         return None
@@ -113,7 +113,7 @@ def _typical(found: Sequence[Measured]) -> Measured | None:
 
 
 def _wall(hours: Sequence[float], slots: int) -> float:
-    """The longest slot when each run goes to the one that is free first."""
+    """Hours until all runs have ended, if each run starts in the slot that is free first."""
     ends = [0.0] * slots
     for run in hours:
         ends[ends.index(min(ends))] += run

@@ -1,4 +1,4 @@
-"""A plan for a person to read before anything starts."""
+"""Print a plan, for a check before the study starts."""
 
 from collections.abc import Iterator
 
@@ -16,29 +16,29 @@ def show_plan(
     console: Console,
     plan: Plan,
     store: RunStore,
-    foreseen: Estimate,
+    expected: Estimate,
     slots: int,
     price_per_hour: float | None,
 ) -> None:
-    for part in _parts(plan, store, foreseen, slots, price_per_hour):
+    for part in _parts(plan, store, expected, slots, price_per_hour):
         console.print(part)
 
 
 def _parts(
-    plan: Plan, store: RunStore, foreseen: Estimate, slots: int, price: float | None
+    plan: Plan, store: RunStore, expected: Estimate, slots: int, price: float | None
 ) -> Iterator[RenderableType]:
     yield Text(f"{plan.question.strip()}\n", style="bold")
     yield Text(f"profile '{plan.profile}' ({plan.profile_reason})")
     yield _differences(plan)
     yield Text(
-        f"proof: {plan.base} with an arm's declared keys (*) resolves to that arm exactly, in all "
+        f"checked: {plan.base} with an arm's declared keys (*) resolves to exactly that arm in all "
         f"{plan.compared} settings; nothing else differs\n"
     )
     own = "".join(f", {arm} with {reference}" for arm, reference in plan.against.items())
     yield Text(f"compared with {plan.arms[0].name}{', but' * bool(own)}{own.removeprefix(',')}\n")
     yield from _remarks(plan)
     yield grid(plan, store)
-    yield Text(f"\n{_what_it_takes(foreseen, plan, slots, price)}")
+    yield Text(f"\n{_what_it_takes(expected, plan, slots, price)}")
 
 
 def _differences(plan: Plan) -> Table:
@@ -54,7 +54,7 @@ def _differences(plan: Plan) -> Table:
 
 
 def _remarks(plan: Plan) -> Iterator[Text]:
-    """What a person should know: silent differences, shared runs, inert knobs, warnings."""
+    """Remarks: notes, differences without effect, warnings, shared runs, inert settings."""
     owners: dict[str, str] = {}
     for note in plan.notes:
         yield Text(note.strip(), "yellow")
@@ -66,29 +66,29 @@ def _remarks(plan: Plan) -> Iterator[Text]:
         twin = owners.setdefault(arm.runs[0].id, arm.name)
         if twin != arm.name:
             yield Text(
-                f"{arm.name} resolves to the same as {twin}: they share their runs", "yellow"
+                f"{arm.name} resolves to the same settings as {twin}: they share runs", "yellow"
             )
     everywhere = set.intersection(*({*arm.inert} for arm in plan.arms))
     if everywhere:
         yield Text(f"inert in every arm: {', '.join(sorted(everywhere))}\n", "dim")
 
 
-def _what_it_takes(foreseen: Estimate, plan: Plan, slots: int, price: float | None) -> str:
+def _what_it_takes(expected: Estimate, plan: Plan, slots: int, price: float | None) -> str:
     kind = "GPU-hours" if plan.for_gpu else "process-hours"
-    left = foreseen.runs - foreseen.done
-    words = f"{foreseen.runs} runs: {foreseen.done} done, {left} to do, {slots} at once"
+    left = expected.runs - expected.done
+    words = f"{expected.runs} runs: {expected.done} done, {left} to do, {slots} at once"
     if not left:
         return words
-    if foreseen.machine_hours is None:
-        return f"{words}; time, disk and cost unknown: nothing measured yet, probe with --probe"
+    if expected.machine_hours is None:
+        return f"{words}; time, disk and cost unknown: nothing measured yet; measure with --probe"
     words += (
-        f"; about {_hours(foreseen.wall_hours)}, {foreseen.machine_hours:.2f} {kind}, "
-        f"{foreseen.gigabytes:.2f} GB"
+        f"; about {_hours(expected.wall_hours)}, {expected.machine_hours:.2f} {kind}, "
+        f"{expected.gigabytes:.2f} GB"
     )
     if price is not None:
-        words += f", {foreseen.machine_hours * price:.2f} at {price:g} an hour"
-    if foreseen.unmeasured:
-        words += f" (not measured, taken as the others' mean: {', '.join(foreseen.unmeasured)})"
+        words += f", {expected.machine_hours * price:.2f} at {price:g} an hour"
+    if expected.unmeasured:
+        words += f" (not measured, mean of the other arms used: {', '.join(expected.unmeasured)})"
     return words
 
 

@@ -1,7 +1,7 @@
-"""What a study comes to: every arm's settings and runs. No torch; `resolution` makes it.
+"""The plan of a study: the settings and runs of every arm. No torch; `resolution` creates it.
 
-A plan is kept beside the runs, so that `status` and `report` need neither recipes nor torch while
-the files that it was made from stay as they are.
+A plan is saved with the runs, so that `status` and `report` need neither recipes nor torch as long
+as the study and its recipes do not change.
 """
 
 import hashlib
@@ -19,29 +19,29 @@ WHO_AND_WHERE = {
     "arm", "output_dir", "project", "report_to", "run_name", "seed", "study", "use_cpu",
     "hub_model_id", "hub_private_repo", "hub_strategy", "hub_token", "push_to_hub",
 }  # fmt: skip
-"""Settings that name, place or publish a run and leave what it computes alone."""
+"""Settings for the name, place or publishing of a run; they do not change what it computes."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One arm under one seed, known by what it resolves to."""
+    """One arm with one seed. Its id is derived from the resolved settings."""
 
     id: str
     seed: int
     words: tuple[str, ...]
-    """Arguments of scripts/train.py, the output folder aside."""
+    """Arguments of `trl-ablate train`, without the output folder."""
 
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """An arm as it resolved."""
+    """A resolved arm."""
 
     name: str
     recipe: str
     declared: Mapping[str, Any]
-    """What it declares: key -> final value."""
+    """The settings that this arm declares: key -> final value."""
     values: Mapping[str, Any]
-    """Its final value of every key that any arm declares."""
+    """The final values of all keys that any arm declares."""
     inert: Mapping[str, str]
     warnings: tuple[str, ...]
     grpo_steps: int
@@ -51,13 +51,13 @@ class PlannedArm:
 
     @property
     def silent(self) -> dict[str, str]:
-        """Declared differences that can change nothing, and why."""
+        """Declared differences without an effect, and the reason."""
         return {key: self.inert[key] for key in self.declared if key in self.inert}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A study, resolved and proven."""
+    """A resolved study in which only declared settings differ."""
 
     study: str
     question: str
@@ -68,23 +68,25 @@ class Plan:
     decide_on: Statistic
     base: str
     compared: int
-    """Settings per arm that were held against the base."""
+    """Number of settings per arm that were compared with the base recipe."""
     for_gpu: bool
     arms: tuple[PlannedArm, ...]
     against: Mapping[str, str] = field(default_factory=dict)
-    """Arms that are compared with another one than the first, and that one."""
+    """Arms that are not compared with the first arm, and the arm they are compared with."""
     notes: tuple[str, ...] = ()
 
     def runs(self) -> dict[str, PlannedRun]:
-        """Every run once, by its id: arms that resolve alike share theirs."""
+        """Every run once, by id; arms with equal settings share runs."""
         return {run.id: run for arm in self.arms for run in arm.runs}
 
 
 def identity(settings: Mapping[str, Any]) -> str:
-    """Ten characters for what a run computes: the settings some layer gave, without name or place.
+    """Ten characters that identify what a run computes: a hash of the settings that some layer
+    gave, without `WHO_AND_WHERE`.
 
-    Taken after a trip through JSON, so that a plan and a run's own `resolved_config.json` agree.
-    Library defaults are not in it: they belong to the versions that a run records.
+    The settings are converted to JSON and back first, so that a plan and a run's
+    `resolved_config.json` give the same hash. Library defaults are not included: they belong to
+    the library versions, which a run records.
     """
     kept = {key: value for key, value in settings.items() if key not in WHO_AND_WHERE}
     text = json.dumps(kept, sort_keys=True, default=str)
@@ -97,7 +99,7 @@ def run_id(settings: Mapping[str, Any], seed: int) -> str:
 
 
 def fingerprint(study: Study) -> str:
-    """Changes when the study or any recipe or profile near its arms does."""
+    """A hash that changes when the study, or any recipe or profile near its arms, changes."""
     folders = {arm.recipe.parent.resolve() for arm in study.arms} | {SHIPPED}
     files = {study.path.resolve()}
     for folder in folders:
@@ -114,7 +116,7 @@ def save_plan(plan: Plan, study: Study, folder: Path) -> None:
 
 
 def saved_plan(study: Study, folder: Path) -> Plan | None:
-    """The kept plan, or None where there is none or its files have changed since."""
+    """The saved plan; None if there is none, or if its files have changed since then."""
     file = folder / f"{study.name}.json"
     if not file.exists():
         return None
@@ -131,7 +133,7 @@ def _arm(kept: dict[str, Any]) -> PlannedArm:
 
 
 def silent_differences(plan: Plan) -> list[str]:
-    """Declared differences that can change nothing, and why: one sentence for each reason."""
+    """One sentence for each reason why declared differences have no effect."""
     arms: dict[tuple[str, str], list[str]] = {}
     for arm in plan.arms:
         for key, why in arm.silent.items():
@@ -148,6 +150,7 @@ def setting(value: object, declared: bool) -> str:
 
 
 def in_order(plan: Plan) -> list[PlannedRun]:
-    """Seed by seed, so that a study that is stopped early has every arm; shared runs once."""
+    """The runs seed by seed, so that a study that is stopped early has results of every arm.
+    Shared runs appear once."""
     by_seed = zip(*(arm.runs for arm in plan.arms), strict=True)
     return list({run.id: run for runs in by_seed for run in runs}.values())

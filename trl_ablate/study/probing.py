@@ -1,4 +1,4 @@
-"""A probe: two steps of every arm that nothing is known about, so that a study can be foreseen."""
+"""Probes: run two steps of every arm without measurements, to estimate a study."""
 
 from collections.abc import Callable
 
@@ -10,9 +10,9 @@ from trl_ablate.study.store import RunStore
 
 
 def probe(plan: Plan, store: RunStore, engine: Engine, say: Callable[[str], None]) -> None:
-    """Run the probes one after the other, so that none is slowed by another.
+    """Run the probes one at a time, so that they do not slow each other.
 
-    A probe that fails is said so and leaves its arm unmeasured. Ctrl-C ends the one that runs.
+    A failed probe is reported and leaves its arm unmeasured. Ctrl-C ends the current probe.
     """
     for arm in plan.arms:
         if measured_for(arm, store) is not None:
@@ -21,7 +21,7 @@ def probe(plan: Plan, store: RunStore, engine: Engine, say: Callable[[str], None
         name = probe_name(run)
         lock = store.lock(name)
         if not lock.acquire():
-            say(f"{arm.name}: somebody else is probing it")
+            say(f"{arm.name} is being probed by another process; skipped")
             continue
         say(f"{arm.name}: probing {PROBE_STEPS} steps")
         words = (*run.words, f"--grpo_steps={PROBE_STEPS}", "--report_to=none", "--overwrite")
@@ -34,4 +34,4 @@ def probe(plan: Plan, store: RunStore, engine: Engine, say: Callable[[str], None
             process.end()
             lock.remove()
         if code != 0:
-            say(f"{arm.name}: the probe failed: {last_line(store.log(name))}")
+            say(f"{arm.name}: probe failed: {last_line(store.log(name))}")

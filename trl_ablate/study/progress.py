@@ -1,4 +1,4 @@
-"""What a person sees of a study: a grid of arms × seeds, live while it runs."""
+"""The grid of arms × seeds that shows the progress of a study."""
 
 from rich.console import Console
 from rich.live import Live
@@ -16,12 +16,12 @@ MARKS = {
     "interrupted": ("…", "yellow"),
     "to do": ("·", "dim"),
 }
-"""The sign of each status and its style."""
+"""The symbol and style of each status."""
 LEGEND = "✓ finished  ■ stopped by a rule  ✗ failed  ▶ running  … interrupted  · to do"
 
 
 def grid(plan: Plan, store: RunStore) -> Table:
-    """Every run's state, its step while it runs, and the last value of the primary metric."""
+    """The state of every run, its step while it runs, and the last value of the primary metric."""
     table = Table(title=f"{plan.study}: {plan.primary_metric}", title_justify="left", box=None,
                   caption=LEGEND, caption_justify="left", padding=(0, 3, 0, 0))  # fmt: skip
     table.add_column("arm", no_wrap=True)
@@ -46,8 +46,8 @@ def _cell(arm: PlannedArm, run: PlannedRun, plan: Plan, store: RunStore) -> Text
 
 
 class LiveGrid:
-    """The grid, redrawn at the foot of the terminal; without a terminal, only lines as they
-    come."""
+    """The grid, redrawn at the bottom of the terminal. Without a terminal, only lines are
+    printed."""
 
     def __init__(self, plan: Plan, store: RunStore, console: Console):
         self._plan, self._store, self._console = plan, store, console

@@ -1,7 +1,7 @@
 """From a study to its plan: resolve every arm, and prove that nothing undeclared differs.
 
-The proof: the base recipe plus the keys that an arm declares has to resolve to exactly what the arm
-resolves to. So there is no list of keys that may differ, derived ones included.
+The proof: the base recipe plus the arm's declared keys must resolve to exactly the same settings as
+the arm. This covers all settings, derived ones included; there is no list of exceptions.
 """
 
 import json
@@ -19,11 +19,11 @@ from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.plan import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, run_id
 
 NO_SETTINGS = ("changes", "inert")
-"""Parts of a resolved recipe that tell about its settings and hold none."""
+"""Parts of a resolved recipe that describe its settings but contain none."""
 
 
 def resolve_plan(study: Study) -> Plan:
-    """Resolve the arms, or say which differ where they should not."""
+    """Resolve the arms; raises `ConfigurationError` if an arm differs in an undeclared setting."""
     base = base_of(study.arms[0].recipe)
     resolved = [_resolve(arm, study) for arm in study.arms]
     compared = 0
@@ -65,7 +65,7 @@ def _resolve(arm: Arm, study: Study) -> Resolved:
 
 
 def _prove(base: Path, arm: Arm, resolved: Resolved, study: Study) -> int:
-    """Rebuild the arm from the base and its declared keys; the number of settings that agree."""
+    """Rebuild the arm from the base and its declared keys; return the number of equal settings."""
     declared = {key: new for key, (_, new) in resolved.changes.items()}
     overrides = {**declared, **study.overrides, **arm.overrides, "seed": arm.seeds[0]}
     ours, rebuilt = _settings(resolved), _settings(load_recipe(base, study.profile, overrides))
@@ -81,7 +81,7 @@ def _prove(base: Path, arm: Arm, resolved: Resolved, study: Study) -> int:
 
 
 def _settings(resolved: Resolved) -> dict[str, Any]:
-    """Every setting of every group but names and places, as `resolved_config.json` has them."""
+    """All settings of all groups as in `resolved_config.json`, without names and places."""
     whole = _as_json(resolved)
     found = {"profile": whole["profile"]}
     for name, group in whole.items():
@@ -95,12 +95,12 @@ def _as_json(resolved: Resolved) -> dict[str, Any]:
 
 
 def _check_not_silenced(arm: Arm, resolved: Resolved, study: Study) -> None:
-    """An override that every arm gets must not be what one of them ablates."""
+    """The study's overrides must not replace a setting that an arm ablates."""
     for key in resolved.changes:
         if key in study.overrides and key not in arm.overrides:
             raise ConfigurationError(
                 f"study {study.path}: the override '{key}' replaces what arm '{arm.name}' "
-                "declares, so the arm would ablate nothing; remove one of the two"
+                "declares, so the arm changes nothing; remove one of the two"
             )
 
 
@@ -113,7 +113,7 @@ def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> Pla
     values = {key: final[key] for key in keys}
     settings = _as_json(resolved)["settings"]
     config = resolved.config
-    optimizer_steps = max(0, config.max_steps)  # 0: counted in epochs, so not known before the data
+    optimizer_steps = max(0, config.max_steps)  # 0: in epochs, unknown before loading
     steps = int(optimizer_steps * config.grpo_steps_per_optimizer_step)
     return PlannedArm(
         name=arm.name,
@@ -133,8 +133,8 @@ def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> Pla
 
 
 def _evaluations(evaluates: bool, steps: int, config) -> int:
-    """Evaluations of a run: every eval_steps, after the last step, and before the first if
-    asked."""
+    """Number of evaluations in a run: every eval_steps, after the last step, and before the first
+    step if `eval_on_start` is set."""
     if not evaluates:
         return 0
     given = config.eval_steps or steps
@@ -143,8 +143,8 @@ def _evaluations(evaluates: bool, steps: int, config) -> int:
 
 
 def _words(arm: Arm, resolved: Resolved, study: Study, seed: int) -> tuple[str, ...]:
-    """The command line of a run. A profile that suits this machine is named, as another may do
-    the run."""
+    """The command line of a run. If the profile was chosen automatically, it is named here, as
+    another machine may execute the run."""
     overrides: Mapping[str, Any] = {**study.overrides, **arm.overrides}
     suited = (resolved.profile, resolved.profile_reason) == suitable_profile()
     profile = resolved.profile if suited else study.profile

@@ -1,8 +1,8 @@
-"""Brings every run of a plan to its end: skips, starts, retries, waits, stops. No torch.
+"""Execute all runs of a plan: skip, start, retry, wait, stop. No torch.
 
-Everything it knows it reads from the run directories; it holds no state of its own, so that it can
-be killed at any moment and started again. An arm that fails is tried again, then left as failed
-while the others go on.
+The runner stores no state of its own: it reads everything from the run directories. So it can be
+killed at any time and started again. A run that fails is retried, then left as failed, while the
+other runs continue.
 """
 
 import time
@@ -24,7 +24,7 @@ LOG_TAIL = 2000
 
 @dataclass
 class Active:
-    """A run that was started here."""
+    """A run that this runner has started."""
 
     run: PlannedRun
     process: Process
@@ -32,30 +32,31 @@ class Active:
     attempt: int
     slot: int
     asked: bool = False
-    """Whether it was asked to save and end."""
+    """Whether the run was asked to save and end."""
 
 
 @dataclass
 class Outcome:
-    """How a study was left, by run id."""
+    """The ids of the runs by result when the runner ends."""
 
     done: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    """Not begun or not finished, as the time was up."""
+    """Not started or not finished when the runner ended."""
 
 
 class Runner:
-    """Runs a plan.
+    """Executes a plan.
 
     Args:
-        retries: how often a failed run is tried again.
-        max_hours: wall-clock hours after which runs are stopped, to be taken up another time.
-        stay: whether to wait until everything has ended; False: start what can be started, take in
-            what has ended, and leave, which is for engines whose runs then go on.
-        only: ids of the runs to do, and not to wait for where somebody else is at them; None: all.
-        say: told of every start and end, in words.
-        watch: called between polls, to redraw.
+        retries: how often a failed run is retried.
+        max_hours: wall-clock hours after which runs are stopped; they can be resumed later.
+        stay: True: wait until all runs have ended. False: collect ended runs, start new ones and
+            return, for engines whose runs then continue without this process.
+        only: ids of the runs to do; those that another process holds are skipped. None: do all
+            runs, and wait for those that another process holds.
+        say: called with a line of text at every start and end of a run.
+        watch: called between polls, to redraw the grid.
     """
 
     def __init__(
@@ -80,12 +81,12 @@ class Runner:
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
-        """Until all runs are done, failed for good, or out of time. Ctrl-C ends the started ones;
-        SIGTERM (`Terminated`) has them save first."""
+        """Run until all runs are done or have failed, or the time limit is reached. Ctrl-C ends the
+        started runs; SIGTERM (`Terminated`) lets them save first."""
         try:
             while self._waiting or self._active:
                 if self._until is not None and time.monotonic() >= self._until:
-                    self._say("the time is up: stopping what runs")
+                    self._say("time limit reached: stopping the runs")
                     break
                 self._take_in()
                 self._hand_out()
@@ -108,8 +109,7 @@ class Runner:
         return self._outcome
 
     def _hand_out(self) -> None:
-        """Start what is to be started, as far as there are slots; runs of another runner are
-        passed."""
+        """Start waiting runs while there are free slots; skip runs that another runner holds."""
         for _ in range(len(self._waiting)):
             free = set(range(self._engine.slots)) - {active.slot for active in self._active}
             if not free:
@@ -120,14 +120,14 @@ class Runner:
                 if self._waits_for_others:
                     self._waiting.append((run, attempt))
                 else:
-                    self._say(f"somebody else is at {describe(run)}")
+                    self._say(f"{describe(run)} is held by another runner; skipped")
             elif self._settled(run, attempt):
                 lock.release()
             else:
                 self._start(run, attempt, lock, min(free))
 
     def _settled(self, run: PlannedRun, attempt: int) -> bool:
-        """Whether a run needs nothing; asked under its lock, so that the answer stays true."""
+        """Whether a run needs no start. The caller holds its lock, so the result stays valid."""
         state = self._store.state_unlocked(run.id)
         if state.done:
             self._outcome.done.append(run.id)
@@ -149,7 +149,7 @@ class Runner:
         self._say(f"started {describe(run)}" + (f", attempt {attempt}" if attempt > 1 else ""))
 
     def _take_in(self) -> None:
-        """Judge the runs whose process has ended, by what their directory says."""
+        """Handle the runs whose process has ended; their directory shows the result."""
         for active in [active for active in self._active if active.process.poll() is not None]:
             self._active.remove(active)
             state = self._store.state_unlocked(active.run.id)
@@ -163,7 +163,7 @@ class Runner:
             active.lock.release()
 
     def _record_failure(self, active: Active, known: str | None) -> str:
-        """See to it that the directory says `failed` and why, whatever the process still could."""
+        """Record `failed` and the reason in the directory, as the process may not have done it."""
         code = active.process.poll()
         ended = (
             f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
@@ -177,7 +177,7 @@ class Runner:
         return reason
 
     def _end_all(self) -> None:
-        """Stop what was started here; a second Ctrl-C stops waiting for it to end well."""
+        """Stop the runs that were started here; a second Ctrl-C kills them."""
         for active in self._active:
             if not active.asked:
                 active.process.ask_to_end()
@@ -197,8 +197,8 @@ class Runner:
 
 
 def taking_up(directory: RunDirectory, in_place: bool) -> str:
-    """What scripts/train.py is told to do with what an earlier attempt left: to go on from its last
-    whole checkpoint, if it is done where that lies, or else to begin again."""
+    """The option for `trl-ablate train` after an earlier attempt: `--resume` if the run is executed
+    in place and has a complete checkpoint, else `--overwrite`."""
     left_something = directory.run_file.exists() and latest_whole_checkpoint(directory.path)
     return "--resume" if in_place and left_something else "--overwrite"
 
@@ -209,7 +209,7 @@ def describe(run: PlannedRun) -> str:
 
 
 def last_line(log: Path) -> str:
-    """The last line a process printed, which is where Python says what went wrong."""
+    """The last line that a process printed; after a Python error, this is its message."""
     if not log.exists():
         return "it printed nothing"
     lines = log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].split("\n")

@@ -1,13 +1,13 @@
 """The folder of runs that studies share: each run's state, and its lock. No torch.
 
-    runs/<hash>-seed<k>/       a run directory, named by what the run resolves to
-    runs/<hash>-seed<k>.lock   held by the run's own process and by who started it
-    runs/<hash>-seed<k>.log    what the process printed, one attempt after the other
-    runs/<hash>-seed<k>.away   where to find it, while it goes on without a process of this machine
+    runs/<hash>-seed<k>/       a run directory, named by a hash of the run's settings
+    runs/<hash>-seed<k>.lock   held by the run's process and by the process that started it
+    runs/<hash>-seed<k>.log    output of the process, all attempts
+    runs/<hash>-seed<k>.away   where to find a run that continues on another machine
     runs/studies/<name>.json   the plans
 
-A lock is an flock: the kernel drops it when the last process that holds it is gone, however that
-ended. The training process inherits it, so that it outlives a runner that was killed.
+A lock is an flock: the kernel releases it when the last process that holds it ends, for any
+reason. The training process inherits it, so the run stays locked if the runner is killed.
 """
 
 import fcntl
@@ -22,12 +22,12 @@ from trl_ablate.study.plan import identity
 
 Status = Literal["to do", "running", "interrupted", "finished", "stopped", "failed"]
 DONE: tuple[Status, ...] = ("finished", "stopped")
-"""A run with one of these is an outcome; every other is still to be brought to its end."""
+"""Runs with one of these statuses have a result; all others still have to be done."""
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands, and what it wrote about itself."""
+    """The status of a run, and its record (`run.json`)."""
 
     status: Status
     reason: str | None
@@ -39,7 +39,7 @@ class State:
 
 
 class RunLock:
-    """One run's lock. `acquire` says whether this process has it now."""
+    """The lock of one run. `acquire` returns whether this process now holds it."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -47,7 +47,7 @@ class RunLock:
 
     @property
     def descriptor(self) -> int:
-        """To be inherited by the process that does the run."""
+        """The file descriptor that the run's process inherits."""
         if self._descriptor is None:
             raise RuntimeError(f"{self._path} is not held")
         return self._descriptor
@@ -67,19 +67,19 @@ class RunLock:
         return True
 
     def _still_there(self, descriptor: int) -> bool:
-        """Whether the locked file is still the one under this name: cleaning up removes it."""
+        """Whether the locked file still exists under this name; cleaning up removes it."""
         try:
             return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
         except FileNotFoundError:
             return False
 
     def remove(self) -> None:
-        """Take the file away, and let go; for who holds it."""
+        """Remove the file and release the lock. Call it only while holding the lock."""
         self._path.unlink(missing_ok=True)
         self.release()
 
     def release(self) -> None:
-        """Let go here; a process that inherited the lock keeps it."""
+        """Release the lock in this process; a process that inherited it still holds it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -108,14 +108,14 @@ class RunStore:
         return RunLock(self.path / f"{run_id}.lock")
 
     def state(self, run_id: str) -> State:
-        """Where a run stands by what its folder says, and by whether somebody is at it."""
+        """The state of a run, from its folder and from whether a process is using it."""
         state = self.state_unlocked(run_id)
         if not state.done and (self._in_use(run_id) or self.away(run_id).exists()):
             return State("running", None, state.record)
         return state
 
     def state_unlocked(self, run_id: str) -> State:
-        """The same for who holds the lock, and so knows that nobody else is at the run."""
+        """The state for a caller that holds the lock, so that no other process uses the run."""
         directory = self.directory(run_id)
         if not directory.run_file.exists():
             return State("to do", None, {})
@@ -126,7 +126,7 @@ class RunStore:
         if status not in DONE or reason in INTERRUPTED:
             return State("interrupted", reason, record)
         if not self._is_what_it_is_called(run_id):
-            return State("to do", "its folder holds a run of other settings", record)
+            return State("to do", "its folder contains a run with other settings", record)
         return State("finished" if status == "finished" else "stopped", reason, record)
 
     def bytes(self, run_id: str) -> int:
@@ -145,7 +145,7 @@ class RunStore:
         return False
 
     def _is_what_it_is_called(self, run_id: str) -> bool:
-        """A recipe edited between plan and start would leave a run under a name not its own."""
+        """Whether the settings match the id; they differ if a recipe was edited after planning."""
         file = self.directory(run_id).config_file
         if not file.exists():
             return False

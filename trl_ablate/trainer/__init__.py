@@ -1,6 +1,6 @@
-"""AblationTrainer, and what it puts into the seams of TRL's trainer.
+"""AblationTrainer and the parts of its extension of TRL's trainer.
 
-The name is imported on first use: batching or the table of architectures need no TRL.
+`AblationTrainer` is imported on first use, as `batching` and `architectures` do not need TRL.
 """
 
 from typing import TYPE_CHECKING

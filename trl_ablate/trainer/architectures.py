@@ -1,10 +1,11 @@
-"""Which models may have their rows moved to the left: those whose positions are relative.
+"""The models whose rows may be moved to the left: those with relative positions.
 
-A row that is moved loses the padding before its prompt. A model with rotary positions, or one that
-counts positions by the attention mask, gives every token the same log-probability as before; one
-that counts columns, such as GPT-2, does not. Every architecture here was measured
-(`tests/contract/test_architectures.py`); any other is left padded as TRL pads it. So is a model
-whose adapter puts learned tokens before the row: there the padding is part of a distance.
+Moving a row removes the padding before its prompt. If a model uses rotary positions, or counts
+positions with the attention mask, each token keeps its log-probability. If it counts columns, as
+GPT-2 does, the log-probabilities change. All architectures listed here were tested
+(`tests/contract/test_architectures.py`); all others keep TRL's padding. So do models with an
+adapter that puts learned tokens before the row, as the padding changes their distance to the
+prompt.
 """
 
 import logging
@@ -31,19 +32,20 @@ RELATIVE = frozenset(MEASURED.split())
 
 
 def may_move_rows(model_type: str, *, aux_loss: bool, virtual_tokens: bool) -> bool:
-    """Whether it changes nothing; where it may, a warning says that the padding stays."""
+    """Whether moving rows changes no result. If it may, log a warning that TRL's padding is
+    kept."""
     if virtual_tokens:
-        reason = "the adapter's virtual tokens stand before the padding, at a distance it decides"
+        reason = "the padding separates the adapter's virtual tokens from the prompt"
     elif aux_loss:
-        reason = "the loss that balances its experts is taken over a microbatch"
+        reason = "the load-balancing loss of its experts depends on the whole microbatch"
     elif model_type not in RELATIVE:
-        reason = "it was not tested with rows moved to the left"
+        reason = "this model type was not tested with rows moved to the left"
     else:
         return True
-    logger.warning("microbatches of model type '%s' stay as TRL pads them: %s", model_type, reason)
+    logger.warning("model type '%s': microbatches keep TRL's padding: %s", model_type, reason)
     return False
 
 
 def has_virtual_tokens(model: Any) -> bool:
-    """Whether an adapter puts learned tokens before the row, as prompt and prefix tuning do."""
+    """Whether an adapter puts learned tokens before the row (prompt tuning, prefix tuning)."""
     return bool(is_peft_model(model) and model.active_peft_config.is_prompt_learning)

@@ -1,14 +1,14 @@
-"""Microbatches without needless padding: trimming, and regrouping by length.
+"""Microbatches with less padding: trimming, and regrouping by length.
 
-TRL pads every completion to the longest of the whole rollout batch and cuts the batch into
-microbatches at random, so that most of what goes through the model is padding. Three changes,
-none of which changes the gradient: each microbatch is cut to its own longest prompt and
-completion; the rows of one optimizer step are dealt to its microbatches in order of length, so
-that equals meet; and on the way through the model rows are moved to the left.
+TRL pads every completion to the longest of the rollout batch and splits the batch into microbatches
+at random, so the model mostly processes padding. Three measures reduce it, without changing the
+gradient: each microbatch is cut to its own longest prompt and completion; the rows of an optimizer
+step are sorted by length before they are split into microbatches; in the forward pass, rows are
+moved to the left.
 
-The gradient of an optimizer step is a sum over its rows as long as a row's share does not depend on
-its neighbours. Where it does (a divisor or a quantile taken over the microbatch), regrouping would
-change it; the caller leaves it off there.
+The gradient of an optimizer step is a sum over its rows if the contribution of a row does not
+depend on the other rows. If it does (a divisor or quantile over the microbatch), regrouping would
+change the gradient, and the caller must switch it off.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,14 +31,14 @@ COMPLETION_KEYS = (
 ROW_KEYS = ("advantages",)
 SCALAR_KEYS = ("num_items_in_batch",)
 DRAWN = "drawn_microbatch"
-"""Key of a regrouped batch: which of the microbatches regrouped together each row came from."""
+"""Key of a regrouped batch: for each row, the index of the microbatch that TRL put it into."""
 
 TEXT_KEYS = frozenset((*PROMPT_KEYS, *COMPLETION_KEYS, *ROW_KEYS, *SCALAR_KEYS))
-"""What a batch of plain text consists of; anything else (images, say) is left as it came."""
+"""The keys of a text batch; a batch with other keys (such as images) is not changed."""
 
 
 def is_text(batch: Mapping[str, Any]) -> bool:
-    """Whether a batch holds nothing but what is known here, and may be trimmed and regrouped."""
+    """Whether all keys of a batch are known here, so that it may be trimmed and regrouped."""
     return batch.keys() <= TEXT_KEYS
 
 
@@ -46,18 +46,18 @@ TEXT_FORWARD = frozenset(("compute_entropy", "compute_aux_loss"))
 
 
 def is_text_forward(arguments: Mapping[str, Any]) -> bool:
-    """Whether TRL's forward pass is given nothing but tokens."""
+    """Whether the only input of TRL's forward pass is tokens."""
     return all(value is None for name, value in arguments.items() if name not in TEXT_FORWARD)
 
 
 def without_needless_padding(
     microbatches: list[Batch], together: int, multiple: int | None
 ) -> tuple[list[Batch], dict[str, float]]:
-    """One rollout batch regrouped and trimmed, and how much padding there was and is.
+    """Regroup and trim one rollout batch; also return its padded share before and after.
 
     Args:
-        together: microbatches whose rows are dealt by length, 1 for none.
-        multiple: what trimmed widths are rounded up to; None trims nothing.
+        together: number of microbatches to regroup together; 1: do not regroup.
+        multiple: round trimmed widths up to a multiple of this; None: do not trim.
     """
     drawn = padded_fraction(microbatches)
     if together > 1:
@@ -71,10 +71,10 @@ def without_needless_padding(
 def trim(batch: Batch, multiple: int = 1) -> Batch:
     """Cut a microbatch to its own longest prompt and longest completion.
 
-    Shapes: prompts `(N, S)`, padded left, lose columns on the left; whatever is `(N, T)`, padded
-    right, loses columns on the right. `(N, 1)` and `(N,)` stay. Widths are rounded up to a
-    `multiple` as far as there are columns. Two columns of completions stay where there are two:
-    TRL takes a single one for a value per sequence, and counts masked rows in its mean.
+    Shapes: prompts `(N, S)`, padded left, are cut on the left; tensors `(N, T)`, padded right, are
+    cut on the right; `(N, 1)` and `(N,)` are not cut. Widths are rounded up to a `multiple` if
+    there are enough columns. At least two columns of completions are kept if there are two: TRL
+    treats a single column as one value per sequence, and then counts masked rows in the mean.
     """
     start = max(0, batch["prompt_mask"].size(1) - width_of(batch["prompt_mask"], multiple))
     width = batch["completion_mask"].size(1)
@@ -89,17 +89,17 @@ def trim(batch: Batch, multiple: int = 1) -> Batch:
 
 
 def width_of(mask_NT: torch.Tensor, multiple: int = 1) -> int:
-    """Columns that the longest row needs, rounded up to a multiple; at least 1."""
+    """Number of columns for the longest row, rounded up to a multiple; at least 1."""
     longest = max(1, int(mask_NT.sum(dim=1).max()))
     return -(-longest // multiple) * multiple
 
 
 def regroup_by_length(microbatches: Sequence[Batch], per_step: int) -> list[Batch]:
-    """Deal the rows of every `per_step` consecutive microbatches to them by length.
+    """Sort the rows of every `per_step` consecutive microbatches by length and split them again.
 
-    The length of a row is that of its prompt and completion. Rows of equal length keep their
-    order, so that microbatches of equal lengths are left as they are. `DRAWN` keeps where each row
-    came from.
+    The length of a row is that of prompt plus completion. Rows of equal length keep their order,
+    so microbatches with equal lengths do not change. `DRAWN` records the original microbatch of
+    each row.
     """
     regrouped: list[Batch] = []
     for first in range(0, len(microbatches), per_step):
@@ -123,11 +123,11 @@ def forward_trimmed(
     rows_at_once: int | None = None,
     multiple: int = 1,
 ) -> tuple[torch.Tensor | None, ...]:
-    """What `forward(ids, mask, completion_length)` gives for each token, at less cost.
+    """The results of `forward(ids, mask, completion_length)` for each token, at lower cost.
 
-    Rows go through in order of length, `rows_at_once` together, cut to their longest, rounded up to
-    a `multiple`; what comes back, `(N, completion_length)` or None each, is in the order of the
-    rows and 0 at padding.
+    Rows are sorted by length and processed in groups of `rows_at_once`, each group cut to its
+    longest row, rounded up to a `multiple`. The results, each `(N, completion_length)` or None,
+    are in the original order of the rows and 0 at padding.
     """
     if rows_at_once is None or rows_at_once >= len(ids_NL):
         return _forward_rows(forward, ids_NL, mask_NL, completion_length, multiple)
@@ -149,11 +149,11 @@ def _forward_rows(
     width: int,
     multiple: int,
 ) -> tuple[torch.Tensor | None, ...]:
-    """With every row moved to the left, so that all padding lies behind it.
+    """Forward pass with every row moved to the left, so that all padding is at its end.
 
-    No token of a causal model looks at what comes after it. So nothing has to be masked, attention
-    takes its faster, purely causal path, and the width is that of the longest row, where a prompt
-    and a completion padded apart take the longest prompt and the longest completion.
+    A token of a causal model does not depend on later tokens. So no mask is needed, attention uses
+    its faster, purely causal path, and the width is that of the longest row. Padded separately,
+    prompts and completions need the longest prompt plus the longest completion.
     """
     if mask_NL.all():
         return forward(ids_NL, mask_NL, width)
@@ -179,9 +179,9 @@ def _forward_rows(
 def padded_fraction(
     batches: Sequence[Batch], *, moved_left: bool = False, multiple: int = 1
 ) -> float:
-    """The share of positions in these microbatches that are padding: 0 is none.
+    """The share of padding among the positions of these microbatches.
 
-    With `moved_left`, of the positions that `forward_trimmed` puts through the model.
+    With `moved_left`: among the positions that the model processes in `forward_trimmed`.
     """
     masks = [torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1) for batch in batches]
     widths = [mask_NL.size(1) for mask_NL in masks]

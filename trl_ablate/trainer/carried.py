@@ -1,13 +1,13 @@
-"""What a trainer carries from one optimizer step to the next and TRL does not save.
+"""Save and restore the trainer's state that TRL's checkpoints do not contain.
 
-A checkpoint of TRL holds the weights, the optimizer, the schedule, the random states and the logged
-rows. A training that goes on from it as if it had never stopped needs more: what was summed up
-since the last logged row, the adaptive entropy coefficient, the count of microbatches, a reference
-model that follows the policy, and, in the middle of a rollout batch, that batch. Each process
-writes its own into the checkpoint, as plain values and tensors.
+A checkpoint of TRL contains the weights, the optimizer, the schedule, the random states and the
+logged rows. Resuming with exactly the same results needs more: the sums since the last logged row,
+the adaptive entropy coefficient, the number of microbatches so far, a reference model that follows
+the policy and, in the middle of a rollout batch, this batch. Each process writes its own state into
+the checkpoint, as plain values and tensors.
 
-Left out are the images in the log of completions, and whatever else in it is no plain value: after
-a resume in the middle of a rollout batch they are None until the next one.
+Images and other values in the log of completions that are not plain are not saved: after resuming
+in the middle of a rollout batch, they are None until the next batch.
 """
 
 import logging
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 REFERENCE = "reference.safetensors"
 VALUES = (
-    "_step",  # microbatches so far, by which TRL knows when a rollout is due
+    "_step",  # microbatches so far; TRL uses it to decide when to generate
     "_tr_loss",
     "_total_loss_scalar",
     "_globalstep_last_logged",
     "entropy_coef",
     "_last_world_entropy",
 )
-"""Attributes of the trainer that are a number, or a tensor of one."""
+"""Attributes of the trainer whose value is a number or a tensor with one number."""
 
 LAYOUT = (
     "world_size",
@@ -49,12 +49,13 @@ LAYOUT = (
     "num_iterations",
     "num_generations",
 )
-"""Settings without which what was carried has another meaning."""
+"""Settings that must be unchanged for the saved state to be valid."""
 
 
 @contextmanager
 def sealed(trainer: "AblationTrainer", checkpoint: Path):
-    """Around the writing of a checkpoint: no seal while it is not whole, and what is carried."""
+    """While TRL writes a checkpoint: remove its seal first; at the end add our state and seal
+    it."""
     if trainer.args.should_save:
         break_seal(checkpoint)
     yield
@@ -66,26 +67,30 @@ def sealed(trainer: "AblationTrainer", checkpoint: Path):
 
 
 def save(trainer: "AblationTrainer", checkpoint: Path) -> None:
-    """Write what this process carries, and the reference model if it has moved; for every process,
-    before the checkpoint is sealed."""
+    """Write the state of this process, and the reference model if it follows the policy. Every
+    process must call this before the checkpoint is sealed."""
     torch.save(_carried(trainer), _file(trainer, checkpoint))
     if trainer.args.sync_ref_model and trainer.args.should_save and not _is_sharded(trainer):
         save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(checkpoint / REFERENCE))
 
 
 def restore(trainer: "AblationTrainer", checkpoint: Path) -> None:
-    """Take up what `save` has written; called when TRL has set its own counters to their start."""
+    """Restore what `save` has written. Call this after TRL has initialised its own counters."""
     if trainer.args.sync_ref_model:
         _restore_reference(trainer, checkpoint / REFERENCE)
     file = _file(trainer, checkpoint)
     if not file.exists():
-        logger.warning("%s does not exist: what is logged next may differ", file)
+        logger.warning(
+            "%s does not exist: the next logged row may differ from that of a run that was not "
+            "stopped",
+            file,
+        )
         return
     carried = torch.load(file, map_location="cpu", weights_only=True)
     if carried["layout"] != _layout(trainer):
         logger.warning(
-            "%s was written with %s, and this training has %s: its rollouts and its next logged "
-            "row differ from those of a training that had not been stopped",
+            "%s was written with %s, but this run has %s: its rollouts and its next logged row "
+            "differ from those of a run that was not stopped",
             *(file, carried["layout"], _layout(trainer)),
         )
         return
@@ -94,22 +99,22 @@ def restore(trainer: "AblationTrainer", checkpoint: Path) -> None:
 
 @cache
 def load_onto_numbered_cpus() -> None:
-    """Let torch load onto "cpu:1": accelerate numbers the CPUs of several processes, transformers
-    loads a checkpoint onto them, and torch knows a "cpu" only."""
+    """Let torch load tensors to "cpu:1". With several processes, accelerate numbers the CPUs and
+    transformers loads checkpoints to these devices, but torch only accepts "cpu"."""
     torch.serialization.register_package(11, lambda storage: None, _onto_numbered_cpu)
 
 
 def skip_epochs(trainer: "AblationTrainer", epochs: int) -> None:
-    """Bring the order of the questions to where it is behind that many epochs.
+    """Advance the order of the questions by the given number of epochs.
 
-    TRL's sampler draws an order at the start of every epoch, from one generator; transformers skips
-    the batches of the epoch that it resumes in, but not the orders of those before.
+    TRL's sampler draws an order at the start of every epoch, from one generator. When resuming,
+    transformers skips batches of the current epoch, but does not draw the orders of earlier ones.
     """
     if isinstance(trainer.train_dataset, IterableDataset):
         if trainer.state.epoch >= 1:
             logger.warning(
-                "the training set is a stream, and resuming is exact in the first pass over it "
-                "only: the order of what follows is another one"
+                "the training set is a stream, so resuming is exact only in the first epoch: the "
+                "order of the next questions differs from that of a run that was not stopped"
             )
         return
     for _ in range(epochs):
@@ -117,8 +122,9 @@ def skip_epochs(trainer: "AblationTrainer", epochs: int) -> None:
 
 
 def load_trained_adapter(trainer: "AblationTrainer", checkpoint: str) -> None:
-    """Where TRL has set up a copy of the adapter as the reference, transformers loads that one from
-    its folder in the checkpoint, and leaves out the trained one, whose files lie beside it."""
+    """Load the trained adapter if TRL has added a copy of it as the reference. In this case
+    transformers loads only the reference adapter from its folder in the checkpoint, but not the
+    trained adapter, whose files are in the checkpoint itself."""
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if is_peft_model(model) and "ref" in model.peft_config:
         model.load_adapter(checkpoint, model.active_adapters[0], is_trainable=True)
@@ -148,10 +154,10 @@ def _carried(trainer: "AblationTrainer") -> dict[str, Any]:
 def _take_up(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
     carried: Any = send_to_device(written, trainer.accelerator.device)
     vars(trainer).update(carried["values"])
-    trainer._metrics["train"].clear()  # cleared, not replaced: the phases hold it, too
+    trainer._metrics["train"].clear()  # not replaced, as `StepPhases` uses the same dict
     for name, values in carried["metrics"].items():
         trainer._metrics["train"][name].extend(values)
-    trainer.ratio_sums.take_up(written["ratio_sums"])  # float64, which not every device has
+    trainer.ratio_sums.take_up(written["ratio_sums"])  # on the CPU, as not every device has float64
     trainer.mismatch.take_up(carried["mismatch"])
     if "rollout" in carried:
         trainer._buffered_inputs = carried["rollout"]
@@ -159,7 +165,7 @@ def _take_up(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
 
 
 def _completions(trainer: "AblationTrainer") -> dict[str, Any]:
-    """The log of completions, a list by column, or by column of a group of them."""
+    """The log of completions: a list per column, or a dict of lists for a group of columns."""
     logs = trainer._logs
     columns = {name: _plain(logs[name]) for name in ("prompt", "completion", "advantages")}
     groups = {
@@ -183,7 +189,7 @@ def _plain(values: Iterable[Any]) -> list[Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it can be read back without running what a pickle says."""
+    """Whether the value can be loaded without executing pickled code."""
     if type(value) is dict:
         return all(_is_plain(part) for item in value.items() for part in item)
     if type(value) in (list, tuple):
@@ -192,7 +198,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _compact(batch: dict[str, Any]) -> dict[str, Any]:
-    """A microbatch without the rest of the tensors that its own are cut from."""
+    """A microbatch with copied tensors, so that the larger tensors they are views of are not
+    saved."""
     return {
         name: value.clone() if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
@@ -214,8 +221,8 @@ def _is_sharded(trainer: "AblationTrainer") -> bool:
 def _restore_reference(trainer: "AblationTrainer", file: Path) -> None:
     if not file.exists():
         raise ConfigurationError(
-            f"{file} does not exist: the reference model that sync_ref_model has moved was not "
-            "saved (it never is with FSDP or DeepSpeed); begin again, or set sync_ref_model to "
-            "false to go on with the reference that the run was begun with"
+            f"{file} does not exist: the updated reference model of sync_ref_model was not saved "
+            "(with FSDP and DeepSpeed it never is); start over with --overwrite, or set "
+            "sync_ref_model to false to continue with the reference model of the start"
         )
     load_model(trainer.accelerator.unwrap_model(trainer.ref_model), file)

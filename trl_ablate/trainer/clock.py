@@ -1,4 +1,4 @@
-"""When a training evaluates and saves, counted in rollout batches."""
+"""Decides when to evaluate and save, counted in rollout batches."""
 
 import math
 from fractions import Fraction
@@ -12,18 +12,18 @@ from trl_ablate.config import AblationConfig
 class GRPOStepClock(TrainerCallback):
     """Counts `eval_steps` and `save_steps` in GRPO steps (rollout batches), not optimizer steps.
 
-    Off-policy arms take several optimizer steps per rollout batch, and large optimizer batches take
-    several rollout batches per step; counted so, all are evaluated at the same GRPO steps, or at
-    the first optimizer step behind them. A checkpoint falls between two batches, unless something
-    else asks for it. A fraction is that share of all GRPO steps, rounded up. The last step is
-    always evaluated.
+    Off-policy arms take several optimizer steps per rollout batch; arms with large optimizer
+    batches take several rollout batches per optimizer step. Counted in GRPO steps, all arms are
+    evaluated at the same steps, or at the first optimizer step after them. A checkpoint is written
+    between two rollout batches, unless another callback requests it. A fraction is a share of all
+    GRPO steps, rounded up. The last step is always evaluated.
     """
 
     def __init__(self, grpo_steps_per_optimizer_step: Fraction):
         self._per_step = grpo_steps_per_optimizer_step
 
     def on_train_begin(self, args: AblationConfig, state: TrainerState, control, **kwargs):
-        # transformers has made a fraction a number of optimizer steps
+        # transformers has converted a fraction into a number of optimizer steps
         if args.eval_steps is not None and 0 < args.eval_steps < 1:
             state.eval_steps = self._share(args.eval_steps, state)
         if 0 < args.save_steps < 1:

@@ -1,11 +1,11 @@
-"""The vLLM engine in the training process: its seed, and what it needs to train on a CPU.
+"""The vLLM engine in the training process: its seed, and the changes that a CPU needs.
 
-TRL gives the engine of each process its rank for a seed, whatever `--seed` says, and the engine
-draws from the process's own generators, which building it reseeds. So both follow from the engine's
-seed, which is set here, while TRL builds the engine. Nothing else of vLLM is touched on a GPU.
+TRL passes the rank of each process to its engine as the seed and ignores `--seed`. The engine draws
+from the generators of the process and reseeds them when it is built. So this module sets the
+engine's seed while TRL builds the engine. On a GPU, nothing else in vLLM is changed.
 
-On a CPU vLLM packs every linear weight as it loads and drops the original, so that no later weight
-can be loaded; there the engine keeps the weights as they are.
+On a CPU, vLLM packs every linear weight after loading it and deletes the original, so new weights
+cannot be loaded. Here the weights stay unpacked.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,15 @@ from trl_ablate.config import AblationConfig
 from trl_ablate.trainer.temporary import replaced
 
 SEED_STRIDE = 1_000_003
-"""Distance between the seeds of two runs' engines: no number of ranks comes near it."""
+"""Distance between the engine seeds of two runs; much larger than any number of ranks."""
 
 CPU_KV_CACHE = 2**30
-"""Bytes of KV cache on a CPU, where vLLM would take its share of the whole memory."""
+"""Bytes of KV cache on a CPU; by default vLLM would use a share of the machine's memory."""
 
 
 @contextmanager
 def engine_as_configured(config: AblationConfig):
-    """While TRL builds its engine: seeded by `config.seed`, and able to train on a CPU."""
+    """While TRL builds its engine: use `config.seed`, and make it work on a CPU."""
     if not (config.use_vllm and config.vllm_mode == "colocate" and is_vllm_available()):
         yield
         return
@@ -44,12 +44,12 @@ def engine_as_configured(config: AblationConfig):
 
 
 def engine_seed(seed: int, rank: int) -> int:
-    """The seed of an engine: other for every run seed and every rank, and one that NumPy takes."""
+    """The seed of an engine: different for every run seed and rank, and valid for NumPy."""
     return (seed * SEED_STRIDE + rank) % 2**32
 
 
 def cpu_settings(config: AblationConfig) -> dict[str, Any]:
-    """For a CPU: the trainer's precision, a small cache, no minutes of compilation."""
+    """Settings for a CPU: the trainer's precision, a small cache, no slow compilation."""
     return {
         "dtype": "bfloat16" if config.bf16 else "float32",
         "enforce_eager": True,
@@ -59,7 +59,7 @@ def cpu_settings(config: AblationConfig) -> dict[str, Any]:
 
 @contextmanager
 def unpacked_weights():
-    """Let vLLM's CPU layers multiply by the weight itself, where a weight sync finds it."""
+    """Let vLLM's CPU layers use the original weight, which a weight sync updates."""
     from vllm.model_executor.layers import utils  # pyright: ignore[reportMissingImports]
 
     packed = utils.dispatch_cpu_unquantized_gemm
@@ -75,7 +75,7 @@ def unpacked_weights():
 
 
 def _seeded(seed: int, settings: dict[str, Any]) -> Callable:
-    """vLLM's `LLM`, built with our seed in place of the rank that TRL passes, and our settings."""
+    """vLLM's `LLM`, built with our settings, and with our seed instead of the rank from TRL."""
     build = vllm_generation.LLM
 
     def engine(*args, **kwargs):

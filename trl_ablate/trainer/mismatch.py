@@ -1,8 +1,8 @@
-"""What an engine that samples with its own kernels does to a training: the gap, and what it costs.
+"""The gap between the engine's and the trainer's log-probabilities, and its correction.
 
-The engine's log-probabilities differ from the trainer's a little by rounding, and a lot when its
-weights are stale. Every microbatch leaves one row of facts per completion; what is logged is
-computed from all rows at once, since quartiles and maxima of parts are not those of the whole.
+The two differ a little because of rounding, and a lot if the engine's weights are stale. Every
+microbatch adds one row of facts per completion. The metrics are computed from all rows at once, as
+quartiles and maxima cannot be combined from parts.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from trl_ablate.trainer.loss_pass import LossPass
 
 
 class Fact(IntEnum):
-    """The columns of a row, named for reading."""
+    """The columns of a row of facts."""
 
     LENGTH = 0
     HELD = 1
@@ -32,10 +32,10 @@ class Fact(IntEnum):
 
 
 class MismatchCorrection:
-    """The importance correction of one trainer, and what it did since the last logged line.
+    """The importance correction of one trainer, and its statistics since the last logged row.
 
-    Where one optimizer step is taken per rollout batch, the ratio is made of the log-probabilities
-    of the training's forward pass (`correct`); elsewhere TRL has put it into the inputs.
+    With one optimizer step per rollout batch, the ratio is computed from the log-probabilities of
+    the training's forward pass (`correct`); otherwise TRL has put it into the inputs.
     """
 
     def __init__(self, config: AblationConfig):
@@ -47,20 +47,20 @@ class MismatchCorrection:
         }
         self._microbatches = config.steps_per_generation
         self._rows: list[torch.Tensor] = []
-        """Since the last logged row, a microbatch each."""
+        """One tensor per microbatch since the last logged row."""
         self._gaps: list[torch.Tensor] = []
-        """Since then, a rollout batch each: what `local_gap` finds."""
+        """One result of `local_gap` per rollout batch since the last logged row."""
         self._of_this_rollout: list[torch.Tensor] = []
 
     def carried(self) -> dict[str, list[torch.Tensor]]:
-        """What a checkpoint, between two optimizer steps, has to hold."""
+        """The state to save in a checkpoint between two optimizer steps."""
         return {"rows": self._rows, "gaps": self._gaps}
 
     def take_up(self, carried: dict[str, list[torch.Tensor]]) -> None:
         self._rows, self._gaps = carried["rows"], carried["gaps"]
 
     def correct(self, loss_pass: LossPass) -> None:
-        """Put the importance ratio where TRL's loss looks for it."""
+        """Add the importance ratio to the inputs of TRL's loss."""
         shown = loss_pass.shown
         shown["importance_sampling_ratio"] = importance_ratio(
             loss_pass.logps_NT,
@@ -70,7 +70,7 @@ class MismatchCorrection:
         )
 
     def record(self, loss_pass: LossPass) -> None:
-        """Note one microbatch, if it was corrected at all."""
+        """Record one microbatch, if it was corrected."""
         shown = loss_pass.shown
         if "importance_sampling_ratio" not in shown:
             return
@@ -89,7 +89,7 @@ class MismatchCorrection:
             self._of_this_rollout = []
 
     def metrics(self, gather: Callable[[torch.Tensor], Any]) -> dict[str, float]:
-        """Of all processes since the last call; the gap where TRL does not report it itself."""
+        """Metrics over all processes since the last call; the gap only if TRL does not log it."""
         if not self._rows:
             return {}
         rows_NF = gather(torch.cat(self._rows)).cpu()
@@ -110,11 +110,11 @@ def mismatch_rows(
 ) -> torch.Tensor:
     """One row of `Fact`s per completion: `(N, 9)`.
 
-    Shapes: log-probabilities and mask `(N, T)`; `ratio_NT`, what the correction multiplies the loss
-    by, `(N, T)` or, of whole sequences, `(N, 1)`.
+    Shapes: log-probabilities and mask `(N, T)`; `ratio_NT`, the correction's factor of the loss,
+    `(N, T)`, or `(N, 1)` for whole sequences.
 
-    HELD is the share of the completion's tokens that the correction takes away (`*_mask`) or holds
-    at a bound (`*_truncate`); of whole sequences it is 0 or 1. A token without the engine's
+    HELD is the share of the completion's tokens that the correction removes (`*_mask`) or holds at
+    a bound (`*_truncate`); for whole sequences it is 0 or 1. A token for which the engine gave no
     log-probability (NaN) has no gap.
     """
     mask_NT = mask_NT.bool()
@@ -138,7 +138,7 @@ def mismatch_rows(
 
 
 class Gap(StrEnum):
-    """TRL's metrics of the mismatch, by TRL's names."""
+    """TRL's metrics of the mismatch, under TRL's names."""
 
     MEAN = SAMPLING_GAP
     MAX = "sampling/sampling_logp_difference/max"
@@ -148,8 +148,8 @@ class Gap(StrEnum):
 
 
 def local_gap(rows_NF: torch.Tensor) -> torch.Tensor:
-    """The metrics of `Gap`, in that order, over one process's part of a rollout batch; of no token
-    at all, 0. A completion without tokens counts where whole sequences are corrected, as in TRL."""
+    """The metrics of `Gap`, in that order, over one process's part of a rollout batch; 0 without
+    tokens. If whole sequences are corrected, completions without tokens count, as in TRL."""
     total = rows_NF.sum(dim=0)
     if total[Fact.RATIO_COUNT] == 0:
         return torch.zeros(len(Gap), device=rows_NF.device)
@@ -165,8 +165,8 @@ def local_gap(rows_NF: torch.Tensor) -> torch.Tensor:
 
 
 def gap_metrics(gaps_PB5: torch.Tensor) -> dict[str, float]:
-    """Over P processes and B rollout batches, as TRL has it: means and extremes over processes,
-    then the mean over batches."""
+    """Metrics over P processes and B rollout batches, as in TRL: first the mean or extreme over
+    the processes, then the mean over the batches."""
     over_processes = {
         Gap.MEAN: gaps_PB5.mean(dim=0),
         Gap.MAX: gaps_PB5.amax(dim=0),
@@ -182,8 +182,8 @@ def gap_metrics(gaps_PB5: torch.Tensor) -> dict[str, float]:
 def held_by_length(rows_NF: torch.Tensor) -> dict[str, float]:
     """`sampling/dropped/q1` (shortest quarter of the completions) to `q4` (longest): mean HELD.
 
-    Sequence-level corrections hit long completions first, which is what these four numbers show.
-    Completions without a token are left out; a quarter without a completion has no number.
+    These four numbers show whether a sequence-level correction affects long completions more than
+    short ones. Completions without tokens are left out; an empty quarter is not logged.
     """
     rows_NF = rows_NF[rows_NF[:, Fact.LENGTH] > 0]
     order = torch.argsort(rows_NF[:, Fact.LENGTH], stable=True)

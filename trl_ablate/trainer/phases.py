@@ -1,4 +1,4 @@
-"""Where the time and the memory of a training step go."""
+"""Time and memory of each phase of a training step."""
 
 import re
 import time
@@ -15,14 +15,14 @@ GIB = 2**30
 class StepPhases(TrainerCallback):
     """Adds `time/*` (seconds) and `memory/*` (GiB) of every optimizer step to the metrics.
 
-    A step lasts from its first microbatch to the end of the optimizer's update; evaluating, saving
-    and logging are not part of it. `phase` marks a part of it; what is marked inside another part
-    is counted once, as the inner one. `time/train` is what no phase claims: forward, backward and
-    update. So rollout, reward and train add up to the step.
+    A step lasts from its first microbatch to the end of the optimizer's update; evaluation, saving
+    and logging are not part of it. `phase` marks a part of the step. If phases are nested, time in
+    the inner phase counts for the inner phase only. `time/train` is the rest of the step: forward,
+    backward and update. So rollout, reward and train add up to the step.
 
     Args:
         metrics: lists of values by name, of this process.
-        memory: whether to follow the peak too.
+        memory: whether to record peak memory.
     """
 
     def __init__(self, metrics: MutableMapping[str, list[float]], *, memory: bool):
@@ -34,7 +34,7 @@ class StepPhases(TrainerCallback):
 
     @contextmanager
     def phase(self, name: str):
-        """A part of the step; nothing happens outside of a step, as in evaluation."""
+        """Measure a part of the step. Outside of a step, such as in evaluation, do nothing."""
         if self._began is None:
             yield
             return
@@ -70,7 +70,7 @@ class StepPhases(TrainerCallback):
 
 
 def _now(device: torch.device) -> float:
-    """When the device has done what it was given so far."""
+    """The time, after the device has finished all work so far."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -83,7 +83,7 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Begin a new peak. Without a GPU this needs Linux; elsewhere it is the whole process's."""
+    """Reset the peak. Without a GPU this needs Linux; on other systems it has no effect."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif CLEAR_REFS.exists():
@@ -91,7 +91,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Bytes at the peak; NaN where nobody counts them."""
+    """Peak memory in bytes; NaN if the system does not report it."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     if not STATUS.exists():

@@ -1,9 +1,9 @@
 """TRL's metrics of the loss, computed from rows, so that they do not depend on regrouping.
 
-TRL logs `kl`, `entropy` and the clip ratios as means over microbatches of means over tokens. So
-the weight of a token depends on the rows that share its microbatch. Here every row keeps its sum,
-its number of tokens and the microbatch that TRL drew it into; once all rows of the regrouped
-microbatches are known, the metrics are those of the microbatches as drawn.
+TRL logs `kl`, `entropy` and the clip ratios as means over tokens, then over microbatches. So the
+weight of a token depends on the other rows in its microbatch. Here each row keeps its sum, its
+number of tokens and the microbatch that TRL put it into. Once all rows of the regrouped
+microbatches are known, the metrics are computed for TRL's original microbatches.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 SMALLEST, LARGEST = ("clip_ratio/low_min",), ("clip_ratio/high_max",)
-"""Metrics that are the smallest, or the largest, of the means of the rows of a microbatch."""
+"""Metrics that are the minimum, or the maximum, of the row means in a microbatch."""
 
 
 def row_sums(values_NT: torch.Tensor, mask_NT: torch.Tensor) -> torch.Tensor:
-    """Sum and count of each row, `(N, 2)`: over its response tokens, or of its one value.
+    """Sum and count of each row, `(N, 2)`, over its response tokens, or of its single value.
 
-    Shapes: values `(N, T)`, or `(N, 1)` where a row has one value; mask `(N, T)`. Whatever stands
-    in the padding takes no part.
+    Shapes: values `(N, T)`, or `(N, 1)` if a row has one value; mask `(N, T)`. Values at padding
+    are ignored.
     """
     if values_NT.size(1) == 1:
         return torch.cat([values_NT, torch.ones_like(values_NT)], dim=1)
@@ -27,10 +27,11 @@ def row_sums(values_NT: torch.Tensor, mask_NT: torch.Tensor) -> torch.Tensor:
 
 
 def metric_of_microbatches(name: str, sums_N2: torch.Tensor, drawn_N: torch.Tensor) -> list[float]:
-    """The value of a metric in each microbatch as drawn, in order.
+    """The value of a metric in each of TRL's original microbatches, in order.
 
-    A mean over all tokens of the microbatch (0 without any); for `SMALLEST` and `LARGEST` the
-    extreme of the rows' own means, rows without tokens left out (NaN if all are).
+    It is the mean over all tokens of the microbatch (0 without tokens). For `SMALLEST` and
+    `LARGEST` it is the extreme of the row means; rows without tokens are left out (NaN if there
+    are no others).
     """
     parts = [sums_N2[drawn_N == place] for place in range(int(drawn_N.max()) + 1)]
     if name in SMALLEST + LARGEST:
@@ -41,10 +42,10 @@ def metric_of_microbatches(name: str, sums_N2: torch.Tensor, drawn_N: torch.Tens
 
 
 class RowMetrics:
-    """Collects the rows of regrouped microbatches and puts TRL's metrics right once all are there.
+    """Collects the rows of regrouped microbatches; corrects TRL's metrics when it has all of them.
 
     Args:
-        metrics: lists of values by name, in which TRL has put one value per microbatch.
+        metrics: lists of values by name, to which TRL has added one value per microbatch.
         gather: concatenates a tensor over the processes.
     """
 
@@ -59,7 +60,8 @@ class RowMetrics:
         self._sums: list[dict[str, torch.Tensor]] = []
 
     def add(self, drawn_N: torch.Tensor, sums: dict[str, torch.Tensor], microbatches: int) -> None:
-        """Note a microbatch; with the last of those regrouped together, replace their metrics."""
+        """Add a microbatch; after the last one of those regrouped together, replace their
+        metrics."""
         self._drawn.append(drawn_N)
         self._sums.append(sums)
         if len(self._drawn) < microbatches:

@@ -1,9 +1,9 @@
-"""Evaluation's own randomness: it follows from the seed, and training's is left as it was.
+"""Random state of an evaluation: it depends on the seed and does not change that of the training.
 
-Every generator that a completion or a reward may draw from is set at the start of an evaluation and
-restored at its end: torch's, Python's, and NumPy's, from which newer vLLM engines on a GPU take the
-seed of a request. A vLLM server has a generator of its own, which only requests without a seed
-draw from; so every question is sent to it with a seed.
+The generators that a completion or a reward may use are seeded at the start of an evaluation and
+restored at its end: those of torch, Python and NumPy (newer vLLM engines on a GPU draw the seed of
+a request from NumPy). A vLLM server has its own generator for requests without a seed, so every
+question is sent with a seed.
 """
 
 import random
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
 
 SEED_STRIDE = 1_000_003
-"""Distance between the seeds of two processes: no run seed or number of samples comes near it."""
+"""Distance between the seeds of two processes; far above any run seed or number of samples."""
 
 REQUESTS_AT_ONCE = 64
-"""What TRL's client keeps connections for."""
+"""The number of connections that TRL's client keeps."""
 
 
 @contextmanager
 def own_randomness(trainer: "AblationTrainer"):
-    """Until the end of the block, sampling depends on the run's seed and on the process only."""
+    """Until the end of the block, sampling depends only on the run's seed and the process."""
     seed = evaluation_seed(trainer)
     with ExitStack() as stack:
         stack.enter_context(_generators(seed, trainer.accelerator.device))
@@ -40,7 +40,8 @@ def own_randomness(trainer: "AblationTrainer"):
 
 
 def evaluation_seed(trainer: "AblationTrainer") -> int:
-    """Equal in the processes that share one engine, which have to sample the same tokens."""
+    """The seed of this process's evaluation. It is equal in processes that share one engine, as
+    they must sample the same tokens."""
     config = trainer.args
     shared = config.use_vllm and config.vllm_mode == "colocate"
     engine_size = config.vllm_tensor_parallel_size if shared else 1
@@ -67,7 +68,7 @@ def _asks_a_server(trainer: "AblationTrainer") -> bool:
 
 
 def _seeded_requests(client: Any, first_seed: int) -> AbstractContextManager[None]:
-    """Let TRL's vLLM client send every question as a request with a seed of its own."""
+    """Let TRL's vLLM client send every question as a request with its own seed."""
     one_by_one = partial(_one_by_one, client.generate, SeedDealer(first_seed))
     return replaced(client, generate=one_by_one)
 
@@ -93,9 +94,9 @@ def _one_by_one(
     generation_kwargs: dict[str, Any] | None = None,
     **sampling: Any,
 ) -> dict[str, Any]:
-    """TRL's `VLLMClient.generate`, a request per prompt. vLLM samples the n completions of a
-    request by its seed, its seed + 1, and so on; one seed for all prompts would sample them with
-    the same noise.
+    """TRL's `VLLMClient.generate` with one request per prompt. vLLM samples the n completions of a
+    request with its seed, seed + 1, and so on; with one seed for all prompts, all would be sampled
+    with the same noise.
     """
 
     def ask(index: int, seed: int) -> dict[str, Any]:

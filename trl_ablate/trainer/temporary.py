@@ -1,4 +1,4 @@
-"""Values that hold for a block: the one way in which TRL's objects are changed for a while."""
+"""Temporary attribute values: the only way in which TRL's objects are changed for a block."""
 
 from contextlib import contextmanager
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 
 @contextmanager
 def replaced(holder: Any, **values: Any):
-    """Attributes of an object, or of a module, have other values until the end of the block.
+    """Set attributes of an object or module until the end of the block, then restore them.
 
-    Each has to exist, so that a name that TRL no longer reads is an error. One that the object had
-    from its class, such as a method, is its class's again afterwards.
+    Each attribute must exist, so a name that TRL has removed raises an error. An attribute that is
+    defined by the class, such as a method, is removed from the object again.
     """
     missing = sorted(values.keys() - dir(holder))
     if missing:

@@ -1,4 +1,4 @@
-"""The miniature's world, without any teaching: problems, corpus, tokenizer, lessons, cache key."""
+"""The miniature without training: problems, corpus, tokenizer, lessons, cache key."""
 
 import re
 from collections import Counter
@@ -266,7 +266,7 @@ def teach(steps=240):
 
 @pytest.fixture
 def key_of(monkeypatch, tmp_path):
-    """`key_of(source)`: the cache key of a package of one module that reads so."""
+    """`key_of(source)`: the cache key of a package whose only module has this source."""
 
     def key(source: str, name: str = "teaching.py") -> str:
         for file in tmp_path.iterdir():

@@ -1,4 +1,4 @@
-"""The templates: what the model reads, where it stops, and that the parts belong together."""
+"""The templates: prompt texts, stop strings, and whether their parts fit together."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""The grader: verdicts, deadlines, threads. What becomes of its processes is in `tests/e2e`."""
+"""The grader: verdicts, deadlines, threads. `tests/e2e` tests how its processes end."""
 
 import threading
 from pathlib import Path
@@ -36,7 +36,7 @@ def grader():
 
 
 def equal_in_other_words(count: int) -> tuple[list[str], list[str]]:
-    """Right answers that only algebra can tell, each different, so that workers have to work."""
+    """Right answers that need algebra, each different, so that every one goes to a worker."""
     return (
         [f"(x+{number})^2" for number in range(count)],
         [f"x^2+{2 * number}x+{number * number}" for number in range(count)],
@@ -93,7 +93,7 @@ def test_long_answers_are_wrong_without_a_worker(grader):
     texts = ["1" * 200_000, "{" * 5000, "(" * 3000, r"\frac{" * 500, "x+" * 100_000]
     assert grader.grade(texts, ["5"] * len(texts)) == [False] * len(texts)
     assert grader.grade(["1" * 5000], ["1" * 5000]) == [True]
-    assert grader.grade(["(x+1)^2"], ["x" * 5000]) == [None]  # nobody can tell
+    assert grader.grade(["(x+1)^2"], ["x" * 5000]) == [None]  # cannot be decided
     assert grader.restarts == before
 
 
@@ -201,7 +201,7 @@ def test_an_interrupted_batch_leaves_no_stale_reports(monkeypatch):
 
 
 class HungryComparer:
-    """Stands in for math-verify on a text that no memory is enough for."""
+    """Replaces math-verify; runs out of memory on every text."""
 
     def compare(self, answer, gold):
         raise MemoryError
@@ -209,7 +209,7 @@ class HungryComparer:
 
 @pytest.mark.parametrize(("held_before", "exits"), [(10, False), (90, True)])
 def test_running_out_of_memory_is_no_verdict(monkeypatch, held_before, exits):
-    """A fresh fork blames the item; one that was full already leaves it to a fresh one."""
+    """A new fork reports no verdict; one that had used much memory before exits for a retry."""
 
     def leave(code):
         raise SystemExit(code)

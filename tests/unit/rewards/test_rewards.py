@@ -1,4 +1,4 @@
-"""Scores, reward functions and what they log."""
+"""Scores, reward functions, and their logged metrics."""
 
 import inspect
 
@@ -12,7 +12,7 @@ from trl_ablate.rewards.grading.latex import last_boxed
 
 
 class ListedGrader(MathGrader):
-    """Gives the verdicts it is told, in order of the text, and keeps the batches it saw."""
+    """Returns fixed verdicts, derived from the answers' text, and records the batches."""
 
     def __init__(self, ungraded: tuple[str, ...] = ()) -> None:
         super().__init__(workers=1)
@@ -118,7 +118,7 @@ XML = [
     ("<T>a</T>\n<answer>\\boxed{5}</answer>", xml(1, 2)),
     ("<T>a</T>\n<answer>6</answer>", xml(1, 0)),
     ("<T>a</T>\n<answer></answer>", xml(1, 0)),
-    # The answer counts without the format, as the format does without the answer.
+    # The answer counts without the format, and the format without the answer.
     ("<answer>5</answer>", xml(0, 2)),
     ("<T>a</T> <answer>5</answer>", xml(0, 2)),
     ("So: <T>a</T>\n<answer>5</answer>", xml(0, 2)),
@@ -304,7 +304,7 @@ def test_eos_penalty():
     assert weights == [1.0, 0.5]
     ids = [[WORD, EOS], [WORD, EOS, EOS], [EOS, EOS]]
     marks = call(functions[1], [r1("5"), r1("5"), r1("hang")], ["5"] * 3, ids)
-    # The ungraded one gets no mark: with one, its reward would no longer be ungraded.
+    # The ungraded completion gets None: with a number, its reward would no longer be ungraded.
     assert marks == [0.0, -1.0, None]
 
 

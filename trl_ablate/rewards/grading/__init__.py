@@ -1,1 +1,1 @@
-"""Whether two answers are equal."""
+"""Deciding whether two answers are equal."""

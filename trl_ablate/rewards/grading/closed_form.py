@@ -1,12 +1,12 @@
 r"""The approximate value of simple expressions such as `\frac{3\sqrt{5}-1}{7}` or `x^2-2x`.
 
-Only to tell values apart: two expressions whose values differ clearly are not equal, and need no
-algebra. Whether two of about the same value are equal is left to math-verify. Letters get one fixed
-value each (`i` and `e` their own): equal expressions are equal there too.
+It is used only to distinguish values: two expressions whose values differ clearly are not equal,
+without algebra. If the values are about the same, math-verify decides. Each letter has a fixed
+value (`i` and `e` their usual one), so equal expressions have equal values.
 
-The grammar is kept small, so that what it accepts has one meaning: numbers, letters, `\pi`,
-`\frac{}{}`, `\sqrt{}`, brackets, `+ - \cdot / ^`, and products without a sign where nothing else
-can be meant. All arithmetic is on floats: nothing here can take long or grow large.
+The grammar is small, so that each accepted text has one meaning: numbers, letters, `\pi`,
+`\frac{}{}`, `\sqrt{}`, brackets, `+ - \cdot / ^`, and products without a sign if they are
+unambiguous. All arithmetic uses floats, so time and memory are bounded.
 """
 
 import cmath
@@ -20,13 +20,13 @@ _CONSTANTS = {"i": 1j, "e": math.e}
 
 
 class _NotClosedForm(Exception):
-    """The text is nothing this grammar knows."""
+    """The text does not follow this grammar."""
 
 
 def approximate(text: str) -> complex | None:
-    """The value, or None for whatever this grammar does not know, or that has no finite value.
+    """The value, or None if the text does not follow this grammar or has no finite value.
 
-    Give it texts of bounded nesting: brackets recurse.
+    The caller must bound the nesting of brackets, as the parser is recursive.
     """
     try:
         value = complex(_Parser(text).parse())
@@ -36,12 +36,12 @@ def approximate(text: str) -> complex | None:
 
 
 def clearly_differ(one: complex, other: complex) -> bool:
-    """Whether two values are further apart than rounding an answer could explain."""
+    """Whether two values differ by more than the rounding of an answer."""
     return abs(one - other) > 1e-4 * max(1.0, abs(one), abs(other))
 
 
 def letter_value(letter: str) -> complex:
-    """The value at which a letter is looked at: between 1 and 2, different for each."""
+    """The value substituted for a letter: between 1 and 2, different for each letter."""
     return _CONSTANTS.get(letter, 1.05 + 0.9 * abs(math.sin(ord(letter))))
 
 
@@ -106,7 +106,7 @@ class _Parser:
         self._take()
         exponent = self._argument()
         if not _is_positive(base) and not _is_small_integer(exponent):
-            raise _NotClosedForm  # a root of a negative number: which one?
+            raise _NotClosedForm  # a root of a negative number has several values
         return base**exponent
 
     def _atom(self) -> complex:
@@ -137,7 +137,7 @@ class _Parser:
         return radicand ** (1.0 / degree)
 
     def _argument(self) -> complex:
-        """What a command applies to: a group in braces, or one digit."""
+        """The argument of a command: a group in braces, or one digit."""
         token = self._take()
         if token == "{":
             return self._until("}")

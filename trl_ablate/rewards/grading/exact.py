@@ -1,16 +1,16 @@
-r"""The cheap verdict: what can be decided on an answer without any algebra.
+r"""The cheap verdict: compare two answers without algebra.
 
-Most answers of a rollout batch are plain numbers, or the reference answer itself. They are decided
-here, in microseconds and in the training process. `cheap_verdict` answers True only for the same
-value in another spelling, and False only if no reading makes the two equal; everything else is
-None, and goes to math-verify in a worker.
+Most answers in a rollout batch are plain numbers or equal the reference answer. They are decided
+here, within microseconds, in the training process. `cheap_verdict` returns True only if the answer
+is the same value in another spelling, False only if no interpretation makes the two equal, and None
+otherwise; then a worker asks math-verify.
 
-Decided here on purpose, because math-verify decides them otherwise:
-- two terminating decimals are compared exactly (not after rounding to six places);
-- different units, number bases or kinds of bracket differ (5 cm is not 5 m, 12_7 is not 12_8, the
-  ordered pair (1,2) is not the set {1,2});
-- words are compared as words, not as a product of letters in any order;
-- "1 2" is nothing, rather than the mixed number 1 + 2.
+Some cases are decided here because math-verify decides them differently:
+- Two terminating decimals are compared exactly, not after rounding to six places.
+- Different units, number bases or kinds of bracket are different (5 cm is not 5 m, 12_7 is not
+  12_8, the ordered pair (1,2) is not the set {1,2}).
+- Words are compared as words, not as a product of letters in any order.
+- "1 2" is not a value; math-verify reads the mixed number 1 + 2.
 """
 
 import re
@@ -27,11 +27,11 @@ _WORDS = re.compile(r"[^\W\d_]+(?:[ ,;'-]+[^\W\d_]+)*")
 
 
 def cheap_verdict(answer: Reading, gold: Reading) -> bool | None:
-    """True or False if that much is certain without algebra, else None."""
+    """True or False if this is certain without algebra, else None."""
     if answer.tidied == gold.tidied or _without_text(answer) == _without_text(gold):
         return True
     if answer.tidied == gold.tidied.replace(", ", ","):
-        return True  # beside the list "81, 256", the answer "81,256" is a list
+        return True  # if the reference is the list "81, 256", the answer "81,256" is that list
     if gold.words is not None and answer.letters is not None:
         return _compare_words(answer, gold)
     if answer.unit and gold.unit and answer.unit != gold.unit:
@@ -46,26 +46,27 @@ def cheap_verdict(answer: Reading, gold: Reading) -> bool | None:
 
 
 def for_algebra(answer: Reading, gold: Reading) -> tuple[str, str]:
-    """What math-verify gets to see: the values, or where the equations themselves count, all."""
+    """The texts for math-verify: the values, or the whole answers if the equations matter."""
     if _same_kind_of_statement(answer, gold):
         return answer.value, gold.value
     return answer.tidied, gold.tidied
 
 
 def _same_kind_of_statement(answer: Reading, gold: Reading) -> bool:
-    """Whether `x=` may be left out: both say it, or one says it and the other is no equation."""
+    """Whether `x=` may be ignored: both have it, or one has it and the other has no equation."""
     if answer.name and gold.name:
         return answer.name == gold.name
     return not ((answer.name and "=" in gold.value) or (gold.name and "=" in answer.value))
 
 
 def _without_text(reading: Reading) -> str:
-    r"""`81\text{ teachers}` and `81 teachers` alike."""
+    r"""The same text for `81\text{ teachers}` and `81 teachers`."""
     return re.sub(r"(?<=\d) (?=[a-zA-Z])", "", untext(reading.tidied))
 
 
 def _compare_words(answer: Reading, gold: Reading) -> bool | None:
-    """Words are equal or not; only `abc` and `cab`, outside of `\text`, may be one product."""
+    """Compare words. Only short words such as `abc` and `cab` outside of `\text` may be the same
+    product of letters, which is left to math-verify."""
     ours, theirs = answer.letters, gold.words
     assert ours is not None and theirs is not None
     if ours == theirs:
@@ -77,7 +78,8 @@ def _compare_words(answer: Reading, gold: Reading) -> bool | None:
 
 
 def _compare_numbers(answer: Fraction, gold: Fraction) -> bool | None:
-    """Plain numbers are equal or not; only "0.333333" for 1/3 is left to math-verify."""
+    """Compare plain numbers. Only a rounded value such as 0.333333 for 1/3 is left to
+    math-verify."""
     if answer == gold:
         return True
     rounded = _terminates(answer) != _terminates(gold)
@@ -85,7 +87,7 @@ def _compare_numbers(answer: Fraction, gold: Fraction) -> bool | None:
 
 
 def _terminates(number: Fraction) -> bool:
-    """Whether the number can be written as a decimal."""
+    """Whether the number can be written as a finite decimal."""
     bottom = number.denominator
     for prime in (2, 5):
         while bottom % prime == 0:
@@ -94,7 +96,7 @@ def _terminates(number: Fraction) -> bool:
 
 
 def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
-    """False for answers whose form or approximate value excludes equality; None otherwise."""
+    """False if the form or the approximate value rules out equality; None otherwise."""
     if _LOOSE_DIGITS.search(answer.value):
         return False
     our_numeral = BASED_NUMERAL.fullmatch(answer.value)
@@ -108,9 +110,9 @@ def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
 
 
 def _compare_approximations(answer: Reading, gold: Reading) -> bool | None:
-    """False where a value of one has no counterpart in the other, in whatever order."""
+    """False if a value of one answer has no counterpart in the other, in any order."""
     if _ENDS_IN_UNIT.search(answer.value) and not _ENDS_IN_UNIT.search(gold.value):
-        return None  # letters that may be a unit outside the table
+        return None  # the letters may be a unit that is not in the table
     ours, theirs = answer.approximations, gold.approximations
     if ours is not None and theirs is not None:
         scales = (1.0,) if answer.percent == gold.percent else (1.0, 0.01, 100.0)
@@ -132,7 +134,7 @@ def _counterpart_missing(
 
 
 def _is_no_number(reading: Reading, values: int) -> bool:
-    r"""Whether it is words or, next to a single value, an interval, a matrix or `\pm`."""
+    r"""Whether it is words or, if compared with a single value, an interval, a matrix or `\pm`."""
     if reading.words is not None:
         return _WORDS.fullmatch(reading.words) is not None
     return values == 1 and _MANY.search(reading.value) is not None

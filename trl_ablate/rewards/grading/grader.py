@@ -1,7 +1,8 @@
-"""A pool of math-verify processes that model output cannot hang, break or leak.
+"""A grader with a pool of math-verify processes that survives any model output.
 
-Left out on purpose: math-verify's own timeout. It is a signal in the main thread, which some inputs
-ignore and other threads do not get. Here the parent watches the clock and kills.
+An answer cannot hang the grader, crash it or make it leak memory. math-verify's own timeout is not
+used, on purpose: it is a signal in the main thread, which some inputs ignore and other threads do
+not get. Instead the parent process measures the time and kills a worker that is too slow.
 """
 
 import os
@@ -22,28 +23,28 @@ _CACHED_READINGS = 8192
 
 
 class MathGrader:
-    """Compares answers with reference answers, in worker processes where algebra is needed.
+    """Compares answers with reference answers; algebra runs in worker processes.
 
-    Use as a context manager or `close()` it; workers also end with the process, however it ends.
-    One batch is graded at a time; `grade` may be called from any thread.
+    Use it as a context manager or call `close()`. The workers also end when this process ends, for
+    any reason. `grade` may be called from any thread; one batch is graded at a time.
 
     Args:
-        workers: how many processes. Each holds about 60 MiB.
-        timeout: seconds of wall-clock time that one comparison may take. A worker that misses it
-            is killed and replaced.
-        on_timeout: what becomes of such an item, and of one that its worker did not survive:
-            `"none"` leaves it ungraded (None), `"zero"` calls it wrong (False).
-        memory_limit_mb: cap on a worker's address space.
-        max_length: answers longer than this many characters are wrong, unless they are the
-            reference answer itself. The longest reference answer of MATH has 159 characters; what
-            is longer by far is no answer but an attempt on the parser, and leaving it ungraded
-            would exempt it from the loss. A longer reference answer can only be matched as text;
-            any other answer to it is ungraded.
-        start_timeout: seconds a worker may take to load math-verify.
+        workers: number of processes. Each uses about 60 MiB.
+        timeout: wall-clock seconds that one comparison may take. A slower worker is killed and
+            replaced.
+        on_timeout: the verdict on an item that timed out or crashed its workers: `"none"` leaves it
+            ungraded (None), `"zero"` makes it wrong (False).
+        memory_limit_mb: limit of a worker's address space.
+        max_length: answers with more characters are wrong, unless they equal the reference answer.
+            The longest reference answer in MATH has 159 characters. A much longer text is not an
+            answer but an attack on the parser; it must not be ungraded, as that would exclude it
+            from the loss. A reference answer that is too long is compared as text only; any other
+            answer to it is ungraded.
+        start_timeout: seconds that a worker may take to load math-verify.
 
     Attributes:
-        timeouts: items that missed the deadline, so far.
-        ungraded: items without a verdict of their own, so far.
+        timeouts: number of items that timed out so far.
+        ungraded: number of items that the grader could not decide so far.
     """
 
     def __init__(
@@ -57,9 +58,9 @@ class MathGrader:
         start_timeout: float = 60.0,
     ) -> None:
         if workers < 1:
-            raise ConfigurationError(f"workers={workers!r}: a grader needs at least 1 worker.")
+            raise ConfigurationError(f"workers={workers!r} is too small; give 1 or more.")
         if not timeout > 0:
-            raise ConfigurationError(f"timeout={timeout!r}: give the seconds, more than 0.")
+            raise ConfigurationError(f"timeout={timeout!r} is not allowed; give seconds above 0.")
         if on_timeout not in get_args(OnTimeout):
             raise ConfigurationError(
                 f"on_timeout={on_timeout!r} is not known; choose one of "
@@ -86,21 +87,21 @@ class MathGrader:
 
     @property
     def restarts(self) -> int:
-        """Workers that were replaced, so far."""
+        """Number of workers that were replaced so far."""
         return self._pool.restarts
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers there are at present."""
+        """The process ids of the current workers."""
         return self._pool.pids
 
     def close(self) -> None:
-        """Ends the workers. A closed grader grades no more."""
+        """End the workers. After this, `grade` raises an error."""
         self._closed = True
         self._pool.close()
 
     def grade(self, answers: Sequence[str | None], golds: Sequence[str]) -> list[bool | None]:
-        """One verdict per pair: right, wrong, or None for what could not be graded.
+        """One verdict per pair: True (right), False (wrong), or None (ungraded).
 
         An answer of None (nothing was extracted) is wrong. Equal pairs are compared once.
         """
@@ -122,7 +123,7 @@ class MathGrader:
     def _decide_cheaply(
         self, pairs: list[tuple[str | None, str]]
     ) -> tuple[list[bool | None], list[tuple[str, str]]]:
-        """The verdicts that need no worker, and the different pairs that do."""
+        """The verdicts that need no worker, and the distinct pairs that need one."""
         verdicts: list[bool | None] = []
         open_pairs: dict[tuple[str, str], None] = {}
         for answer, gold in pairs:
@@ -160,7 +161,7 @@ class MathGrader:
         verdicts: list[bool | None],
         compared: dict[tuple[str, str], Outcome],
     ) -> list[bool | None]:
-        """Fills in what the workers said, counts what they could not say, remembers the rest."""
+        """Fill in and cache the workers' verdicts; count items that stay ungraded."""
         for pair, outcome in compared.items():
             if outcome.verdict is not None:
                 self._verdicts[pair] = outcome.verdict
@@ -179,7 +180,7 @@ class MathGrader:
         return result
 
     def _start_anew_in_forked_child(self) -> None:
-        """A forked child must neither talk to its parent's workers nor wait for a copied lock."""
+        """A forked child must not use its parent's workers, nor wait for its copy of the lock."""
         self._pool.abandon_to_parent()
         self._pool = WorkerPool(*self._pool_settings)
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
-"""Reading LaTeX as text: boxes, braces, wrappers, and one light spelling of an expression.
+"""Processing LaTeX as text: boxes, braces, wrappers, and a normalised spelling.
 
-No mathematics happens here and nothing is evaluated, so all of it is safe to run on hostile text
-in the training process. Every function is linear in its input: each regular expression either has
-a bounded repeat or cannot match the same run of characters twice.
+Nothing is evaluated here, so it is safe to process hostile text in the training process. Every
+function takes linear time: each regular expression either has a bounded repeat or cannot match the
+same characters in two ways.
 """
 
 import re
@@ -31,10 +31,10 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\s?,?\s?\\text\{\s?,?\s?(?:and|or)\s?\}\s?", ", "),
         (r"^\s*\\approx(?![a-zA-Z])", ""),
         (r" {2,}", " "),
-        # A space beside punctuation says nothing, with two exceptions: beside a point ("3 .5"), and
-        # after a comma before three digits, where it tells the list "1, 234" from "1,234".
+        # A space next to punctuation has no meaning, except next to a point ("3 .5") and between
+        # a comma and three digits, where it distinguishes the list "1, 234" from "1,234".
         (r" (?=[^\w. ])|(?<=[^\w,. ]) |(?<=,) (?!\d{3}(?!\d))", ""),
-        # math-verify reads \frac\pi2 and \sin^2 t only with braces, and no commas inside a \frac.
+        # math-verify parses \frac\pi2 and \sin^2 t only with braces, and \frac only without commas.
         (rf"\\frac ?(?:{_TOKEN} ?)(?={_TOKEN}|\{{)", r"\\frac{\g<1>}"),
         (rf"(\\frac\{{[^{{}}]*\}}) ?{_TOKEN}", r"\g<1>{\g<2>}"),
         (r"(?<=\{)(\d{1,3}),(\d{3})(?:,(\d{3}))?(?=\})", r"\g<1>\g<2>\g<3>"),
@@ -47,10 +47,10 @@ _MATH_QUOTES = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{}` (or `\fbox{}`) whose braces close; None without one.
+    r"""The content of the last `\boxed{}` (or `\fbox{}`) whose braces close; None without one.
 
-    "Last" is by where the box opens, so of two nested boxes it is the inner one. A box cut off by
-    the end of the text is no box. Escaped braces (`\{`) do not count as braces.
+    The last box is the one that opens last; if boxes are nested, this is the inner one. A box cut
+    off by the end of the text does not count, nor do escaped braces (`\{`).
     """
     last: tuple[int, int, int] | None = None
     open_boxes: list[tuple[int, int] | None] = []
@@ -68,9 +68,9 @@ def last_boxed(text: str) -> str | None:
 
 
 def nesting_depth(text: str) -> int | None:
-    """How deep brackets of any kind nest, or None if the (unescaped) braces do not balance.
+    """The nesting depth of brackets of any kind; None if (unescaped) braces do not balance.
 
-    Round and square brackets may stay open, as half-open intervals leave them.
+    Round and square brackets need not balance, as in half-open intervals.
     """
     braces = others = deepest = 0
     for match in re.finditer(r"\\.|[{}()\[\]]", text, re.DOTALL):
@@ -90,7 +90,7 @@ def nesting_depth(text: str) -> int | None:
 
 
 def strip_math_quotes(text: str) -> str:
-    """The text without the `$…$`, `\\(…\\)` or `\\[…\\]` that wraps all of it."""
+    """The text without `$…$`, `\\(…\\)` or `\\[…\\]` around the whole of it."""
     text = text.strip()
     for opening, closing in _MATH_QUOTES:
         inner = text[len(opening) : -len(closing)]
@@ -101,10 +101,10 @@ def strip_math_quotes(text: str) -> str:
 
 
 def tidy(text: str) -> str:
-    r"""One light spelling: `\dfrac` is `\frac`, `\,` a space, `\$` nothing, and so on.
+    r"""Normalise the spelling: `\dfrac` becomes `\frac`, `\,` a space, `\$` is removed, and so on.
 
-    Only rewrites that cannot turn one value into another: "1 2" does not become "12", and the
-    list "1, 234" does not become "1,234". A full stop or comma at the end goes.
+    No rewrite changes a value: "1 2" does not become "12", and the list "1, 234" does not become
+    "1,234". A full stop, comma or semicolon at the end is removed.
     """
     text = strip_math_quotes(text)
     for pattern, replacement in _SPELLINGS:
@@ -118,5 +118,5 @@ def tidy(text: str) -> str:
 
 
 def untext(text: str) -> str:
-    r"""The text with every `\text{…}` replaced by what it holds."""
+    r"""The text with every `\text{…}` replaced by its content."""
     return _WHOLE_TEXT.sub(lambda match: match.group(1), text)

@@ -1,4 +1,4 @@
-"""The scheduling of comparisons over worker processes: hand out, listen, kill, replace, repeat."""
+"""Scheduling of comparisons over worker processes: assign, receive, kill, replace, repeat."""
 
 import math
 import os
@@ -12,13 +12,13 @@ from multiprocessing.connection import wait
 
 from trl_ablate.rewards.grading.process import WorkerProcess
 
-_ATTEMPTS = 3  # a comparison whose worker died goes to a fresh one, twice at most
+_ATTEMPTS = 3  # a comparison whose worker died is retried at most twice
 _FAILED_STARTS = 3
 
 
 @dataclass
 class Outcome:
-    """What became of one comparison: a verdict, or none and whether the clock was the reason."""
+    """The result of one comparison: a verdict, or None and whether it timed out."""
 
     verdict: bool | None = None
     timed_out: bool = False
@@ -26,12 +26,13 @@ class Outcome:
 
 
 class WorkerPool:
-    """Worker processes, kept at their number, for one batch at a time.
+    """A fixed number of worker processes that compare one batch at a time.
 
-    Belongs to the process that made it: a forked child must `abandon_to_parent` and make its own.
+    A pool belongs to the process that created it: a forked child must call `abandon_to_parent` and
+    create its own.
 
     Attributes:
-        restarts: workers that were replaced, so far.
+        restarts: number of workers that were replaced so far.
     """
 
     def __init__(self, size: int, timeout: float, memory_limit: int, start_timeout: float) -> None:
@@ -44,7 +45,7 @@ class WorkerPool:
         self._failed_starts = 0
         self._lock = threading.Lock()
         self._workers: list[WorkerProcess] = []
-        # At `close`, at interpreter exit and when the pool is collected, whichever is first.
+        # Runs at `close`, at interpreter exit or when the pool is collected, whichever is first.
         self.close = weakref.finalize(self, _end, self._workers, self.owner)
 
     @property
@@ -52,12 +53,12 @@ class WorkerPool:
         return [worker.pid for worker in self._workers]
 
     def start(self) -> None:
-        """Starts the workers that are missing, without waiting for them to be ready."""
+        """Start missing workers; do not wait until they are ready."""
         while len(self._workers) < self._size:
             self._workers.append(WorkerProcess(self._timeout, self._memory_limit))
 
     def run(self, pairs: list[tuple[str, str]]) -> list[Outcome]:
-        """The outcome of each (answer, gold); returns when every one has its own."""
+        """The outcome of each (answer, gold) pair; returns when all are known."""
         if not pairs:
             return []
         with self._lock:
@@ -68,12 +69,12 @@ class WorkerPool:
                     self._hand_out(batch)
                     self._listen(batch)
             except BaseException:
-                _end(self._workers, self.owner)  # their reports would answer the next batch
+                _end(self._workers, self.owner)  # or the next batch would receive their reports
                 raise
             return batch.outcomes
 
     def abandon_to_parent(self) -> None:
-        """Lets go, in a forked child, of workers that are the parent's."""
+        """In a forked child: forget the parent's workers without ending them."""
         for worker in self._workers:
             worker.forget()
         self._workers.clear()
@@ -87,7 +88,7 @@ class WorkerPool:
                     self._replace(worker, batch)
 
     def _listen(self, batch: "_Batch") -> None:
-        """Takes in what has been reported, then judges those that had nothing to report."""
+        """Receive reports, then replace workers that missed their deadline."""
         now = time.monotonic()
         patience = min(self._deadline(worker) for worker in self._workers) - now
         pipes = [worker.fileno() for worker in self._workers]
@@ -116,11 +117,11 @@ class WorkerPool:
                 self._recover(worker, batch)
 
     def _recover(self, worker: WorkerProcess, batch: "_Batch") -> None:
-        """Decides on the item whose comparison died under it."""
+        """Time out or retry the item that the worker was comparing when it died."""
         item, worker.item = worker.item, None
         if item is None:
             return
-        if worker.exit_code == -signal.SIGALRM:  # its own clock was faster than ours
+        if worker.exit_code == -signal.SIGALRM:  # its own alarm came before our deadline
             batch.time_out(item)
         else:
             batch.try_again(item)
@@ -134,7 +135,7 @@ class WorkerPool:
             self.restarts += 1
 
     def _replace(self, worker: WorkerProcess, batch: "_Batch") -> None:
-        """Ends a worker that is gone for good; gives up when none of the last few even started."""
+        """Replace a worker that ended; raise if the last few did not even get ready."""
         self._recover(worker, batch)
         self._failed_starts = 0 if worker.started else self._failed_starts + 1
         self._workers.remove(worker)
@@ -142,15 +143,15 @@ class WorkerPool:
         if self._failed_starts >= _FAILED_STARTS:
             self._failed_starts = 0
             raise RuntimeError(
-                f"{_FAILED_STARTS} grader processes in a row ended before they were ready; "
-                "what they said stands above (is math-verify installed for this Python?)."
+                f"{_FAILED_STARTS} grader processes in a row ended before they were ready; see "
+                "their output above, and check that math-verify is installed for this Python."
             )
         self.restarts += 1
         self.start()
 
 
 class _Batch:
-    """The comparisons of one call: which wait, which are done."""
+    """The comparisons of one call: waiting and done."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         self.pairs = pairs

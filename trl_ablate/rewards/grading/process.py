@@ -1,4 +1,4 @@
-"""One worker as the training process sees it: started, asked, listened to, killed."""
+"""The training process's handle on one worker: start it, send requests, read reports, kill it."""
 
 import json
 import os
@@ -14,22 +14,22 @@ _SECONDS_TO_QUIT = 2.0
 
 
 class WorkerProcess:
-    """A child that runs `worker.py`, and the one comparison it is at.
+    """A child process that runs `worker.py`, and the comparison it is working on.
 
-    Started as a script of its own rather than through `multiprocessing`: no fork of a process that
-    holds a GPU and threads, and no second run of the user's `__main__`.
+    It is started as a separate script and not with `multiprocessing`, which would fork a process
+    that uses a GPU and threads, or run the user's `__main__` a second time.
 
     Attributes:
-        ready: it has loaded math-verify and takes a request.
-        item: what it is comparing, as the caller numbered it; None while idle.
-        since: when it was given that (or was started or restarted, while it is not ready).
-        started: it has been ready at least once.
-        exit_code: how its last fork ended.
+        ready: whether it has loaded math-verify and accepts a request.
+        item: the caller's number of the current comparison; None while idle.
+        since: when that comparison was sent; while not ready, when the worker was (re)started.
+        started: whether it has been ready at least once.
+        exit_code: exit code of its last fork.
     """
 
     def __init__(self, timeout: float, memory_limit: int) -> None:
         arguments = [str(os.getpid()), str(timeout), str(memory_limit)]
-        # One hash seed for all workers: sympy's orders, and so its verdicts, depend on it.
+        # One hash seed for all workers: the order of sympy's sets, and so verdicts, depend on it.
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         self._process = subprocess.Popen(
             [sys.executable, str(WORKER_SCRIPT), *arguments],
@@ -55,11 +55,11 @@ class WorkerProcess:
         return self._process.pid
 
     def fileno(self) -> int:
-        """What to wait on for reports."""
+        """The file descriptor on which reports arrive."""
         return self._stdout.fileno()
 
     def ask(self, item: int, answer: str, gold: str) -> bool:
-        """Asks for one comparison; False if the worker is gone. A request fits into the pipe."""
+        """Send one comparison; False if the worker has ended. A request fits into the pipe."""
         self._ticket += 1
         line = json.dumps([self._ticket, answer, gold]).encode() + b"\n"
         try:
@@ -71,10 +71,10 @@ class WorkerProcess:
         return True
 
     def listen(self) -> list[tuple[int, bool | None] | None] | None:
-        """What it has to say (call when readable): verdicts, and a None for each unexpected death.
+        """Read reports (call when readable): verdicts, and a None for each unexpected fork death.
 
-        None instead of a list: the worker is gone for good. An item whose worker died stays in
-        `item` until it is asked about again.
+        Returns None instead of a list if the worker itself has ended. If a fork dies, its item
+        stays in `item` until the next request.
         """
         chunk = os.read(self.fileno(), 65536)
         if not chunk:
@@ -97,7 +97,7 @@ class WorkerProcess:
         return []
 
     def restart(self) -> None:
-        """Has the comparison at work killed; a fresh fork reports ready within milliseconds."""
+        """Kill the current comparison; a new fork reports ready within milliseconds."""
         self._restarting = True
         self.ready = False
         self.item = None
@@ -105,11 +105,11 @@ class WorkerProcess:
         self._process.send_signal(signal.SIGUSR1)
 
     def ask_to_quit(self) -> None:
-        """Begins the end; `end` waits for it."""
+        """Send SIGTERM without waiting; `end` waits."""
         self._process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """Ends it, and waits until the system has taken it away."""
+        """End the worker and wait until the system has reaped it."""
         self.ask_to_quit()
         try:
             self._process.wait(_SECONDS_TO_QUIT)
@@ -119,7 +119,7 @@ class WorkerProcess:
         self._close_pipes()
 
     def forget(self) -> None:
-        """Drops a parent's worker in a forked child, which must neither kill nor wait for it."""
+        """In a forked child: drop the parent's worker without killing it or waiting for it."""
         self._close_pipes()
         self._process.returncode = 0
 

@@ -1,6 +1,6 @@
-"""An answer as far as it can be read without algebra: its number, its unit, its words.
+"""Parse an answer without algebra: its number, its unit, its words.
 
-Everything here takes a text of bounded length and is linear in it.
+All functions expect a text of bounded length and take linear time.
 """
 
 import re
@@ -30,20 +30,21 @@ _MATH = re.compile(r"[\\^_{}=+*/<>|]")
 
 @dataclass(frozen=True)
 class Reading:
-    r"""One answer, read without algebra.
+    r"""One answer, parsed without algebra.
 
     Attributes:
-        tidied: the whole answer in light spelling.
-        name: the `x` of `x=…`, if that is its form.
-        value: what is left without that and without a trailing unit.
-        readable: its braces balance, and nest no deeper than an answer's ever do.
-        unit: the canonical unit, if it is a known one.
+        tidied: the whole answer in normalised spelling (`tidy`).
+        name: the `x` of an answer `x=…`, else None.
+        value: the answer without the name and without a unit at its end.
+        readable: its braces balance, and nest at most `MAX_NESTING` deep.
+        unit: the canonical name of a known unit, else None.
         number: the exact value of a plain number, else None.
-        approximations: about the values of a number or simple expression, or of each in a list;
-            None for anything else.
-        percent: a percent sign follows the number.
-        words: the answer as words (see `as_words`), if it is clearly words; else None.
-        letters: the same for anything that could be words beside a reference that is.
+        approximations: the approximate value of a number or simple expression, or of each element
+            of a list; None for anything else.
+        percent: whether a percent sign follows the number.
+        words: the answer as words (see `as_words`) if it is clearly words, else None.
+        letters: like `words`, but also for an answer that may be words; used if the reference
+            answer is words.
     """
 
     tidied: str
@@ -59,7 +60,7 @@ class Reading:
 
 
 def read(text: str) -> Reading:
-    """Reads an answer; meant for texts of bounded length (see `MathGrader.max_length`)."""
+    """Parse an answer of bounded length (see `MathGrader`'s `max_length`)."""
     tidied = tidy(text)
     named = _NAMED.fullmatch(tidied)
     whole = named["value"].strip() if named else tidied
@@ -100,7 +101,7 @@ def _approximations(number: Fraction | None, text: str) -> tuple[complex, ...] |
 
 
 def split_list(text: str) -> list[str]:
-    """The elements of a list, with or without brackets around it; else the text alone."""
+    """The elements of a list, with or without brackets; `[text]` if it is not a list."""
     if brackets(text):
         text = text.removeprefix("\\").removesuffix("\\}").removesuffix("]").removesuffix(")")[1:]
     parts: list[str] = []
@@ -117,7 +118,7 @@ def as_number(text: str) -> Fraction | None:
     r"""The exact value of a plain integer, decimal or simple fraction; None for anything else.
 
     Commas (or spaces) before groups of three digits separate thousands: "1,234" is a number.
-    The exponent of "1e3" has at most two digits, so no number here is large enough to hurt.
+    The exponent of "1e3" has at most two digits, so numbers stay small enough to compute with.
     """
     if match := _NUMBER.fullmatch(text):
         whole, decimals = match["whole"] or "", match["decimals"] or ""
@@ -138,10 +139,10 @@ def as_number(text: str) -> Fraction | None:
 
 
 def as_words(tidied: str) -> str | None:
-    r"""Words in one spelling: lower case, `(A)` as `a`, "4:30 p.m." without its dots.
+    r"""Words in a normalised spelling: lower case, `(A)` as `a`, "4:30 p.m." without its dots.
 
-    None if it may be something else: outside of `\text{}`, letters are words only if three stand
-    in a row, since `xy` is a product of variables.
+    None if the text may be something else: outside of `\text{}`, letters are words only if there
+    are three in a row, since `xy` is a product of variables.
     """
     plain = untext(tidied)
     if plain == tidied:
@@ -161,7 +162,7 @@ def as_words(tidied: str) -> str | None:
 
 
 def brackets(text: str) -> str | None:
-    """The pair of brackets around a whole list: `()`, `[)`, `{}` …; None without a list in one."""
+    """The brackets around a whole list: `()`, `[)`, `{}` …; None if it is no list in brackets."""
     body = text.replace(r"\{", "\x01").replace(r"\}", "\x02")
     if len(body) < 2 or body[0] not in "([\x01" or body[-1] not in ")]\x02":
         return None

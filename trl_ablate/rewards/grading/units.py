@@ -1,8 +1,8 @@
-"""Units after a number: which spellings mean the same, and which mean something else.
+"""Units after a number: their spellings, and which units differ.
 
-math-verify drops a unit it knows, so that to it 5 cm is 5 m. Here a unit that only one side
-writes is dropped too (the question usually fixes it), but two known units must agree. There is no
-conversion: 100 cm is not accepted for 1 m, since a question that asks for metres asks for metres.
+math-verify ignores known units, so it finds 5 cm equal to 5 m. Here a unit that only one answer has
+is ignored too (the question usually fixes the unit), but two known units must be the same. There is
+no conversion: if the question asks for metres, 100 cm is not accepted for 1 m.
 """
 
 import re
@@ -49,7 +49,8 @@ _CANONICAL: dict[str, str] = {
 }
 _PREFIX_POWERS = {"square": "2", "sq": "2", "sq.": "2", "cubic": "3", "cu": "3", "cu.": "3"}
 
-# Bare letters are a unit only if they are a word of this table; one-letter units stay variables.
+# Letters outside of \text are a unit only if they are a word of this table with two letters or
+# more; a single letter is a variable.
 _BARE_WORDS = "|".join(
     sorted((re.escape(word) for word in _CANONICAL if len(word) > 1), key=len, reverse=True)
 )
@@ -68,7 +69,7 @@ _EXPONENTS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion
 
 
 def spell_out_magnitudes(text: str) -> str:
-    r"""`5\text{ million}` as `5\times 10^{6}`: dropped as a unit it would be worth 5."""
+    r"""`5\text{ million}` as `5\times 10^{6}`. Treated as a unit, "million" would be ignored."""
 
     def power_of_ten(match: re.Match[str]) -> str:
         exponent = _EXPONENTS[(match["word"] or match["bare"]).lower()]
@@ -81,8 +82,8 @@ def spell_out_magnitudes(text: str) -> str:
 def split_unit(text: str) -> tuple[str, str | None]:
     r"""A tidied answer as (value, unit): `("5", "cm^2")` for `5\text{ square centimeters}`.
 
-    The unit is None if there is none, or if what follows the value is no unit of the table (then
-    a `\text{…}` is dropped and bare words are left alone). A text that is all unit is a value.
+    The unit is None if there is none or if it is not in the table; an unknown `\text{…}` is then
+    removed, and unknown bare words stay in the value. A text that is only a unit is a value.
     """
     match = _TEXT_UNIT.search(text)
     in_text = match is not None

@@ -1,20 +1,20 @@
-"""What runs in a grader's child process: math-verify, one comparison after the other.
+"""The program of a grader's child process: run math-verify, one comparison at a time.
 
-Started as a plain script by `WorkerProcess`, never imported by the training process; it imports
-neither this package nor torch. It loads and warms up math-verify once (most of a second), then
-forks itself: the fork compares, the original only watches and forks anew when the fork has ended.
-So a comparison that hangs costs its deadline and a few milliseconds, not another start. Unlike a
-fork of the training process this one is safe: there is one thread and no GPU.
+`WorkerProcess` starts it as a plain script. The training process never imports it, and it imports
+neither this package nor torch. It loads and warms up math-verify once (almost a second), then
+forks: the fork compares; the original process, the watcher, forks again when the fork has ended.
+So a comparison that hangs costs its deadline and a few milliseconds, not another start. This fork
+is safe, unlike a fork of the training process: there is one thread and no GPU.
 
-Protocol, one JSON document a line (ASCII, so that null bytes and lone surrogates travel safely):
-in `[ticket, answer, gold]`; out `["ready"]` from each new fork, `[ticket, true | false | null]`
-for a request, null meaning that the comparison itself ran out of memory, and `["ended", code]`
-when a fork has ended. SIGUSR1 asks for the fork to be killed, SIGTERM for the end of both.
+Protocol: one JSON document per line (ASCII, so that null bytes and lone surrogates are safe).
+Input: `[ticket, answer, gold]`. Output: `["ready"]` from each new fork; `[ticket, true | false |
+null]` for a request, where null means that the comparison ran out of memory; `["ended", code]`
+when a fork has ended. SIGUSR1 kills the fork, SIGTERM ends both processes.
 
-Nothing outlives a parent that is gone, even one killed by SIGKILL. The watcher sees the pipe
-close, and looks every second whether its parent is still the same. The fork is killed by the
-kernel with its watcher (Linux), looks for it every second while idle, and sets itself a kernel
-alarm for each comparison, whose default action needs no cooperation from Python.
+Both processes end with their parent, even if SIGKILL ends it. The watcher notices that the pipe
+was closed, and checks every second that its parent is still the same. On Linux the kernel kills
+the fork together with the watcher; elsewhere an idle fork checks for its watcher every second.
+For each comparison the fork also sets a kernel alarm, whose default action does not need Python.
 """
 
 import ctypes
@@ -65,7 +65,7 @@ class Comparer:
         self._comparisons = 0
 
     def compare(self, answer: str, gold: str) -> bool:
-        """Whether math-verify finds the two equal; an answer it cannot read is not equal."""
+        """Whether math-verify finds the two equal; an answer that it cannot parse is not equal."""
         self._comparisons += 1
         if self._comparisons % COMPARISONS_PER_CACHE_CLEARING == 0:
             self._clear_cache()
@@ -88,15 +88,15 @@ class Comparer:
         return self._golds[gold]
 
     def _parsed(self, text: str) -> list[Any]:
-        # The whole text is one expression: nothing is searched for inside it, so that an answer
-        # cannot list several guesses and have one picked.
+        # The whole text is parsed as one expression. Searching inside the text would let an answer
+        # list several guesses and have one of them picked.
         return self._parse(
             rf"\boxed{{{text}}}", self._config, fallback_mode="no_fallback", parsing_timeout=0
         )
 
 
 def address_space() -> int:
-    """Bytes of address space this process holds, where the system tells."""
+    """Bytes of address space of this process; 0 where the system does not report it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
@@ -105,7 +105,7 @@ def address_space() -> int:
 
 
 class Watcher:
-    """The original process: keeps one fork at work for as long as the parent lives."""
+    """The original process: keeps one fork running while the parent lives."""
 
     def __init__(self, reports: int, parent: int, timeout: float, memory_limit: int) -> None:
         self._reports = reports
@@ -116,11 +116,11 @@ class Watcher:
         self._fork = 0
 
     def run(self) -> None:
-        """Until the parent closes the pipe, is gone, or sends SIGTERM."""
+        """Run until the parent closes the pipe, ends, or sends SIGTERM."""
         for answer, gold in WARM_UP:
             self._comparer.compare(answer, gold)
-        gc.freeze()  # the forks share these pages for as long as nobody writes to them
-        # What math-verify's parser prints about malformed text belongs nowhere.
+        gc.freeze()  # forks share memory pages until one of the processes writes to them
+        # Discard what math-verify's parser prints about malformed text.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         signal.signal(signal.SIGUSR1, lambda *_: self._kill_fork())
         signal.signal(signal.SIGTERM, lambda *_: self._quit())
@@ -130,7 +130,7 @@ class Watcher:
             report(self._reports, ["ended", code])
 
     def _watch_one_fork(self) -> int:
-        """Forks, waits for the fork to end, returns its exit code (minus the signal's number)."""
+        """Fork, wait for the fork to end, return its exit code (if killed, minus the signal)."""
         lifeline, held_by_fork = os.pipe()
         watcher = os.getpid()
         self._fork = os.fork()
@@ -140,7 +140,7 @@ class Watcher:
             os._exit(0)
         os.close(held_by_fork)
         poll = select.poll()
-        poll.register(0, 0)  # no events asked for: reports a hang-up alone
+        poll.register(0, 0)  # no event mask: reports only a hang-up
         poll.register(lifeline, 0)
         while lifeline not in (ended := [number for number, _ in poll.poll(1000)]):
             if ended or os.getppid() != self._parent:
@@ -160,14 +160,14 @@ class Watcher:
         os._exit(0)
 
     def _discard_requests(self) -> None:
-        """What the fork left unread: the parent asks again once the next fork is ready."""
+        """Drop requests that the fork did not read; the parent resends when a fork is ready."""
         while select.select([0], [], [], 0)[0]:
             if not os.read(0, 65536):
                 self._quit()
 
 
 class Fork:
-    """The process that compares; expendable."""
+    """The process that compares. It may die at any time; the watcher replaces it."""
 
     def __init__(self, comparer: Comparer, reports: int, watcher: int) -> None:
         self._comparer = comparer
@@ -175,7 +175,7 @@ class Fork:
         self._watcher = watcher
 
     def serve(self, timeout: float, memory_limit: int) -> None:
-        """Answers requests until there are no more."""
+        """Answer requests until the pipe closes or memory runs out."""
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent()
@@ -194,16 +194,16 @@ class Fork:
         try:
             return self._comparer.compare(answer, gold)
         except MemoryError:
-            # A process that was already half full may have died of its past: without a report,
-            # the parent gives the same comparison to a fresh one.
+            # If half of the memory was used before, earlier comparisons may be the cause. Exit
+            # without a report; the parent then sends the same comparison to a new fork.
             if before > memory_limit // 2:
                 os._exit(OUT_OF_MEMORY_EXIT)
             return None
-        except Exception:  # whatever sympy raises on this text, it did not show the two equal
+        except Exception:  # sympy may raise anything; the two were not shown to be equal
             return False
 
     def _requests(self) -> Iterator[tuple[int, str, str]]:
-        """The parent's requests, until it closes the pipe or the watcher is gone."""
+        """The parent's requests, until it closes the pipe or the watcher ends."""
         pending = b""
         while os.getppid() == self._watcher:
             if not select.select([0], [], [], 1.0)[0]:
@@ -215,33 +215,33 @@ class Fork:
             for line in lines:
                 try:
                     ticket, answer, gold = json.loads(line)
-                except ValueError:  # the tail of a request whose head went down with another fork
+                except ValueError:  # the rest of a request whose start an earlier fork has read
                     continue
                 yield ticket, answer, gold
 
 
 def report(reports: int, message: list[Any]) -> None:
-    """Writes one line; lines this short are written whole, whoever else writes."""
+    """Write one line. Such a short line is written atomically, even if another process writes."""
     os.write(reports, json.dumps(message).encode() + b"\n")
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to kill this process when the one that forked it is gone (Linux only)."""
+    """Ask the kernel to kill this process when the one that forked it ends (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def limit_memory(limit: int) -> None:
-    """Caps the address space; a system without that limit (macOS) keeps the deadline alone."""
+    """Limit the address space. Without that limit (macOS), only the deadline protects."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     except (ValueError, OSError):
-        logging.getLogger(__name__).debug("no limit on the address space here")
+        logging.getLogger(__name__).debug("this system cannot limit the address space")
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: the parent's process id, the deadline in seconds, the memory limit in bytes."""
+    """Arguments: the parent's process id, the timeout in seconds, the memory limit in bytes."""
     parent, timeout, memory_limit = int(arguments[0]), float(arguments[1]), int(arguments[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     logging.disable(logging.CRITICAL)
@@ -251,5 +251,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this file's folder, put there by Python: none of its modules is wanted here
+    sys.path.pop(0)  # this file's folder, added by Python: its modules must not be imported
     main(sys.argv[1:])
