@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
-from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import LARGE_GPU_GIB
@@ -241,7 +240,7 @@ def is_here(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def _packages_for(resolved: Resolved) -> list[tuple[str, str]]:
+def _packages_for(resolved: "Resolved") -> list[tuple[str, str]]:
     """What the recipe asks for that needs a package of its own, and that package."""
     config, model = resolved.config, resolved.model
     wanted = [
@@ -257,6 +256,8 @@ def _packages_for(resolved: Resolved) -> list[tuple[str, str]]:
 
 def _check_reports(asked: str | list[str] | None) -> None:
     """Refuse a place to report to whose package is missing."""
+    from transformers.integrations import get_available_reporting_integrations
+
     here = get_available_reporting_integrations()
     for name in [asked] if isinstance(asked, str) else asked or []:
         if name not in (*here, "none", "all"):
