@@ -14,7 +14,7 @@ from trl_ablate.metrics import NO_VARIANCE
 Row = dict
 GRADED = ("reward", "format_reward", "answer_reward")
 FULL_MARK = 1.0
-"""An `answer_reward` of at least this is a success: the shipped rewards give 0, or 1 or 2."""
+"""An `answer_reward` of at least this is a success (shipped: 0 if wrong, 1 or 2 if right)."""
 
 
 TRL_METRICS = (

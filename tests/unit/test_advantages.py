@@ -1,4 +1,4 @@
-"""Advantages against tables computed by hand, and the identities that hold for any rewards."""
+"""Advantages against tables computed by hand, and identities for arbitrary rewards."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What is estimated from several samples a prompt: against tables, subsets and simulation."""
+"""Estimates from several samples per prompt, against tables, subsets and simulation."""
 
 import random
 import statistics

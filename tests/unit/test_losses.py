@@ -166,7 +166,7 @@ def slope(objective, ratio):
 
 @pytest.mark.parametrize("delta", [None, 1.1, 1.5, 2.5])
 def test_clipping_changes_a_token_where_its_gradient_is_another(delta):
-    """Against autograd, with `delta` inside the clip range, just outside of it, and far outside."""
+    """Compared with autograd, for `delta` inside, just outside and far outside of the range."""
     generator = torch.Generator().manual_seed(2)
     ratio = torch.exp(torch.randn(40, 9, generator=generator))
     advantages = torch.randn(40, 1, generator=generator)

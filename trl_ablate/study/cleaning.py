@@ -25,8 +25,8 @@ class Rubbish:
 def find_rubbish(
     plan: Plan, store: RunStore, *, checkpoints: bool = False, results: bool = False
 ) -> list[Rubbish]:
-    """The paths for `clean` to remove: probes, and folders of failed or interrupted runs. With
-    `checkpoints`, also numbered checkpoints of finished runs; with `results`, also finished
+    """The paths for `clean` to remove: probes, and folders and logs of failed or interrupted runs.
+    With `checkpoints`, also numbered checkpoints of finished runs; with `results`, also finished
     runs."""
     shared = _named_elsewhere(plan, store)
     found = []

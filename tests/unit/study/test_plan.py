@@ -116,7 +116,7 @@ def test_overrides_and_stopping_rules_reach_every_arm(write):
         assert {"--grpo_steps=8", "--max_grad_norm=0.5"} <= set(arm.runs[0].words)
     words = plan.arms[1].runs[1].words
     resolved = load_recipe(words[0], overrides=words[1:]).to_dict()["settings"]
-    assert run_id(resolved, 1) == plan.arms[1].runs[1].id  # what the process will make of it
+    assert run_id(resolved, 1) == plan.arms[1].runs[1].id  # the settings that the process resolves
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_the_kept_plan_holds_while_its_files_do(write):
 
 
 def test_seeds_come_before_arms():
-    """A study that is stopped early has every arm under fewer seeds, not fewer arms."""
+    """A study that is stopped early has all arms with fewer seeds, not fewer arms."""
     plan = make_plan({"a": {"top": 1}, "b": {"top": 2}, "same": {"top": 1}}, seeds=(0, 1))
     assert [(run.words[2], run.seed) for run in in_order(plan)] == [
         ("same", 0), ("b", 0), ("same", 1), ("b", 1),
@@ -223,7 +223,7 @@ def test_cleaning_keeps_results_and_what_others_need(tmp_path):
 
     rubbish = find_rubbish(plan, store)[0]
     lock = store.lock(failed.id)
-    assert lock.acquire() and not remove(rubbish, store)  # somebody has taken it up
+    assert lock.acquire() and not remove(rubbish, store)  # another process uses it
     lock.release()
     assert remove(rubbish, store)
     assert store.state(failed.id).status == "to do"
@@ -264,7 +264,7 @@ def test_references_of_their_own_and_notes_reach_the_kept_plan(write):
     ],
 )  # fmt: skip
 def test_shipped_arms_are_compared_with_their_match(study, arm, differs):
-    """What is on the way to a paper's arm but not its own (a smaller batch, no std) is in both."""
+    """Changes that a paper's arm needs but does not study (smaller batch, no std) are in both."""
     plan = resolve_plan(load_study(SHIPPED / "studies" / study / "study.yaml"))
     values = {planned.name: planned.values for planned in plan.arms}
     ours, reference = values[arm], values[plan.against[arm]]

@@ -15,7 +15,7 @@ from trl_ablate.trainer.batching import (
 
 
 def batch(prompts: list[int], completions: list[int], width: tuple[int, int] = (4, 6)) -> dict:
-    """Rows with these prompt and completion lengths; the ids name row and column."""
+    """Rows with these prompt and completion lengths; each id encodes its row and column."""
     rows, (left, right) = len(prompts), width
     marks = 100 * torch.arange(1, rows + 1)[:, None]
     return {
@@ -94,7 +94,7 @@ def test_images_are_left_alone():
 
 
 def sums_so_far(ids_NL, mask_NL, width):
-    """A causal model in one line: each token's value is the sum of what came before and itself."""
+    """A simple causal model: the value of a token is the sum of all tokens up to it."""
     return (ids_NL * mask_NL).cumsum(dim=1).float()[:, -width:], None
 
 

@@ -1,4 +1,4 @@
-"""What resuming needs of torch, and importing does not."""
+"""Importing the trainer must not change torch; resuming does."""
 
 import io
 import pkgutil
@@ -19,7 +19,7 @@ def registered() -> list:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_importing_the_trainer_changes_nothing_in_torch(name):
-    """A module is run once more, apart from the one that is in use."""
+    """The module is executed again, separately from the imported one."""
     before = registered()
     spec = pkgutil.resolve_name(f"{trainer.__name__}.{name}").__spec__
     module = module_from_spec(spec)

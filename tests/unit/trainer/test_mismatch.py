@@ -1,4 +1,4 @@
-"""The importance correction in closed form, and what is logged of it."""
+"""The importance correction in closed form, and its metrics."""
 
 import math
 

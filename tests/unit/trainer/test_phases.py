@@ -1,4 +1,4 @@
-"""Peak memory and time are those of the device that is trained on, not of a GPU that is idle."""
+"""Peak memory and time are measured on the training device, not on an idle GPU."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from trl_ablate.trainer import phases
 
 @pytest.fixture
 def cuda_calls(monkeypatch) -> list[tuple[str, object]]:
-    """A machine with a GPU: what it is asked, and about which device."""
+    """Simulates a machine with a GPU; records the CUDA calls and their devices."""
     asked: list[tuple[str, object]] = []
 
     def noted(name, answer=None):
@@ -22,7 +22,7 @@ def cuda_calls(monkeypatch) -> list[tuple[str, object]]:
 
 
 class Training:
-    """A callback's arguments, as far as the phases read them."""
+    """The callback arguments that the phases read."""
 
     def __init__(self, device: str):
         self.device = torch.device(device)

@@ -1,4 +1,4 @@
-"""TRL's metrics from rows: which microbatch a row goes through changes none of them."""
+"""TRL's metrics from rows: they do not depend on the microbatch of a row."""
 
 import math
 

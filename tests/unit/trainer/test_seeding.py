@@ -1,4 +1,4 @@
-"""Evaluation's random numbers: whose they are, and what a vLLM server is sent."""
+"""Random numbers of an evaluation: the generators, and the seeds sent to a vLLM server."""
 
 import random
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from trl_ablate.trainer.seeding import own_randomness
 
 
 def trainer(process: int = 0, client=None, **settings):
-    """What the seeds of an evaluation depend on."""
+    """The attributes that determine the seeds of an evaluation."""
     config = {"seed": 3, "use_vllm": False, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 1}
     return SimpleNamespace(
         args=SimpleNamespace(**{**config, **settings}),
@@ -28,7 +28,7 @@ def drawn(**settings) -> tuple[float, float, float]:
 
 
 def test_the_processes_of_a_tensor_parallel_group_draw_alike():
-    """Groups of two: they share an engine, which samples in each of them."""
+    """Two processes share an engine and must sample the same tokens."""
     grouped = {"use_vllm": True, "vllm_tensor_parallel_size": 2}
     first, second, third, fourth = (drawn(process=i, **grouped) for i in range(4))
     assert first == second and third == fourth
@@ -41,7 +41,7 @@ def test_the_processes_of_a_tensor_parallel_group_draw_alike():
     ids=str,
 )
 def test_other_processes_draw_other_numbers(settings):
-    """Without vLLM there is no engine to share, whatever its size is set to."""
+    """Without vLLM there is no shared engine, for any `vllm_tensor_parallel_size`."""
     one, other = drawn(process=0, **settings), drawn(process=1, **settings)
     assert all(a != b for a, b in zip(one, other, strict=True))
     assert one == drawn(process=0, **settings)

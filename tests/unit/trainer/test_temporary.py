@@ -1,4 +1,4 @@
-"""Values that hold for a block."""
+"""Temporary attribute values."""
 
 from types import SimpleNamespace
 

@@ -60,7 +60,7 @@ class MathGrader:
         if workers < 1:
             raise ConfigurationError(f"workers={workers!r} is too small; give 1 or more.")
         if not timeout > 0:
-            raise ConfigurationError(f"timeout={timeout!r} is not allowed; give seconds above 0.")
+            raise ConfigurationError(f"timeout={timeout!r} is too short; give seconds above 0.")
         if on_timeout not in get_args(OnTimeout):
             raise ConfigurationError(
                 f"on_timeout={on_timeout!r} is not known; choose one of "

@@ -13,8 +13,8 @@ when a fork has ended. SIGUSR1 kills the fork, SIGTERM ends both processes.
 
 Both processes end with their parent, even if SIGKILL ends it. The watcher notices that the pipe
 was closed, and checks every second that its parent is still the same. On Linux the kernel kills
-the fork together with the watcher; elsewhere an idle fork checks for its watcher every second.
-For each comparison the fork also sets a kernel alarm, whose default action does not need Python.
+the fork together with the watcher; an idle fork also checks for its watcher every second. For each
+comparison the fork sets a kernel alarm, whose default action does not need Python.
 """
 
 import ctypes
