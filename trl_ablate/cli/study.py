@@ -83,25 +83,10 @@ def parse(words: list[str]) -> argparse.Namespace:
         "--price_per_hour", type=float, metavar="PRICE", help="of one GPU, for the cost"
     )
     added.add_argument("--probe", action="store_true", help="measure two steps of unmeasured arms")
-    added = add("run", run, "Bring every run to its end; runs that are done are skipped.")
-    added.add_argument(
-        "--jobs", type=int, metavar="N", help="runs at once; default: one per free GPU, or one"
+    add_run_options(
+        add("run", run, "Bring every run to its end; runs that are done are skipped."), words
     )
-    added.add_argument(
-        "--retries",
-        type=int,
-        metavar="N",
-        default=1,
-        help="how often a failed run is tried again; default: 1",
-    )
-    added.add_argument(
-        "--max_hours", type=float, metavar="HOURS", help="stop after so many hours of wall-clock"
-    )
-    added.add_argument(
-        "--only", metavar="RUN", help="run only this one; skip it if another process holds it"
-    )
-    add_engine(added, words)
-    added = add("status", status, "Print where every run is.")
+    add("status", status, "Print where every run is.")
     added = add("fetch", fetch, "Download finished runs from Modal. Starts nothing.")
     added.add_argument("--keep_checkpoints", action="store_true", help="fetch checkpoints, too")
     added = add("report", report, "Write REPORT.md, report.html, pictures and runs.csv.", False)
@@ -125,6 +110,26 @@ def parse(words: list[str]) -> argparse.Namespace:
     options.parser.refuse(unknown)
     check_counts(options)
     return options
+
+
+def add_run_options(parser: Parser, words: list[str]) -> None:
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="runs at once; default: one per free GPU, or one"
+    )
+    parser.add_argument(
+        "--retries",
+        type=int,
+        metavar="N",
+        default=1,
+        help="how often a failed run is tried again; default: 1",
+    )
+    parser.add_argument(
+        "--max_hours", type=float, metavar="HOURS", help="stop after so many hours of wall-clock"
+    )
+    parser.add_argument(
+        "--only", metavar="RUN", help="run only this one; skip it if another process holds it"
+    )
+    add_engine(parser, words)
 
 
 def check_counts(options: argparse.Namespace) -> None:

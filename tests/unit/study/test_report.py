@@ -315,7 +315,7 @@ def test_every_arm_looks_different():
 def report_in_a_process(study: Path, runs: Path, out: Path, code: str = "") -> str:
     """Run the report command in a fresh interpreter, then `code`; what that printed last."""
     script = (
-        "from trl_ablate.cli.study import main\n"
+        "import sys\nfrom trl_ablate.cli.study import main\n"
         f"words = ['report', {str(study)!r}, '--runs', {str(runs)!r}, '--out', {str(out)!r}]\n"
         f"assert main(words) == 0\n{code}"
     )
