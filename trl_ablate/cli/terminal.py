@@ -104,7 +104,7 @@ def show_end(directory: RunDirectory) -> None:
     evaluations = [row for row in directory.metrics() if "eval_reward" in row]
     record = directory.read()
     rows = {"run": str(directory.path), "time": f"{record['seconds']:.0f} s"}
-    if record["reason"]:
+    if record.get("reason"):
         rows[record["status"]] = record["reason"]
     if evaluations:
         best = max(evaluations, key=lambda row: row["eval_reward"])

@@ -25,7 +25,7 @@ from tests.support.synthetic_study import (
 from trl_ablate import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown
 from trl_ablate.study.report.analysis import analyse
-from trl_ablate.study.report.curves import Run, Series, area, collapse_step, read_curves, series_of
+from trl_ablate.study.report.curves import Run, Series, area, collapse_step, read_curves
 from trl_ablate.study.report.document import Code, Document, Grid, Section
 from trl_ablate.study.report.labels import spread
 from trl_ablate.study.report.lines import line_of
@@ -79,18 +79,6 @@ def test_one_last_evaluation_shows_a_collapse_if_its_error_is_known():
 def test_a_collapse_is_more_than_noise():
     assert collapse_step(curve(0.05, 0.02, 0.02, 0.02)) == 1.0
     assert collapse_step(curve(0.05, 0.02, 0.02, 0.02), stderr=0.011) is None
-
-
-def test_a_step_logged_twice_counts_as_it_was_last():
-    rows = [
-        {"step": 1, "grpo_step": 1.0, "seconds": 10.0, "reward": 0.1},
-        {"step": 2, "grpo_step": 2.0, "seconds": 11.0, "reward": 0.2},
-        {"step": 2, "grpo_step": 2.0, "seconds": 15.0, "reward": 0.3, "loss": None},
-    ]
-    series = series_of(rows)
-    assert (series["reward"].steps, series["reward"].values) == ([1.0, 2.0], [0.1, 0.3])
-    assert series["reward"].seconds == [0.0, 5.0]
-    assert "loss" not in series and series_of([]) == {}
 
 
 def test_runs_without_an_outcome_stay_and_have_no_value():

@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.metrics import ENTROPY, LENGTH
+from trl_ablate.metrics import ENTROPY, GRAD_NORM, LENGTH
 from trl_ablate.recipe.strict import nearest
 from trl_ablate.study.plan import Plan
+from trl_ablate.study.report.series import Series, read_series
 from trl_ablate.study.store import DONE, RunStore
+
+DRAWN = (GRAD_NORM, LENGTH, ENTROPY)
+"""Metrics that are drawn beside the one that decides."""
 
 TRANSLATED = {
     "train/mean_response_length": LENGTH,
@@ -31,15 +35,6 @@ NOISE_FLOOR = 0.02
 """...if it lost more than this,"""
 NOISE_ERRORS = 3.0
 """...and more than this many standard errors of an evaluation."""
-
-
-@dataclass
-class Series:
-    """One metric over GRPO steps; `seconds` since the first logged row, where they are known."""
-
-    steps: list[float] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -65,6 +60,8 @@ class Run:
     planned_steps: float | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     directory: Path | None = None
+    skipped: int = 0
+    """Lines of `metrics.jsonl` that are no logged row."""
 
     @property
     def counts(self) -> bool:
@@ -138,39 +135,25 @@ def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
         for planned in arm.runs:
             state = store.state(planned.id)
             directory = store.directory(planned.id)
-            has_rows = state.status != "to do" and directory.metrics_file.exists()
+            curves: dict[str, Series] = {}
+            skipped = 0
+            if state.status != "to do" and directory.metrics_file.is_file():
+                exact = (plan.primary_metric, f"{plan.primary_metric}_stderr")
+                curves, skipped = read_series(directory.metrics_file, exact, DRAWN)
             found.append(
                 Run(
                     arm=arm.name,
                     seed=planned.seed,
                     status=state.status,
                     reason=state.reason,
-                    series=series_of(list(directory.metrics())) if has_rows else {},
+                    series=curves,
                     planned_steps=arm.grpo_steps or None,
                     record=state.record,
                     directory=directory.path,
+                    skipped=skipped,
                 )
             )
     return found
-
-
-def series_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
-    """Curves from logged rows. A step that stands twice (after a resume) counts as it was last."""
-    points: dict[str, dict[float, tuple[float, float]]] = {}
-    start = rows[0]["seconds"] if rows else 0.0
-    for row in rows:
-        step, seconds = row["grpo_step"], row["seconds"] - start
-        for key, value in row.items():
-            if isinstance(value, (int, float)) and key not in ("step", "grpo_step", "seconds"):
-                points.setdefault(key, {})[step] = (value, seconds)
-    return {
-        key: Series(
-            steps=sorted(found),
-            values=[found[step][0] for step in sorted(found)],
-            seconds=[found[step][1] for step in sorted(found)],
-        )
-        for key, found in points.items()
-    }
 
 
 def read_curves(path: Path) -> list[Run]:

@@ -83,6 +83,12 @@ def _caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
     if missing:
         total = sum(len(arm.runs) for arm in analysis.arms)
         notes.append(f"{len(missing)} of {total} runs have no outcome: {', '.join(missing)}.")
+    notes += [
+        f"{run.name}: {run.skipped} lines of its metrics.jsonl are no logged rows and were skipped."
+        for arm in analysis.arms
+        for run in arm.runs
+        if run.skipped
+    ]
     if plan is not None:
         notes += [f"{sentence}." for sentence in silent_differences(plan)]
     return notes
