@@ -24,6 +24,7 @@ from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.prompts.templates import TEMPLATES
 from trl_ablate.recipe.agreement import (
     check_evaluation,
+    check_reference,
     limit_prompts,
     template_warnings,
     trust_warnings,
@@ -180,6 +181,7 @@ def _resolve(
         refused = f"{type(error).__name__}: " * (not isinstance(error, ValueError))
         raise ConfigurationError(f"recipe {path}: {refused}{brief(error, 500)}") from error
     check_evaluation(config, task)
+    check_reference(config)
     limit_prompts(config, task)
     return Resolved(
         recipe=path,
