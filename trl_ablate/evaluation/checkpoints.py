@@ -38,6 +38,7 @@ ONLY_EVALUATION = {
     "metric_for_best_model": None,
     "load_best_model_at_end": False,
     "beta": 0.0,
+    "sync_ref_model": False,
     "use_peft": False,
     "gradient_checkpointing": False,
     "push_to_hub": False,

@@ -34,6 +34,15 @@ def check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
             )
 
 
+def check_reference(config: AblationConfig) -> None:
+    """A reference model that is kept in step with the policy needs a term that reads it."""
+    if config.sync_ref_model and config.beta == 0:
+        raise ConfigurationError(
+            "sync_ref_model is true, but beta is 0, so that there is no reference model; raise "
+            "beta, or set sync_ref_model to false"
+        )
+
+
 def check_quantization(model: ModelConfig) -> None:
     """Quantized weights cannot be trained, only adapters on top of them can."""
     asked = [name for name in ("load_in_8bit", "load_in_4bit") if getattr(model, name)]

@@ -24,6 +24,7 @@ from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.prompts.templates import TEMPLATES
 from trl_ablate.recipe.agreement import (
     check_evaluation,
+    check_reference,
     check_resuming,
     limit_prompts,
     template_warnings,
@@ -180,6 +181,7 @@ def _resolve(
         raise ConfigurationError(f"recipe {path}: {refused}{brief(error, 500)}") from error
     check_evaluation(config, task)
     check_resuming(config)
+    check_reference(config)
     limit_prompts(config, task)
     return Resolved(
         recipe=path,

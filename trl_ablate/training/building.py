@@ -26,6 +26,7 @@ from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.training.integrations import tolerated_integrations
 from trl_ablate.training.models import (
+    check_finite,
     checked_tokenizer,
     explained_by,
     resolve_model,
@@ -49,6 +50,15 @@ def build_trainer(
     with explained_by(look):
         sets = evaluation_sets(resolved.task, tokenizer)
         return put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)
+
+
+def check_reward_weights(config: AblationConfig, rewards: int) -> None:
+    given = config.reward_weights
+    if given is not None and len(given) != rewards:
+        raise ConfigurationError(
+            f"reward_weights has {len(given)} numbers, and there are {rewards} reward functions; "
+            "give one for each, or null"
+        )
 
 
 def check_enough(questions: Dataset, config: AblationConfig) -> None:
@@ -75,6 +85,7 @@ def put_together(
 ) -> AblationTrainer:
     config, model_args = copy.copy(resolved.config), resolved.model
     rewards, weights = task_rewards(resolved.task, tokenizer, grader)
+    check_reward_weights(config, len(rewards))
     config.reward_weights = config.reward_weights or weights
     given = cast(dict[str, Any], config.model_init_kwargs or {})
     loading = {
@@ -97,6 +108,7 @@ def put_together(
             peft_config=get_peft_config(model_args),
             callbacks=[*integrations, *(callbacks or [])],
         )
+    check_finite(trainer.model, str(model) if isinstance(model, str) else "the model")
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     return trainer

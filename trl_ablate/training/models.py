@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import torch
 import transformers
 from safetensors import safe_open
 from transformers import (
@@ -73,7 +74,40 @@ def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def check_model(model: str, resolved: Resolved) -> None:
+def check_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, model: str
+) -> None:
+    """Refuse a tokenizer with tokens that the model has no embedding of.
+
+    Special ones aside: Gemma's tokenizer has one for images, which its text models lack.
+    """
+    rows = getattr(config.get_text_config(), "vocab_size", None)
+    special = {key for key, one in tokenizer.added_tokens_decoder.items() if one.special}
+    used = (set(tokenizer.get_vocab().values()) - special) | {
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+    } - {None}
+    if rows is not None and max(used) >= rows:
+        raise ConfigurationError(
+            f"the tokenizer of {model} has tokens up to {max(used)}, but the model has embeddings "
+            f"of {rows} tokens; take the tokenizer that belongs to the model"
+        )
+
+
+def check_finite(model: torch.nn.Module, name: str) -> None:
+    """Refuse weights that are NaN or infinite: no training gets rid of them."""
+    for key, weight in model.named_parameters():
+        if (
+            weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
+            and not torch.isfinite(weight).all()
+        ):
+            raise ConfigurationError(
+                f"{name} has weights that are no numbers (NaN or infinite), first in {key}; start "
+                "from another model"
+            )
+
+
+def check_model(model: str, resolved: Resolved) -> PreTrainedConfig:
     """Its config can be read and, if it is a folder, its weights are there, as safetensors, as
     long as they say, and all that the architecture has."""
     config = AutoConfig.from_pretrained(
@@ -83,7 +117,8 @@ def check_model(model: str, resolved: Resolved) -> None:
     )
     if Path(model).is_dir():
         _check_weights(Path(model))
-        _check_tensors(Path(model), config)
+        _check_tensors(Path(model), config, resolved)
+    return config
 
 
 def is_adapter(model: str) -> bool:
@@ -105,7 +140,7 @@ def _check_weights(folder: Path) -> None:
             pass
 
 
-def _check_tensors(folder: Path, config: PreTrainedConfig) -> None:
+def _check_tensors(folder: Path, config: PreTrainedConfig, resolved: Resolved) -> None:
     """Refuse weights that lack tensors, which would be drawn at random, or have others' shapes.
 
     transformers itself matches the names, as it does when it loads, but on the meta device: there
@@ -115,10 +150,16 @@ def _check_tensors(folder: Path, config: PreTrainedConfig) -> None:
     architecture = getattr(transformers, (config.architectures or [""])[0], None)
     if architecture is None or getattr(config, "quantization_config", None):
         return
+    if not architecture.can_generate() or config.is_encoder_decoder:
+        raise ConfigurationError(
+            f"{folder} is a {architecture.__name__}, which generates no text after a prompt; take "
+            "a causal language model"
+        )
     with _silent():
         _, found = architecture.from_pretrained(
             folder,
             config=config,
+            attn_implementation=resolved.model.attn_implementation,
             device_map="meta",
             use_safetensors=True,
             ignore_mismatched_sizes=True,
@@ -157,9 +198,11 @@ def _silent():
 def checked_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
     """Its tokenizer, once its files were found to be whole."""
     with one_sentence(f"model {model}", "mend its files, or give another --model_name_or_path"):
-        if not is_adapter(model):
-            check_model(model, resolved)
-        return load_tokenizer(model, resolved)
+        if is_adapter(model):
+            return load_tokenizer(model, resolved)
+        config, tokenizer = check_model(model, resolved), load_tokenizer(model, resolved)
+        check_vocabulary(tokenizer, config, model)
+        return tokenizer
 
 
 def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:

@@ -51,6 +51,7 @@ def resolve(**settings):
         ({"torch_compile_mode": "x"}, "torch_compile_mode is 'x'; it takes default, "),
         ({"cache_implementation": "x"}, "cache_implementation is 'x'; it takes "),
         ({"pad_to_multiple_of": 10**12}, "pad_to_multiple_of is 1000000000000; it has to be at"),
+        ({"sync_ref_model": True}, "sync_ref_model is true, but beta is 0"),
         ({"remove_unused_columns": True}, "remove_unused_columns is true, but the gold answer"),
         ({"report_to": ["none", "x"]}, "report_to is 'x'; it takes all, "),
         ({"metric_for_best_model": "x"}, "metric_for_best_model 'x' is no metric of this eval"),

@@ -10,12 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForMaskedLM, Qwen2Config, Qwen2ForCausalLM
 
 from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import load_recipe
-from trl_ablate.training.models import check_model, explained_by, load_tokenizer, one_sentence
+from trl_ablate.training.models import (
+    check_finite,
+    check_model,
+    checked_tokenizer,
+    explained_by,
+    load_tokenizer,
+    one_sentence,
+)
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +156,40 @@ def shapes_of(folder: Path, resolved) -> dict[str, list[int]]:
     with torch.device("meta"):
         model = Qwen2ForCausalLM(AutoConfig.from_pretrained(folder))
     return {name: list(value.shape) for name, value in model.named_parameters()}
+
+
+def with_config(folder: Path, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_model_with_fewer_tokens_than_its_tokenizer_is_refused(tmp_path, folder, resolved):
+    config = Qwen2Config.from_pretrained(folder)
+    config.vocab_size -= 5
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    with pytest.raises(ConfigurationError, match="tokens up to 296, .* of 292 tokens"):
+        checked_tokenizer(str(folder), resolved)
+
+
+def test_another_vocab_size_than_the_weights_have_is_refused(folder, resolved):
+    with_config(folder, vocab_size=1000)
+    with pytest.raises(ConfigurationError, match=r"embed_tokens.weight .* wants \[1000"):
+        checked_tokenizer(str(folder), resolved)
+
+
+def test_a_model_that_generates_nothing_is_refused(folder, resolved):
+    tiny = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=99)
+    BertForMaskedLM(tiny).save_pretrained(folder)
+    with pytest.raises(ConfigurationError, match="BertForMaskedLM, which generates no text"):
+        check_model(str(folder), resolved)
+
+
+def test_weights_that_are_not_numbers_are_refused(folder, resolved):
+    model = Qwen2ForCausalLM.from_pretrained(folder)
+    check_finite(model, "it")
+    model.model.layers[1].mlp.up_proj.weight.data[3, 2] = float("nan")
+    with pytest.raises(ConfigurationError, match=f"it has weights that are no numbers .*{UP}"):
+        check_finite(model, "it")
+    model.model.layers[1].mlp.up_proj.weight.data[3, 2] = float("inf")
+    with pytest.raises(ConfigurationError, match="no numbers"):
+        check_finite(model, "it")

@@ -1,0 +1,164 @@
+"""Every setting × edge values: two steps are trained, or one sentence comes before the model."""
+
+import gc
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import time
+import traceback
+from typing import Any
+
+import pytest
+
+from tests.support.settings_cases import cases, context
+from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.rewards import grader_of
+from trl_ablate.run.files import write_jsonl
+from trl_ablate.training import building
+from trl_ablate.training.doctor import check_device
+
+CASES = list(cases())
+SLICES = 8
+SECONDS = 60
+GIB = 2**30
+
+DIVERGES = ("probability tensor contains", "NaN", "nan")
+"""What a training that diverges ends with; that is an outcome, and no setting by itself."""
+
+
+@pytest.fixture(scope="module")
+def world(tiny_model, tmp_path_factory) -> dict[str, Any]:
+    """Settings of a training of a second, which every case changes one of."""
+    folder = tmp_path_factory.mktemp("fuzzed")
+    rows = [{"question": f"{a}+{a + 3}=?", "answer": str(2 * a + 3)} for a in range(11, 27)]
+    write_jsonl(folder / "questions.jsonl", rows)
+    return {
+        "model_name_or_path": tiny_model,
+        "dataset": str(folder / "questions.jsonl"),
+        "output_dir": str(folder / "run"),
+        "eval_split": "train",
+        "train_size": None,
+        "eval_size": 2,
+        "grpo_steps": 2,
+        "generation_batch_size": 8,
+        "num_generations": 4,
+        "optimizer_batch_size": 8,
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
+        "max_completion_length": 6,
+        "eval_steps": 2,
+        "eval_on_start": False,
+        "save_steps": 2,
+        "report_to": "none",
+        "grader_workers": 1,
+        "learning_rate_scale": 1.0,
+    }
+
+
+def resolved(world: dict[str, Any], name: str, value: Any):
+    settings = {**world, **context(name), name: value}
+    return load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
+
+
+def trained(world: dict[str, Any], name: str, value: Any) -> str:
+    """How it ends: `refused`, `trained` or `diverged`, or what is wrong with the end."""
+    loaded = []
+    try:
+        asked = resolved(world, name, value)
+        check_device(asked)
+        put_together = building.AblationTrainer
+
+        def note(*args, **kwargs):
+            loaded.append(True)
+            return put_together(*args, **kwargs)
+
+        building.AblationTrainer = note
+        with grader_of(asked.task) as grader:
+            trainer = building.build_trainer(asked, grader)
+            trainer.train()
+        return "trained" if trainer.state.global_step >= 1 else "no step"
+    except ConfigurationError as error:
+        sentence = str(error)
+        in_words = sentence and "\n" not in sentence and len(sentence) < 2000
+        return "refused" if in_words and not loaded else f"refused late: {sentence}"
+    except Exception as error:
+        if any(sign in str(error) for sign in DIVERGES):
+            return "diverged"
+        return "".join(traceback.format_exception_only(error)) + traceback.format_exc()[-500:]
+
+
+def in_a_process(world: dict[str, Any], name: str, value: Any) -> str:
+    """`trained` in a forked process, with bounds on time, memory and files."""
+    shutil.rmtree(world["output_dir"], ignore_errors=True)
+    theirs, ours = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_AS, (24 * GIB, 24 * GIB))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (GIB, GIB))
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        os.write(ours, json.dumps(trained(world, name, value)).encode()[:60_000])
+        os._exit(0)
+    os.close(ours)
+    found, end = b"", time.monotonic() + SECONDS
+    while (left := end - time.monotonic()) > 0 and select.select([theirs], [], [], left)[0]:
+        if not (part := os.read(theirs, 65536)):
+            break
+        found += part
+    os.close(theirs)
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    os.waitpid(child, 0)
+    return json.loads(found) if found else f"no end within {SECONDS} s, or killed"
+
+
+def wrong_ends(world: dict[str, Any], tried: list[tuple[str, Any]]) -> list[str]:
+    ends = [(name, value, in_a_process(world, name, value)) for name, value in tried]
+    return [
+        f"{name} {value!r}: {end}"
+        for name, value, end in ends
+        if end not in ("trained", "refused", "diverged")
+    ]
+
+
+@pytest.fixture(scope="module")
+def warm(world):
+    """Forks share what a first training has imported, and do not collect it."""
+    assert trained(world, "seed", 3) == "trained"
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(SLICES))
+def test_a_setting_trains_or_is_refused_in_one_sentence(world, warm, part):
+    assert not wrong_ends(world, CASES[part::SLICES])
+
+
+def test_every_setting_resolves_or_is_refused_in_one_sentence(world):
+    """The fast slice: nothing is trained."""
+    outcomes = {True: 0, False: 0}
+    for name, value in CASES:
+        try:
+            resolved(world, name, value)
+            outcomes[True] += 1
+        except ConfigurationError as error:
+            assert str(error).isprintable() and len(str(error)) < 2000, (name, value)
+            outcomes[False] += 1
+    assert min(outcomes.values()) > 300
+
+
+KNOWN = [("seed", -1), ("temperature", 0.0), ("grpo_steps", -1), ("optim", "galore_adamw")]
+
+
+def test_settings_that_once_raised_under_way(world):
+    assert [trained(world, name, value) for name, value in KNOWN] == ["refused"] * len(KNOWN)
