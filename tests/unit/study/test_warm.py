@@ -163,7 +163,7 @@ def test_a_server_ends_with_its_runner_and_its_processes_go_on(number):
 def test_the_local_engine_starts_another_server_where_one_is_of_no_use(tmp_path, monkeypatch):
     script = tmp_path / "script.py"
     script.write_text("import os, sys; print(os.getppid()); sys.exit(3)")
-    engine = LocalEngine(train=script, warm=())
+    engine = LocalEngine(command=(sys.executable, str(script)), warm=())
     with (tmp_path / "lock").open("w") as lock:
         job = Job(["a"], tmp_path / "run", tmp_path / "log", lock.fileno(), tmp_path / "away")
 
