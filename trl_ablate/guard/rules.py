@@ -32,6 +32,9 @@ from trl_ablate.metrics import (
 
 Row = Mapping[str, Any]
 
+NONFINITE = "nonfinite"
+"""The rule of a loss or gradient norm that is no finite number: the weights are lost."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -201,4 +204,4 @@ def _nonfinite(row: Row) -> Reading:
     values = {key: row[key] for key in ("loss", GRAD_NORM) if key in row}
     broken = {k: v for k, v in values.items() if v is None or not math.isfinite(v)}
     what = " and ".join(broken) or "loss"
-    return Reading("nonfinite", bool(broken), None, None, f"{what} is not a finite number")
+    return Reading(NONFINITE, bool(broken), None, None, f"{what} is not a finite number")

@@ -21,6 +21,7 @@ from transformers.trainer_utils import SchedulerType
 from transformers.utils.logging import disable_progress_bar
 
 from trl_ablate.errors import PublishError
+from trl_ablate.guard.rules import NONFINITE
 from trl_ablate.hub import check_token, push_run
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import grader_of
@@ -39,6 +40,7 @@ from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.run.provenance import provenance
 from trl_ablate.run.termination import Termination
 from trl_ablate.run.untrusted import on_one_line
+from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.training.building import build_trainer
 from trl_ablate.training.callbacks import (
     BestCheckpoint,
@@ -229,17 +231,22 @@ def train(start: Start, resolved: Resolved, checkpoint: Path | None, outcome: Ou
         except RuntimeError as error:
             if not is_divergence(error):
                 raise
-            steps = trainer.state.global_step * config.grpo_steps_per_optimizer_step
-            outcome.diverged(float(steps))
+            outcome.diverged(grpo_steps_of(trainer))
             return
-        if guard.stopped_by:
-            outcome.stopped(f"guard: {guard.stopped_by.sentence}", **guard.stopped_by.numbers())
+        if alert := guard.stopped_by:
+            diverged = {"diverged_at": grpo_steps_of(trainer)} if alert.rule == NONFINITE else {}
+            outcome.stopped(f"guard: {alert.sentence}", **alert.numbers(), **diverged)
         if preemption.ended_run:
             outcome.stopped(PREEMPTED)
         if outcome.status == "finished":
             check_reached_the_end(trainer.state.global_step, trainer.state.max_steps)
         save_whole(trainer, directory.checkpoint_last)
         best.check()
+
+
+def grpo_steps_of(trainer: AblationTrainer) -> float:
+    """The GRPO steps that a training has taken."""
+    return float(trainer.state.global_step * trainer.args.grpo_steps_per_optimizer_step)
 
 
 def publish(start: Start) -> Iterator[str]:

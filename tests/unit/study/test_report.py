@@ -25,7 +25,14 @@ from tests.support.synthetic_study import (
 from trl_ablate import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown
 from trl_ablate.study.report.analysis import analyse
-from trl_ablate.study.report.curves import Run, Series, area, collapse_step, read_curves
+from trl_ablate.study.report.curves import (
+    Run,
+    Series,
+    area,
+    collapse_step,
+    planned_runs,
+    read_curves,
+)
 from trl_ablate.study.report.document import Code, Document, Grid, Section
 from trl_ablate.study.report.labels import spread
 from trl_ablate.study.report.lines import line_of
@@ -90,6 +97,24 @@ def test_runs_without_an_outcome_stay_and_have_no_value():
     assert arm.intervals["final"].n == 1
     assert arm.outcome() == "1 finished, 1 failed, 1 to do"
     assert analyse(runs, METRIC).decisive["b"].verdict == "too few seeds"
+
+
+def test_a_run_that_diverged_counts_as_a_collapse_that_ends_at_zero(tmp_path):
+    """Otherwise its last evaluation, before the weights became NaN, would be its result."""
+    plan, store = write_study(tmp_path, {"a": {"top": 0.8}, "b": {"top": 0.81}})
+    (run, *_) = plan.arms[1].runs
+    directory = store.directory(run.id)
+    directory.rewind(8)
+    directory.update(status="stopped", reason="the training diverged", diverged_at=9.0)
+    found = next(each for each in planned_runs(plan, store) if each.directory == directory.path)
+    summary = found.summary(METRIC)
+    assert found.counts and summary is not None
+    assert (summary.final, summary.collapsed_at, summary.best_step) == (0.0, 9.0, 8.0)
+    assert summary.auc < 0.5 * summary.best
+    directory.metrics_file.unlink()  # it diverged before its first evaluation
+    (found, *_) = planned_runs(plan, store)[3:]
+    summary = found.summary(METRIC)
+    assert summary is not None and (summary.final, summary.best) == (0.0, 0.0)
 
 
 def test_a_planted_collapse_is_ranked_last_and_labelled(tmp_path):

@@ -64,6 +64,11 @@ class Run:
     """Lines of `metrics.jsonl` that are no logged row."""
 
     @property
+    def diverged_at(self) -> float | None:
+        """The GRPO step at which the weights became NaN or infinite; None where they did not."""
+        return self.record.get("diverged_at")
+
+    @property
     def counts(self) -> bool:
         """Whether its values enter the statistics: it ended by itself or by a rule."""
         return self.status in DONE
@@ -89,8 +94,20 @@ class Run:
             best=best,
             best_step=series.steps[series.values.index(best)],
             auc=area(series, self.planned_steps),
-            collapsed_at=collapse_step(series, max(errors.values) if errors else 0.0),
+            collapsed_at=self._collapsed_at(series, max(errors.values) if errors else 0.0),
         )
+
+    def _collapsed_at(self, series: Series, stderr: float) -> float | None:
+        if self.diverged_at is not None:
+            return self.diverged_at
+        return collapse_step(series, stderr)
+
+
+def end_at_zero(series: Series, step: float) -> None:
+    """A policy of NaN weights answers nothing: from there on its reward is 0."""
+    series.steps.append(step)
+    series.values.append(0.0)
+    series.seconds.append(series.seconds[-1] if series.seconds else 0.0)
 
 
 def area(series: Series, until: float | None = None) -> float:
@@ -140,6 +157,9 @@ def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
             if state.status != "to do" and directory.metrics_file.is_file():
                 exact = (plan.primary_metric, f"{plan.primary_metric}_stderr")
                 curves, skipped = read_series(directory.metrics_file, exact, DRAWN)
+            diverged_at = state.record.get("diverged_at")
+            if diverged_at is not None:
+                end_at_zero(curves.setdefault(plan.primary_metric, Series()), diverged_at)
             found.append(
                 Run(
                     arm=arm.name,
