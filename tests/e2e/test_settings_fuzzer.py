@@ -1,5 +1,6 @@
 """Every setting × edge values: two steps are trained, or one sentence comes before the model."""
 
+import contextlib
 import gc
 import json
 import os
@@ -111,10 +112,8 @@ def in_a_process(world: dict[str, Any], name: str, value: Any) -> str:
             break
         found += part
     os.close(theirs)
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     os.waitpid(child, 0)
     return json.loads(found) if found else f"no end within {SECONDS} s, or killed"
 
@@ -144,17 +143,17 @@ def test_a_setting_trains_or_is_refused_in_one_sentence(world, warm, part):
     assert not wrong_ends(world, CASES[part::SLICES])
 
 
-def test_every_setting_resolves_or_is_refused_in_one_sentence(world):
-    """The fast slice: nothing is trained."""
+def test_a_setting_resolves_or_is_refused_in_one_sentence(world):
+    """The fast slice: every twelfth case, and nothing is trained."""
     outcomes = {True: 0, False: 0}
-    for name, value in CASES:
+    for name, value in CASES[::12]:
         try:
             resolved(world, name, value)
             outcomes[True] += 1
         except ConfigurationError as error:
             assert str(error).isprintable() and len(str(error)) < 2000, (name, value)
             outcomes[False] += 1
-    assert min(outcomes.values()) > 300
+    assert min(outcomes.values()) > 30
 
 
 KNOWN = [("seed", -1), ("temperature", 0.0), ("grpo_steps", -1), ("optim", "galore_adamw")]

@@ -76,6 +76,11 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                 if not text:
                     continue
                 values = json.loads(text)
+                if "\\ud" in text.lower():
+                    json.dumps(values, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                half = ascii(error.object[error.start])[1:-1]
+                yield Row(place, defect=f"text with {half}, which is half a character")
             except UnicodeDecodeError as error:
                 yield Row(place, defect=f"not UTF-8 (byte {error.start + 1} of the line)")
             except (ValueError, RecursionError) as error:

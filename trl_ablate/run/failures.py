@@ -17,11 +17,20 @@ _FULL_IN_WORDS = (
     "unexpected pos",
     "database or disk is full",  # SQLite, where trackio keeps the curves
 )
-
+_SHARED_MEMORY_IN_WORDS = ("out of shared memory", "unable to write to file </torch_")
+"""Of torch, where loader workers hand over rows."""
 
 DISK_FULL = (
     "the disk is full{where}; free some space, then go on from the last whole checkpoint with "
     "--resume, or begin elsewhere with --output_dir"
+)
+SHARED_MEMORY_FULL = (
+    "shared memory (/dev/shm) is full; set dataloader_num_workers to 0, or give the machine or "
+    "container more (docker run --shm-size), then go on with --resume"
+)
+FOREIGN_STATE = (
+    "a file of the checkpoint holds more than tensors and numbers, so it was not loaded: it could "
+    "run code; it is not what the run saved, so go on from another checkpoint"
 )
 OUT_OF_MEMORY = (
     "the GPU ran out of memory; lower per_device_train_batch_size or vllm_gpu_memory_utilization, "
@@ -62,6 +71,10 @@ def in_words(error: BaseException) -> str | None:
     if isinstance(error, ConfigurationError | RewardError | EndedEarly):
         return str(error)
     file = getattr(error, "filename", None)
+    if any(words in str(error) for words in _SHARED_MEMORY_IN_WORDS):
+        return SHARED_MEMORY_FULL
+    if type(error).__name__ == "UnpicklingError":
+        return FOREIGN_STATE
     if is_disk_full(error):
         return DISK_FULL.format(where=f" ({file})" if file else "")
     if type(error).__name__ == "OutOfMemoryError":

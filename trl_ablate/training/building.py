@@ -108,7 +108,9 @@ def put_together(
             peft_config=get_peft_config(model_args),
             callbacks=[*integrations, *(callbacks or [])],
         )
-    check_finite(trainer.model, str(model) if isinstance(model, str) else "the model")
+    check_finite(
+        cast(PreTrainedModel, trainer.model), str(model) if isinstance(model, str) else "the model"
+    )
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     return trainer

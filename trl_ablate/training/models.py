@@ -83,10 +83,8 @@ def check_vocabulary(
     """
     rows = getattr(config.get_text_config(), "vocab_size", None)
     special = {key for key, one in tokenizer.added_tokens_decoder.items() if one.special}
-    used = (set(tokenizer.get_vocab().values()) - special) | {
-        tokenizer.eos_token_id,
-        tokenizer.pad_token_id,
-    } - {None}
+    ends = {one for one in (tokenizer.eos_token_id, tokenizer.pad_token_id) if type(one) is int}
+    used = (set(tokenizer.get_vocab().values()) - special) | ends
     if rows is not None and max(used) >= rows:
         raise ConfigurationError(
             f"the tokenizer of {model} has tokens up to {max(used)}, but the model has embeddings "

@@ -405,3 +405,14 @@ def test_evaluation_sets_are_drawn_like_the_main_one_and_leave_it_as_it_is(tmp_p
     assert sets[""].to_list() == main.to_list()
     assert len(sets["mine"]) == 5
     assert all(row["question"] in row["prompt"] for row in sets["mine"])
+
+
+def test_half_a_character_is_a_defect_of_its_row(tmp_path):
+    """JSON can write it, and neither Arrow nor a tokenizer can hold it; a pair is a character."""
+    file = tmp_path / "questions.jsonl"
+    texts = ("a \\ud83d\\ude00", "b \\uD800")
+    file.write_text("".join(f'{{"question": "{text}", "answer": "1"}}\n' for text in texts))
+    with pytest.raises(ConfigurationError, match=r"line 2: .*\\ud800, which is half a character"):
+        load_questions(str(file), split="train")
+    kept = load_questions(str(file), split="train", skip_bad_rows=True)
+    assert kept["question"][:] == ["a \U0001f600"]

@@ -1,6 +1,7 @@
 """Known trouble in words; a record that survives a full disk."""
 
 import errno
+import pickle
 import sqlite3
 
 import pytest
@@ -29,6 +30,21 @@ class EngineDeadError(Exception):
         (FULL, "the disk is full (runs/a/metrics.jsonl); free some space"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), "the disk is full; "),
         (RuntimeError("PytorchStreamWriter failed writing file data/3"), "the disk is full; "),
+        (
+            RuntimeError("unable to write to file </torch_9_1>: No space left on device (28)"),
+            "shared memory (/dev/shm) is full; set dataloader_num_workers to 0",
+        ),
+        (
+            RuntimeError(
+                "DataLoader worker (pid 9) is killed by signal: Bus error. It is possible "
+                "that dataloader's workers are out of shared memory. "
+            ),
+            "shared memory (/dev/shm) is full",
+        ),
+        (
+            pickle.UnpicklingError("Weights only load failed. ...\nGLOBAL os.system"),
+            "holds more than tensors and numbers, so it was not loaded",
+        ),
         (sqlite3.OperationalError("database or disk is full"), "the disk is full; "),
         (OutOfMemoryError("CUDA out of memory. Tried"), "lower per_device_train_batch_size"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a.jsonl"), "a.jsonl is gone; put it"),
