@@ -53,7 +53,8 @@ def test_no_report_holds_a_token_of_a_rollout_a_reason_or_a_command(tmp_path):
         for run in arm.runs:
             said = [{"prompt": TEXT, "response": TEXT, "reward": 1.0}]
             rows = learning_rows(number, 0.6)
-            directory = write_run(store, run, {"n": number}, rows, rollouts=said)
+            settings = {"top": (0.6, 0.7)[number]}
+            directory = write_run(store, run, settings, rows, rollouts=said)
             directory.update(reason=TEXT, status="failed" if run.seed else "finished")
     report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
     names = assert_clean(tmp_path / "out")

@@ -115,6 +115,29 @@ def to_prompts(
     return rendered.select(kept) if len(kept) < len(lengths) else rendered
 
 
+def check_prompts_fit(dataset: Dataset, tokenizer: Tokenizer, context: int, what: str) -> None:
+    """Refuse a prompt of more tokens than the model's context.
+
+    The time of a forward pass grows with the square of the length, so that a training with prompts
+    of 100,000 characters seems to hang. A token is at least one byte, so that only long texts are
+    tokenized.
+    """
+    for row, prompt in enumerate(dataset["prompt"]):
+        if _bytes_of(prompt) <= context:
+            continue
+        if (length := _token_count(prompt, tokenizer)) > context:
+            raise ConfigurationError(
+                f"{what}: the prompt of row {row} has {length} tokens, more than the model's "
+                f"context of {context}; set max_prompt_length to leave out such rows, or shorten "
+                f"the question, which begins with {dataset['question'][row][:60]!r}"
+            )
+
+
+def _bytes_of(prompt: str | list[dict[str, str]]) -> int:
+    texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
+    return sum(len(text.encode(errors="replace")) for text in texts)
+
+
 def draw(items: Sequence[Any], size: int | None, seed: int, name: str) -> list[Any]:
     """`size` of the items, chosen by the seed alone, in their old order."""
     if size is None or size >= len(items):

@@ -13,9 +13,10 @@ from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.run.provenance import provenance
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.one_shot import evaluations
-from trl_ablate.training.building import evaluation_sets, put_together
+from trl_ablate.training.building import check_all_fit, evaluation_sets, put_together
 from trl_ablate.training.models import (
     check_model,
+    context_of,
     is_adapter,
     load_tokenizer,
     merged_adapter,
@@ -76,5 +77,6 @@ def build_evaluator(resolved: Resolved, grader: MathGrader) -> AblationTrainer:
         if model is name:
             check_model(name, resolved)
     sets = evaluation_sets(resolved.task, tokenizer)
+    check_all_fit(sets, tokenizer, context_of(name, resolved), "eval questions")
     questions = sets[MAIN] if isinstance(sets, dict) else sets
     return put_together(resolved, grader, model, tokenizer, questions, sets)

@@ -18,7 +18,7 @@ def read_json(path: Path) -> Any:
     """The value of a JSON file; damage is an error that names the file."""
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(_damaged(str(path), f"is not valid JSON ({error})")) from error
 
 
@@ -66,7 +66,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 def _object(line: bytes, place: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(_damaged(place, f"is not valid JSON ({error})")) from error
     if not isinstance(found, dict):
         raise ConfigurationError(_damaged(place, "is not a JSON object"))

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.estimate import probe_name
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.store import RunStore
@@ -63,8 +64,14 @@ def _named_elsewhere(plan: Plan, store: RunStore) -> set[str]:
     named: set[str] = set()
     for file in store.plans.glob("*.json"):
         if file.stem != plan.study:
-            arms = json.loads(file.read_text(encoding="utf-8"))["arms"]
-            named |= {run["id"] for arm in arms for run in arm["runs"]}
+            try:
+                arms = json.loads(file.read_bytes())["arms"]
+                named |= {run["id"] for arm in arms for run in arm["runs"]}
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise ConfigurationError(
+                    f"{file} cannot be read, so that the runs it shares with {plan.study} are not "
+                    f"known; make it anew with `trl-ablate study plan {file.stem}`, or remove it"
+                ) from error
     return named
 
 

@@ -116,15 +116,19 @@ def save_plan(plan: Plan, study: Study, folder: Path) -> None:
 
 
 def saved_plan(study: Study, folder: Path) -> Plan | None:
-    """The saved plan; None if there is none, or if its files have changed since then."""
+    """The saved plan; None if there is none, if its files have changed since then, or if it cannot
+    be read: it is a cache, and is made again."""
     file = folder / f"{study.name}.json"
-    if not file.exists():
+    if not file.is_file():
         return None
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    if kept.pop("made_from") != fingerprint(study):
+    try:
+        kept = json.loads(file.read_bytes())
+        if kept.pop("made_from") != fingerprint(study):
+            return None
+        arms, notes = tuple(_arm(arm) for arm in kept["arms"]), tuple(kept.get("notes", ()))
+        return Plan(**{**kept, "arms": arms, "notes": notes}) if arms else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    arms, notes = tuple(_arm(arm) for arm in kept["arms"]), tuple(kept.get("notes", ()))
-    return Plan(**{**kept, "arms": arms, "notes": notes})
 
 
 def _arm(kept: dict[str, Any]) -> PlannedArm:

@@ -11,13 +11,13 @@ reason. The training process inherits it, so the run stays locked if the runner 
 """
 
 import fcntl
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
+from trl_ablate.run.files import read_object
 from trl_ablate.study.plan import identity
 
 Status = Literal["to do", "running", "interrupted", "finished", "stopped", "failed"]
@@ -149,5 +149,7 @@ class RunStore:
         file = self.directory(run_id).config_file
         if not file.exists():
             return False
-        settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
+        settings = read_object(file).get("settings")
+        if not isinstance(settings, dict):
+            return False
         return run_id.startswith(identity(settings) + "-")

@@ -16,7 +16,7 @@ from trl import get_peft_config, get_quantization_config
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.data.choice import Part, evaluation_set, selection_of, source_of
-from trl_ablate.data.questions import load_questions, to_prompts
+from trl_ablate.data.questions import check_prompts_fit, load_questions, to_prompts
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN
 from trl_ablate.recipe.agreement import check_quantization
@@ -28,6 +28,7 @@ from trl_ablate.training.integrations import tolerated_integrations
 from trl_ablate.training.models import (
     check_finite,
     checked_tokenizer,
+    context_of,
     explained_by,
     resolve_model,
     starting_point,
@@ -47,8 +48,11 @@ def build_trainer(
     tokenizer = look()
     train_dataset = task_dataset(resolved.task, "train", tokenizer)
     check_enough(train_dataset, resolved.config)
+    context = context_of(model, resolved)
+    check_all_fit(train_dataset, tokenizer, context, "train questions")
     with explained_by(look):
         sets = evaluation_sets(resolved.task, tokenizer)
+        check_all_fit(sets, tokenizer, context, "eval questions")
         return put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)
 
 
@@ -72,6 +76,20 @@ def check_enough(questions: Dataset, config: AblationConfig) -> None:
             f"num_generations {config.num_generations}); raise train_size, filter less (levels, "
             "subjects, max_prompt_length), or lower generation_batch_size"
         )
+
+
+def check_all_fit(
+    sets: Dataset | dict[str, Dataset],
+    tokenizer: PreTrainedTokenizerBase,
+    context: int | None,
+    what: str,
+) -> None:
+    """Refuse prompts beyond the model's context, before its weights are loaded."""
+    if context is None:
+        return
+    for name, dataset in (sets if isinstance(sets, dict) else {MAIN: sets}).items():
+        of = what if name == MAIN else f"{what} of '{name}'"
+        check_prompts_fit(dataset, tokenizer, context, of)
 
 
 def put_together(

@@ -119,6 +119,21 @@ def check_model(model: str, resolved: Resolved) -> PreTrainedConfig:
     return config
 
 
+def context_of(model: str, resolved: Resolved) -> int | None:
+    """The tokens that a model was made for; None where its config does not say.
+
+    Of an adapter, those of its base are known once the base is loaded.
+    """
+    if is_adapter(model):
+        return None
+    config = AutoConfig.from_pretrained(
+        model,
+        revision=resolved.model.model_revision,
+        trust_remote_code=resolved.config.trust_remote_code,
+    )
+    return config.get_text_config().to_dict().get("max_position_embeddings")
+
+
 def is_adapter(model: str) -> bool:
     return (Path(model) / "adapter_config.json").is_file()
 

@@ -416,3 +416,46 @@ def test_half_a_character_is_a_defect_of_its_row(tmp_path):
         load_questions(str(file), split="train")
     kept = load_questions(str(file), split="train", skip_bad_rows=True)
     assert kept["question"][:] == ["a \U0001f600"]
+
+
+@pytest.mark.parametrize("style", ["text", "messages"])
+def test_a_prompt_beyond_the_models_context_is_refused_before_it_takes_hours(style):
+    """Eight prompts of 100,000 characters gave no result in a minute, and no message."""
+    import time
+
+    from datasets import Dataset
+
+    from trl_ablate.data.questions import check_prompts_fit
+    from trl_ablate.miniature import tokenizer
+
+    questions = ["1+1?", "2+2?" + "1+" * 50_000, "3+3?"]
+    prompts = (
+        questions if style == "text" else [[{"role": "user", "content": q}] for q in questions]
+    )
+    dataset = Dataset.from_dict({"question": questions, "prompt": prompts})
+    counting = tokenizer()
+    counting.chat_template = "{{ messages[0]['content'] }}"
+    began = time.process_time()
+    check_prompts_fit(dataset.select([0, 2]), counting, 256, "train questions")
+    with pytest.raises(
+        ConfigurationError, match="row 1 has 1[0-9]{5} tokens.*context of 256.*2\\+2"
+    ):
+        check_prompts_fit(dataset, counting, 256, "train questions")
+    assert time.process_time() - began < 5
+
+
+def test_only_long_texts_are_tokenized():
+    from datasets import Dataset
+
+    from trl_ablate.data.questions import check_prompts_fit
+
+    class Refusing:
+        def __call__(self, text, **kwargs):
+            raise AssertionError("tokenized")
+
+        apply_chat_template = __call__
+
+    dataset = Dataset.from_dict({"question": ["é" * 50], "prompt": ["é" * 50]})
+    check_prompts_fit(dataset, Refusing(), 100, "x")
+    with pytest.raises(AssertionError, match="tokenized"):
+        check_prompts_fit(dataset, Refusing(), 99, "x")

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -13,8 +14,8 @@ from trl_ablate.study.report.report import report_study
 from trl_ablate.study.report.series import POINTS, read_series
 from trl_ablate.study.store import RunStore
 
-ROWS_PER_SECOND = 100_000
-"""An idle core reads some 600,000 rows of this kind a second; parsing each took 40,000."""
+ROWS_PER_SECOND = 200_000
+"""An idle core reads above a million rows of this kind a second; parsing each took 40,000."""
 FULL_SECONDS, FULL_MEGABYTES = 10.0, 500
 
 
@@ -42,46 +43,46 @@ def test_a_step_logged_twice_counts_as_it_was_last(tmp_path):
         {**place(2), "reward": 0.2},
         {**place(2, 6.0), "reward": 0.3, "loss": None},
     ]
-    series, skipped = read_series(write(tmp_path / "m", rows), ["reward"], ["loss"])
+    series, skipped = read_series(write(tmp_path / "m", rows), "reward", [], ["loss"])
     assert (series["reward"].steps, series["reward"].values) == ([1.0, 2.0], [0.1, 0.3])
     assert series["reward"].seconds == [0.0, 5.0]
     assert "loss" not in series and skipped == 0
-    assert read_series(write(tmp_path / "m", []), ["reward"], []) == ({}, 0)
+    assert read_series(write(tmp_path / "m", []), "reward", [], []) == ({}, 0)
 
 
 def test_a_short_run_keeps_every_value(tmp_path):
-    series, _ = read_series(write(tmp_path / "m", long_rows(POINTS)), [METRIC], ["grad_norm"])
+    series, _ = read_series(write(tmp_path / "m", long_rows(POINTS)), METRIC, [], ["grad_norm"])
     assert series["grad_norm"].values == [float(step) for step in range(1, POINTS + 1)]
     assert len(series[METRIC].values) == POINTS // 50
 
 
 @pytest.mark.parametrize("every", [1, 2, 50])
-def test_a_long_run_keeps_what_decides_and_about_a_thousand_points_of_the_rest(tmp_path, every):
+def test_a_long_run_keeps_what_decides_and_some_hundred_points_of_the_rest(tmp_path, every):
     steps = 7001
     rows = list(long_rows(steps, every))
-    series, _ = read_series(write(tmp_path / "m", rows), [METRIC], ["grad_norm"])
+    series, _ = read_series(write(tmp_path / "m", rows), METRIC, [], ["grad_norm"])
     assert series[METRIC].values == [row[METRIC] for row in rows if METRIC in row]
     drawn = series["grad_norm"]
-    assert POINTS / 3 < len(drawn.steps) < 1.5 * POINTS
-    assert drawn.steps == sorted(drawn.values) and drawn.steps[0] == 1.0
-    if every > 1:
-        assert drawn.steps[-1] == steps  # the last row is there
+    assert POINTS / 2 < len(drawn.steps) < 2.5 * POINTS
+    assert drawn.steps == sorted(drawn.values)
+    assert (drawn.steps[0], drawn.steps[-1]) == (1.0, steps)  # the first row and the last
+    assert max(b - a for a, b in pairwise(drawn.steps)) < 4 * steps / POINTS
 
 
 def test_a_metric_of_every_row_is_drawn_and_decides(tmp_path):
     rows = [{**place(step), "reward": step / 5000, "grad_norm": 1.0} for step in range(5000)]
-    series, _ = read_series(write(tmp_path / "m", rows), ["reward"], ["grad_norm"])
+    series, _ = read_series(write(tmp_path / "m", rows), "reward", [], ["grad_norm"])
     assert len(series["reward"].values) == 5000
-    assert POINTS / 2 < len(series["grad_norm"].values) < 1.5 * POINTS
+    assert POINTS / 2 < len(series["grad_norm"].values) < 2.5 * POINTS
 
 
 def test_what_a_resume_logged_again_replaces_what_was_drawn(tmp_path):
     before = [{**place(step), "grad_norm": 1.0} for step in range(4000)]
     after = [{**place(step), "grad_norm": 2.0} for step in range(2000, 4000)]
-    series, _ = read_series(write(tmp_path / "m", before + after), [], ["grad_norm"])
+    series, _ = read_series(write(tmp_path / "m", before + after), "reward", [], ["grad_norm"])
     drawn = series["grad_norm"]
-    middle = [v for s, v in zip(drawn.steps, drawn.values, strict=True) if s >= 2000 + 10]
-    assert len(middle) > 300 and set(middle) == {2.0}
+    middle = [v for s, v in zip(drawn.steps, drawn.values, strict=True) if s >= 2000 + 20]
+    assert len(middle) > 100 and set(middle) == {2.0}
 
 
 WRONG = ["[]", "5", "null", '"text"', "{", "{}", '{"grpo_step": "x", "seconds": 1}', "\x00\x01",
@@ -95,7 +96,7 @@ def test_a_line_of_another_shape_is_skipped_and_counted(tmp_path, line):
     file = write(tmp_path / "m", [{**place(1), METRIC: 0.1}, {**place(3), METRIC: 0.3}])
     first, second = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(first + line.encode("utf-8") + b"\n" + second + b'{"grpo_step": 4, "sec')
-    series, skipped = read_series(file, [METRIC], [])
+    series, skipped = read_series(file, METRIC, [], [])
     assert series[METRIC].values == [0.1, 0.3]
     assert skipped == 1
 
@@ -105,7 +106,7 @@ def test_a_value_that_is_no_number_is_left_out(tmp_path, value):
     file = tmp_path / "m"
     numbers = '{"grpo_step": 1, "seconds": 1, "eval_reward": %s}\n'
     file.write_text(numbers % value + numbers.replace("1,", "2,", 1) % "0.25")
-    series, _ = read_series(file, [METRIC], [])
+    series, _ = read_series(file, METRIC, [], [])
     assert series[METRIC].values == ([0.5, 0.25] if value == "0.5" else [0.25])
 
 
@@ -124,19 +125,21 @@ def large(folder, runs, steps):
 def test_rows_are_read_quickly(tmp_path):
     file = write(tmp_path / "m", long_rows(20_000))
     began = time.process_time()
-    read_series(file, [METRIC, f"{METRIC}_stderr"], ["grad_norm", "entropy"])
+    read_series(file, METRIC, [f"{METRIC}_stderr"], ["grad_norm", "entropy"])
     assert 20_400 / (time.process_time() - began) > ROWS_PER_SECOND
 
 
 MEASURED = """
-import resource, sys, time
+import sys, time
 from pathlib import Path
 from tests.unit.study.test_series import RunStore, make_plan, report_study
 folder, runs, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 plan = make_plan({"a": {"x": 1}, "b": {"x": 2}}, seeds=range(runs // 2), grpo_steps=steps)
 began = time.process_time()
 report_study(plan, RunStore(folder / "runs"), folder / "study.yaml", folder / "out")
-print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+status = Path("/proc/self/status").read_text()  # ru_maxrss is inherited from the parent
+peak = status.partition("VmHWM:")[2].split()[0]
+print(time.process_time() - began, int(peak) / 1024)
 """
 
 

@@ -2,13 +2,16 @@
 commands."""
 
 import json
+import math
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.files import read_jsonl
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.report.analysis import Analysis
@@ -16,6 +19,8 @@ from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Block, Code, Grid, Items, Section, Text
 
 SAMPLE_CHARACTERS = 700
+_OF_A_STEP = re.compile(r"step_[0-9]+\.jsonl")
+"""What a run writes; a person's own file beside it is left alone."""
 
 
 def samples(analysis: Analysis) -> Section | None:
@@ -26,7 +31,7 @@ def samples(analysis: Analysis) -> Section | None:
         if not found:
             continue
         step, rows = found
-        ordered = sorted(rows, key=lambda row: row.get("reward") or 0.0)
+        ordered = sorted(rows, key=_reward)
         for kind, row in (("highest", ordered[-1]), ("lowest", ordered[0])):
             title = f"{arm.name}, {step}, {kind} reward: {row.get('reward')}"
             blocks.append(Code(_sample(row), title))
@@ -36,9 +41,21 @@ def samples(analysis: Analysis) -> Section | None:
 def _last_rollouts(run: Run) -> tuple[str, list[dict[str, Any]]] | None:
     if run.directory is None:
         return None
-    files = sorted((run.directory / "rollouts").glob("step_*.jsonl"))
-    rows = list(read_jsonl(files[-1])) if files else []
+    files = [
+        file
+        for file in sorted((run.directory / "rollouts").glob("step_*.jsonl"))
+        if _OF_A_STEP.fullmatch(file.name) and file.is_file()
+    ]
+    try:
+        rows = list(read_jsonl(files[-1])) if files else []
+    except ConfigurationError:  # samples are an illustration; another run of the arm may have some
+        return None
     return (files[-1].stem.replace("_", " "), rows) if rows else None
+
+
+def _reward(row: dict[str, Any]) -> float:
+    reward = row.get("reward")
+    return reward if isinstance(reward, (int, float)) and math.isfinite(reward) else 0.0
 
 
 def _sample(row: dict[str, Any]) -> str:
@@ -68,11 +85,9 @@ def environment(runs: Sequence[Run]) -> Section:
         ["CPUs", _counted(record.get("cpus") for record in records)],
         ["GPU", _counted(record.get("gpu") for record in records)],
     ]
-    packages = sorted({name for record in records for name in record.get("versions", {})})
-    rows += [
-        [name, _counted(record.get("versions", {}).get(name) for record in records)]
-        for name in packages
-    ]
+    versions = [found for r in records if isinstance(found := r.get("versions"), dict)]
+    packages = sorted({name for found in versions for name in found})
+    rows += [[name, _counted(found.get(name) for found in versions)] for name in packages]
     known = [row for row in rows if row[1]]
     return Section("Environment", [Grid(["", ""], known, numbers_from=2)] if known else [])
 
@@ -113,9 +128,9 @@ def warnings(plan: Plan) -> Section | None:
 
 def _commit(record: Any) -> str | None:
     git = record.get("git")
-    if not git:
+    if not isinstance(git, dict) or not git.get("commit"):
         return None
-    return git["commit"][:10] + (" with uncommitted changes" if git.get("diff") else "")
+    return str(git["commit"])[:10] + (" with uncommitted changes" if git.get("diff") else "")
 
 
 def _counted(values: Iterable[Any]) -> str:

@@ -155,8 +155,10 @@ def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
             curves: dict[str, Series] = {}
             skipped = 0
             if state.status != "to do" and directory.metrics_file.is_file():
-                exact = (plan.primary_metric, f"{plan.primary_metric}_stderr")
-                curves, skipped = read_series(directory.metrics_file, exact, DRAWN)
+                metric = plan.primary_metric
+                curves, skipped = read_series(
+                    directory.metrics_file, metric, [f"{metric}_stderr"], DRAWN
+                )
             diverged_at = state.record.get("diverged_at")
             if diverged_at is not None:
                 end_at_zero(curves.setdefault(plan.primary_metric, Series()), diverged_at)

@@ -112,7 +112,9 @@ def _mixed_outcome(arm: ArmResult) -> str:
 def _mixed_profiles(analysis: Analysis) -> list[str]:
     """A profile sets dtype, optimizer and batch shape: arms of two profiles differ in those too."""
     counted = {
-        arm.name: Counter(run.record["profile"] for run in arm.runs if run.record.get("profile"))
+        arm.name: Counter(
+            str(run.record["profile"]) for run in arm.runs if run.record.get("profile")
+        )
         for arm in analysis.arms
     }
     if len({profile for profiles in counted.values() for profile in profiles}) < 2:
@@ -192,7 +194,7 @@ def runs_table(analysis: Analysis) -> Section:
                     *map(number, numbers),
                     step(summary.best_step if summary else None),
                     step(summary.collapsed_at if summary else None),
-                    NOTHING if seconds is None else f"{seconds / 60:.1f}",
+                    f"{seconds / 60:.1f}" if isinstance(seconds, (int, float)) else NOTHING,
                 ]
             )
     return Section("Runs", [Grid(header, rows, RUNS_NOTE, numbers_from=2)])

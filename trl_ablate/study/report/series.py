@@ -1,19 +1,20 @@
 """Curves out of `metrics.jsonl`, in one pass that reads no more than a report needs. No torch.
 
-A row has some fifty metrics and a report needs five, so that a line is parsed only if it has the
-metric that decides, or if it is one of about a thousand that are drawn.
+A row has some fifty metrics and a report needs five, so that a line of a long run is parsed only if
+it has the metric that decides, or if it is one of some hundreds that are drawn.
 """
 
 import json
 import math
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-POINTS = 1000
-"""A picture is some 400 pixels wide: about as many points of a metric are drawn."""
-CHUNK = 1 << 20
+POINTS = 400
+"""A picture is some 400 pixels wide: about as many points of a long run's metrics are drawn."""
+HEAD, BLOCK = 1 << 16, 1 << 22
 
 Points = dict[str, dict[float, tuple[float, float]]]
 """Metric -> step -> value and seconds."""
@@ -29,49 +30,88 @@ class Series:
 
 
 def read_series(
-    metrics: Path, exact: Collection[str], drawn: Collection[str]
+    metrics: Path, decides: str, with_it: Collection[str], drawn: Collection[str]
 ) -> tuple[dict[str, Series], int]:
-    """The curves, and the number of lines that are no logged row.
+    """The curves, and the number of lines among those read that are no logged row.
 
     A step that stands twice (after a resume) counts as it was last. A last line without its end is
     left out: a process may be writing it.
 
     Args:
-        exact: metrics of which every value counts.
-        drawn: metrics of which a longer run keeps every n-th row, and the last.
+        decides: the metric of which every value counts.
+        with_it: metrics that stand in the same rows.
+        drawn: metrics of which a long run's rows are read here and there, and at its end.
     """
-    reader = _Reader(exact, drawn, every=max(1, _lines(metrics) // POINTS))
+    reader = _Reader((decides, *with_it), drawn)
     with metrics.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                reader.take(line)
-    reader.end()
+        mark = json.dumps(decides).encode()
+        lines, is_short = _lines_here_and_there(file, mark)
+        reader.take_drawn(lines)
+        if is_short:
+            reader.take_deciding(lines)
+        else:
+            reader.take_deciding(_lines_with(mark, file))
     return reader.series(), reader.skipped
 
 
+def _lines_here_and_there(file: BinaryIO, mark: bytes) -> tuple[list[bytes], bool]:
+    """Every line of a file, and True; or some, evenly spread over a long one, and the last ones.
+
+    Where rows with the mark and rows without alternate, it takes those without.
+    """
+    size = os.fstat(file.fileno()).st_size
+    head = file.read(HEAD)
+    usual = len(head) / max(1, head.count(b"\n"))
+    file.seek(0)
+    if size <= 2 * POINTS * usual:
+        return [line for line in file if line.endswith(b"\n")], True
+    found = [next(file)]
+    for part in range(1, POINTS):
+        file.seek(part * size // POINTS)
+        file.readline()  # the rest of the line before
+        line = file.readline()
+        found.append(file.readline() or line if mark in line else line)
+    file.seek(max(0, size - HEAD))
+    found += file.read().splitlines(keepends=True)[1:][-2:]
+    return [line for line in found if line.endswith(b"\n")], False
+
+
+def _lines_with(mark: bytes, file: BinaryIO) -> Iterator[bytes]:
+    """The whole lines that hold the mark; the others cost no more than a look at their bytes."""
+    file.seek(0)
+    rest = b""
+    while block := file.read(BLOCK):
+        block = rest + block
+        end = block.rfind(b"\n") + 1
+        rest, place = block[end:], 0
+        while (place := block.find(mark, place, end)) >= 0:
+            start, stop = block.rfind(b"\n", 0, place) + 1, block.find(b"\n", place) + 1
+            yield block[start:stop]
+            place = stop
+
+
 class _Reader:
-    def __init__(self, exact: Collection[str], drawn: Collection[str], every: int):
-        self._exact, self._drawn, self._every = exact, drawn, every
-        self._marks = [json.dumps(name).encode() for name in exact]
+    def __init__(self, exact: Collection[str], drawn: Collection[str]):
+        self._exact, self._drawn = exact, drawn
         self._points: Points = {}
-        self._numbers, self._last, self._start = [0, 0], b"", None
-        self._step = -math.inf
-        self.skipped = 0
+        self._start: float | None = None
+        self._damaged: set[bytes] = set()
 
-    def take(self, line: bytes) -> None:
-        """A line; rows with the deciding metric and rows without are counted apart, as they may
-        alternate."""
-        self._last = line
-        decides = any(mark in line for mark in self._marks)
-        is_drawn = self._numbers[decides] % self._every == 0
-        self._numbers[decides] += 1
-        if decides or is_drawn:
-            self._read(line, [*self._exact, *(self._drawn if is_drawn else ())])
+    @property
+    def skipped(self) -> int:
+        return len(self._damaged)
 
-    def end(self) -> None:
-        """The last row is drawn wherever it falls."""
-        if self._every > 1:
-            self._read(self._last, (*self._exact, *self._drawn), again=True)
+    def take_drawn(self, lines: Iterable[bytes]) -> None:
+        """Where a resume went back, what was drawn of the steps after it is dropped: of a long run
+        not every one of them is read again."""
+        last = -math.inf
+        for line in lines:
+            step = self._read(line, self._drawn, last)
+            last = last if step is None else step
+
+    def take_deciding(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            self._read(line, self._exact)
 
     def series(self) -> dict[str, Series]:
         return {
@@ -83,19 +123,20 @@ class _Reader:
             for name, found in self._points.items()
         }
 
-    def _read(self, line: bytes, wanted: Collection[str], again: bool = False) -> None:
+    def _read(self, line: bytes, wanted: Collection[str], last: float = -math.inf) -> float | None:
+        """Take the wanted metrics of a row; its step."""
         place = _place(row := _parsed(line))
         if row is None or place is None:
-            self.skipped += not again
-            return
+            self._damaged.add(line)
+            return None
         step, seconds = place
         self._start = seconds if self._start is None else self._start
-        if step < self._step and self._every > 1:
+        if step < last:
             self._forget_from(step)
-        self._step = step
         for name in wanted:
             if (value := _number(row.get(name))) is not None:
                 self._points.setdefault(name, {})[step] = (value, seconds - self._start)
+        return step
 
     def _forget_from(self, step: float) -> None:
         """A resume went back: of what was drawn, not every step will come again."""
@@ -121,8 +162,3 @@ def _place(row: dict[str, Any] | None) -> tuple[float, float] | None:
 def _number(value: Any) -> float | None:
     known = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if known and math.isfinite(value) else None
-
-
-def _lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(CHUNK), b""))

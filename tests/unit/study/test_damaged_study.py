@@ -1,0 +1,106 @@
+"""Files of a study that are empty, cut off or of another shape; a person's files beside ours."""
+
+import json
+
+import pytest
+
+from tests.support.synthetic_study import write_study
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.study.cleaning import find_rubbish
+from trl_ablate.study.definition import load_study
+from trl_ablate.study.plan import save_plan, saved_plan
+from trl_ablate.study.report.report import report_study
+
+ARMS = {"a": {"top": 0.6}, "b": {"top": 0.7}}
+CONTENTS = ["", "{", "[]", "5", "null", '"text"', "{}", '{"settings": 5}', '{"made_from": 5}',
+            "\x00", "[" * 5000, '{"status": []}',
+            '{"status": {"a": 1}, "seconds": "x"}']  # fmt: skip
+
+
+@pytest.fixture
+def study(tmp_path):
+    """(study, plan, store) with the plan kept."""
+    plan, store = write_study(tmp_path / "runs", ARMS)
+    file = tmp_path / "made_up" / "study.yaml"
+    file.parent.mkdir()
+    (file.parent / "here.yaml").write_text("learning_rate: 1.0\n")
+    file.write_text("question: Does it work?\narms: [here.yaml]\nseeds: [0, 1, 2]\n")
+    loaded = load_study(file)
+    save_plan(plan, loaded, store.plans)
+    return loaded, plan, store
+
+
+def cut(text):
+    return [text[: len(text) * part // 7] for part in range(1, 7)]
+
+
+def test_a_plan_that_cannot_be_read_is_made_anew(study):
+    loaded, plan, store = study
+    file = store.plans / f"{plan.study}.json"
+    whole = file.read_text()
+    assert saved_plan(loaded, store.plans) == plan
+    made_from = json.loads(whole)["made_from"]
+    wrong = [json.dumps({"made_from": made_from, "arms": arms}) for arms in (5, [], [5], [{}])]
+    for content in (*CONTENTS, *cut(whole), *wrong):
+        file.write_text(content)
+        assert saved_plan(loaded, store.plans) is None, content[:40]
+
+
+@pytest.mark.parametrize("content", CONTENTS[:8])
+def test_nothing_is_removed_while_another_plan_cannot_be_read(study, content):
+    _, plan, store = study
+    (store.plans / "other.json").write_text(content)
+    with pytest.raises(ConfigurationError, match="other.json cannot be read"):
+        find_rubbish(plan, store, results=True)
+
+
+@pytest.mark.parametrize("name", ["run.json", "resolved_config.json"])
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_record_of_another_shape_is_one_sentence_or_a_run_to_do(study, tmp_path, name, content):
+    _, plan, store = study
+    run = plan.arms[0].runs[0]
+    (store.directory(run.id).path / name).write_text(content)
+    try:
+        report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
+    except ConfigurationError as error:
+        assert name in str(error) and "\n" not in str(error)
+    else:
+        assert store.state(run.id).status in ("to do", "interrupted")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"versions": ["a"]}, {"versions": 5}, {"git": "x"}, {"git": {}}, {"git": {"commit": 5}},
+        {"seconds": "x"}, {"reason": ["x"]}, {"profile": {"a": 1}}, {"python": {}}, {"cpus": []},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_entries_of_another_shape_cost_no_report(study, tmp_path, wrong):
+    _, plan, store = study
+    store.directory(plan.arms[0].runs[0].id).update(**wrong)
+    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
+
+
+def test_a_persons_files_beside_ours_change_no_report(study, tmp_path):
+    _, plan, store = study
+    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "before")
+    run = store.directory(plan.arms[0].runs[0].id)
+    for name in ("checkpoint-2.bak", "rollouts/step_final.jsonl", "rollouts/notes.txt"):
+        (run.path / name).mkdir(parents=True)
+    (run.path / "rollouts" / "step_x.jsonl").write_text('{"prompt": "mine"}\n')
+    (store.path / "notes.txt").write_text("mine")
+    (store.plans / "notes.txt").write_text("mine")
+    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "after")
+    assert (tmp_path / "after/REPORT.md").read_text() == (tmp_path / "before/REPORT.md").read_text()
+
+
+@pytest.mark.parametrize("line", ["[]", "5", "{", '{"reward": "x"}', '{"reward": [1]}', "{}",
+                                  '{"prompt": 5, "response": null}',
+                                  '{"reward": NaN}'])  # fmt: skip
+def test_rollouts_of_another_shape_cost_no_report(study, tmp_path, line):
+    _, plan, store = study
+    folder = store.directory(plan.arms[0].runs[0].id).path / "rollouts"
+    folder.mkdir()
+    (folder / "step_000020.jsonl").write_text('{"prompt": "p", "reward": 1.0}\n' + line + "\n")
+    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
