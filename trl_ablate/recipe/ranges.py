@@ -121,7 +121,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "report_to": ("all", "none", *sorted(INTEGRATION_TO_CALLBACK)),
 }
-"""Texts that have a meaning, where the field takes any. A kernel of the Hub has a slash."""
+"""Texts that have a meaning, where the field takes any. Attention may be a kernel of the Hub."""
 
 JSON_MAPPINGS = (
     "chat_template_kwargs",
@@ -142,7 +142,8 @@ def check_meaning(what: str, key: str, value: Any) -> None:
         check_range(what, value, RANGES[key])
     if key in CHOICES:
         for text in value if isinstance(value, list) else [value]:
-            _check_choice(what, text, CHOICES[key])
+            if key != "attn_implementation" or "/" not in str(text):
+                _check_choice(what, text, CHOICES[key])
         if value is None and key == "report_to":
             raise ConfigurationError(f"{what} is null; it takes {', '.join(CHOICES[key])}")
     if key == "remove_unused_columns" and value:
@@ -160,7 +161,7 @@ def check_meaning(what: str, key: str, value: Any) -> None:
 
 
 def _check_choice(what: str, text: Any, allowed: tuple[str, ...]) -> None:
-    if isinstance(text, str) and "/" not in text and text not in allowed:
+    if isinstance(text, str) and text not in allowed:
         raise ConfigurationError(
             f"{what} is '{brief(text)}'; it takes {', '.join(allowed)}{nearest(text, allowed)}"
         )

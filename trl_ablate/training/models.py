@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from trl import get_peft_config
 
 from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
@@ -168,8 +169,15 @@ def _check_tensors(folder: Path, config: PreTrainedConfig, resolved: Resolved) -
             f"{folder} is a {architecture.__name__}, which generates no text after a prompt; take "
             "a causal language model"
         )
+    if resolved.config.router_aux_loss_coef and not hasattr(
+        config.get_text_config(), "output_router_logits"
+    ):
+        raise ConfigurationError(
+            f"router_aux_loss_coef is {resolved.config.router_aux_loss_coef}, but {folder} has no "
+            "experts to balance; set it to null"
+        )
     with _silent():
-        _, found = architecture.from_pretrained(
+        empty, found = architecture.from_pretrained(
             folder,
             config=config,
             attn_implementation=resolved.model.attn_implementation,
@@ -189,6 +197,18 @@ def _check_tensors(folder: Path, config: PreTrainedConfig, resolved: Resolved) -
             f"the tensor {name} in {folder} is {list(here)}, where config.json wants "
             f"{list(wanted)}; take the config.json that belongs to these weights"
         )
+    _check_adapter(empty, resolved)
+
+
+def _check_adapter(empty: PreTrainedModel, resolved: Resolved) -> None:
+    """Refuse an adapter that fits nowhere; `empty` is the model on the meta device."""
+    adapter = get_peft_config(resolved.model)
+    if adapter is None:
+        return
+    from peft import inject_adapter_in_model
+
+    with one_sentence("the adapter", "change lora_target_modules, or the other lora settings"):
+        inject_adapter_in_model(adapter, empty, low_cpu_mem_usage=True)
 
 
 @contextmanager

@@ -46,6 +46,7 @@ def resolve(**settings):
         ({"dtype": "float64x"}, "dtype is 'float64x'; it takes auto, bfloat16, float16, float32"),
         ({"report_to": "wandbb"}, "report_to is 'wandbb'; it takes all, "),
         ({"report_to": None}, "report_to is null; it takes all, "),
+        ({"log_level": "a/b"}, "log_level is 'a/b'; it takes critical, "),
         ({"log_level": "x"}, "log_level is 'x'; it takes critical, "),
         ({"torch_compile_backend": "x"}, "torch_compile_backend is 'x'; it takes "),
         ({"torch_compile_mode": "x"}, "torch_compile_mode is 'x'; it takes default, "),

@@ -193,3 +193,19 @@ def test_weights_that_are_not_numbers_are_refused(folder, resolved):
     model.model.layers[1].mlp.up_proj.weight.data[3, 2] = float("inf")
     with pytest.raises(ConfigurationError, match="no numbers"):
         check_finite(model, "it")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"use_peft": True, "lora_target_modules": ["x"]}, "the adapter could not .* x not found"),
+        ({"router_aux_loss_coef": 0.1}, "router_aux_loss_coef is 0.1, but .* has no experts"),
+    ],
+)
+def test_settings_that_the_model_has_nothing_for_are_refused(folder, settings, said):
+    with pytest.raises(ConfigurationError, match=said):
+        check_model(str(folder), load_recipe(SHIPPED / "grpo.yaml", "miniature", settings))
+
+
+def test_an_adapter_that_fits_is_let_through(folder):
+    check_model(str(folder), load_recipe(SHIPPED / "grpo.yaml", "miniature", {"use_peft": True}))
