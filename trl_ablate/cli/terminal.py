@@ -94,7 +94,7 @@ def show_findings(findings: list[Finding]) -> int:
     )
     missing = [finding for finding in findings if finding.stops]
     for finding in missing:
-        console.print(f"missing: {finding.what}; mend it with: {finding.mend}")
+        console.print(f"missing: {finding.what}; fix: {finding.fix}")
     console.print(f"cannot run here: {len(missing)} missing" if missing else "can run here")
     return 1 if missing else 0
 

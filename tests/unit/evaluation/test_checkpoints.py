@@ -103,7 +103,7 @@ def test_a_recipe_wins_over_the_run_and_a_profile_needs_one(run, tmp_path):
     recipe = SHIPPED / "grpo.yaml"
     resolved = to_evaluate(checkpoint, recipe=recipe, profile="miniature", scratch=str(tmp_path))
     assert resolved.task.template == "r1_zero"
-    with pytest.raises(ConfigurationError, match="profile 'h100' belongs to a recipe"):
+    with pytest.raises(ConfigurationError, match="profile 'h100' needs a recipe"):
         to_evaluate(checkpoint, profile="h100", scratch=str(tmp_path))
 
 
