@@ -1,8 +1,8 @@
 """The ablation lab for GRPO on top of TRL: choices as switches, every arm a recipe.
 
 Names are imported on first use, so that reading a run directory, grading an answer or printing a
-recipe never pays for torch. Legend of the dimension suffixes used throughout: P prompts,
-G completions per prompt, N = P·G rows, F reward functions, T tokens.
+recipe does not import torch. Dimension suffixes in the code: P prompts, G completions per prompt,
+N = P·G rows, F reward functions, T tokens.
 """
 
 from importlib import import_module

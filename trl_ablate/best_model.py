@@ -1,6 +1,6 @@
-"""Which metric decides what the best model is, where evaluation computes no loss.
+"""The metric that decides which model is the best, if evaluation computes no loss.
 
-transformers follows a metric of the evaluation for `load_best_model_at_end`, for `save_strategy`
+transformers uses a metric of the evaluation for `load_best_model_at_end`, for `save_strategy`
 'best' and for the learning rate schedulers that wait for a plateau. Its default is the loss.
 """
 
@@ -43,7 +43,8 @@ def _is_followed(config: "AblationConfig") -> bool:
 
 
 def _scheduler_settings(config: "AblationConfig") -> Any:
-    """With the direction that the metric should move in, which torch takes to be down."""
+    """The scheduler's arguments, with the direction in which the metric improves; torch's default
+    is down."""
     given = config.lr_scheduler_kwargs
     if given is not None and not isinstance(given, dict):
         return given  # JSON text of a command line, which transformers reads later
@@ -51,7 +52,7 @@ def _scheduler_settings(config: "AblationConfig") -> Any:
 
 
 def check_best_metric(config: "AblationConfig", sets: Mapping[str, Any]) -> None:
-    """Refuse, before training, a metric that none of the evaluation sets can have."""
+    """Refuse, before training, a metric that no evaluation set has."""
     metric = config.metric_for_best_model
     if config.evaluation == "trl" or metric is None or MAIN in sets:
         return
@@ -59,6 +60,6 @@ def check_best_metric(config: "AblationConfig", sets: Mapping[str, Any]) -> None
     if not any(name.startswith(f"{key}_") for key in sets):
         raise ConfigurationError(
             f"metric_for_best_model is '{metric}', but every evaluation set has a name "
-            f"({', '.join(sets)}), which its metrics begin with; take one of these, such as "
-            f"'eval_{next(iter(sets))}_reward'"
+            f"({', '.join(sets)}), and its metrics begin with this name; use one of these metrics, "
+            f"such as 'eval_{next(iter(sets))}_reward'"
         )

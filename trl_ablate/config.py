@@ -1,9 +1,8 @@
 """The switches: `AblationConfig` over TRL's `GRPOConfig`.
 
-The defaults of the new fields leave stock TRL as it is. What a switch means is said in its `help`,
-the values it takes in its `Literal`, each once: the command line, the validation and the README
-read them here. Deliberately not here: data and reward (`task.py`), and anything about files, layers
-or profiles (`recipe.py`).
+With the defaults of the new fields, training is that of stock TRL. The `help` of a field explains
+it and its `Literal` lists its values; the command line, the validation and the README read both
+from here. Data and reward are in `task.py`; files, layers and profiles are in `recipe/`.
 """
 
 import os
@@ -36,13 +35,13 @@ RIDES_ON: dict[str, LossType] = {
     "microbatch": "dr_grpo",
     "token": "dapo",
 }
-"""TRL's loss type that a length norm is built on."""
+"""Length norm -> the loss type of TRL that it is built on."""
 
 SURROGATE_LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
-"""TRL's loss types that are `min(rA, clip(r)A)`, so that a surrogate can be chosen for them."""
+"""TRL's loss types with objective `min(rA, clip(r)A)`; only these accept a surrogate."""
 
 COMPILED_MULTIPLE = 64
-"""Widths are multiples of it under torch_compile, which compiles once per width."""
+"""Under torch_compile, widths are multiples of it: torch compiles once per width."""
 
 
 @dataclass
@@ -69,7 +68,7 @@ class AblationConfig(GRPOConfig):
     )
     grpo_steps: int | None = setting(
         None,
-        "Rollout batches to train on. Sets max_steps (optimizer steps) where that is not given.",
+        "Rollout batches to train on. Sets max_steps (optimizer steps) if that is not given.",
         least=1,
     )
     optimizer_batch_size: int | None = setting(
@@ -81,25 +80,26 @@ class AblationConfig(GRPOConfig):
     )
     regroup_by_length: bool = setting(
         True,
-        "Deal the rows of an optimizer step to its microbatches by length; same gradient, and "
-        "off where a row's share of the loss depends on its neighbours.",
+        "Group the rows of an optimizer step into microbatches by length; same gradient. Has no "
+        "effect if a row's share of the loss depends on the other rows of its microbatch.",
     )
     reuse_forward: bool = setting(
         True,
         "With vLLM and one optimizer step per rollout batch, take the importance correction's "
-        "log-probabilities from the training's forward pass instead of one of their own; same "
+        "log-probabilities from the training's forward pass instead of an extra one; same "
         "gradient.",
     )
     stop: list[str] | None = setting(
         None, "Strings that end a completion and stay in it, on every generation backend."
     )
     min_tokens: int = setting(
-        0, "Tokens a completion has before it may end, on every generation backend.", least=0
+        0, "Tokens of a completion before it may end, on every generation backend.", least=0
     )
     evaluation: Literal["one_shot", "trl"] = setting(
         "one_shot",
-        "Generate and grade in large batches, without a loss; or evaluate as TRL does, in batches "
-        "of per_device_eval_batch_size, with a loss, which moves the training's random state.",
+        "one_shot: generate and grade in large batches, without a loss. trl: evaluate as TRL does, "
+        "in batches of per_device_eval_batch_size, with a loss; this changes the training's random "
+        "state.",
     )
     eval_temperature: float | None = setting(
         None, "Sampling temperature of evaluation; 0 is greedy. Null: as in training."
@@ -119,10 +119,10 @@ class AblationConfig(GRPOConfig):
     arm: str | None = setting(None, "Name of the arm: a key to group runs by.")
     study: str | None = setting(None, "Name of the study: a key to group runs by.")
 
-    # TRL's own fields, redeclared where it takes any text although only some has a meaning.
+    # TRL's own fields, redeclared if TRL accepts any text although only some texts have a meaning.
     loss_type: LossType | None = setting(
         None,
-        "TRL's loss type. Null: the one the length norm rides on, or else TRL's default, dapo.",
+        "TRL's loss type. Null: the one that length_norm is built on, or else TRL's default, dapo.",
     )
     scale_rewards: Scale = setting(
         "group", "What the advantage is divided by: the group's or the batch's unbiased std, or 1."
@@ -131,7 +131,7 @@ class AblationConfig(GRPOConfig):
         "token", "One importance ratio per token, or one per sequence (GSPO)."
     )
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = setting(
-        "sum_then_normalize", "Sum the reward functions, then normalise; or the other way (GDPO)."
+        "sum_then_normalize", "Sum the reward functions, then normalise; or the reverse (GDPO)."
     )
     vllm_mode: Literal["colocate", "server"] = setting(
         "colocate", "vLLM inside the training process, or behind a server."
@@ -153,7 +153,7 @@ class AblationConfig(GRPOConfig):
     )
 
     def __post_init__(self):
-        if isinstance(self.scale_rewards, bool):  # TRL's older way to say it
+        if isinstance(self.scale_rewards, bool):  # TRL's older type of it
             self.scale_rewards = "group" if self.scale_rewards else "none"
         self._check_choices()
         check_ranges(self)
@@ -170,10 +170,10 @@ class AblationConfig(GRPOConfig):
 
     @property
     def optimizer_steps_per_rollout(self) -> int:
-        """Optimizer steps taken on one rollout batch: epochs × rollout batch / optimizer batch.
+        """Optimizer steps on one rollout batch: iterations × rollout batch / optimizer batch.
 
-        1 when on-policy, where several rollout batches share an optimizer step, and where one
-        does not have a whole number of them.
+        1 when on-policy, if several rollout batches share an optimizer step, and if the quotient
+        is not a whole number.
         """
         microbatches = self.steps_per_generation * self.num_iterations
         whole, rest = divmod(microbatches, self.gradient_accumulation_steps)
@@ -181,19 +181,19 @@ class AblationConfig(GRPOConfig):
 
     @property
     def grpo_steps_per_optimizer_step(self) -> Fraction:
-        """Rollout batches per optimizer step; below 1 where one is used for several steps."""
+        """Rollout batches per optimizer step; below 1 if one batch is used for several steps."""
         microbatches: Any = self.steps_per_generation * self.num_iterations
         return Fraction(self.gradient_accumulation_steps, microbatches)
 
     @property
     def trimmed_to_multiple_of(self) -> int:
-        """Widths of microbatches are multiples of it: as padded, and few when compiled."""
+        """Widths of microbatches are multiples of it, for padding or for torch.compile."""
         padded_to: Any = self.pad_to_multiple_of
         return padded_to or (COMPILED_MULTIPLE if self.torch_compile else 1)
 
     @property
     def on_policy(self) -> bool:
-        """Whether every update is made by the policy that sampled, so that all ratios are 1."""
+        """Whether the policy that is updated is always the one that sampled: all ratios are 1."""
         return (
             self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations)
             == 0
@@ -201,20 +201,20 @@ class AblationConfig(GRPOConfig):
 
     @property
     def saves_a_forward(self) -> bool:
-        """Whether the importance correction is made from the training's own forward pass.
+        """Whether the importance correction uses the training's own forward pass.
 
-        It can be where the policy that is updated is the one that sampled: one optimizer step per
-        rollout batch.
+        This needs one optimizer step per rollout batch, so that the updated policy is the one that
+        sampled.
         """
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
         return self.reuse_forward and corrected and self.on_policy
 
     @property
     def regrouped_together(self) -> int:
-        """How many consecutive microbatches have their rows dealt by length; 1 if none.
+        """How many consecutive microbatches are regrouped by length together; 1 if none.
 
-        An optimizer step has to sum all of them, so that its gradient stays. Where neither a
-        rollout batch nor an optimizer step divides the other, some step takes a part of any group.
+        To keep its gradient, an optimizer step has to include the whole group. If neither the
+        rollout batch nor the optimizer step divides the other, some step has only a part of a group.
         """
         steps: Any = self.steps_per_generation
         smaller, larger = sorted((steps, self.gradient_accumulation_steps))
@@ -252,8 +252,8 @@ class AblationConfig(GRPOConfig):
         self.loss_type = self.loss_type or derived or "dapo"
         if self.surrogate and self.loss_type not in SURROGATE_LOSS_TYPES:
             raise ConfigurationError(
-                f"loss_type '{self.loss_type}' brings its own objective, so surrogate "
-                f"'{self.surrogate}' has no meaning; remove the surrogate, or use one of: "
+                f"loss_type '{self.loss_type}' has its own objective, so surrogate "
+                f"'{self.surrogate}' has no effect; remove the surrogate, or use one of: "
                 f"{', '.join(SURROGATE_LOSS_TYPES)}"
             )
 
@@ -273,19 +273,19 @@ class AblationConfig(GRPOConfig):
 
 
 def own_config(args: Any, model: Any) -> AblationConfig:
-    """`args`, or by default what TRL's would be; nothing but an `AblationConfig` has the switches.
+    """`args`, or without them an `AblationConfig` with the output_dir of TRL's default.
 
-    A `GRPOConfig` is not converted: which of its values were given and which derived is no longer
-    to be seen in it, and it counts `eval_steps` and `save_steps` in optimizer steps.
+    A `GRPOConfig` is refused, not converted: it does not record which of its values were given and
+    which were derived, and it counts `eval_steps` and `save_steps` in optimizer steps.
     """
     if args is None:
-        from trl.trainer.utils import get_config_model_id  # imports what a dry run does without
+        from trl.trainer.utils import get_config_model_id  # slow to import
 
         name = model if isinstance(model, str) else get_config_model_id(model.config)
         return AblationConfig(output_dir=f"{name.split('/')[-1]}-GRPO")
     if not isinstance(args, AblationConfig):
         raise ConfigurationError(
-            f"args is a {type(args).__name__}, which lacks the switches of AblationTrainer; make "
-            "it an AblationConfig, which takes the same arguments"
+            f"args is a {type(args).__name__}, which lacks the switches of AblationTrainer; use an "
+            "AblationConfig, which takes the same arguments"
         )
     return args

@@ -1,4 +1,4 @@
-"""Values of the switches that contradict each other, each refused in one sentence."""
+"""Refuses values of switches that contradict each other, each with a one-sentence message."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ COUNTS = (
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
 )
-"""What batches are divided by."""
+"""Settings that have to be positive: batches are divided by them."""
 
 
 def check_switches(config: "AblationConfig") -> None:
@@ -27,31 +27,32 @@ def check_switches(config: "AblationConfig") -> None:
             raise ConfigurationError(f"{count} is {value}; it has to be 1 or more")
     if config.baseline == "leave_one_out" and (config.num_generations or 0) < 2:
         raise ConfigurationError(
-            "baseline 'leave_one_out' needs others in the group, but num_generations is "
-            f"{config.num_generations}; set num_generations to 2 or more, or another baseline"
+            "baseline 'leave_one_out' needs two or more completions per prompt, but "
+            f"num_generations is {config.num_generations}; set num_generations to 2 or more, or "
+            "use another baseline"
         )
     if config.length_norm_constant is not None and config.length_norm_constant <= 0:
         raise ConfigurationError(
-            f"length_norm_constant is {config.length_norm_constant}; it divides the loss, so "
-            "make it positive, or null for max_completion_length"
+            f"length_norm_constant is {config.length_norm_constant}; it divides the loss and has "
+            "to be positive, or null for max_completion_length"
         )
     if config.surrogate == "no_clip" and config.delta is not None:
         raise ConfigurationError(
-            f"surrogate 'no_clip' leaves the ratio alone, but delta {config.delta} caps it; "
+            f"surrogate 'no_clip' does not limit the ratio, but delta {config.delta} does; "
             "remove delta, or use surrogate 'clip'"
         )
     if config.multi_objective_aggregation == "normalize_then_sum" and (
         config.baseline != "group_mean" or config.scale_rewards != "group"
     ):
         raise ConfigurationError(
-            "multi_objective_aggregation 'normalize_then_sum' brings its own baseline and "
-            f"scale; baseline '{config.baseline}' with scale_rewards '{config.scale_rewards}' "
-            "needs 'sum_then_normalize'"
+            "multi_objective_aggregation 'normalize_then_sum' has its own baseline and scale; for "
+            f"baseline '{config.baseline}' with scale_rewards '{config.scale_rewards}', use "
+            "'sum_then_normalize'"
         )
 
 
 def check_batches(config: "AblationConfig") -> None:
-    """What counts in GRPO steps, or in completions, needs whole optimizer steps."""
+    """Settings in GRPO steps or in completions have to give whole optimizer steps."""
     microbatches = config.steps_per_generation * config.num_iterations
     accumulated = config.gradient_accumulation_steps
     counted = [
@@ -62,7 +63,7 @@ def check_batches(config: "AblationConfig") -> None:
     if counted and microbatches % accumulated and accumulated % microbatches:
         raise ConfigurationError(
             f"{' and '.join(counted)} needs whole optimizer steps, but {microbatches} "
-            f"microbatches per rollout batch do not divide into optimizer steps of "
+            f"microbatches per rollout batch cannot be divided into optimizer steps of "
             f"{accumulated}; make generation_batch_size × num_iterations a multiple of the "
             "completions per optimizer step"
         )
@@ -81,16 +82,16 @@ def check_generation(config: "AblationConfig") -> None:
         )
     if config.min_tokens and config.use_transformers_continuous_batching:
         raise ConfigurationError(
-            f"min_tokens is {config.min_tokens}, which transformers' continuous batching "
-            "cannot hold; set min_tokens to 0, or use_transformers_continuous_batching to "
+            f"min_tokens is {config.min_tokens}, but transformers' continuous batching has no "
+            "minimum length; set min_tokens to 0, or use_transformers_continuous_batching to "
             "false"
         )
     engine = config.vllm_max_model_length if config.use_vllm else None
     if engine is not None and (config.max_completion_length or 0) >= engine:
         raise ConfigurationError(
-            f"max_completion_length {config.max_completion_length} leaves no room for a prompt "
-            f"in vllm_max_model_length {engine}, where the engine cuts off; lower "
-            "max_completion_length, or raise vllm_max_model_length"
+            f"max_completion_length {config.max_completion_length} leaves no tokens for a prompt "
+            f"in vllm_max_model_length {engine}; lower max_completion_length, or raise "
+            "vllm_max_model_length"
         )
     if "seed" in (config.generation_kwargs or {}):
         raise ConfigurationError(
@@ -104,8 +105,8 @@ def check_generation(config: "AblationConfig") -> None:
     ]
     if truncated and config.use_vllm and config.vllm_importance_sampling_correction:
         raise ConfigurationError(
-            f"{' and '.join(truncated)} cuts the sampling distribution, which the importance "
-            "correction compares with the whole one; remove it, or set "
+            f"{' and '.join(truncated)} truncates the sampling distribution, but the importance "
+            "correction needs the full one; remove it, or set "
             "vllm_importance_sampling_correction to false"
         )
 
@@ -114,16 +115,17 @@ def check_evaluation(config: "AblationConfig") -> None:
     temperature, top_p = config.eval_temperature, config.eval_top_p
     if temperature is not None and temperature < 0:
         raise ConfigurationError(
-            f"eval_temperature is {temperature}; make it 0 (greedy) or more, or null for "
-            "the training's"
+            f"eval_temperature is {temperature}; set it to 0 (greedy) or more, or to null for the "
+            "training's value"
         )
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigurationError(
-            f"eval_top_p is {top_p}; make it more than 0 and at most 1, or null for the training's"
+            f"eval_top_p is {top_p}; set it to more than 0 and at most 1, or to null for the "
+            "training's value"
         )
     samples = config.num_generations_eval or config.num_generations or 1
     if temperature == 0 and samples > 1:
         raise ConfigurationError(
-            f"eval_temperature 0 is greedy, so that the {samples} samples of a prompt would be "
-            "the same; set num_generations_eval to 1, or a higher eval_temperature"
+            f"eval_temperature 0 is greedy, so the {samples} samples of a prompt would be the "
+            "same; set num_generations_eval to 1, or eval_temperature to more than 0"
         )

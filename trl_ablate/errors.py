@@ -1,4 +1,4 @@
-"""Errors with one-sentence messages: a wrong setting or file, a broken reward, a failed upload."""
+"""Errors with one-sentence messages: wrong settings or files, broken rewards, failed uploads."""
 
 
 class ConfigurationError(ValueError):

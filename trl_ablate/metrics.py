@@ -1,4 +1,4 @@
-"""Names of logged metrics that more than one room reads. Most are TRL's own."""
+"""Names of logged metrics that several subpackages read. Most are TRL's own."""
 
 REWARD = "reward"
 EVAL_REWARD = "eval_reward"

@@ -1,4 +1,4 @@
-"""Settings: a dataclass's field with its help and range, and the values that its type allows."""
+"""Fields of settings dataclasses, with help and range, and the values that a type allows."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
@@ -8,7 +8,7 @@ from trl_ablate.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a setting takes; `above` and `below` leave their own end out."""
+    """The numbers that a setting accepts; `above` and `below` are exclusive."""
 
     least: float | None = None
     most: float | None = None
@@ -41,20 +41,20 @@ def setting(default, text: str, **limits: float):
 
 
 def check_ranges(group: Any) -> None:
-    """Refuse a number of a dataclass's own fields that is out of its range."""
+    """Refuse a number in a field of a dataclass that is out of the field's range."""
     for one in fields(group):
         if "range" in one.metadata:
             check_range(one.name, getattr(group, one.name), one.metadata["range"])
 
 
 def check_range(name: str, value: Any, allowed: Range) -> None:
-    """Refuse a number that is out of range; what is no number has none."""
+    """Refuse a number that is out of range; other values are not checked."""
     if type(value) in (int, float) and value not in allowed:
         raise ConfigurationError(f"{name} is {value}; it has to be {allowed}")
 
 
 def choices(hint) -> tuple:
-    """The values a `Literal`, or a union of one with None, allows; empty for any other type."""
+    """The values that a `Literal`, or its union with None, allows; empty for any other type."""
     if hint is None or hint is type(None):
         return ()
     parts = get_args(hint)

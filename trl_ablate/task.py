@@ -21,7 +21,7 @@ class TaskArguments:
     )
     learning_rate_scale: float = setting(
         1.0,
-        "The learning rate of a recipe is multiplied by it; a profile sets it for its model.",
+        "Factor of the recipe's learning rate; a profile sets it for its model.",
         above=0,
     )
     dataset: str = setting(
@@ -56,11 +56,9 @@ class TaskArguments:
         least=1,
     )
     skip_bad_rows: bool = setting(False, "Count unreadable rows instead of stopping at the first.")
-    template: TemplateName = setting(
-        "r1_zero", "Prompt, stop strings and reward, which belong together."
-    )
+    template: TemplateName = setting("r1_zero", "Template: its prompt, stop strings and reward.")
     prompt_style: PromptStyle = setting(
-        "full", "The template's full text, or the few words that suit the miniature."
+        "full", "The template's full text, or a short text for the miniature."
     )
     reward: TemplateName | None = setting(
         None, "Reward of another template. Null: the template's own."
@@ -75,7 +73,7 @@ class TaskArguments:
         1.0, "Seconds that one comparison of two answers may take.", above=0
     )
     on_timeout: Literal["none", "zero"] = setting(
-        "none", "A comparison that takes longer leaves its completion ungraded, or wrong."
+        "none", "A completion whose comparison takes longer counts as ungraded (none), or as wrong."
     )
 
     def __post_init__(self):
@@ -84,6 +82,6 @@ class TaskArguments:
             named = re.fullmatch(r"\w+", name) and name != "main"
             if not named or not isinstance(source, str) or not source:
                 raise ConfigurationError(
-                    f"eval_sets has {name!r}: {source!r}; give a name of letters, digits and _ "
+                    f"eval_sets has {name!r}: {source!r}; use a name of letters, digits and _ "
                     "other than main, and a dataset: math, gsm8k, miniature, a Hub id, or a path"
                 )

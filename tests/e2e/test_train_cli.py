@@ -45,7 +45,7 @@ def test_a_dry_run_imports_nothing_heavy_even_for_an_adapter(tmp_path):
     [
         (["recipes/std_dev_of.yaml"], "did you mean 'std_dev_off.yaml'"),
         (["recipes/std_dev_off.yaml", "--lerning_rate", "1"], "did you mean 'learning_rate'"),
-        (["recipes/std_dev_off.yaml", "--profile", "h100"], "is for a GPU, and there is none here"),
+        (["recipes/std_dev_off.yaml", "--profile", "h100"], "and this machine has none; use"),
     ],
 )
 def test_a_wrong_word_ends_in_one_sentence(tmp_path, words, said):

@@ -80,13 +80,13 @@ def test_accumulation_counts_processes(monkeypatch):
         ({"surrogate": "no_clip", "delta": 2.0}, "delta 2.0 caps it"),
         (
             {"multi_objective_aggregation": "normalize_then_sum", "baseline": "none"},
-            "needs 'sum_then_normalize'",
+            "use 'sum_then_normalize'",
         ),
-        ({"use_vllm": True, "top_k": 5}, "top_k 5 cuts the sampling distribution"),
-        ({"use_vllm": True, "min_p": 0.1}, "min_p 0.1 cuts the sampling distribution"),
+        ({"use_vllm": True, "top_k": 5}, "top_k 5 truncates the sampling distribution"),
+        ({"use_vllm": True, "min_p": 0.1}, "min_p 0.1 truncates the sampling distribution"),
         (
             {"use_vllm": True, "max_completion_length": 512, "vllm_max_model_length": 512},
-            "max_completion_length 512 leaves no room for a prompt in vllm_max_model_length 512",
+            "max_completion_length 512 leaves no tokens for a prompt in vllm_max_model_length 512",
         ),
     ],
 )

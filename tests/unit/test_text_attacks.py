@@ -216,7 +216,7 @@ def shown(text: str, folder: Path) -> str:
             settings={f"k{text}": text}, changes={text: (text, text)}, inert={text: text},
         )  # fmt: skip
         show_recipe(resolved, everything=True)
-        show_findings([Finding(text, text, mend=text)])
+        show_findings([Finding(text, text, fix=text)])
         run = RunDirectory(folder / "run")
         run.path.mkdir(exist_ok=True)
         run.update(seconds=3.0)

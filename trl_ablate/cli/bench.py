@@ -1,4 +1,4 @@
-"""`trl-ablate bench MODE`: this package against stock TRL, side by side.
+"""`trl-ablate bench MODE`: compares this package with stock TRL.
 
 Every mode prints a table and writes JSON.
 """
@@ -54,7 +54,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> int:
     if not options.output.parent.is_dir():
         raise ConfigurationError(
-            f"the folder of --output {options.output} does not exist; make it, or give another"
+            f"the folder of --output {options.output} does not exist; create it, or give another"
         )
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore")

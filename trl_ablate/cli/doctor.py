@@ -9,8 +9,8 @@ from trl_ablate.cli.parsing import Parser
 from trl_ablate.cli.terminal import show_findings, show_recipe
 
 DESCRIPTION = """\
-Print what this machine has and lacks for a recipe, and how to fix it. Nothing is loaded,
-downloaded or asked over a network. Settings are given as --key value, as for `train`."""
+Print what this machine has and lacks for a recipe, and how to fix it. Nothing is loaded or
+downloaded, and the network is not used. Settings are given as --key value, as for `train`."""
 
 EXAMPLES = (
     "trl-ablate doctor",
@@ -55,7 +55,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 
 def diagnose(recipe: str | None, profile: str = "auto", overrides: Iterable[str] = ()) -> int:
-    """Print what this machine has and lacks for a recipe; 0 if it can run here, or else 1."""
+    """Print what this machine has and lacks for a recipe; 0 if the recipe can run here, else 1."""
     from trl_ablate.training import doctor as checks
 
     requirements, versions = checks.declared(), checks.installed()

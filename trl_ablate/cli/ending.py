@@ -1,11 +1,11 @@
-"""How a command ends: its exit code, and one sentence where something went wrong. No torch.
+"""How a command ends: its exit code, and a one-sentence message for an error. No torch.
 
 Every command is
 
     def main(argv: Sequence[str] | None = None) -> int:
         return exit_code_of(lambda: run(parse(argv)), stopped="nothing was written")
 
-so that this is the only place where an error becomes a sentence and a number:
+so that this is the only place where an error becomes a message and an exit code:
 
     0     done
     1     failed: the disk, the network, the GPU, a reward function
@@ -13,8 +13,8 @@ so that this is the only place where an error becomes a sentence and a number:
     75    `train` was ended by SIGTERM
     130   Ctrl-C
 
-An error that is not known here keeps its traceback. A command whose output nobody reads any more
-(`trl-ablate … | head -1`) goes quiet and continues to its end.
+An error that is not known here keeps its traceback. If the reader of the output has closed it
+(`trl-ablate … | head -1`), the command continues to its end without output.
 """
 
 import errno
@@ -34,16 +34,16 @@ DONE, FAILED, REFUSED, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
 """75 is a shell's EX_TEMPFAIL: not done, try again."""
 
 NOISY_LIBRARIES = ("bitsandbytes",)
-"""They warn while they are imported, here of a kernel that no recipe uses."""
+"""They print warnings when they are imported, such as one about a kernel that no recipe uses."""
 
 
 def exit_code_of(work: Callable[[], int], *, stopped: str, resumable: bool = False) -> int:
     """Do the work of a command; its exit code, or that of the error that it raised.
 
     Args:
-        stopped: what Ctrl-C leaves behind, in words: "nothing was written".
-        resumable: whether the command has `--resume`, as `train` has. It is then told how to
-            continue, and SIGTERM ends it with 75 rather than as Ctrl-C does.
+        stopped: what to print about the state after Ctrl-C, such as "nothing was written".
+        resumable: whether the command has `--resume`, as `train` has. Then the message says how to
+            continue, and SIGTERM ends it with 75 instead of the code of Ctrl-C.
     """
     for library in NOISY_LIBRARIES:
         logging.getLogger(library).setLevel(logging.ERROR)
@@ -94,9 +94,9 @@ _OF_PATHS = {
     errno.EPERM: "there is no permission to change {path}; choose another",
     errno.EROFS: "{path} is on a read-only file system; choose a folder elsewhere",
     errno.ENAMETOOLONG: "the name {path} is too long for the file system; choose a shorter one",
-    errno.ENOTDIR: "a part of {path} is a file, where a folder is needed; choose another path",
-    errno.EISDIR: "{path} is a folder, where a file is needed; choose another path",
-    errno.EEXIST: "{path} exists already, and is no folder; remove it, or choose another path",
+    errno.ENOTDIR: "a part of {path} is a file, but must be a folder; choose another path",
+    errno.EISDIR: "{path} is a folder, but must be a file; choose another path",
+    errno.EEXIST: "{path} exists already and is not a folder; remove it, or choose another path",
     errno.ENOTEMPTY: "the folder {path} is not empty; remove what is in it, or choose another",
     errno.ELOOP: "{path} is a symbolic link that leads back to itself; remove it",
     errno.ENOSPC: "the disk is full ({path}); free some space, then run the same command again",
@@ -106,7 +106,7 @@ _OF_PATHS = {
 
 
 def about_path(error: OSError) -> str:
-    """What is wrong with the path that the error names, and what to do."""
+    """The message for an error about a path: what is wrong with it, and what to do."""
     name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
     path = brief(name, 300)
     if error.errno == errno.ENOENT:
@@ -119,9 +119,9 @@ def about_path(error: OSError) -> str:
 
 
 def about_text(error: UnicodeEncodeError) -> str:
-    """Bytes of a file name that are not UTF-8 arrive as halves of surrogate pairs."""
+    """The message for a file name that is not UTF-8; Python reads such bytes as surrogates."""
     around = error.object[max(0, error.start - 60) : error.end + 60]
     return (
-        f"'{brief(around, 160)}' holds bytes that are not UTF-8, which no record can hold; rename "
-        "the file or folder"
+        f"'{brief(around, 160)}' has bytes that are not UTF-8 and cannot be written to a record; "
+        "rename the file or folder"
     )

@@ -1,6 +1,7 @@
-"""`--engine`, and the options of the engine that it names. Every engine module declares its own.
+"""`--engine`, and the options of the chosen engine. Every engine module declares its own options.
 
-The help lists those of all engines; an option of another engine is refused with its name.
+The help lists the options of all engines. An option of another engine is refused, and the message
+names that engine.
 """
 
 import argparse
@@ -17,7 +18,7 @@ LOCAL = ENGINES[0]
 
 def add_engine(parser: Parser, words: Sequence[str]) -> None:
     """Add `--engine` and the options of the engine that the words name."""
-    parser.add_argument("--engine", choices=ENGINES, default=LOCAL, help="where the runs go")
+    parser.add_argument("--engine", choices=ENGINES, default=LOCAL, help="where the runs are done")
     parser.set_defaults(detach=False)
     engine = _named(words)
     if engine in ENGINES:
@@ -35,12 +36,12 @@ def _module(engine: str) -> Any:
 
 
 def _named(words: Sequence[str]) -> str:
-    """The engine, which decides how the other words are read."""
+    """The name of the engine, which decides how the other words are parsed."""
     chosen = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     chosen.add_argument("--engine", default=LOCAL)
     try:
         return chosen.parse_known_args(words)[0].engine
-    except argparse.ArgumentError:  # no name behind it, which the whole parser then refuses
+    except argparse.ArgumentError:  # the name is missing; the full parser refuses that
         return LOCAL
 
 

@@ -19,7 +19,7 @@ Evaluate a saved model.
 
 CHECKPOINT is a model's folder, a run's directory (its best model, or else its last), a Hub id, or
 miniature. Prompt template, dataset and machine are those of its run, or of the recipe; every
-setting of a recipe can be given as --key value and wins."""
+setting of a recipe can be given as --key value and overrides the recipe."""
 
 EXAMPLES = (
     "trl-ablate evaluate runs/std_dev_off-seed0 --samples 4 --output found.json --completions",
@@ -33,7 +33,7 @@ SETTINGS = {
     "temperature": "eval_temperature",
     "top_p": "eval_top_p",
 }
-"""Short names on the command line, and the settings they stand for."""
+"""Short options of the command line, and the settings that they set."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,8 +56,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     how.add_argument("--samples", help="completions per question")
     how.add_argument("--temperature", help="0 is greedy; default: as in training")
     how.add_argument("--top_p", help="default: as in training")
-    where = parser.add_argument_group("as in which recipe")
-    where.add_argument("--recipe", help="path or shipped name; default: that of the run, or grpo")
+    where = parser.add_argument_group("whose settings to use")
+    where.add_argument("--recipe", help="path or shipped name; default: the run's recipe, or grpo")
     where.add_argument(
         "--profile", default="auto", help="of the recipe: h100, rtx4090, miniature, auto, a path"
     )
@@ -100,12 +100,12 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
 
 
 def check_output(options: argparse.Namespace) -> None:
-    """What could not be written is refused before a model is loaded."""
+    """Refuse an output that cannot be written, before a model is loaded."""
     if options.completions and not options.output:
-        raise ConfigurationError("--completions are written next to --output; give --output, too")
+        raise ConfigurationError("--completions writes a file next to --output; add --output FILE")
     if options.output and not options.output.parent.is_dir():
         raise ConfigurationError(
-            f"the folder of --output {options.output} does not exist; make it, or give another"
+            f"the folder of --output {options.output} does not exist; create it, or give another"
         )
     if options.output and options.output.is_dir():
         raise ConfigurationError(f"--output {options.output} is a folder; give a file in it")
@@ -123,7 +123,7 @@ def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:
 
 
 def shown(one: Mapping[str, Any], metric: str) -> str:
-    """A mean and its standard error; nothing where a set does not have it."""
+    """A mean and its standard error; empty text if the set does not have the metric."""
     if metric not in one["metrics"]:
         return ""
     return f"{one['metrics'][metric]:.3f} ± {one['standard_errors'][metric]:.3f}"

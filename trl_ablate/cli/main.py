@@ -1,4 +1,4 @@
-"""`trl-ablate COMMAND …`: find the command, import its file, call its `main`. No torch."""
+"""`trl-ablate COMMAND …`: finds the command, imports its file, calls its `main`. No torch."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING
 COMMANDS = {
     "train": "train one arm: a recipe, on this machine",
     "evaluate": "evaluate a saved model",
-    "study": "answer a question with arms × seeds: plan, run, status, fetch, report, clean",
+    "study": "compare arms over several seeds: plan, run, status, fetch, report, clean",
     "publish": "publish a finished run on the Hugging Face Hub",
     "bench": "measure this package against stock TRL",
     "doctor": "print what a recipe lacks on this machine, and how to fix it",
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code.
 
     Args:
-        argv: the words after the program's name; None: those of this process.
+        argv: the words after the program's name; None: those of this process's command line.
     """
     command, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if command in ("--help", "-h"):

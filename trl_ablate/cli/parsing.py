@@ -1,7 +1,7 @@
-"""How the arguments and the help of every command look. No torch.
+"""The parser of every command: its arguments and its help. No torch.
 
-A wrong argument is a `ConfigurationError` with one sentence, as every other refusal is; argparse
-prints its usage and ends the process instead.
+A wrong argument raises a `ConfigurationError` with one sentence, like every other refusal; argparse
+alone would print its usage and end the process.
 """
 
 import argparse
@@ -23,11 +23,11 @@ EXIT_CODES_OF_TRAINING = f"{_DONE}\n{_TRY_AGAIN}\n{_STOPPED}"
 
 
 class Parser(argparse.ArgumentParser):
-    """Options are written in full, and errors are sentences.
+    """A parser that accepts no abbreviated options and raises one-sentence errors.
 
     Args:
         examples: commands that the help shows.
-        exit_codes: what the help says about them; None: nothing.
+        exit_codes: the help's text on exit codes; None: no text.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Parser(argparse.ArgumentParser):
         raise ConfigurationError(f"{message}; see `{self.prog} --help`")
 
     def options(self) -> list[str]:
-        """`--x` for every option that it knows."""
+        """The names of all options, such as `--x`."""
         return [name for action in self._actions for name in action.option_strings]
 
     def refuse(self, words: list[str]) -> None:
-        """Refuse the words that nothing takes."""
+        """Refuse words that are neither an option nor an argument."""
         from trl_ablate.recipe.strict import brief, nearest
 
         if words:

@@ -1,4 +1,4 @@
-"""`trl-ablate publish RUN_DIR`: a finished run to the Hugging Face Hub."""
+"""`trl-ablate publish RUN_DIR`: uploads a finished run to the Hugging Face Hub."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def show_files(files: Mapping[str, int]) -> None:
-    """Every file that is published, with its size; nothing else is."""
+    """Print every file that is published, with its size."""
     rows = {
         path: f"{size:,} bytes" if size else "made from the run" for path, size in files.items()
     }

@@ -1,4 +1,4 @@
-"""`trl-ablate recipes`: the shipped recipes by family, and the studies, each with its question."""
+"""`trl-ablate recipes`: lists shipped recipes by family, and studies, each with its question."""
 
 import argparse
 import re
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def show(title: str, questions: dict[str, str]) -> None:
-    """A line for each name, however wide the terminal is, so that grep finds it whole."""
+    """Print one line for each name, however wide the terminal is, so that grep finds all of it."""
     console.print(title, style="bold")
     for name, question in questions.items():
         console.out(f"  {name:<{NAME_WIDTH}}{question}", highlight=False)
@@ -91,7 +91,7 @@ def family_of(recipe: str) -> str:
 
 
 def _in_numbers(path: Path) -> tuple[str, float]:
-    """lr_1e-6 before lr_1e-5, which the letters alone would not do."""
+    """A sort key that orders numbers by value: lr_1e-6 before lr_1e-5."""
     prefix, _, value = path.stem.rpartition("_")
     try:
         return prefix, float(value)
@@ -100,6 +100,6 @@ def _in_numbers(path: Path) -> tuple[str, float]:
 
 
 def question_of(recipe: str) -> str:
-    """The `# Question:` of a recipe's head, which may go on in the next comment lines."""
+    """The `# Question:` at the top of a recipe, which may continue on the next comment lines."""
     found = re.search(r"^# Question: *(.+(?:\n#(?! ?\w+:) .*)*)", recipe, re.MULTILINE)
     return " ".join(re.sub(r"\n#", " ", found[1]).split()) if found else ""

@@ -1,4 +1,4 @@
-"""`trl-ablate study plan | run | status | fetch | report | clean STUDY`: arms × seeds, answered."""
+"""`trl-ablate study plan | run | status | fetch | report | clean STUDY`: arms × seeds."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ LEAST = {"jobs": 1, "cpus_per_run": 1, "retries": 0}
 """The smallest value of options that count."""
 
 DESCRIPTION = """\
-Answer a question with arms × seeds.
+Compare arms over several seeds.
 
 STUDY is a shipped study's name (`trl-ablate recipes` lists them), a study.yaml, or its folder."""
 
@@ -34,9 +34,9 @@ EXAMPLES = (
 EXIT_CODES = """\
 exit codes:
   0     done
-  1     a run failed for good
+  1     a run failed, also after its retries
   2     refused: something in the command, a study or a recipe has to change
-  3     --max_hours is over and runs are left: the same command continues
+  3     --max_hours was reached before all runs were done: the same command continues
   130   stopped by Ctrl-C or SIGTERM: the same command continues"""
 
 
@@ -71,11 +71,11 @@ def parse(words: list[str]) -> argparse.Namespace:
             default=Path("runs"),
             help="folder of all runs; default: runs",
         )
-        added.add_argument("--profile", help="instead of the study's own")
+        added.add_argument("--profile", help="profile to use instead of the study's own")
         added.set_defaults(command=command, parser=added)
         return added
 
-    added = add("plan", plan, "Print arms, proof, runs, time and cost. Starts nothing but a probe.")
+    added = add("plan", plan, "Print arms, proof, runs, time and cost. Starts no run but a probe.")
     added.add_argument(
         "--jobs", type=int, metavar="N", help="runs at once; default: one per free GPU, or one"
     )
@@ -83,26 +83,24 @@ def parse(words: list[str]) -> argparse.Namespace:
         "--price_per_hour", type=float, metavar="PRICE", help="of one GPU, for the cost"
     )
     added.add_argument("--probe", action="store_true", help="measure two steps of unmeasured arms")
-    add_run_options(
-        add("run", run, "Bring every run to its end; runs that are done are skipped."), words
-    )
-    add("status", status, "Print where every run is.")
+    add_run_options(add("run", run, "Do all runs; runs that are done already are skipped."), words)
+    add("status", status, "Print the state of every run.")
     added = add("fetch", fetch, "Download finished runs from Modal. Starts nothing.")
-    added.add_argument("--keep_checkpoints", action="store_true", help="fetch checkpoints, too")
+    added.add_argument("--keep_checkpoints", action="store_true", help="also fetch checkpoints")
     added = add("report", report, "Write REPORT.md, report.html, pictures and runs.csv.", False)
     added.add_argument(
         "--curves", metavar="CSV", type=Path, help="report a CSV of published curves instead"
     )
     added.add_argument("--metric", default="eval_reward", help="primary metric of --curves")
     added.add_argument(
-        "--reference", metavar="CSV", type=Path, help="CSV of published curves to draw beside"
+        "--reference", metavar="CSV", type=Path, help="CSV of published curves to draw as well"
     )
     added.add_argument(
         "--out", metavar="FOLDER", type=Path, help="folder to write to; default: the study's own"
     )
     added = add("clean", clean, "Remove leftovers of probes, failed and interrupted runs.")
-    added.add_argument("--checkpoints", action="store_true", help="numbered checkpoints, too")
-    added.add_argument("--results", action="store_true", help="finished runs, too")
+    added.add_argument("--checkpoints", action="store_true", help="also remove checkpoint-N")
+    added.add_argument("--results", action="store_true", help="also remove finished runs")
     added.add_argument(
         "--yes", action="store_true", help="remove; without it, only print what would be removed"
     )
@@ -124,7 +122,7 @@ def add_run_options(parser: Parser, words: list[str]) -> None:
         help="how often a failed run is tried again; default: 1",
     )
     parser.add_argument(
-        "--max_hours", type=float, metavar="HOURS", help="stop after so many hours of wall-clock"
+        "--max_hours", type=float, metavar="HOURS", help="stop after this time; wall-clock hours"
     )
     parser.add_argument(
         "--only", metavar="RUN", help="run only this one; skip it if another process holds it"
@@ -157,7 +155,7 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    Termination().listen()  # ends as Ctrl-C does, runs and all; but they save first
+    Termination().listen()  # SIGTERM stops the study and its runs as Ctrl-C does; the runs save
     planned, store = known(options) if options.only else resolve(options)
     if options.engine == "slurm":
         return run_on_slurm(options, planned, store)
@@ -252,7 +250,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def report_folder(study: Path) -> Path:
-    """The study's own, but for a study of an installed package: its name, in the current folder."""
+    """The study's own folder; for a study of an installed package, one in the current folder."""
     installed = SHIPPED.is_relative_to(PACKAGE) and study.resolve().is_relative_to(SHIPPED)
     return Path(study.parent.name) if installed else study.parent
 
@@ -284,7 +282,7 @@ def only_of(options: argparse.Namespace, planned) -> list[str] | None:
 
 
 def resolve(options: argparse.Namespace):
-    """Study to plan, through every recipe; the plan is kept for the commands that only read."""
+    """Make the plan of a study from its recipes, and save it for the commands that only read."""
     from trl_ablate.study.plan import save_plan
     from trl_ablate.study.resolution import resolve_plan
 
@@ -295,7 +293,7 @@ def resolve(options: argparse.Namespace):
 
 
 def known(options: argparse.Namespace):
-    """The kept plan while it is true, which takes no torch; else a new one."""
+    """The saved plan if it is up to date, which needs no torch; otherwise a new one."""
     from trl_ablate.study.plan import saved_plan
 
     study, store = opened(options)

@@ -1,4 +1,4 @@
-"""What a script says on the terminal: plain tables, no boxes, lines to copy. No torch."""
+"""What commands print on the terminal: plain tables without boxes, lines to copy. No torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ console = SafeConsole(soft_wrap=True)
 
 @contextmanager
 def outlive_the_reader() -> Iterator[None]:
-    """Output that nobody reads any more, as in `… | head -1`, goes nowhere instead of raising."""
+    """Drop output whose reader has closed it, as in `… | head -1`, instead of raising an error."""
     out, err = sys.stdout, sys.stderr
     lasting: Any = (_Lasting(out), _Lasting(err))
     sys.stdout, sys.stderr = lasting
@@ -33,7 +33,7 @@ def outlive_the_reader() -> Iterator[None]:
 
 
 class _Lasting:
-    """A text stream whose reader may leave."""
+    """A text stream that its reader may close."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -49,7 +49,7 @@ class _Lasting:
 
     @contextmanager
     def _lasting(self) -> Iterator[None]:
-        """An error is raised once, and that of a reader who left never."""
+        """Raise an error once, but never the one of a closed reader."""
         try:
             yield
         except OSError as error:
@@ -58,7 +58,7 @@ class _Lasting:
                 raise
 
     def _give_up(self) -> None:
-        """What is still in the buffer, and what children print, goes nowhere as well."""
+        """Drop also what is still in the buffer, and what child processes print."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -68,7 +68,7 @@ class _Lasting:
 
 
 def show_recipe(resolved: Resolved, everything: bool) -> None:
-    """One line on where it runs; with `everything`, the whole of what the recipe came to."""
+    """Print one line on the profile; with `everything`, all resolved settings."""
     console.print(
         f"{resolved.recipe.name} on profile '{resolved.profile}' ({resolved.profile_reason})"
     )
@@ -77,9 +77,7 @@ def show_recipe(resolved: Resolved, everything: bool) -> None:
     if not everything:
         return
     console.print(
-        table(
-            "what resolves", {key: str(value) for key, value in sorted(resolved.settings.items())}
-        )
+        table("settings", {key: str(value) for key, value in sorted(resolved.settings.items())})
     )
     declared = {key: f"{old} -> {new}" for key, (old, new) in resolved.changes.items()}
     console.print(table("declared changes from the base", declared or {"none": ""}))
@@ -87,20 +85,20 @@ def show_recipe(resolved: Resolved, everything: bool) -> None:
 
 
 def show_findings(findings: list[Finding]) -> int:
-    """Show every finding, then the command for each that stops a run."""
+    """Print every finding, then the command that fixes each one that stops a run."""
     unneeded = {True: "", False: " (not needed)"}
     console.print(
         table("here", {each.what: each.found + unneeded[each.needed] for each in findings})
     )
     missing = [finding for finding in findings if finding.stops]
     for finding in missing:
-        console.print(f"missing: {finding.what}; mend it with: {finding.mend}")
+        console.print(f"missing: {finding.what}; fix: {finding.fix}")
     console.print(f"cannot run here: {len(missing)} missing" if missing else "can run here")
     return 1 if missing else 0
 
 
 def show_end(directory: RunDirectory) -> None:
-    """The end of a run: where the reward started, peaked and ended, and what was written where."""
+    """Print the first, best and last reward of a run, and where its files are."""
     evaluations = [row for row in directory.metrics() if "eval_reward" in row]
     record = directory.read()
     rows = {"run": str(directory.path), "time": f"{record['seconds']:.0f} s"}

@@ -1,4 +1,4 @@
-"""`trl-ablate train RECIPE [--key value ...]`: one arm, from its recipe to its last checkpoint."""
+"""`trl-ablate train RECIPE [--key value ...]`: trains one arm from its recipe."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ DESCRIPTION = """\
 Train one arm.
 
 RECIPE is a YAML file, or the name of a shipped recipe (`trl-ablate recipes` lists them). Every
-setting of a recipe can be given as --key value and wins over the recipe."""
+setting of a recipe can be given as --key value and overrides the recipe."""
 
 EXAMPLES = (
     "trl-ablate train quickstart",
@@ -95,8 +95,8 @@ def run(options: argparse.Namespace, overrides: list[str], termination: Terminat
 
 
 def spare_imports() -> None:
-    """Leave out what loads models and adapters: a dry run does neither, and more than half of its
-    time would go into importing it. transformers does so to ask whether it runs in Kubeflow."""
+    """Skip imports that load models and adapters: a dry run does neither, and they would take more
+    than half of its time. transformers imports them to check whether it runs in Kubeflow."""
     from transformers import integrations
 
     sys.modules["peft"] = None  # pyright: ignore[reportArgumentType]

@@ -1,1 +1,1 @@
-"""A saved model, evaluated."""
+"""Evaluation of a saved model."""

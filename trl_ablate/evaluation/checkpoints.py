@@ -1,4 +1,4 @@
-"""What can be evaluated: a model's folder, a run's directory, a Hub id, or the miniature."""
+"""Finds the model to evaluate: a model's folder, a run's directory, a Hub id, or the miniature."""
 
 import re
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import where_it_stands
 
 MODEL_FILES = ("config.json", "adapter_config.json")
-"""One of these is in every folder that holds a model, or an adapter."""
+"""Every folder with a model or an adapter has one of these files."""
 
 DATASET_KEYS = (
     "dataset_config",
@@ -26,7 +26,7 @@ DATASET_KEYS = (
     "subjects",
     "eval_sets",
 )
-"""What a recipe says about its own dataset, and about no other."""
+"""Settings that describe a recipe's own dataset, and do not apply to another one."""
 
 ONLY_EVALUATION = {
     "start": "base",
@@ -43,19 +43,19 @@ ONLY_EVALUATION = {
     "gradient_checkpointing": False,
     "push_to_hub": False,
 }
-"""Settings of a trainer that is never trained: one model, nothing written, nothing watched."""
+"""Settings of a trainer that only evaluates: one model, nothing saved, nothing reported."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model, and the run it comes from, if that is known."""
+    """A model, and the run that it belongs to, if known."""
 
     model: str
     run: RunDirectory | None = None
 
 
 def find_checkpoint(name: str) -> Checkpoint:
-    """The model that a name stands for: of a run, the best one, or else the last."""
+    """The model that a name refers to; for a run, its best model, or else its last."""
     folder = Path(name)
     if not folder.exists():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -93,9 +93,9 @@ def to_evaluate(
     profile: str = "auto",
     scratch: str,
 ) -> Resolved:
-    """How a checkpoint is evaluated: as in the recipe, or else its run, but for the words.
+    """The settings for an evaluation: those of the recipe, or else of the run, changed by `words`.
 
-    A dataset among the words leaves what was said about the former one behind.
+    If the words name a dataset, the settings that describe the former dataset are dropped.
     """
     given = read_overrides(words)
     forgotten = dict.fromkeys(DATASET_KEYS) if "dataset" in given else {}
@@ -104,8 +104,8 @@ def to_evaluate(
     if checkpoint.run is not None and recipe is None:
         if profile != "auto":
             raise ConfigurationError(
-                f"profile '{profile}' belongs to a recipe, and {checkpoint.model} is evaluated as "
-                "in its run; give --recipe, too, or the settings themselves"
+                f"profile '{profile}' needs a recipe, but {checkpoint.model} is evaluated with the "
+                "settings of its run; add --recipe, or give the settings themselves"
             )
         return resolve_run(checkpoint.run.config_file, overrides)
     return load_recipe(recipe or SHIPPED / "grpo.yaml", profile, overrides)

@@ -1,4 +1,4 @@
-"""A saved model, evaluated: built, generated from, graded, and described as a report."""
+"""Evaluates a saved model: builds it, generates and grades completions, and makes a report."""
 
 import sys
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from trl_ablate.training.models import (
 
 
 def evaluate(resolved) -> dict[str, Any]:
-    """`Evaluation` of the main dataset (at '') and of each of `eval_sets`."""
+    """The `Evaluation` of the main dataset (at key '') and of each of `eval_sets`."""
     disable_progress_bar()
     with grader_of(resolved.task) as grader:
         evaluator = build_evaluator(resolved, grader)
@@ -36,7 +36,7 @@ def evaluate(resolved) -> dict[str, Any]:
 
 
 def describe(name: str, resolved, found: Mapping[str, Any]) -> dict[str, Any]:
-    """What the JSON file holds: the numbers, and where they come from."""
+    """The content of the JSON file: the numbers, the settings, and the code and machine."""
     config, task = resolved.config, resolved.task
     samples = config.num_generations_eval or config.num_generations
     sources = {"": task.dataset, **(task.eval_sets or {})}
@@ -68,10 +68,10 @@ def _or(value, other):
 
 
 def build_evaluator(resolved: Resolved, grader: MathGrader) -> AblationTrainer:
-    """A trainer that is there to evaluate; an adapter is merged into its base."""
+    """A trainer that only evaluates; an adapter is merged into its base."""
     name = resolve_model(starting_point(resolved))
-    mend = "give a model's folder, a run's directory, a Hub id, or miniature"
-    with one_sentence(f"checkpoint {name}", mend):
+    fix = "give a model's folder, a run's directory, a Hub id, or miniature"
+    with one_sentence(f"checkpoint {name}", fix):
         tokenizer = load_tokenizer(name, resolved)
         model = merged_adapter(name, resolved) if is_adapter(name) else name
         if model is name:

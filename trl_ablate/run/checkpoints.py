@@ -1,8 +1,8 @@
-"""Which checkpoint a run goes on from: the latest that was written to its end. No torch.
+"""Which checkpoint a run resumes from: the latest complete one. No torch.
 
-A checkpoint is many files, by several processes. When all are there it is sealed: a last file names
-them with their checksums. A checkpoint without a seal was cut off in the making; one that does not
-agree with it was damaged since. Either is passed over for the one before.
+Several processes write the files of a checkpoint. When all files exist, it is sealed: a last file
+lists them with their checksums. A checkpoint without a seal is incomplete; one that does not match
+its seal was damaged later. Both are skipped, and the one before is used.
 """
 
 import json
@@ -29,9 +29,9 @@ def latest_whole_checkpoint(run: Path) -> Path | None:
 def agreed_checkpoint(
     run: Path, gather: Callable[[list[Path | None]], list[Path | None]]
 ) -> Path | None:
-    """The latest whole checkpoint, which every process has to find; `gather` collects from all.
+    """The latest whole checkpoint, if all processes find the same one; `gather` collects from all.
 
-    They find different ones where the nodes share no disk and only one of them has saved.
+    They find different ones if the nodes share no disk and only one of them has saved.
     """
     checkpoint = latest_whole_checkpoint(run)
     found = {path.name if path else "none" for path in gather([checkpoint])}
@@ -56,7 +56,7 @@ def seal(checkpoint: Path) -> None:
 
 
 def break_seal(checkpoint: Path) -> None:
-    """A checkpoint that is about to be written over is no longer whole."""
+    """Remove the seal of a checkpoint that is about to be overwritten."""
     (checkpoint / SEAL).unlink(missing_ok=True)
 
 
@@ -83,14 +83,15 @@ def check_seal(model: Path, *, needed: bool = False) -> None:
     """Refuse a model that is not as it was sealed, or has no seal where one is `needed`."""
     if (needed or (model / SEAL).exists()) and not is_whole(model):
         raise ConfigurationError(
-            f"{model} is no longer as it was saved, or was cut off in the making: it does not "
-            f"agree with its {SEAL}; take another checkpoint, or train it again"
+            f"{model} does not match its {SEAL}: it is incomplete, or was changed after it was "
+            "saved; use another checkpoint, or train it again"
         )
 
 
 def rewind(run: RunDirectory, checkpoint: Path | None) -> None:
-    """Forget what the run recorded after a checkpoint, or all of it where there is none. That can
-    be a row of the checkpoint's own step: a stop logs one where every epoch's end is logged."""
+    """Delete what the run recorded after a checkpoint, or everything if there is none. This may
+    include a row of the checkpoint's own step: a stop logs one if the end of every epoch is
+    logged."""
     if checkpoint is None:
         run.rewind(-1)
     else:
@@ -98,8 +99,8 @@ def rewind(run: RunDirectory, checkpoint: Path | None) -> None:
 
 
 def check_record(run: RunDirectory, checkpoint: Path, best_metric: str) -> None:
-    """Refuse to resume where what was recorded up to a checkpoint is missing: no later row and no
-    later model would show it. Nothing is changed."""
+    """Refuse to resume if a record from before the checkpoint is missing: no later row or model
+    would show the loss. Nothing is changed."""
     logged = _logged(checkpoint)
     kept = run.rows_until(step_of(checkpoint), most=len(logged))
     if [row["step"] for row in logged] != [row["step"] for row in kept]:
@@ -118,8 +119,8 @@ def check_record(run: RunDirectory, checkpoint: Path, best_metric: str) -> None:
 
 
 def check_best(run: RunDirectory) -> None:
-    """Refuse to go on, or to end, with a best model that is not the one that was saved: no better
-    one may come."""
+    """Refuse to continue or to finish if the best model is not the one that was saved: there may
+    never be a better one."""
     if not is_whole(run.checkpoint_best):
         raise ConfigurationError(
             f"{run.checkpoint_best} has changed since it was saved: a file is missing or damaged; "
@@ -128,8 +129,8 @@ def check_best(run: RunDirectory) -> None:
 
 
 def best_logged(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
-    """Metric, value and step of the first evaluation that no other one beats; None where there is
-    none with a number."""
+    """Metric, value and step of the best evaluation, and of equal ones the first; None if no
+    evaluation has the metric."""
     best = None
     for row in rows:
         value = row.get(metric)
@@ -139,7 +140,7 @@ def best_logged(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[str, Any
 
 
 def _logged(checkpoint: Path) -> list[dict[str, Any]]:
-    """The rows up to a checkpoint that a run records, too."""
+    """The rows in a checkpoint's history that the run also writes to metrics.jsonl."""
     state = read_json(checkpoint / "trainer_state.json")
     return [row for row in state["log_history"] if "train_runtime" not in row]
 

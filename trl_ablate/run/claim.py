@@ -1,8 +1,8 @@
-"""A run's folder, held by one process at a time, and the run that was in it before. No torch.
+"""A run's folder, locked by one process at a time, and the former run in it. No torch.
 
-The lock is taken before anything is written. A run that is to be overwritten is moved aside, into
-a folder beside its files, and given up once the new one has a trainer; a start that fails before
-puts it back, and so does the next start after a kill.
+The lock is taken before anything is written. A run that is to be overwritten is first moved into a
+subfolder, and deleted once the new run has a trainer. A start that fails before then restores it;
+after a kill, the next start does.
 """
 
 import fcntl
@@ -20,9 +20,9 @@ from trl_ablate.run.folders import put_back
 Mode = Literal["new", "resume", "overwrite"]
 
 ASIDE = ".replaced"
-"""The former run, whole; what lies beside it is of a new one."""
+"""Holds the complete former run; the files beside it belong to a new run."""
 MOVING = ".replaced.part"
-"""A part of the former run; the other part lies beside it."""
+"""Holds a part of the former run; the other part is still beside it."""
 GIVEN_UP = ".replaced.old"
 
 RESERVE = 1 << 20
@@ -31,7 +31,7 @@ RESERVE = 1 << 20
 
 @contextmanager
 def claimed(run: RunDirectory, mode: Mode) -> Iterator[None]:
-    """Hold the folder of a run, or refuse: two processes never write to it, nor two runs."""
+    """Lock the folder of a run, or refuse: neither two processes nor two runs may write to it."""
     if run.path.exists() and not run.path.is_dir():
         raise ConfigurationError(f"{run.path} is a file; give another --output_dir")
     run.path.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def claimed(run: RunDirectory, mode: Mode) -> Iterator[None]:
 
 
 def give_up_former(run: RunDirectory) -> None:
-    """Delete the run that was moved aside: the new one has started."""
+    """Delete the run that was moved aside, once the new one has started."""
     if (run.path / ASIDE).exists():
         os.replace(run.path / ASIDE, run.path / GIVEN_UP)
     shutil.rmtree(run.path / GIVEN_UP, ignore_errors=True)
@@ -83,7 +83,7 @@ def _lock(folder: Path) -> BinaryIO:
         ) from error
     if _is_current(mark, folder / MARK):
         return mark
-    mark.close()  # the process that held it has removed it in between
+    mark.close()  # the process that held the lock has removed the file
     return _lock(folder)
 
 
@@ -106,10 +106,10 @@ def _set_aside(run: RunDirectory) -> None:
 
 
 def _restore(run: RunDirectory) -> None:
-    """The run that was moved aside and not given up comes back, in the place of a failed start.
+    """Put back a run that was moved aside and not deleted; remove what a failed start has written.
 
-    Each step leaves a state from which the next start finishes it. Folders that a kill has left
-    half replaced are put back, too.
+    Each step leaves a state from which the next start can finish. Folders that a kill left half
+    replaced are restored as well.
     """
     aside, moving = run.path / ASIDE, run.path / MOVING
     if aside.exists():

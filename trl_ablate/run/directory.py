@@ -1,16 +1,16 @@
 """The run directory: what a run writes, and how it is read. No torch.
 
-    resolved_config.json     everything the recipe came to
+    resolved_config.json     all resolved settings
     run.json                 status, reason, recipe, arm, seed, git, versions, host, time, memory
     metrics.jsonl            one object per logged step
-    alerts.jsonl             what the guard saw
-    rollouts/                what the model said, one file per evaluated step
+    alerts.jsonl             alerts of the guard
+    rollouts/                prompts and completions, one file per evaluated step
     checkpoint-N/            TRL's checkpoints
     checkpoint_last/         the model at the end
     checkpoint_best/         the model of the best evaluation
 
-JSON files appear whole or not at all; JSONL is appended and flushed line by line, so that a run
-killed at any moment leaves both readable.
+JSON files are written atomically; JSONL is appended and flushed line by line. Both are readable
+after a kill at any moment.
 """
 
 import os
@@ -38,15 +38,15 @@ from trl_ablate.run.termination import Terminated
 KEYBOARD = "interrupted from the keyboard"
 PREEMPTED = "ended by SIGTERM"
 INTERRUPTED = (KEYBOARD, PREEMPTED)
-"""Reasons of a run that was stopped from outside, not by a rule: it can go on."""
+"""Reasons of a run that was stopped from outside, not by a rule, and can be resumed."""
 
 MARK = ".running"
-"""A file that exists, and is locked, while a process uses the run."""
+"""A file that exists and is locked while a process uses the run."""
 
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _ROLLOUTS = re.compile(r"step_\d+\.jsonl")
 _UNFINISHED = re.compile(r"\.(run|resolved_config|metrics|alerts)\.jsonl?\.\d+")
-"""What a kill leaves of a file that was being written."""
+"""Temporary files that a kill leaves behind."""
 
 
 @dataclass
@@ -62,13 +62,13 @@ class Outcome:
         self.status, self.reason, self.entries = "stopped", reason, entries
 
     def diverged(self, grpo_step: float) -> None:
-        """Ended because there is no policy any more to sample from."""
+        """Ended because the policy can no longer be sampled from."""
         self.stopped(DIVERGED.format(step=grpo_step), diverged_at=grpo_step)
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run's folder; every path in it has its name here."""
+    """A run's folder, and the name of every path in it."""
 
     path: Path
 
@@ -111,12 +111,12 @@ class RunDirectory:
         write_jsonl(file, rows)
 
     def rows_until(self, step: int, most: int | None = None) -> Iterator[dict[str, Any]]:
-        """The rows of metrics up to a step, at most so many."""
+        """The rows of metrics up to a step, at most `most` of them."""
         return islice((row for row in self.metrics() if row["step"] <= step), most)
 
     def rewind(self, step: int, rows: int | None = None) -> None:
-        """Forget what was recorded after a step, and the rows of metrics behind the first so many
-        (None: no row at that step or before it): a resumed run will record it again."""
+        """Delete what was recorded after a step. Of the rows of metrics up to it, keep the first
+        `rows` (None: all). A resumed run will record the rest again."""
         if self.metrics_file.exists():
             write_jsonl(self.metrics_file, self.rows_until(step, rows))
         if self.alerts_file.exists():
@@ -127,7 +127,7 @@ class RunDirectory:
                 file.unlink()
 
     def traces(self) -> list[Path]:
-        """Whatever shows that a run was here: its record, or else what a new one would mix with."""
+        """Traces of an earlier run: its record, or files that would mix with those of a new run."""
         saved = (self.checkpoint_last, self.checkpoint_best)
         known = (self.run_file, self.metrics_file, *map(where_it_stands, saved))
         return [*filter(os.path.lexists, known), *self.checkpoints()]
@@ -142,7 +142,7 @@ class RunDirectory:
         return [path for path in found if _ROLLOUTS.fullmatch(path.name)]
 
     def entries(self) -> list[Path]:
-        """All that a run writes, as far as it is there. Other files are not ours to move."""
+        """Every existing path that a run writes. Other files are the user's and stay in place."""
         saved = (self.checkpoint_last, self.checkpoint_best)
         named = [self.run_file, self.config_file, self.metrics_file, self.alerts_file, *saved]
         named += [beside for folder in saved for beside in beside_while_replaced(folder)]
@@ -152,9 +152,9 @@ class RunDirectory:
 
     @contextmanager
     def recorded(self, *, clean: Callable[[str], str] = str, **entries: Any):
-        """`run.json` from the first moment to the last, however the run ends.
+        """Keep `run.json` up to date from the start of the run to its end, however it ends.
 
-        Error messages go through `clean`. `claimed` keeps room on the disk for the last entries.
+        `clean` masks error messages. `claimed` reserves space on the disk for the last entries.
         """
         started = time.monotonic() - self.seconds_so_far()
         self.update(status="running", reason=None, **entries)
@@ -182,11 +182,11 @@ class RunDirectory:
             self.update(**{**entries, **last_words, **outcome.entries})
 
     def seconds_so_far(self) -> float:
-        """What a run that is resumed has taken already, by its last logged row."""
+        """Seconds that a resumed run has already taken, by its logged rows."""
         return max((row.get("seconds", 0.0) for row in self.metrics()), default=0.0)
 
     def peak_memory(self) -> float | None:
-        """The highest peak that was logged, in GiB; None where none was."""
+        """The highest logged peak, in GiB; None if none was logged."""
         peaks = [
             value
             for row in self.metrics()
@@ -218,7 +218,7 @@ class RunDirectory:
         append_jsonl(self.metrics_file, row)
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """The logged rows, a half-written last line left out."""
+        """The logged rows, without a half-written last line."""
         return _with_steps(self.metrics_file)
 
 

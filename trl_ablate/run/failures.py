@@ -1,7 +1,7 @@
-"""Trouble that can be foreseen, in one sentence that says what to do. No torch.
+"""One-sentence messages for known failures, each with what to do. No torch.
 
-Libraries report a full disk in their own ways, not always as an `OSError`; whatever is not known
-here keeps its traceback.
+Libraries report a full disk in different ways, not always as an `OSError`. An error that is not
+known here keeps its traceback.
 """
 
 import errno
@@ -12,62 +12,62 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_IN_WORDS = (
     "No space left on device",
     "os error 28",  # safetensors
-    "PytorchStreamWriter failed writing",  # torch.save, by where it was when the disk ended
+    "PytorchStreamWriter failed writing",  # torch.save, like the next two
     "basic_ios::clear: iostream error",
     "unexpected pos",
     "database or disk is full",  # SQLite, where trackio keeps the curves
 )
 _SHARED_MEMORY_IN_WORDS = ("out of shared memory", "unable to write to file </torch_")
-"""Of torch, where loader workers hand over rows."""
+"""Messages of torch, when loader workers pass rows to the training."""
 
 DISK_FULL = (
-    "the disk is full{where}; free some space, then go on from the last whole checkpoint with "
-    "--resume, or begin elsewhere with --output_dir"
+    "the disk is full{where}; free some space, then rerun with --resume to continue from the last "
+    "whole checkpoint, or start a new run on another disk with --output_dir"
 )
 SHARED_MEMORY_FULL = (
     "shared memory (/dev/shm) is full; set dataloader_num_workers to 0, or give the machine or "
-    "container more (docker run --shm-size), then go on with --resume"
+    "container more (docker run --shm-size), then rerun with --resume"
 )
 FOREIGN_STATE = (
     "a file of the checkpoint holds more than tensors and numbers, so it was not loaded: it could "
-    "run code; it is not what the run saved, so go on from another checkpoint"
+    "run code; the run did not save this file, so resume from another checkpoint"
 )
 OUT_OF_MEMORY = (
     "the GPU ran out of memory; lower per_device_train_batch_size or vllm_gpu_memory_utilization, "
-    "or set gradient_checkpointing to true, then go on with --resume"
+    "or set gradient_checkpointing to true, then rerun with --resume"
 )
 ENGINE_DIED = (
-    "a process of the vLLM engine died, and what it said stands above; if it was killed for its "
-    "memory, lower vllm_gpu_memory_utilization; then go on with --resume"
+    "a process of the vLLM engine died; see its output above; if it ran out of memory, lower "
+    "vllm_gpu_memory_utilization; then rerun with --resume"
 )
 SERVER_LOST = (
-    "the vLLM server does not answer ({reason}); look there for what it said last, start it again "
-    "with the run's seed, then go on with --resume"
+    "the vLLM server does not answer ({reason}); check its log, start it again with the run's "
+    "seed, then rerun with --resume"
 )
-GONE = "{file} is gone; put it back, then go on with --resume"
+GONE = "{file} is missing; restore it, then rerun with --resume"
 DIVERGED = (
     "the training diverged at GRPO step {step:g}: the model's probabilities are NaN or infinite; "
     "lower learning_rate"
 )
 ENDED_EARLY = (
     "the training ended at step {reached} of {wanted}, and neither the guard nor SIGTERM ended it: "
-    "the questions did not make one rollout batch, or a callback stopped it; give more questions, "
-    "or remove the callback, then go on with --resume"
+    "the questions do not fill one rollout batch, or a callback stopped it; give more questions, "
+    "or remove the callback, then rerun with --resume"
 )
 
 
 class EndedEarly(RuntimeError):
-    """A training ended before its last step, and nobody had stopped it on purpose."""
+    """A training ended before its last step, and nothing had stopped it on purpose."""
 
 
 def check_reached_the_end(reached: int, wanted: int) -> None:
-    """Refuse to call a training finished that has not taken all its optimizer steps."""
+    """Raise an error if a training has not taken all its optimizer steps."""
     if reached < wanted:
         raise EndedEarly(ENDED_EARLY.format(reached=reached, wanted=wanted))
 
 
 def in_words(error: BaseException) -> str | None:
-    """What happened and what to do about it; None for an error that nobody foresaw."""
+    """The message for a known failure, with what to do; None for an unknown error."""
     if isinstance(error, ConfigurationError | RewardError | EndedEarly):
         return str(error)
     file = getattr(error, "filename", None)
@@ -94,13 +94,13 @@ def is_divergence(error: BaseException) -> bool:
 
 
 def _is_of_server(error: BaseException) -> bool:
-    """What TRL raises where the server refuses, and what requests does where there is none."""
+    """Whether TRL raised it because the server refused, or requests because there is no server."""
     absent = type(error).__name__ == "ConnectionError" and type(error).__module__ != "builtins"
     return absent or str(error).startswith("Request failed: ")
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the error, or one that it was raised from, is that of a full disk."""
+    """Whether the error, or one that it was raised from, reports a full disk."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     if any(words in str(error) for words in _FULL_IN_WORDS):

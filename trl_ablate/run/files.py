@@ -42,19 +42,19 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_jsonl(path: Path, row: dict[str, Any]) -> None:
-    """One object, one line; what JSON cannot say (NaN, infinity) becomes null."""
+    """Append one object as one line; NaN and infinity, which JSON lacks, become null."""
     with path.open("a", encoding="utf-8", errors=SURROGATES) as file:
         file.write(_line(row))
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """All lines at once, atomically."""
+    """Write all lines at once, atomically."""
     with _replacing(path) as file:
         file.writelines(_line(row) for row in rows)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file; a last line without its end was cut off and is left out."""
+    """The objects of a JSONL file; a last line without a line end is incomplete and is skipped."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -75,7 +75,7 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
 
 @contextmanager
 def _replacing(path: Path):
-    """Written into a neighbour, then to the disk, then over the name; a failure leaves the old."""
+    """Write a temporary file, sync it to the disk, then rename it; a failure keeps the old file."""
     neighbour = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with neighbour.open("w", encoding="utf-8", errors=SURROGATES) as file:

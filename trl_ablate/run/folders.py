@@ -1,8 +1,8 @@
-"""A folder that is replaced as a whole: a kill leaves the old one or the new. No torch.
+"""Replacing a folder as a whole: after a kill there is the old one or the new one. No torch.
 
-The new one is made beside, then two renames put it in the place of the old. A process that ends
-between the two leaves both beside and none in the place; the old one is put back, and until then
-found where it stands.
+The new folder is made beside the old one, then two renames exchange them. If the process ends
+between the two renames, the path is empty and both folders lie beside it. The next start renames
+the old one back; until then, `where_it_stands` finds it.
 """
 
 import os
@@ -11,12 +11,12 @@ from pathlib import Path
 
 
 def part_of(folder: Path) -> Path:
-    """Where the next content of a folder is made."""
+    """The path where the new content of a folder is made."""
     return folder.with_name(f".{folder.name}.part")
 
 
 def replace_folder(folder: Path) -> None:
-    """Put what was made at `part_of(folder)` in its place."""
+    """Replace a folder by the one that was made at `part_of(folder)`."""
     part, old = part_of(folder), _old_of(folder)
     _restore(folder)
     if folder.exists():
@@ -26,19 +26,19 @@ def replace_folder(folder: Path) -> None:
 
 
 def put_back(folder: Path) -> None:
-    """After a kill: the folder as it was before, or after; nothing half made is left beside."""
+    """After a kill: make the folder the old one or the new one; remove what is half made."""
     _restore(folder)
     shutil.rmtree(part_of(folder), ignore_errors=True)
 
 
 def where_it_stands(folder: Path) -> Path:
-    """The folder; or the former one, where its replacement was cut off between the two renames."""
+    """The folder, or the former one if a kill came between the two renames."""
     old = _old_of(folder)
     return old if old.exists() and not folder.exists() else folder
 
 
 def beside_while_replaced(folder: Path) -> tuple[Path, Path]:
-    """What stands beside a folder while it is replaced."""
+    """The paths that are used beside a folder while it is replaced."""
     return part_of(folder), _old_of(folder)
 
 
@@ -47,7 +47,7 @@ def _old_of(folder: Path) -> Path:
 
 
 def _restore(folder: Path) -> None:
-    """The former folder goes back to its place if that is empty, and away if it is not."""
+    """Rename the former folder back if the path is empty; otherwise delete it."""
     old = _old_of(folder)
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)

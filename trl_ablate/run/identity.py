@@ -1,8 +1,8 @@
-"""What makes two starts the same run, and what may change when one is resumed. No torch.
+"""Which settings may change when a run is resumed, and which make it another run. No torch.
 
-A run is what it computes. Where it is placed, how it is saved, logged, published and spread over a
-machine may change from one start to the next, and each change is kept in `run.json`; whatever else
-changes makes another run.
+A run is defined by what it computes. Settings of its place, of saving, logging and publishing, and
+of the machine may change from one start to the next; each change is recorded in `run.json`. Any
+other change makes another run.
 """
 
 import json
@@ -31,7 +31,7 @@ MACHINE = {
     "vllm_server_port", "vllm_server_timeout", "vllm_group_port",
 }  # fmt: skip
 LENGTH = {"grpo_steps", "max_steps", "num_train_epochs"}
-"""A run can be made longer, or shorter, where the learning rate does not depend on its length."""
+"""A run can be made longer or shorter if the learning rate does not depend on its length."""
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:

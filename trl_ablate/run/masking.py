@@ -1,9 +1,9 @@
-"""Secrets stay behind: what is known to be one, or looks like one, is masked on its way out.
+"""Masking of secrets in records and published files: known ones, and text that looks like one.
 
-Known are the token in use, the stored one, environment variables with a telling name, and the
-values of token settings and of `--hub_token` words in the run's own records. What has the shape of
-a token (`token_shapes`) is masked wherever it stands. Model files are never rewritten; one that
-holds a token is refused.
+Known secrets are the token in use, the stored token, environment variables whose name is that of a
+secret, and the values of token settings and of `--hub_token` in the run's own records. Text with
+the shape of a token (`token_shapes`) is masked everywhere. Model files are never rewritten; one
+that holds a token is refused.
 """
 
 import json
@@ -30,9 +30,9 @@ _SECRET_SETTING = re.compile(
 """`hub_token` and the like, but not `eos_token`."""
 
 _SHORTEST = 8
-"""Shorter values of environment variables are no secrets, and words of the text by chance."""
+"""Shorter values of environment variables are not masked: they occur in texts by chance."""
 _CERTAIN = 20
-"""Only so many characters count in a file that is not rewritten: a vocabulary has short ones."""
+"""A file that is not rewritten is refused only for longer secrets: a vocabulary has short ones."""
 
 
 class Masker:
@@ -53,7 +53,7 @@ class Masker:
         return self._home.sub("~", text) if self._home else text
 
     def value(self, value: Any, secret: bool = False) -> Any:
-        """A JSON value without secrets; every text under the name of one is masked."""
+        """A JSON value without secrets; every text whose key names a secret is masked."""
         if isinstance(value, str):
             return MASK if secret and value else self.text(value)
         if isinstance(value, list):
@@ -80,14 +80,14 @@ class Masker:
         return shown
 
     def is_clean(self, content: bytes) -> bool:
-        """Whether a file that is not rewritten holds no known secret, and nothing of the shape."""
+        """Whether a file that is not rewritten holds no known secret and no shape of a token."""
         text = content.decode("utf-8", errors="replace")
         known = [secret for secret in self._secrets if secret in text]
         return not any(len(secret) >= _CERTAIN for secret in tokens_in(text) + known)
 
 
 def known_secrets(records: Iterable[Any], command: Sequence[str], token: str | None) -> set[str]:
-    """Every secret that can be named: given, stored, in the environment, and in a run's records."""
+    """Every known secret: given, stored, in the environment, and in a run's records."""
     found = {token or "", get_token() or ""}
     found |= {
         value
@@ -110,7 +110,7 @@ def _is_secret_flag(word: str) -> bool:
 
 
 def _under_secret_names(value: Any, secret: bool = False) -> Iterable[str]:
-    """The strings of a JSON value that stand under the name of a secret."""
+    """The strings of a JSON value whose key names a secret."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _under_secret_names(item, secret or bool(_SECRET_SETTING.search(key)))

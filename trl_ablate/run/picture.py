@@ -1,6 +1,6 @@
-"""The curves of one run as a PNG: the evaluation above, what gives early warning below.
+"""The curves of one run as a PNG: the evaluation at the top, metrics that warn early below.
 
-The same rows give the same bytes, so that publishing again finds nothing new.
+The same rows give the same bytes, so that publishing again does not upload the picture again.
 """
 
 import io
@@ -36,14 +36,14 @@ STYLE: dict[Any, Any] = {
     "xtick.major.size": 3,
     "ytick.major.size": 0,
 }
-"""How pictures look, of one run and of a study alike: ink, a faint grid, no boxes."""
+"""The style of all pictures, of a run and of a study: a faint grid, no boxes."""
 
 WATCHED = {
     GRAD_NORM: "gradient norm",
     LENGTH: "response length (tokens)",
     ENTROPY: "token entropy",
 }
-"""Metrics below the curve of the reward, of one run and of a study alike, and their titles."""
+"""Metrics below the reward curve, in pictures of a run and of a study, and their titles."""
 
 BLUE = "#0072B2"
 
@@ -69,7 +69,7 @@ def draw_curves(rows: Rows) -> bytes | None:
 
 
 def points(rows: Rows, metric: str) -> tuple[list[float], list[float]]:
-    """GRPO steps and values; a step that stands twice, after a resume, counts as it was last."""
+    """GRPO steps and values; if a step was logged twice, as after a resume, its last value."""
     found = {row["grpo_step"]: row[metric] for row in rows if row.get(metric) is not None}
     steps = sorted(found)
     return steps, [found[step] for step in steps]

@@ -35,7 +35,7 @@ def git_state(folder: Path) -> dict[str, str] | None:
 
 
 def _whole_lines(diff: str) -> str:
-    """The first of the diff: half a token at a cut would not be known as one."""
+    """The diff, cut at a line end if it is too long: half a token would not be masked."""
     return diff if len(diff) <= DIFF_LIMIT else diff[: diff.rfind("\n", 0, DIFF_LIMIT) + 1]
 
 

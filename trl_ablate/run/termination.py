@@ -1,15 +1,15 @@
-"""SIGTERM, from the first moment of a program to its last. No torch.
+"""How a program handles SIGTERM, from its start to its end. No torch.
 
-Schedulers send it some time before they kill. Where nothing is lost by it, as while a model is
-being loaded, it ends the program at once, as Ctrl-C does. In training it is only noted, and
-`preemption.py` ends the run behind the next optimizer step.
+Schedulers send SIGTERM some time before they kill a process. Where nothing is lost, such as while a
+model is loaded, it ends the program at once, as Ctrl-C does. During training it is only noted, and
+`preemption.py` ends the run after the next optimizer step.
 
-A launcher hands it on or not: `torchrun` does, and kills what has not ended after 30 seconds;
-`accelerate launch` with one process ends and leaves the training to itself. So a training asks the
-kernel for a SIGTERM when its launcher ends. It does so only where its parent is a launcher, and not
-a shell: `nohup python scripts/train.py … &` goes on when the shell has ended. What the parent is
-stands in its command line; the variables that launchers set are no proof, since whatever is started
-below a launcher, or below a shell that exports them, has them too.
+Not every launcher passes SIGTERM on. `torchrun` does, and kills processes that are still running
+after 30 seconds. `accelerate launch` with one process ends and leaves the training running. So a
+training asks the kernel for a SIGTERM when its launcher ends. It does this only if its parent is a
+launcher, not a shell: `nohup python scripts/train.py … &` continues after the shell has ended. A
+launcher is recognised by its command line. The environment variables that launchers set are no
+proof: every process below a launcher, or below a shell that exports them, has them.
 """
 
 import ctypes
@@ -31,15 +31,15 @@ PR_SET_PDEATHSIG = 1
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, where it ends the program at once."""
+    """Raised at SIGTERM where it ends the program at once."""
 
 
 class Termination:
-    """What SIGTERM does to this program: it ends it, or is only noted.
+    """Whether SIGTERM ends this program or is only noted.
 
     Attributes:
-        came: whether there was one.
-        noted_only: whether the program goes on, having to look at `came` itself.
+        came: whether SIGTERM has arrived.
+        noted_only: whether the program continues after SIGTERM and checks `came` itself.
     """
 
     def __init__(self):
@@ -47,13 +47,13 @@ class Termination:
         self.noted_only = False
 
     def listen(self) -> "Termination":
-        """Be what answers the signal from now on."""
+        """Handle the signal from now on."""
         signal.signal(signal.SIGTERM, self._answer)
         return self
 
     def _answer(self, *_: object) -> None:
         first, self.came = not self.came, True
-        if first and not self.noted_only:  # a second one would disturb the end that has begun
+        if first and not self.noted_only:  # a second one would disturb the shutdown
             raise Terminated
 
 
@@ -63,12 +63,12 @@ def end_with_launcher() -> None:
     if sys.platform != "linux" or not is_launcher(_command_line(parent)):
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it has ended before the kernel knew
+    if os.getppid() != parent:  # it ended before prctl was called
         signal.raise_signal(signal.SIGTERM)
 
 
 def is_launcher(command_line: list[str]) -> bool:
-    """Whether a program starts trainings and is answerable for them: `python …/torchrun …`, or
+    """Whether a command line is that of a launcher: `python …/torchrun …`, or
     `python -m torch.distributed.run …`."""
     scripts = {Path(word).name for word in command_line[:3]}
     modules = {word for flag, word in pairwise(command_line) if flag == "-m"}

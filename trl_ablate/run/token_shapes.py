@@ -1,18 +1,18 @@
-r"""What tokens, keys and passwords look like, whoever issued them. No torch.
+r"""Patterns of tokens, keys and passwords of many issuers. No torch.
 
-A table of our own rather than detect-secrets 1.5.0, which was measured: it has no rule for Hugging
-Face, W&B, Anthropic, Google or fine-grained GitHub tokens, finds them by entropy alone, finds a
-commit, a SHA-256 and a formula in the same way, takes 4.7 ms a line, and imports requests.
+detect-secrets 1.5.0 was measured and is not used: it has no rule for Hugging Face, W&B, Anthropic,
+Google or fine-grained GitHub tokens. It finds them by entropy alone, and so it also reports a
+commit, a SHA-256 and a formula. It takes 4.7 ms per line, and imports requests.
 
-Every shape has a prefix or a context of its own: 40 hexadecimal digits are a commit, and a key only
-after `WANDB_API_KEY=`. Where a shape has a group, the group alone is the secret.
+Every pattern has its own prefix or context: 40 hexadecimal digits are a commit, but a key after
+`WANDB_API_KEY=`. If a pattern has a group, only the group is the secret.
 """
 
 import re
 from collections.abc import Callable
 
 _MIXED = r"(?=[A-Za-z_-]{0,40}[0-9])(?=[0-9A-Z_-]{0,40}[a-z])"
-"""A digit and a small letter among the next characters, which words and constants lack."""
+"""Requires a digit and a small letter among the next characters; words and constants lack one."""
 
 SHAPES: dict[str, str] = {
     "Hugging Face": r"hf_(?:oauth_|jwt_)?(?=[A-Za-z]*[0-9A-Z])[A-Za-z0-9]{6,}[A-Za-z0-9_.-]*",
@@ -44,7 +44,7 @@ SHAPES: dict[str, str] = {
     "bearer": rf"(?i)\bbearer\s+({_MIXED}[\w.~+/=-]{{20,}})",
     "private key": (
         r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
-        r"((?:\W{1,4}n?[A-Z][\w-]{1,20}: [\w,-]{1,80}){0,4}"  # what an encrypted one begins with
+        r"((?:\W{1,4}n?[A-Z][\w-]{1,20}: [\w,-]{1,80}){0,4}"  # headers of an encrypted key
         r"[^\w+/=]{0,8}[\w+/=]{40,}(?:[^\w+/=]{1,8}[\w+/=]{4,})*)"
     ),
     "age": r"\bAGE-SECRET-KEY-1[0-9A-Z]{50,}",
@@ -55,7 +55,7 @@ SHAPES: dict[str, str] = {
         r"|x-amz-(?:signature|security-token))=([^&\s\"'<>]{8,})"
     ),
 }
-"""Who issued it -> a pattern."""
+"""Issuer -> pattern."""
 
 _COMPILED = [re.compile(pattern) for pattern in SHAPES.values()]
 
@@ -68,7 +68,7 @@ def replace_tokens(text: str, mask: str) -> str:
 
 
 def tokens_in(text: str) -> list[str]:
-    """What looks like a token in the text."""
+    """Everything in the text that looks like a token."""
     return [_secret(found) for pattern in _COMPILED for found in pattern.finditer(text)]
 
 

@@ -11,7 +11,7 @@ Each place that shows them takes the function that is named after it:
     for_html        element content and quoted attributes
     for_picture     on one line, and short enough for a label
 
-`SafeConsole` applies the first to everything that it prints, and reads no markup in it. No torch.
+`SafeConsole` applies the first to everything that it prints, and ignores markup. No torch.
 """
 
 import html
@@ -24,7 +24,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 LABEL_LETTERS = 40
-"""Letters of a name that a picture shows."""
+"""How many letters of a name a picture shows."""
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed
@@ -35,7 +35,7 @@ _UNSAFE = re.compile(
 _MARKDOWN = re.compile(r"([\\`*{}\[\]<>|~$]|&(?=[#\w]+;)|(?<![^\W_])_|_(?![^\W_])|(?<!\S)#)")
 """An underscore inside a word is no emphasis on GitHub and stays as it is."""
 _BLOCK_START = re.compile(r"^(?:([+-](?=\s|$)|-+$|=+$)|(\d{1,9})([.)](?=\s|$)))")
-"""What makes the first word of a line an item or a rule; `_MARKDOWN` has the rest."""
+"""A first word that makes a line a list item or a rule; `_MARKDOWN` has the other markup."""
 
 
 def for_terminal(text: str) -> str:
@@ -58,7 +58,7 @@ def for_markdown(text: str) -> str:
 
 
 def markdown_code(text: str, *, in_table: bool = False) -> str:
-    """Text as an inline code span; a table's cell ends at a bar even inside of one."""
+    """Text as an inline code span. In a table, bars are escaped: they end a cell even in code."""
     shown = on_one_line(text)
     shown = shown.replace("|", r"\|") if in_table else shown
     fence = "`" * (_longest_run("`", shown) + 1)
@@ -78,7 +78,7 @@ def for_html(text: str) -> str:
 
 
 def for_picture(text: str, letters: int = LABEL_LETTERS) -> str:
-    """A label: one line, of which a long one shows both ends. Draw it without `parse_math`."""
+    """A label on one line; of a long text, both ends. Draw it without `parse_math`."""
     shown = on_one_line(text)
     if len(shown) <= letters:
         return shown
@@ -87,7 +87,7 @@ def for_picture(text: str, letters: int = LABEL_LETTERS) -> str:
 
 
 class SafeConsole(Console):
-    """A console that prints texts as they are: no markup, no emoji codes, no control characters."""
+    """A console without markup, emoji codes and control characters."""
 
     def __init__(self, **settings: Any):
         super().__init__(markup=False, emoji=False, highlight=False, **settings)

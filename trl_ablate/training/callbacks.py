@@ -1,6 +1,6 @@
-"""What watches a run: when it evaluates and saves, what it records, what a person sees of it.
+"""Callbacks of a run: they record its rows and rollouts, keep the best model, and run the guard.
 
-A callback that needs the trainer gets it by `attach`, once it is built.
+A callback that needs the trainer gets it by `attach`, once the trainer is built.
 """
 
 import math
@@ -54,12 +54,12 @@ class RunRecorder(TrainerCallback):
 
 
 class RolloutWriter(TrainerCallback):
-    """At every evaluation, some rollouts of the step before it: what the model says.
+    """Writes some rollouts of the last step at every evaluation.
 
-    As JSONL, and as a table in trackio if that is reported to.
+    They are written as JSONL, and as a table in trackio if `report_to` has it.
 
     Each line has prompt, response, ground_truth, reward, format_reward, answer_reward, advantage;
-    what a reward function does not report is null. Before the first step there are none.
+    what a reward function does not report is null. Before the first step there are no rollouts.
     """
 
     def __init__(self, run: RunDirectory, count: int, seed: int):
@@ -91,8 +91,8 @@ class RolloutWriter(TrainerCallback):
 class BestCheckpoint(TrainerCallback):
     """Keeps the model of the best evaluation in `checkpoint_best`, by a task metric, never by loss.
 
-    The old one is there until the new one is whole. What a resumed run has to beat is the best of
-    what it remembers: a better one, of steps that it takes once more, is saved once more.
+    The old one is kept until the new one is whole. A resumed run compares with the best evaluation
+    up to its checkpoint; a better one, of a step that it repeats, is saved again.
     """
 
     def __init__(self, run: RunDirectory, metric: str):
@@ -117,13 +117,13 @@ class BestCheckpoint(TrainerCallback):
         save_whole(self._trainer, self._run.checkpoint_best, best=best)
 
     def check(self) -> None:
-        """Refuse to end well if what was saved is not what is there."""
+        """Refuse to finish if the best model has changed since it was saved."""
         if self._trainer and self._trainer.accelerator.is_main_process and self._best > -math.inf:
             check_best(self._run)
 
 
 class GuardWatch(TrainerCallback):
-    """Shows the guard every logged row; warns, or ends the run, as its settings say."""
+    """Passes every logged row to the guard; warns, or ends the run, as configured."""
 
     def __init__(self, run: RunDirectory, arguments: GuardArguments, console: Console):
         self._run = run
@@ -132,7 +132,7 @@ class GuardWatch(TrainerCallback):
         self.stopped_by: Alert | None = None
 
     def on_train_begin(self, args, state: TrainerState, control, **kwargs):
-        for row in self._run.metrics():  # what a resumed run has seen before
+        for row in self._run.metrics():  # rows from before a resume
             if row.get("step", 0) <= state.global_step:
                 self._guard.observe(row)
 
@@ -156,8 +156,8 @@ class GuardWatch(TrainerCallback):
 
 
 def save_whole(trainer: "AblationTrainer", folder: Path, **notes: dict[str, Any]) -> None:
-    """The model in `folder`, and each note as JSON, sealed: whole, or as it was. For every
-    process."""
+    """Save the model, and each note as JSON, to `folder`, and seal it; a kill leaves the new folder
+    or the old one. Every process has to call it."""
     part = part_of(folder)
     trainer.save_model(str(part))
     if trainer.accelerator.is_main_process:

@@ -1,8 +1,8 @@
-"""A run in trackio: its name there, rollouts to read, and whether everything arrived.
+"""A run in trackio: its name, its rollouts, and a check that every row has arrived.
 
 The curves are logged by the callback that transformers adds for `report_to: trackio`, and every
-field of the config is a key to group runs by: `study`, `arm` and `seed` among them. trackio takes
-two runs of one name for one, so that a name is used once, and again only to resume.
+field of the config is a key to group runs by, such as `study`, `arm` and `seed`. trackio merges two
+runs of the same name, so each name is used once, and again only to resume.
 """
 
 import uuid
@@ -19,7 +19,7 @@ from trl_ablate.training.integrations import dropped_on_error, warn_of
 
 TRACKIO = "trackio"
 STEP = "train/global_step"
-"""What rows are joined on: trackio's own step counts the calls."""
+"""The key that rows are joined on: trackio's own step counts the calls."""
 
 NOT_LOGGED = {
     "train_runtime",
@@ -28,7 +28,7 @@ NOT_LOGGED = {
     "train_loss",
     "total_flos",
 }
-"""What the callback of transformers leaves out."""
+"""Keys that the callback of transformers does not log."""
 
 
 def reports_to_trackio(args: TrainingArguments) -> bool:
@@ -41,7 +41,7 @@ def new_run_name(wanted: str) -> str:
 
 
 def log_rollouts(rows: list[dict[str, Any]], step: int) -> None:
-    """Rollouts as a table, on the dashboard's page 'Media & Tables'."""
+    """Log rollouts as a table, on the dashboard's page 'Media & Tables'."""
     import trackio
 
     table: Any = [{"step": step, **row, **_texts(row, ("prompt", "response"))} for row in rows]
@@ -49,7 +49,7 @@ def log_rollouts(rows: list[dict[str, Any]], step: int) -> None:
 
 
 def send_alert(alert: Alert) -> None:
-    """What a rule saw, on the dashboard and to its webhooks."""
+    """Send an alert to the dashboard and its webhooks."""
     import trackio
 
     level = trackio.AlertLevel.ERROR if alert.action == "stop" else trackio.AlertLevel.WARN
@@ -57,7 +57,7 @@ def send_alert(alert: Alert) -> None:
 
 
 def _texts(row: dict[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """Messages as text, each under its role; control characters are visible."""
+    """Messages as text, each with its role; control characters are made visible."""
     return {
         name: for_terminal(
             row[name]
@@ -69,7 +69,7 @@ def _texts(row: dict[str, Any], names: Iterable[str]) -> dict[str, str]:
 
 
 def kept_metrics(project: str, run_name: str) -> dict[int, dict[str, Any]]:
-    """What trackio has of a run, by optimizer step; of what was logged twice, the last."""
+    """The rows that trackio has stored, by optimizer step; of a value logged twice, the last."""
     from trackio.sqlite_storage import SQLiteStorage
 
     kept: dict[int, dict[str, Any]] = {}
@@ -80,9 +80,9 @@ def kept_metrics(project: str, run_name: str) -> dict[int, dict[str, Any]]:
 
 
 class DashboardCheck(TrainerCallback):
-    """Reads back, when training has ended, what trackio has kept; warns if rows are missing.
+    """Reads back, when training has ended, the rows that trackio has stored; warns if any is lost.
 
-    trackio warns and goes on where it cannot write. What went to a Space or a server is not here.
+    trackio only warns if it cannot write. Rows sent to a Space or a server are not checked.
     """
 
     def __init__(self, console: Console):
@@ -107,7 +107,7 @@ class DashboardCheck(TrainerCallback):
         if lost:
             self._console.print(
                 f"warning: trackio has lost rows of {len(lost)} of {len(self._logged)} steps (the "
-                f"first: step {lost[0]}); metrics.jsonl has them all",
+                f"first: step {lost[0]}); metrics.jsonl has all of them",
                 style="yellow",
             )
 
@@ -119,10 +119,10 @@ def _is_local() -> bool:
 
 
 def export_static(config: TrainingArguments, private: bool) -> str | None:
-    """The project as a static Space `trackio_static_space_id`, if there is one; its id.
+    """Upload the project as the static Space `trackio_static_space_id`, if that is set; its id.
 
-    None, with a warning, where that failed. With a `trackio_space_id` trackio's callback has made
-    it when training ended.
+    None, with a warning, if that failed. With a `trackio_space_id`, trackio's callback has already
+    made the static Space when training ended.
     """
     if not isinstance(config.trackio_static_space_id, str) or config.trackio_space_id:
         return None

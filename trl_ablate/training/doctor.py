@@ -1,7 +1,8 @@
-"""Whether a recipe can run on this machine, what is missing, and the command that mends it.
+"""Whether a recipe can run on this machine, what is missing, and the command that fixes it.
 
-`look_around` probes; all else is a pure function of what it saw and of what the recipe came to.
-Nothing is loaded, downloaded or asked over a network. No torch, so that a broken one can be named.
+`look_around` probes the machine; all other functions are pure functions of its result and of the
+resolved recipe. Nothing is loaded or downloaded, and the network is not used. torch is imported
+late, so that the doctor can report a missing one.
 """
 
 import os
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
 
 ON_DEMAND = ("bitsandbytes", "matplotlib", "peft", "scipy", "trackio", "vllm")
-"""Packages that only some recipes use; without any other, no recipe resolves."""
+"""Packages that only some recipes use; all other packages are needed to resolve any recipe."""
 
 DISK_GIB = {"GPU": 60.0, "CPU": 1.0}
 """Free space for a run's checkpoints: three of 1.5 B parameters with Adam's state are 54 GiB."""
@@ -33,16 +34,16 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Machine:
-    """What a look around found."""
+    """The result of probing a machine."""
 
     python: str
     versions: dict[str, str]
-    """Installed distributions, by their normalised names."""
+    """Versions of the installed distributions, by their normalised names."""
     cores: int
     memory_gib: float
     free_gib: float
     writable: bool
-    """Whether a run's folder can be made where it is to be."""
+    """Whether the folder of the run can be created."""
     gpus: tuple[tuple[str, float], ...] = ()
     """Name and GiB of each."""
     chromium: bool = False
@@ -51,16 +52,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `mend` is the command for what is missing."""
+    """One checked item; `fix` is the command that installs or replaces what is missing."""
 
     what: str
     found: str
-    mend: str | None = None
+    fix: str | None = None
     needed: bool = True
 
     @property
     def stops(self) -> bool:
-        return self.needed and self.mend is not None
+        return self.needed and self.fix is not None
 
 
 def look_around(output_dir: Path) -> Machine:
@@ -87,7 +88,7 @@ def installed() -> dict[str, str]:
 
 
 def declared() -> list[str]:
-    """The requirements of this package, as its metadata has them."""
+    """The requirements in the metadata of this package."""
     try:
         return requires("trl-ablate") or []
     except PackageNotFoundError:
@@ -97,7 +98,7 @@ def declared() -> list[str]:
 def check_packages(
     requirements: Iterable[str], versions: Mapping[str, str], wanted: Iterable[str] = ()
 ) -> list[Finding]:
-    """Every required package, held against what is installed; on demand, those that are wanted."""
+    """Compare required packages with the installed ones; those on demand only if wanted."""
     findings = {}
     for line in requirements:
         requirement = Requirement(line)
@@ -120,7 +121,7 @@ def check_packages(
 
 
 def packages_wanted(resolved: "Resolved") -> set[str]:
-    """Those of the packages on demand that this recipe uses."""
+    """The packages on demand that this recipe uses."""
     config, model = resolved.config, resolved.model
     quantized = model.load_in_4bit or model.load_in_8bit
     uses = {
@@ -134,7 +135,7 @@ def packages_wanted(resolved: "Resolved") -> set[str]:
 
 
 def check_machine(resolved: "Resolved", machine: Machine) -> list[Finding]:
-    """Devices, disk, browser and token, held against what the recipe came to."""
+    """Compare devices, disk, browser and token with what the resolved recipe needs."""
     config = resolved.config
     asks_hub = bool(config.push_to_hub or config.trackio_space_id or config.trackio_static_space_id)
     token = machine.token or bool(config.hub_token)
@@ -144,11 +145,11 @@ def check_machine(resolved: "Resolved", machine: Machine) -> list[Finding]:
         _check_gpu(resolved, machine),
         _check_disk(resolved, machine),
         Finding(
-            "Hub token", "there" if token else "none", None if token else "hf auth login",
+            "Hub token", "found" if token else "none", None if token else "hf auth login",
             needed=asks_hub,
         ),
         Finding(
-            "Chromium", "there" if machine.chromium else "none",
+            "Chromium", "found" if machine.chromium else "none",
             None if machine.chromium else "apt-get install chromium",
             needed=False,
         ),
@@ -162,9 +163,9 @@ def _check_gpu(resolved: "Resolved", machine: Machine) -> Finding:
         smaller = "miniature"
     elif resolved.profile == "h100" and machine.gpus[0][1] < LARGE_GPU_GIB:
         smaller = "rtx4090"
-        found += f", where the profile counts on {LARGE_GPU_GIB:.0f}"
-    mend = f"trl-ablate train {resolved.recipe} --profile {smaller}" if smaller else None
-    return Finding("GPU", found, mend, needed=resolved.for_gpu)
+        found += f", but the profile needs {LARGE_GPU_GIB:.0f} GiB"
+    fix = f"trl-ablate train {resolved.recipe} --profile {smaller}" if smaller else None
+    return Finding("GPU", found, fix, needed=resolved.for_gpu)
 
 
 def _check_disk(resolved: "Resolved", machine: Machine) -> Finding:
@@ -172,10 +173,10 @@ def _check_disk(resolved: "Resolved", machine: Machine) -> Finding:
     elsewhere = f"trl-ablate train {resolved.recipe} --output_dir FOLDER_ON_ANOTHER_DISK"
     where = f"for {resolved.config.output_dir}"
     if not machine.writable:
-        return Finding("disk", f"no right to write {where}", elsewhere)
+        return Finding("disk", f"no permission to write {where}", elsewhere)
     free = f"{machine.free_gib:.1f} GiB free {where}"
     if machine.free_gib < wanted:
-        return Finding("disk", f"{free}, where {wanted:.0f} are wanted", elsewhere)
+        return Finding("disk", f"{free}, but {wanted:.0f} GiB are needed", elsewhere)
     return Finding("disk", free)
 
 
@@ -221,8 +222,8 @@ def check_device(resolved: "Resolved") -> None:
 
     if resolved.for_gpu and not torch.cuda.is_available():
         raise ConfigurationError(
-            f"profile '{resolved.profile}' is for a GPU, and there is none here; use --profile "
-            "miniature, or --use_cpu true to train on the CPU all the same"
+            f"profile '{resolved.profile}' is for a GPU, and this machine has none; use --profile "
+            "miniature, or --use_cpu true to train on the CPU anyway"
         )
     for what, package in _packages_for(resolved):
         if not is_here(package.replace("-", "_")):
@@ -241,7 +242,7 @@ def is_here(package: str) -> bool:
 
 
 def _packages_for(resolved: "Resolved") -> list[tuple[str, str]]:
-    """What the recipe asks for that needs a package of its own, and that package."""
+    """Settings of the recipe that need an extra package, each with the package's name."""
     config, model = resolved.config, resolved.model
     wanted = [
         (config.use_vllm, "use_vllm is true", "vllm"),
@@ -255,7 +256,7 @@ def _packages_for(resolved: "Resolved") -> list[tuple[str, str]]:
 
 
 def _check_reports(asked: str | list[str] | None) -> None:
-    """Refuse a place to report to whose package is missing."""
+    """Refuse a `report_to` whose package is missing."""
     from transformers.integrations import get_available_reporting_integrations
 
     here = get_available_reporting_integrations()

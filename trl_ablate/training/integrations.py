@@ -1,8 +1,8 @@
-"""The integrations of transformers (`report_to`), none of which can cost a run.
+"""The integrations of transformers (`report_to`), made safe: no error in one can end a run.
 
-`report_to` of the trainer's arguments holds the names of those in use. One that raises is reported
-once, with its reason, and taken out; whatever writes to a dashboard looks there first. The run's
-own files hold everything that a dashboard shows.
+`report_to` of the trainer's arguments lists the integrations in use. If one raises an error, a
+warning gives the reason once and the integration is removed from the list; all code that writes to
+a dashboard checks the list first. The run's own files hold everything that a dashboard shows.
 """
 
 import logging
@@ -23,24 +23,24 @@ REASON_LETTERS = 300
 
 @contextmanager
 def dropped_on_error(args: TrainingArguments, name: str) -> Iterator[None]:
-    """Report an error of the integration, and report no more to it."""
+    """Warn about an error of the integration, and stop reporting to it."""
     try:
         yield
     except (Exception, SystemExit) as error:
         args.report_to = [other for other in args.report_to or [] if other != name]
-        warn_of(f"{name} is not reported to any more", error)
+        warn_of(f"reporting to {name} has stopped", error)
 
 
 def warn_of(what: str, error: BaseException) -> None:
-    """One line: what is given up, and why."""
+    """Log one line: what is given up, and why."""
     why = on_one_line(Masker().text(f"{type(error).__name__}: {error}"))[:REASON_LETTERS]
-    logger.warning("%s (%s); the run continues, its own files have everything", what, why)
+    logger.warning("%s (%s); the run continues, and its own files are complete", what, why)
 
 
 @contextmanager
 def tolerated_integrations(args: TrainingArguments) -> Iterator[list[TrainerCallback]]:
-    """The callbacks of `report_to`, each in a `Tolerated`, for a trainer that is made inside: it
-    finds `report_to` empty, or it would add them once more."""
+    """The callbacks of `report_to`, each in a `Tolerated`, for a trainer that is made in the block.
+    There `report_to` is empty, because the trainer would add the callbacks again."""
     wanted = list(args.report_to or [])
     classes = get_reporting_integration_callbacks(wanted)
     callbacks = []

@@ -1,8 +1,8 @@
-"""One run in five steps: claim its folder, restore where it stood, describe it, train, close.
+"""One run in five steps: claim its folder, restore its state, describe it, train, close.
 
-Nothing is written before the folder's lock is held. Nothing of an earlier run is changed before all
-that can be refused was checked: `restore` looks first and changes then, and a run that is to be
-overwritten is kept until the new one has a trainer.
+Nothing is written before the folder is locked. An earlier run is changed only after every check has
+passed: `restore` checks first and changes after that, and a run that is to be overwritten is kept
+until the new one has a trainer.
 """
 
 import copy
@@ -57,7 +57,7 @@ from trl_ablate.training.preemption import Preemption
 
 @dataclass(frozen=True)
 class Start:
-    """What a run is started with."""
+    """The arguments that a run is started with."""
 
     resolved: Resolved
     mode: Mode
@@ -75,7 +75,7 @@ class Start:
 
 
 def run(start: Start) -> Outcome:
-    """A run from the claim on its folder to its last checkpoint; how it ended."""
+    """Do a run, from the lock on its folder to its last checkpoint; how it ended."""
     with ExitStack() as held:
         if start.is_main:
             held.enter_context(claim(start))
@@ -93,7 +93,7 @@ def run(start: Start) -> Outcome:
 
 @contextmanager
 def claim(start: Start) -> Iterator[None]:
-    """Refuse what can be refused without the folder, then hold it."""
+    """Check everything that does not need the folder, then lock the folder."""
     config = start.resolved.config
     check_device(start.resolved)
     if config.push_to_hub:
@@ -105,7 +105,7 @@ def claim(start: Start) -> Iterator[None]:
 def restore(start: Start, settings: dict[str, Any]) -> tuple[Path | None, dict[str, list[Any]]]:
     """The checkpoint to resume from, and the settings that have changed since the run was started.
 
-    Everything is checked before the record is cut back to the checkpoint.
+    Everything is checked before the records after the checkpoint are deleted.
     """
     if start.mode != "resume":
         return None, {}
@@ -122,14 +122,15 @@ def restore(start: Start, settings: dict[str, Any]) -> tuple[Path | None, dict[s
     else:
         check_record(directory, checkpoint, config.best_metric)
     start.console.print(
-        f"resuming from {checkpoint or 'the beginning: nothing was saved yet'}", markup=False
+        f"resuming from {checkpoint or 'the start: no checkpoint was saved'}", markup=False
     )
     rewind(directory, checkpoint)
     return checkpoint, changed
 
 
 def for_training(start: Start, checkpoint: Path | None) -> Resolved:
-    """A copy of the settings for TRL: publishing is ours, and no checkpoint may hold a token."""
+    """A copy of the settings for TRL, without publishing, which this package does itself, and
+    without the token, which no checkpoint may hold."""
     config = copy.copy(start.resolved.config)
     config.push_to_hub, config.hub_token = False, None
     config.hub_private_repo = config.hub_private_repo is not False
@@ -139,7 +140,7 @@ def for_training(start: Start, checkpoint: Path | None) -> Resolved:
 
 
 def name_of(start: Start) -> str:
-    """The run's name in trackio: its own, and after a resume the same."""
+    """The run's name in trackio: a new one, or after a resume the same as before."""
     directory, wanted = start.directory, start.resolved.config.run_name
     resumes = start.mode == "resume" and directory.run_file.exists()
     before = directory.read().get("run_name") if resumes else None
@@ -152,7 +153,7 @@ def describe(
     changed: dict[str, list[Any]],
     checkpoint: Path | None,
 ) -> None:
-    """Write what the run resolved to, and which settings a resume has changed."""
+    """Write the resolved settings, and which of them a resume has changed."""
     directory = start.directory
     directory.write_config(settings)
     if not changed:
@@ -175,7 +176,7 @@ def masker_of(start: Start) -> Masker:
 
 @contextmanager
 def close(start: Start, resolved: Resolved, masker: Masker) -> Iterator[Outcome]:
-    """Keep `run.json` up to date until the run has ended, however it ends."""
+    """Keep `run.json` up to date until the run ends, however it ends."""
     if not start.is_main:
         yield Outcome()
         return
@@ -185,7 +186,7 @@ def close(start: Start, resolved: Resolved, masker: Masker) -> Iterator[Outcome]
 
 
 def identity(start: Start, resolved: Resolved, masker: Masker) -> dict[str, Any]:
-    """Which run this is, and where it comes from."""
+    """The entries of `run.json` that identify the run, its code and its machine."""
     config = resolved.config
     described = {
         "recipe": resolved.recipe.name,
@@ -202,16 +203,16 @@ def identity(start: Start, resolved: Resolved, masker: Masker) -> dict[str, Any]
 
 
 def accelerators(config) -> dict[str, Any]:
-    """How many GPUs the run takes, and which."""
+    """How many GPUs the run uses, and their name."""
     if config.device.type != "cuda":
         return {"gpus": 0}
     return {"gpus": config.world_size, "gpu": torch.cuda.get_device_name(config.device)}
 
 
 def train(start: Start, resolved: Resolved, checkpoint: Path | None, outcome: Outcome) -> None:
-    """Train to the end, or to where the guard, SIGTERM or NaN weights end it."""
+    """Train to the end, or until the guard, SIGTERM or NaN weights end it."""
     directory, config = start.directory, resolved.config
-    disable_progress_bar()  # ours is the one live line
+    disable_progress_bar()  # `LiveLine` is shown instead
     live = LiveLine(start.console)
     rollouts = RolloutWriter(directory, config.num_rollouts_saved, config.seed)
     best = BestCheckpoint(directory, config.best_metric)
@@ -245,15 +246,15 @@ def train(start: Start, resolved: Resolved, checkpoint: Path | None, outcome: Ou
 
 
 def grpo_steps_of(trainer: AblationTrainer) -> float:
-    """The GRPO steps that a training has taken."""
+    """The number of GRPO steps that a training has taken."""
     return float(trainer.state.global_step * trainer.args.grpo_steps_per_optimizer_step)
 
 
 def publish(start: Start) -> Iterator[str]:
-    """Push a finished run, as its settings want it; a line for each place.
+    """Publish a finished run as configured; yields a line for each place.
 
-    The run is finished whatever happens here: a failure is a `PublishError`, which names the
-    command that publishes it later.
+    A failure does not change the run. It is a `PublishError`, which names the command that
+    publishes the run later.
     """
     config = start.resolved.config
     private = config.hub_private_repo is not False
@@ -270,8 +271,8 @@ def publish(start: Start) -> Iterator[str]:
     except Exception as error:
         why = on_one_line(masker_of(start).text(str(error)))
         raise PublishError(
-            f"the run is finished and not published: {why}; when this is corrected, "
-            f"`trl-ablate publish {start.directory.path}` publishes it"
+            f"the run is finished but not published: {why}; fix this, then run "
+            f"`trl-ablate publish {start.directory.path}`"
         ) from error
     yield f"published at {url}"
     if space := export_static(config, private):

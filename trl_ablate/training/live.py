@@ -15,13 +15,13 @@ SHOWN = {
     ENTROPY: "entropy",
     GRAD_NORM: "grad",
 }
-"""Metrics of the live line, and the short names they have there."""
+"""Metrics of the live line, with their short names."""
 
 
 class LiveLine(TrainerCallback):
     """One live line: step, reward, eval reward, length, entropy, gradient norm, time left.
 
-    Where the output is no terminal, the line is printed at every evaluation instead.
+    If the output is not a terminal, the line is printed at every evaluation instead.
     """
 
     def __init__(self, console: Console):

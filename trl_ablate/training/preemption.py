@@ -1,7 +1,7 @@
-"""A machine that is taken away: SIGTERM ends a run behind its next optimizer step, and saves it.
+"""Preemption: after SIGTERM, a run saves a checkpoint and ends after its next optimizer step.
 
-What is trained until then is kept, and `--resume` goes on from there as if nothing had happened,
-even in the middle of a rollout batch. How SIGTERM comes to the process: `termination.py`.
+No finished step is lost, and `--resume` continues from there with the same results as a run without
+a stop, even in the middle of a rollout batch. `termination.py` is how SIGTERM reaches the process.
 """
 
 import torch
@@ -12,12 +12,12 @@ from trl_ablate.run.termination import Termination
 
 
 class Preemption(TrainerCallback):
-    """Asks the trainer to save and to stop, once some process has got SIGTERM.
+    """Asks the trainer to save and to stop, once any process has received SIGTERM.
 
-    It has the last word on saving, so it has to be added behind every callback that has one.
+    It overrides other callbacks' decisions on saving, so it has to be added last.
 
     Attributes:
-        ended_run: whether it did so before the last step.
+        ended_run: whether it has stopped the run before the last step.
     """
 
     def __init__(self, termination: Termination):
@@ -26,7 +26,7 @@ class Preemption(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._termination.noted_only = True
-        self._termination.listen()  # an engine may have put its own in place of ours
+        self._termination.listen()  # an engine may have replaced our handler
 
     def on_step_end(self, args: AblationConfig, state, control, **kwargs):
         if state.global_step < state.max_steps and self._anybody_asked(args):

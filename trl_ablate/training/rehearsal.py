@@ -1,8 +1,8 @@
-"""Optimizer, schedule and data loader, made once on nothing: what cannot be made is refused.
+"""Checks of optimizer, schedule and data loader: each is made once, on a tiny layer and no data.
 
-transformers makes them only when the model is loaded and the first rollout near. There are fifty
-optimizers, half of them in packages of their own, each with its own arguments and errors: making
-one is the check that knows them all.
+transformers makes them late, after the model is loaded. There are fifty optimizers, half of them in
+separate packages, each with its own arguments and errors; to make one is the only check that covers
+all of them.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ from trl_ablate.recipe.strict import brief
 
 STEPS = 10
 OF_LAYERS = ("galore", "apollo", "lomo", "adalomo")
-"""Optimizers that look for certain layers of the model, which the small one lacks."""
+"""Optimizers that need certain layers of the model, which the tiny layer here lacks."""
 
 
 def check_optimizer(config: AblationConfig) -> None:
-    """Refuse an optimizer, or a schedule, that cannot be made here from these settings."""
+    """Refuse an optimizer or a schedule that cannot be made from these settings."""
     name = OptimizerNames(config.optim).value
     layer: Any = torch.nn.Linear(2, 2)
     try:
@@ -38,7 +38,7 @@ def check_optimizer(config: AblationConfig) -> None:
 
 
 def check_loader(config: AblationConfig) -> None:
-    """Refuse settings that torch makes no data loader from."""
+    """Refuse settings from which torch cannot make a data loader."""
     given = {
         name: getattr(config, f"dataloader_{name}")
         for name in ("num_workers", "persistent_workers", "prefetch_factor",

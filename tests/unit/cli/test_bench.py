@@ -11,7 +11,7 @@ from trl_ablate.cli.bench import main
         (["trian"], "error: argument MODE: invalid choice: 'trian'"),
         (["train", "--row", "3"], "error: unknown option '--row'; did you mean '--rows'?"),
         (["train", "--output", "absent/bench.json"],
-         "error: the folder of --output absent/bench.json does not exist; make it"),
+         "error: the folder of --output absent/bench.json does not exist; create it"),
     ],
 )  # fmt: skip
 def test_a_wrong_word(capsys, words, sentence):

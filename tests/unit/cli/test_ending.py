@@ -91,12 +91,12 @@ def not_utf8(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("work", "wrong", "remedy"),
     [
-        (file_in_the_way, "file/runs", "is a file, where a folder is needed; choose another path"),
+        (file_in_the_way, "file/runs", "is a file, but must be a folder; choose another path"),
         (long_name, "xxx", "is too long for the file system; choose a shorter one"),
         (absent, "absent.csv", "does not exist; check the path"),
         (dangling_link, "is a symbolic link to", "which does not exist; remove the link"),
         (circular_link, "link", "leads back to itself; remove it"),
-        (folder_as_file, "is a folder", "where a file is needed; choose another path"),
+        (folder_as_file, "is a folder", "but must be a file; choose another path"),
         (not_utf8, r"caf\udce9", "bytes that are not UTF-8"),
     ],
 )

@@ -10,8 +10,8 @@ from trl_ablate.cli.evaluate import main
     [
         (["{empty}"], "holds no model"),
         (["nobody/no-such-model"], "could not be loaded"),
-        (["miniature", "--completions"], "give --output"),
-        (["miniature", "--output", "{empty}/no/file.json"], "does not exist; make it"),
+        (["miniature", "--completions"], "add --output FILE"),
+        (["miniature", "--output", "{empty}/no/file.json"], "does not exist; create it"),
         (["miniature", "--output", "{empty}"], "is a folder; give a file in it"),
         (["miniature", "--samples", "many"], "takes a whole number"),
         (["miniature", "--recipe", "std_dev_of"], "did you mean 'std_dev_off'?"),

@@ -112,7 +112,7 @@ def test_a_file_where_the_folder_of_runs_should_be(capsys, tmp_path, where):
     (tmp_path / "runs").write_text("")
     assert main(["status", where[0], "--runs", str(tmp_path / "runs")]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "where a folder is needed" in said
+    assert said.count("\n") == 1 and "must be a folder" in said
 
 
 def test_nothing_to_report(capsys):

@@ -51,14 +51,14 @@ def test_a_model_that_does_not_agree_with_its_seal_is_refused(run):
     assert find_checkpoint(str(run.path)).model == str(run.checkpoint_last)
     (run.checkpoint_last / "config.json").write_text("{ }")
     for name in (run.path, run.checkpoint_last):
-        with pytest.raises(ConfigurationError, match="_last is no longer as it was saved"):
+        with pytest.raises(ConfigurationError, match="_last does not match its sealed.json"):
             find_checkpoint(str(name))
 
 
 def test_a_checkpoint_that_was_cut_off_in_the_making_is_refused(run, tmp_path):
     """Its seal is what is written last. A model of elsewhere has none."""
     put_model(run.path / "checkpoint-4")
-    with pytest.raises(ConfigurationError, match="checkpoint-4 is no longer as it was saved"):
+    with pytest.raises(ConfigurationError, match="checkpoint-4 does not match its sealed.json"):
         find_checkpoint(str(run.path / "checkpoint-4"))
     put_model(tmp_path / "checkpoint-4")
     assert find_checkpoint(str(tmp_path / "checkpoint-4")).run is None
@@ -103,7 +103,7 @@ def test_a_recipe_wins_over_the_run_and_a_profile_needs_one(run, tmp_path):
     recipe = SHIPPED / "grpo.yaml"
     resolved = to_evaluate(checkpoint, recipe=recipe, profile="miniature", scratch=str(tmp_path))
     assert resolved.task.template == "r1_zero"
-    with pytest.raises(ConfigurationError, match="profile 'h100' belongs to a recipe"):
+    with pytest.raises(ConfigurationError, match="profile 'h100' needs a recipe"):
         to_evaluate(checkpoint, profile="h100", scratch=str(tmp_path))
 
 

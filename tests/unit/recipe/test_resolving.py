@@ -211,10 +211,10 @@ BAD_SETTINGS = {
     "seed for each request": ("generation_kwargs: {seed: 1}", "remove it and use --seed"),
     "truncated sampling": (
         "use_vllm: true\ntop_p: 0.9",
-        "top_p 0.9 cuts the sampling distribution",
+        "top_p 0.9 truncates the sampling distribution",
     ),
     "clip cap without clip": ("surrogate: no_clip\ndelta: 4.0", "delta 4.0 caps it"),
-    "surrogate of another loss": ("loss_type: sapo\nsurrogate: clip", "brings its own objective"),
+    "surrogate of another loss": ("loss_type: sapo\nsurrogate: clip", "has its own objective"),
 }
 
 

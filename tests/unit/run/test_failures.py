@@ -47,10 +47,10 @@ class EngineDeadError(Exception):
         ),
         (sqlite3.OperationalError("database or disk is full"), "the disk is full; "),
         (OutOfMemoryError("CUDA out of memory. Tried"), "lower per_device_train_batch_size"),
-        (FileNotFoundError(errno.ENOENT, "No such file", "a.jsonl"), "a.jsonl is gone; put it"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a.jsonl"), "a.jsonl is missing; restore"),
         (EngineDeadError("EngineCore encountered an issue."), "vLLM engine died"),
-        (Exception("Request failed: 500, dead"), "(Request failed: 500, dead); look there"),
-        (requests.ConnectionError("can't be reached at http://a:1."), "http://a:1); look there"),
+        (Exception("Request failed: 500, dead"), "(Request failed: 500, dead); check its log"),
+        (requests.ConnectionError("can't be reached at http://a:1."), "http://a:1); check its log"),
         (RewardError("reward function 'x' raised"), "reward function 'x' raised"),
     ],
 )

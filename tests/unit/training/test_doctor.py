@@ -38,7 +38,7 @@ def resolve(profile, **settings):
 
 
 def mends(findings) -> dict[str, str]:
-    return {each.what: each.mend for each in findings if each.stops}
+    return {each.what: each.fix for each in findings if each.stops}
 
 
 def test_packages_that_suit_stop_nothing_and_extras_of_developers_are_no_matter():
