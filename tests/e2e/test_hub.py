@@ -228,7 +228,9 @@ def test_a_planted_token_is_in_no_byte_that_is_sent(hub, run, monkeypatch):
 
 def test_a_model_file_with_a_token_is_refused_before_anything_is_sent(hub, run):
     (run.path / "checkpoint_last" / "special_tokens_map.json").write_text(f'{{"x": "{TOKEN}"}}')
-    with pytest.raises(ValueError, match="special_tokens_map.json holds what looks like a token"):
+    with pytest.raises(
+        ValueError, match="special_tokens_map.json contains what looks like a token"
+    ):
         push_run(run)
     assert hub.requests == []
 
@@ -256,7 +258,7 @@ def test_private_until_asked_and_public_only_when_asked(hub, run):
     push_run(run, private=False)
     assert not hub.repositories[REPO].private
     assert hub.commits(REPO) == 1
-    with pytest.raises(PublishError, match="is public already; give --public"):
+    with pytest.raises(PublishError, match="is already public; give --public"):
         push_run(run)
     push_run(run, repo_id="named", private=False)
     assert not hub.repositories["tester/named"].private
@@ -356,7 +358,7 @@ def test_with_a_token_that_may_not_write(hub, run):
 
 
 def test_a_name_that_is_none(hub, run):
-    refused(run, "'tester/a b' is no name of a repository", repo_id="tester/a b")
+    refused(run, "'tester/a b' is not a valid repository name", repo_id="tester/a b")
 
 
 def test_offline(hub, run, monkeypatch):
@@ -386,9 +388,9 @@ def test_an_endpoint_that_never_answers(hub, run, monkeypatch):
     [
         (
             {"status": 429, "headers": {"Retry-After": "3600"}},
-            "slow down; try again in 3600 seconds",
+            "limits the rate of requests; try again in 3600 seconds",
         ),
-        ({"status": 500}, r"trouble of its own \(HTTP 500\)"),
+        ({"status": 500}, r"an internal error \(HTTP 500\)"),
         ({"status": 413}, r"the Hub refused .*HTTP 413"),
     ],
 )

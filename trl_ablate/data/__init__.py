@@ -1,1 +1,1 @@
-"""Questions and reference answers, from wherever they are."""
+"""Questions and reference answers from files, folders and the Hub."""

@@ -1,4 +1,4 @@
-"""Which questions a task names: where they are, and which of them are taken."""
+"""Which questions a task names: their source, and which of them are used."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ USUAL_EVAL_SPLIT = "validation"
 
 @dataclass(frozen=True)
 class Source:
-    """Where questions are, and how their rows are read.
+    """Where the questions are, and how to read their rows.
 
     Args:
         name: `math` or `gsm8k` (from the Hub), `miniature`, a JSONL or Parquet file, a folder
             that holds `<split>.jsonl` or `<split>.parquet`, or a dataset id on the Hub.
-        split: as the source names it; `validation` and `test` stand in for each other where only
-            one exists.
-        columns: of the question and of the answer; None is `question` or `problem`, and `answer` or
-            `solution`.
+        split: the source's name for it; if only one of `validation` and `test` exists, it is used
+            for both.
+        columns: names of the question's and the answer's column; None means `question` or
+            `problem`, and `answer` or `solution`.
         config: the configuration of a Hub dataset.
-        skip_bad_rows: leave out rows without a usable question or answer, and warn with their
-            number, instead of raising.
+        skip_bad_rows: skip rows without a usable question or answer, and warn with their number,
+            instead of raising.
     """
 
     name: str
@@ -36,14 +36,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which of a source's questions are taken; by default all.
+    """Which of a source's questions are used; by default all.
 
     Args:
-        size: how many rows to draw, without replacement, after filtering; None takes all, and so
-            does a size beyond the number of rows (with a warning).
-        seed: which rows are drawn. The same seed draws the same ones, in the order of the source.
-        levels: keep these levels of difficulty only; 5, "5" and "Level 5" are the same.
-        subjects: keep these subjects only; case does not matter.
+        size: how many rows to draw, without replacement, after filtering. None uses all rows; a
+            size above the number of rows does too, with a warning.
+        seed: decides which rows are drawn. The same seed draws the same rows, in the
+            source's order.
+        levels: keep only these levels of difficulty; 5, "5" and "Level 5" are the same.
+        subjects: keep only these subjects; upper and lower case are equal.
     """
 
     size: int | None = None
@@ -56,7 +57,7 @@ ALL = Selection()
 
 
 def source_of(task: TaskArguments, part: Part) -> Source:
-    """Where the task trains, or evaluates."""
+    """The source of the task's training or evaluation questions."""
     return Source(
         task.dataset,
         task.train_split if part == "train" else task.eval_split or USUAL_EVAL_SPLIT,
@@ -67,13 +68,13 @@ def source_of(task: TaskArguments, part: Part) -> Source:
 
 
 def selection_of(task: TaskArguments, part: Part) -> Selection:
-    """What the task takes to train, or to evaluate."""
+    """Which questions the task uses for training or evaluation."""
     size = task.train_size if part == "train" else task.eval_size
     return Selection(size, task.subset_seed, task.levels, task.subjects)
 
 
 def evaluation_set(task: TaskArguments, name: str) -> tuple[Source, Selection]:
-    """One of the task's `eval_sets`, which has its dataset's usual split and columns."""
+    """One of the task's `eval_sets`, with its dataset's usual split and columns."""
     sets = task.eval_sets or {}
     source = Source(sets[name], USUAL_EVAL_SPLIT, skip_bad_rows=task.skip_bad_rows)
     return source, Selection(task.eval_size, task.subset_seed)

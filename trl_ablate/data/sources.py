@@ -1,7 +1,7 @@
-"""Where rows come from (JSONL and Parquet files, folders of them, the Hub), and which are usable.
+"""Read rows from JSONL and Parquet files, folders of them or the Hub, and decide which are usable.
 
-JSONL is read line by line here, rather than by `datasets`, because a bad line should be named by
-its number and its defect, and because a good one should not be lost with it.
+JSONL is read line by line here, and not by `datasets`, so that a message can give the number and
+the defect of a bad line, and so that the good lines are kept.
 """
 
 import json
@@ -24,7 +24,7 @@ _OTHER_NAME = {"validation": "test", "test": "validation"}
 
 @dataclass(frozen=True)
 class Row:
-    """One row, where it stands, and what is wrong with it (then it has no values)."""
+    """One row, its place, and its defect, if any (then it has no values)."""
 
     place: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -39,8 +39,8 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
     elif not path.is_file():
         if source.startswith((".", "/", "~")) or path.suffix in _SUFFIXES:
             raise ConfigurationError(
-                f"dataset {source!r}: there is no such file or folder; put it there, or give "
-                "another."
+                f"dataset {source!r}: there is no such file or folder; create it, or give "
+                "another name."
             )
         return _read_hub(source, split, config)
     if path.suffix == ".parquet":
@@ -48,13 +48,13 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
     if path.suffix in _SUFFIXES:
         return _read_jsonl(path)
     raise ConfigurationError(
-        f"dataset {str(path)!r} is no file of a known kind; give one that ends in "
+        f"dataset {str(path)!r} is not a supported file type; give a file that ends in "
         f"{', '.join(_SUFFIXES)}."
     )
 
 
 def _file_for_split(folder: Path, split: str) -> Path:
-    """The folder's file of that split, or of the split that stands in for it."""
+    """The folder's file for the split; `validation` and `test` replace each other."""
     for name in (split, _OTHER_NAME.get(split)):
         for suffix in _SUFFIXES:
             if name is not None and (folder / f"{name}{suffix}").is_file():
@@ -62,12 +62,12 @@ def _file_for_split(folder: Path, split: str) -> Path:
     there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
     raise ConfigurationError(
         f"split {split!r}: folder {str(folder)!r} has no {split}.jsonl and no {split}.parquet; "
-        f"it holds {there}; put one there, or give another split or folder."
+        f"it contains {there}; add one of these files, or give another split or folder."
     )
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
-    """One row a line; blank lines are no rows."""
+    """One row per line; blank lines are skipped."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             place = f"{path}, line {number}"
@@ -80,7 +80,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                     json.dumps(values, ensure_ascii=False).encode()
             except UnicodeEncodeError as error:
                 half = ascii(error.object[error.start])[1:-1]
-                yield Row(place, defect=f"text with {half}, which is half a character")
+                yield Row(place, defect=f"text with {half}, which is half of a surrogate pair")
             except UnicodeDecodeError as error:
                 yield Row(place, defect=f"not UTF-8 (byte {error.start + 1} of the line)")
             except (ValueError, RecursionError) as error:
@@ -100,7 +100,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         file = pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as error:
         raise ConfigurationError(
-            f"dataset {str(path)!r} is not Parquet ({error}); give one that is."
+            f"dataset {str(path)!r} is not a Parquet file ({error}); give a valid one."
         ) from error
     number = 0
     with file:
@@ -111,7 +111,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 
 def _read_hub(source: str, split: str, config: str | None) -> Iterator[Row]:
-    """The rows of a dataset on the Hub, or of its copy in the cache where there is no network."""
+    """The rows of a dataset on the Hub; without a network, of its copy in the cache."""
     dataset = _load_hub(source, split, config)
     for number, values in enumerate(dataset, start=1):
         yield Row(f"{source}, split {split}, row {number}", dict(values))
@@ -139,16 +139,16 @@ def _not_loaded(source: str, split: str, error: Exception) -> str:
 
 
 class BadRowError(ValueError):
-    """Why a row cannot be used."""
+    """A row cannot be used; the message gives the reason."""
 
 
 def to_question(
     row: Row, question_column: str | None, answer_column: str | None, marker: str | None
 ) -> dict[str, str]:
-    """The row as text: question, answer, and level and subject where it has them.
+    """The row as text: question, answer, and, if the row has them, level and subject.
 
-    Raises `BadRowError` with the reason if it has no usable question or no usable answer. With a
-    marker, an answer without it is unusable: it ends before its result.
+    Raises `BadRowError` with the reason if the row has no usable question or no usable answer. With
+    a marker, an answer without the marker is unusable: it ends before its result.
     """
     if row.defect is not None:
         raise BadRowError(row.defect)
@@ -171,7 +171,7 @@ def to_question(
 
 
 def _text(values: dict[str, Any], columns: tuple[str | None, ...]) -> tuple[str, str]:
-    """The first of the columns that the row has, and its text; numbers count as text."""
+    """The first of the columns that the row has, and its text; numbers become text."""
     for column in columns:
         if column is None or column not in values:
             continue
@@ -179,9 +179,9 @@ def _text(values: dict[str, Any], columns: tuple[str | None, ...]) -> tuple[str,
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
         if value is None or value == "nan":
-            raise BadRowError(f"nothing in column {column!r}")
+            raise BadRowError(f"no value in column {column!r}")
         if not isinstance(value, str):
-            raise BadRowError(f"column {column!r} holds a {type(value).__name__}, not text")
+            raise BadRowError(f"column {column!r} contains a {type(value).__name__}, not text")
         if not value.strip():
             raise BadRowError(f"empty {column}")
         return column, value
@@ -190,11 +190,11 @@ def _text(values: dict[str, Any], columns: tuple[str | None, ...]) -> tuple[str,
 
 
 def final_answer(text: str) -> str:
-    r"""The reference answer at the end of a worked solution, or the text itself if it is none."""
+    r"""The reference answer at the end of a worked solution, or the whole text if it is not one."""
     if "####" in text:
         return text.rsplit("####", 1)[1].strip()
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed.strip()
-    bare = _BARE_BOX.findall(text)  # MATH writes some boxes as in TeX, "\boxed 2"
+    bare = _BARE_BOX.findall(text)  # MATH has boxes without braces: "\boxed 2"
     return bare[-1] if bare else text.strip()

@@ -1,1 +1,1 @@
-"""Rules that see a run go wrong."""
+"""Rules that detect a failing run."""

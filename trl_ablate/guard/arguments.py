@@ -1,4 +1,4 @@
-"""What can be set about the guard: what each rule does, and its thresholds."""
+"""The settings of the guard: the action of each rule, and its thresholds."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,46 +11,65 @@ Action = Literal["off", "warn", "stop"]
 
 @dataclass
 class GuardArguments:
-    """What each rule of the guard does, and its thresholds."""
+    """The action of each rule of the guard, and its thresholds."""
 
     guard_nonfinite: Action = setting("stop", "Loss or gradient norm is NaN or infinite.")
-    guard_grad_norm: Action = setting("warn", "Gradient norms of late are above what is usual.")
-    guard_spike: Action = setting("warn", "A gradient norm is far above what is usual.")
+    guard_grad_norm: Action = setting("warn", "Recent gradient norms are above their usual level.")
+    guard_spike: Action = setting("warn", "A gradient norm is far above the usual level.")
     guard_length_spread: Action = setting(
-        "warn", "Responses to one question differ more in length than they did."
+        "warn", "Responses to one question differ more in length than before."
     )
     guard_length: Action = setting("warn", "Responses become much shorter or longer than at first.")
-    guard_entropy: Action = setting("warn", "Entropy falls to a fraction of what it was at first.")
+    guard_entropy: Action = setting("warn", "Entropy falls to a fraction of its first value.")
     guard_reward: Action = setting("warn", "The reward falls far below its best.")
-    guard_special_tokens: Action = setting("warn", "Completions hold nothing but special tokens.")
+    guard_special_tokens: Action = setting("warn", "Completions contain only special tokens.")
     guard_no_variance: Action = setting("warn", "No group has any variance in its rewards.")
     guard_sampling: Action = setting(
         "warn", "The engine's log-probabilities drift away from the trainer's."
     )
-    guard_window: int = setting(10, "Steps that 'of late', or 'at first', is taken over.", least=2)
-    guard_history: int = setting(100, "GRPO steps before those of late that show what is usual.")
-    guard_learned: float = setting(
-        0.33, "Share of the best reward below which a step is not usual.", least=0, most=1
+    guard_window: int = setting(
+        10, "Number of steps that count as recent, and as the start of the run.", least=2
     )
-    guard_patience: int = setting(3, "Steps in a row that a rule must hold to speak.", least=1)
-    guard_grad_norm_factor: float = setting(2.0, "Times the usual that gradient norms may be.")
-    guard_spike_factor: float = setting(20.0, "Times the usual that a gradient norm may be.")
+    guard_history: int = setting(
+        100, "GRPO steps before the recent ones that define the usual level."
+    )
+    guard_learned: float = setting(
+        0.33,
+        "Share of the best reward above which a step counts as usual.",
+        least=0,
+        most=1,
+    )
+    guard_patience: int = setting(
+        3, "Steps in a row for which a condition must hold before its rule fires.", least=1
+    )
+    guard_grad_norm_factor: float = setting(
+        2.0, "Highest allowed ratio of recent gradient norms to their usual level."
+    )
+    guard_spike_factor: float = setting(
+        20.0, "Highest allowed ratio of one gradient norm to the usual level."
+    )
     guard_length_spread_factor: float = setting(
-        1.75, "Times its least that the spread of lengths in a group may be."
+        1.75, "Highest allowed ratio of the spread of lengths in a group to its lowest value."
     )
     guard_length_spread_least: float = setting(
         0.01,
-        "Share of the mean length that the least spread counts as, where it is smaller.",
+        "Smallest value used as the lowest spread, as a share of the mean length.",
         least=0,
     )
-    guard_length_factor: float = setting(2.0, "Times shorter or longer that responses may become.")
-    guard_entropy_factor: float = setting(20.0, "Times smaller that entropy may become.")
-    guard_reward_factor: float = setting(2.0, "Times smaller than its best that the reward may be.")
+    guard_length_factor: float = setting(
+        2.0, "How many times shorter or longer than at first responses may become."
+    )
+    guard_entropy_factor: float = setting(
+        20.0, "How many times smaller than at first entropy may become."
+    )
+    guard_reward_factor: float = setting(
+        2.0, "How many times smaller than its best value the reward may be."
+    )
     guard_sampling_factor: float = setting(
-        5.0, "Times its value at first that the engine's gap may be."
+        5.0, "Highest allowed ratio of the engine's gap to its first value."
     )
     guard_sampling_gap: float = setting(
-        0.02, "Mean gap of a token's log-probability below which nothing is said.", least=0
+        0.02, "Mean gap of a token's log-probability below which the rule never fires.", least=0
     )
     guard_no_variance_steps: int = setting(20, "Steps in a row without any variance.", least=1)
 
@@ -65,5 +84,5 @@ class GuardArguments:
         if self.guard_history < self.guard_window:
             raise ConfigurationError(
                 f"guard_history {self.guard_history} has to be at least guard_window "
-                f"{self.guard_window}: it shows what is usual"
+                f"{self.guard_window}, because its steps define the usual level"
             )

@@ -1,7 +1,7 @@
-"""Early warnings: a run's last GRPO steps beside what is usual for it. No torch.
+"""Early warnings: compare a run's last GRPO steps with the run's usual level. No torch.
 
-Usual is what has been seen since learning set in: in steps whose reward is at least some share of
-the best one's. Before that, gradient norms and lengths change for good reasons.
+The usual level is computed from the steps since learning started: those whose reward is at least
+some share of the best reward. Before that, gradient norms and lengths change for good reasons.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Compared(NamedTuple):
-    """Values of the last steps, and of those before: never fewer steps than the last ones."""
+    """Values of the last steps, and of the steps before, which are at least as many."""
 
     late: list[float]
     usual: list[float]
@@ -29,7 +29,7 @@ class _Step:
 
 
 class RecentSteps:
-    """The last `window` GRPO steps and up to `history` before them, and the best reward of all.
+    """The last `window` GRPO steps, up to `history` steps before them, and the best reward so far.
 
     Args:
         learned: share of the best reward so far that a step needs to count. Where no reward is
@@ -44,7 +44,7 @@ class RecentSteps:
         self.best_reward = -math.inf
 
     def see(self, row: Mapping[str, Any]) -> None:
-        """A logged row; one that has a reward begins a GRPO step."""
+        """Add a logged row; a row with a reward starts a new GRPO step."""
         reward = finite(row, "reward")
         if reward is not None or not self._steps:
             self._steps.append(_Step(-math.inf if reward is None else reward))
@@ -55,7 +55,7 @@ class RecentSteps:
                 self._steps[-1].values.setdefault(metric, []).append(value)
 
     def compared(self, metric: str) -> Compared | None:
-        """None until there are twice as many steps with this metric as the window has."""
+        """None until twice as many steps as the window has have logged this metric."""
         floor = self._learned * max(self.best_reward, 0.0)
         steps = [
             step.values[metric]
@@ -69,17 +69,17 @@ class RecentSteps:
 
 
 def finite(row: Mapping[str, Any], metric: str) -> float | None:
-    """A row's value of a metric; None where it has none, or none that is finite."""
+    """The value of a metric in a row; None if it is missing or not finite."""
     value = row.get(metric)
     return value if value is not None and math.isfinite(value) else None
 
 
 def upper(values: Sequence[float]) -> float:
-    """What seven tenths of the values are at or below (linear interpolation)."""
+    """The 70th percentile of the values (linear interpolation)."""
     return statistics.quantiles(values, n=10, method="inclusive")[6]
 
 
 def least_mean(values: Sequence[float], window: int) -> float:
-    """The least mean of `window` consecutive values; of all of them, where they are fewer."""
+    """The lowest mean of `window` consecutive values; with fewer values, the mean of all."""
     starts = range(max(1, len(values) - window + 1))
     return min(statistics.fmean(values[start : start + window]) for start in starts)

@@ -1,13 +1,13 @@
-"""The guard: rules that see a run go wrong in its own metrics. No torch.
+"""The guard: rules that detect a failing run from its own metrics. No torch.
 
-Each rule reads the rows that a run logs, one after the other, and says when something is off.
-Whether that warns, stops the run or does nothing is a setting. The rules look at ratios to the
-run's own past, not at absolute values, so that they mean the same for a 0.4 M and for a 7 B model.
+Each rule reads the rows that a run logs, one after the other, and reports a problem. A setting
+decides whether that warns, stops the run or does nothing. The rules compare values with the run's
+own past, not with absolute limits, so that they work for a 0.4 M model and for a 7 B model.
 
-`grad_norm` and `length_spread` are early warnings: where instability grows, they speak before the
-reward has fallen. They compare the last steps with those since learning set in. As a policy learns,
-its responses to one question grow alike; where they come to differ in length again, it is losing
-what it had learned. The other rules say that something has happened.
+`grad_norm` and `length_spread` are early warnings: when a run becomes unstable, they fire before
+the reward falls. They compare the last steps with the steps since learning started. While a policy
+learns, its responses to one question become similar; if their lengths start to differ again, it is
+losing what it learned. The other rules report what has already happened.
 """
 
 import math
@@ -33,12 +33,12 @@ from trl_ablate.metrics import (
 Row = Mapping[str, Any]
 
 NONFINITE = "nonfinite"
-"""The rule of a loss or gradient norm that is no finite number: the weights are lost."""
+"""The rule for a loss or gradient norm that is not a finite number: the weights are lost."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What one rule finds in one row."""
+    """The result of one rule on one row."""
 
     rule: str
     holds: bool
@@ -46,12 +46,12 @@ class Reading:
     reference: float | None
     sentence: str
     patience: int = 1
-    """How many rows in a row it must hold to speak."""
+    """For how many consecutive rows the condition must hold before the rule fires."""
 
 
 @dataclass(frozen=True)
 class Alert:
-    """What a rule saw: a sentence for a person, numbers (if they are any) for a program."""
+    """What a rule detected: a sentence for people, and numbers, if any, for programs."""
 
     rule: str
     action: Action
@@ -61,15 +61,15 @@ class Alert:
     sentence: str
 
     def numbers(self) -> dict[str, Any]:
-        """What a program wants to know: which rule, where, and what it compared."""
+        """The parts for programs: the rule, the step, and the two values it compared."""
         return {key: getattr(self, key) for key in ("rule", "step", "value", "reference")}
 
 
 class Guard:
-    """All rules over one run. `observe` takes the logged rows in order.
+    """All rules on one run. `observe` receives the logged rows in order.
 
-    A rule speaks once when its condition has held for its patience, and again only after the
-    condition has ceased.
+    A rule fires once when its condition has held for as many rows as its patience. It can fire
+    again only after the condition has stopped holding.
     """
 
     def __init__(self, arguments: GuardArguments):
@@ -92,7 +92,7 @@ class Guard:
         }
 
     def observe(self, row: Row) -> list[Alert]:
-        """The alerts that this row sets off."""
+        """The alerts that this row triggers."""
         if GRAD_NORM not in row and "loss" not in row:
             return []
         self._recent.see(row)
@@ -127,10 +127,10 @@ class Guard:
             return
         late, usual, last = upper(norms.late), upper(norms.usual), norms.late[-1]
         above = late > self._arguments.guard_grad_norm_factor * usual
-        sentence = f"three in ten gradient norms of late are above {late:.3g}; {usual:.3g} is usual"
+        sentence = f"30 % of recent gradient norms are above {late:.3g}; {usual:.3g} is usual"
         yield Reading("grad_norm", above, late, usual, sentence)
         far_above = last > self._arguments.guard_spike_factor * usual
-        sentence = f"the gradient norm is {last:.3g}; up to {usual:.3g} is usual"
+        sentence = f"the gradient norm is {last:.3g}; values up to {usual:.3g} are usual"
         yield Reading("spike", far_above, last, usual, sentence)
 
     def _length_spread(self) -> Iterator[Reading]:
@@ -172,18 +172,20 @@ class Guard:
             return None
         wide = gap > max(self._arguments.guard_sampling_gap, factor * first)
         sentence = (
-            f"the engine's log-probabilities are {gap:.2g} off the trainer's; at first it was "
-            f"{first:.2g}: it may not be given the new weights"
+            f"the engine's log-probabilities differ from the trainer's by {gap:.2g}; at first by "
+            f"{first:.2g}; the engine may not receive the new weights"
         )
         return self._patiently("sampling", wide, gap, first, sentence)
 
     def _special_tokens(self, share: float) -> Reading:
-        sentence = f"{share:.0%} of the completions hold nothing but special tokens"
+        sentence = f"{share:.0%} of the completions contain only special tokens"
         return self._patiently("special_tokens", share > 0.5, share, 0.5, sentence)
 
     def _no_variance(self, flat: float) -> Reading:
         steps = self._arguments.guard_no_variance_steps
-        sentence = f"for {steps} steps no group had any variance in its rewards: nothing is learned"
+        sentence = (
+            f"for {steps} steps no group had any variance in its rewards: the run learns nothing"
+        )
         return Reading("no_variance", flat >= 1.0, flat, 1.0, sentence, steps)
 
     def _patiently(
@@ -192,7 +194,7 @@ class Guard:
         return Reading(rule, holds, value, reference, sentence, self._arguments.guard_patience)
 
     def _at_first(self, metric: str, value: float) -> float | None:
-        """The median over the first window, once that is full."""
+        """The median over the first window, once the window is full."""
         seen = self._first.setdefault(metric, [])
         if len(seen) < self._arguments.guard_window:
             seen.append(value)

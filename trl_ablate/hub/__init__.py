@@ -7,16 +7,16 @@ A published run is one repository, and one commit:
                                       `from_pretrained("user/name")` works
     checkpoint_best/ checkpoint_last/ the same two models, each under its name
     run.json, resolved_config.json, metrics.jsonl, alerts.jsonl, curves.png
-    rollouts/                         what the model said at key steps
+    rollouts/                         the model's responses at key steps
 
-Folders rather than revisions, because one commit then holds a run whole or not at all, both models
-are seen on the repository's page, `subfolder="checkpoint_last"` loads the other one, and equal
-weights are stored once either way. Revisions stay free for what a person means by them, such as one
-branch a seed (`--revision`).
+Folders are used instead of revisions: one commit then holds a run completely or not at all, the
+repository's page shows both models, `subfolder="checkpoint_last"` loads the other one, and equal
+weights are stored once either way. Revisions stay free for the user's own purposes, such as one
+branch per seed (`--revision`).
 
-Files are chosen by their fixed names, never by a suffix, and no link is followed. Left out on
-purpose: optimizer states, pickles (`training_args.bin` may hold a token), git diffs and
-the machine's name. Nothing here imports torch.
+Files are chosen by their fixed names, never by a suffix, and links are not followed. These are
+deliberately not published: optimizer states, pickles (`training_args.bin` may contain a token), git
+diffs and the machine's name. Nothing here imports torch.
 """
 
 from trl_ablate.errors import PublishError

@@ -1,6 +1,6 @@
-"""The model card: what was trained and how, what changed, what came out and how sure that is.
+"""The model card: what was trained and how, what changed, and the results with their errors.
 
-A function of the run's records only, so that publishing again finds the same card. No torch.
+It depends on the run's records only, so that publishing again gives the same card. No torch.
 """
 
 import re
@@ -18,7 +18,7 @@ PICTURE = "curves.png"
 TAGS = ("trl", "trl-ablate", "grpo", "reinforcement-learning")
 MINIATURE = "miniature"
 MINIATURE_LICENCE = {"license": "apache-2.0"}
-"""The miniature is made by this package, and has its licence."""
+"""The miniature is made by this package, and has the same licence."""
 
 Licence = Mapping[str, str]
 """`license` of the Hub's metadata, and `license_name` and `license_link` where it is `other`."""
@@ -52,7 +52,7 @@ def base_model(config: Mapping[str, Any]) -> str | None:
 
 
 def hub_id(name: str | None) -> str | None:
-    """The name, if it can be an id on the Hub: OWNER/NAME, and neither a path nor the miniature."""
+    """The name, if it can be an id on the Hub: OWNER/NAME, not a path and not the miniature."""
     if not name or not _HUB_ID.fullmatch(name) or name.startswith(f"{MINIATURE}/"):
         return None
     return name
@@ -65,7 +65,7 @@ def is_miniature(name: str | None) -> bool:
 def dataset_id(config: Mapping[str, Any]) -> str | None:
     """The dataset's id on the Hub, or None for files and the miniature."""
     from trl_ablate.data.questions import (
-        NAMED_DATASETS,  # brings pyarrow along, so not for `import card`
+        NAMED_DATASETS,  # imports pyarrow, which `import card` does not need
     )
 
     name = config["task"]["dataset"]
@@ -91,7 +91,7 @@ def _metadata(run: FinishedRun, repo_id: str, licence: Licence | None) -> str:
 
 
 def _eval_results(run: FinishedRun, dataset: str | None) -> list[EvalResult] | None:
-    """The published model's reward, for the results that the Hub shows by itself."""
+    """The published model's reward, for the list of results that the Hub shows."""
     row = _published_evaluation(run)
     if row is None or dataset is None:
         return None
@@ -128,7 +128,7 @@ def _summary(run: FinishedRun) -> str:
     if is_miniature(base):
         lines.append(
             "The base is the miniature of trl-ablate, a Qwen2 of about 0.35 M parameters that does "
-            "two-digit sums: a model to study the method with, of no other use."
+            "two-digit sums: a model for studying the method, without any other use."
         )
     if record["status"] != "finished":
         why = f": {for_markdown(str(record['reason']))}" if record.get("reason") else ""
@@ -176,10 +176,10 @@ def _results(run: FinishedRun, picture: bool) -> str:
     ]
     questions = run.config["task"].get("eval_size")
     note = (
-        f"± is one standard error over the {questions or 'evaluation'} questions of this one run, "
-        "and says nothing about other seeds. The best was picked from "
-        f"{len(run.evaluations)} evaluations on the same questions, so it is an optimistic figure; "
-        "the last one is not."
+        f"± is one standard error over the {questions or 'evaluation'} questions of this one run; "
+        "it does not cover other seeds. The best was chosen from "
+        f"{len(run.evaluations)} evaluations on the same questions, so its value is too "
+        "optimistic; the last one is not."
     )
     return f"## Results\n\n{_table(header, rows)}\n\n{note}" + (shown if picture else "")
 
@@ -210,7 +210,7 @@ def _reproduce(run: FinishedRun) -> str:
     return (
         f"## Reproduce\n\n{commit}{markdown_fence(shlex.join(words), 'bash')}\n\n"
         + _table(("package", "version"), known)
-        + "\n\n<details><summary>Every setting that recipe, profile or command line made</summary>"
+        + "\n\n<details><summary>All settings of the recipe, profile and command line</summary>"
         + f"\n\n{markdown_fence(settings.rstrip(), 'yaml')}\n\n</details>"
     )
 
@@ -218,9 +218,9 @@ def _reproduce(run: FinishedRun) -> str:
 def _files(run: FinishedRun) -> str:
     kept = " and ".join(f"`{name}/`" for name in run.checkpoints)
     return (
-        f"## Files\n\n{kept}: the models. `metrics.jsonl`: every logged step. `rollouts/`: what "
-        "the model said at key steps, where the run kept it. `run.json` and "
-        "`resolved_config.json`: what ran, and every setting."
+        f"## Files\n\n{kept}: the models. `metrics.jsonl`: every logged step. `rollouts/`: the "
+        "model's responses at key steps, if the run saved them. `run.json` and "
+        "`resolved_config.json`: the code, the versions, and every setting."
     )
 
 
@@ -230,9 +230,9 @@ def _licence_and_data(run: FinishedRun, licence: Licence | None) -> str:
     if name is None:
         terms = f"The licence of {markdown_code(str(base))} applies; it could not be looked up."
     elif is_miniature(base):
-        terms = f"{for_markdown(name)}, as trl-ablate itself."
+        terms = f"{for_markdown(name)}, the same as trl-ablate."
     else:
-        terms = f"{for_markdown(name)}, as the model it was trained from."
+        terms = f"{for_markdown(name)}, the same as the model it was trained from."
     data = markdown_code(str(run.config["task"]["dataset"]))
     if dataset:
         data = f"[{dataset}](https://huggingface.co/datasets/{dataset})"
@@ -255,6 +255,6 @@ def _cell(value: object) -> str:
 
 
 def _table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are Markdown already."""
+    """A table; its cells are already Markdown."""
     header = list(header)
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *rows])

@@ -1,7 +1,7 @@
-"""The Hub over a network that fails: bounded waits and retries, one sentence for what is left.
+"""Requests to the Hub with bounded waits and retries, and a one-sentence message for each failure.
 
-`huggingface_hub` retries the upload of large files by itself; everything else is asked once, and a
-server that stops answering is waited for without end. Both are mended here.
+`huggingface_hub` retries only the upload of large files. It sends every other request once, and
+waits forever for a server that stops answering. This module fixes both.
 """
 
 import time
@@ -20,18 +20,18 @@ from trl_ablate.errors import ConfigurationError, PublishError
 
 ATTEMPTS = 4
 FIRST_WAIT, LONGEST_WAIT = 1.0, 120.0
-"""Seconds before the second attempt, doubled each time; the longest that a server may ask for."""
+"""Seconds before the second attempt, then doubled; the longest wait that a server may ask for."""
 SILENCE = httpx.Timeout(60.0, read=180.0)
 """Seconds without a byte after which a connection counts as dead; large commits take a minute."""
 
 PASSING = {408, 409, 412, 429, 500, 502, 503, 504}
-"""Answers that may be another one later; 409 and 412 say that somebody else was committing."""
+"""Status codes of temporary failures; 409 and 412 mean that another process was committing."""
 
 Result = TypeVar("Result")
 
 
 def require_token(token: str | None) -> str:
-    """The token given, or else the stored one (`HF_TOKEN`, `hf auth login`)."""
+    """The given token, or else the stored one (`HF_TOKEN`, `hf auth login`)."""
     found = token or get_token()
     if not found:
         raise PublishError(
@@ -42,7 +42,7 @@ def require_token(token: str | None) -> str:
 
 
 def patiently(step: Callable[[], Result]) -> Result:
-    """Run a step, again where it failed for a passing reason; waits as long as the server asks."""
+    """Run a step, and retry it after temporary failures; waits as long as the server asks."""
     for attempt in range(1, ATTEMPTS):
         try:
             return step()
@@ -56,7 +56,7 @@ def patiently(step: Callable[[], Result]) -> Result:
 
 @contextmanager
 def failures_in_words(repo_id: str) -> Iterator[None]:
-    """Whatever ends an upload leaves as a `PublishError`; a silent server is not waited for."""
+    """Turn every failure of an upload into a `PublishError`; time out if the server is silent."""
     set_client_factory(_impatient_client)
     try:
         yield
@@ -65,13 +65,13 @@ def failures_in_words(repo_id: str) -> Iterator[None]:
             "HF_HUB_OFFLINE is set, so nothing can be published; unset it and publish again"
         ) from error
     except HFValidationError as error:
-        raise PublishError(f"'{repo_id}' is no name of a repository: {_line(error)}") from error
+        raise PublishError(f"'{repo_id}' is not a valid repository name: {_line(error)}") from error
     except (httpx.HTTPError, JSONDecodeError) as error:
         raise PublishError(_sentence(error, repo_id)) from error
     except (RuntimeError, ValueError, OSError) as error:
         if isinstance(error, ConfigurationError):
             raise
-        cause = error.__cause__  # an upload's failure is wrapped in one that names the file
+        cause = error.__cause__  # an upload's error is wrapped in one that names the file
         why = _sentence(cause, repo_id) if isinstance(cause, httpx.HTTPError) else _line(error)
         raise PublishError(why) from error
     finally:
@@ -85,7 +85,7 @@ def _impatient_client() -> httpx.Client:
 
 
 def _wait_after(error: Exception, attempt: int) -> float | None:
-    """Seconds to wait before the next attempt; None where another one is of no use."""
+    """Seconds to wait before the next attempt; None if another attempt cannot help."""
     usual = FIRST_WAIT * 2 ** (attempt - 1)
     if not isinstance(error, HfHubHTTPError):
         return usual
@@ -96,7 +96,7 @@ def _wait_after(error: Exception, attempt: int) -> float | None:
 
 
 def _asked_wait(response: httpx.Response) -> float | None:
-    """What the server asks for, in its rate limit headers or in `Retry-After`."""
+    """The wait that the server asks for, in its rate limit headers or in `Retry-After`."""
     limit = parse_ratelimit_headers(response.headers)
     if limit is not None and limit.remaining == 0:
         return limit.reset_in_seconds + 1.0
@@ -107,7 +107,7 @@ def _asked_wait(response: httpx.Response) -> float | None:
 def _sentence(error: Exception, repo_id: str) -> str:
     """What happened, and what to do about it."""
     if isinstance(error, JSONDecodeError):
-        return f"{constants.ENDPOINT} answers, but not as the Hub does; check HF_ENDPOINT"
+        return f"{constants.ENDPOINT} answers, but it is not a Hugging Face Hub; check HF_ENDPOINT"
     if not isinstance(error, HfHubHTTPError):
         return (
             f"the connection to {constants.ENDPOINT} failed "
@@ -125,13 +125,13 @@ def _sentence(error: Exception, repo_id: str) -> str:
             "or give another --repo_id"
         )
     if status in (401, 404):
-        return f"the Hub knows no {repo_id}, or the token may not see it; check --repo_id"
+        return f"the Hub has no {repo_id}, or the token may not read it; check --repo_id"
     if status == 429:
         asked = _asked_wait(error.response)
         when = f"in {asked:.0f} seconds" if asked is not None else "later"
-        return f"the Hub asks to slow down; try again {when}"
+        return f"the Hub limits the rate of requests; try again {when}"
     if status >= 500:
-        return f"the Hub has trouble of its own (HTTP {status}); try again later"
+        return f"the Hub has an internal error (HTTP {status}); try again later"
     return f"the Hub refused {repo_id} (HTTP {status}): {_line(error.server_message or error)}"
 
 

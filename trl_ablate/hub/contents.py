@@ -1,4 +1,4 @@
-"""What a run publishes, read from its directory and cleaned of secrets. No torch."""
+"""The files that a run publishes, read from its directory, with secrets removed. No torch."""
 
 import json
 import os
@@ -17,15 +17,15 @@ from trl_ablate.run.folders import where_it_stands
 from trl_ablate.run.masking import Masker, known_secrets
 
 Source = Path | bytes
-"""A local file as it is, or content that was made or cleaned for publishing."""
+"""A local file, unchanged, or content that was created or cleaned for publishing."""
 
 BEST, LAST, ROLLOUTS = "checkpoint_best", "checkpoint_last", "rollouts"
 ALERTS = "alerts.jsonl"
-"""What the guard said, if it said anything."""
+"""The guard's alerts, if there were any."""
 BEST_NOTE = "best.json"
 """Metric, value and step in `checkpoint_best`; not repeated at the root."""
 OVER = ("finished", "stopped", "failed")
-"""States of a run that has ended, in one way or another."""
+"""The states of a run that has ended."""
 
 _MODEL_FILES = {
     "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
@@ -36,15 +36,15 @@ _MODEL_FILES = {
     "preprocessor_config.json", "processor_config.json", "image_processor_config.json",
     "video_preprocessor_config.json", "best.json",
 }  # fmt: skip
-"""The files that transformers and PEFT write for a model and its tokenizer; a person's notes beside
-them stay where they are."""
+"""The files that transformers and PEFT write for a model and its tokenizer; other files beside them
+are not published."""
 _SHARD = re.compile(r"(adapter_)?model-\d{5}-of-\d{5}\.safetensors")
 _PRIVATE = {"host"}
-"""Entries of `run.json` that say more about a person's machine than about the run."""
+"""Entries of `run.json` that describe the user's machine rather than the run."""
 _CONFIG_PARTS = ("config", "model", "settings", "task")
 """Parts of `resolved_config.json` that the card reads."""
 _KEY_ROLLOUTS = 4
-"""Rollout files published besides the best step's: the first, the last, and even steps between."""
+"""Number of rollout files published besides the best step's: first, last, and evenly between."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class FinishedRun:
 
     @cached_property
     def checkpoints(self) -> dict[str, dict[str, Path]]:
-        """`checkpoint_best` and `checkpoint_last`, as far as they are there: file name -> file."""
+        """`checkpoint_best` and `checkpoint_last`, if they exist: file name -> file."""
         folders = {name: where_it_stands(self.path / name) for name in (BEST, LAST)}
         for folder in folders.values():
             _refuse_link(folder)
@@ -85,13 +85,13 @@ class FinishedRun:
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
-        """The evaluated rows by step; one that stands twice, after a resume, as it was last."""
+        """The evaluated rows by step; of a step that occurs twice, after a resume, the last row."""
         evaluated = {row["step"]: row for row in self.rows if row.get("eval_reward") is not None}
         return [evaluated[step] for step in sorted(evaluated)]
 
     @property
     def best_evaluation(self) -> dict[str, Any] | None:
-        """The evaluation that chose `checkpoint_best`, or else the one of the highest reward."""
+        """The evaluation that chose `checkpoint_best`, or else the one with the highest reward."""
         chosen_at = (RunDirectory(self.path).best() or {}).get("step")
         for row in self.evaluations:
             if row["step"] == chosen_at:
@@ -99,7 +99,7 @@ class FinishedRun:
         return max(self.evaluations, key=lambda row: row["eval_reward"], default=None)
 
     def files(self) -> dict[str, Source]:
-        """Path in the repository -> content, but for the card and the picture."""
+        """Path in the repository -> content, without the card and the picture."""
         published: dict[str, Source] = {
             "run.json": _json(self.record),
             "resolved_config.json": _json(self.config),
@@ -126,26 +126,26 @@ class FinishedRun:
         check_own_file(file, self.path)
         if file.suffix != ".safetensors" and not self.masker.is_clean(file.read_bytes()):
             raise ConfigurationError(
-                f"{file} holds what looks like a token, and model files are published as they are; "
-                "remove it from the file and publish again"
+                f"{file} contains what looks like a token, and model files are published "
+                "unchanged; remove it from the file and publish again"
             )
         return file
 
 
 def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
-    """The run as it can be published, or the reason why it cannot be."""
+    """The run, ready to publish; raises `ConfigurationError` with the reason if it is not."""
     for file in (run.run_file, run.config_file, run.metrics_file):
         check_own_file(file, run.path)
     record, config = _read_json(run.run_file), _read_json(run.config_file)
     missing = [name for name in _CONFIG_PARTS if not isinstance(config.get(name), dict)]
     if missing:
         raise ConfigurationError(
-            f"{run.config_file} has no {', '.join(missing)}; put it back as the run left it"
+            f"{run.config_file} has no {', '.join(missing)}; restore the file that the run wrote"
         )
     if record.get("status") not in OVER:
         raise ConfigurationError(
             f"the run in {run.path} is {record.get('status', 'of unknown status')}; publish it "
-            "when it has ended, or, if it was killed, let `trl-ablate train --resume` end it first"
+            "after it has ended; if it was killed, finish it with `trl-ablate train --resume` first"
         )
     command = [str(word) for word in record.get("command") or []]
     masker = Masker(known_secrets((record, config), command, token))
@@ -166,7 +166,7 @@ def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
 
 
 def key_rollouts(folder: Path, best: dict[str, Any] | None) -> list[Path]:
-    """First, last, even steps between, and the one nearest to the best evaluation."""
+    """The first, the last, evenly spaced ones between, and the one nearest the best evaluation."""
     files = sorted((f for f in folder.glob("step_*.jsonl") if _step_of(f) >= 0), key=_step_of)
     if len(files) <= _KEY_ROLLOUTS:
         return files
@@ -178,13 +178,13 @@ def key_rollouts(folder: Path, best: dict[str, Any] | None) -> list[Path]:
 
 
 def _step_of(file: Path) -> int:
-    """The step in the name; -1 where a person has named the file."""
+    """The step in the file's name; -1 if the name has another form."""
     digits = file.stem.removeprefix("step_")
     return int(digits) if digits.isascii() and digits.isdigit() else -1
 
 
 def _model_files(folder: Path) -> dict[str, Path]:
-    """What `from_pretrained` needs of a checkpoint, and no pickle; whole, or refused."""
+    """A checkpoint's files for `from_pretrained`, without pickles; refuses an incomplete one."""
     check_seal(folder)
     files = {
         file.name: file
@@ -194,31 +194,33 @@ def _model_files(folder: Path) -> dict[str, Path]:
     missing = [shard for shard in _shards(files) if shard not in files]
     if missing or not any(name.endswith(".safetensors") for name in files):
         raise ConfigurationError(
-            f"{folder} is no whole model: {', '.join(missing) or 'a .safetensors file'} is missing "
-            "(only safetensors are published)"
+            f"{folder} is not a complete model: "
+            f"{', '.join(missing) or 'a .safetensors file'} is missing "
+            "(only safetensors files are published)"
         )
     return files
 
 
 def check_own_file(file: Path, run: Path) -> None:
-    """Refuse a link: what is published under the name of a file of the run may be any file of this
-    machine. A second name inside of the run is none; one outside cannot be told from a link."""
+    """Refuse links: a link could publish any file of this machine under the name of a run's file.
+    A second hard link inside the run is allowed; one outside cannot be distinguished from an
+    attack."""
     _refuse_link(file)
     if not file.is_file():
         return
     names = os.lstat(file).st_nlink
     if names > 1 and names > _names_within(file, run):
         raise ConfigurationError(
-            f"{file} is a hard link: the same file has another name outside of the run; put a copy "
-            f"in its place (cp {file.name} copy && mv copy {file.name}) and publish again"
+            f"{file} is a hard link: the same file has another name outside the run; "
+            f"replace it by a copy (cp {file.name} copy && mv copy {file.name}) and publish again"
         )
 
 
 def _refuse_link(path: Path) -> None:
     if path.is_symlink():
         raise ConfigurationError(
-            f"{path} is a symbolic link to {os.readlink(path)}, and no link is published; put a "
-            "copy in its place and publish again"
+            f"{path} is a symbolic link to {os.readlink(path)}, and links are not published; "
+            "replace it by a copy and publish again"
         )
 
 
@@ -238,21 +240,23 @@ def _shards(files: dict[str, Path]) -> Iterator[str]:
 
 
 def _commit_only(git: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Commit, and whether there were changes on top; never the changes."""
+    """The commit, and whether there were uncommitted changes; never the changes."""
     return git and {"commit": git.get("commit"), "changed": bool(git.get("diff"))}
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ConfigurationError(
-            f"{file} does not exist; give the folder of a run, as `trl-ablate train` leaves it"
+            f"{file} does not exist; give the folder of a run of `trl-ablate train`"
         )
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigurationError(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigurationError(f"{file} holds no JSON object; put it back as the run left it")
+        raise ConfigurationError(
+            f"{file} is not a JSON object; restore the file that the run wrote"
+        )
     return found
 
 

@@ -1,9 +1,10 @@
-"""One run, one commit: what differs from what the Hub holds is uploaded, and nothing else.
+"""One run, one commit: only files that differ from those on the Hub are uploaded.
 
 The repository's tree is compared with the run before anything is sent. A second publish therefore
-finds nothing to do and makes no commit; after an interruption, finished uploads are found in the
-Hub's storage, which goes by content, and the rest is sent. The commit comes last and names the one
-it builds on: it holds everything or does not happen, and a lost answer leads to no second one.
+finds nothing to do and makes no commit. After an interruption, only the missing files are sent: the
+Hub's storage is addressed by content, so finished uploads are found there. The commit comes last
+and names its parent: it contains everything or does not happen, and a retry after a lost answer
+makes no second commit.
 """
 
 import hashlib
@@ -42,15 +43,15 @@ def push_run(
     revision: str | None = None,
     show: Callable[[Mapping[str, int]], None] | None = None,
 ) -> str:
-    """Publish a run that has ended; the URL of its page.
+    """Publish a run that has ended; returns the URL of its page.
 
     Args:
-        run: the run's directory. Nothing in it is changed.
-        repo_id: `OWNER/NAME`, or `NAME` for one of the token's owner. None: arm and seed.
-        private: whether only the owner sees it; a repository that is public already is refused.
-        token: None: the stored one.
-        revision: branch to publish to, made where it is missing. None: `main`.
-        show: gets path and bytes of every file before the first one is uploaded.
+        run: the run's directory. It is not changed.
+        repo_id: `OWNER/NAME`, or `NAME` to publish as the token's owner. None: arm and seed.
+        private: whether only the owner sees it; then a repository that is public is refused.
+        token: None means the stored one.
+        revision: branch to publish to, created if it is missing. None: `main`.
+        show: is called with path and size of every file before the first upload.
     """
     secret = require_token(token)
     finished = read_run(run, secret)
@@ -61,15 +62,15 @@ def push_run(
         return _publish(finished, files, HfApi(token=secret), repo_id, private, revision)
     except PublishError as error:
         raise PublishError(
-            f"not published: {finished.masker.text(str(error))}. The run in {run.path} is as it "
-            f"was; `trl-ablate publish {run.path}` goes on where this stopped"
+            f"not published: {finished.masker.text(str(error))}. The run in {run.path} is "
+            f"unchanged; run `trl-ablate publish {run.path}` to continue"
         ) from error
 
 
 def files_of(run: RunDirectory) -> dict[str, int]:
-    """Path and bytes of every file that publishing the run would upload; asks no network.
+    """Path and bytes of every file that publishing the run would upload; uses no network.
 
-    The card's size is 0: it also says what the Hub has about the base model.
+    The card's size is given as 0: its text depends on what the Hub has about the base model.
     """
     return sizes(everything_but_the_card(read_run(run))) | {CARD: 0}
 
@@ -111,19 +112,19 @@ def _publish(
 
 
 def everything_but_the_card(run: FinishedRun) -> dict[str, Source]:
-    """The files of the repository that do not depend on what the Hub says."""
+    """The files of the repository that do not depend on data from the Hub."""
     files = run.files()
     picture = draw_curves(run.rows)
     return files if picture is None else {**files, PICTURE: picture}
 
 
 def _open_repository(api: HfApi, repo_id: str, private: bool, revision: str | None) -> bool:
-    """Make the repository and the branch where they are missing; whether it is private."""
+    """Create the repository and the branch if they are missing; whether it is private."""
     patiently(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
     is_private = bool(patiently(lambda: api.model_info(repo_id)).private)
     if private and not is_private:
         raise PublishError(
-            f"{repo_id} is public already; give --public to publish there all the same, or another "
+            f"{repo_id} is already public; give --public to publish there anyway, or another "
             "--repo_id"
         )
     if revision is not None:
@@ -132,7 +133,7 @@ def _open_repository(api: HfApi, repo_id: str, private: bool, revision: str | No
 
 
 def licence_of(run: FinishedRun, api: HfApi) -> Licence | None:
-    """The base model's licence, as its card on the Hub has it; None where it says nothing."""
+    """The base model's licence, from its card on the Hub; None if the card names none."""
     base = base_model(run.config)
     if is_miniature(base):
         return MINIATURE_LICENCE
@@ -144,7 +145,7 @@ def licence_of(run: FinishedRun, api: HfApi) -> Licence | None:
     except HfHubHTTPError as error:
         if error.response.status_code not in (401, 403, 404):
             raise
-        return None  # a model that this token may not see, or that is gone
+        return None  # this token may not read the model, or it was deleted
     found = card.to_dict() if card else {}
     return {
         key: found[key] for key in ("license", "license_name", "license_link") if found.get(key)
@@ -154,7 +155,7 @@ def licence_of(run: FinishedRun, api: HfApi) -> Licence | None:
 def commit_difference(
     api: HfApi, repo_id: str, revision: str | None, files: Mapping[str, Source], title: str
 ) -> None:
-    """Bring the repository to hold `files`; no commit where it does already."""
+    """Commit what the repository needs to contain `files`; no commit if it already does."""
     head = api.model_info(repo_id, revision=revision).sha
     tree = api.list_repo_tree(repo_id, recursive=True, revision=revision)
     present = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
@@ -180,7 +181,7 @@ def commit_difference(
 
 
 def _is_same(source: Source, present: RepoFile | None) -> bool:
-    """Whether the Hub holds this very content: large files by SHA-256, others by git's SHA-1."""
+    """Whether the Hub has the same content: large files by SHA-256, others by git's SHA-1."""
     size = _size(source)
     if present is None or present.size != size:
         return False
@@ -202,10 +203,10 @@ def _sha256(source: Source) -> str:
 
 
 def _stale(present: Mapping[str, RepoFile], files: Mapping[str, Source]) -> list[str]:
-    """What an earlier publish left in folders that are published now, and weights at the root.
+    """Files of an earlier publish in the folders that are published now, and weights at the root.
 
-    A second set of weights would make `from_pretrained` load the wrong one. Whatever else a person
-    has put into the repository stays.
+    A second set of weights would make `from_pretrained` load the wrong one. All other files in the
+    repository are kept.
     """
     folders = {path.partition("/")[0] for path in files if "/" in path}
     return [

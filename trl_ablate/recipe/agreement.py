@@ -1,4 +1,4 @@
-"""What the argument groups have to agree on, and what in their combination deserves a warning."""
+"""Checks of settings across the argument groups, and warnings about some combinations."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,14 +14,14 @@ from trl_ablate.task import TaskArguments
 
 
 def check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
-    """Every metric of an evaluation has a name of its own, and the best one exists."""
+    """Check that an evaluation's metric names are unique and include the best metric."""
     samples = config.num_generations_eval or config.num_generations or 1
     names = metric_names(samples, task.eval_sets or ())
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigurationError(
-            f"eval_sets {', '.join(task.eval_sets or ())} would give two meanings to "
-            f"'{twice[0]}'; rename the set"
+            f"eval_sets {', '.join(task.eval_sets or ())} would define the metric "
+            f"'{twice[0]}' twice; rename the set"
         )
     followed = {"best_metric": config.best_metric}
     if config.evaluation == "one_shot" and config.metric_for_best_model is not None:
@@ -29,32 +29,32 @@ def check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
     for setting, metric in followed.items():
         if metric not in names and not (setting != "best_metric" and f"eval_{metric}" in names):
             raise ConfigurationError(
-                f"{setting} '{metric}' is no metric of this evaluation"
+                f"{setting} '{metric}' is not a metric of this evaluation"
                 f"{nearest(metric, names) or '; one is eval_reward'}"
             )
 
 
 def check_reference(config: AblationConfig) -> None:
-    """A reference model that is kept in step with the policy needs a term that reads it."""
+    """Syncing the reference model needs a loss term that uses the reference model."""
     if config.sync_ref_model and config.beta == 0:
         raise ConfigurationError(
-            "sync_ref_model is true, but beta is 0, so that there is no reference model; raise "
+            "sync_ref_model is true, but beta is 0, so there is no reference model; raise "
             "beta, or set sync_ref_model to false"
         )
 
 
 def check_quantization(model: ModelConfig) -> None:
-    """Quantized weights cannot be trained, only adapters on top of them can."""
+    """Quantized weights cannot be trained; only adapters on top of them can."""
     asked = [name for name in ("load_in_8bit", "load_in_4bit") if getattr(model, name)]
     if asked and not model.use_peft:
         raise ConfigurationError(
             f"{asked[0]} needs use_peft: quantized weights are not trained, adapters on top of "
-            "them are; set use_peft to true, or remove it"
+            "them are; set use_peft to true, or remove the setting"
         )
 
 
 def check_resuming(config: AblationConfig) -> None:
-    """A run resumes from its own last whole checkpoint, and from no other."""
+    """A run resumes only from its own last whole checkpoint."""
     if config.resume_from_checkpoint is not None:
         raise ConfigurationError(
             f"resume_from_checkpoint is '{config.resume_from_checkpoint}', which is not supported; "
@@ -64,7 +64,7 @@ def check_resuming(config: AblationConfig) -> None:
 
 
 def limit_prompts(config: AblationConfig, task: TaskArguments) -> None:
-    """The engine refuses prompts, and cuts off completions, that run out of its length."""
+    """Limit prompts to the engine's length: it refuses longer prompts and cuts off completions."""
     if not config.use_vllm or config.vllm_max_model_length is None:
         return
     room = config.vllm_max_model_length - (config.max_completion_length or 0)
@@ -79,27 +79,27 @@ def limit_prompts(config: AblationConfig, task: TaskArguments) -> None:
 
 
 def trust_warnings(arguments: Mapping[str, Any]) -> list[str]:
-    """Running code out of a model's repository is a decision that nobody should overlook."""
+    """Warn about running code from a model's repository, so that the user does not overlook it."""
     loading = arguments.get("model_init_kwargs")
     asked = {"trust_remote_code": arguments.get("trust_remote_code")}
     if isinstance(loading, Mapping):
         asked["model_init_kwargs: trust_remote_code"] = loading.get("trust_remote_code")
     return [
         f"{key} is on: code from the model's repository runs on this machine with all of your "
-        "rights; leave it off for models that you have not read"
+        "rights; leave it off for models whose code you have not read"
         for key, on in asked.items()
         if on
     ]
 
 
 def template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> list[str]:
-    """A template brings its stop strings and reward; say so where only one is changed."""
+    """A template has its own stop strings and reward; warn if only one of them is changed."""
     template = TEMPLATES[task.template]
     said = []
     if "stop" in arguments and tuple(arguments["stop"] or ()) != template.stop:
         said.append(
-            f"stop is {arguments['stop']}, but template '{task.template}' is written for "
-            f"{list(template.stop)}: its reward may never see the end it looks for"
+            f"stop is {arguments['stop']}, but template '{task.template}' needs "
+            f"{list(template.stop)}: its reward may not find the end of an answer"
         )
     if task.reward and task.reward != task.template:
         said.append(

@@ -1,4 +1,4 @@
-"""Which settings there are: the fields of four dataclasses, and the keys that steer the loader."""
+"""All settings: the fields of four dataclasses, and the keys that control the loader."""
 
 import dataclasses
 import functools
@@ -18,12 +18,12 @@ GROUPS = (ModelConfig, TaskArguments, GuardArguments, AblationConfig)
 """The dataclasses whose fields are the settings."""
 
 LOADER_KEYS = {"extends": str, "profile": str}
-"""Keys that steer the loader and are no settings."""
+"""Keys that control the loader and are not settings."""
 
 
 @functools.cache
 def known_fields() -> dict[str, tuple[type, Any]]:
-    """Every setting there is: name -> (the dataclass that holds it, its type)."""
+    """All settings: name -> (the dataclass with the field, its type)."""
     return {
         f.name: (group, hints[f.name])
         for group in GROUPS
@@ -34,7 +34,7 @@ def known_fields() -> dict[str, tuple[type, Any]]:
 
 
 def checked(settings: dict[str, Any], source: object) -> dict[str, Any]:
-    """The settings of one layer, each known, of its field's type, and with a meaning."""
+    """The settings of one layer, after a check that each is known, has its type, and is valid."""
     known = known_fields()
     found = {}
     for key, value in settings.items():

@@ -1,7 +1,8 @@
-"""Inert knobs: settings that can change nothing under the rest of the config.
+"""Inert knobs: settings that have no effect with the rest of the config.
 
-An ablation over such a setting compares an arm with itself. Each rule names the settings it
-silences, when, and why; only settings that some layer of a recipe gave are reported.
+An ablation over such a setting compares an arm with itself. Each rule gives settings, the condition
+under which they have no effect, and the reason; only settings that a recipe's layers set are
+reported.
 """
 
 from collections.abc import Collection
@@ -50,10 +51,10 @@ def _objective_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
 
 
 def _clip_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
-    """What TRL's losses read of epsilon, epsilon_high and delta.
+    """How TRL's losses use epsilon, epsilon_high and delta.
 
-    At ratio 1 a clip range around it does not bind; a delta below 1, or the cap of 'cispo', which
-    is epsilon_high itself rather than 1 + epsilon_high, does.
+    At ratio 1 a clip range around 1 has no effect. A delta below 1 has one, and so has the cap of
+    'cispo', which is epsilon_high itself and not 1 + epsilon_high.
     """
     clips = config.loss_type in SURROGATE_LOSS_TYPES
     capped_at_one = config.delta is not None and config.delta < 1
@@ -105,7 +106,7 @@ def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
 
 
 def _has_nothing_to_regroup(config: AblationConfig) -> bool:
-    """Whether no rows would be dealt by length even if the switch were on."""
+    """Whether no rows would be regrouped by length even if the switch were on."""
     switched_on = copy(config)
     switched_on.regroup_by_length = True
     return switched_on.regrouped_together == 1

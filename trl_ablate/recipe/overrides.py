@@ -1,12 +1,12 @@
-"""The words of a command line as the values of settings, and back.
+"""Convert the words of a command line to values of settings, and back.
 
-Where a setting takes text, or a list of texts, a word is that text, letter by letter, but for
+If a setting takes text, or a list of texts, a word is used as text unchanged, except for
 
     --key null                   unsets an optional setting
     --stop '["a", "b"]'          a JSON list of texts is that list
-    --stop '"null"'              a text that would be read as one of these stands in double quotes
+    --stop '"null"'              double quotes around a text that would be read as one of these
 
-Elsewhere (numbers, true and false, mappings) a word is read as a recipe's YAML would be.
+For other settings (numbers, true and false, mappings) a word is read as YAML, as in a recipe.
 """
 
 import json
@@ -37,7 +37,7 @@ def read_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, An
 
 
 def as_words(settings: Mapping[str, Any]) -> list[str]:
-    """`--key=value` words that `read_overrides` turns into these settings again."""
+    """`--key=value` words from which `read_overrides` makes these settings again."""
     return [f"--{name}={as_word(name, value)}" for name, value in settings.items()]
 
 
@@ -63,13 +63,13 @@ def _split_words(words: Iterable[str]) -> list[tuple[str, list[str]]]:
             settings[-1][1].append(word)
         else:
             raise ConfigurationError(
-                f"'{word}' on the command line is no setting; write --key value"
+                f"'{word}' on the command line is not a setting; write --key value"
             )
     return settings
 
 
 def _typed(name: str, words: list[str]) -> Any:
-    """The words after a flag as the value its field wants; unknown flags are left to the check."""
+    """The value for a flag's field from the words after it; unknown flags are checked later."""
     hint = _types().get(name)
     if hint is None:
         return None
@@ -111,14 +111,14 @@ def _is_special(word: str, hint: Any) -> bool:
 
 
 def _is_quoted(word: str, hint: Any) -> bool:
-    """Whether a word is one in double quotes that would otherwise not be its own text."""
+    """Whether a word is in double quotes and would have another meaning without them."""
     inner = word.strip('"')
     quotes = (len(word) - len(inner)) // 2
     return quotes > 0 and word == '"' * quotes + inner + '"' * quotes and _is_special(inner, hint)
 
 
 def _value(word: str, hint: Any) -> Any:
-    """A word as YAML; where the setting takes text, but not what YAML sees in it, as text."""
+    """A word read as YAML; as text if the setting takes text but not the value from YAML."""
     try:
         value = parse_yaml(word)
     except ValueError:

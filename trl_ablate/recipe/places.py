@@ -1,4 +1,4 @@
-"""The recipes of this repository, and where a file that a recipe names is looked for. No torch."""
+"""The shipped recipes, and where files named in a recipe are searched. No torch."""
 
 import os
 from pathlib import Path
@@ -15,12 +15,12 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def recipe_path(name: str | os.PathLike) -> Path:
-    """The file of a recipe that is given by its path, or by the bare name of a shipped one."""
+    """The file of a recipe, given by its path or by the bare name of a shipped recipe."""
     return _path(Path(name), "recipe", {path.stem: path for path in SHIPPED.glob("*.yaml")})
 
 
 def study_path(name: str | os.PathLike) -> Path:
-    """The file of a study: its path, its folder, or the bare name of a shipped one."""
+    """The file of a study, given by its path, its folder, or the bare name of a shipped study."""
     beside = Path(name) / "study.yaml"
     return beside if os.path.isfile(beside) else _path(Path(name), "study", shipped_studies())
 
@@ -49,17 +49,17 @@ def _path(path: Path, what: str, shipped: dict[str, Path]) -> Path:
 
 
 def beside_or_shipped(name: str, recipe: Path) -> Path:
-    """The file beside the recipe; if there is none, the shipped one of that name, if there is."""
+    """The file beside the recipe; if it does not exist, the shipped file of that name, if any."""
     beside, shipped = recipe.parent / name, SHIPPED / name
     return shipped if not os.path.exists(beside) and os.path.exists(shipped) else beside
 
 
 LARGE_GPU_GIB = 40.0
-"""Memory that the profile h100 counts on."""
+"""Memory that the profile h100 needs."""
 
 
 def suitable_profile() -> tuple[str, str]:
-    """The profile for this machine, and the reason in words."""
+    """The profile for this machine, and the reason as text."""
     import torch
 
     if not torch.cuda.is_available():

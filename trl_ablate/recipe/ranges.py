@@ -1,9 +1,9 @@
-"""The numbers and names that settings of TRL and transformers take; ours have their own fields.
+"""Allowed numbers and names for settings of TRL and transformers; our own fields declare theirs.
 
-Either library raises for most of them only when a run is under way, and for some not at all: a
-negative seed in numpy, a temperature of 0 in the first rollout, a `beta2` of 1 in the optimizer.
-They are checked in every layer of a recipe, and not in `AblationConfig`, which takes what
-`GRPOConfig` takes. Left out are numbers that any value gives a meaning (`beta`, `entropy_coef`).
+The two libraries raise for most bad values only during a run, and for some not at all: a negative
+seed fails in numpy, a temperature of 0 in the first rollout, a `beta2` of 1 in the optimizer. The
+values are checked in every layer of a recipe, and not in `AblationConfig`, which accepts all that
+`GRPOConfig` accepts. Numbers for which every value is valid (`beta`, `entropy_coef`) are absent.
 """
 
 import json
@@ -26,14 +26,14 @@ SHARE_ABOVE_ZERO = Range(above=0, most=1)
 SEED = Range(least=0, most=2**32 - 1)
 PORT = Range(least=1, most=65535)
 STEPS = 2**53
-"""Steps that a float64 counts one by one; transformers counts them in one."""
+"""Up to here a float64 counts steps exactly; transformers counts them in one."""
 
 RANGES: dict[str, Range] = {
     # adapters
     "lora_r": COUNT,
     "lora_alpha": COUNT,
     "lora_dropout": SHARE_BELOW_ONE,
-    # how long, and on how much
+    # length of training, and batch sizes
     "num_train_epochs": Range(above=0, most=STEPS),
     "max_steps": Range(least=-1, most=STEPS),
     "per_device_train_batch_size": COUNT,
@@ -90,7 +90,7 @@ RANGES: dict[str, Range] = {
     "vllm_gpu_memory_utilization": SHARE_ABOVE_ZERO,
     "vllm_max_model_length": COUNT,
     "vllm_tensor_parallel_size": COUNT,
-    # when, and by how many
+    # frequencies and process counts
     "logging_steps": POSITIVE,
     "eval_steps": POSITIVE,
     "eval_delay": NOT_NEGATIVE,
@@ -121,7 +121,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "report_to": ("all", "none", *sorted(INTEGRATION_TO_CALLBACK)),
 }
-"""Texts that have a meaning, where the field takes any. Attention may be a kernel of the Hub."""
+"""Valid texts for fields that accept any text. The name of a kernel on the Hub has a slash."""
 
 JSON_MAPPINGS = (
     "chat_template_kwargs",
@@ -131,13 +131,13 @@ JSON_MAPPINGS = (
     "model_init_kwargs",
     "transformers_continuous_batching_config",
 )
-"""Mappings that may be given as JSON text; other text is neither refused nor read by anyone."""
+"""Mappings that may be given as JSON text; the libraries silently ignore any other text."""
 
 TEXTS_THAT_END = ("stop",)
 
 
 def check_meaning(what: str, key: str, value: Any) -> None:
-    """Refuse a value of the right type that has no meaning for the setting `key`."""
+    """Refuse a value that has the right type but is not valid for the setting `key`."""
     if key in RANGES:
         check_range(what, value, RANGES[key])
     if key in CHOICES:
@@ -148,16 +148,16 @@ def check_meaning(what: str, key: str, value: Any) -> None:
             raise ConfigurationError(f"{what} is null; it takes {', '.join(CHOICES[key])}")
     if key == "remove_unused_columns" and value:
         raise ConfigurationError(
-            f"{what} is true, but the gold answer is such a column, and the reward needs it; "
+            f"{what} is true, but that removes the gold answer, which the reward needs; "
             "leave it false"
         )
     if key in JSON_MAPPINGS and isinstance(value, str) and not _is_json_mapping(value):
         raise ConfigurationError(
-            f"{what} is the text '{brief(value)}', which is no JSON mapping; write "
+            f"{what} is the text '{brief(value)}', which is not a JSON mapping; write "
             '{"key": value}'
         )
     if key in TEXTS_THAT_END and "" in (value or ()):
-        raise ConfigurationError(f"{what} holds an empty text, which ends nothing; remove it")
+        raise ConfigurationError(f"{what} contains an empty text, which ends nothing; remove it")
 
 
 def _check_choice(what: str, text: Any, allowed: tuple[str, ...]) -> None:

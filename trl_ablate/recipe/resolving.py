@@ -1,8 +1,8 @@
 """From YAML to one resolved, validated config: base < profile < recipe < command line.
 
-A recipe declares its base with `extends` and only the keys it changes; a profile says where a run
-happens; the command line has the last word. Every key of every layer is checked against the field
-it names before anything heavy is loaded.
+A recipe names its base with `extends` and contains only the keys that it changes. A profile has
+the settings for a machine. The command line overrides all. Every key of every layer is checked
+against its field before a model or a dataset is loaded.
 """
 
 import dataclasses
@@ -40,12 +40,12 @@ from trl_ablate.run.masking import MASK, Masker
 from trl_ablate.task import TaskArguments
 
 NAMES_OF_FOLDERS = ("arm", "run_name")
-"""Settings that become part of a path: of the run's own folder, and of its tables in trackio."""
+"""Settings that become part of a path: the run's own folder, and its tables in trackio."""
 
 
 @dataclass
 class Resolved:
-    """What a recipe comes to: the argument groups, and how they came about."""
+    """A resolved recipe: the argument groups, and where their values come from."""
 
     recipe: Path
     profile: str
@@ -57,15 +57,15 @@ class Resolved:
     changes: dict[str, tuple[Any, Any]]
     """Declared difference from the base: key -> (value in the base, value in the recipe)."""
     inert: dict[str, str]
-    """Settings that can change nothing under the rest of the config, and why."""
+    """Settings that have no effect with the rest of the config, and why."""
     warnings: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
-    """Every key that some layer set, and its final value."""
+    """Every key that a layer set, and its final value."""
     for_gpu: bool = False
-    """No layer asked for the CPU, so that training is meant for a GPU (resolving needs none)."""
+    """Whether training is meant for a GPU: no layer asked for the CPU. Resolving needs no GPU."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What `resolved_config.json` holds; tokens are masked."""
+        """The content of `resolved_config.json`; tokens are masked."""
         config = self.config.to_dict()
         found = {
             "recipe": self.recipe.name,
@@ -91,7 +91,7 @@ def load_recipe(
     Args:
         path: the recipe's YAML file, or the bare name of a shipped recipe.
         profile: name of a file in `recipes/profiles`, a path to one, or `auto`: the recipe's own
-            `profile`, or else the one that suits this machine.
+            `profile`, or else the one for this machine.
         overrides: settings of the command line, as a mapping or as words (`--key value`,
             `--key=value`, `key=value`).
     """
@@ -115,9 +115,9 @@ def load_recipe(
 
 
 def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Resolved:
-    """What a run resolved to, from the `resolved_config.json` it wrote, with some settings changed.
+    """A run's settings from its `resolved_config.json`, with some of them changed.
 
-    Its learning rate is scaled already; tokens, which it does not hold, are null.
+    The learning rate is already scaled. The file has no tokens; they become null.
     """
     written = json.loads(config_file.read_text(encoding="utf-8"))
     settings = checked(written["settings"], config_file) | read_overrides(overrides)
@@ -127,7 +127,7 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
 
 
 def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The base's settings and those the recipe declares; without a base it is its own."""
+    """The base's settings and those the recipe declares; without `extends` it is its own base."""
     recipe = checked(read_mapping(path, "recipe"), path)
     if "extends" not in recipe:
         return recipe, {}
@@ -144,7 +144,7 @@ def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         circle = "a circle" if again.resolve() == path.resolve() else "more than one level deep"
         raise ConfigurationError(
             f"recipe {path} extends {base_path.name}, which extends {base['extends']}: that is "
-            f"{circle}; let a recipe extend a base that extends nothing"
+            f"{circle}; extend a base that has no `extends`"
         )
     return base, recipe
 
@@ -170,13 +170,13 @@ def _resolve(
     if "learning_rate" in arguments:
         arguments["learning_rate"] = _scaled(arguments["learning_rate"], task)
     if not torch.cuda.is_available():
-        arguments["use_cpu"] = True  # bf16 and the like then resolve on a laptop, too
+        arguments["use_cpu"] = True  # so that bf16 and similar settings resolve on a laptop, too
     try:
         config = AblationConfig(**arguments)
         model = ModelConfig(**groups[ModelConfig])
     except ConfigurationError:
         raise
-    except Exception as error:  # TRL and transformers refuse values in a dozen ways
+    except Exception as error:  # TRL and transformers raise many kinds of errors for bad values
         refused = f"{type(error).__name__}: " * (not isinstance(error, ValueError))
         raise ConfigurationError(f"recipe {path}: {refused}{brief(error, 500)}") from error
     check_evaluation(config, task)
@@ -204,7 +204,7 @@ def _scaled(learning_rate: float, task: TaskArguments) -> float:
     if not math.isfinite(scaled):
         raise ConfigurationError(
             f"learning_rate {learning_rate} times learning_rate_scale {task.learning_rate_scale} "
-            "is no finite number; lower one of the two"
+            "is not a finite number; lower one of the two"
         )
     return scaled
 
@@ -212,6 +212,6 @@ def _scaled(learning_rate: float, task: TaskArguments) -> float:
 def _check_folder_name(key: str, value: str | None) -> None:
     if value is not None and (value in ("", ".", "..") or re.search(r"[/\\]", value)):
         raise ConfigurationError(
-            f"{key} is '{brief(value)}', which names a folder of the run; give a name without "
-            "slashes, and --output_dir for the place"
+            f"{key} is '{brief(value)}', but it becomes part of a folder's name; give a name "
+            "without slashes, and use --output_dir to choose the folder"
         )

@@ -1,10 +1,10 @@
-"""YAML that is checked, not trusted: strict reading, and values held against their field's type.
+"""Strict reading of YAML, and checks of values against their field's type.
 
 Plain YAML 1.1 turns `off` into False and `1e-5` into text, keeps the last of two equal keys, and
-expands aliases without bound. Here only `true` and `false` are booleans, `1e-5` is a number, a key
-stands once, and aliases and tags (`!!set`, `!!python/...`) are refused. Nothing is converted to
-please a field, except an integer that stands where a float is wanted. Size, nesting and the number
-of values are bounded, so that any text is read, or refused, within a second.
+expands aliases without a limit. Here only `true` and `false` are booleans, `1e-5` is a number, a
+key may occur once, and aliases and tags (`!!set`, `!!python/...`) are refused. Values are not
+converted to fit a field, except an integer for a float. Size, nesting and the number of values are
+limited, so that any text is read or refused within a second.
 """
 
 import difflib
@@ -24,14 +24,14 @@ import yaml
 from trl_ablate.errors import ConfigurationError
 
 MAX_BYTES = 200_000
-"""A recipe is a page of text; anything larger is a mistake, and is not parsed."""
+"""A recipe has about a page of text; a larger file is a mistake and is not parsed."""
 MAX_VALUES, MAX_DEPTH = 5_000, 40
-"""Keys and values of a text together, and how deep they are nested."""
+"""Limits for the number of keys and values together, and for their nesting."""
 MAX_INT = 2**63 - 1
 """The largest integer of torch, numpy and Arrow."""
 
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
-"""Control characters and halves of surrogate pairs: no file name and no JSON can hold them."""
+"""Control characters and halves of surrogate pairs: file names and JSON cannot contain them."""
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 """How JSON writes a character above U+FFFF in ASCII."""
 
@@ -41,15 +41,15 @@ def _joined(pair: re.Match[str]) -> str:
 
 
 def check_readable(what: str, text: str) -> None:
-    """Refuse what no recipe can hold, either."""
+    """Refuse the characters that a recipe cannot contain either."""
     if found := _UNREADABLE.search(text):
         raise ConfigurationError(
-            f"{what} is '{brief(text)}', where {found[0]!a} is no readable character; remove it"
+            f"{what} is '{brief(text)}', where {found[0]!a} is not a readable character; remove it"
         )
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """The YAML 1.2 core schema: no aliases, no tags, every key once, and bounds on the whole."""
+    """The YAML 1.2 core schema without aliases, tags and repeated keys, and with size limits."""
 
     yaml_implicit_resolvers: typing.ClassVar[dict] = {}
     _values = _depth = 0
@@ -62,7 +62,7 @@ class _StrictLoader(yaml.SafeLoader):
         self._values += 1
         self._depth += 1
         if self._values > MAX_VALUES:
-            raise yaml.YAMLError(f"it holds more than {MAX_VALUES} keys and values; shorten it")
+            raise yaml.YAMLError(f"it contains more than {MAX_VALUES} keys and values; shorten it")
         if self._depth > MAX_DEPTH:
             raise yaml.YAMLError(f"it is nested too deeply (more than {MAX_DEPTH} levels)")
         node = super().compose_node(parent, index)
@@ -73,7 +73,9 @@ class _StrictLoader(yaml.SafeLoader):
         text = _PAIR.sub(_joined, super().construct_scalar(node))
         if found := _UNREADABLE.search(text):
             line = node.start_mark.line + 1
-            raise yaml.YAMLError(f"{found[0]!a} in line {line} is no readable character; remove it")
+            raise yaml.YAMLError(
+                f"{found[0]!a} in line {line} is not a readable character; delete it"
+            )
         return text
 
     def construct_mapping(self, node, deep=False):
@@ -84,7 +86,7 @@ class _StrictLoader(yaml.SafeLoader):
                 raise yaml.YAMLError(f"the key {brief(repr(key))} is not text")
             if key in seen:
                 line = key_node.start_mark.line + 1
-                raise yaml.YAMLError(f"the key '{brief(key)}' stands twice (again in line {line})")
+                raise yaml.YAMLError(f"the key '{brief(key)}' occurs twice (again in line {line})")
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -109,10 +111,10 @@ _StrictLoader.add_implicit_resolver(
 
 
 def _decimal(loader: _StrictLoader, node: yaml.ScalarNode) -> int:
-    """`010` is ten here; YAML 1.1 reads it as eight."""
+    """`010` is ten here; in YAML 1.1 it is eight."""
     digits = loader.construct_scalar(node)
     if len(digits) > sys.float_info.max_10_exp:
-        raise yaml.YAMLError(f"{brief(digits)} is too large for a number")
+        raise yaml.YAMLError(f"{brief(digits)} is too large a number")
     return int(digits)
 
 
@@ -120,7 +122,7 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:int", _decimal)
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text; raises `ValueError` with one line that says what is wrong."""
+    """The value of a YAML text; raises `ValueError` with a one-line message."""
     try:
         return yaml.load(text, Loader=_StrictLoader)
     except yaml.MarkedYAMLError as error:
@@ -134,15 +136,15 @@ def parse_yaml(text: str) -> Any:
 
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
     """The settings in a YAML file; `what` names the kind of file in messages."""
-    if not os.path.exists(path):  # as Path.exists, but a name that no file can have is just absent
+    if not os.path.exists(path):  # Path.exists raises for an impossible name
         raise ConfigurationError(f"{what} {brief(path, 300)} does not exist{_nearest_file(path)}")
     if path.is_dir():
         raise ConfigurationError(f"{what} {path} is a directory; name a .yaml file in it")
     if not path.is_file():
-        raise ConfigurationError(f"{what} {path} is no file; name a .yaml file")
+        raise ConfigurationError(f"{what} {path} is not a regular file; name a .yaml file")
     if path.stat().st_size > MAX_BYTES:
         raise ConfigurationError(
-            f"{what} {path} has {path.stat().st_size} bytes; more than {MAX_BYTES} is no {what}"
+            f"{what} {path} has {path.stat().st_size} bytes; the limit is {MAX_BYTES}"
         )
     try:
         settings = parse_yaml(path.read_text(encoding="utf-8"))
@@ -158,26 +160,26 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
         raise ConfigurationError(f"{what} {path} is empty; give it at least one `key: value` line")
     if not isinstance(settings, dict):
         raise ConfigurationError(
-            f"{what} {path} holds a {type(settings).__name__}; it has to be `key: value` lines"
+            f"{what} {path} contains a {type(settings).__name__}; write `key: value` lines"
         )
     return settings
 
 
 def brief(what: object, limit: int = 80) -> str:
-    """A text for a message: in one line, every character visible, and not longer than `limit`."""
+    """A text for a message: one line, only visible characters, and not longer than `limit`."""
     line = " ".join(str(what).split())
     line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the known name that is closest, or nothing."""
+    """`; did you mean 'x'?` for the closest known name, or an empty text."""
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def check_value(name: str, value: Any, hint: Any) -> Any:
-    """`value`, if the type `hint` admits it; a whole number becomes a float where one is wanted."""
+    """`value`, if the type `hint` admits it; an integer for a float field becomes a float."""
     for number in _numbers(value):
         if not math.isfinite(number):
             raise ConfigurationError(f"{name} is {_shown(value)}; it has to be a finite number")
@@ -226,7 +228,7 @@ def _match(value: Any, hint: Any) -> tuple[bool, Any]:
 
 
 def describe(hint: Any) -> str:
-    """What a type hint admits, in words."""
+    """What a type hint admits, as text."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(describe(part) for part in _kinds(parts)))
@@ -244,7 +246,7 @@ def describe(hint: Any) -> str:
 
 
 def admits(hint: Any, kind: type) -> bool:
-    """Whether `kind` (bool, str, list, ...) is among what `hint` admits."""
+    """Whether `hint` admits the type `kind` (bool, str, list, ...)."""
     if get_origin(hint) in (Union, types.UnionType):
         return any(admits(part, kind) for part in get_args(hint))
     return hint is kind or get_origin(hint) is kind

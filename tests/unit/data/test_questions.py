@@ -40,7 +40,7 @@ SELECTED = {field.name for field in dataclasses.fields(Selection)}
 
 
 def load(name: str, **given):
-    """Questions of the `Source` and the `Selection` that have these values."""
+    """The questions for a `Source` and a `Selection` with these values."""
     selection = {key: given.pop(key) for key in SELECTED & given.keys()}
     return load_questions(Source(name, **given), Selection(**selection))
 
@@ -100,7 +100,7 @@ def test_parquet(tmp_path):
         pyarrow.Table.from_pylist([GOOD, {"question": "?", "answer": None}]),
         tmp_path / "bad.parquet",
     )
-    with pytest.raises(ConfigurationError, match=r"bad\.parquet, row 2: nothing in column"):
+    with pytest.raises(ConfigurationError, match=r"bad\.parquet, row 2: no value in column"):
         load(str(tmp_path / "bad.parquet"), split="train")
 
 
@@ -119,13 +119,13 @@ BAD_LINES = [
     (b'{"question": "\xff", "answer": "2"}', r"not UTF-8 \(byte 15 of the line\)"),
     (b"[1, 2]", "a JSON list, not an object"),
     ({"question": "1+1?"}, "no column 'answer' or 'solution'; the row has 'question'"),
-    ({"question": "1+1?", "answer": None}, "nothing in column 'answer'"),
+    ({"question": "1+1?", "answer": None}, "no value in column 'answer'"),
     ({"question": "1+1?", "answer": ""}, "empty answer"),
     ({"question": " \n", "answer": "2"}, "empty question"),
     ({"problem": "", "answer": "2"}, "empty problem"),
-    ({"question": "1+1?", "answer": ["2"]}, "column 'answer' holds a list, not text"),
+    ({"question": "1+1?", "answer": ["2"]}, "column 'answer' contains a list, not text"),
     ({"question": "1+1?", "answer": True}, "column 'answer' holds a bool, not text"),
-    ({"question": "1+1?", "answer": float("nan")}, "nothing in column 'answer'"),
+    ({"question": "1+1?", "answer": float("nan")}, "no value in column 'answer'"),
     ({"question": "1+1?", "answer": "so it is ####"}, "empty answer in column 'answer'"),
     ({"question": "1+1?", "solution": "it is 2"}, r"no \\boxed in column 'solution'"),
     ({"answer": "2"}, "no column 'question' or 'problem'"),
@@ -252,7 +252,7 @@ DatasetInfo(
 
 
 def test_offline_with_a_cached_dataset(tmp_path):
-    """In another process, since `datasets` reads its settings when it is imported."""
+    """In another process, because `datasets` reads its settings when it is imported."""
     cache = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path)}
     subprocess.run([sys.executable, "-c", CACHED_DATASET, str(tmp_path)], check=True, env=cache)
     code = (
@@ -283,7 +283,7 @@ def test_math_and_gsm8k(shared_data, caplog):
         )
     }
     assert sizes == {
-        ("math", "train"): 7498,  # two of the 7500 come without an answer
+        ("math", "train"): 7498,  # two of the 7500 have no answer
         ("math", "validation"): 5000,
         ("gsm8k", "train"): 7473,
         ("gsm8k", "test"): 1319,
@@ -309,7 +309,7 @@ def test_a_task_names_its_sources_and_what_is_taken_of_them():
 
 
 class WordTokenizer:
-    """Counts words; enough to count tokens with."""
+    """Counts words, which is enough to test the counting of tokens."""
 
     def __call__(self, text, **kwargs):
         return {"input_ids": text.split()}
@@ -361,7 +361,7 @@ def test_a_prompt_as_long_as_the_limit_is_kept(tmp_path, caplog):
 def test_fewer_questions_than_a_rollout_batch_takes_are_refused(
     tmp_path, monkeypatch, settings, questions
 ):
-    """Before the model is loaded: TRL would train zero steps without a word."""
+    """Before the model is loaded: TRL would train zero steps without any message."""
     from trl_ablate import load_recipe
     from trl_ablate.recipe.places import SHIPPED
     from trl_ablate.training import building
@@ -408,11 +408,11 @@ def test_evaluation_sets_are_drawn_like_the_main_one_and_leave_it_as_it_is(tmp_p
 
 
 def test_half_a_character_is_a_defect_of_its_row(tmp_path):
-    """JSON can write it, and neither Arrow nor a tokenizer can hold it; a pair is a character."""
+    """JSON can contain it, but Arrow and tokenizers cannot; a whole pair is a character."""
     file = tmp_path / "questions.jsonl"
     texts = ("a \\ud83d\\ude00", "b \\uD800")
     file.write_text("".join(f'{{"question": "{text}", "answer": "1"}}\n' for text in texts))
-    with pytest.raises(ConfigurationError, match=r"line 2: .*\\ud800, which is half a character"):
+    with pytest.raises(ConfigurationError, match=r"line 2: .*ud800, which is half of a surr"):
         load_questions(str(file), split="train")
     kept = load_questions(str(file), split="train", skip_bad_rows=True)
     assert kept["question"][:] == ["a \U0001f600"]

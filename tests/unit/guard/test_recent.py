@@ -1,4 +1,4 @@
-"""What is usual, what is late, and whether the early warnings are early: on recorded runs.
+"""The usual level, the recent steps, and whether early warnings are early: on recorded runs.
 
 `tests/data/early_warnings.csv` holds six runs of the miniature, made by
 `scripts/train.py recipes/sft_final.yaml --profile miniature --lr_scheduler_type
@@ -33,7 +33,7 @@ def recorded():
 
 
 def first_alerts(rows):
-    """The step at which each rule spoke first."""
+    """The first step at which each rule fired."""
     guard, first = Guard(GuardArguments()), {}
     for row in rows:
         for alert in guard.observe(row):

@@ -1,4 +1,4 @@
-"""Every rule of the guard: where it speaks, where it is silent, and that it says a thing once."""
+"""Every rule of the guard: when it fires, when it does not, and that it fires once."""
 
 import math
 
@@ -105,7 +105,7 @@ def spreads(*values):
 
 
 def test_groups_whose_lengths_come_to_differ_again_are_told():
-    learns = spreads(*[0.1 - i / 500 for i in range(40)])  # 0.031 is the least mean of ten
+    learns = spreads(*[0.1 - i / 500 for i in range(40)])  # 0.031 is the lowest mean of ten
     assert alerts(learns) == []
     assert alerts([*learns, *spreads(*[0.05] * 20)]) == []
     assert alerts([*learns, *spreads(*[0.055] * 20)]) == [("length_spread", 50)]

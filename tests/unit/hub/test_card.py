@@ -1,4 +1,4 @@
-"""What a run publishes: its card, its picture, the files that are chosen, and what is masked."""
+"""What a run publishes: its card, its picture, the chosen files, and what is masked."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_the_metadata_names_base_data_licence_and_result(finished):
     assert (metadata["license"], metadata["library_name"]) == ("apache-2.0", "transformers")
     assert {"trl", "grpo", "trl-ablate"} <= set(metadata["tags"])
     [result] = metadata["model-index"][0]["results"]
-    assert result["metrics"][0]["value"] == 0.6  # of the best model, which the root holds
+    assert result["metrics"][0]["value"] == 0.6  # of the best model, which is at the root
 
 
 def test_the_card_says_what_changed_what_came_out_and_how_to_do_it_again(finished):
@@ -92,7 +92,7 @@ def test_the_card_says_what_changed_what_came_out_and_how_to_do_it_again(finishe
         "| `eval_reward` | 0.030 ± 0.012 | 0.600 ± 0.012 | 0.010 ± 0.012 |",
         "| `eval_mean_length` | 341.2 | 341.2 | 341.2 |",
         "one standard error over the 1024 questions of this one run",
-        "picked from 4 evaluations",  # a step that stands twice counts once
+        "chosen from 4 evaluations",  # a step that occurs twice counts once
         "accelerate launch scripts/train.py recipes/lr_1e-4.yaml --note 'two words' "
         f"--hub_token '{MASK}'",
         f"At commit `{'c' * 40}`:",
@@ -126,7 +126,7 @@ def test_the_miniature_and_local_folders_are_no_ids_of_the_hub(finished):
     finished.config["task"]["starts"] = {"sft_mid": "miniature/sft_mid"}
     metadata, text = card_of(finished)
     assert not {"base_model", "datasets", "model-index"} & set(metadata)
-    assert "a model to study the method with" in text
+    assert "a model for studying the method" in text
     finished.config["task"] |= {"start": "base", "dataset": "./rows.jsonl"}
     finished.config["model"]["model_name_or_path"] = "/data/model"
     metadata, _ = card_of(finished)
@@ -194,14 +194,14 @@ def test_a_half_written_last_line_is_left_out(directory):
         (lambda path: write_json(path / "run.json", {"status": "running"}), "is running; publish"),
         (
             lambda path: (path / "checkpoint_last" / "model.safetensors").unlink(),
-            "checkpoint_last is no whole model: a .safetensors file is missing",
+            "checkpoint_last is not a complete model: a .safetensors file is missing",
         ),
         (
             lambda path: write_json(
                 path / "checkpoint_best" / "model.safetensors.index.json",
                 {"weight_map": {"a": "model-00001-of-00002.safetensors"}},
             ),
-            "checkpoint_best is no whole model: model-00001-of-00002.safetensors is missing",
+            "checkpoint_best is not a complete model: model-00001-of-00002.safetensors is missing",
         ),
     ],
 )

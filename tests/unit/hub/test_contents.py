@@ -70,7 +70,7 @@ def test_a_link_is_refused_with_what_to_do(run, tmp_path, name, make):
     else:
         outside.write_text('{"step": 1}\n')
     make(outside, file)
-    with pytest.raises(ConfigurationError, match="link.*put a copy"):
+    with pytest.raises(ConfigurationError, match="link.*replace it by a copy"):
         files_of(run)
 
 
@@ -89,7 +89,7 @@ def test_a_dangling_link_is_refused(run):
 
 
 def test_equal_files_of_a_run_may_share_their_content(run):
-    """As tools that remove duplicates leave them."""
+    """Hard links, as tools that remove duplicates create them."""
     best, last = (
         run.path / name / "tokenizer.json" for name in ("checkpoint_best", "checkpoint_last")
     )

@@ -1,4 +1,4 @@
-"""`recipes/accelerate`: accelerate reads them, and they leave to the recipe what is its own."""
+"""`recipes/accelerate`: accelerate reads them, and they set nothing that a recipe sets."""
 
 import pytest
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
@@ -15,7 +15,7 @@ def test_there_is_one_for_every_way_to_share_the_work():
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_accelerate_reads_it(file):
-    """Unknown keys raise there."""
+    """Accelerate raises for unknown keys."""
     config = load_config_from_file(str(file))
     assert isinstance(config, ClusterConfig)
     assert config.distributed_type == KINDS[file.stem]

@@ -13,14 +13,14 @@ LONGEST = 100
 
 
 def question_of(text: str) -> str:
-    """The first line of a recipe, without its label; every question fits one line."""
+    """The first line of a recipe, without its label; every question has one line."""
     (found,) = re.findall(r"^# Question: +(.+)$", text, flags=re.MULTILINE)
     assert text.startswith("# Question: ")
     return found
 
 
 def is_a_question(line: str) -> bool:
-    """Short, and a sentence: `Does it …?`, with a remark in brackets at most."""
+    """A short sentence: `Does it …?`, with at most a remark in brackets."""
     return len(line) <= LONGEST and bool(re.fullmatch(r"[A-Z][^?]*\?( \([^?]+\))?", line))
 
 

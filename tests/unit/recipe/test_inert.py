@@ -1,4 +1,4 @@
-"""Settings that are reported as inert, where no gradient is needed to see it."""
+"""Settings that are reported as inert, for which no gradient is needed to show it."""
 
 import pytest
 from trl import ModelConfig

@@ -1,4 +1,4 @@
-"""Recipes that were damaged: each resolves to values of the declared types, or ends in a sentence.
+"""Damaged recipes: each resolves to values of the declared types, or is refused with a message.
 
 A case is a shipped recipe, a mutation and a seed; the same number is the same case in every run.
 """
@@ -122,7 +122,7 @@ def without(text: str, key: str) -> str:
 
 
 def is_of_type(value: object, hint: typing.Any) -> bool:
-    """Whether a value is of a declared type; `bool` is no number, a whole number is one."""
+    """Whether a value is of a declared type; `bool` is not a number, an integer is one."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if hint is typing.Any:
         return True
@@ -142,7 +142,7 @@ def is_of_type(value: object, hint: typing.Any) -> bool:
 
 
 def check_case(number: int, folder: Path) -> bool:
-    """Load the recipe of that number; whether it resolved."""
+    """Load the recipe with that number; whether it resolved."""
     draw = random.Random(number)
     arm, key = draw.choice(ARMS), draw.choice(sorted(known_fields()))
     mutated = draw.choice(MUTATIONS)(arm.read_text(encoding="utf-8"), key, draw)
@@ -170,7 +170,7 @@ def check_case(number: int, folder: Path) -> bool:
 
 @pytest.fixture
 def nothing_is_left_behind(tmp_path, monkeypatch):
-    """No file, no process and no environment comes of a recipe that is read."""
+    """Reading a recipe creates no file and no process and changes no environment variable."""
     inside = tmp_path / "here"
     inside.mkdir()
     monkeypatch.chdir(inside)

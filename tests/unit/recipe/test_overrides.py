@@ -1,4 +1,4 @@
-"""Words of a command line: a text is itself, and every value has words that give it back."""
+"""Words of a command line: text stays unchanged, and every value can be written as words."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def from_recipe(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_study(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """The settings that the words of a study's run give."""
+    """The settings from the words of a study's run."""
     study = {"question": "q", "arms": ["grpo.yaml"], "seeds": [0], "profile": "miniature"}
     file = folder / "study.yaml"
     file.write_text(json.dumps({**study, "overrides": values}), encoding="utf-8")
@@ -81,7 +81,7 @@ def test_a_word_for_a_text_is_that_text(words, key, value):
 
 @pytest.mark.parametrize("word", ["a\0", "\udcff", "\x1b[31m"])
 def test_a_word_that_no_recipe_can_hold_is_refused(word):
-    with pytest.raises(ConfigurationError, match=r"--run_name .* is no readable character"):
+    with pytest.raises(ConfigurationError, match=r"--run_name .* is not a readable character"):
         read_overrides(["--run_name", word])
 
 
@@ -133,7 +133,7 @@ def test_a_study_hands_texts_on_as_they_are(tmp_path):
 
 
 def test_every_setting_has_words():
-    """Whatever a shipped recipe resolves to can be given on a command line."""
+    """Every resolved setting of a shipped recipe can be given on a command line."""
     for recipe in sorted(SHIPPED.glob("*.yaml")):
         given = {key: value for key, value in read_mapping(recipe, "recipe").items()}
         given = checked({k: v for k, v in given.items() if k in known_fields()}, recipe)

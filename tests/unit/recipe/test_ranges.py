@@ -1,4 +1,4 @@
-"""Settings that would raise under way, or be ignored, end in one sentence before a model loads."""
+"""Settings that would raise during a run, or be ignored, are refused before a model loads."""
 
 import dataclasses
 
@@ -55,10 +55,13 @@ def resolve(**settings):
         ({"sync_ref_model": True}, "sync_ref_model is true, but beta is 0"),
         ({"remove_unused_columns": True}, "remove_unused_columns is true, but the gold answer"),
         ({"report_to": ["none", "x"]}, "report_to is 'x'; it takes all, "),
-        ({"metric_for_best_model": "x"}, "metric_for_best_model 'x' is no metric of this eval"),
+        ({"metric_for_best_model": "x"}, "metric_for_best_model 'x' is not a metric of this eval"),
         ({"metric_for_best_model": "eval_rewrd"}, "did you mean 'eval_reward'"),
-        ({"generation_kwargs": "x"}, "generation_kwargs is the text 'x', which is no JSON mapping"),
-        ({"stop": [""]}, "stop holds an empty text, which ends nothing"),
+        (
+            {"generation_kwargs": "x"},
+            "generation_kwargs is the text 'x', which is not a JSON mapping",
+        ),
+        ({"stop": [""]}, "stop contains an empty text, which ends nothing"),
     ],
 )
 def test_what_would_raise_under_way_does_not_resolve(settings, said):

@@ -1,4 +1,4 @@
-"""Recipes: layers, strictness, and what each shipped one resolves to."""
+"""Recipes: layers, strict reading, and the resolved settings of each shipped one."""
 
 import re
 from pathlib import Path
@@ -155,25 +155,25 @@ def test_command_line(words, key, value):
 BAD_FILES = {
     "duplicate key": (
         "beta: 0.1\nepsilon: 0.2\nbeta: 0.3",
-        "'beta' stands twice (again in line 3)",
+        "'beta' occurs twice (again in line 3)",
     ),
     "missing base": ("extends: grop.yaml", "does not exist"),
     "itself": ("extends: arm.yaml", "extends itself"),
     "empty": ("", "is empty"),
     "only comments": ("# nothing\n", "is empty"),
     "not YAML": ("a: [1, 2", "is not valid YAML"),
-    "a list": ("- a\n- b", "holds a list"),
-    "a word": ("hello", "holds a str"),
+    "a list": ("- a\n- b", "contains a list"),
+    "a word": ("hello", "contains a str"),
     "alias": ("run_name: &x a\nproject: *x", "aliases"),
     "a number as key": ("1: 2", "the key 1 is not text"),
     "tag": ("run_name: !!python/object:os.system x", "tags (!name) are not allowed"),
     "harmless tag": ("stop: !!set {a}", "tags (!name) are not allowed"),
     "bomb": ("a: &a [x]\nb: [*a, *a]", "aliases"),
     "many": ("stop: [" + "a," * 9000 + "]", "more than 5000 keys and values"),
-    "long number": ("beta: " + "9" * 400, "is too large for a number"),
-    "NUL": ('run_name: "a\\0"', "'\\x00' in line 1 is no readable character"),
-    "half a character": ('run_name: "\\ud800"', "'\\ud800' in line 1 is no readable character"),
-    "a base without end": ("extends: /dev/zero", "is no file"),
+    "long number": ("beta: " + "9" * 400, "is too large a number"),
+    "NUL": ('run_name: "a\\0"', "'\\x00' in line 1 is not a readable character"),
+    "half a character": ('run_name: "\\ud800"', "'\\ud800' in line 1 is not a readable character"),
+    "a base without end": ("extends: /dev/zero", "is not a regular file"),
     "not UTF-8": (b"run_name: \xff\xfe", "not UTF-8"),
     "huge": ("run_name: " + "x" * 300_000, "more than 200000"),
     "deep": ("stop: " + "[" * 5000, "nested too deeply"),
@@ -293,7 +293,7 @@ def test_overriding_half_a_template_warns_with_both_names():
 
 
 def test_the_engine_s_length_limits_prompts():
-    """2048 tokens of context less completions of 1024."""
+    """2048 tokens of context minus 1024 tokens of completion."""
     grpo = SHIPPED / "grpo.yaml"
     assert load_recipe(grpo, "h100").task.max_prompt_length == 1024
     assert load_recipe(grpo, "h100", {"max_prompt_length": 300}).task.max_prompt_length == 300
@@ -329,15 +329,15 @@ LOW_RATES = {"learning_rate": 1e-6}
 )  # fmt: skip
 def test_updates_too_small_for_the_weights_are_warned_about(profile, settings, warned):
     found = load_recipe(SHIPPED / "grpo.yaml", profile, settings).warnings
-    assert [w for w in found if "most updates round to nothing" in w] == found
+    assert [w for w in found if "most updates are rounded away" in w] == found
     assert bool(found) is warned
 
 
 def test_shipped_recipes_train_weights_that_move():
-    """All but the one that says so: TRL casts what continuous batching generates with."""
+    """All but one, which declares it: TRL casts the model that continuous batching uses."""
     for arm in ARMS:
         for profile in PROFILES:
-            vanish = [w for w in load_recipe(arm, profile).warnings if "round to nothing" in w]
+            vanish = [w for w in load_recipe(arm, profile).warnings if "rounded away" in w]
             assert bool(vanish) is (arm.stem == "continuous_batching" and profile != "miniature")
 
 
@@ -386,9 +386,9 @@ def test_named_evaluation_sets_give_metrics_that_can_be_the_best():
     ("settings", "said"),
     [
         ({"best_metric": "eval_rewards"}, "did you mean 'eval_reward'"),
-        ({"best_metric": "eval_pass@4"}, "is no metric of this evaluation"),
+        ({"best_metric": "eval_pass@4"}, "is not a metric of this evaluation"),
         ({"eval_sets": {"mine": "a.jsonl"}, "best_metric": "eval_our_reward"}, "no metric of"),
-        ({"eval_sets": {"answer": "a.jsonl"}}, "two meanings to 'eval_answer_reward'"),
+        ({"eval_sets": {"answer": "a.jsonl"}}, "the metric 'eval_answer_reward' twice"),
         ({"eval_sets": {"my set": "a.jsonl"}}, "eval_sets has 'my set'"),
         ({"eval_sets": {"mine": 3}}, "{'mine': 3}; it takes a mapping .text each."),
         ({"eval_sets": {"mine": ""}}, "eval_sets has 'mine': ''"),

@@ -23,8 +23,10 @@ from tests.support.synthetic_study import (
     write_study,
 )
 from trl_ablate import ConfigurationError
+from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.untrusted import for_markdown
 from trl_ablate.study.report.analysis import analyse
+from trl_ablate.study.report.background import commands
 from trl_ablate.study.report.curves import (
     Run,
     Series,
@@ -217,6 +219,27 @@ def test_what_a_report_holds(tmp_path):
     rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open(encoding="utf-8")))
     assert [row["status"] for row in rows[6:]] == ["failed", "interrupted", "to do"]
     assert len(rows) == 9 and rows[0]["last_step"] == "20"
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        (SHIPPED / "grpo.yaml", "recipes/grpo.yaml"),
+        (SHIPPED / "studies" / "aa" / "study.yaml", "recipes/studies/aa/study.yaml"),
+        (Path("/another/checkout/recipes/grpo.yaml"), "recipes/grpo.yaml"),
+        (Path("mine/own.yaml"), "mine/own.yaml"),
+        (Path("/elsewhere/own.yaml"), "own.yaml"),
+        (Path("/elsewhere/recipes/own.yaml"), "own.yaml"),
+    ],
+)
+def test_commands_name_shipped_files_as_a_checkout_has_them(file, shown, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan({"grpo": {"top": 0.8}})
+    runs = tuple(replace(run, words=(str(file), "--seed", "0")) for run in plan.arms[0].runs)
+    code = commands(replace(plan, arms=(replace(plan.arms[0], runs=runs),)), file).blocks
+    texts = [block.text for block in code if isinstance(block, Code)]
+    assert texts[0].splitlines()[1] == f"python scripts/study.py run {shown}"
+    assert texts[1] == f"accelerate launch scripts/train.py {shown} --seed 0"
 
 
 def test_a_report_of_nothing_says_so(tmp_path):

@@ -1,5 +1,4 @@
-"""What stands behind the numbers of a report: samples of what the arms said, machine and
-commands."""
+"""The background of a report's numbers: sample responses, machines and commands."""
 
 import json
 import math
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.files import read_jsonl
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.report.analysis import Analysis
@@ -21,6 +21,8 @@ from trl_ablate.study.report.document import Block, Code, Grid, Items, Section, 
 SAMPLE_CHARACTERS = 700
 _OF_A_STEP = re.compile(r"step_[0-9]+\.jsonl")
 """What a run writes; a person's own file beside it is left alone."""
+IN_A_CHECKOUT = Path("recipes")
+"""Where a checkout has the shipped recipes and studies."""
 
 
 def samples(analysis: Analysis) -> Section | None:
@@ -76,8 +78,7 @@ def _shortened(value: Any) -> str:
 
 
 def environment(runs: Sequence[Run]) -> Section:
-    """Versions, machines and commits of the runs; where they are not all of one, how many of
-    each."""
+    """Versions, machines and commits of the runs; if they differ, how many runs have each."""
     records = [run.record for run in runs if run.record]
     rows = [
         ["commit", _counted(_commit(record) for record in records)],
@@ -93,7 +94,7 @@ def environment(runs: Sequence[Run]) -> Section:
 
 
 def commands(plan: Plan, study: Path) -> Section:
-    """How to do it again: the study, and each arm by itself."""
+    """The commands that repeat the study, and each arm alone."""
     shown = shortest(study)
     lines = [f"python scripts/study.py {word} {shown}" for word in ("plan", "run", "report")]
     singles = [_single(arm.runs[0].words) for arm in plan.arms]
@@ -109,9 +110,26 @@ def _single(words: Sequence[str]) -> str:
 
 
 def shortest(path: Path) -> str:
-    """Relative to where the command runs, so that a report tells nothing of the machine."""
-    relative = os.path.relpath(path.resolve())
-    return path.name if relative.startswith("..") else relative
+    """A file's path for a command that runs in a checkout. It shows nothing of the machine.
+
+    A shipped file has its path in the checkout. Any other file is relative to the current folder;
+    outside of it, only the name is given.
+    """
+    path = path.resolve()
+    if path.is_relative_to(SHIPPED):
+        return str(IN_A_CHECKOUT / path.relative_to(SHIPPED))
+    relative = os.path.relpath(path)
+    if not relative.startswith(".."):
+        return relative
+    return _in_another_checkout(path) or path.name
+
+
+def _in_another_checkout(path: Path) -> str | None:
+    """The path of a shipped file that lies in another checkout or installed package: a plan keeps
+    the paths of the checkout that made it."""
+    roots = [folder for folder in path.parents if folder.name in (IN_A_CHECKOUT.name, SHIPPED.name)]
+    tails = [path.relative_to(root) for root in roots]
+    return next((str(IN_A_CHECKOUT / tail) for tail in tails if (SHIPPED / tail).is_file()), None)
 
 
 def seeds_answer(plan: Plan) -> Section | None:
