@@ -214,7 +214,7 @@ class AblationConfig(GRPOConfig):
         """How many consecutive microbatches are regrouped by length together; 1 if none.
 
         To keep its gradient, an optimizer step has to include the whole group. If neither the
-        rollout batch nor the optimizer step divides the other, some step has only a part of a group.
+        rollout batch nor the optimizer step divides the other, a step may have a part of a group.
         """
         steps: Any = self.steps_per_generation
         smaller, larger = sorted((steps, self.gradient_accumulation_steps))
