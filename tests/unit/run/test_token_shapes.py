@@ -1,4 +1,4 @@
-"""What is masked by its shape alone, and what has to stay. No token here is real, or whole."""
+"""Which texts are masked by their shape, and which are not. No token here is real or whole."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Texts of other people, as a terminal, Markdown, HTML and a picture get them."""
+"""Untrusted text, made safe for a terminal, Markdown, HTML and pictures."""
 
 import io
 import re
@@ -142,7 +142,7 @@ def test_no_text_adds_an_element_or_an_attribute_to_a_page(text):
 
 
 def printed(*things, **settings) -> str:
-    """What a colour terminal gets."""
+    """The output on a terminal with colours."""
     file = io.StringIO()
     console = SafeConsole(
         file=file, force_terminal=True, color_system="truecolor", width=10_000, **settings
