@@ -23,7 +23,7 @@ from tests.support.rows import without_times
 from tests.support.trainers import ON_CPU, digits
 
 PLAIN = {"trim_microbatches": False, "regroup_by_length": False, "reuse_forward": False}
-"""No speed-up: each sums in another order than TRL does."""
+"""Without speed-ups: each of them sums in another order than TRL does."""
 
 PROMPTS = [f"User: {a}+{a * a}=?\nAssistant:{' <think>' * (a % 3)}" for a in range(1, 40)]
 

@@ -8,7 +8,7 @@ from trl_ablate.run import folders
 from trl_ablate.run.folders import part_of, put_back, replace_folder, where_it_stands
 
 CHANGES = {"replace": folders.os, "rmtree": folders.shutil}
-"""All that the swap does to the disk, and where it finds it."""
+"""The functions by which a replacement changes the disk, and the modules that have them."""
 KILLED = 9
 
 

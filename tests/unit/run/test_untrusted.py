@@ -30,7 +30,7 @@ UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
 )
 PIECES = re.compile(r"\x1b(\[[0-9;]*m)?")
-"""What Rich may write of its own: colours."""
+"""The control sequences that Rich itself may write: colours."""
 
 
 @pytest.mark.parametrize(

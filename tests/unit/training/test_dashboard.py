@@ -27,7 +27,7 @@ ROWS = [
     {"step": 3, "timestamp": "4", "train/global_step": 2, "eval/reward": 0.5},
     {"step": 4, "timestamp": "5", "train/global_step": 2, "train/reward": 0.3},
 ]
-"""What trackio has of a run that was resumed after its first step."""
+"""The rows that trackio has of a run that was resumed after its first step."""
 
 
 def config(**settings):
