@@ -143,7 +143,7 @@ def test_sigterm_to_the_launcher_alone_reaches_the_training(tmp_path, whole, lau
     process = start(output, OFF_POLICY, "--save_steps", "100", launcher=launcher)
     wait_for_step(output, process)
     process.send(signal.SIGTERM)
-    assert "--resume continues" in finish(process, code)  # when the last process is gone
+    assert "--resume continues" in finish(process, code)  # when the last process has ended
     record = json.loads((output / "run.json").read_text())
     assert (record["status"], record["reason"]) == ("stopped", "ended by SIGTERM")
     assert not (output / ".running").exists()
