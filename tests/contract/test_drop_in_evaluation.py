@@ -165,12 +165,12 @@ def test_an_empty_set_is_not_replaced_by_the_default_one(both):
 def test_stocks_evaluation_of_sets_beside_the_main_one_is_refused(both):
     """Stock would log all of these sets as `eval_reward`."""
     rows = Dataset.from_list(ROWS[:3])
-    with pytest.raises(ConfigurationError, match="under the same names.*leave out eval_sets .b."):
+    with pytest.raises(ConfigurationError, match="under the same names.*remove eval_sets .b."):
         both(eval_dataset={"": rows, "b": rows}).ours(**WATCHED, evaluation="trl")
 
 
 def test_no_set_at_all(both):
-    with pytest.raises(ConfigurationError, match="there is no evaluation set; give"):
+    with pytest.raises(ConfigurationError, match="there is no evaluation set; pass"):
         both(eval_dataset=None).ours().evaluate()
 
 

@@ -1,4 +1,4 @@
-"""`scripts/bench.py`: every mode measures what it says, and ours is the same step, only faster."""
+"""`scripts/bench.py`: every mode measures what it claims, and our step is the same but faster."""
 
 import json
 import os

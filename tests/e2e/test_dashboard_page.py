@@ -1,4 +1,4 @@
-"""trackio as a person meets it: runs side by side, curves, rollouts and an alert in a browser."""
+"""trackio as a user sees it in a browser: runs side by side, curves, rollouts and an alert."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def train(folder, output, *words):
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    """Two seeds under one name, the first one resumed: trackio's folder, runs, what was said."""
+    """Two seeds under one name, the first one resumed: trackio's folder, the runs, their output."""
     folder = tmp_path_factory.mktemp("trackio")
     first, second = tmp_path_factory.mktemp("runs") / "0", tmp_path_factory.mktemp("runs") / "1"
     said = train(folder, first, "--seed", "0", "--grpo_steps", "3", "--save_steps", "3", *ALARMED)

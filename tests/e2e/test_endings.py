@@ -1,4 +1,4 @@
-"""How a run that did not reach its last step says so: in its exit code and in `run.json`."""
+"""How a run that did not reach its last step reports it: in its exit code and in `run.json`."""
 
 import json
 import signal

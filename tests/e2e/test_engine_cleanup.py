@@ -1,5 +1,5 @@
-"""Whatever kills the training, no process of its engine stays behind; and an engine that is killed
-is told. Linux only."""
+"""However a training is killed, no process of its engine stays behind, and the death of an engine
+is reported. Linux only."""
 
 import json
 import os

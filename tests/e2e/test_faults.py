@@ -1,9 +1,9 @@
 """Random faults in real runs: none is hidden, and none costs more than the last checkpoint.
 
-Each case is one fault, drawn with its place and its moment from the case's number. The run either
-finishes with the numbers of the undisturbed run, or ends in one of the sentences that are foreseen
-(or by the signal it was sent) and says so in `run.json`; once the fault is mended, `--resume` goes
-on from the last whole checkpoint and ends with the numbers of the undisturbed run, too.
+Each case is one fault; its number decides the place and the moment. The run either finishes with
+the numbers of the undisturbed run, or ends with the message of a known failure (or by the signal it
+was sent) and records it in `run.json`. Once the fault is fixed, `--resume` continues from the last
+whole checkpoint and also ends with the numbers of the undisturbed run.
 `TRL_ABLATE_FAULTS=200` tries that many cases; the checkout must stay as it is while they run.
 """
 
@@ -50,7 +50,7 @@ ASKED_TO_END = {"preempted", "interrupted", "killed", "finished"}
 
 
 class Case:
-    """One run beside its model and data, its fault's random numbers, and how to mend the fault."""
+    """One run beside its model and data, its fault's random numbers, and how to fix the fault."""
 
     def __init__(self, folder: Path, world: Path, number: int):
         self.folder = folder
@@ -78,15 +78,15 @@ class Case:
         time.sleep(self.random.uniform(0, 0.5))
 
     def take(self, files: list[Path], *ways: str) -> None:
-        """Break one of the files in one of the ways; mending puts it back."""
+        """Break one of the files in one of the ways; fixing restores it."""
         file, way = self.random.choice(sorted(files)), self.random.choice(ways)
         self.mend = break_file(file, self.folder / "kept", way, self.random.random())
 
 
 def break_file(file: Path, kept: Path, way: str, cut: float) -> Callable[[], object]:
-    """Delete a file, or cut it off behind a share of its bytes, or overwrite it; how to mend it.
+    """Delete a file, or truncate it, or overwrite a part of it; how to fix it.
 
-    A deleted file is one that was there: what the run has replaced in the meantime is not mended.
+    The fix does not restore a file that the run has replaced in the meantime.
     """
     if way == "delete":
         with suppress(FileNotFoundError):  # the run was faster
@@ -177,7 +177,7 @@ LOADING = ("check_model", "load_tokenizer", "task_dataset", "AblationTrainer")
 
 
 def broken_while_loaded(case: Case) -> Ended:
-    """A file of the model goes, or ends too soon, between two looks at it."""
+    """A file of the model is deleted or truncated between two reads of it."""
     file = case.random.choice(sorted(case.own("model").iterdir()))
     kept, content = case.folder / "kept", file.read_bytes()
     case.mend = lambda: file.write_bytes(content)
@@ -205,7 +205,7 @@ def broken_data(case: Case) -> Ended:
 
 
 def vanishing(case: Case) -> Ended:
-    """A file of the inputs or of the run goes while it runs."""
+    """A file of the inputs or of the run is deleted while it runs."""
     inputs = [*case.own("data").iterdir(), *case.own("model").iterdir()]
     training = case.start()
     case.at_some_moment(training)
@@ -223,7 +223,7 @@ def interrupted(case: Case) -> RunDirectory:
 
 
 def broken_checkpoint(case: Case) -> Ended:
-    """A file of the last checkpoint, after a kill: the whole one before it is gone on from."""
+    """A file of the last checkpoint, after a kill: the run resumes from the whole one before it."""
     folders = sorted(interrupted(case).path.glob("checkpoint-[0-9]*"), key=step_of)
     whole = [folder for folder in folders if is_whole(folder)]
     finished = list(RunDirectory(case.output).metrics())
@@ -312,7 +312,7 @@ def outcome(output: Path) -> tuple[list[dict], list[dict], dict]:
 FORESEEN = [
     text for name, text in vars(failures).items() if name.isupper() and isinstance(text, str)
 ]
-"""All that a run can end with, but for what a `ConfigurationError` says."""
+"""All messages that a run can end with, except those of a `ConfigurationError`."""
 
 
 def is_foreseen(said: str) -> bool:
@@ -347,7 +347,7 @@ def test_a_fault_is_told_or_harmless_and_costs_no_finished_step(
 
 
 def assert_goes_on(ended: Ended, output: Path, checkpoint: Path | None, before: list[dict]) -> None:
-    """From that checkpoint; what was logged until there, times and all, is not done once more."""
+    """The run resumed from that checkpoint; all rows up to it are kept, including their times."""
     assert ended.code == 0, ended.stderr
     words = re.sub(r"\s", "", ended.stdout)  # a terminal's width cuts them into lines
     if checkpoint:
@@ -359,7 +359,7 @@ def assert_goes_on(ended: Ended, output: Path, checkpoint: Path | None, before: 
 
 
 def assert_told(ended: Ended, output: Path) -> None:
-    """One sentence; if it ended a run, its record has it."""
+    """The end was reported in one sentence, without a traceback."""
     assert "Traceback" not in ended.stderr, ended.stderr
     (said,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert ended.code == 2 or is_foreseen(said.removeprefix("error: ")), said

@@ -294,7 +294,7 @@ def fuzzed_grader():
     st.sampled_from(sorted(TEMPLATES)),
 )
 def test_fuzzing_neither_raises_nor_hangs(fuzzed_grader, pairs, template):
-    """Both the answer and the reference are arbitrary, and so is what stands around the answer."""
+    """The answer, the reference and the text around the answer are arbitrary."""
     answers, golds = zip(*pairs, strict=True)
     start = time.monotonic()
     verdicts = fuzzed_grader.grade(answers, golds)

@@ -1,4 +1,4 @@
-"""What a start may do to the run that is in its folder: nothing, until all was checked."""
+"""A start changes nothing of the run in its folder until all checks have passed."""
 
 import hashlib
 import shutil

@@ -1,4 +1,4 @@
-"""Trouble in the middle of a run ends it in one sentence, and leaves what was saved usable."""
+"""A failure in the middle of a run ends it with one sentence; what was saved stays usable."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""A run that was killed and resumed is the run that was not."""
+"""A run that was killed and resumed gives the same results as one that was not."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ class Launched:
         self._process.send(number)
 
     def kill(self) -> None:
-        """With all it started: a launcher killed alone leaves its processes training."""
+        """Kill the launcher and all that it started: its processes would continue to train."""
         started = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
         for child in started:
@@ -138,12 +138,12 @@ def test_sigterm_saves_behind_the_next_step_and_resume_goes_on(tmp_path, whole):
     ids=["accelerate", "accelerate, two", "torchrun, two"],
 )
 def test_sigterm_to_the_launcher_alone_reaches_the_training(tmp_path, whole, launcher, code):
-    """Its own exit code is a launcher's affair; the record has the run's."""
+    """The launcher chooses its own exit code; the run's end is in the record."""
     output = tmp_path / "run"
     process = start(output, OFF_POLICY, "--save_steps", "100", launcher=launcher)
     wait_for_step(output, process)
     process.send(signal.SIGTERM)
-    assert "--resume continues" in finish(process, code)  # when the last process is gone
+    assert "--resume continues" in finish(process, code)  # when the last process has ended
     record = json.loads((output / "run.json").read_text())
     assert (record["status"], record["reason"]) == ("stopped", "ended by SIGTERM")
     assert not (output / ".running").exists()

@@ -1,8 +1,8 @@
 """Hundreds of steps leave memory, open files, processes and the work of a step as they were.
 
-A run is watched from outside while it trains, evaluates and saves. What it takes in the second
-quarter of its steps is compared with what it takes in the last. `TRL_ABLATE_SOAK=1000` takes that
-many steps; a run that leaks shows that each of the comparisons can fail.
+A run is watched from outside while it trains, evaluates and saves. Its use of resources in the
+second quarter of its steps is compared with that in the last quarter. `TRL_ABLATE_SOAK=1000` does
+that many steps; a run that leaks shows that each of the comparisons can fail.
 """
 
 import os

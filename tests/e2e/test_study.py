@@ -1,4 +1,4 @@
-"""The study runner: every run to its end once, whatever is killed; and a real study, end to end."""
+"""The study runner: every run is done once, whatever is killed; and a real study, end to end."""
 
 import json
 import os

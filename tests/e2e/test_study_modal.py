@@ -32,7 +32,7 @@ ARMS = {"a": {"top": 0.8, "pause": 0.02}, "b": {"top": 0.5, "pause": 0.02}}
 
 
 class Here:
-    """Modal's part, played by this machine: a call is a thread, the results are a folder."""
+    """A stand-in for Modal on this machine: a call is a thread, the results are a folder."""
 
     def __init__(self, results: Path):
         self.results, self.threads = results, []
@@ -85,7 +85,7 @@ def test_started_left_and_fetched(tmp_path, here):
     left = run_there(here, store, ARMS, stay=False).left
     assert len(left) == len(here.threads) == 6
     assert {store.state(run_id).status for run_id in left} == {"running"}
-    assert len(run_there(here, store, ARMS).done) == 6  # the same command takes up the calls
+    assert len(run_there(here, store, ARMS).done) == 6  # the same command finds the calls
     assert len(here.threads) == 6 and not list(store.path.glob("*.away"))
     assert numbers(store, ARMS) == numbers(calm, ARMS)
     commits = {store.directory(run_id).read()["git"]["commit"] for run_id in left}

@@ -67,7 +67,7 @@ def nodes(scratch):
 
 @pytest.fixture
 def undisturbed(tmp_path):
-    """The numbers of the study, as processes of this machine come to them."""
+    """The numbers of the study when processes of this machine do it."""
     store = RunStore(tmp_path / "calm")
     hasty = {name: settings | {"pause": 0.0} for name, settings in ARMS.items()}
     Runner(
@@ -79,7 +79,7 @@ def undisturbed(tmp_path):
 def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, undisturbed):
     store = RunStore(tmp_path / "runs")
     runner = drive(store, ARMS, "--ray_address", nodes.address)
-    wait_for(lambda: len(children(scratch)) == 4, SECONDS)  # both nodes are at two runs each
+    wait_for(lambda: len(children(scratch)) == 4, SECONDS)  # each node has two runs
     nodes.kill(0)
     assert runner.wait(SECONDS) == 0
     nodes.replace()

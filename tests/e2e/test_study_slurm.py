@@ -32,7 +32,7 @@ echo "42;cluster"
 
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
-    """The fake on the PATH; it runs no task whose index stands in LOST_TASKS."""
+    """The fake on the PATH; it runs no task whose index is in LOST_TASKS."""
     file = tmp_path / "bin" / "sbatch"
     file.parent.mkdir()
     file.write_text(SBATCH)

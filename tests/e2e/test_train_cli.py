@@ -1,4 +1,4 @@
-"""`scripts/train.py` as a person runs it: what it shows, what it refuses, what it leaves behind."""
+"""`scripts/train.py` as a user runs it: what it prints, what it refuses, what it writes."""
 
 import json
 import os

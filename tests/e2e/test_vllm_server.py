@@ -1,4 +1,4 @@
-"""A vLLM server on a CPU, as far as that goes: it generates as configured; weights need a GPU."""
+"""A vLLM server on a CPU: it generates as configured; sending it weights needs a GPU."""
 
 import json
 import os
@@ -138,7 +138,7 @@ def test_a_run_without_its_server_says_so(tmp_path):
 
 
 def test_a_killed_engine_is_told(server, client):
-    """Stands last: there is no server afterwards."""
+    """Has to be the last test: it stops the server."""
     for engine in psutil.Process(server[0]).children():
         engine.kill()
     with pytest.raises(Exception) as raised:

@@ -1,4 +1,4 @@
-"""A run that was forked from a process with its imports is the run that was started cold."""
+"""A run forked from a process with its imports gives the same results as a run started cold."""
 
 import hashlib
 import json

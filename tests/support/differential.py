@@ -1,8 +1,8 @@
-"""One training, by stock TRL or by this package, on rollouts that both find the same.
+"""One training, by stock TRL or by this package, on the same rollouts.
 
-`measure` trains and returns weights and logged rows. Run as a program it reads one request a line
-and answers each with a line: so two processes can be driven through many configurations by one
-start (`Pair`).
+`measure` trains and returns weights and logged rows. Run as a program, it reads one request per
+line and answers each with one line, so that two processes (`Pair`) can train many configurations
+after one start.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.support.rows import without_times
 from tests.support.trainers import ON_CPU, digits
 
 PLAIN = {"trim_microbatches": False, "regroup_by_length": False, "reuse_forward": False}
-"""No speed-up: each sums in another order than TRL does."""
+"""Without speed-ups: each of them sums in another order than TRL does."""
 
 PROMPTS = [f"User: {a}+{a * a}=?\nAssistant:{' <think>' * (a % 3)}" for a in range(1, 40)]
 
@@ -47,7 +47,7 @@ def draw_completions(rows: list[int], call: int, cap: int, tool: bool) -> dict[s
 
 
 class Script:
-    """Gives out rollouts in place of generation: as an engine, or as a `rollout_func`."""
+    """Returns rollouts instead of generating them: as an engine, or as a `rollout_func`."""
 
     def __init__(self, eos: int, cap: int, tool: bool):
         self._eos = eos
@@ -68,7 +68,7 @@ class Script:
         prompt_ids = [trainer.processing_class(text=prompt)["input_ids"] for prompt in prompts]
         return {"prompt_ids": prompt_ids, **self.rollouts(len(prompts))}
 
-    # What TRL asks of an engine
+    # The methods that TRL calls on an engine
 
     def generate(self, prompts, images, num_generations, profiler):
         drawn = self.rollouts(len(prompts))
@@ -178,7 +178,7 @@ class Pair:
         ]
 
     def measure(self, kind: str, configuration: dict[str, Any]) -> dict[str, Any]:
-        """What the first process finds; an error of either is raised here."""
+        """The answer of the first process; an error of either process is raised here."""
         request = json.dumps([self._model, kind, configuration])
         for process in self._processes:
             process.stdin.write(request + "\n")

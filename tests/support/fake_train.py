@@ -1,9 +1,9 @@
-"""Stands in for `trl-ablate train`: the same run directory from the same arguments, no training.
+"""A stand-in for `trl-ablate train`: the same run directory from the same arguments, no training.
 
-`--settings` says how it goes: top, collapse (see `learning_rows`), pause (seconds a step), and
+`--settings` configures it: top, collapse (see `learning_rows`), pause (seconds per step), and
 `fails`, `dies`, `never_starts`: how often it raises, is killed, or ends before it writes anything.
-Beside the run directory it leaves `ID.starts`, a line per start, and `twice` if two were at one
-run. Every fifth step is a checkpoint.
+Beside the run directory it writes `ID.starts`, one line per start, and `twice` if two processes
+used one run. Every fifth step is a checkpoint.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def save(checkpoint: Path) -> None:
 
 
 def count_start(directory: Path) -> int:
-    """Which start of this run this is; complains where the process of another is still alive."""
+    """The number of this start of the run; writes `twice` if another process of it is alive."""
     starts = directory.with_name(f"{directory.name}.starts")
     earlier = [int(line) for line in starts.read_text().split()] if starts.exists() else []
     if any(alive(pid) for pid in earlier):
@@ -84,7 +84,7 @@ def count_start(directory: Path) -> int:
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs, not counting a dead one that nobody has waited for."""
+    """Whether a process runs; a zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

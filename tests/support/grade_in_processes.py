@@ -1,4 +1,4 @@
-"""Run under torchrun: every process grades its share with a pool of its own, rank 0 prints all."""
+"""For torchrun: every process grades its share with its own pool; rank 0 prints all grades."""
 
 import json
 import os

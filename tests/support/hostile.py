@@ -1,4 +1,4 @@
-"""Texts that break, or take over, what shows them: one list for every place that shows text."""
+"""Texts that break or take over the program that shows them: one list for all tests."""
 
 BIDI = "\u202eevil\u2066 \u200f"
 
@@ -65,4 +65,4 @@ HOSTILE = {
 """What it attacks -> the text. Written as escapes, so that this file itself is harmless to read."""
 
 FEW = ("heading", "fence", "out of a summary", "mathematics", "many letters")
-"""The ones that the default tests take where each takes a second; the slow ones take all."""
+"""A selection for default tests that need a second per text; the slow tests use all."""

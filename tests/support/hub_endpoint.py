@@ -1,8 +1,8 @@
 """A Hub on localhost: the routes that `huggingface_hub` and `from_pretrained` need, and faults.
 
-It keeps the Hub's rules where a client can trip over them: content goes by hash, an empty commit
+It follows the Hub's rules that matter to a client: content is addressed by hash, an empty commit
 and one on a stale parent are refused, a private repository does not exist for strangers. Every
-request and every received byte is kept for a test to look at. The routes are at the end.
+request and every received byte is kept for tests. The routes are at the end.
 """
 
 import base64
@@ -34,9 +34,9 @@ class Fault:
     stall: threading.Event | None = None
     """The request is held until this is set; then the connection is closed."""
     meanwhile: Callable[[], object] | None = None
-    """Called before the request is answered as usual: what somebody else does at that moment."""
+    """Called before the request is answered as usual: a concurrent change by another client."""
     after_effect: bool = False
-    """The request does its work first, and only its answer is lost."""
+    """The request is carried out, and only its answer is lost."""
     times: int = 1_000_000
 
 
@@ -70,7 +70,7 @@ class HubEndpoint:
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         self.received: list[bytes] = []
-        """Every body as it came, and what it holds in base64."""
+        """Every received body, and the decoded base64 in it."""
         self.lock = threading.Lock()
 
     def __enter__(self) -> "HubEndpoint":
@@ -98,7 +98,7 @@ class HubEndpoint:
         return {path: self.objects[oid] for path, oid in tree.items()}
 
     def commits(self, repo_id: str) -> int:
-        """Commits made by clients: the first one comes with the repository."""
+        """Commits made by clients, without the first one, which is made with the repository."""
         return len(self.repositories[repo_id].commits) - 1
 
     def uploads(self) -> list[str]:
@@ -399,7 +399,7 @@ _ROUTES: list[tuple[str, Callable]] = [
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
-    """Wait for something that another process brings about."""
+    """Wait until a condition holds that another process makes true."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it never came"

@@ -1,4 +1,4 @@
-"""Logged rows without what the clock and the machine put into them."""
+"""Logged rows without the values that depend on the clock or the machine."""
 
 import re
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""Every setting with the edge values of its type, and what is left out, with the reason.
+"""Every setting with the edge values of its type, and the exceptions with their reasons.
 
-Made from the fields themselves, so that a new one is tried without a line here.
+Made from the fields themselves, so that a new field is tested without a change here.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "ref_model_": {"beta": 0.1, "sync_ref_model": True},
     "length_norm_constant": {"length_norm": "constant"},
 }
-"""What switches settings on that are named so, or begin with it."""
+"""Name of a setting, or its prefix -> the settings that it needs to have an effect."""
 
 LEFT_OUT = {
     "push_to_hub": "asks the Hub; tests/e2e/test_hub.py publishes",
@@ -44,7 +44,7 @@ LEFT_OUT = {
 }
 
 LONG = {"max_steps", "grpo_steps", "num_iterations"}
-"""A huge value of these is a long training, as asked for."""
+"""A huge value of these makes a long training, which is correct."""
 
 
 def cases() -> Iterator[tuple[str, Any]]:
@@ -65,7 +65,7 @@ def context(name: str) -> dict[str, Any]:
 
 
 def edges(hint: Any) -> list[Any]:
-    """The values at the edge of what a type admits."""
+    """The values at the edges of what a type allows."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return [value for part in parts for value in edges(part)]

@@ -1,4 +1,4 @@
-"""What is dear to make and only read afterwards: made once for all workers of a test session."""
+"""Folders that are slow to make and only read afterwards: made once for all test workers."""
 
 import fcntl
 import os
@@ -10,7 +10,7 @@ import pytest
 
 
 def shared_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that `make(folder)` fills, in whichever worker asks first; others wait for it."""
+    """A folder that `make(folder)` fills in the first worker that asks; the others wait for it."""
     base = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a folder of its own in the session's
         base = base.parent

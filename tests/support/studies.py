@@ -1,4 +1,4 @@
-"""What tests of engines share: a made-up study in a process of its own, looked at and killed."""
+"""Shared by tests of engines: a made-up study in its own process, watched and killed."""
 
 import json
 import random
@@ -59,8 +59,8 @@ def kill_at_random(
     a_node: Callable[[], None] | None = None,
     pause: tuple[float, float] = (0.1, 0.9),
 ) -> Counter[str]:
-    """kill -9 so often the runner, a run (one that writes below the folder), or a node; then let
-    the study come to its end. What was killed how often, which the seed decides."""
+    """Kill the runner, a run (one that writes below the folder), or a node with SIGKILL, as often
+    as given; then let the study finish. The number of kills of each kind; the seed decides it."""
     rng, killed = random.Random(kills), Counter()
     runner = start()
 
@@ -89,7 +89,7 @@ def kill_at_random(
 
 
 def is_killed(pid: int | None) -> bool:
-    """Whether this was its end: a process may have come to its own just before."""
+    """Whether the kill ended the process: it may have finished just before."""
     try:
         if pid is not None:
             kill(pid, signal.SIGKILL)
@@ -99,7 +99,7 @@ def is_killed(pid: int | None) -> bool:
 
 
 def forget_some(store: RunStore, rng: random.Random) -> None:
-    """Make work again, so that there is something to kill: a finished run is started anew."""
+    """Remove a finished run, so that it is done again and there is a process to kill."""
     finished = [path.parent for path in store.path.glob("*/run.json")]
     if finished:
         directory = rng.choice(finished)

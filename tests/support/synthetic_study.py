@@ -1,4 +1,4 @@
-"""Plans and run directories made up for tests: what a study leaves behind, without any training."""
+"""Plans and run directories made up for tests: the files of a study, without any training."""
 
 import json
 import math
@@ -62,7 +62,7 @@ def make_plan(
 def learning_rows(
     seed: int, top: float, *, steps: int = 20, collapse: int | None = None, questions: int = 512
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a run that climbs towards `top`, and may lose it all from step `collapse` on."""
+    """The rows of a run whose reward rises to `top`, and collapses from step `collapse` on."""
     rng = random.Random(seed)
     top, seconds = top + rng.gauss(0, 0.02), 30.0
     for step in range(steps + 1):

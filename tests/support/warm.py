@@ -1,7 +1,7 @@
-"""Commands of the package in real processes that need not import torch: forked from one that has.
+"""Commands of the package in real processes, forked from a process that has imported torch.
 
-A start costs tenths of a second in place of eight. The mechanism is that of local studies, so that
-signals, exit codes, descriptors and `kill -9` are those of any process.
+A start takes tenths of a second instead of eight seconds. The mechanism is that of local studies,
+so that signals, exit codes, descriptors and `kill -9` work as for any process.
 """
 
 import os
@@ -28,7 +28,7 @@ SMALL = [
     "--optimizer_batch_size", "16", "--per_device_train_batch_size", "16", "--eval_size", "16",
     "--grader_workers", "1", "--grader_timeout", "60", "--train_size", "64", "--report_to", "none",
 ]  # fmt: skip
-"""A training of small steps that saves and evaluates; how often and how long is left to say."""
+"""A training of small steps that saves and evaluates; intervals and length are to be added."""
 
 PATIENCE = 300
 IMPORTS = (*IMPORTS_OF_A_TRAINING, "trl_ablate.cli.evaluate", "trl_ablate.evaluation.evaluating")
@@ -65,7 +65,7 @@ class Running:
         self._process.send_signal(number)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Until it holds, or the process has ended."""
+        """Wait until the condition holds, or the process has ended."""
         deadline = time.monotonic() + PATIENCE
         while self.alive and not condition():
             assert time.monotonic() < deadline, "it never came to that"
@@ -80,7 +80,7 @@ class Running:
         return self.ended(code)
 
     def kill(self) -> None:
-        """With what it has started in its process group."""
+        """Kill the process, and all processes of its group."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -113,7 +113,7 @@ def fork(target: Callable[..., int | None], *arguments: object) -> Running:
 
 
 def model_and_data(folder: Path) -> tuple[Path, Path]:
-    """The miniature and its sums as files of one's own, enough for `SMALL`."""
+    """The miniature and its sums as separate files, enough for `SMALL`."""
     model, data = folder / "model", folder / "data"
     shutil.copytree(miniature.build("sft_final", progress=False), model)
     data.mkdir()
@@ -124,7 +124,7 @@ def model_and_data(folder: Path) -> tuple[Path, Path]:
 
 @cache
 def _server() -> ForkServer:
-    """One per test process. It finds the tests' own functions by their names."""
+    """The fork server, one per test process. It finds the tests' functions by their names."""
     path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     return ForkServer(IMPORTS, {**os.environ, "PYTHONPATH": path})
 

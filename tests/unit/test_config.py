@@ -76,8 +76,8 @@ def test_accumulation_counts_processes(monkeypatch):
         ({"surrogate": "ppo"}, "allowed: clip, no_clip, reinforce, None"),
         ({"baseline": "leave_one_out", "num_generations": 1}, "num_generations is 1"),
         ({"advantage_eps": -1e-6}, "it has to be 0 or more"),
-        ({"length_norm_constant": 0.0, "length_norm": "constant"}, "make it positive"),
-        ({"surrogate": "no_clip", "delta": 2.0}, "delta 2.0 caps it"),
+        ({"length_norm_constant": 0.0, "length_norm": "constant"}, "has to be positive"),
+        ({"surrogate": "no_clip", "delta": 2.0}, "delta 2.0 does"),
         (
             {"multi_objective_aggregation": "normalize_then_sum", "baseline": "none"},
             "use 'sum_then_normalize'",

@@ -1,26 +1,25 @@
 """`AblationTrainer`: the switches wired into TRL's `GRPOTrainer`. Wiring only, no mathematics.
 
-Nothing of TRL's is retyped. Each override stands at one seam, calls `super()` and changes what goes
-in or what comes out:
+No code of TRL is copied. Each override calls `super()` and changes its input or its output:
 
     _calculate_rewards                     keep the gathered rewards
-    __init__                               the vLLM engine as configured, while TRL builds it
-    _generate_and_score_completions        put our advantages in place of TRL's; one forward less
+    __init__                               configure the vLLM engine while TRL builds it
+    _generate_and_score_completions        replace TRL's advantages by ours; one forward pass less
     _prepare_inputs                        trim and regroup the microbatches of a rollout batch
     _compute_loss                          length norm and surrogate, for the duration of the call
     _get_per_token_logps_and_entropies     no padding through the model; keep the loss's
                                            log-probabilities; correct the engine's
-    _generate_single_turn, _generate       stop strings: what ends a completion, what counts as end
-    evaluate                               evaluation in one shot, or TRL's with its own sampling
-    log                                    what was summed up since the last line
-    _load_from_checkpoint                  the trained adapter, where there are two
+    _generate_single_turn, _generate       stop strings end completions, and count as their end
+    evaluate                               one-shot evaluation, or TRL's with its own sampling
+    log                                    add metrics that were summed since the last row
+    _load_from_checkpoint                  load the trained adapter, if there are two
     _get_train_sampler                     keep it
-    _run_epoch                             take up all that a checkpoint carries; none behind the
-                                           last step
-    _save_checkpoint                       all that resuming needs, sealed when it is whole
-    (several)                              `phases`: what of a step's time is whose
+    _run_epoch                             restore all state of a checkpoint; skip an epoch after
+                                           the last step
+    _save_checkpoint                       save all that resuming needs; seal it when it is whole
+    (several)                              `phases`: measure the time of each part of a step
 
-`tests/contract` holds each seam against the installed TRL.
+`tests/contract` tests each override against the installed TRL.
 """
 
 import inspect
@@ -110,7 +109,7 @@ class AblationTrainer(GRPOTrainer):
         if args.eval_strategy != "no":
             check_sets(self)
 
-    # What `inspect` and an editor show; `*more` hands it on as TRL has it, release by release.
+    # The signature that `inspect` and editors show. `*more` passes on what each TRL release takes.
     __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # pyright: ignore[reportFunctionMemberAccess]
 
     # Advantages
@@ -134,14 +133,15 @@ class AblationTrainer(GRPOTrainer):
         return output
 
     def _left_to_us(self) -> dict[str, bool]:
-        """What TRL may not do while it generates and scores: mask what a stop string has ended, and
-        run a forward pass for an importance ratio that the training's own will give."""
+        """Settings of TRL that are off while it generates and scores, because this package does
+        their work: masking of truncated completions if there are stop strings, and the importance
+        correction if it uses the training's own forward pass."""
         correct = self.vllm_importance_sampling_correction and not self.mismatch.saves_a_forward
         mask = self.mask_truncated_completions and not self.stop.strings
         return {"vllm_importance_sampling_correction": correct, "mask_truncated_completions": mask}
 
     def _replace_advantages(self, output: dict[str, Any], rows: int) -> None:
-        """Ours for TRL's, in the batch (this process's slice) and in the completion log (all)."""
+        """Replace TRL's advantages in the batch (this process's slice) and in the log (all)."""
         group: Any = self.num_generations if self.model.training else self.num_generations_eval
         advantages_N = compute_advantages(
             weighted_reward(self._rewards_NF, self.reward_weights),
@@ -200,7 +200,7 @@ class AblationTrainer(GRPOTrainer):
         return result
 
     def _record(self, loss_pass: LossPass) -> None:
-        """Note what is logged of a loss; runs under the values that TRL's loss ran under."""
+        """Record the statistics of a loss; runs with the same replaced values as TRL's loss."""
         mode = "train" if self.model.training else "eval"
         objective = Objective.of(self)
         self.mismatch.record(loss_pass)
@@ -233,15 +233,15 @@ class AblationTrainer(GRPOTrainer):
     # Evaluation and logging
 
     def latest_rollouts(self) -> list[dict[str, Any]]:
-        """The rollout batch trained on last, a row per completion; what nobody reported is None."""
+        """The last rollout batch of training, a row per completion; unreported values are None."""
         return rollout_rows(self._training_logs, self.reward_func_names, self.reward_weights)
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval"):
-        """Generation and grading only, see `evaluation.py`; or, if so configured, TRL's own."""
+        """Evaluate as `one_shot.py` does, without a loss; or as TRL does, if configured."""
         if self.args.evaluation == "one_shot":
             return evaluate_one_shot(self, eval_dataset, metric_key_prefix)
         mismatch = MismatchCorrection(self.args)
-        mismatch.saves_a_forward = False  # TRL reports the mismatch of an evaluation from its own
+        mismatch.saves_a_forward = False  # TRL's evaluation has its own forward pass
         with (
             sampling_by(self, evaluation_generation_kwargs(self.args)),
             apart_from_training(self),
@@ -250,8 +250,8 @@ class AblationTrainer(GRPOTrainer):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """TRL's, with our metrics added to `logs` in place, as TRL adds its own: what an
-        evaluation logs is also what it returns."""
+        """As TRL, with our metrics added to `logs` in place, so that an evaluation also returns
+        them."""
         mode = "train" if self.model.training else "eval"
         logs.update(self.ratio_sums.metrics(mode, self.accelerator))
         if mode == "train":
@@ -270,8 +270,8 @@ class AblationTrainer(GRPOTrainer):
         return self.train_sampler
 
     def _run_epoch(self, *args, **kwargs) -> None:
-        """TRL's; but the first of a resumed run begins where the checkpoint was written, and a run
-        that goes on from its last step has nothing left to do."""
+        """As TRL; but the first epoch of a resumed run starts where the checkpoint was written, and
+        a run that is resumed at its last step trains no more."""
         checkpoint, trained = kwargs["resume_from_checkpoint"], kwargs["epochs_trained"]
         if checkpoint is not None and kwargs["epoch"] == trained:
             carried.skip_epochs(self, trained)
@@ -282,9 +282,8 @@ class AblationTrainer(GRPOTrainer):
             super()._run_epoch(*args, **kwargs)
 
     def _save_checkpoint(self, model, trial) -> None:
-        """TRL's, sealed once every process has written its part; until then no older one goes.
-
-        By one process, or with `save_on_each_node` by one on every node, as the rest is written.
+        """As TRL, and seal the checkpoint once every process has written its part. Older ones are
+        deleted only after that: by one process, or with `save_on_each_node` by one on every node.
         """
         run = Path(self._get_output_dir(trial=trial))
         checkpoint = run / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"

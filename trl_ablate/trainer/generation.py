@@ -1,10 +1,10 @@
-"""Stop strings and minimum length, with one meaning on every generation backend.
+"""Stop strings and minimum length, with the same meaning on every generation backend.
 
-A completion may end once it has more than `min_tokens` tokens: at an EOS, which is ruled out
-before, or at a token that completes a stop string, which stays in. A stop string completed earlier
-is text like any other. That is what vLLM makes of its `SamplingParams`. transformers bans the EOS
-alone, looks for stop strings in the prompt as well, and is given no tokenizer by TRL; its
-continuous batching knows neither stop strings nor a minimum. What is missing there is done here.
+A completion may end once it has more than `min_tokens` tokens: at an EOS, which is not sampled
+before, or at a token that completes a stop string, which stays in the completion. A stop string
+completed earlier is ordinary text. vLLM does this with its `SamplingParams`. transformers only bans
+the EOS, also looks for stop strings in the prompt, and gets no tokenizer from TRL; its continuous
+batching has neither stop strings nor a minimum. This module adds what is missing.
 """
 
 import copy
@@ -28,7 +28,7 @@ from trl_ablate.trainer.temporary import replaced
 
 
 def backend_generation_kwargs(config: AblationConfig) -> dict[str, Any] | None:
-    """`generation_kwargs` with `stop` and `min_tokens` in the words of the backend."""
+    """`generation_kwargs` with `stop` and `min_tokens`, by the backend's names."""
     given: Any = config.generation_kwargs or {}
     stop: dict[str, Any] = {}
     if config.use_vllm and config.stop:
@@ -39,7 +39,7 @@ def backend_generation_kwargs(config: AblationConfig) -> dict[str, Any] | None:
 
 
 def evaluation_generation_kwargs(config: AblationConfig) -> dict[str, Any]:
-    """What evaluation samples by in other ways than training, in the words of the backend."""
+    """The sampling arguments of evaluation that differ from training, by the backend's names."""
     if config.eval_temperature == 0 and not config.use_vllm:
         return {"do_sample": False, "temperature": 1.0, "top_p": 1.0}
     given = {"temperature": config.eval_temperature, "top_p": config.eval_top_p}
@@ -50,8 +50,8 @@ def evaluation_generation_kwargs(config: AblationConfig) -> dict[str, Any]:
 def sampling_by(trainer: Any, changes: dict[str, Any]):
     """Change how a `GRPOTrainer` samples, on its backend, until the end of the block.
 
-    TRL gives `generation_kwargs` the last word with vLLM, in both modes; transformers samples by
-    the `generation_config`, and takes what that leaves open from the `generation_kwargs`.
+    With vLLM, in both modes, `generation_kwargs` override everything else. transformers samples by
+    the `generation_config`; `generation_kwargs` only fill in what is not set there.
     """
     if not changes:
         yield
@@ -66,7 +66,7 @@ def sampling_by(trainer: Any, changes: dict[str, Any]):
 
 
 class StopStrings:
-    """The strings that end a completion, and what follows from them for token ids."""
+    """The strings that end a completion, applied to token ids."""
 
     def __init__(
         self,
@@ -81,15 +81,14 @@ class StopStrings:
         self._min_tokens = min_tokens
 
     def ended(self, ids: list[int]) -> bool:
-        """Whether a completion came to its end, by EOS or a stop string, not to its limit."""
+        """Whether a completion ended with EOS or a stop string, not at the length limit."""
         return bool(ids) and (ids[-1] in self._ends or self._stopped(ids))
 
     def cut(self, ids: list[int]) -> list[int]:
-        """The completion up to the token that completed a stop string; whole, if none did.
+        """The completion up to the token that completed a stop string; all of it, if none did.
 
-        transformers pads a row that has stopped until the whole batch is done, and its continuous
-        batching goes on sampling. What was sampled before is distributed as if it had stopped
-        there.
+        transformers pads a stopped row until the whole batch is done; its continuous batching
+        continues to sample. Cutting does not change the distribution of the tokens before.
         """
         if not self.strings or not self._stopped(ids):
             return ids
@@ -113,7 +112,7 @@ class StopStrings:
         return generate(**inputs, stopping_criteria=StoppingCriteriaList(criteria))
 
     def _stopped(self, ids: list[int]) -> bool:
-        """Whether a token behind the first `min_tokens` has completed a stop string."""
+        """Whether a token after the first `min_tokens` has completed a stop string."""
         text, early = self._text(ids), len(self._text(ids[: self._min_tokens]))
         return any(text.find(s, max(0, early - len(s) + 1)) >= 0 for s in self.strings)
 
@@ -122,7 +121,7 @@ class StopStrings:
 
 
 class CompletionCriteria(StoppingCriteria):
-    """A criterion that sees the completion alone, and only once it is longer than a minimum."""
+    """Applies a criterion to the completion alone, and only once it exceeds a minimum length."""
 
     def __init__(self, criterion: StoppingCriteria, prompt_length: int, min_tokens: int):
         self._criterion = criterion

@@ -1,7 +1,7 @@
-"""One microbatch on its way through TRL's loss, and the statistics that are logged of it.
+"""One call of TRL's loss on a microbatch, and the statistics that are logged of it.
 
-TRL computes the loss; what it is made of (log-probabilities, entropies) is noted here as it passes,
-and the statistics follow from that.
+TRL computes the loss. Its log-probabilities and entropies are kept here, and the statistics are
+computed from them.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Objective:
-    """What TRL's loss is a function of, besides its inputs."""
+    """The settings that TRL's loss depends on."""
 
     loss_type: str
     reinforce: bool
@@ -45,15 +45,15 @@ class Objective:
     epsilon_high: float
     delta: float | None
     sapo_temperatures: tuple[float, float]
-    """Of positive and of negative advantages."""
+    """For positive and for negative advantages."""
     vespo_weights: Callable[..., torch.Tensor]
-    """TRL's, with its parameters bound."""
+    """TRL's function, with its parameters bound."""
     kl: bool
     kl_corrected: bool
 
     @classmethod
     def of(cls, trainer: "AblationTrainer") -> "Objective":
-        """As the trainer has it at this moment."""
+        """The trainer's current settings."""
         args: Any = trainer.args
         return cls(
             loss_type=trainer.loss_type,
@@ -80,8 +80,8 @@ class LossPass:
 
     Args:
         inputs: the microbatch.
-        shown: what of it TRL gets to see; the importance correction adds to it.
-        mask_NT: 1 at the tokens that the loss counts.
+        shown: the part of it that TRL gets; the importance correction adds to it.
+        mask_NT: 1 at the tokens that count in the loss.
     """
 
     def __init__(self, inputs: Batch, shown: Batch, mask_NT: torch.Tensor):
@@ -94,17 +94,17 @@ class LossPass:
         self.entropies_NT = torch.empty(0)
 
     def found(self, logps_NT: Any, entropies_NT: Any) -> None:
-        """Note what the forward pass of the loss gives; TRL's asks for entropies, too."""
+        """Keep the result of the loss's forward pass; TRL's loss always asks for entropies."""
         self.logps_NT = logps_NT.detach()
         self.entropies_NT = entropies_NT.detach()
 
     def ratio_sums(self, objective: Objective) -> torch.Tensor:
-        """`(3,)`: see `losses.ratio_sums`. The ratio is to the policy that sampled."""
+        """`(3,)`, see `losses.ratio_sums`; the ratio is that to the sampling policy."""
         ratio_NT = self._ratio(self.inputs, objective.level)
         return ratio_sums(ratio_NT, self._changed(ratio_NT, objective), self.mask_NT)
 
     def metric_sums(self, objective: Objective) -> dict[str, torch.Tensor]:
-        """What TRL's metrics of the loss are made of, by TRL's names: sum and count of each row."""
+        """The terms of TRL's loss metrics, by TRL's names: sum and count of each row."""
         ratio_NT = self._ratio(self.shown, objective.level)
         values = {ENTROPY: self.entropies_NT}
         if objective.kl:
@@ -132,7 +132,7 @@ class LossPass:
         }
 
     def _changed(self, ratio_NT: torch.Tensor, objective: Objective) -> torch.Tensor:
-        """Where the loss has another gradient than `r·A`. Under `reinforce` there is no ratio."""
+        """Where the gradient of the loss differs from that of `r·A`; nowhere with `reinforce`."""
         if objective.reinforce:
             return torch.zeros_like(ratio_NT, dtype=torch.bool)
         if objective.loss_type == "cispo":
@@ -168,14 +168,14 @@ class LossPass:
         return token_ratio(self.logps_NT, old_logps_NT, self.mask_NT)
 
     def _old_logps(self, batch: Batch) -> torch.Tensor:
-        """Of the policy that sampled; where none are kept, it is the one that is trained."""
+        """Log-probabilities of the sampling policy; if there are none, those of the current one."""
         return batch.get("old_per_token_logps", self.logps_NT)
 
 
 class RatioSums:
     """Sums of ratios (`losses.ratio_sums`) since the last logged row, in training and evaluation.
 
-    They are float64, and kept on the CPU, as not every device has that.
+    They are float64, and kept on the CPU, because not every device has float64.
     """
 
     def __init__(self) -> None:
@@ -186,17 +186,17 @@ class RatioSums:
         self._sums[mode] = self._sums.get(mode, torch.zeros_like(sums_3)) + sums_3
 
     def metrics(self, mode: str, accelerator: Accelerator) -> dict[str, float]:
-        """Of all processes since the last call; nothing if there was no loss."""
+        """The metrics of all processes since the last call; empty if there was no loss."""
         sums: Any = self._sums.pop(mode, None)
         if sums is None:
             return {}
-        if accelerator.num_processes > 1:  # one alone stays off its device
+        if accelerator.num_processes > 1:  # a single process needs no copy to the device
             sums = accelerator.reduce(sums.to(accelerator.device), reduction="sum")
         prefix = "" if mode == "train" else "eval_"
         return {f"{prefix}{name}": value for name, value in ratio_means(sums).items()}
 
     def carried(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint has to hold."""
+        """The state to save in a checkpoint."""
         return dict(self._sums)
 
     def take_up(self, carried: dict[str, torch.Tensor]) -> None:
@@ -204,15 +204,14 @@ class RatioSums:
 
 
 def shown_to_trl(inputs: Batch, config: AblationConfig) -> Batch:
-    """A copy for one loss. Under `reinforce`, TRL does not get the old log-probabilities: it takes
-    the current ones, whose ratio is 1 with gradient ∇log π."""
+    """A copy of the inputs for one loss. With `reinforce`, it lacks the old log-probabilities, so
+    TRL takes the current ones: their ratio is 1, with gradient ∇log π."""
     hidden = {"old_per_token_logps"} if config.surrogate == "reinforce" else set()
     return {key: value for key, value in inputs.items() if key not in hidden}
 
 
 def switched_values(config: AblationConfig, mask_NT: torch.Tensor) -> dict[str, Any]:
-    """Attributes of TRL's trainer, its divisor and clip range, as the switches want them for one
-    loss."""
+    """The attributes of TRL's trainer (divisor, clip range) that the switches set for one loss."""
     values: dict[str, Any] = {}
     if config.length_norm in ("constant", "microbatch"):
         divisor = loss_denominator(

@@ -1,10 +1,10 @@
-"""One-shot evaluation: every question generated in as few calls as the backend takes, then graded.
+"""One-shot evaluation: generates all completions in as few calls as possible, then grades them.
 
-TRL evaluates in small batches, generates for each apart, and runs the model forward for a loss
-that says nothing about the task. Here TRL's own generation and scoring is called with large
-batches, so that environments, tools, images and rollout functions work as in training, and nothing
-is run forward for a loss. The metrics are of the whole set: none is a mean over batches of
-different sizes, and no question counts twice.
+TRL evaluates in small batches, generates for each batch separately, and runs a forward pass for a
+loss that does not measure the task. This module calls TRL's own generation and scoring with large
+batches, so that environments, tools, images and rollout functions work as in training, and without
+the forward pass. Metrics are computed over the whole set: none is a mean over batches of different
+sizes, and no question counts twice.
 
 `evaluation: trl` is TRL's evaluation in full; see `AblationTrainer.evaluate`.
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
 
 Metrics = dict[str, Any]
-"""Numbers by name; None where no completion has the number."""
+"""Metric values by name; None if no completion has the metric."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Evaluation:
     rows: list[Row]
     """One per completion, in the set's order."""
     metrics: Metrics
-    """What `estimates.summary` finds."""
+    """The result of `estimates.summary`."""
     trl_metrics: Metrics
     """TRL's own, by TRL's names."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What one call of TRL's generation and scoring gave, over all processes."""
+    """The result of one call of TRL's generation and scoring, over all processes."""
 
     rows: list[Row]
     rewards: dict[str, list[float | None]]
@@ -72,10 +72,10 @@ class Call:
 def evaluate_one_shot(
     trainer: "AblationTrainer", given: Any = None, prefix: str = "eval"
 ) -> Metrics:
-    """Evaluate, then log one row and call the callbacks once, however many sets there are.
+    """Evaluate all sets, then log one row and call the callbacks once.
 
-    Metrics are `{prefix}_...`. Of a dict, the set at `MAIN` has these names, and every other has
-    `{prefix}_{key}_...`. `time/eval` is the seconds of all of them.
+    The metrics of a single set, and of the set at key `MAIN`, are named `{prefix}_...`; those of
+    another set `{prefix}_{key}_...`. `time/eval` is the seconds for all sets.
     """
     started = time.perf_counter()
     with _eval_mode(trainer.model), apart_from_training(trainer):
@@ -99,9 +99,8 @@ def evaluations(trainer: "AblationTrainer", given: Any = None) -> dict[str, Eval
 
 
 def sets(trainer: "AblationTrainer", given: Any = None) -> dict[str, Any]:
-    """The sets to evaluate, by key: a set, a dict of sets, or the name of one of the trainer's own.
-
-    None is all of the trainer's own.
+    """The sets to evaluate, by key. `given` is a set, a dict of sets, or the name of one of the
+    trainer's sets; None is all of the trainer's sets.
     """
     own = trainer.eval_dataset
     if isinstance(given, str):
@@ -114,7 +113,7 @@ def sets(trainer: "AblationTrainer", given: Any = None) -> dict[str, Any]:
     found = own if given is None else given
     if found is None:
         raise ConfigurationError(
-            "there is no evaluation set; give the trainer an eval_dataset, or evaluate() one"
+            "there is no evaluation set; pass an eval_dataset to the trainer or to evaluate()"
         )
     by_key = dict(found) if isinstance(found, Mapping) else {MAIN: found}
     for key, one in by_key.items():
@@ -132,7 +131,7 @@ def check_sets(trainer: "AblationTrainer") -> None:
     if trainer.args.evaluation == "trl" and MAIN in by_key and len(by_key) > 1:
         raise ConfigurationError(
             "evaluation 'trl' logs several sets under the same names; use evaluation 'one_shot', "
-            f"or leave out eval_sets ({', '.join(key for key in by_key if key)})"
+            f"or remove eval_sets ({', '.join(key for key in by_key if key)})"
         )
 
 
@@ -145,7 +144,7 @@ def _empty(key: str) -> ConfigurationError:
 
 @contextmanager
 def apart_from_training(trainer: "AblationTrainer"):
-    """Keep training's completion log and environments as they are until the end of the block."""
+    """Protect training's completion log and environments from changes in the block."""
     values: dict[str, Any] = {"_logs": _emptied(trainer._logs)}
     if trainer.environment_factories is not None:
         values["environments"] = trainer.environments
@@ -166,8 +165,8 @@ def _eval_mode(model: Any):
 
 @contextmanager
 def _no_forward_pass(trainer: "AblationTrainer"):
-    """Let TRL score completions without log-probabilities, which only a loss would need: of the
-    reference model, for vLLM's correction, and of rollouts that are trained on more than once."""
+    """Let TRL score completions without the log-probabilities that only a loss needs: those of the
+    reference model, for vLLM's correction, and of rollouts that are trained on several times."""
     with (
         replaced(trainer, beta=0.0, vllm_importance_sampling_correction=False, num_iterations=1),
         replaced(trainer.args, steps_per_generation=1),
@@ -176,7 +175,7 @@ def _no_forward_pass(trainer: "AblationTrainer"):
 
 
 def _evaluate_each(trainer: "AblationTrainer", given: Any) -> dict[str, Evaluation]:
-    """Every set by itself, so that none depends on which others there are."""
+    """Evaluate every set separately, so that its result does not depend on the other sets."""
     return {key: _evaluate_one(trainer, one) for key, one in sets(trainer, given).items()}
 
 
@@ -204,7 +203,7 @@ def _samples(trainer: "AblationTrainer") -> int:
 
 
 def _batches(trainer: "AblationTrainer", dataset: Any) -> Iterator[list[Row]]:
-    """The questions of each call, over all processes, in the set's order. A set may be a stream."""
+    """The questions of each call, for all processes, in the set's order. A set may be a stream."""
     questions = iter(dataset)
     at_once = max(1, trainer.args.per_device_eval_batch_size // _samples(trainer))
     size = None if _takes_all(trainer) else at_once * trainer.accelerator.num_processes
@@ -213,17 +212,17 @@ def _batches(trainer: "AblationTrainer", dataset: Any) -> Iterator[list[Row]]:
 
 
 def _takes_all(trainer: "AblationTrainer") -> bool:
-    """Whether a whole set fits into one call: vLLM queues what it has no room for. Environments,
-    images on the device and the batch of a reward model would all be there at once."""
+    """Whether a whole set fits into one call: vLLM queues prompts. It does not fit if there are
+    environments, images or a reward model: all of their data would be in memory at once."""
     queued = trainer.use_vllm and trainer.environment_factories is None and not trainer._is_vlm
     return queued and not any(isinstance(f, torch.nn.Module) for f in trainer.reward_funcs)
 
 
 def _call(trainer: "AblationTrainer", questions: list[Row]) -> Call:
-    """`questions`, which are the same on every process, generated and graded together.
+    """Generate and grade `questions`, which are the same on every process, in one call.
 
-    Every process takes as many; where they do not divide, the last question fills the places that
-    are left, and what it gives there is dropped.
+    Every process takes the same number of questions. If they cannot be divided, the last question
+    is repeated, and the results of the repetitions are dropped.
     """
     samples = _samples(trainer)
     trainer._logs = _emptied(trainer._logs)
@@ -248,7 +247,7 @@ def _own_share(trainer: "AblationTrainer", questions: list[Row]) -> list[Row]:
 
 
 def _columns(trainer: "AblationTrainer", question: Row) -> Row:
-    """A copy, as TRL writes into it, with the columns that TRL's own data loader would leave."""
+    """A copy, because TRL changes it, with the columns that TRL's data loader would keep."""
     if not trainer.args.remove_unused_columns:
         return dict(question)
     trainer._set_signature_columns_if_needed()
@@ -276,7 +275,7 @@ def _rows(trainer: "AblationTrainer", questions: list[Row]) -> list[Row]:
 
 
 def _trl_metrics(trainer: "AblationTrainer", calls: Sequence[Call]) -> Metrics:
-    """What TRL logs at an evaluation, made from the rows of the whole set where rows have it."""
+    """The metrics that TRL logs at an evaluation, computed over the whole set where possible."""
     rows = [row for call in calls for row in call.rows]
     rewards = {
         name: [reward for call in calls for reward in call.rewards[name]]
@@ -285,7 +284,7 @@ def _trl_metrics(trainer: "AblationTrainer", calls: Sequence[Call]) -> Metrics:
     found = reward_metrics(rewards, [row["reward"] for row in rows], _samples(trainer))
     by_group = trainer.scale_rewards != "batch"
     if not by_group or trainer.multi_objective_aggregation != "sum_then_normalize":
-        del found[NO_VARIANCE]  # not of groups there, but of what TRL divides by
+        del found[NO_VARIANCE]  # TRL's value is not about groups there
     lengths = torch.tensor([row["length"] for row in rows])
     truncated = torch.tensor([row["truncated"] for row in rows])
     called = merged([call.trl_metrics for call in calls], [len(call.rows) for call in calls])
@@ -301,7 +300,7 @@ def _emptied(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep(logs: dict[str, Any], count: int) -> None:
-    """Drop what stands behind the first `count` rows of every column."""
+    """Drop everything after the first `count` rows of every column."""
     for column in logs.values():
         for values in column.values() if isinstance(column, dict) else (column,):
             while len(values) > count:

@@ -1,4 +1,4 @@
-"""What is known of a rollout batch beyond TRL's own columns: its rows, its ends, its lengths."""
+"""Rows, lengths and ends of the completions of a rollout batch, and their metrics."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,18 +22,18 @@ class Described:
     """The completions generated last, over all processes."""
 
     lengths: list[int]
-    """Tokens of the policy's own."""
+    """Tokens that the policy has generated."""
     truncated: list[bool]
-    """Whether it ran into the limit."""
+    """Whether it reached the length limit."""
 
 
 def describe(
     trainer: "AblationTrainer", completion_ids: list[list[int]], tool_mask: list[list[int]] | None
 ) -> Described:
-    """The completions of all processes; in training also what TRL's metrics lack or get wrong: TRL
-    counts a completion as terminated only if it ends in EOS, but a stop string ends one as well.
+    """Lengths and ends of the completions of all processes. In training, also log metrics that TRL
+    lacks or gets wrong: TRL counts only EOS as an end, but a stop string also ends a completion.
 
-    Lengths are TRL's: what a tool wrote (0 in `tool_mask`) is not counted.
+    Lengths are counted as in TRL, without the text of tools (0 in `tool_mask`).
     """
     special = set(trainer._tokenizer.all_special_ids)
     own_tokens = map(sum, tool_mask) if tool_mask is not None else map(len, completion_ids)
@@ -59,7 +59,7 @@ def describe(
 def rollout_rows(
     logs: Mapping[str, Any], reward_names: Sequence[str], weights_F: torch.Tensor
 ) -> list[dict[str, Any]]:
-    """TRL's log of completions as a row per completion: prompt, response, rewards, advantage."""
+    """TRL's completion log as one row per completion: prompt, response, rewards, advantage."""
     rewards_NF = torch.tensor([list(logs["rewards"][name]) for name in reward_names]).T
     if not len(rewards_NF):
         return []
@@ -78,20 +78,20 @@ def rollout_rows(
 
 
 def response_mask(batch: Mapping[str, Any]) -> torch.Tensor:
-    """`(N, T)`: 1 at the tokens the loss counts; a tool's output is not the policy's."""
+    """`(N, T)`: 1 at the tokens that count in the loss; the output of tools does not."""
     mask_NT = batch["completion_mask"]
     return mask_NT * batch["tool_mask"] if "tool_mask" in batch else mask_NT
 
 
 def without_truncated(trainer: "AblationTrainer", batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What TRL does for `mask_truncated_completions`, with stop strings known as ends."""
+    """Apply `mask_truncated_completions` as TRL does, but with stop strings as ends, too."""
     batch = without(batch, [trainer.stop.ended(ids) for ids in trainer._completion_ids])
     items: Any = trainer.accelerator.gather(response_mask(batch).sum())
     return {**batch, "num_items_in_batch": items.sum()}
 
 
 def without(batch: Mapping[str, Any], kept_N: Sequence[bool]) -> dict[str, Any]:
-    """A batch in which the tokens of the rows that are not kept count nowhere."""
+    """A batch in which the tokens of the rows that are not kept are masked."""
     masks = [name for name in ("completion_mask", "tool_mask") if name in batch]
     kept_N1 = torch.tensor(kept_N, device=batch["completion_mask"].device).unsqueeze(1)
     return {**batch, **{name: batch[name] * kept_N1 for name in masks}}
@@ -110,17 +110,18 @@ def truncation_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> di
 
 
 def completion_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
-    """All of TRL's metrics of how long completions are and how they ended, by TRL's names."""
+    """All of TRL's metrics of the lengths and ends of completions, by TRL's names."""
     values = {"mean": lengths_N.float().mean(), "min": lengths_N.min(), "max": lengths_N.max()}
     lengths = {f"completions/{name}_length": float(value) for name, value in values.items()}
     return {**lengths, **truncation_metrics(lengths_N, truncated_N)}
 
 
 def length_spread(lengths_N: torch.Tensor, num_generations: int) -> float:
-    """How far responses to one question differ in length: the standard deviation (ddof 1) of a
+    """How much responses to one question differ in length: the standard deviation (ddof 1) of a
     group's lengths, averaged over the groups, as a share of the mean length (0 if all are empty).
 
-    Groups are consecutive. Which questions are asked does not move it, as it does the mean length.
+    Groups are consecutive rows. Unlike the mean length, it does not depend on which questions are
+    asked.
     """
     lengths_N = lengths_N.float()
     deviations_G = lengths_N.view(-1, num_generations).std(dim=1)

@@ -1,4 +1,4 @@
-"""Temporary attribute values: the only way in which TRL's objects are changed for a block."""
+"""Temporary attribute values: the only way in which TRL's objects are changed within a block."""
 
 from contextlib import contextmanager
 from typing import Any

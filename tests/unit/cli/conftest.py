@@ -1,4 +1,4 @@
-"""Commands listen for SIGTERM; here they run in the process of the tests."""
+"""Restores the SIGTERM handler: commands install one, and here they run in the test process."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""How commands end: the code and the sentence of every error, and of output that nobody reads."""
+"""How commands end: exit code and message of every error, and output whose reader is closed."""
 
 import errno
 import logging
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_written(capsys, number, code, sentence):
 
 
 def test_libraries_are_quiet():
-    """bitsandbytes warns while it is imported, on CPUs with bfloat16, of a kernel that it lacks."""
+    """When imported on a CPU with bfloat16, bitsandbytes warns about a missing kernel."""
     logging.getLogger("bitsandbytes").setLevel(logging.NOTSET)
     exit_code_of(lambda: 0, stopped="")
     assert not logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING)

@@ -1,4 +1,4 @@
-"""`trl-ablate`: commands are found, named in the help, and imported only when they are used."""
+"""`trl-ablate`: commands are found, listed in the help, and imported only when they are used."""
 
 import subprocess
 import sys

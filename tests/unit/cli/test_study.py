@@ -20,7 +20,7 @@ def where(tmp_path_factory) -> list[str]:
 
 @pytest.fixture
 def printed(where, capsys) -> str:
-    """An array job; from then on the plan is kept."""
+    """Print an array job; after that, the plan is saved."""
     words = ["--engine", "slurm", "--cpus_per_run", "4", "--retries", "2", "--jobs", "1"]
     assert main(["run", *where, *words]) == 0
     captured = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""What a name on the command line of an evaluation stands for, and how it is evaluated."""
+"""Which model a name on the command line refers to, and how it is evaluated."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_a_model_that_does_not_agree_with_its_seal_is_refused(run):
 
 
 def test_a_checkpoint_that_was_cut_off_in_the_making_is_refused(run, tmp_path):
-    """Its seal is what is written last. A model of elsewhere has none."""
+    """The seal is written last. A model from elsewhere has none."""
     put_model(run.path / "checkpoint-4")
     with pytest.raises(ConfigurationError, match="checkpoint-4 does not match its sealed.json"):
         find_checkpoint(str(run.path / "checkpoint-4"))

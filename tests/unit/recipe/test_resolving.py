@@ -213,7 +213,7 @@ BAD_SETTINGS = {
         "use_vllm: true\ntop_p: 0.9",
         "top_p 0.9 truncates the sampling distribution",
     ),
-    "clip cap without clip": ("surrogate: no_clip\ndelta: 4.0", "delta 4.0 caps it"),
+    "clip cap without clip": ("surrogate: no_clip\ndelta: 4.0", "delta 4.0 does"),
     "surrogate of another loss": ("loss_type: sapo\nsurrogate: clip", "has its own objective"),
 }
 

@@ -1,4 +1,4 @@
-"""Which checkpoint is whole, and whether what lies beside it fits."""
+"""Which checkpoint is whole, and whether the run's records match it."""
 
 import math
 
@@ -140,7 +140,7 @@ def test_a_row_that_the_stop_itself_has_logged_is_forgotten(resumable):
 
 
 def test_a_resumed_run_has_to_beat_what_its_checkpoint_knows(resumable, monkeypatch):
-    """Not what a folder says that a step has written that is now taken once more."""
+    """A best model of a step that is repeated after the resume does not count."""
     from types import SimpleNamespace
 
     from trl_ablate.training import callbacks

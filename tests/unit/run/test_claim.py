@@ -1,4 +1,4 @@
-"""A run's folder: held by one process, and what was in it before is lost by no refused start."""
+"""A run's folder: locked by one process, and no refused start loses what was in it."""
 
 import hashlib
 import os
@@ -63,7 +63,7 @@ def test_an_existing_run_wants_a_decision(old):
 
 
 def start_anew(run: RunDirectory) -> None:
-    """What a new run writes until it has a trainer."""
+    """Write what a new run writes before it has a trainer."""
     run.write_config({"settings": {"seed": 2}})
     run.update(status="running", arm="new")
 
@@ -93,14 +93,14 @@ STEPS = ("mkdir", "replace", "rmtree", "unlink")
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing after it happens, no `finally` either."""
+    """Simulates SIGKILL: nothing runs after it, not even a `finally`."""
 
 
 @pytest.mark.parametrize("gives_up", [False, True])
 def test_killed_at_any_moment_of_an_overwrite_the_old_run_or_the_new_is_there(
     old, monkeypatch, gives_up
 ):
-    """Each change of the file system is the last one once; the next start finds one whole run."""
+    """Killed after each change of the file system in turn: the next start finds one whole run."""
     before = contents(old.path)
     ends = set()
     for moment in range(60):

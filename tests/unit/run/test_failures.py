@@ -1,4 +1,4 @@
-"""Known trouble in words; a record that survives a full disk."""
+"""Messages for known failures; a record that survives a full disk."""
 
 import errno
 import pickle
@@ -17,11 +17,11 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch calls it."""
+    """Has the name of torch's error."""
 
 
 class EngineDeadError(Exception):
-    """As vLLM calls it."""
+    """Has the name of vLLM's error."""
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_training_that_ends_before_its_last_step_has_failed(tmp_path):
 
 
 def test_room_is_kept_for_the_last_words_on_a_full_disk(tmp_path, monkeypatch):
-    """The disk takes nothing more, but what the reserve gives back."""
+    """The disk is full, except for the space that the reserve gives back."""
     import trl_ablate.run.directory as module
 
     run, write = RunDirectory(tmp_path), module.write_json

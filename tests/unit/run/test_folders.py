@@ -1,4 +1,4 @@
-"""A folder is replaced as a whole, whatever moment the process ends at."""
+"""A folder is replaced as a whole, at whatever moment the process ends."""
 
 import os
 
@@ -8,7 +8,7 @@ from trl_ablate.run import folders
 from trl_ablate.run.folders import part_of, put_back, replace_folder, where_it_stands
 
 CHANGES = {"replace": folders.os, "rmtree": folders.shutil}
-"""All that the swap does to the disk, and where it finds it."""
+"""The functions by which a replacement changes the disk, and the modules that have them."""
 KILLED = 9
 
 
@@ -31,8 +31,8 @@ def content(folder) -> str:
 
 
 def replace_and_die(folder, steps: int) -> bool:
-    """In a forked process: the swap, ended without a word before its change number `steps`; whether
-    it came to that."""
+    """Replace the folder in a forked process that exits before its change number `steps`; whether
+    it got that far."""
     child = os.fork()
     if child == 0:
         left = iter(range(steps))
@@ -73,7 +73,7 @@ def test_killed_at_each_point_one_of_them_is_whole(folder, steps):
 @pytest.mark.parametrize("first", range(5))
 @pytest.mark.parametrize("second", range(6))
 def test_killed_again_in_the_next_swap_one_of_them_is_whole(folder, first, second):
-    """Nobody put it back in between: the former one is not removed while it is the only one."""
+    """The former folder is not removed while it is the only one, even if it was not restored."""
     replace_and_die(folder, first)
     make_part(folder, "newer")
     replace_and_die(folder, second)

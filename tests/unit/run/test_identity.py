@@ -1,4 +1,4 @@
-"""What may change when a run is resumed, and what makes another run of it."""
+"""Which settings may change when a run is resumed, and which make it another run."""
 
 import pytest
 

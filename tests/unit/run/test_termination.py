@@ -1,4 +1,4 @@
-"""Who counts as a launcher, and what SIGTERM does before, in and behind a training."""
+"""Which parents count as launchers, and what SIGTERM does before, during and after a training."""
 
 import signal
 import subprocess
@@ -43,7 +43,7 @@ def test_it_ends_the_program_once_and_is_only_noted_in_training(handler):
     termination = Termination().listen()
     with pytest.raises(Terminated):
         signal.raise_signal(signal.SIGTERM)
-    signal.raise_signal(signal.SIGTERM)  # the end has begun
+    signal.raise_signal(signal.SIGTERM)  # the shutdown has begun
     other = Termination().listen()
     other.noted_only = True
     signal.raise_signal(signal.SIGTERM)
@@ -87,7 +87,7 @@ PARENT = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sle
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's word on a parent's death")
 @pytest.mark.parametrize(("name", "said"), [("torchrun", "SIGTERM"), ("nohup", "")])
 def test_the_kernel_tells_of_the_end_of_a_launcher_and_of_nothing_else(tmp_path, name, said):
-    """Even of one that is killed; a training below a shell that ends goes on."""
+    """Also if the launcher is killed; a training continues if its parent shell ends."""
     parent, file = tmp_path / name, tmp_path / "said"
     parent.write_text(PARENT)
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What is masked by its shape alone, and what has to stay. No token here is real, or whole."""
+"""Which texts are masked by their shape, and which are not. No token here is real or whole."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ AROUND = {
     "address, token alone": "https://{}@github.com/x.git",
     "query": "https://example.org/x?a=1&token={}&b=2",
 }
-"""What has to stand around a secret that has no prefix of its own."""
+"""The context that a secret without its own prefix needs."""
 
 
 @pytest.mark.parametrize("issuer", SHAPES)

@@ -1,4 +1,4 @@
-"""Texts of other people, as a terminal, Markdown, HTML and a picture get them."""
+"""Untrusted text, made safe for a terminal, Markdown, HTML and pictures."""
 
 import io
 import re
@@ -30,7 +30,7 @@ UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
 )
 PIECES = re.compile(r"\x1b(\[[0-9;]*m)?")
-"""What Rich may write of its own: colours."""
+"""The control sequences that Rich itself may write: colours."""
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_no_text_adds_an_element_or_an_attribute_to_a_page(text):
 
 
 def printed(*things, **settings) -> str:
-    """What a colour terminal gets."""
+    """The output on a terminal with colours."""
     file = io.StringIO()
     console = SafeConsole(
         file=file, force_terminal=True, color_system="truecolor", width=10_000, **settings

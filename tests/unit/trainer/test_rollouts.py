@@ -1,4 +1,4 @@
-"""What is known of a rollout batch: rows to keep, masks, and how completions ended."""
+"""Rows to keep of a rollout batch, masks, and how completions ended."""
 
 from collections import deque
 

@@ -1,4 +1,4 @@
-"""What goes to trackio, what is read back, and what is said if something is missing."""
+"""What is sent to trackio, what is read back, and the warning if something is missing."""
 
 import io
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ ROWS = [
     {"step": 3, "timestamp": "4", "train/global_step": 2, "eval/reward": 0.5},
     {"step": 4, "timestamp": "5", "train/global_step": 2, "train/reward": 0.3},
 ]
-"""What trackio has of a run that was resumed after its first step."""
+"""The rows that trackio has of a run that was resumed after its first step."""
 
 
 def config(**settings):
@@ -37,7 +37,7 @@ def config(**settings):
 
 @pytest.fixture
 def stored(monkeypatch):
-    """`stored(rows)` is what trackio's storage says it has of the run `mine`."""
+    """`stored(rows)` makes trackio's storage return these rows for the run `mine`."""
 
     def put(rows):
         logs = {("trl_ablate", "mine"): rows}
@@ -54,7 +54,7 @@ def test_rows_are_joined_by_step_and_the_last_one_counts(stored):
 
 
 def warning_after(logged, **settings):
-    """What the check says at the end of a run that has logged these rows."""
+    """The output of the check at the end of a run that has logged these rows."""
     said, control = io.StringIO(), TrainerControl()
     check = DashboardCheck(Console(file=said, width=200))
     state = TrainerState(is_world_process_zero=True)
@@ -118,7 +118,7 @@ def test_rollouts_are_a_table_of_text(monkeypatch):
 
 
 class Recorder:
-    """Stands for a module: keeps every call, and returns the Space it was asked for."""
+    """A stand-in for a module: records every call, and returns the requested Space."""
 
     __version__ = "0.43.0"
 

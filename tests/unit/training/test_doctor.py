@@ -1,4 +1,4 @@
-"""The doctor: what stops a recipe here, what only would be nice, and the command that mends it."""
+"""The doctor: what stops a recipe here, what is optional, and the command that fixes it."""
 
 from dataclasses import replace
 

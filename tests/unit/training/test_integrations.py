@@ -1,4 +1,4 @@
-"""No dashboard can cost a run: what raises is reported once and dropped, whatever it is."""
+"""No dashboard can end a run: an integration that raises is reported once and dropped."""
 
 import time
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ for _event in EVENTS:
 
 @pytest.fixture
 def offered(monkeypatch):
-    """`offered(name, callback)`: transformers knows the integration."""
+    """`offered(name, callback)` registers an integration with transformers."""
 
     def offer(name, callback):
         monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, name, callback)
@@ -174,12 +174,12 @@ def test_a_damaged_database_of_trackio_costs_no_training(
     warned = [said for said in caplog.messages if "trackio" in said]
     shown = capsys.readouterr().out
     assert len(warned) + shown.count("trackio has lost rows") <= 1
-    assert step == 1 or warned or "trackio has lost rows" in shown  # its thread may yet repair it
+    assert step == 1 or warned or "trackio has lost rows" in shown  # its thread may still repair it
     assert len(list((tmp_path / "run" / "rollouts").iterdir())) == 3
 
 
 def test_a_trainer_of_a_recipe_has_tolerated_integrations(monkeypatch):
-    """What `put_together` hands to the trainer, and that the trainer adds none of its own."""
+    """`put_together` passes the callbacks to the trainer, and the trainer adds none of its own."""
     import trl_ablate.training.building as building
 
     given = {}

@@ -1,4 +1,4 @@
-"""What is wrong with a model's folder is one sentence, before anything is built on it."""
+"""Errors in a model's folder give one sentence, before anything is built from it."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def test_a_tensor_that_the_index_names_and_no_shard_has_is_refused(folder, resol
 
 
 def test_the_check_reads_headers_and_no_weights(folder, resolved):
-    """The weights are a hole in the file, of 4 GB: read, they would count as memory."""
+    """The weights are a sparse file of 4 GB: reading them would use that much memory."""
     config = json.loads((folder / "config.json").read_text())
     config |= {"hidden_size": 2**12, "intermediate_size": 2**16}
     (folder / "config.json").write_text(json.dumps(config))
