@@ -1,7 +1,7 @@
-"""Curves out of `metrics.jsonl`, in one pass that reads no more than a report needs. No torch.
+"""Read curves from `metrics.jsonl` in one pass, and only what a report needs. No torch.
 
-A row has some fifty metrics and a report needs five, so that a line is parsed only if it has the
-metric that decides, or if it is one of about a thousand that are drawn.
+A row has about fifty metrics and a report needs five. So a line is parsed only if it contains the
+deciding metric, or if it is one of about a thousand lines that are drawn.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 POINTS = 1000
-"""A picture is some 400 pixels wide: about as many points of a metric are drawn."""
+"""About this many points of a metric are drawn: a picture is about 400 pixels wide."""
 CHUNK = 1 << 20
 
 Points = dict[str, dict[float, tuple[float, float]]]
@@ -21,7 +21,7 @@ Points = dict[str, dict[float, tuple[float, float]]]
 
 @dataclass
 class Series:
-    """One metric over GRPO steps; `seconds` since the first logged row, where they are known."""
+    """One metric over GRPO steps; `seconds` since the first logged row, if known."""
 
     steps: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -31,14 +31,14 @@ class Series:
 def read_series(
     metrics: Path, exact: Collection[str], drawn: Collection[str]
 ) -> tuple[dict[str, Series], int]:
-    """The curves, and the number of lines that are no logged row.
+    """The curves, and the number of lines that are not logged rows.
 
-    A step that stands twice (after a resume) counts as it was last. A last line without its end is
-    left out: a process may be writing it.
+    Of a step that occurs twice, after a resume, the last row counts. A last line without a line end
+    is skipped: a process may be writing it.
 
     Args:
-        exact: metrics of which every value counts.
-        drawn: metrics of which a longer run keeps every n-th row, and the last.
+        exact: metrics of which every value is kept.
+        drawn: metrics of which only every n-th row and the last are kept in a long run.
     """
     reader = _Reader(exact, drawn, every=max(1, _lines(metrics) // POINTS))
     with metrics.open("rb") as file:
@@ -59,8 +59,8 @@ class _Reader:
         self.skipped = 0
 
     def take(self, line: bytes) -> None:
-        """A line; rows with the deciding metric and rows without are counted apart, as they may
-        alternate."""
+        """Process a line. Rows with and without the deciding metric are counted separately, as they
+        may alternate."""
         self._last = line
         decides = any(mark in line for mark in self._marks)
         is_drawn = self._numbers[decides] % self._every == 0
@@ -69,7 +69,7 @@ class _Reader:
             self._read(line, [*self._exact, *(self._drawn if is_drawn else ())])
 
     def end(self) -> None:
-        """The last row is drawn wherever it falls."""
+        """Process the end of the file: the last row is always drawn."""
         if self._every > 1:
             self._read(self._last, (*self._exact, *self._drawn), again=True)
 
@@ -98,7 +98,7 @@ class _Reader:
                 self._points.setdefault(name, {})[step] = (value, seconds - self._start)
 
     def _forget_from(self, step: float) -> None:
-        """A resume went back: of what was drawn, not every step will come again."""
+        """After a resume: delete the points from this step on, as some will not be drawn again."""
         for name in self._drawn:
             for drawn in [each for each in self._points.get(name, {}) if each >= step]:
                 del self._points[name][drawn]
@@ -113,7 +113,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _place(row: dict[str, Any] | None) -> tuple[float, float] | None:
-    """Step and seconds of a logged row; None for what is none."""
+    """Step and seconds of a logged row; None if it is not one."""
     step, seconds = (_number((row or {}).get(name)) for name in ("grpo_step", "seconds"))
     return None if step is None or seconds is None else (step, seconds)
 
