@@ -130,6 +130,6 @@ def test_without_a_token_it_says_how_to_get_one(tmp_path, monkeypatch):
     done = subprocess.run(
         [sys.executable, "-c", code], env={**clean, **unknown}, capture_output=True, text=True
     )
-    assert "ConfigurationError: --engine modal: Modal knows no token; run `modal token new`" in (
+    assert "ConfigurationError: --engine modal: Modal has no token; run `modal token new`" in (
         done.stderr
     )

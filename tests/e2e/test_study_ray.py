@@ -84,7 +84,7 @@ def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, undisturbed):
     assert runner.wait(SECONDS) == 0
     nodes.replace()
     assert numbers(store, ARMS) == undisturbed
-    lost = [path.stem for path in store.path.glob("*.log") if "begins again" in path.read_text()]
+    lost = [path.stem for path in store.path.glob("*.log") if "restarted on" in path.read_text()]
     assert lost
     assert not children(scratch) and not list(store.path.glob(".*"))
 

@@ -147,5 +147,5 @@ def test_what_sbatch_says_is_passed_on(tmp_path, sbatch, monkeypatch):
     with pytest.raises(ConfigurationError, match="invalid partition; set SBATCH_PARTITION"):
         submit("")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="no sbatch here; run it on a login node"):
+    with pytest.raises(ConfigurationError, match="sbatch is not installed here; run this"):
         submit("")

@@ -21,7 +21,7 @@ TABLE = [
     ("group_mean", "group", [0.5 * S2, -0.5 * S2, 0, 0]),
     ("group_mean", "batch", [1.0, -1.0, 0, 0]),
     ("none", "none", [1, 0, 1, 1]),
-    ("none", "group", [S2, 0, 0, 0]),  # the second group has no deviation to divide by
+    ("none", "group", [S2, 0, 0, 0]),  # the second group has a deviation of 0
     ("none", "batch", [2, 0, 2, 2]),
     ("leave_one_out", "none", [1, -1, 0, 0]),  # 1 - 0, 0 - 1
     ("leave_one_out", "group", [S2, -S2, 0, 0]),
@@ -62,7 +62,11 @@ UNGRADED = [1.0, NAN, 0.0, NAN, 1.0, NAN, NAN, NAN, NAN, NAN, NAN, NAN]
     [
         ("group_mean", "none", [0.5, 0, -0.5, 0, 0, 0, 0, 0]),
         ("group_mean", "group", [0.5 * S2, 0, -0.5 * S2, 0, 0, 0, 0, 0]),
-        ("leave_one_out", "none", [1, 0, -1, 0, 0, 0, 0, 0]),  # one graded alone: no others, so 0
+        (
+            "leave_one_out",
+            "none",
+            [1, 0, -1, 0, 0, 0, 0, 0],
+        ),  # only one is graded: so 0
         ("batch_mean", "none", [1 / 3, 0, -2 / 3, 0, 1 / 3, 0, 0, 0]),
         ("none", "none", [1, 0, 0, 0, 1, 0, 0, 0]),
     ],

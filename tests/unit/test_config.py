@@ -1,4 +1,4 @@
-"""`AblationConfig` on its own: derived values, and what it refuses."""
+"""`AblationConfig` alone: derived values and refused settings."""
 
 import pytest
 

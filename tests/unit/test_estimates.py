@@ -106,7 +106,7 @@ def test_samples_of_a_prompt_count_once_in_the_error():
 
 
 def test_the_error_covers_the_spread_of_repeated_evaluations():
-    """Prompts of different difficulty: over 400 simulated sets, both agree to 10 %."""
+    """Prompts of different difficulty: over 400 simulated sets, both agree within 10 %."""
     draw = random.Random(0)
 
     def evaluation():
@@ -138,7 +138,7 @@ def test_every_metric_has_its_name(samples):
 
 
 def test_every_mean_has_its_error():
-    """Two prompts: lengths 5 and 7, rewards 1 and 0, pass@2 1 and 0; errors are half the gap."""
+    """Two prompts: lengths 5 and 7, rewards 1 and 0, pass@2 1 and 0; errors are half of that."""
     rows = [row(1.0), row(1.0), row(0.0, length=7), row(0.0, length=7)]
     found = standard_errors(rows, samples=2)
     assert (found["mean_length"], found["reward"], found["pass@2"]) == pytest.approx((1, 0.5, 0.5))

@@ -38,7 +38,7 @@ def test_denominators(length_norm, keywords, expected):
 
 
 def test_the_gradients_of_the_textbook_example():
-    # two responses of 4 and 7 tokens, advantage 2, ratio 1: the two ways to average, per token
+    # two responses of 4 and 7 tokens, advantage 2, ratio 1: the two averages, per token
     ratio = torch.ones(2, 7, requires_grad=True)
     mask = MASK[:2]
     for length_norm, keywords, short, long in [
@@ -166,7 +166,7 @@ def slope(objective, ratio):
 
 @pytest.mark.parametrize("delta", [None, 1.1, 1.5, 2.5])
 def test_clipping_changes_a_token_where_its_gradient_is_another(delta):
-    """Compared with autograd, for `delta` inside, just outside and far outside of the range."""
+    """Compared with autograd, for `delta` inside, just outside and far outside the range."""
     generator = torch.Generator().manual_seed(2)
     ratio = torch.exp(torch.randn(40, 9, generator=generator))
     advantages = torch.randn(40, 1, generator=generator)

@@ -1,4 +1,4 @@
-"""One planted token of each kind, looked for in everything that a run and a study write."""
+"""A token of each kind, planted in a run and searched in all that a run and a study write."""
 
 import json
 from dataclasses import replace
@@ -70,7 +70,7 @@ def test_no_rollout_that_is_kept_holds_a_token(tmp_path):
     assert assert_clean(tmp_path) == {"step_000003.jsonl"}
     (kept,) = map(json.loads, (tmp_path / "rollouts/step_000003.jsonl").read_text().splitlines())
     assert kept["reward"] == 1.0 and kept["response"][0]["role"] == "assistant"
-    assert TEXT in rows[0]["prompt"]  # what trains is not changed
+    assert TEXT in rows[0]["prompt"]  # the values for the training are not changed
 
 
 def test_a_long_diff_is_cut_between_lines(monkeypatch):

@@ -1,6 +1,6 @@
-"""What plans, watches, reads and publishes runs loads none of the heavy libraries.
+"""Code that plans, watches, reads and publishes runs imports none of the heavy libraries.
 
-One interpreter imports all of it, module by module, so that the first one that does is named.
+One interpreter imports all of it, module by module, so that a failure names the first such module.
 """
 
 import json
@@ -38,4 +38,4 @@ def test_light_rooms_import_neither_torch_nor_trl_nor_transformers():
         cwd=REPOSITORY, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 45  # it has looked at all of them
+    assert int(done.stdout) > 45  # it has checked all of them

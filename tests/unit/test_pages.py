@@ -1,7 +1,7 @@
-"""Every Markdown page: its links, paths, names and commands are those of this repository.
+"""Every Markdown page: its links, paths, names and commands exist in this repository.
 
-Each check is a function from a text to what is wrong in it, so that a broken text shows that it
-fails where it should.
+Each check is a function that returns the errors in a text, so that tests with broken texts show
+that it finds them.
 """
 
 import re
@@ -38,7 +38,7 @@ def name_of(page: Path) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """The anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -63,7 +63,7 @@ def linked(page: Path) -> str:
 
 
 def missing_paths(text: str) -> list[str]:
-    """Paths from the repository's root; a word in capitals stands for any name."""
+    """Paths from the repository's root; a word in capitals is a placeholder."""
     found = re.findall(r"(?<![\w/.-])(?:trl_ablate|tests|scripts|recipes|\.ci)/[\w./-]*[\w/]", text)
     return [path for path in found if not has_blank(path) and not (REPOSITORY / path).exists()]
 
@@ -90,7 +90,7 @@ def is_importable(dotted: str) -> bool:
 
 
 def commands(text: str) -> Iterator[str]:
-    """Of code blocks, a command a line, and of code within the text."""
+    """The commands in code blocks, one per line, and in code within the text."""
     for _, block in FENCED.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
             yield from (part.strip() for part in line.split("&&"))
@@ -99,7 +99,7 @@ def commands(text: str) -> Iterator[str]:
 
 
 def wrong_commands(text: str) -> list[str]:
-    """Commands of this project that name no command, script, recipe or study that there is."""
+    """Commands of this project with a command, script, recipe or study that does not exist."""
     starts = r"(trl-ablate|accelerate launch|torchrun|python3?) "
     found = [command for command in commands(text) if re.match(starts, command)]
     return [command for command in found if not is_right(command)]
@@ -115,7 +115,7 @@ def is_right(command: str) -> bool:
         return module == "venv" or (module == "trl_ablate" and (not rest or are_right(rest)))
     scripts = [i for i, word in enumerate(words) if word.endswith(".py")]
     if not scripts:
-        return words[0] in ("accelerate", "torchrun")  # named alone
+        return words[0] in ("accelerate", "torchrun")  # a command without arguments
     script = words[scripts[0]]
     return (REPOSITORY / script).exists() and are_right(
         [Path(script).stem, *words[scripts[0] + 1 :]]
@@ -123,7 +123,7 @@ def is_right(command: str) -> bool:
 
 
 def are_right(words: list[str]) -> bool:
-    """Whether the words after `trl-ablate` are a command, and what it takes."""
+    """Whether the words after `trl-ablate` are a command with arguments that it accepts."""
     if "|" in words:  # a list of the commands
         return all(word in (*COMMANDS, "|") for word in words)
     command, *rest = words
@@ -136,7 +136,7 @@ def are_right(words: list[str]) -> bool:
 
 
 def is_there(given: list[str], shipped: set[str]) -> bool:
-    """Whether a recipe or study exists: none given, a blank, an option, a path, or a name."""
+    """Whether a given recipe or study exists; a placeholder or an option is accepted."""
     return all(
         word.isupper() or word.startswith("--") or (REPOSITORY / word).exists() or word in shipped
         for word in given

@@ -1,4 +1,4 @@
-"""What others rely on: the paths of public names, and what lies in their checkpoints."""
+"""What users depend on: the import paths of public names, and the content of their checkpoints."""
 
 import importlib
 from pathlib import Path

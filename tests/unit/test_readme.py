@@ -1,4 +1,4 @@
-"""What the pages state about switches, recipes, studies and rooms, against code and numbers."""
+"""Statements of the pages on switches, recipes, studies and rooms, checked against the code."""
 
 import csv
 import re
@@ -60,11 +60,11 @@ def hints() -> dict[str, typing.Any]:
 
 
 def wrong_rows(rows: Sequence[Row], hints: Mapping[str, typing.Any]) -> list[str]:
-    """What the table gets wrong about switches, their values and the recipes."""
-    wrong = [f"{row} stands twice" for row in set(rows) if rows.count(row) > 1]
+    """Errors of the table on switches, their values and the recipes."""
+    wrong = [f"{row} occurs twice" for row in set(rows) if rows.count(row) > 1]
     for switch, value, recipe in rows:
         if switch not in hints:
-            wrong.append(f"{switch} is no setting")
+            wrong.append(f"{switch} is not a setting")
             continue
         allowed = choices(hints[switch])
         if (allowed and value not in allowed) or (not allowed and len(value) > 1):
@@ -96,7 +96,7 @@ def test_the_switch_table_is_that_of_the_code(hints):
     ("before", "after", "wrong"),
     [
         ("`baseline: none`", "`baseline: no`", "baseline does not take no"),
-        ("`baseline: none`", "`base: none`", "base is no setting"),
+        ("`baseline: none`", "`base: none`", "base is not a setting"),
         ("| `rloo` |", "| `raft` |", "raft does not declare baseline: leave_one_out"),
         ("| `rloo` |", "| `dr_grpo` |", "dr_grpo does not declare baseline: leave_one_out"),
         ("| `baseline: none` | reward |", "| none |", "baseline: none is missing"),
@@ -178,13 +178,13 @@ def test_the_number_of_measured_architectures():
 
 
 def answers(text: str) -> dict[str, str]:
-    """Study to its row in a table of answers."""
+    """Study -> its row in a table of answers."""
     link = r"^\| \[[^\]]+\]\((?:recipes/studies/)?(\w+)/REPORT\.md\) \|(.+)$"
     return dict(re.findall(link, text, flags=re.MULTILINE))
 
 
 def unsupported(text: str) -> list[str]:
-    """Numbers of a table of answers that the study's report does not have."""
+    """Numbers in a table of answers that are missing in the study's report."""
     missing = []
     for study, row in answers(text).items():
         report = (SHIPPED / "studies" / study / "REPORT.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a recipe cannot do: run foreign code unsaid, write beside its run, or leak a token."""
+"""What a recipe cannot do: run foreign code unannounced, write outside its run, leak a token."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_a_name_cannot_lead_out_of_its_folder(key, name):
 
 
 def test_what_a_run_names_lies_in_its_folder(tmp_path):
-    """`output_dir` is the user's choice; nothing else of a recipe is part of a path."""
+    """`output_dir` is the user's choice; no other setting of a recipe becomes part of a path."""
     resolved = resolve(arm="a..b", study="../../up", project="../../up", output_dir=str(tmp_path))
     run = RunDirectory(Path(str(resolved.config.output_dir)))
     named = [getattr(run, name) for name in dir(RunDirectory) if not name.startswith("_")]
@@ -85,7 +85,7 @@ def test_the_dashboard_keeps_a_project_within_its_folder():
 
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
-    """A run whose environment, command line, settings, code and error all hold a token."""
+    """A run whose environment, command line, settings, code and error all contain a token."""
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("SOME_API_KEY", OTHER)
     run = RunDirectory(tmp_path / "run")
@@ -116,7 +116,7 @@ def test_a_token_is_in_no_record(planted):
 
 
 def test_a_diff_of_the_working_tree_holds_what_was_planted(tmp_path):
-    """The premise of the masking: what is not committed is recorded."""
+    """Masking is needed because uncommitted changes are recorded."""
     import subprocess
 
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", str(tmp_path)]

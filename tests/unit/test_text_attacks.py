@@ -1,7 +1,7 @@
-"""Hostile texts through every place that shows text: report, page, pictures, card, terminal.
+"""Hostile texts in every place that shows text: report, page, pictures, card, terminal.
 
-The corpus is `tests/support/hostile.py`. Each place is given every text in every field that is not
-this program's own, and has to keep the structure that it has with a harmless word.
+The corpus is `tests/support/hostile.py`. Each place gets every text in every field that comes from
+elsewhere, and must keep the structure that it has with a harmless word.
 """
 
 import io
@@ -50,7 +50,7 @@ ALL = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 
 
 def reported(folder: Path, text: str) -> tuple[Path, dict[str, str]]:
-    """The report of a study that has the text in every name, note, setting, reason and rollout."""
+    """The report of a study with the text in every name, note, setting, reason and rollout."""
     first, second = f"one {text}", f"two {text}"
     plan = make_plan({first: {"top": 0.6}, second: {"top": 0.7}}, seeds=(0, 1))
     said = {"stop": text}
@@ -101,7 +101,7 @@ def harmless(tmp_path_factory) -> Path:
 
 
 def outline(file: Path) -> list[str]:
-    """What kinds of blocks a Markdown file has, in their order."""
+    """The kinds of blocks in a Markdown file, in order."""
     return [token.type for token in MARKDOWN.parse(file.read_text(encoding="utf-8"))]
 
 
@@ -133,7 +133,7 @@ def test_a_report_keeps_its_structure(tmp_path, harmless, text):
 
 @pytest.fixture
 def published(tmp_path):
-    """`published(text)`: a run with the text in every field of its records that can hold any."""
+    """`published(text)`: a run with the text in every field of its records that can contain it."""
 
     def make(text: str) -> FinishedRun:
         path = tmp_path / "run"
@@ -204,7 +204,7 @@ def test_a_name_with_markup_is_no_link_to_the_hub(published):
 
 
 def shown(text: str, folder: Path) -> str:
-    """Everything that the terminal shows of a run and of a study, as a colour terminal gets it."""
+    """Everything that the terminal shows of a run and of a study, as sent to a colour terminal."""
     from trl_ablate.cli import terminal
 
     file = io.StringIO()

@@ -144,7 +144,7 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
         raise ConfigurationError(f"{what} {path} is not a regular file; name a .yaml file")
     if path.stat().st_size > MAX_BYTES:
         raise ConfigurationError(
-            f"{what} {path} has {path.stat().st_size} bytes; the limit is {MAX_BYTES}"
+            f"{what} {path} has {path.stat().st_size} bytes; the limit is {MAX_BYTES} for a {what}"
         )
     try:
         settings = parse_yaml(path.read_text(encoding="utf-8"))

@@ -63,8 +63,8 @@ def test_a_plan_begins_with_its_question(where, capsys):
         (["--job", "2"], "unknown option '--job'; did you mean '--jobs'?; see `trl-ablate study "
          "run --help`"),
         (["--only", "{run}", "--engine", "ray", "--ray_address", "ray://there:1"],
-         "--ray_address ray://there:1 is one of Ray Client; run on the cluster's head node, with "
-         "--ray_address auto"),
+         "--ray_address ray://there:1 is an address of Ray Client; run on the cluster's head "
+         "node, with --ray_address auto"),
     ],
 )  # fmt: skip
 def test_what_run_refuses(capsys, printed, where, words, sentence):

@@ -109,7 +109,7 @@ def test_a_folder_offers_its_splits(tmp_path):
     write_lines(tmp_path / "test.jsonl", *numbered(2))
     assert len(load(str(tmp_path), split="train")) == 3
     assert len(load(str(tmp_path), split="validation")) == 2
-    with pytest.raises(ConfigurationError, match=r"'dev'.*holds test\.jsonl, train\.jsonl"):
+    with pytest.raises(ConfigurationError, match=r"'dev'.*contains test\.jsonl, train\.jsonl"):
         load(str(tmp_path), split="dev")
 
 
@@ -124,7 +124,7 @@ BAD_LINES = [
     ({"question": " \n", "answer": "2"}, "empty question"),
     ({"problem": "", "answer": "2"}, "empty problem"),
     ({"question": "1+1?", "answer": ["2"]}, "column 'answer' contains a list, not text"),
-    ({"question": "1+1?", "answer": True}, "column 'answer' holds a bool, not text"),
+    ({"question": "1+1?", "answer": True}, "column 'answer' contains a bool, not text"),
     ({"question": "1+1?", "answer": float("nan")}, "no value in column 'answer'"),
     ({"question": "1+1?", "answer": "so it is ####"}, "empty answer in column 'answer'"),
     ({"question": "1+1?", "solution": "it is 2"}, r"no \\boxed in column 'solution'"),

@@ -22,7 +22,7 @@ def test_accelerate_reads_it(file):
     assert config.mixed_precision == "no"
     if file.stem.startswith("zero"):
         assert config.deepspeed_config["zero_stage"] == int(file.stem[-1])
-        # TRL's trainer accumulates gradients as the recipe says
+        # TRL's trainer accumulates gradients as the recipe sets it
         assert config.deepspeed_config["gradient_accumulation_steps"] == "auto"
     if file.stem == "fsdp2":
         assert config.fsdp_config["fsdp_version"] == 2

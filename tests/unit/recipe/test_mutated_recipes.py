@@ -25,7 +25,7 @@ PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))
 CASES, PER_TEST = 1000, 100
 SECONDS = 1.0
 MEMORY_KIB = 100_000
-"""More than that, the largest case that is read included, says that something was expanded."""
+"""More memory than that, with the largest valid case, shows that something was expanded."""
 
 HOSTILE_VALUES = (
     "true", "off", "null", "~", "''", "0", "-1", "-0.0", "2.7", "1e-5", "1e999", "-1e308", "0x10",

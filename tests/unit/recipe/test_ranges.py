@@ -53,7 +53,10 @@ def resolve(**settings):
         ({"cache_implementation": "x"}, "cache_implementation is 'x'; it takes "),
         ({"pad_to_multiple_of": 10**12}, "pad_to_multiple_of is 1000000000000; it has to be at"),
         ({"sync_ref_model": True}, "sync_ref_model is true, but beta is 0"),
-        ({"remove_unused_columns": True}, "remove_unused_columns is true, but the gold answer"),
+        (
+            {"remove_unused_columns": True},
+            "remove_unused_columns is true, but that removes",
+        ),
         ({"report_to": ["none", "x"]}, "report_to is 'x'; it takes all, "),
         ({"metric_for_best_model": "x"}, "metric_for_best_model 'x' is not a metric of this eval"),
         ({"metric_for_best_model": "eval_rewrd"}, "did you mean 'eval_reward'"),

@@ -175,7 +175,7 @@ BAD_FILES = {
     "half a character": ('run_name: "\\ud800"', "'\\ud800' in line 1 is not a readable character"),
     "a base without end": ("extends: /dev/zero", "is not a regular file"),
     "not UTF-8": (b"run_name: \xff\xfe", "not UTF-8"),
-    "huge": ("run_name: " + "x" * 300_000, "more than 200000"),
+    "huge": ("run_name: " + "x" * 300_000, "the limit is 200000"),
     "deep": ("stop: " + "[" * 5000, "nested too deeply"),
 }
 
@@ -387,7 +387,7 @@ def test_named_evaluation_sets_give_metrics_that_can_be_the_best():
     [
         ({"best_metric": "eval_rewards"}, "did you mean 'eval_reward'"),
         ({"best_metric": "eval_pass@4"}, "is not a metric of this evaluation"),
-        ({"eval_sets": {"mine": "a.jsonl"}, "best_metric": "eval_our_reward"}, "no metric of"),
+        ({"eval_sets": {"mine": "a.jsonl"}, "best_metric": "eval_our_reward"}, "not a metric of"),
         ({"eval_sets": {"answer": "a.jsonl"}}, "the metric 'eval_answer_reward' twice"),
         ({"eval_sets": {"my set": "a.jsonl"}}, "eval_sets has 'my set'"),
         ({"eval_sets": {"mine": 3}}, "{'mine': 3}; it takes a mapping .text each."),

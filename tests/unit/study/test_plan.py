@@ -233,7 +233,7 @@ def test_cleaning_keeps_results_and_what_others_need(tmp_path):
     ("eval_steps", "evaluations"), [("4", 3 + 1), ("0.25", 4 + 1), ("0.5", 2 + 1)]
 )
 def test_evaluations_are_foreseen_for_fractions_too(write, eval_steps, evaluations):
-    """Of ten GRPO steps: after 4, 8, 10; after 3, 6, 9, 10; after 5, 10; and before the first."""
+    """For ten GRPO steps: after 4, 8, 10; after 3, 6, 9, 10; after 5, 10; and before the first."""
     study = write(
         SMALL + f"arms: [grpo.yaml]\noverrides: {{grpo_steps: 10, eval_steps: {eval_steps}}}\n"
     )

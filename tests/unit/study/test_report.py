@@ -1,4 +1,4 @@
-"""Reports: what is computed from runs, what is written, and what it must not need."""
+"""Reports: what they compute from runs, what they write, and what they must not need."""
 
 import base64
 import csv
@@ -71,8 +71,8 @@ def test_area_by_hand():
         ((0.05, 0.5, 0.6, 0.6, 0.1), None),  # one bad evaluation
         ((0.05, 0.6, 0.1, 0.6, 0.6), None),  # recovered
         ((0.04, 0.03, 0.04, 0.03, 0.03), None),  # never learned, never lost
-        ((0.030, 0.0, 0.0, 0.0), 1.0),  # lost what it had started with
-        ((0.6, 0.1), None),  # two evaluations say too little
+        ((0.030, 0.0, 0.0, 0.0), 1.0),  # lost its starting value
+        ((0.6, 0.1), None),  # two evaluations are too few
         ((0.5,), None),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_planted_collapse_is_ranked_last_and_labelled(tmp_path):
 
 
 def reported(plan, store, folder: Path) -> tuple[str, str]:
-    """The report as Markdown, without its escapes, and as a page."""
+    """The report as Markdown, without backslashes, and as a page."""
     report_study(plan, store, folder / "study.yaml", folder / "out")
     text = (folder / "out" / "REPORT.md").read_text(encoding="utf-8").replace("\\", "")
     return text, (folder / "out" / "report.html").read_text(encoding="utf-8")
@@ -157,7 +157,7 @@ def test_an_arm_is_compared_with_its_match_where_it_has_one(tmp_path):
 
 def test_some_collapsed_seeds_make_an_interval_misleading(tmp_path):
     """One of three seeds collapses in `mixed`, one of `flat` never learns. In `broken` all
-    collapse: there the interval is of one population again."""
+    collapse, so its interval describes one population."""
     arms = {"grpo": {"top": 0.8}, "mixed": {"top": 0.82}, "flat": {"top": 0.81},
             "broken": {"top": 0.83, "collapse": 6}}  # fmt: skip
     plan, store = make_plan(arms), RunStore(tmp_path / "runs")
@@ -310,7 +310,7 @@ def test_published_curves_with_seeds_in_their_names(tmp_path):
     ("text", "complaint"),
     [
         ("run_name,metric,step\n", "no column 'value'"),
-        ("run_name,metric,step,value\n", "hold no rows"),
+        ("run_name,metric,step,value\n", "have no rows"),
         ("run_name,metric,step,value\na,eval/reward,zero,1\n", "line 2"),
         (
             "run_name,metric,step,value\na,train/loss,0,1\n",
@@ -331,7 +331,7 @@ def test_lines_hold_what_ended_early():
     assert line is not None and line.runs == 2
     assert list(line.mean) == pytest.approx([0.0, 0.4, 0.6, 0.6])
     assert (line.low[-1], line.high[-1]) == (0.4, 0.8)
-    assert line_of(runs, METRIC, by_time=True) is None  # nobody knows the time
+    assert line_of(runs, METRIC, by_time=True) is None  # the time is unknown
     assert line_of([Run("a", 0, "to do")], METRIC) is None
 
 

@@ -1,4 +1,4 @@
-"""Run ids of shipped studies: a run that is done stays done, whatever moves in the code."""
+"""Run ids of shipped studies: a finished run stays finished when code is moved."""
 
 import pytest
 

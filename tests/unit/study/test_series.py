@@ -1,4 +1,4 @@
-"""Curves read from `metrics.jsonl`: which values count, what is thinned, how fast and how large."""
+"""Curves read from `metrics.jsonl`: which values are kept, and the limits for time and memory."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def place(step, seconds=None):
 
 
 def long_rows(steps, every=50):
-    """A row of some fifty metrics a step, and an evaluation every so many."""
+    """A row of about fifty metrics per step, and an evaluation every few steps."""
     others = {f"metric/{i}": 0.123456 * i for i in range(45)}
     for step in range(1, steps + 1):
         yield {**place(step), **others, "grad_norm": 1.0 * step, "entropy": 0.5, "loss": None}
@@ -111,7 +111,7 @@ def test_a_value_that_is_no_number_is_left_out(tmp_path, value):
 
 
 def large(folder, runs, steps):
-    """A study of two arms with rows as a training logs them."""
+    """A study of two arms with the rows that a training logs."""
     plan = make_plan({"a": {"x": 1}, "b": {"x": 2}}, seeds=range(runs // 2), grpo_steps=steps)
     store = RunStore(folder / "runs")
     text = "".join(json.dumps(row) + "\n" for row in long_rows(steps))
@@ -161,4 +161,4 @@ def test_a_report_names_the_run_whose_lines_were_skipped(tmp_path):
     file.write_text(file.read_text() + "[]\n")
     report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
     text = (tmp_path / "out" / "REPORT.md").read_text()
-    assert "a-seed0: 1 lines of its metrics.jsonl are no logged rows and were skipped" in text
+    assert "a-seed0: 1 lines of its metrics.jsonl are not logged rows and were skipped" in text

@@ -1,4 +1,4 @@
-"""A run that comes home: its directory is the old one or the new, wherever it was cut off."""
+"""A run that is copied back: whenever that is interrupted, its directory is the old or the new."""
 
 import io
 import os

@@ -97,7 +97,7 @@ def test_verdicts():
 
 
 def test_arms_with_a_reference_of_their_own_count_in_the_same_correction():
-    """Three comparisons, whatever each is made with: the smallest p-value counts three times."""
+    """Three comparisons with different references: the smallest p-value is multiplied by three."""
     values = {"other": [0.5, 0.6, 0.55], "arm": [0.70, 0.81, 0.75], "third": [0.6, 0.8, 0.7]}
     first, own = [0.72, 0.70, 0.71], {"arm": values["other"]}
     found = compare(first, values, own)
@@ -115,7 +115,7 @@ def test_no_pair_at_all():
 
 
 def simulated_study(rng: random.Random, arms: int, seeds: int = 3):
-    """Arms that are all the same: curves with a level per seed, drift and noise of evaluations."""
+    """Arms without a difference: curves with a level per seed, drift and evaluation noise."""
     runs = []
     for arm in range(arms):
         for seed in range(seeds):
@@ -139,7 +139,7 @@ def test_false_alarms_of_two_equal_arms(decide_on):
 
 
 def test_false_alarms_of_five_equal_arms():
-    """Any alarm counts; Holm is careful for comparisons that share their reference."""
+    """Any false alarm counts; Holm is conservative for comparisons that share their reference."""
     rng = random.Random(0)
     alarms = sum(
         any(

@@ -1,4 +1,4 @@
-"""The fork server: what it starts is a process like any other, whoever is killed. Linux only."""
+"""The fork server: its processes behave as normal ones, whichever process is killed. Linux only."""
 
 import fcntl
 import json
@@ -44,7 +44,7 @@ def begin(server, tmp_path):
 
 
 def look(folder: str) -> int:
-    """What a process sees of itself and of its server."""
+    """What a process can observe about itself and its server."""
     sys.stdout.write("a line\n")
     found = {
         "session": os.getsid(0) == os.getpid(),
@@ -96,7 +96,7 @@ def test_it_ends_as_python_does(begin, tmp_path, how, code, printed):
     assert process.wait(30) == process.poll() == code
     shown = (tmp_path / "printed").read_text()
     assert shown.endswith(printed) and bool(shown) == bool(printed)
-    process.send_signal(signal.SIGKILL)  # nothing is there any more
+    process.send_signal(signal.SIGKILL)  # no process is left
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
 

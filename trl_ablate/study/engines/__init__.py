@@ -1,13 +1,13 @@
-"""Where a run's process is started. An engine has slots, and starts one job in one of them.
+"""Engines start the processes of runs. An engine has slots, and starts one job per slot.
 
 local        processes of this machine
 ray          tasks of a Ray cluster (`ray_tasks`)
 modal        calls of a function on Modal, which continue when the runner leaves (`modal_calls`)
-slurm        an array job, whose tasks each do one run with `local`
-shipping     what `ray` and `modal` share: a run that travels, and its way back into the store
+slurm        an array job; each task does one run with `local`
+shipping     the code that `ray` and `modal` share: send a run away and copy its results back
 
-Each of the first four has `add_options(group)`, its options on the command line, and
-`make(options, plan)`, the engine.
+Each of the first four has `add_options(group)`, which adds its command-line options, and
+`make(options, plan)`, which creates the engine.
 """
 
 import sys
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 PROGRAM = ("-m", "trl_ablate", "train")
-"""What the Python of any machine is to run; the arguments follow."""
+"""Arguments for the Python of any machine; those of the run follow."""
 TRAIN = (sys.executable, *PROGRAM)
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SECONDS_TO_END = 20.0
@@ -28,25 +28,25 @@ class Job:
     """One run to start."""
 
     words: Sequence[str]
-    """Arguments of `trl-ablate train`, the output folder aside."""
+    """Arguments of `trl-ablate train`, without the output folder."""
     directory: Path
     log: Path
     lock: int
     """Descriptor of the run's lock, which a process of this machine inherits."""
     away: Path
-    """Where an engine whose runs outlive the runner notes how to find this one again."""
+    """The file in which an engine whose runs outlive the runner records how to find this run."""
 
 
 class Process(Protocol):
     """A started job."""
 
     def poll(self) -> int | None:
-        """The exit code (minus the signal that killed it), or None while it runs. Once there is
-        a code, the directory and the log are as the run left them."""
+        """The exit code (minus the signal that killed it), or None while it runs. When
+        it returns a code, the directory and the log are complete."""
         ...
 
     def wait(self) -> int:
-        """Wait for it to end by itself; the exit code."""
+        """Wait until it ends by itself; returns the exit code."""
         ...
 
     def ask_to_end(self) -> None:
@@ -54,14 +54,14 @@ class Process(Protocol):
         ...
 
     def ask_to_save(self) -> None:
-        """Ask it to save and stop, as SIGTERM does, or as Ctrl-C where nothing of it is kept;
-        returns at once."""
+        """Ask it to save and stop, as SIGTERM does; returns at once. An engine that does not keep
+        the files of a stopped run may only ask it to stop."""
         ...
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
-        """Wait that many seconds for it to stop, or, if it was asked to save and `patience` is not
-        0, for as long as it takes; then see to it that nothing of it touches the store any more. A
-        run that is away is let go instead, as its note says how to find it."""
+        """Wait `patience` seconds for it to stop; if it was asked to save and `patience` is not 0,
+        wait until it stops. Then ensure that it no longer writes to the store. A run on a remote
+        service is left running instead; its note records how to find it."""
         ...
 
 
@@ -69,7 +69,7 @@ class Engine(Protocol):
     """Starts jobs; `slots` of them may run at once."""
 
     in_place: bool
-    """Whether runs are done in the store's own folders, and can go on from what is there."""
+    """Whether runs work in the store's own folders, and can continue from the files there."""
 
     @property
     def slots(self) -> int: ...

@@ -1,8 +1,9 @@
-"""This machine: one process per free GPU, or one on the CPU unless more are asked for.
+"""This machine: one process per free GPU, or one on the CPU unless `--jobs` asks for more.
 
-On the CPU runs are forked from a process that has imported what they need (`warm`), and start in
-tenths of a second. A run on a GPU starts cold: libraries look at the GPU while they are imported,
-and a process that has cannot be forked; its hours make up for the seconds.
+On the CPU, runs are forked from a process that has already imported their modules (`warm`), and
+start in tenths of a second. A run on a GPU starts a new interpreter: libraries access the GPU while
+they are imported, and then a process cannot be forked. Such runs take hours, so the seconds do not
+matter.
 """
 
 import math
@@ -32,7 +33,7 @@ FREE_SHARE = 0.05
 
 
 def add_options(group: _ArgumentGroup) -> None:
-    """None but `--jobs`, which every engine has."""
+    """No options except `--jobs`, which every engine has."""
 
 
 def make(options: Namespace, plan: Plan) -> "LocalEngine":
@@ -44,9 +45,9 @@ class LocalEngine:
 
     Args:
         jobs: how many at once; None: one per free GPU, or one without a GPU.
-        on_gpu: whether the runs want a GPU. Slots take the free GPUs in turn.
-        command: what starts a training, the interpreter first; the arguments follow.
-        warm: modules to import once for all runs; None: start every run cold.
+        on_gpu: whether the runs need a GPU. Slots take the free GPUs in turn.
+        command: the command of a training, without its arguments; the interpreter is first.
+        warm: modules to import once for all runs; None: every run is a new interpreter.
     """
 
     in_place = True
@@ -81,7 +82,7 @@ class LocalEngine:
     def _spawn(
         self, words: list[str], environment: dict[str, str], log: int, lock: int
     ) -> subprocess.Popen:
-        """A new interpreter."""
+        """Start a new interpreter."""
         return subprocess.Popen(
             [*self._command, *words],
             stdin=subprocess.DEVNULL,
@@ -89,14 +90,14 @@ class LocalEngine:
             stderr=log,
             env=environment,
             pass_fds=(lock,),
-            start_new_session=True,  # Ctrl-C reaches the runner alone, which then ends its runs
+            start_new_session=True,  # Ctrl-C reaches only the runner, which then ends its runs
         )
 
     def _fork(
         self, words: list[str], environment: dict[str, str], log: int, lock: int
     ) -> WarmProcess:
-        """A process of the fork server, which is started with the first run, and anew where it was
-        killed or the code has changed. All slots have one environment, as none has a GPU."""
+        """Start a process from the fork server. The server starts with the first run, and again if
+        it was killed or the code has changed. All slots share its environment; none has a GPU."""
         if self._server is None or self._server.has_ended() or self._code != newest_change():
             self._code = newest_change()
             self._server = ForkServer(self._imports, {**environment, "CUDA_VISIBLE_DEVICES": ""})
@@ -105,7 +106,7 @@ class LocalEngine:
         )
 
     def _share_of_the_machine(self, slot: int) -> dict[str, str]:
-        """CPU threads so that all slots fill the cores, unless they are set already; and a GPU."""
+        """Environment variables: a share of the CPU threads, unless they are set, and a GPU."""
         cores = len(os.sched_getaffinity(0))
         threads = str(max(1, cores // self._slots))
         shares = {name: threads for name in THREAD_VARIABLES if name not in os.environ}
@@ -115,13 +116,13 @@ class LocalEngine:
 
 
 def newest_change() -> float:
-    """When a file of this package was last changed: a run's record describes the code on the disk,
-    so that a server which has imported other code may not start it."""
+    """Time of the last change of a file of this package. A run's record describes the code on the
+    disk, so a server that has imported older code must not start the run."""
     return max(file.stat().st_mtime for file in PACKAGE.rglob("*.py"))
 
 
 def interpret(words: list[str]) -> None:
-    """In a forked process: what the interpreter does with `-m MODULE …` or with `SCRIPT …`."""
+    """Run `-m MODULE …` or `SCRIPT …` in a forked process, as the interpreter would."""
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -153,7 +154,7 @@ class LocalProcess:
             self._popen.send_signal(signal.SIGTERM)
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
-        """The group is killed whole: a training process may have left workers behind."""
+        """Kill the whole group: a training process may have left workers behind."""
         until = time.monotonic() + (math.inf if self._saves and patience else patience)
         while self._popen.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
@@ -163,7 +164,7 @@ class LocalProcess:
 
 
 def free_gpus() -> list[str]:
-    """Indices of the GPUs that nobody uses, of those that CUDA_VISIBLE_DEVICES lets us see."""
+    """Indices of the unused GPUs among those that CUDA_VISIBLE_DEVICES allows."""
     query = [
         "nvidia-smi",
         "--query-gpu=index,memory.used,memory.total",

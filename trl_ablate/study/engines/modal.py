@@ -1,5 +1,5 @@
-"""`--engine modal`: its options, and the engine (`modal_calls`), which is imported when it is
-chosen: Modal is an extra."""
+"""`--engine modal`: its options, and the engine (`modal_calls`), which is imported only when it is
+chosen, because Modal is an optional dependency."""
 
 from argparse import Namespace, _ArgumentGroup
 from typing import TYPE_CHECKING
@@ -13,10 +13,10 @@ GPU = "H100"
 
 
 def add_options(group: _ArgumentGroup) -> None:
-    group.add_argument("--gpu", default=GPU, help=f"of a run, by Modal's name; default: {GPU}")
+    group.add_argument("--gpu", default=GPU, help=f"Modal's name of a run's GPU; default: {GPU}")
     group.add_argument("--keep_checkpoints", action="store_true", help="download checkpoints, too")
     group.add_argument(
-        "--detach", action="store_true", help="leave when all runs are started; collect with fetch"
+        "--detach", action="store_true", help="exit when all runs have started; collect with fetch"
     )
 
 
@@ -25,7 +25,7 @@ def make(options: Namespace, plan: Plan) -> "ModalEngine":
 
 
 def fetching(plan: Plan, *, checkpoints: bool) -> "ModalEngine":
-    """To take in runs that have ended; nothing is started with it."""
+    """An engine that downloads finished runs and starts none."""
     return _engine(plan, GPU, None, checkpoints)
 
 

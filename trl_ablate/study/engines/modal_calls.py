@@ -1,9 +1,9 @@
-"""Modal: every run a call of one function, in a container with a GPU.
+"""Modal: every run is a call of one function, in a container with a GPU.
 
-The function is deployed, so its calls go on when the runner has left. A run that is away leaves the
-name of its call beside its directory (`ID.away`), and whoever starts that run next takes up the
-call instead of making another. What a run writes goes into a volume, from where it is fetched when
-the call has ended; models and datasets stay in volumes of their own.
+The function is deployed, so its calls continue when the runner has exited. The name of a run's call
+is saved beside the run's directory (`ID.away`); a runner that starts the run again continues this
+call and makes no new one. A run writes to a volume, from which its files are downloaded when the
+call has ended. Models and datasets stay in separate volumes.
 """
 
 import importlib.metadata
@@ -42,11 +42,11 @@ except ModuleNotFoundError as error:
 
 APP = "trl-ablate"
 IMAGE = "nvidia/cuda:12.8.1-devel-ubuntu22.04"
-"""With compilers, which vLLM's kernels want; PyTorch brings a CUDA of its own."""
+"""It has compilers, which vLLM's kernels need; PyTorch includes its own CUDA."""
 CODE_FOLDER, WEIGHTS, DATA, RESULTS = "/code", "/weights", "/data", "/results"
 NOT_CODE = ["**/__pycache__", "**/*.md", "**/*.png", "**/*.html", "**/*.csv"]
 LONGEST = 24 * 3600
-"""Seconds that a call may take: Modal's limit."""
+"""Modal's limit for the seconds of a call."""
 SECONDS_BETWEEN_QUESTIONS = 10.0
 
 
@@ -57,8 +57,8 @@ def train_run(
     code: str = CODE_FOLDER,
     cwd: str = DATA,
 ) -> int:
-    """Do a run, in the container, into `results/folder`; a container that Modal takes away begins
-    again. The exit code."""
+    """Do a run in the container and write to `results/folder`; if Modal stops the container, the
+    run starts over. Returns the exit code."""
     home = Path(results, folder)
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
@@ -75,11 +75,11 @@ def train_run(
 
 
 def build_app(gpu: str | None, at_once: int | None) -> tuple[modal.App, modal.Function]:
-    """The app and its function; nothing is sent anywhere yet.
+    """The app and its function; nothing is sent to Modal yet.
 
     Args:
-        gpu: of each run, by Modal's name; None: without.
-        at_once: how many containers; None: as the account allows.
+        gpu: Modal's name of each run's GPU; None: no GPU.
+        at_once: the maximum number of containers; None: as many as the account allows.
     """
     image = (
         modal.Image.from_registry(IMAGE, add_python=f"3.{sys.version_info.minor}")
@@ -104,7 +104,7 @@ def build_app(gpu: str | None, at_once: int | None) -> tuple[modal.App, modal.Fu
 
 
 def requirements(extra: str) -> list[str]:
-    """What this package needs, by its metadata, and one of its extras."""
+    """The requirements of this package and of one of its extras, from its metadata."""
     found = [Requirement(line) for line in importlib.metadata.requires("trl-ablate") or []]
     wanted = [one for one in found if one.marker is None or one.marker.evaluate({"extra": extra})]
     for one in wanted:
@@ -113,22 +113,22 @@ def requirements(extra: str) -> list[str]:
 
 
 class Service(Protocol):
-    """What the engine asks of Modal."""
+    """The functions of Modal that the engine uses."""
 
     def spawn(self, bundle: Bundle, folder: str) -> str:
-        """Call the function; the name of the call."""
+        """Call the function; returns the name of the call."""
         ...
 
     def answer(self, call: str) -> int | None:
-        """What the function returned, or None while it is at work; raises where it failed."""
+        """What the function returned, or None while it runs; raises if the call failed."""
         ...
 
     def files(self, folder: str) -> list[str]:
-        """Names in the results of all files below a folder."""
+        """Names of all files below a folder of the results."""
         ...
 
     def read(self, name: str, target: Path) -> None:
-        """Copy a file of the results."""
+        """Copy a file from the results."""
         ...
 
 
@@ -170,8 +170,8 @@ class ModalEngine:
     """Calls of the function.
 
     Args:
-        slots: how many may be called at once; how many of them are at work is Modal's business.
-        checkpoints: whether checkpoints are fetched, too; they stay in the results otherwise.
+        slots: how many calls may exist at once; Modal decides how many run.
+        checkpoints: whether to fetch checkpoints, too; else they stay in the results.
     """
 
     in_place = False
@@ -184,7 +184,7 @@ class ModalEngine:
         return self._slots
 
     def start(self, job: Job, slot: int) -> "ModalProcess":
-        """Take up the call that the run is away in, or make one."""
+        """Continue the run's existing call, or make one."""
         if not job.away.exists():
             folder = f"{job.directory.name}/{uuid.uuid4().hex[:8]}"  # calls never share one
             call = self._service.spawn(pack(job), folder)
@@ -193,7 +193,7 @@ class ModalEngine:
 
 
 class ModalProcess:
-    """A call, known by the note that it left."""
+    """A call, found by its note."""
 
     def __init__(self, job: Job, service: Service, checkpoints: bool):
         note = json.loads(job.away.read_text(encoding="utf-8"))
@@ -213,7 +213,7 @@ class ModalProcess:
         return self._code
 
     def _answer(self) -> int | None:
-        """A call that failed on Modal's side has ended, too: what it wrote before is fetched."""
+        """A call that failed on Modal's side has ended, too: its files are fetched."""
         try:
             return self._service.answer(self._call)
         except Exception as error:
@@ -222,7 +222,7 @@ class ModalProcess:
             return 1
 
     def _fetch(self) -> None:
-        """The log, then the directory, which appears whole."""
+        """Download the log, then the directory, which appears complete."""
         directory, log = self._job.directory, beside(self._job.directory, "log")
         put_back(directory)
         part, name = part_of(directory), directory.name
@@ -246,12 +246,12 @@ class ModalProcess:
         return code
 
     def ask_to_end(self) -> None:
-        """It goes on without the runner."""
+        """The call continues without the runner."""
 
     ask_to_save = ask_to_end
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
-        """It is let go; what it comes to is fetched another time."""
+        """The call continues; its result is fetched later."""
 
 
 def check_token() -> None:
@@ -259,6 +259,6 @@ def check_token() -> None:
         modal.Client.from_env()
     except modal.exception.AuthError as error:
         raise ConfigurationError(
-            "--engine modal: Modal knows no token; run `modal token new`, or set MODAL_TOKEN_ID "
+            "--engine modal: Modal has no token; run `modal token new`, or set MODAL_TOKEN_ID "
             "and MODAL_TOKEN_SECRET"
         ) from error

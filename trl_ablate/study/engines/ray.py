@@ -1,5 +1,5 @@
-"""`--engine ray`: its options, and the engine (`ray_tasks`), which is imported when it is chosen:
-Ray is an extra."""
+"""`--engine ray`: its options, and the engine (`ray_tasks`), which is imported only when it is
+chosen, because Ray is an optional dependency."""
 
 from argparse import Namespace, _ArgumentGroup
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ def add_options(group: _ArgumentGroup) -> None:
     group.add_argument(
         "--ray_address",
         metavar="ADDRESS",
-        help="of the cluster; default: this machine's, or a new one",
+        help="address of the cluster; default: this machine's, or a new one",
     )
     group.add_argument(
         "--cpus_per_run", metavar="N", type=int, default=1, help="CPUs of a run; default: 1"

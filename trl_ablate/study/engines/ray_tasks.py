@@ -1,8 +1,8 @@
-"""A Ray cluster: every run a task, on whichever node has room.
+"""A Ray cluster: every run is a task, on any node with free resources.
 
-The driver has to be a member of the cluster (run it on the head node): what the tasks send home is
-a stream, which Ray Client does not carry. A runner that is killed takes its tasks along. A run
-whose node is lost begins again on another; that is no attempt of its own.
+The driver has to be a member of the cluster (run it on the head node): tasks send their results as
+a stream, which Ray Client does not support. If the runner is killed, its tasks end, too. A run
+whose node is lost is restarted on another; this does not count as a new attempt.
 """
 
 import logging
@@ -33,18 +33,18 @@ except ModuleNotFoundError as error:
 
 LOST = (NodeDiedError, WorkerCrashedError, ObjectLostError)
 LOSSES = 5
-"""How often a run may lose its node before that counts as its own failure."""
+"""How often a run may lose its node before it counts as failed."""
 
 
 class RayEngine:
     """Tasks of a cluster.
 
     Args:
-        address: of the cluster; None: the one of this machine, or else a new one on it alone.
-        jobs: how many at once; None: as many as the cluster has room for, whenever asked.
-        on_gpu: whether the runs want a GPU each.
+        address: of the cluster; None: this machine's cluster, or else a new one on it alone.
+        jobs: how many at once; None: as many as the cluster can hold then.
+        on_gpu: whether each run needs a GPU.
         cpus: CPUs for each run.
-        checkpoints: whether checkpoints come home, too.
+        checkpoints: whether to copy checkpoints back, too.
     """
 
     in_place = False
@@ -63,8 +63,8 @@ class RayEngine:
         self._jobs, self._checkpoints = jobs, checkpoints
         if jobs is None and not self._room():
             raise ConfigurationError(
-                f"no node of the Ray cluster has {self._needs}, which a run takes; add one, or, "
-                "for a cluster that grows by itself, say with --jobs how many runs at once"
+                f"no node of the Ray cluster has {self._needs}, which a run needs; add one, "
+                "or, for a cluster that grows by itself, give --jobs, the number of runs at once"
             )
 
     @property
@@ -72,7 +72,7 @@ class RayEngine:
         return self._jobs or max(1, self._room())
 
     def _room(self) -> int:
-        """Runs that fit on the living nodes, if nobody else were there."""
+        """How many runs the living nodes could hold if nothing else used them."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         return sum(
             int(min(node.get(kind, 0) // count for kind, count in self._needs.items()))
@@ -85,7 +85,7 @@ class RayEngine:
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs.get("GPU"),
             num_returns="streaming",
-            max_retries=0,  # a stream cannot be taken up: RayProcess begins a new one
+            max_retries=0,  # a stream cannot be resumed: RayProcess starts a new one
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": {**threads, **_own(THREAD_VARIABLES)}},
         )
@@ -93,7 +93,7 @@ class RayEngine:
 
 
 class RayProcess:
-    """A task, and what it sends."""
+    """A task, and the stream of pieces that it sends."""
 
     def __init__(self, task: Any, bundle: Bundle, landing: Landing, checkpoints: bool):
         self._submit = lambda: task.remote(bundle, checkpoints)
@@ -118,7 +118,7 @@ class RayProcess:
             if self._losses > LOSSES:
                 self._landing.give_up(1, f"lost {self._losses} times: {_short(loss)}")
             else:
-                self._landing.say(f"--- lost, begins again elsewhere: {_short(loss)}")
+                self._landing.say(f"--- node lost, restarted on another: {_short(loss)}")
                 self._begin()
         except TaskCancelledError:
             self._landing.give_up(-signal.SIGINT, "--- cancelled")
@@ -137,7 +137,7 @@ class RayProcess:
     ask_to_save = ask_to_end
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
-        """The training dies with the worker of its task."""
+        """Wait, then cancel the task; the training ends with the task's worker."""
         until = time.monotonic() + patience
         while self.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
@@ -147,11 +147,11 @@ class RayProcess:
 
 
 def connect(address: str | None) -> None:
-    """Join the cluster with this package's code for its workers."""
+    """Join the cluster, and send its workers this package's code."""
     if (address or "").startswith("ray://"):
         raise ConfigurationError(
-            f"--ray_address {address} is one of Ray Client; run on the cluster's head node, with "
-            "--ray_address auto"
+            f"--ray_address {address} is an address of Ray Client; run on the cluster's head node, "
+            "with --ray_address auto"
         )
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
@@ -169,7 +169,7 @@ def connect(address: str | None) -> None:
             f"--ray_address {address}: there is no Ray cluster; start one with `ray start --head`"
         ) from error
     finally:
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own in place of the runner's
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray replaces the runner's handler
 
 
 def _own(names: tuple[str, ...]) -> dict[str, str]:

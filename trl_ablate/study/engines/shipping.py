@@ -1,8 +1,8 @@
-"""A run that travels: what it needs, how it is done far away, and its way back into the store.
+"""Send a run to another machine, do it there, and copy its results back into the store.
 
-A machine far away shares no file system with this one. So a bundle carries the recipe's folder (its
-YAML files, profiles included) beside the arguments, the run is done in a scratch folder there, and
-what it wrote comes back. Models and data do not travel: name them as every machine finds them.
+The other machine shares no file system with this one. So a bundle contains the recipe's folder (its
+YAML files, with the profiles) beside the arguments, the run works in a scratch folder there, and
+its files are copied back. Models and data are not sent: use names that every machine can resolve.
 """
 
 import os
@@ -26,15 +26,15 @@ from trl_ablate.study.engines import PROGRAM, Job
 from trl_ablate.study.engines.local import LocalProcess
 
 CODE = {PACKAGE: PACKAGE.name, SHIPPED: f"{PACKAGE.name}/shipped"}
-"""What a machine needs to train: folders here, and their names there. From a checkout as from an
-installed package, they arrive as an installed package has them."""
+"""The folders that a machine needs to train, and their names there: those of an installed package,
+even if they are sent from a checkout."""
 PIECE_SECONDS = 2.0
 PIECE_BYTES = 16 * 2**20
 DIES_WITH_ITS_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
-"""Linux: PR_SET_PDEATHSIG, SIGKILL; set by the child itself, before it becomes the training."""
+"""Linux: PR_SET_PDEATHSIG, SIGKILL; the child sets it before it becomes the training."""
 
 
 Kind = Literal["log", "metrics", "archive", "ended"]
@@ -42,21 +42,21 @@ Kind = Literal["log", "metrics", "archive", "ended"]
 
 @dataclass(frozen=True)
 class Bundle:
-    """A run that can travel."""
+    """A run that can be sent."""
 
     name: str
     words: tuple[str, ...]
-    """Arguments of the training; the files of the bundle by their names in it."""
+    """Arguments of the training; files of the bundle have their names in it."""
     files: Mapping[str, bytes]
     git: Mapping[str, str] | None
-    """Of the code that travels, which is no checkout where it arrives."""
+    """The git state of the code, which is not a checkout on the other machine."""
     program: tuple[str, ...]
-    """What the Python there is to run."""
+    """Arguments for the Python there."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of what a run sends home: what was added to a file, or how it ended."""
+    """A part of a run's results: what was added to a file, or the exit code."""
 
     kind: Kind
     data: bytes = b""
@@ -64,7 +64,7 @@ class Piece:
 
 
 def copy_code(folder: Path) -> None:
-    """Put what a machine needs to train into a folder; pictures and caches stay here."""
+    """Copy the code that a machine needs to train into a folder, without pictures and caches."""
     for source, name in CODE.items():
         for file in [*source.rglob("*.py"), *source.rglob("*.txt"), *source.rglob("*.yaml")]:
             target = folder / name / file.relative_to(source)
@@ -88,10 +88,10 @@ def pack(job: Job) -> Bundle:
 
 
 def begin(bundle: Bundle, home: Path, *, code: Path, cwd: Path) -> LocalProcess:
-    """Start the training of a bundle: into `home/NAME`, printing into `home/NAME.log`.
+    """Start the training of a bundle; it writes to `home/NAME` and prints to `home/NAME.log`.
 
     Args:
-        code: folder of the package that travelled, which wins over an installed one.
+        code: folder of the package that was sent; it takes precedence over an installed one.
     """
     unpacked = home / f"{bundle.name}.bundle"
     for name, content in bundle.files.items():
@@ -111,13 +111,13 @@ def begin(bundle: Bundle, home: Path, *, code: Path, cwd: Path) -> LocalProcess:
 
 
 def sign(bundle: Bundle, directory: RunDirectory) -> None:
-    """Have the run say which code it was."""
+    """Record in the run which code was used."""
     if directory.run_file.exists() and not directory.read().get("git"):
         directory.update(git=bundle.git)
 
 
 def perform(bundle: Bundle, checkpoints: bool) -> Iterator[Piece]:
-    """Do a run in a scratch folder of this machine, and send home what comes of it."""
+    """Do a run in a scratch folder of this machine, and send its results back."""
     with tempfile.TemporaryDirectory(prefix=f"{bundle.name}-") as scratch:
         home, code = Path(scratch), Path.cwd()
         directory = RunDirectory(home / bundle.name)
@@ -141,7 +141,7 @@ def perform(bundle: Bundle, checkpoints: bool) -> Iterator[Piece]:
 
 
 class Growing:
-    """A file that others append to."""
+    """A file that another process appends to."""
 
     def __init__(self, path: Path):
         self._path, self._read = path, 0
@@ -164,7 +164,7 @@ def _wait(process: LocalProcess, seconds: float) -> None:
 
 
 def is_wanted(path: Path, checkpoints: bool) -> bool:
-    """Whether a file of a run, named from its directory, is to come home."""
+    """Whether to copy back a file of a run, given by its path in the run's directory."""
     return checkpoints or not path.parts[0].startswith("checkpoint")
 
 
@@ -180,7 +180,7 @@ def _archived(directory: RunDirectory, archive: Path, checkpoints: bool) -> Iter
 
 
 class Landing:
-    """The other end of `perform`: log and metrics as they come, then the directory as it ended."""
+    """The receiver of `perform`: log and metrics as they arrive, then the final directory."""
 
     def __init__(self, job: Job):
         self.code: int | None = None
@@ -188,7 +188,7 @@ class Landing:
         self._archive = beside(job.directory, "tar")
 
     def begin(self) -> None:
-        """An empty directory, whatever an earlier attempt left there."""
+        """Start with an empty directory; files of an earlier attempt are deleted."""
         self._clear()
         shutil.rmtree(self._directory.path, ignore_errors=True)
         self._directory.path.mkdir(parents=True)
@@ -197,7 +197,7 @@ class Landing:
     def take(self, piece: Piece) -> None:
         if piece.kind == "ended":
             part = part_of(self._directory.path)
-            part.mkdir(exist_ok=True)  # the archive of a run that wrote nothing is empty
+            part.mkdir(exist_ok=True)  # a run that wrote nothing has an empty archive
             with tarfile.open(self._archive) as tar:
                 tar.extractall(part, filter="data")
             replace_folder(self._directory.path)
@@ -209,13 +209,13 @@ class Landing:
             file.write(piece.data)
 
     def give_up(self, code: int, reason: str) -> None:
-        """It ended without coming home."""
+        """The run ended without sending its directory back."""
         self.say(reason)
         self._clear()
         self.code = code
 
     def _clear(self) -> None:
-        """Nothing half made is left beside the directory."""
+        """Delete incomplete files beside the directory."""
         put_back(self._directory.path)
         self._archive.unlink(missing_ok=True)
 
@@ -225,5 +225,5 @@ class Landing:
 
 
 def beside(directory: Path, kind: str) -> Path:
-    """A file that is there while a run is on its way; of no meaning without the run's lock."""
+    """A temporary file while a run is copied back; valid only while the run's lock is held."""
     return directory.with_name(f".{directory.name}.{kind}")

@@ -1,13 +1,13 @@
-"""Slurm: an array job with a task for every run that is still to be done.
+"""Slurm: an array job with a task for every run that is not done yet.
 
-Every task is `trl-ablate study run STUDY --only RUN` in the same store and under the same locks, so
-submitting again does what is missing and nothing twice. The store has to lie on a file system that
-the nodes share and that has flock. Partition, account and time limit are given to sbatch as always:
-SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT.
+Every task is `trl-ablate study run STUDY --only RUN` in the same store and with the same locks, so
+submitting again does only the missing runs. The store has to be on a file system that the nodes
+share and that supports flock. Set partition, account and time limit with sbatch's variables
+SBATCH_PARTITION, SBATCH_ACCOUNT and SBATCH_TIMELIMIT.
 
-Ahead of the time limit Slurm sends SIGTERM to the task's own process (SBATCH_SIGNAL says when
-instead). That is the study, which has its run save and end; so it does when the task is preempted
-or cancelled, in the seconds that the cluster leaves it.
+Before the time limit, Slurm sends SIGTERM to the task's own process; SBATCH_SIGNAL changes the
+time. This process is the study, which makes its run save and stop. It does the same when the task
+is preempted or cancelled, in the seconds that the cluster allows.
 """
 
 import shlex
@@ -23,7 +23,7 @@ from trl_ablate.study.plan import Plan, in_order
 from trl_ablate.study.store import RunStore
 
 SECONDS_AHEAD = 300
-"""Before the time limit; an optimizer step and a checkpoint have to fit in."""
+"""Seconds before the time limit; enough for an optimizer step and a checkpoint."""
 
 
 def add_options(group: _ArgumentGroup) -> None:
@@ -31,7 +31,7 @@ def add_options(group: _ArgumentGroup) -> None:
         "--cpus_per_run", metavar="N", type=int, default=1, help="CPUs of a run; default: 1"
     )
     group.add_argument(
-        "--submit", action="store_true", help="hand the array job to Slurm instead of printing it"
+        "--submit", action="store_true", help="submit the array job to Slurm instead of printing it"
     )
 
 
@@ -41,7 +41,7 @@ def make(options: Namespace, plan: Plan) -> "ArrayJob":
 
 @dataclass(frozen=True)
 class ArrayJob:
-    """No engine of a runner: Slurm starts a runner for each run."""
+    """Not an engine that a runner uses: Slurm starts a runner for each run."""
 
     plan: Plan
     cpus: int
@@ -52,7 +52,7 @@ class ArrayJob:
 
 
 def to_submit(plan: Plan, store: RunStore) -> list[str]:
-    """Ids of the runs that are not done and that nobody is at."""
+    """Ids of the runs that are not done and that no process is running."""
     states = {run.id: store.state(run.id) for run in in_order(plan)}
     return [name for name, state in states.items() if not state.done and state.status != "running"]
 
@@ -75,9 +75,9 @@ def array_job(
 
     Args:
         runs: ids, in the order of the array's indices.
-        command: what a task runs, `--only RUN` aside.
-        cpus: of each run.
-        at_once: how many tasks may run at the same time; None: as Slurm likes.
+        command: the command of a task, without `--only RUN`.
+        cpus: the number for each run.
+        at_once: how many tasks may run at the same time; None: Slurm decides.
     """
     limit = f"%{at_once}" if at_once else ""
     folder = store.path.resolve()
@@ -103,19 +103,19 @@ def array_job(
 
 
 def submit(script: str) -> str:
-    """Hand it to sbatch; the id of the array job."""
+    """Pass it to sbatch; returns the id of the array job."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable"], input=script, capture_output=True, text=True
         )
     except FileNotFoundError as error:
         raise ConfigurationError(
-            "--submit: there is no sbatch here; run it on a login node, or leave --submit out and "
-            "take the script there"
+            "--submit: sbatch is not installed here; run this on a login node, or omit --submit "
+            "and copy the script there"
         ) from error
     if done.returncode != 0:
         raise ConfigurationError(
             f"--submit: sbatch refused the job: {done.stderr.strip()}; set SBATCH_PARTITION, "
-            "SBATCH_ACCOUNT or SBATCH_TIMELIMIT as the cluster wants them"
+            "SBATCH_ACCOUNT or SBATCH_TIMELIMIT as the cluster requires"
         )
     return done.stdout.strip().partition(";")[0]

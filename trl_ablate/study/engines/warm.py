@@ -1,14 +1,14 @@
-"""A fork server: it imports what a training needs, once, and forks every run from itself. No torch.
+"""A fork server: it imports the modules of a training once, and forks every run. No torch.
 
-A training imports for 7 to 10 seconds before it begins; a forked one has done so already. In all
-else it is the process that a cold start makes: a session of its own, the server's environment, its
-signals and exit code, and it goes on when the runner or the server is killed. Nothing but imports
-happens in the server: no model is loaded, CUDA is not initialised, and no thread runs there but
-one of pyarrow's allocator, which is made for forks. It ends when the process that started it does.
+A training spends 7 to 10 seconds on imports before it starts; a forked one has them already. In
+all other ways it is like a new interpreter: it has its own session, the server's environment, its
+own signals and exit code, and it continues when the runner or the server is killed. The server only
+imports: it loads no model, does not initialise CUDA, and has no thread except one of pyarrow's
+allocator, which supports forks. It ends when the process that started it ends.
 
-Left out on purpose: `multiprocessing`'s own fork server. It imports the runner's `__main__` into
-every run, starts one more process that tracks resources, and is one for the whole program, so that
-two engines could not have two environments.
+`multiprocessing` has a fork server, which is deliberately not used. It imports the runner's
+`__main__` into every run, starts one more process that tracks resources, and exists once per
+program, so that two engines could not have two environments.
 """
 
 import gc
@@ -34,18 +34,18 @@ SUPPORTED = sys.platform == "linux"
 """Elsewhere a process that has imported torch cannot be forked safely."""
 
 LOST = 255
-"""The exit code of a process whose server was killed: its own cannot be known."""
+"""The exit code of a process whose server was killed, as the real one is unknown."""
 
 MESSAGE_BYTES = 2**17
 MOST_DESCRIPTORS = 8
 
 
 class ForkServer:
-    """Starts processes that have these modules imported already.
+    """Starts processes in which these modules are already imported.
 
     Args:
-        modules: imported before the first process; one that cannot be imported is left to the
-            processes, which then fail as a cold start does.
+        modules: imported before the first process; if one cannot be imported, the
+            processes import it themselves and fail as a new interpreter does.
         environment: of the server and all its processes; libraries read it as they are imported.
     """
 
@@ -74,11 +74,11 @@ class ForkServer:
         stderr: int,
         keep: Sequence[int] = (),
     ) -> "WarmProcess":
-        """A process that does `target(*arguments)`, which are pickled, in this process's folder.
+        """Start a process that calls `target(*arguments)`, both pickled, in this process's folder.
 
         Args:
-            stdout, stderr: descriptors that it prints to.
-            keep: descriptors that stay open in it, for the locks that they hold.
+            stdout, stderr: descriptors for its output.
+            keep: descriptors that stay open in it, so that their locks are held.
         """
         while not self._ready:
             self._hear()
@@ -92,24 +92,24 @@ class ForkServer:
         return started
 
     def has_ended(self) -> bool:
-        """Whether the server was killed; what it has reported until now is taken in."""
+        """Whether the server was killed; first reads all messages that it has sent."""
         with suppress(ServerGone):
             while self._speaks():
                 self._hear()
         return self._gone
 
     def hear_of(self, process: "WarmProcess") -> None:
-        """Wait for the exit code of a process that has ended."""
+        """Wait for the exit code of an ended process."""
         with suppress(ServerGone):
             while process.code is None:
                 self._hear()
 
     def _speaks(self) -> bool:
-        """Whether there is something to hear, be it the server's end."""
+        """Whether there is a message, or the server has ended."""
         return is_readable(self._socket.fileno(), 0)
 
     def _hear(self) -> "WarmProcess | None":
-        """Wait for one message and take it in; the process, if it is of one that has started."""
+        """Wait for one message and process it; returns the process if it reports a started one."""
         if self._gone:
             raise ServerGone
         try:
@@ -131,14 +131,14 @@ class ForkServer:
 
 
 class ServerGone(ConnectionError):
-    """The fork server has ended, which nobody asked it to do."""
+    """The fork server has ended unexpectedly."""
 
     def __init__(self):
         super().__init__("the fork server that starts the runs was killed")
 
 
 class WarmProcess:
-    """A process that a server has forked; what a runner needs of `subprocess.Popen`."""
+    """A forked process, with the methods of `subprocess.Popen` that a runner needs."""
 
     def __init__(self, server: ForkServer, pid: int, descriptor: int):
         self.pid = pid
@@ -165,12 +165,12 @@ class WarmProcess:
             signal.pidfd_send_signal(self._descriptor, number)
 
     def _has_ended(self, timeout: float | None) -> bool:
-        """Whether it has ended when so many seconds have passed; None: wait until it has."""
+        """Whether it ends within `timeout` seconds; None: wait until it ends."""
         return is_readable(self._descriptor, timeout)
 
 
 def is_readable(descriptor: int, timeout: float | None) -> bool:
-    """Within so many seconds; None: wait for it. At its end, too."""
+    """Whether it is readable, or at its end, within `timeout` seconds; None: wait until it is."""
     events = select.poll()
     events.register(descriptor, select.POLLIN)
     return bool(events.poll(None if timeout is None else 1000 * timeout))
@@ -178,18 +178,19 @@ def is_readable(descriptor: int, timeout: float | None) -> bool:
 
 def _close(connection: socket.socket, server: subprocess.Popen) -> None:
     connection.close()
-    server.kill()  # it may be importing, and has nothing to lose
+    server.kill()  # it may be importing, and has no data to lose
     server.wait()
 
 
 def serve(connection: socket.socket, modules: Sequence[str]) -> Callable[[], int | None]:
-    """Fork a process for every request, until whoever asks is gone. Only the forked processes
-    return from here, each with what it is to do: so it ends as any Python program does."""
+    """Fork a process for every request, until the process at the other end has ended. Only the
+    forked processes return, each with the function to call, so that they end as any Python program
+    does."""
     for module in modules:
         with suppress(Exception):
             importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # or a collection in a run would copy every page that it shares with the server
+    gc.freeze()  # else garbage collection in a run would copy every page shared with the server
     _send(connection, ["ready"])
     running: dict[int, int] = {}
     """Process ids by pidfd, which is readable once the process has ended."""
@@ -225,18 +226,18 @@ def _report_end(connection: socket.socket, pid: int) -> None:
 
 
 def _send(connection: socket.socket, message: list[object], *descriptors: int) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # the next request says that it is gone
+    with suppress(BrokenPipeError, ConnectionResetError):  # the next request detects the end
         socket.send_fds(connection, [json.dumps(message).encode()], descriptors)
 
 
 def _become(request: bytes, received: Sequence[int]) -> Callable[[], int | None]:
-    """Make the forked process what a cold start makes; what it is to do."""
+    """Make the forked process like a new interpreter; returns the function to call."""
     os.setsid()
     for number, descriptor in enumerate(received[:2], start=1):
         os.dup2(descriptor, number)
         os.close(descriptor)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # drawn at import, and so the same in all of them
+        sys.modules["numpy"].random.seed()  # seeded at import, and so the same in all processes
     target, arguments, folder = pickle.loads(request)
     os.chdir(folder)
     return partial(target, *arguments)

@@ -1,1 +1,1 @@
-"""From the runs of a study to an answer."""
+"""Analysis of a study's runs, and the report about them."""

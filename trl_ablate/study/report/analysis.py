@@ -1,4 +1,4 @@
-"""From runs to numbers: what each arm reached, and how it compares with the reference."""
+"""The numbers of a study: the result of each arm, and its comparison with the reference."""
 
 import statistics
 from collections import Counter
@@ -33,7 +33,7 @@ class ArmResult:
 
     @property
     def fell_behind(self) -> int:
-        """Runs that did not collapse and ended far below the arm's median: that never learned."""
+        """Runs that did not collapse but ended far below the arm's median: they never learned."""
         finals = [summary.final for summary in self.summaries if summary is not None]
         if not finals:
             return 0
@@ -48,15 +48,15 @@ class ArmResult:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some seeds collapsed or never learned and others did not: two populations, where
-        the t interval assumes one."""
+        """Whether some seeds collapsed or never learned and others did not: two populations,
+        while the t interval assumes one."""
         return 0 < self.collapsed + self.fell_behind < self.ended
 
     def values(self, statistic: Statistic) -> list[float | None]:
         return [None if s is None else value_of(s, statistic) for s in self.summaries]
 
     def outcome(self) -> str:
-        """How the runs ended, in words: `3 finished, 1 of them collapsed`."""
+        """How the runs ended, as text: `3 finished, 1 collapsed`."""
         counted = Counter(run.status for run in self.runs)
         words = ", ".join(f"{number} {status}" for status, number in counted.items())
         if not self.collapsed:
@@ -76,7 +76,7 @@ class Analysis:
     arms: tuple[ArmResult, ...]
     comparisons: dict[Statistic, dict[str, Comparison]]
     against: Mapping[str, str]
-    """Arms that are compared with another one than the first, and that one."""
+    """Arms that are not compared with the first arm, and the arm they are compared with."""
 
     @property
     def reference(self) -> ArmResult:
@@ -86,12 +86,12 @@ class Analysis:
         return next(arm for arm in self.arms if arm.name == name)
 
     def reference_of(self, name: str) -> ArmResult:
-        """What an arm is compared with."""
+        """The arm that an arm is compared with."""
         return self.arm(self.against.get(name, self.reference.name))
 
     @property
     def decisive(self) -> dict[str, Comparison]:
-        """The one comparison per arm that verdicts rest on."""
+        """The comparison of each arm that its verdict is based on."""
         return self.comparisons[self.decide_on]
 
     def ranked(self) -> list[ArmResult]:
@@ -114,12 +114,12 @@ def analyse(
     decide_on: Statistic = "final",
     against: Mapping[str, str] | None = None,
 ) -> Analysis:
-    """Group runs by arm, in the order in which arms first appear, and compare them by position:
-    with the first, or with what `against` names.
+    """Group runs by arm, in the order of first appearance, and compare them by position: with the
+    first arm, or with the one that `against` names.
 
-    Failed and unfinished runs stay in the table, without a value: they are not worth 0, and they
-    are not worth what they had reached. Collapsed and stopped runs ended, and count with what they
-    ended at.
+    Failed and unfinished runs stay in the table without a value: neither 0 nor the value they had
+    reached would be right. Collapsed and stopped runs have ended, and count with their final
+    value.
     """
     names = list(dict.fromkeys(run.arm for run in runs))
     arms = tuple(_arm_result(name, [r for r in runs if r.arm == name], metric) for name in names)

@@ -1,6 +1,6 @@
 """Runs in memory: from run directories, and from published CSV files. No torch.
 
-What a final value, an area and a collapse are is said here, and nowhere else. Metrics have this
+Final value, area and collapse are defined only here. Metrics have this
 package's names; W&B's `eval/reward`, `train/grad_norm` and the like are translated.
 """
 
@@ -20,7 +20,7 @@ from trl_ablate.study.report.series import Series, read_series
 from trl_ablate.study.store import DONE, RunStore
 
 DRAWN = (GRAD_NORM, LENGTH, ENTROPY)
-"""Metrics that are drawn beside the one that decides."""
+"""Metrics that are drawn beside the deciding one."""
 
 TRANSLATED = {
     "train/mean_response_length": LENGTH,
@@ -30,7 +30,7 @@ TRANSLATED = {
 CURVE_COLUMNS = ("run_name", "metric", "step", "value")
 
 LOST_SHARE = 0.5
-"""A run that ends below this share of its best has collapsed..."""
+"""A run that ends below this share of its best value has collapsed..."""
 NOISE_FLOOR = 0.02
 """...if it lost more than this,"""
 NOISE_ERRORS = 3.0
@@ -39,7 +39,7 @@ NOISE_ERRORS = 3.0
 
 @dataclass(frozen=True)
 class Summary:
-    """What a curve comes to."""
+    """Summary of a curve."""
 
     final: float
     best: float
@@ -50,7 +50,7 @@ class Summary:
 
 @dataclass
 class Run:
-    """One arm under one seed, and how it went."""
+    """The run of one arm with one seed, and its outcome."""
 
     arm: str
     seed: int | None
@@ -61,16 +61,16 @@ class Run:
     record: Mapping[str, Any] = field(default_factory=dict)
     directory: Path | None = None
     skipped: int = 0
-    """Lines of `metrics.jsonl` that are no logged row."""
+    """Number of lines of `metrics.jsonl` that are not logged rows."""
 
     @property
     def diverged_at(self) -> float | None:
-        """The GRPO step at which the weights became NaN or infinite; None where they did not."""
+        """The GRPO step at which the weights became NaN or infinite; None if they did not."""
         return self.record.get("diverged_at")
 
     @property
     def counts(self) -> bool:
-        """Whether its values enter the statistics: it ended by itself or by a rule."""
+        """Whether its values count in the statistics: it finished, or a rule stopped it."""
         return self.status in DONE
 
     @property
@@ -83,7 +83,7 @@ class Run:
         return max(last, default=None)
 
     def summary(self, metric: str) -> Summary | None:
-        """None where the metric was never logged."""
+        """None if the metric was never logged."""
         series = self.series.get(metric)
         if series is None or not series.values:
             return None
@@ -104,7 +104,7 @@ class Run:
 
 
 def end_at_zero(series: Series, step: float) -> None:
-    """A policy of NaN weights answers nothing: from there on its reward is 0."""
+    """Add a reward of 0 at the step: a policy with NaN weights gives no answers."""
     series.steps.append(step)
     series.values.append(0.0)
     series.seconds.append(series.seconds[-1] if series.seconds else 0.0)
@@ -113,8 +113,8 @@ def end_at_zero(series: Series, step: float) -> None:
 def area(series: Series, until: float | None = None) -> float:
     """The mean height of a curve (trapezoids over GRPO steps), on the scale of the metric.
 
-    A curve that ends before `until` keeps its last value: a run that was stopped early must not
-    look better than one that went on. One point is its own mean.
+    A curve that ends before `until` keeps its last value, so that a run that was stopped early does
+    not look better than one that continued. The mean of one point is its value.
     """
     steps, values = list(series.steps), list(series.values)
     if until is not None and until > steps[-1]:
@@ -129,12 +129,12 @@ def area(series: Series, until: float | None = None) -> float:
 
 
 def collapse_step(series: Series, stderr: float = 0.0) -> float | None:
-    """The step from which a run stayed below half of its best to the end, or None.
+    """The step from which a run stayed below half of its best value until its end, or None.
 
     The loss has to exceed the noise of an evaluation (0.02, and 3 standard errors), so that a run
-    that never learned anything is none; where the standard error is unknown (0), the last two
-    evaluations have to show it. A start that is lost counts too: a learning rate can be too high
-    to rise even once.
+    that never learned has not collapsed; if the standard error is unknown (0), the last two
+    evaluations have to be low. A loss of the starting value counts too: with a very high learning
+    rate the reward may never rise.
     """
     best = max(series.values)
     noise = max(NOISE_FLOOR, NOISE_ERRORS * stderr)
@@ -146,7 +146,7 @@ def collapse_step(series: Series, stderr: float = 0.0) -> float | None:
 
 
 def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
-    """Every run of a plan, arm by arm; runs that are still to be done have no curves."""
+    """Every run of a plan, arm by arm; runs that have not started have no curves."""
     found = []
     for arm in plan.arms:
         for planned in arm.runs:
@@ -181,8 +181,8 @@ def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
 def read_curves(path: Path) -> list[Run]:
     """Published curves in long form: run_name, metric, step, value.
 
-    `NAME-seed3` is arm NAME under seed 3; any other name is an arm of one run. Values that are no
-    finite numbers are left out.
+    `NAME-seed3` is arm NAME with seed 3; any other name is an arm with one run. Values that are not
+    finite numbers are skipped.
     """
     if not path.is_file():
         raise ConfigurationError(f"curves {path} do not exist; name a CSV file")
@@ -196,7 +196,7 @@ def read_curves(path: Path) -> list[Run]:
                 metrics = points.setdefault(row["run_name"], {})
                 metrics.setdefault(translate(row["metric"]), {})[step] = value
     if not points:
-        raise ConfigurationError(f"curves {path} hold no rows")
+        raise ConfigurationError(f"curves {path} have no rows")
     return [_published(name, metrics) for name, metrics in points.items()]
 
 
@@ -223,7 +223,7 @@ def _check_columns(path: Path, columns: Sequence[str]) -> None:
     for wanted in CURVE_COLUMNS:
         if wanted not in columns:
             raise ConfigurationError(
-                f"curves {path} have no column '{wanted}'{nearest(wanted, columns)} (they need "
+                f"curves {path} have no column '{wanted}'{nearest(wanted, columns)} (required: "
                 f"{', '.join(CURVE_COLUMNS)})"
             )
 

@@ -1,4 +1,4 @@
-"""The blocks that a report is made of; `markdown` and `page` write them out."""
+"""The blocks of a report; `markdown` and `page` write them to files."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table; every cell is text already. Columns from `numbers_from` on are numbers."""
+    """A table; all cells are text. Columns from `numbers_from` on are numbers."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -30,7 +30,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG, and the file name it has beside the report."""
+    """A PNG image, and its file name beside the report."""
 
     file: str
     png: bytes
@@ -39,7 +39,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Code:
-    """Text that keeps its line breaks; folded away under `title` where there is one."""
+    """Text that keeps its line breaks; with a `title`, it is folded under the title."""
 
     text: str
     title: str = ""
@@ -58,7 +58,7 @@ class Section:
 
 @dataclass
 class Document:
-    """A report: a title, what it asks, sections."""
+    """A report: a title, its question, and sections."""
 
     title: str
     lead: str
@@ -66,7 +66,7 @@ class Document:
 
 
 def with_texts(document: Document, change: Callable[[str], str]) -> Document:
-    """The document with every text of it changed."""
+    """The document with `change` applied to every text."""
     sections = [
         Section(change(section.title), [_changed(block, change) for block in section.blocks])
         for section in document.sections

@@ -1,4 +1,4 @@
-"""Names at the ends of lines, instead of a legend."""
+"""Labels at the ends of lines, used instead of a legend."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,14 +12,14 @@ LEADER_INCHES = 0.18
 
 
 def gutter(names: Sequence[str]) -> float:
-    """Inches that the longest name, as a picture shows it, takes with its value."""
+    """Width in inches of the longest name and its value in a picture."""
     return 0.3 + INCHES_PER_LETTER * max((len(name) + 6 for name in names), default=0)
 
 
 def label_ends(
     axes: Axes, ends: Mapping[str, tuple[float, float]], colours: Mapping[str, str]
 ) -> None:
-    """Names at the right edge, pushed apart where lines end together, with a thin leader each."""
+    """Names at the right edge, moved apart if lines end close together, each with a thin leader."""
     if not ends:
         return
     low, high = axes.get_ylim()
@@ -41,10 +41,10 @@ def label_ends(
 
 
 def spread(places: Sequence[float], spacing: float, low: float, high: float) -> list[float]:
-    """Ascending places at least `spacing` apart, as near to the given as they fit, inside the
-    limits.
+    """Ascending positions at least `spacing` apart, as near to the given ones as possible, inside
+    the limits.
 
-    More labels than fit keep their spacing and leave the limits at the top.
+    If there are too many labels, they keep their spacing and exceed the upper limit.
     """
     clusters: list[list[float]] = []  # each: [sum of wanted first places, number of labels]
     for place in places:

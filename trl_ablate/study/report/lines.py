@@ -1,4 +1,4 @@
-"""The line that a picture shows for an arm: the mean over its seeds, and their range."""
+"""The line of an arm in a picture: the mean over its seeds, and their range."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 from trl_ablate.study.report.curves import Run, Series
 
 SMOOTHED_POINTS = 25
-"""A noisy metric is averaged over so many points that about this many independent ones are left."""
+"""A noisy metric is averaged so that about this many independent points are left."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Line:
 def line_of(
     runs: Sequence[Run], metric: str, *, by_time: bool = False, smooth: bool = False
 ) -> Line | None:
-    """The arm's line over GRPO steps, or over the mean time at which its runs were at each step.
+    """The arm's line over GRPO steps, or over the mean time at which its runs reached each step.
 
-    Runs that ended count; where none did, those that got anywhere are shown as they are. A run that
-    ended early keeps its last value. None where nothing was logged.
+    Only runs that ended are used; if none has ended, all others are. A run that ended early keeps
+    its last value. None if nothing was logged.
     """
     shown = [run for run in runs if run.counts] or list(runs)
     found = [run.series[metric] for run in shown if metric in run.series]
@@ -55,7 +55,7 @@ def _held(series: Series, steps: np.ndarray, values: Sequence[float]) -> np.ndar
 
 
 def _rolling_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """A centred mean; the window shrinks at the ends, so that no value is made up."""
+    """A centred mean; the window shrinks at the ends, so that no value is invented."""
     if window == 1:
         return values
     sums = np.concatenate([[0.0], np.cumsum(values)])

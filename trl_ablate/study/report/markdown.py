@@ -1,4 +1,4 @@
-"""A report as Markdown, as GitHub shows it. Pictures are files beside it."""
+"""A report as Markdown for GitHub. Pictures are files beside it."""
 
 from trl_ablate.run.untrusted import for_html, for_markdown, markdown_fence, on_one_line
 from trl_ablate.study.report.document import Block, Code, Document, Grid, Items, Picture, Text
@@ -34,7 +34,7 @@ def _grid(grid: Grid) -> str:
 
 
 def _code(code: Code) -> str:
-    """Folded away under its title, which stands in HTML, where Markdown is not read."""
+    """Folded under its title; the title is inside HTML, where Markdown is not interpreted."""
     fenced = markdown_fence(code.text)
     if not code.title:
         return fenced

@@ -1,4 +1,4 @@
-"""A report as one HTML page: pictures inline, tables that sort by a click, no network."""
+"""A report as one HTML page: inline pictures, tables that a click sorts, no network access."""
 
 import base64
 
@@ -6,7 +6,7 @@ from trl_ablate.run.untrusted import for_html
 from trl_ablate.study.report.document import Block, Code, Document, Grid, Items, Picture, Text
 
 MARKED = ("better", "worse", "collapsed", "failed", "stopped", "too few seeds")
-"""Words that give their cell a colour."""
+"""Words that colour their cell."""
 
 CSS = """
 :root { color-scheme: light; --ink: #222; --faint: #6b6b6b; --rule: #e4e4e4; }

@@ -1,7 +1,7 @@
 """The pictures of a report, as PNG bytes: curves, and differences with their intervals.
 
-One colour per arm in every panel, names at the end of the lines instead of a legend, seeds as a
-band from lowest to highest. No pyplot: figures are made, saved and dropped, without a display.
+One colour per arm in every panel; names at the ends of the lines instead of a legend; seeds as a
+band from lowest to highest. Pyplot is not used: figures are created and saved without a display.
 """
 
 import io
@@ -26,7 +26,7 @@ from trl_ablate.study.report.stats import BETTER, WORSE
 PALETTE = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933",
 )  # fmt: skip
-"""Okabe and Ito's colours, then two of Tol's: told apart with any colour vision, and in grey
+"""Okabe and Ito's colours, then two of Tol's: distinguishable with any colour vision and in grey
 print."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
@@ -36,14 +36,14 @@ DPI, COLOURS = 110, 200
 LOG_SCALE_RANGE = 30.0
 BANDS_IN_SMALL_PANELS = 3
 PAIR_LETTERS = 60
-"""Letters of an arm's name and its reference's, side by side."""
+"""Limit for the letters of an arm's name and its reference's together."""
 
 Look = tuple[str, str | tuple[int, tuple[float, float]]]
 """Colour and dash of an arm."""
 
 
 def looks(names: Sequence[str]) -> dict[str, Look]:
-    """The reference in ink, the others in the palette's order, then again dashed."""
+    """The reference in the text colour, the others in the palette's order, then again dashed."""
     found: dict[str, Look] = {}
     for position, name in enumerate(names):
         turn, colour = divmod(position - 1, len(PALETTE))
@@ -80,7 +80,7 @@ def draw_curves(analysis: Analysis, published: Sequence[Run] = ()) -> bytes:
 
 
 def draw_differences(analysis: Analysis) -> bytes | None:
-    """Each arm's difference from the reference with its 95 % interval; None without any
+    """Each arm's difference from the reference with its 95 % interval; None if there is no
     interval."""
     compared = [c for c in analysis.decisive.values() if c.difference.low is not None]
     if not compared:
@@ -115,7 +115,7 @@ def draw_differences(analysis: Analysis) -> bytes | None:
 
 
 def references(analysis: Analysis) -> str:
-    """What arms are compared with, in words."""
+    """The reference of the arms, as text."""
     others = " (or the arm after 'vs')" if analysis.against else ""
     return analysis.reference.name + others
 
@@ -220,7 +220,7 @@ def _mark_collapses(
 def _row(
     figure: Figure, bottom: float, height: float, columns: int, gutter_after_first: float = 0.0
 ) -> list[Axes]:
-    """Panels of equal width side by side; the labels of the first have a gutter to its right."""
+    """Panels of equal width side by side; the first has space for its labels on its right."""
     gaps = (columns - 1) * GAP + gutter_after_first
     width = (WIDTH - MARGIN - 0.2 - gaps) / columns
     lefts = [MARGIN + i * (width + GAP) + gutter_after_first * (i > 0) for i in range(columns)]
@@ -260,10 +260,10 @@ def _time_unit(lines) -> tuple[float, str]:
 
 
 def _png(figure: Figure) -> bytes:
-    """Few colours, so that a committed picture stays small; no date, so that it stays the same."""
+    """Few colours keep a committed picture small; without a date it is reproducible."""
     FigureCanvasAgg(figure)
     buffer, small = io.BytesIO(), io.BytesIO()
-    with warnings.catch_warnings():  # a letter that the font lacks is drawn as a box
+    with warnings.catch_warnings():  # a character that the font lacks is drawn as a box
         warnings.filterwarnings("ignore", r"Glyph .* missing from font")
         figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
     image = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)

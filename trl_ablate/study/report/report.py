@@ -1,6 +1,6 @@
-"""The files of an answer: REPORT.md, report.html, curves.png, differences.png, runs.csv. No torch.
+"""Write a report: REPORT.md, report.html, curves.png, differences.png, runs.csv. No torch.
 
-Everything is computed from run directories, or from a CSV file of published curves, each time anew.
+Each time, all is computed again from run directories, or from a CSV file of published curves.
 """
 
 import csv
@@ -29,10 +29,10 @@ PICTURES_ABOUT = (
 def report_study(
     plan: Plan, store: RunStore, study: Path, out: Path, reference: Sequence[Run] = ()
 ) -> list[Path]:
-    """Write a study's report into `out`; the files written.
+    """Write a study's report into `out`; returns the written files.
 
     Args:
-        reference: published runs to be drawn beside the study's own.
+        reference: published runs, drawn beside the study's own.
     """
     runs = planned_runs(plan, store)
     if not any(plan.primary_metric in run.series for run in runs):
@@ -65,7 +65,7 @@ def report_study(
 def report_curves(
     curves: Path, out: Path, *, metric: str = EVAL_REWARD, reference: Sequence[Run] = ()
 ) -> list[Path]:
-    """Write the report of published curves into `out`: its first run is the reference arm."""
+    """Write the report of published curves into `out`; the first run is the reference arm."""
     runs = read_curves(curves)
     known = sorted({name for run in runs for name in run.series})
     if metric not in known:
@@ -116,7 +116,7 @@ def _write(
 
 
 def write_runs(analysis: Analysis, path: Path, clean: Callable[[str], str] = str) -> None:
-    """One row a run, outcome or not. The metric's name is in the columns; steps are GRPO steps."""
+    """One row per run, also without an outcome. The header has the metric; steps are GRPO steps."""
     metric = analysis.metric
     header = [
         "run_name", "arm", "seed", "status", "reason", "last_step",
@@ -154,5 +154,5 @@ def _csv_row(run: Run, metric: str) -> list[object]:
 
 
 def _whole(step: float | None) -> float | int | None:
-    """171.0 as 171."""
+    """171 for 171.0."""
     return int(step) if step is not None and step == int(step) else step

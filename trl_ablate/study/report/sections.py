@@ -1,4 +1,4 @@
-"""The sections of a report: numbers into sentences and tables."""
+"""The sections of a report: the numbers as sentences and tables."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ ARMS_NOTE = (
 
 
 def answer(analysis: Analysis, plan: Plan | None) -> Section:
-    """The verdicts in words, and what has to be said with them."""
+    """The verdicts as sentences, with the necessary remarks."""
     reference = analysis.reference
     lead = (
         f"Reference {reference.name}: {NAMES[analysis.decide_on]} {analysis.metric} "
@@ -84,7 +84,8 @@ def _caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
         total = sum(len(arm.runs) for arm in analysis.arms)
         notes.append(f"{len(missing)} of {total} runs have no outcome: {', '.join(missing)}.")
     notes += [
-        f"{run.name}: {run.skipped} lines of its metrics.jsonl are no logged rows and were skipped."
+        f"{run.name}: {run.skipped} lines of its metrics.jsonl are not logged rows and "
+        "were skipped."
         for arm in analysis.arms
         for run in arm.runs
         if run.skipped
@@ -110,7 +111,7 @@ def _mixed_outcome(arm: ArmResult) -> str:
 
 
 def _mixed_profiles(analysis: Analysis) -> list[str]:
-    """A profile sets dtype, optimizer and batch shape: arms of two profiles differ in those too."""
+    """A profile sets dtype, optimizer and batch shape: arms of two profiles differ there, too."""
     counted = {
         arm.name: Counter(
             str(run.record["profile"]) for run in arm.runs if run.record.get("profile")
@@ -165,7 +166,7 @@ def comparisons_table(analysis: Analysis) -> Section:
 
 
 def differences_table(plan: Plan) -> Section:
-    """The keys that any arm declares, and what every arm has there; declared ones are starred."""
+    """The keys that any arm declares, and each arm's values; a star marks a declared value."""
     keys = sorted({key for arm in plan.arms for key in arm.declared})
     rows = [
         [arm.name, arm.recipe, *(setting(arm.values.get(k), k in arm.declared) for k in keys)]

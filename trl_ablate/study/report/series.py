@@ -1,4 +1,4 @@
-"""Curves out of `metrics.jsonl`, in one pass that reads no more than a report needs. No torch.
+"""Read curves from `metrics.jsonl` in one pass, and only what a report needs. No torch.
 
 A row has some fifty metrics and a report needs five, so that a line of a long run is parsed only if
 it has the metric that decides, or if it is one of some hundreds that are drawn.
@@ -22,7 +22,7 @@ Points = dict[str, dict[float, tuple[float, float]]]
 
 @dataclass
 class Series:
-    """One metric over GRPO steps; `seconds` since the first logged row, where they are known."""
+    """One metric over GRPO steps; `seconds` since the first logged row, if known."""
 
     steps: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -34,8 +34,8 @@ def read_series(
 ) -> tuple[dict[str, Series], int]:
     """The curves, and the number of lines among those read that are no logged row.
 
-    A step that stands twice (after a resume) counts as it was last. A last line without its end is
-    left out: a process may be writing it.
+    Of a step that occurs twice, after a resume, the last row counts. A last line without a line end
+    is skipped: a process may be writing it.
 
     Args:
         decides: the metric of which every value counts.
@@ -139,7 +139,7 @@ class _Reader:
         return step
 
     def _forget_from(self, step: float) -> None:
-        """A resume went back: of what was drawn, not every step will come again."""
+        """After a resume: delete the points from this step on, as some will not be drawn again."""
         for name in self._drawn:
             for drawn in [each for each in self._points.get(name, {}) if each >= step]:
                 del self._points[name][drawn]
@@ -154,7 +154,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _place(row: dict[str, Any] | None) -> tuple[float, float] | None:
-    """Step and seconds of a logged row; None for what is none."""
+    """Step and seconds of a logged row; None if it is not one."""
     step, seconds = (_number((row or {}).get(name)) for name in ("grpo_step", "seconds"))
     return None if step is None or seconds is None else (step, seconds)
 

@@ -1,8 +1,9 @@
-"""Means over seeds, paired differences and verdicts. Scipy only.
+"""Means over seeds, paired differences and verdicts. Needs only scipy.
 
-Seeds are few, so intervals are Student's t. Arms are compared with the reference seed by seed: what
-a seed does to both (the same questions in the same order) cancels. Deliberately absent: tests on
-single runs, and tests that treat evaluation questions as independent replicates of a training run.
+There are few seeds, so intervals use Student's t. Arms are compared with the reference seed by
+seed, so that a seed's effect on both (the same questions in the same order) cancels. Deliberately
+absent: tests on single runs, and tests that treat evaluation questions as independent replicates of
+a training run.
 """
 
 import functools
@@ -18,7 +19,7 @@ from scipy import optimize, special
 ALPHA = 0.05
 POWER = 0.8
 MIN_SEEDS = 3
-"""Pairs of runs below which no verdict is given: two differences always look consistent or not."""
+"""Fewest pairs of runs for a verdict: two differences show too little of the spread."""
 
 BETTER, WORSE = "better", "worse"
 SAME, TOO_FEW = "not distinguishable", "too few seeds"
@@ -27,8 +28,7 @@ Verdict = Literal["better", "worse", "not distinguishable", "too few seeds"]
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over `n` values and its interval; no limits where `n` is below 2, no mean for n =
-    0."""
+    """A mean over `n` values and its interval; no limits for n < 2, no mean for n = 0."""
 
     n: int
     mean: float | None
@@ -42,7 +42,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An arm against the reference: the paired difference, and what may be said about it."""
+    """An arm against the reference: the paired difference and the verdict."""
 
     arm: str
     difference: Interval
@@ -68,8 +68,8 @@ def t_interval(values: Sequence[float], confidence: float = 1 - ALPHA) -> Interv
 def paired_p(differences: Sequence[float]) -> float:
     """Two-sided p-value of the paired t test.
 
-    Differences that are all 0 (two names of one run) have p = 1; differences that are all equal and
-    not 0 leave no noise to compare with and have p = 0.
+    Differences that are all 0 (two names of one run) have p = 1. Differences that are all equal but
+    not 0 have no noise to compare with, so p = 0.
     """
     spread, mean = _std(differences), statistics.fmean(differences)
     if spread == 0:
@@ -79,8 +79,8 @@ def paired_p(differences: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: the k-th smallest of m is multiplied by m - k + 1, made
-    monotone."""
+    """Holm's step-down correction: the k-th smallest of m is multiplied by m - k + 1, and
+    the result is made monotone."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
@@ -92,17 +92,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def detectable_difference(
     spread: float, n: int, *, comparisons: int = 1, alpha: float = ALPHA, power: float = POWER
 ) -> float:
-    """The smallest true mean difference that a paired t test over `n` pairs finds with `power`.
+    """The smallest true mean difference that a paired t test over `n` pairs detects with `power`.
 
-    `spread` is the standard deviation of the differences; alpha is shared among `comparisons`, the
-    strictest step of Holm's correction. Solved from the noncentral t distribution.
+    `spread` is the standard deviation of the differences; alpha is divided by `comparisons`, as in
+    the strictest step of Holm's correction. Solved from the noncentral t distribution.
     """
     return _detectable_shift(n, alpha / comparisons, power) * spread / math.sqrt(n)
 
 
 @functools.cache
 def _detectable_shift(n: int, alpha: float, power: float) -> float:
-    """The noncentrality at which the test reaches `power`: the same for every spread."""
+    """The noncentrality at which the test reaches `power`; it does not depend on the spread."""
     critical = float(special.stdtrit(n - 1, 1 - alpha / 2))
 
     def missing_power(shift: float) -> float:
@@ -121,9 +121,9 @@ def compare(
 ) -> dict[str, Comparison]:
     """Every arm against the reference, or against its own; higher is better.
 
-    Values stand at the position of their seed; None is a run without an outcome, and leaves its
-    pair out. There is one comparison per arm, and p-values are corrected over all arms that have
-    enough pairs, whatever each is compared with.
+    Values are ordered by seed; None is a run without an outcome, and its pair is skipped. There is
+    one comparison per arm, and p-values are corrected over all arms with enough pairs, whatever
+    their references.
     """
     references = {name: reference for name in arms} | dict(own_references or {})
     differences = {
@@ -171,8 +171,8 @@ def _power(shift: float, degrees: int, critical: float) -> float:
     """P(|T| > critical) of a t variable with that many degrees of freedom and noncentrality
     `shift`.
 
-    Integrated over the chi distribution of the spread: scipy's noncentral t loses its digits in the
-    far tails that one or two degrees of freedom reach.
+    Integrated over the chi distribution of the spread: scipy's noncentral t is inaccurate in the
+    far tails that occur with one or two degrees of freedom.
     """
     limit = critical * _spread_grid(degrees)
     return float(np.mean(special.ndtr(shift - limit) + special.ndtr(-shift - limit)))
@@ -186,5 +186,5 @@ def _spread_grid(degrees: int) -> np.ndarray:
 
 
 def _std(values: Sequence[float]) -> float:
-    """Unbiased; exactly 0 for equal values, whatever rounding does to their mean."""
+    """Unbiased; exactly 0 for equal values, even if their mean is rounded."""
     return 0.0 if min(values) == max(values) else float(np.std(values, ddof=1))
