@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-POINTS = 400
-"""A picture is some 400 pixels wide: about as many points of a long run's metrics are drawn."""
+POINTS = 250
+"""A panel is some 300 pixels wide: about as many points of a long run's metrics are drawn."""
 HEAD, BLOCK = 1 << 16, 1 << 22
 
 Points = dict[str, dict[float, tuple[float, float]]]
@@ -147,7 +147,7 @@ class _Reader:
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode())  # bytes are searched for their encoding first
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
@@ -160,5 +160,6 @@ def _place(row: dict[str, Any] | None) -> tuple[float, float] | None:
 
 
 def _number(value: Any) -> float | None:
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if known and math.isfinite(value) else None
+    if type(value) not in (int, float):  # which leaves out True
+        return None
+    return value if math.isfinite(value) else None
