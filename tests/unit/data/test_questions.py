@@ -413,8 +413,8 @@ def test_half_a_character_is_a_defect_of_its_row(tmp_path):
     texts = ("a \\ud83d\\ude00", "b \\uD800")
     file.write_text("".join(f'{{"question": "{text}", "answer": "1"}}\n' for text in texts))
     with pytest.raises(ConfigurationError, match=r"line 2: .*ud800, which is half of a surr"):
-        load_questions(str(file), split="train")
-    kept = load_questions(str(file), split="train", skip_bad_rows=True)
+        load(str(file), split="train")
+    kept = load(str(file), split="train", skip_bad_rows=True)
     assert kept["question"][:] == ["a \U0001f600"]
 
 

@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 import trackio
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import integration_utils
@@ -186,7 +187,7 @@ def test_a_trainer_of_a_recipe_has_tolerated_integrations(monkeypatch):
 
     def stand_in(**arguments):
         given.update(arguments, seen=list(arguments["args"].report_to))
-        return SimpleNamespace(remove_callback=lambda callback: None)
+        return SimpleNamespace(remove_callback=lambda callback: None, model=torch.nn.Linear(1, 1))
 
     monkeypatch.setattr(building, "AblationTrainer", stand_in)
     monkeypatch.setattr(building, "task_rewards", lambda *parts: ([], []))
