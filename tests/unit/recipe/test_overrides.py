@@ -18,7 +18,7 @@ from trl_ablate.study.resolution import resolve_plan
 
 TEXT = ("project", "run_name", "vllm_structured_outputs_regex")
 """Settings that take text, or text and null."""
-TEXTS = ("stop", "lora_target_modules", "subjects")
+TEXTS = ("lora_target_modules", "subjects")
 
 ODD = (
     "[/INST]", "[a, b]", '["a"]', '["a", "b"]', '"["a"]"', "[]", "#x", "a #x", "- x", "? x", "a: b",
@@ -62,14 +62,14 @@ def from_study(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
         (["--stop", '"null"'], "stop", ["null"]),
         (["--stop", "~"], "stop", ["~"]),
         (["--stop", "[]"], "stop", []),
-        (["--stop="], "stop", [""]),
+        (["--subjects="], "subjects", [""]),
         (["--run_name", "null"], "run_name", None),
         (["--run_name", '"null"'], "run_name", "null"),
         (["--run_name", '""null""'], "run_name", '"null"'),
         (["--run_name", '"a"'], "run_name", '"a"'),
         (["--project", "null"], "project", "null"),
         (["--dataset", "#x"], "dataset", "#x"),
-        (["--report_to", "a", "b"], "report_to", ["a", "b"]),
+        (["--report_to", "trackio", "wandb"], "report_to", ["trackio", "wandb"]),
         (["--report_to", "none"], "report_to", "none"),
         (["--trackio_static_space_id", "false"], "trackio_static_space_id", False),
         (["--trackio_static_space_id", "12"], "trackio_static_space_id", "12"),
@@ -98,6 +98,7 @@ def test_two_words_for_one_text_are_refused():
             **dict.fromkeys(TEXT, st.none() | texts),
             "project": texts,
             **dict.fromkeys(TEXTS, st.none() | st.lists(texts, max_size=3)),
+            "stop": st.none() | st.lists(texts.filter(bool), max_size=3),
             "optim_target_modules": st.none() | texts | st.lists(texts, max_size=3),
             "eval_sets": st.none() | st.dictionaries(texts, texts, max_size=2),
             "learning_rate": st.floats(0, 1, allow_subnormal=False),
@@ -115,9 +116,9 @@ def test_words_and_recipe_give_the_same_values(tmp_path, values):
 
 @pytest.mark.parametrize("text", ODD)
 def test_a_command_line_gives_each_odd_text_as_a_recipe_does(tmp_path, text):
-    values = {"stop": [text, "x"], "project": text}
-    assert read_overrides(["--stop", text, "x"] if text[:2] != "--" else as_words(values)) == (
-        from_recipe(tmp_path, {"stop": [text, "x"]}) if text[:2] != "--" else values
+    values = {"subjects": [text, "x"], "project": text}
+    assert read_overrides(["--subjects", text, "x"] if text[:2] != "--" else as_words(values)) == (
+        from_recipe(tmp_path, {"subjects": [text, "x"]}) if text[:2] != "--" else values
     )
 
 
