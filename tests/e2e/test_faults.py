@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -172,8 +173,13 @@ def broken_model(case: Case) -> Ended:
     return case.start().wait()
 
 
-LOADING = ("check_model", "load_tokenizer", "task_dataset", "AblationTrainer")
-"""What `building` calls while it loads a model, in this order."""
+LOADING = {
+    "check_model": "models",
+    "load_tokenizer": "models",
+    "task_dataset": "building",
+    "AblationTrainer": "building",
+}
+"""What is called while a model is loaded, in this order, and the module that calls it."""
 
 
 def broken_while_loaded(case: Case) -> Ended:
@@ -182,21 +188,20 @@ def broken_while_loaded(case: Case) -> Ended:
     kept, content = case.folder / "kept", file.read_bytes()
     case.mend = lambda: file.write_bytes(content)
     way, cut = case.random.choice(("delete", "truncate")), case.random.random()
-    moment = case.random.choice(LOADING)
+    moment = case.random.choice(list(LOADING))
     return case.start(sabotage=partial(break_before, moment, file, kept, way, cut)).wait()
 
 
 def break_before(moment: str, *fault) -> None:
-    from trl_ablate.training import building
-
-    called = getattr(building, moment)
+    caller = import_module(f"trl_ablate.training.{LOADING[moment]}")
+    called = getattr(caller, moment)
 
     def broken(*args, **kwargs):
         if fault[0].exists():
             break_file(*fault)
         return called(*args, **kwargs)
 
-    setattr(building, moment, broken)
+    setattr(caller, moment, broken)
 
 
 def broken_data(case: Case) -> Ended:

@@ -230,7 +230,7 @@ def _silent():
 
 def checked_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
     """Its tokenizer, once its files were found to be whole."""
-    with one_sentence(f"model {model}", "mend its files, or give another --model_name_or_path"):
+    with one_sentence(f"model {model}", "restore its files, or give another --model_name_or_path"):
         if is_adapter(model):
             return load_tokenizer(model, resolved)
         config, tokenizer = check_model(model, resolved), load_tokenizer(model, resolved)
