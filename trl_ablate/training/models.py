@@ -32,7 +32,7 @@ MINIATURE = "miniature"
 
 
 @contextmanager
-def one_sentence(what: str, mend: str):
+def one_sentence(what: str, remedy: str):
     """Report whatever goes wrong with reading `what` as one sentence, with the remedy."""
     try:
         yield
@@ -42,7 +42,7 @@ def one_sentence(what: str, mend: str):
         if is_disk_full(error):
             raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ConfigurationError(f"{what} could not be loaded ({reason}); {mend}") from error
+        raise ConfigurationError(f"{what} could not be loaded ({reason}); {remedy}") from error
 
 
 @contextmanager
