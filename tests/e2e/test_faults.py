@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from tests.support.rows import without_times
 from tests.support.shared import shared_once
 from tests.support.warm import SMALL, Ended, Running, model_and_data, warm
+from trl_ablate.errors import REWARD_RAISED
 from trl_ablate.run import failures
 from trl_ablate.run.checkpoints import is_whole, latest_whole_checkpoint, step_of
 from trl_ablate.run.directory import RunDirectory
@@ -315,7 +316,8 @@ def outcome(output: Path) -> tuple[list[dict], list[dict], dict]:
 
 
 FORESEEN = [
-    text for name, text in vars(failures).items() if name.isupper() and isinstance(text, str)
+    REWARD_RAISED,
+    *(text for name, text in vars(failures).items() if name.isupper() and isinstance(text, str)),
 ]
 """All messages that a run can end with, except those of a `ConfigurationError`."""
 
