@@ -35,7 +35,7 @@ class Range:
         return " and ".join(f"{word} {end}" for end, word in ends if end is not None)
 
 
-def setting(default, text: str, **limits: float):
+def setting(default: Any, text: str, **limits: float) -> Any:
     """A field of a dataclass; `text` is its help on the command line, `limits` are a `Range`."""
     return field(default=default, metadata={"help": text, "range": Range(**limits)})
 

@@ -76,7 +76,7 @@ def test_the_doctor_says_whether_a_recipe_can_run_here(tmp_path, words, code, sa
 def test_without_a_recipe_and_a_doctor_there_is_nothing_to_do():
     done = run("--dry_run")
     assert done.code == 2
-    assert "the recipe comes first" in done.stderr
+    assert "missing RECIPE" in done.stderr
 
 
 @pytest.fixture(scope="module")
