@@ -48,7 +48,7 @@ PUBLISHED = SHARED_DATA / "curves" / "std_dev_normalization.csv"
 needs_published = pytest.mark.skipif(
     not PUBLISHED.exists(), reason="the published curves are not here"
 )
-SECONDS_FOR_A_REPORT = 5.0
+SECONDS_FOR_A_REPORT = 8.0  # of CPU; about 4 on an idle core
 
 
 def curve(*values: float) -> Series:
@@ -378,7 +378,7 @@ def large_study(tmp_path):
     return study, store.path
 
 
-def test_thirty_runs_in_five_seconds_and_without_torch(large_study, tmp_path):
+def test_thirty_runs_in_seconds_and_without_torch(large_study, tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     loaded = report_in_a_process(
         *large_study, tmp_path / "out", "print([m for m in ('torch', 'trl') if m in sys.modules])"
