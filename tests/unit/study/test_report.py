@@ -48,7 +48,7 @@ PUBLISHED = SHARED_DATA / "curves" / "std_dev_normalization.csv"
 needs_published = pytest.mark.skipif(
     not PUBLISHED.exists(), reason="the published curves are not here"
 )
-SECONDS_FOR_A_REPORT = 8.0  # of CPU; about 4 on an idle core
+SECONDS_FOR_A_REPORT = 8.0  # of CPU; other work on the machine adds to them
 
 
 def curve(*values: float) -> Series:
