@@ -19,6 +19,7 @@ from tests.conftest import REPOSITORY
 from tests.support.rows import without_times
 from tests.support.shared import shared_once
 from tests.support.warm import Ended, Running, warm
+from trl_ablate.run.checkpoints import latest_whole_checkpoint
 
 SMALL = [
     "--profile", "miniature", "--generation_batch_size", "32",
@@ -52,7 +53,7 @@ class Launched:
         return self._process.poll() is None
 
     def send(self, number: signal.Signals) -> None:
-        self._process.send(number)
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         """Kill the launcher and all that it started: its processes would continue to train."""
@@ -177,6 +178,11 @@ def test_resuming_what_had_logged_but_not_saved_is_refused(tmp_path):
     assert (output / "metrics.jsonl").read_bytes() == rows
 
 
+def again(output: Path) -> list[str]:
+    """A run that has logged rows and saved nothing can only start over."""
+    return ["--resume" if latest_whole_checkpoint(output) else "--overwrite"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "kills", "launcher"),
@@ -187,14 +193,12 @@ def test_killed_at_random_moments(tmp_path, whole, words, kills, launcher):
     """Killed `kills` times, each time at most a few steps on: the end is that of the whole run."""
     moments, words = random.Random(f"{words[0]}-{kills}"), [*words, *EIGHT_STEPS]
     output = tmp_path / "run"
-    resume: list[str] = []
     for _ in range(kills):
-        process = start(output, words, *resume, launcher=launcher)
+        process = start(output, words, *again(output), launcher=launcher)
         wait_for_step(output, process)
         time.sleep(moments.uniform(0, 0.8))
         process.kill()
         assert all(json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines())
         assert json.loads((output / "run.json").read_text())
-        resume = ["--resume"]
-    finish(start(output, words, "--resume", launcher=launcher))
+    finish(start(output, words, *again(output), launcher=launcher))
     assert_same(whole(words, launcher), output)
