@@ -26,6 +26,7 @@ from trl import get_peft_config
 from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
+from trl_ablate.recipe.strict import brief
 from trl_ablate.run.failures import is_disk_full
 
 MINIATURE = "miniature"
@@ -177,15 +178,22 @@ def _check_tensors(folder: Path, config: PreTrainedConfig, resolved: Resolved) -
             "experts to balance; set it to null"
         )
     with _silent():
-        empty, found = architecture.from_pretrained(
-            folder,
-            config=config,
-            attn_implementation=resolved.model.attn_implementation,
-            device_map="meta",
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+        loading = {
+            "attn_implementation": resolved.model.attn_implementation,
+            **cast(dict[str, Any], resolved.config.model_init_kwargs or {}),
+            "config": config,
+            "device_map": "meta",
+            "use_safetensors": True,
+            "ignore_mismatched_sizes": True,
+            "output_loading_info": True,
+        }
+        try:
+            empty, found = architecture.from_pretrained(folder, **loading)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"model_init_kwargs does not suit {folder} ({brief(error, 200)}); remove what it "
+                "does not take"
+            ) from error
     if missing := sorted(found["missing_keys"]):
         raise ConfigurationError(
             f"{folder} lacks {len(missing)} of its tensors ({', '.join(missing[:3])}"

@@ -199,6 +199,7 @@ def test_weights_that_are_not_numbers_are_refused(folder, resolved):
     ("settings", "said"),
     [
         ({"use_peft": True, "lora_target_modules": ["x"]}, "the adapter could not .* x not found"),
+        ({"model_init_kwargs": {"x": 1}}, "model_init_kwargs does not suit .* argument 'x'"),
         ({"router_aux_loss_coef": 0.1}, "router_aux_loss_coef is 0.1, but .* has no experts"),
     ],
 )
