@@ -88,7 +88,11 @@ def test_a_run_has_the_threads_of_its_share_and_no_gpu(tmp_path, monkeypatch):
     script = tmp_path / "look.py"
     script.write_text(LOOK)
     warm, cold = (
-        do(LocalEngine(jobs=2, train=script, **start), tmp_path / name, ["word"])
+        do(
+            LocalEngine(jobs=2, command=(sys.executable, str(script)), **start),
+            tmp_path / name,
+            ["word"],
+        )
         for name, start in (("warm", {}), ("cold", {"warm": None}))
     )
     found, expected = (json.loads(job.log.read_text()) for job in (warm, cold))
