@@ -137,10 +137,15 @@ def storage(tmp_path, monkeypatch):
 
 
 def damage(file):
-    """The bytes of a database, overwritten in place."""
-    for each in file.parent.glob(f"{file.name}*"):
+    """The bytes of a database and of its log, overwritten in place.
+
+    Never cut off: SQLite has its index of the log (`-shm`) in memory, and a process that reads such
+    a file behind its end is killed by the kernel.
+    """
+    for each in (file, file.with_name(f"{file.name}-wal")):
         if each.is_file():
-            each.write_bytes(b"\xff" * max(4096, each.stat().st_size))
+            with each.open("r+b") as opened:
+                opened.write(b"\xff" * max(4096, each.stat().st_size))
 
 
 class Damaging(TrainerCallback):
