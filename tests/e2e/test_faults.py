@@ -229,13 +229,17 @@ def interrupted(case: Case) -> RunDirectory:
 
 
 def broken_checkpoint(case: Case) -> Ended:
-    """A file of the last checkpoint, after a kill: the run resumes from the whole one before it."""
+    """A file of the last checkpoint, after a kill: the run resumes from the whole one before it,
+    and is refused where there is none."""
     folders = sorted(interrupted(case).path.glob("checkpoint-[0-9]*"), key=step_of)
-    whole = [folder for folder in folders if is_whole(folder)]
+    before = [folder for folder in folders[:-1] if is_whole(folder)]
     finished = list(RunDirectory(case.output).metrics())
     case.take(list(folders[-1].iterdir()), "delete", "truncate", "garbage")
     ended = case.start("--resume").wait()
-    assert_goes_on(ended, case.output, max(set(whole) - {folders[-1]}, default=None), finished)
+    if before:
+        assert_goes_on(ended, case.output, before[-1], finished)
+    else:
+        assert ended.code == 2 and "no whole checkpoint" in ended.stderr, ended.stderr
     return ended
 
 
@@ -256,7 +260,7 @@ def broken_json(case: Case) -> Ended:
 
 FAULTS: dict[str, tuple[Callable[[Case], Ended], set[str]]] = {
     "full disk": (full_disk, {"said", "finished"}),
-    "checkpoint": (broken_checkpoint, {"finished"}),
+    "checkpoint": (broken_checkpoint, {"finished", "said"}),
     "json": (broken_json, {"finished", "said"}),
     "killed worker": (killed_worker, {"finished"}),
     "killed run": (partial(killed, number=signal.SIGKILL), ASKED_TO_END),

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.support.contents import contents
 from tests.support.hub_endpoint import Fault, HubEndpoint, wait_until
 from trl_ablate.hub import PublishError, check_token, client, push_run
 from trl_ablate.run.directory import RunDirectory
@@ -112,14 +113,6 @@ def run(finished_run, tmp_path) -> RunDirectory:
     return RunDirectory(Path(shutil.copytree(finished_run, tmp_path / "run")))
 
 
-def fingerprint(folder: Path) -> dict[str, str]:
-    return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
-
-
 def environment(hub: HubEndpoint, home: Path, **more: str) -> dict[str, str]:
     """Variables of another process that talks to the endpoint."""
     return {
@@ -159,7 +152,7 @@ def load(places: list[str], env: dict[str, str]) -> list[str]:
 
 
 def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(hub, run, tmp_path):
-    before, env = fingerprint(run.path), environment(hub, tmp_path / "home")
+    before, env = contents(run.path), environment(hub, tmp_path / "home")
     words = publish_command(run)
     done = subprocess.run(words, cwd=REPOSITORY, env=env, **CAPTURED)
     assert done.returncode == 0, done.stderr
@@ -180,7 +173,7 @@ def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(hu
     assert [line for line in hub.requests if not line.startswith("GET")] == [
         "POST /api/repos/create"
     ]
-    assert fingerprint(run.path) == before
+    assert contents(run.path) == before
 
 
 def test_a_repository_holds_what_a_run_is_and_nothing_private(hub, run):
@@ -327,12 +320,12 @@ def test_two_publishers_at_once_make_one_commit(hub, run, tmp_path):
 
 def refused(run: RunDirectory, said: str, **arguments) -> None:
     """Publishing ends in one sentence with `said`, and the run is as it was."""
-    before = fingerprint(run.path)
+    before = contents(run.path)
     with pytest.raises(PublishError, match=said) as caught:
         push_run(run, **arguments)
     assert TOKEN not in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert fingerprint(run.path) == before
+    assert contents(run.path) == before
 
 
 def test_without_a_token(hub, run, monkeypatch):

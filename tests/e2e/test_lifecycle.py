@@ -1,11 +1,11 @@
 """A start changes nothing of the run in its folder until all checks have passed."""
 
-import hashlib
 import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.support.contents import contents
 from tests.support.warm import SMALL, Ended, model_and_data, warm
 from trl_ablate.run.directory import RunDirectory
 
@@ -33,14 +33,6 @@ def finished(world, tmp_path) -> RunDirectory:
     shutil.copytree(world / "finished", tmp_path / "run")
     (tmp_path / "run" / "thesis.tex").write_text("precious")
     return RunDirectory(tmp_path / "run")
-
-
-def contents(folder: Path) -> dict[str, str]:
-    return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in folder.rglob("*")
-        if file.is_file()
-    }
 
 
 def assert_refused(ended: Ended, said: str) -> None:

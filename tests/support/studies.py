@@ -1,6 +1,7 @@
 """Shared by tests of engines: a made-up study in its own process, watched and killed."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -9,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from os import kill
 from pathlib import Path
 
 from tests.support.fake_train import alive
@@ -28,13 +28,19 @@ def drive(store: RunStore, arms: dict, *more: str) -> subprocess.Popen:
 
 def starts(folder: Path) -> dict[str, int]:
     """How often each run was started, by its id."""
-    return {path.stem: len(path.read_text().split()) for path in sorted(folder.rglob("*.starts"))}
+    return {path.stem: len(path.read_text().split()) for path in sorted(_starts_files(folder))}
 
 
 def children(folder: Path) -> list[int]:
     """Process ids of the fake trainings that are alive, of those that write below the folder."""
-    pids = [int(line) for path in folder.rglob("*.starts") for line in path.read_text().split()]
+    pids = [int(line) for path in _starts_files(folder) for line in path.read_text().split()]
     return [pid for pid in pids if alive(pid)]
+
+
+def _starts_files(folder: Path) -> list[Path]:
+    """`os.walk`, unlike `rglob`, goes on where a folder vanishes meanwhile."""
+    found = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
+    return [path for path in found if path.suffix == ".starts"]
 
 
 def wait_for(condition, seconds: float = 30.0):
@@ -92,7 +98,7 @@ def is_killed(pid: int | None) -> bool:
     """Whether the kill ended the process: it may have finished just before."""
     try:
         if pid is not None:
-            kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return False
     return pid is not None

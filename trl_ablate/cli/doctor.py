@@ -48,10 +48,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--profile", default="auto", help="h100, rtx4090, miniature, auto (default), or a path"
     )
-    options, overrides = parser.parse_known_args(argv)
-    named = bool(overrides) and not overrides[0].startswith("-")
-    options.recipe = overrides.pop(0) if named else None
-    return options, overrides
+    return parser.parse_recipe(argv)
 
 
 def diagnose(recipe: str | None, profile: str = "auto", overrides: Iterable[str] = ()) -> int:

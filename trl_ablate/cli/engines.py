@@ -46,11 +46,11 @@ def _named(words: Sequence[str]) -> str:
 
 
 def _refuse_others(engine: str, words: Sequence[str]) -> None:
-    own = _options(engine)
+    options = {name: _options(name) for name in ENGINES}
     for word in words:
         option = word.partition("=")[0]
-        suitable = [name for name in ENGINES if option in _options(name)]
-        if suitable and option not in own:
+        suitable = [name for name in ENGINES if option in options[name]]
+        if suitable and engine not in suitable:
             raise ConfigurationError(
                 f"{option} does not apply to --engine {engine}; use it with --engine "
                 f"{' or '.join(suitable)}"

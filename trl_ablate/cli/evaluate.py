@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
     console.print(table(report["sets"], title=f"{checkpoint.model} on {resolved.task.dataset}"))
     if options.output:
         write_json(options.output, report)
-        console.print(f"written: {options.output}", markup=False)
+        console.print(f"written: {options.output}")
     if options.completions:
         write_completions(completions_file(options.output), found)
     return 0
@@ -141,4 +141,4 @@ def write_completions(file: Path, found: Mapping[str, Any]) -> None:
     for key, one in found.items():
         for row in one.rows:
             append_jsonl(file, masker.value({"set": key or "main", **row}))
-    console.print(f"written: {file}", markup=False)
+    console.print(f"written: {file}")

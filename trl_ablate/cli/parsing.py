@@ -5,7 +5,7 @@ alone would print its usage and end the process.
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from trl_ablate.errors import ConfigurationError
@@ -41,6 +41,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigurationError(f"{message}; see `{self.prog} --help`")
+
+    def parse_recipe(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+        """The options, with the first word as `recipe` if it is one, and the words of settings."""
+        options, words = self.parse_known_args(argv)
+        named = bool(words) and not words[0].startswith("-")
+        options.recipe = words.pop(0) if named else None
+        return options, words
 
     def options(self) -> list[str]:
         """The names of all options, such as `--x`."""

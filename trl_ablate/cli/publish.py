@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         revision=options.revision,
         show=show_files,
     )
-    console.print(f"published: {url}", markup=False)
+    console.print(f"published: {url}")
     return 0
 
 

@@ -204,21 +204,18 @@ def bring_to_an_end(study: str, planned, store, engine, **how) -> int:
         outcome = Runner(planned, store, engine, say=live.say, watch=live.redraw, **how).run()
     console.print(grid(planned, store))
     for run_id in outcome.failed:
-        console.print(
-            f"failed: {store.state(run_id).reason}; see {store.log(run_id)}", markup=False
-        )
+        console.print(f"failed: {store.state(run_id).reason}; see {store.log(run_id)}")
     if outcome.failed:
         return FAILED
     if any(store.away(run_id).exists() for run_id in outcome.left):
         console.print(
             f"runs continue on Modal; collect them with: trl-ablate study fetch {study}",
-            markup=False,
         )
         return DONE
     if outcome.left:
         console.print("time limit reached; rerun this command to continue")
         return UNFINISHED
-    console.print(f"done; next: trl-ablate study report {study}", markup=False)
+    console.print(f"done; next: trl-ablate study report {study}")
     return DONE
 
 
@@ -245,7 +242,7 @@ def report(options: argparse.Namespace) -> int:
     else:
         raise ConfigurationError("nothing to report; name a study, or give --curves FILE.csv")
     for path in written:
-        console.print(str(path), markup=False)
+        console.print(str(path))
     return DONE
 
 
@@ -263,7 +260,7 @@ def clean(options: argparse.Namespace) -> int:
     for rubbish in found:
         gone = options.yes and remove(rubbish, store)
         for path in rubbish.paths:
-            console.print(f"{'removed' if gone else 'would remove'} {path}", markup=False)
+            console.print(f"{'removed' if gone else 'would remove'} {path}")
     size = sum(rubbish.bytes for rubbish in found) / 1e9
     console.print(f"{size:.2f} GB" + ("" if options.yes else "; add --yes to remove it"))
     return DONE

@@ -59,9 +59,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     existing = parser.add_argument_group("a run in output_dir").add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue it")
     existing.add_argument("--overwrite", action="store_true", help="replace it")
-    options, words = parser.parse_known_args(argv)
-    named = bool(words) and not words[0].startswith("-")
-    options.recipe = words.pop(0) if named else None
+    options, words = parser.parse_recipe(argv)
     if options.recipe is None and not options.doctor:
         parser.error("missing RECIPE, which comes first, such as std_dev_off")
     return options, words
@@ -90,7 +88,7 @@ def run(options: argparse.Namespace, overrides: list[str], termination: Terminat
         show_end(start.directory)
     if is_main and resolved.config.push_to_hub:
         for line in lifecycle.publish(start):
-            console.print(line, markup=False)
+            console.print(line)
     return DONE
 
 

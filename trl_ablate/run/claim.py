@@ -15,6 +15,7 @@ from typing import BinaryIO, Literal
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import MARK, RunDirectory
+from trl_ablate.run.files import is_named
 from trl_ablate.run.folders import put_back
 
 Mode = Literal["new", "resume", "overwrite"]
@@ -81,17 +82,10 @@ def _lock(folder: Path) -> BinaryIO:
             f"run {folder} is in use by another process; wait for it or stop it (the processes of "
             "a launcher that was killed may still run), or give another --output_dir"
         ) from error
-    if _is_current(mark, folder / MARK):
+    if is_named(mark.fileno(), folder / MARK):
         return mark
     mark.close()  # the process that held the lock has removed the file
     return _lock(folder)
-
-
-def _is_current(mark: BinaryIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(mark.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _described(run: RunDirectory, left: list[Path]) -> str:

@@ -14,6 +14,14 @@ SURROGATES = "backslashreplace"
 """Half a surrogate pair, which UTF-8 lacks, becomes `\\udc80`; JSON reads it back as it was."""
 
 
+def is_named(descriptor: int, path: Path) -> bool:
+    """Whether an open file, such as a locked one, still exists under this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def read_json(path: Path) -> Any:
     """The value of a JSON file; damage is an error that names the file."""
     try:

@@ -22,8 +22,13 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "host": platform.node(),
         "cpus": os.cpu_count(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "started": utc_now(),
     }
+
+
+def utc_now() -> str:
+    """The time as records write it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def git_state(folder: Path) -> dict[str, str] | None:

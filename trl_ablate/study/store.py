@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
-from trl_ablate.run.files import read_object
+from trl_ablate.run.files import is_named, read_object
 from trl_ablate.study.plan import identity
 
 Status = Literal["to do", "running", "interrupted", "finished", "stopped", "failed"]
@@ -60,18 +60,11 @@ class RunLock:
         except BlockingIOError:
             os.close(descriptor)
             return False
-        if not self._still_there(descriptor):
+        if not is_named(descriptor, self._path):  # cleaning up has removed it
             os.close(descriptor)
             return self.acquire()
         self._descriptor = descriptor
         return True
-
-    def _still_there(self, descriptor: int) -> bool:
-        """Whether the locked file still exists under this name; cleaning up removes it."""
-        try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
-        except FileNotFoundError:
-            return False
 
     def remove(self) -> None:
         """Remove the file and release the lock. Call it only while holding the lock."""

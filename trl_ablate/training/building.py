@@ -48,9 +48,9 @@ def build_trainer(
     tokenizer = look()
     train_dataset = task_dataset(resolved.task, "train", tokenizer)
     check_enough(train_dataset, resolved.config)
-    context = context_of(model, resolved)
-    check_all_fit(train_dataset, tokenizer, context, "train questions")
     with explained_by(look):
+        context = context_of(model, resolved)
+        check_all_fit(train_dataset, tokenizer, context, "train questions")
         sets = evaluation_sets(resolved.task, tokenizer)
         check_all_fit(sets, tokenizer, context, "eval questions")
         return put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)

@@ -7,9 +7,8 @@ until the new one has a trainer.
 
 import copy
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from trl_ablate.run.directory import PREEMPTED, Outcome, RunDirectory
 from trl_ablate.run.failures import check_reached_the_end, is_divergence
 from trl_ablate.run.identity import changed_settings, check_same_run
 from trl_ablate.run.masking import Masker, known_secrets
-from trl_ablate.run.provenance import provenance
+from trl_ablate.run.provenance import provenance, utc_now
 from trl_ablate.run.termination import Termination
 from trl_ablate.run.untrusted import on_one_line
 from trl_ablate.trainer.ablation import AblationTrainer
@@ -91,15 +90,13 @@ def run(start: Start) -> Outcome:
     return outcome
 
 
-@contextmanager
-def claim(start: Start) -> Iterator[None]:
-    """Check everything that does not need the folder, then lock the folder."""
+def claim(start: Start) -> AbstractContextManager[None]:
+    """Check everything that does not need the folder; the lock on the folder."""
     config = start.resolved.config
     check_device(start.resolved)
     if config.push_to_hub:
         check_token(config.hub_token)
-    with claimed(start.directory, start.mode):
-        yield
+    return claimed(start.directory, start.mode)
 
 
 def restore(start: Start, settings: dict[str, Any]) -> tuple[Path | None, dict[str, list[Any]]]:
@@ -121,9 +118,7 @@ def restore(start: Start, settings: dict[str, Any]) -> tuple[Path | None, dict[s
         check_something_to_resume(directory)
     else:
         check_record(directory, checkpoint, config.best_metric)
-    start.console.print(
-        f"resuming from {checkpoint or 'the start: no checkpoint was saved'}", markup=False
-    )
+    start.console.print(f"resuming from {checkpoint or 'the start: no checkpoint was saved'}")
     rewind(directory, checkpoint)
     return checkpoint, changed
 
@@ -159,10 +154,10 @@ def describe(
     if not changed:
         return
     described = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
-    start.console.print(f"resuming with changed settings: {described}", markup=False)
+    start.console.print(f"resuming with changed settings: {described}")
     history = directory.read().get("changed_settings", [])
     entry = {
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "at": utc_now(),
         "step": step_of(checkpoint) if checkpoint else 0,
         "settings": changed,
     }

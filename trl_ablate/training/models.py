@@ -110,11 +110,7 @@ def check_finite(model: torch.nn.Module, name: str) -> None:
 def check_model(model: str, resolved: Resolved) -> PreTrainedConfig:
     """Its config can be read and, if it is a folder, its weights are there, as safetensors, as
     long as they say, and all that the architecture has."""
-    config = AutoConfig.from_pretrained(
-        model,
-        revision=resolved.model.model_revision,
-        trust_remote_code=resolved.config.trust_remote_code,
-    )
+    config = _config_of(model, resolved)
     if Path(model).is_dir():
         _check_weights(Path(model))
         _check_tensors(Path(model), config, resolved)
@@ -128,12 +124,15 @@ def context_of(model: str, resolved: Resolved) -> int | None:
     """
     if is_adapter(model):
         return None
-    config = AutoConfig.from_pretrained(
+    return _config_of(model, resolved).get_text_config().to_dict().get("max_position_embeddings")
+
+
+def _config_of(model: str, resolved: Resolved) -> PreTrainedConfig:
+    return AutoConfig.from_pretrained(
         model,
         revision=resolved.model.model_revision,
         trust_remote_code=resolved.config.trust_remote_code,
     )
-    return config.get_text_config().to_dict().get("max_position_embeddings")
 
 
 def is_adapter(model: str) -> bool:

@@ -1,6 +1,5 @@
 """A run's folder: locked by one process, and no refused start loses what was in it."""
 
-import hashlib
 import os
 import signal
 import subprocess
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.contents import contents
 from trl_ablate import ConfigurationError
 from trl_ablate.run import claim
 from trl_ablate.run.claim import claimed, give_up_former
@@ -32,15 +32,6 @@ def old(tmp_path) -> RunDirectory:
     (run.path / "thesis.tex").write_text("precious")
     (run.path / "checkpoint-2.bak").write_text("mine")
     return run
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder, with a hash of its bytes."""
-    return {
-        file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in folder.rglob("*")
-        if file.is_file()
-    }
 
 
 FOREIGN = {
