@@ -25,6 +25,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from tests.support.scheduling import WholeFilesOfCommands
+
+    return WholeFilesOfCommands(config, log)
+
+
 def pytest_collection_finish():
     """Spare hundreds of small trainings a third of their time.
 

@@ -31,7 +31,6 @@ from trl_ablate.trainer import engine as engine_module  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("vllm"),
     pytest.mark.skipif(not current_platform.is_cpu(), reason="vLLM's platform here is no CPU"),
 ]
 

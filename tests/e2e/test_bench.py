@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bench")]
+pytestmark = pytest.mark.slow
 
 
 def bench(tmp_path, *words):

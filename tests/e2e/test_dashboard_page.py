@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.support.browser import CHROMIUM, Browser
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dashboard")]
+pytestmark = pytest.mark.slow
 
 ALARMED = ["--guard_length_factor", "1.0001", "--guard_window", "2", "--guard_patience", "1"]
 """Any change of the responses' length is an alert."""

@@ -23,7 +23,6 @@ if find_spec("vllm") is None:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("vllm"),
     pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc"),
 ]
 

@@ -23,7 +23,7 @@ from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.grading.reading import read
 from trl_ablate.rewards.scoring import score_batch
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("gold answers")]
+pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"

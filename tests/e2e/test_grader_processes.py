@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -163,8 +164,17 @@ if "wait" in sys.argv:
 """
 
 
-@pytest.mark.parametrize("busy", [False, True])
-@pytest.mark.parametrize("end", ["exit", "raise", "SIGTERM", "SIGKILL", "SIGINT"])
+ENDS = ("exit", "raise", "SIGTERM", "SIGKILL", "SIGINT")
+QUICK = {("exit", False), ("raise", True), ("SIGTERM", True), ("SIGKILL", False), ("SIGINT", True)}
+
+
+@pytest.mark.parametrize(
+    ("end", "busy"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(ENDS, (False, True))
+    ],
+)
 def test_nothing_is_left_behind(tmp_path, end, busy):
     script = tmp_path / "user_script.py"
     script.write_text(SCRIPT)

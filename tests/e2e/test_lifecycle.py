@@ -1,12 +1,14 @@
 """A start changes nothing of the run in its folder until all checks have passed."""
 
 import shutil
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.contents import contents
-from tests.support.warm import SMALL, Ended, model_and_data, warm
+from tests.support.warm import SMALL, Ended, Running, model_and_data, warm
 from trl_ablate.run.directory import RunDirectory
 
 WORDS = [*SMALL, "--grpo_steps", "2", "--eval_steps", "1", "--save_steps", "1"]
@@ -21,10 +23,14 @@ def world(tmp_path_factory) -> Path:
     return folder
 
 
-def start(world: Path, output: Path, *words: str, sabotage=None) -> Ended:
+def begin(world: Path, output: Path, *words: str, sabotage=None) -> Running:
     places = ["--model_name_or_path", str(world / "model"), "--dataset", str(world / "data")]
     training = [*WORDS, *places, "--output_dir", output, *words]
-    return warm("train", *training, sabotage=sabotage).wait()
+    return warm("train", *training, sabotage=sabotage)
+
+
+def start(world: Path, output: Path, *words: str, sabotage=None) -> Ended:
+    return begin(world, output, *words, sabotage=sabotage).wait()
 
 
 @pytest.fixture
@@ -79,27 +85,30 @@ def test_a_resume_keeps_the_history_of_changed_settings(world, finished):
     assert max(row["step"] for row in finished.metrics()) == 3
 
 
-def start_another(world: Path, output: Path) -> None:
-    """Before its trainer is built, another process tries to train in the same folder."""
+def wait_before_building(waiting: Path, go: Path) -> None:
+    """The process writes a file before it builds its trainer, and goes on once the other exists."""
     from trl_ablate.training import lifecycle
 
     build = lifecycle.build_trainer
 
-    def build_after_the_other(*args):
-        lifecycle.build_trainer = build
-        ended = start(world, output, "--learning_rate", "0.5")
-        assert (ended.code, "in use by another process" in ended.stderr) == (2, True)
+    def build_later(*args):
+        waiting.touch()
+        while not go.exists():
+            time.sleep(0.02)
         return build(*args)
 
-    lifecycle.build_trainer = build_after_the_other
+    lifecycle.build_trainer = build_later
 
 
 def test_the_second_start_in_an_empty_folder_writes_nothing(world, tmp_path):
-    from functools import partial
-
-    output = tmp_path / "run"
-    sabotage = partial(start_another, world, output)
-    assert start(world, output, sabotage=sabotage).code == 0
+    output, waiting, go = tmp_path / "run", tmp_path / "waiting", tmp_path / "go"
+    first = begin(world, output, sabotage=partial(wait_before_building, waiting, go))
+    first.wait_for(waiting.exists)
+    second = start(world, output, "--learning_rate", "0.5")
+    go.touch()
+    assert_refused(second, "in use by another process")
+    ended = first.wait()
+    assert ended.code == 0, ended.stderr
     assert RunDirectory(output).settings()["learning_rate"] != 0.5
 
 

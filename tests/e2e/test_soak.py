@@ -21,7 +21,6 @@ from tests.support.warm import SMALL, model_and_data, warm
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("soak"),
     pytest.mark.skipif(sys.platform != "linux", reason="counts a process's open files in /proc"),
 ]
 

@@ -58,7 +58,13 @@ def test_every_run_once_and_then_none(tmp_path, start):
     assert first.values("final") == shared.values("final")
 
 
-@pytest.mark.parametrize("start", [FAKE_IMPORTS, None], ids=["warm", "cold"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(FAKE_IMPORTS, id="warm"),
+        pytest.param(None, id="cold", marks=pytest.mark.slow),
+    ],
+)
 def test_failures_are_retried_recorded_and_do_not_stop_the_others(tmp_path, start):
     arms = {
         "well": {"top": 0.8},
@@ -98,7 +104,9 @@ def test_a_run_of_another_runner_is_waited_for(tmp_path):
     assert set(starts(store.path).values()) == {1} and not (tmp_path / "twice").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, number):
     arms = {"a": {"top": 0.8, "pause": 0.05}, "b": {"top": 0.5, "pause": 0.05}}
     store = RunStore(tmp_path)

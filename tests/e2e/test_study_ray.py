@@ -15,10 +15,7 @@ from trl_ablate.study.runner import Runner
 from trl_ablate.study.store import RunStore
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'trl-ablate[ray]'")
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc"),
-    pytest.mark.xdist_group("ray"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
 
 ARMS = {"a": {"top": 0.8, "pause": 0.1}, "b": {"top": 0.5, "pause": 0.1, "collapse": 8}}
 
@@ -106,6 +103,7 @@ def test_twenty_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, undist
     assert not children(scratch) and not list(store.path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_runs_and_the_study_goes_on_later(tmp_path, nodes, scratch, undisturbed):
     store = RunStore(tmp_path / "runs")
     runner = drive(store, ARMS, "--ray_address", nodes.address)

@@ -10,8 +10,6 @@ from tests.conftest import REPOSITORY
 from tests.support import two_processes
 from tests.support.warm import fork
 
-pytestmark = pytest.mark.xdist_group("two processes")
-
 TOLERANCE = 2e-6
 """Weights of order 0.1 after one SGD step of rate 1: sums of 16 rows in two orders, fp32."""
 

@@ -21,11 +21,11 @@ from trl.generation.vllm_client import VLLMClient
 
 from tests.conftest import REPOSITORY
 from trl_ablate import AblationConfig, miniature
-from trl_ablate.run.failures import in_words
+from trl_ablate.run.failures import message_of
 from trl_ablate.trainer.generation import StopStrings, backend_generation_kwargs
 from trl_ablate.trainer.seeding import own_randomness
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.slow
 
 STOP, MIN_TOKENS = ["1", "2"], 4
 
@@ -143,4 +143,4 @@ def test_a_killed_engine_is_told(server, client):
         engine.kill()
     with pytest.raises(Exception) as raised:
         client.generate(prompts=[[5, 6, 7]], n=1, max_tokens=4)
-    assert "the vLLM server does not answer" in str(in_words(raised.value))
+    assert "the vLLM server does not answer" in str(message_of(raised.value))

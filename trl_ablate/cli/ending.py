@@ -21,12 +21,13 @@ import errno
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable
 
 from trl_ablate.cli.terminal import outlive_the_reader
 from trl_ablate.errors import ConfigurationError, PublishError
 from trl_ablate.recipe.strict import brief
-from trl_ablate.run.failures import in_words, is_disk_full
+from trl_ablate.run.failures import is_disk_full, message_of
 from trl_ablate.run.termination import Terminated
 from trl_ablate.run.untrusted import for_terminal
 
@@ -35,6 +36,9 @@ DONE, FAILED, REFUSED, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
 
 NOISY_LIBRARIES = ("bitsandbytes",)
 """They print warnings when they are imported, such as one about a kernel that no recipe uses."""
+
+NOISY_WARNINGS = (".?(is_)?gradient_checkpointing.? is deprecated",)
+"""About what TRL calls and users cannot change."""
 
 
 def exit_code_of(work: Callable[[], int], *, stopped: str, resumable: bool = False) -> int:
@@ -47,6 +51,8 @@ def exit_code_of(work: Callable[[], int], *, stopped: str, resumable: bool = Fal
     """
     for library in NOISY_LIBRARIES:
         logging.getLogger(library).setLevel(logging.ERROR)
+    for message in NOISY_WARNINGS:
+        warnings.filterwarnings("ignore", message, FutureWarning)
     with outlive_the_reader():
         try:
             code = work()
@@ -77,7 +83,7 @@ def _ended(sentence: str, code: int) -> int:
 
 
 def _known(error: Exception, resumable: bool) -> tuple[str | None, int]:
-    if resumable and (sentence := in_words(error)):
+    if resumable and (sentence := message_of(error)):
         return sentence, FAILED
     if isinstance(error, OSError) and error.filename is not None:
         can_be_changed = error.errno in (errno.ENOENT, *_OF_PATHS) and not is_disk_full(error)
@@ -86,7 +92,7 @@ def _known(error: Exception, resumable: bool) -> tuple[str | None, int]:
         return about_text(error), REFUSED
     if is_disk_full(error):
         return "the disk is full; free some space, then run the same command again", FAILED
-    return in_words(error), FAILED
+    return message_of(error), FAILED
 
 
 _OF_PATHS = {

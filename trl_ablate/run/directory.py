@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.failures import DIVERGED, in_words
+from trl_ablate.run.failures import DIVERGED, message_of
 from trl_ablate.run.files import (
     append_jsonl,
     read_jsonl,
@@ -234,5 +234,5 @@ def _with_steps(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _reason(error: BaseException) -> str:
-    known = None if isinstance(error, ConfigurationError) else in_words(error)
+    known = None if isinstance(error, ConfigurationError) else message_of(error)
     return known or f"{type(error).__name__}: {error}"

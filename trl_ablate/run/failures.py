@@ -66,7 +66,7 @@ def check_reached_the_end(reached: int, wanted: int) -> None:
         raise EndedEarly(ENDED_EARLY.format(reached=reached, wanted=wanted))
 
 
-def in_words(error: BaseException) -> str | None:
+def message_of(error: BaseException) -> str | None:
     """The message for a known failure, with what to do; None for an unknown error."""
     if isinstance(error, ConfigurationError | RewardError | EndedEarly):
         return str(error)

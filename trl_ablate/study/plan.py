@@ -143,7 +143,7 @@ def silent_differences(plan: Plan) -> list[str]:
         for key, why in arm.silent.items():
             arms.setdefault((key, why), []).append(arm.name)
     return [
-        f"The declared {key} of {', '.join(names)} can change nothing here: {why}"
+        f"The declared {key} of {', '.join(names)} has no effect here: {why}"
         for (key, why), names in arms.items()
     ]
 

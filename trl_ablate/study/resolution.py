@@ -21,6 +21,9 @@ from trl_ablate.study.plan import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, r
 NO_SETTINGS = ("changes", "inert")
 """Parts of a resolved recipe that describe its settings but contain none."""
 
+PLACES = WHO_AND_WHERE - {"seed"}
+"""What a recipe may set and no study compares, such as `report_to`."""
+
 
 def resolve_plan(study: Study) -> Plan:
     """Resolve the arms; raises `ConfigurationError` if an arm differs in an undeclared setting."""
@@ -87,7 +90,7 @@ def _settings(resolved: Resolved) -> dict[str, Any]:
     for name, group in whole.items():
         if isinstance(group, dict) and name not in NO_SETTINGS:
             found |= group
-    return {key: value for key, value in found.items() if key not in WHO_AND_WHERE - {"seed"}}
+    return {key: value for key, value in found.items() if key not in PLACES}
 
 
 def _as_json(resolved: Resolved) -> dict[str, Any]:
@@ -105,7 +108,7 @@ def _check_not_silenced(arm: Arm, resolved: Resolved, study: Study) -> None:
 
 
 def _declared(arm: Arm, resolved: Resolved) -> set[str]:
-    return {*resolved.changes, *arm.overrides}
+    return {*resolved.changes, *arm.overrides} - PLACES
 
 
 def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> PlannedArm:

@@ -94,7 +94,7 @@ def restore(trainer: "AblationTrainer", checkpoint: Path) -> None:
             *(file, carried["layout"], _layout(trainer)),
         )
         return
-    _take_up(trainer, carried)
+    _restore_state(trainer, carried)
 
 
 @cache
@@ -151,14 +151,14 @@ def _carried(trainer: "AblationTrainer") -> dict[str, Any]:
     return carried
 
 
-def _take_up(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
+def _restore_state(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
     carried: Any = send_to_device(written, trainer.accelerator.device)
     vars(trainer).update(carried["values"])
     trainer._metrics["train"].clear()  # not replaced, as `StepPhases` uses the same dict
     for name, values in carried["metrics"].items():
         trainer._metrics["train"][name].extend(values)
-    trainer.ratio_sums.take_up(written["ratio_sums"])  # on the CPU, as not every device has float64
-    trainer.mismatch.take_up(carried["mismatch"])
+    trainer.ratio_sums.restore(written["ratio_sums"])  # on the CPU, as not every device has float64
+    trainer.mismatch.restore(carried["mismatch"])
     if "rollout" in carried:
         trainer._buffered_inputs = carried["rollout"]
         _log_completions(trainer, carried["completions"])

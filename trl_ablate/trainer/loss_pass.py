@@ -199,7 +199,7 @@ class RatioSums:
         """The state to save in a checkpoint."""
         return dict(self._sums)
 
-    def take_up(self, carried: dict[str, torch.Tensor]) -> None:
+    def restore(self, carried: dict[str, torch.Tensor]) -> None:
         self._sums = dict(carried)
 
 

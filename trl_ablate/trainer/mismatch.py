@@ -56,7 +56,7 @@ class MismatchCorrection:
         """The state to save in a checkpoint between two optimizer steps."""
         return {"rows": self._rows, "gaps": self._gaps}
 
-    def take_up(self, carried: dict[str, list[torch.Tensor]]) -> None:
+    def restore(self, carried: dict[str, list[torch.Tensor]]) -> None:
         self._rows, self._gaps = carried["rows"], carried["gaps"]
 
     def correct(self, loss_pass: LossPass) -> None:

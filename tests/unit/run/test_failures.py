@@ -11,7 +11,7 @@ from trl_ablate.errors import RewardError
 from trl_ablate.rewards.functions import _named
 from trl_ablate.run.claim import RESERVE, claimed
 from trl_ablate.run.directory import MARK, RunDirectory
-from trl_ablate.run.failures import EndedEarly, check_reached_the_end, in_words
+from trl_ablate.run.failures import EndedEarly, check_reached_the_end, message_of
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
 
@@ -55,8 +55,8 @@ class EngineDeadError(Exception):
     ],
 )
 def test_known_trouble_is_one_sentence(error, said):
-    assert said in str(in_words(error))
-    assert "\n" not in str(in_words(error))
+    assert said in str(message_of(error))
+    assert "\n" not in str(message_of(error))
 
 
 def test_a_full_disk_is_found_behind_the_error_it_caused():
@@ -66,12 +66,12 @@ def test_a_full_disk_is_found_behind_the_error_it_caused():
         except OSError as error:
             raise RuntimeError("unexpected pos 64 vs 0") from error
     except RuntimeError as error:
-        assert "the disk is full" in str(in_words(error))
+        assert "the disk is full" in str(message_of(error))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the engine died"), OSError(5, "I/O"), KeyError(1)])
 def test_an_error_that_nobody_foresaw_is_left_alone(error):
-    assert in_words(error) is None
+    assert message_of(error) is None
 
 
 def test_a_reward_that_raises_says_which_and_where():

@@ -98,6 +98,13 @@ def test_a_profile_of_its_own_is_an_undeclared_difference(write):
         resolve_plan(load_study(study))
 
 
+def test_where_a_recipe_reports_to_is_nothing_that_a_study_compares(write):
+    text = "extends: grpo.yaml\nreport_to: none\noutput_dir: elsewhere\n"
+    study = write(SMALL + "arms: [a.yaml, b.yaml]\n", a=text, b=text + "scale_rewards: none\n")
+    plan = resolve_plan(load_study(study))
+    assert [arm.declared for arm in plan.arms] == [{}, {"scale_rewards": "none"}]
+
+
 def test_an_override_must_not_replace_what_an_arm_ablates(write):
     study = write(SMALL + "arms: [grpo.yaml, lr_1e-5.yaml]\noverrides: {learning_rate: 1e-5}\n")
     with pytest.raises(ConfigurationError, match="'learning_rate' replaces what arm 'lr_1e-5'"):
