@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from tests.support.rows import without_times
 from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.trainer.carried import counts_the_steps_of_this_call
 
 FIRST = int(os.environ.get("TRL_ABLATE_FIRST", "0"))
 CONFIGS = range(FIRST, FIRST + int(os.environ.get("TRL_ABLATE_CONFIGS", "6")))
@@ -170,7 +171,18 @@ def questions(count: int) -> Dataset:
 
 def rows(trainer: AblationTrainer) -> list[str]:
     """The logged rows without times, as text, so that NaN equals NaN."""
-    return [json.dumps(without_times(row), sort_keys=True) for row in trainer.state.log_history]
+    logged = [without_times(row) for row in trainer.state.log_history]
+    if counts_the_steps_of_this_call(trainer):
+        assert logged.pop().keys() >= {"train_loss"}  # `check` looks at it
+    return [json.dumps(row, sort_keys=True) for row in logged]
+
+
+def mean_loss_since(trainer: AblationTrainer, step: int) -> float:
+    """Of the logged rows behind a step, which are means over `logging_steps` steps."""
+    losses = [
+        row["loss"] for row in trainer.state.log_history if row["step"] > step and "loss" in row
+    ]
+    return sum(losses) / len(losses)
 
 
 @pytest.fixture
@@ -183,6 +195,9 @@ def check(train, tmp_path):
         resumed = train(case, "run", resume=tmp_path / "run" / f"checkpoint-{case.stop}")
         assert resumed.state.global_step == whole.state.global_step == whole.state.max_steps
         assert rows(resumed) == rows(whole)
+        if counts_the_steps_of_this_call(resumed) and resumed.args.logging_steps == 1:
+            mean = resumed.state.log_history[-1]["train_loss"]
+            assert mean == pytest.approx(mean_loss_since(whole, case.stop), rel=1e-4, abs=1e-9)
         assert repr(resumed.latest_rollouts()) == repr(whole.latest_rollouts())
         weights = dict(whole.model.named_parameters())
         assert all(value.equal(weights[name]) for name, value in resumed.model.named_parameters())

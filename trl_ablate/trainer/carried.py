@@ -154,6 +154,8 @@ def _carried(trainer: "AblationTrainer") -> dict[str, Any]:
 def _restore_state(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
     carried: Any = send_to_device(written, trainer.accelerator.device)
     vars(trainer).update(carried["values"])
+    if counts_the_steps_of_this_call(trainer):
+        trainer._total_loss_scalar = -trainer._tr_loss.item()  # added at the next logged step
     trainer._metrics["train"].clear()  # not replaced, as `StepPhases` uses the same dict
     for name, values in carried["metrics"].items():
         trainer._metrics["train"][name].extend(values)
@@ -162,6 +164,12 @@ def _restore_state(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
     if "rollout" in carried:
         trainer._buffered_inputs = carried["rollout"]
         _log_completions(trainer, carried["completions"])
+
+
+def counts_the_steps_of_this_call(trainer: "AblationTrainer") -> bool:
+    """Whether the summary's `train_loss` is the mean of this call of `train`, without the steps
+    before the checkpoint, as in transformers 5.23; in 5.17 it is that of all."""
+    return "_initial_global_step" in vars(trainer)
 
 
 def _completions(trainer: "AblationTrainer") -> dict[str, Any]:

@@ -37,8 +37,11 @@ class RunRecorder(TrainerCallback):
     def __init__(self, run: RunDirectory, grpo_steps_per_optimizer_step: Fraction):
         self._run = run
         self._per_step = grpo_steps_per_optimizer_step
-        self._started = time.monotonic() - run.seconds_so_far()
+        self._started = time.monotonic()
         self._begun = False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._started -= self._run.seconds_so_far()  # before a resume
 
     def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
         if state.is_world_process_zero and "train_runtime" not in logs:  # run.json has the total

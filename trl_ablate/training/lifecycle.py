@@ -1,8 +1,7 @@
-"""One run in five steps: claim its folder, restore its state, describe it, train, close.
+"""One run in five steps: claim its folder, check what to resume, prepare, record, train.
 
-Nothing is written before the folder is locked. An earlier run is changed only after every check has
-passed: `restore` checks first and changes after that, and a run that is to be overwritten is kept
-until the new one has a trainer.
+Nothing is written before the folder is locked, and no earlier run is changed before the new start
+has a trainer: a resume writes nothing before, and a run to be overwritten is kept until then.
 """
 
 import copy
@@ -73,6 +72,16 @@ class Start:
         return self.resolved.config.process_index == 0
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A trainer that can start, and what may end it before its last step."""
+
+    trainer: AblationTrainer
+    best: BestCheckpoint
+    guard: GuardWatch
+    preemption: Preemption
+
+
 def run(start: Start) -> Outcome:
     """Do a run, from the lock on its folder to its last checkpoint; how it ended."""
     with ExitStack() as held:
@@ -80,12 +89,18 @@ def run(start: Start) -> Outcome:
             held.enter_context(claim(start))
         masker = masker_of(start)
         settings = masker.value(start.resolved.to_dict())
-        checkpoint, changed = restore(start, settings["settings"])
+        checkpoint, changed = to_resume(start, settings["settings"])
         resolved = for_training(start, checkpoint)
-        if start.is_main:
-            describe(start, settings, changed, checkpoint)
-        outcome = held.enter_context(close(start, resolved, masker))
-        train(start, resolved, checkpoint, outcome)
+        prepared, recorded = prepare(start, resolved), record(start, resolved, masker)
+        if start.mode == "resume":
+            ready = held.enter_context(prepared)
+            continue_record(start, settings, changed, checkpoint)
+            outcome = held.enter_context(recorded)
+        else:
+            begin_record(start, settings)
+            outcome = held.enter_context(recorded)
+            ready = held.enter_context(prepared)
+        train(start, ready, checkpoint, outcome)
     start.termination.noted_only = False
     return outcome
 
@@ -99,10 +114,10 @@ def claim(start: Start) -> AbstractContextManager[None]:
     return claimed(start.directory, start.mode)
 
 
-def restore(start: Start, settings: dict[str, Any]) -> tuple[Path | None, dict[str, list[Any]]]:
+def to_resume(start: Start, settings: dict[str, Any]) -> tuple[Path | None, dict[str, list[Any]]]:
     """The checkpoint to resume from, and the settings that have changed since the run was started.
 
-    Everything is checked before the records after the checkpoint are deleted.
+    Refuses what would make another run; nothing is changed.
     """
     if start.mode != "resume":
         return None, {}
@@ -119,7 +134,6 @@ def restore(start: Start, settings: dict[str, Any]) -> tuple[Path | None, dict[s
     else:
         check_record(directory, checkpoint, config.best_metric)
     start.console.print(f"resuming from {checkpoint or 'the start: no checkpoint was saved'}")
-    rewind(directory, checkpoint)
     return checkpoint, changed
 
 
@@ -142,14 +156,23 @@ def name_of(start: Start) -> str:
     return before or new_run_name(wanted or directory.path.name)
 
 
-def describe(
+def begin_record(start: Start, settings: dict[str, Any]) -> None:
+    """Write the resolved settings of a new run."""
+    if start.is_main:
+        start.directory.write_config(settings)
+
+
+def continue_record(
     start: Start,
     settings: dict[str, Any],
     changed: dict[str, list[Any]],
     checkpoint: Path | None,
 ) -> None:
-    """Write the resolved settings, and which of them a resume has changed."""
+    """Delete what was recorded after the checkpoint, and write which settings have changed."""
+    if not start.is_main:
+        return
     directory = start.directory
+    rewind(directory, checkpoint)
     directory.write_config(settings)
     if not changed:
         return
@@ -170,7 +193,7 @@ def masker_of(start: Start) -> Masker:
 
 
 @contextmanager
-def close(start: Start, resolved: Resolved, masker: Masker) -> Iterator[Outcome]:
+def record(start: Start, resolved: Resolved, masker: Masker) -> Iterator[Outcome]:
     """Keep `run.json` up to date until the run ends, however it ends."""
     if not start.is_main:
         yield Outcome()
@@ -204,8 +227,9 @@ def accelerators(config) -> dict[str, Any]:
     return {"gpus": config.world_size, "gpu": torch.cuda.get_device_name(config.device)}
 
 
-def train(start: Start, resolved: Resolved, checkpoint: Path | None, outcome: Outcome) -> None:
-    """Train to the end, or until the guard, SIGTERM or NaN weights end it."""
+@contextmanager
+def prepare(start: Start, resolved: Resolved) -> Iterator[Prepared]:
+    """Load everything that the training needs."""
     directory, config = start.directory, resolved.config
     disable_progress_bar()  # `LiveLine` is shown instead
     live = LiveLine(start.console)
@@ -220,24 +244,30 @@ def train(start: Start, resolved: Resolved, checkpoint: Path | None, outcome: Ou
         for watcher in (rollouts, best):
             watcher.attach(trainer)
         trainer.add_callback(preemption)
-        if start.is_main:
-            give_up_former(directory)
-        try:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except RuntimeError as error:
-            if not is_divergence(error):
-                raise
-            outcome.diverged(grpo_steps_of(trainer))
-            return
-        if alert := guard.stopped_by:
-            diverged = {"diverged_at": grpo_steps_of(trainer)} if alert.rule == NONFINITE else {}
-            outcome.stopped(f"guard: {alert.sentence}", **alert.numbers(), **diverged)
-        if preemption.ended_run:
-            outcome.stopped(PREEMPTED)
-        if outcome.status == "finished":
-            check_reached_the_end(trainer.state.global_step, trainer.state.max_steps)
-        save_whole(trainer, directory.checkpoint_last)
-        best.check()
+        yield Prepared(trainer, best, guard, preemption)
+
+
+def train(start: Start, ready: Prepared, checkpoint: Path | None, outcome: Outcome) -> None:
+    """Train to the end, or until the guard, SIGTERM or NaN weights end it."""
+    trainer = ready.trainer
+    if start.is_main:
+        give_up_former(start.directory)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except RuntimeError as error:
+        if not is_divergence(error):
+            raise
+        outcome.diverged(grpo_steps_of(trainer))
+        return
+    if alert := ready.guard.stopped_by:
+        diverged = {"diverged_at": grpo_steps_of(trainer)} if alert.rule == NONFINITE else {}
+        outcome.stopped(f"guard: {alert.sentence}", **alert.numbers(), **diverged)
+    if ready.preemption.ended_run:
+        outcome.stopped(PREEMPTED)
+    if outcome.status == "finished":
+        check_reached_the_end(trainer.state.global_step, trainer.state.max_steps)
+    save_whole(trainer, start.directory.checkpoint_last)
+    ready.best.check()
 
 
 def grpo_steps_of(trainer: AblationTrainer) -> float:
