@@ -22,9 +22,10 @@ from trl_ablate.contradictions import (
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.settings import check_ranges, choices, setting
+from trl_ablate.switches import GroupSwitches
 
-Baseline = Literal["group_mean", "none", "leave_one_out", "batch_mean"]
-Scale = Literal["group", "batch", "none"]
+Baseline = Literal["group_mean", "none", "leave_one_out", "batch_mean", "group_then_batch", "half"]
+Scale = Literal["group", "batch", "none", "group_mean", "advantage_std"]
 Surrogate = Literal["clip", "no_clip", "reinforce"]
 LengthNorm = Literal["mean", "constant", "microbatch", "token"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
@@ -45,13 +46,11 @@ COMPILED_MULTIPLE = 64
 
 
 @dataclass
-class AblationConfig(GRPOConfig):
+class AblationConfig(GroupSwitches, GRPOConfig):
     """`GRPOConfig` with the choices that README lists as switches; `help` explains each field."""
 
     baseline: Baseline = setting("group_mean", "What is subtracted from the reward.")
-    advantage_eps: float = setting(
-        1e-4, "Added to the standard deviation that the advantage is divided by.", least=0
-    )
+    advantage_eps: float = setting(1e-4, "Added to what the advantage is divided by.", least=0)
     surrogate: Surrogate | None = setting(
         None,
         "Policy objective per token: min(rA, clip(r)A), rA, or A log pi. Null: the loss type's "
@@ -125,7 +124,9 @@ class AblationConfig(GRPOConfig):
         "TRL's loss type. Null: the one that length_norm is built on, or else TRL's default, dapo.",
     )
     scale_rewards: Scale = setting(
-        "group", "What the advantage is divided by: the group's or the batch's unbiased std, or 1."
+        "group",
+        "What the advantage is divided by: the unbiased std of the rewards in the group or batch, "
+        "1, the group's mean reward, or the std of the batch's centred advantages.",
     )
     importance_sampling_level: Literal["token", "sequence"] = setting(
         "token", "One importance ratio per token, or one per sequence (GSPO)."
@@ -234,8 +235,9 @@ class AblationConfig(GRPOConfig):
         return not over_the_microbatch
 
     def _check_choices(self):
+        own = GroupSwitches.__annotations__ | AblationConfig.__annotations__
         for switch in fields(self):
-            allowed = choices(AblationConfig.__annotations__.get(switch.name))
+            allowed = choices(own.get(switch.name))
             value = getattr(self, switch.name)
             if allowed and value not in allowed:
                 raise ConfigurationError(

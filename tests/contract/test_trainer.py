@@ -8,9 +8,10 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_ablate.advantages import compute_advantages
+from trl_ablate.advantages import compute_advantages, weighted_reward
+from trl_ablate.config import Baseline, LengthNorm, Scale, Surrogate
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.trainer.ablation import weighted_reward
+from trl_ablate.settings import choices
 from trl_ablate.trainer.rollouts import describe
 from trl_ablate.training.callbacks import BestCheckpoint
 
@@ -19,6 +20,9 @@ AS_DRAWN = {"trim_microbatches": False, "regroup_by_length": False}
 
 VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
 """Makes the random model end its completions at different lengths."""
+
+
+NO_SCALE = {"scale_rewards": "none", "baseline": "none"}
 
 
 def weights(trainer):
@@ -123,7 +127,18 @@ def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
         ({"baseline": "batch_mean"}, {}),
         ({"scale_rewards": "batch"}, {}),
         ({"scale_rewards": "none"}, {}),
+        ({"baseline": "group_then_batch", **VARIED}, VARIED),
+        ({"baseline": "half"}, {}),
+        ({"scale_rewards": "group_mean"}, {}),
+        ({"scale_rewards": "advantage_std"}, {"scale_rewards": "batch"}),
         ({"advantage_eps": 0.5}, {}),
+        ({"positive_weight": 0.5}, {}),
+        ({"negative_weight": 0.0}, {}),
+        ({"advantage_clip": 0.5}, {}),
+        ({"reward_noise": 0.5, "scale_rewards": "none", "baseline": "none"}, NO_SCALE),
+        ({"placebo": "random", **NO_SCALE}, NO_SCALE),
+        ({"placebo": "length", **NO_SCALE, **VARIED}, {**NO_SCALE, **VARIED}),
+        ({"placebo": "constant", **NO_SCALE}, NO_SCALE),
         ({"length_norm": "mean"}, {"length_norm": "token"}),
         ({"length_norm": "constant"}, {"length_norm": "mean"}),
         ({"length_norm": "constant", "length_norm_constant": 3.0}, {"length_norm": "constant"}),
@@ -173,10 +188,10 @@ def test_trimming_and_regrouping_change_no_gradient(make_trainer, settings):
     assert all(row["padding/fraction"] < row["padding/fraction_drawn"] for row in logged)
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-@pytest.mark.parametrize("baseline", ["group_mean", "none", "leave_one_out", "batch_mean"])
-@pytest.mark.parametrize("surrogate", ["clip", "no_clip", "reinforce"])
-@pytest.mark.parametrize("length_norm", ["mean", "constant", "microbatch", "token"])
+@pytest.mark.parametrize("scale", choices(Scale))
+@pytest.mark.parametrize("baseline", choices(Baseline))
+@pytest.mark.parametrize("surrogate", choices(Surrogate))
+@pytest.mark.parametrize("length_norm", choices(LengthNorm))
 def test_the_whole_grid_is_legal(tmp_path, baseline, scale, surrogate, length_norm):
     from trl_ablate import AblationConfig
 
@@ -192,7 +207,7 @@ def test_the_whole_grid_is_legal(tmp_path, baseline, scale, surrogate, length_no
     assert (config.baseline, config.scale_rewards) == (baseline, scale)
 
 
-@pytest.mark.parametrize("baseline", ["none", "leave_one_out", "batch_mean"])
+@pytest.mark.parametrize("baseline", ["none", "leave_one_out", "batch_mean", "half"])
 def test_advantages_reach_the_loss_and_the_log(make_trainer, baseline):
     trainer = make_trainer(
         reward=grades([1.0, 0.0, 0.0, None, 1.0, 1.0, 0.0, 1.0]),

@@ -11,6 +11,7 @@ from copy import copy
 from trl import ModelConfig
 
 from trl_ablate.config import SURROGATE_LOSS_TYPES, AblationConfig
+from trl_ablate.recipe.agreement import reward_names
 from trl_ablate.task import TaskArguments
 
 ADAPTIVE_ENTROPY = ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target")
@@ -25,6 +26,7 @@ def inert_knobs(
     rules = [
         *_objective_rules(config),
         *_advantage_rules(config),
+        *_reward_rules(config, task),
         *_term_rules(config),
         *_generation_rules(config),
         (not model.use_peft, _starting(given, "lora_"), "use_peft is false"),
@@ -98,9 +100,43 @@ def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
             "the rollout batch is one group, so its std is the group's",
         ),
         (
+            one_group
+            and config.scale_rewards == "advantage_std"
+            and config.baseline != "leave_one_out",
+            ("scale_rewards",),
+            "the rollout batch is one group, so the std of its advantages is that of its rewards",
+        ),
+        (
             one_group and config.baseline == "batch_mean",
             ("baseline",),
             "the rollout batch is one group, so its mean is the group's",
+        ),
+    ]
+
+
+def _reward_rules(
+    config: AblationConfig, task: TaskArguments
+) -> list[tuple[bool, Collection[str], str]]:
+    return [
+        (
+            config.group_filter != "resample",
+            ("max_resample_rounds",),
+            f"group_filter is '{config.group_filter}', not 'resample'",
+        ),
+        (
+            config.placebo is not None,
+            ("reward_noise", "outcome_gate"),
+            f"placebo '{config.placebo}' takes the place of all rewards",
+        ),
+        (
+            len(reward_names(task)) == 1,
+            ("outcome_gate",),
+            "there is one reward function, so nothing is left to act within its outcome",
+        ),
+        (
+            config.baseline == "none" and task.eos_penalty == 0,
+            ("negative_weight",),
+            "baseline is 'none' and no reward is negative, so no advantage is",
         ),
     ]
 

@@ -4,7 +4,8 @@ No code of TRL is copied. Each override calls `super()` and changes its input or
 
     _calculate_rewards                     keep the gathered rewards
     __init__                               configure the vLLM engine while TRL builds it
-    _generate_and_score_completions        replace TRL's advantages by ours; one forward pass less
+    _generate_and_score_completions        replace TRL's advantages by ours, drop groups; one
+                                           forward pass less
     _prepare_inputs                        trim and regroup the microbatches of a rollout batch
     _compute_loss                          length norm and surrogate, for the duration of the call
     _get_per_token_logps_and_entropies     no padding through the model; keep the loss's
@@ -31,7 +32,6 @@ import torch
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
 
-from trl_ablate.advantages import compute_advantages, weighted_reward
 from trl_ablate.config import AblationConfig, own_config
 from trl_ablate.trainer import carried
 from trl_ablate.trainer.architectures import has_virtual_tokens, may_move_rows
@@ -50,6 +50,8 @@ from trl_ablate.trainer.generation import (
     evaluation_generation_kwargs,
     sampling_by,
 )
+from trl_ablate.trainer.groups import Scored, check_outcome_gate, scored, with_advantages
+from trl_ablate.trainer.idle_steps import IdleSteps
 from trl_ablate.trainer.loss_pass import (
     LossPass,
     Objective,
@@ -60,6 +62,7 @@ from trl_ablate.trainer.loss_pass import (
 from trl_ablate.trainer.mismatch import MismatchCorrection
 from trl_ablate.trainer.one_shot import apart_from_training, check_sets, evaluate_one_shot
 from trl_ablate.trainer.phases import StepPhases
+from trl_ablate.trainer.resampling import check_dataset, resampled
 from trl_ablate.trainer.rollouts import (
     Described,
     describe,
@@ -97,7 +100,14 @@ class AblationTrainer(GRPOTrainer):
         factories: Any = self.environment_factories
         self.evaluation_environments = {name: [] for name in factories or ()}
         self.described = Described([], [])
+        check_outcome_gate(args, self.reward_func_names)
+        if args.group_filter == "resample":
+            check_dataset(self)
         self._rewards_NF = torch.empty(0)
+        self.generated_tokens = 0
+        total = partial(self.accelerator.reduce, reduction="sum")
+        self.idle_steps = IdleSteps(self._metrics["train"], total)
+        self.callback_handler.add_callback(self.idle_steps)
         self._loss_pass: LossPass | None = None
         self.ratio_sums = RatioSums()
         gather: Any = self.accelerator.gather
@@ -124,38 +134,32 @@ class AblationTrainer(GRPOTrainer):
         return self._rewards_NF
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with self.phases.phase("rollout"), replaced(self, **self._left_to_us()):
+        with self.phases.phase("rollout"):
+            found = self.scored(inputs)
+            if self.model.training and self.args.group_filter == "resample":
+                found = resampled(self, found)
+        return with_advantages(self, found)
+
+    def scored(self, inputs: list[dict[str, Any]], turn: int = 0) -> Scored:
+        """Generate and score in one call of TRL, the first or a later one of a rollout batch."""
+        with replaced(self, **self._left_to_us()):
             output = super()._generate_and_score_completions(inputs)
         if self.mask_truncated_completions and self.stop.strings:
             output = without_truncated(self, output)
-        if self.multi_objective_aggregation == "sum_then_normalize":
-            self._replace_advantages(output, rows=len(inputs))
-        return output
+        return scored(self, output, self._rewards_NF, turn)
 
-    def _left_to_us(self) -> dict[str, bool]:
+    def _left_to_us(self) -> dict[str, Any]:
         """Settings of TRL that are off while it generates and scores, because this package does
-        their work: masking of truncated completions if there are stop strings, and the importance
-        correction if it uses the training's own forward pass."""
+        their work: masking of truncated completions if there are stop strings, the importance
+        correction if it uses the training's own forward pass, and scales that TRL lacks."""
         correct = self.vllm_importance_sampling_correction and not self.mismatch.saves_a_forward
         mask = self.mask_truncated_completions and not self.stop.strings
-        return {"vllm_importance_sampling_correction": correct, "mask_truncated_completions": mask}
-
-    def _replace_advantages(self, output: dict[str, Any], rows: int) -> None:
-        """Replace TRL's advantages in the batch (this process's slice) and in the log (all)."""
-        group: Any = self.num_generations if self.model.training else self.num_generations_eval
-        advantages_N = compute_advantages(
-            weighted_reward(self._rewards_NF, self.reward_weights),
-            group,
-            baseline=self.args.baseline,
-            scale=self.args.scale_rewards,
-            eps=self.args.advantage_eps,
-        )
-        first = self.accelerator.process_index * rows
-        output["advantages"] = advantages_N[first : first + rows]
-        logged = self._logs["advantages"]
-        for _ in range(min(len(logged), len(advantages_N))):
-            logged.pop()
-        logged.extend(advantages_N.tolist())
+        known = self.args.scale_rewards in ("group", "batch", "none")
+        return {
+            "vllm_importance_sampling_correction": correct,
+            "mask_truncated_completions": mask,
+            "scale_rewards": self.args.scale_rewards if known else "group",
+        }
 
     # Microbatches
 
@@ -178,7 +182,7 @@ class AblationTrainer(GRPOTrainer):
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
         loss_pass = LossPass(inputs, shown_to_trl(inputs, self.args), response_mask(inputs))
-        switched = switched_values(self.args, loss_pass.mask_NT)
+        switched = switched_values(self.args, inputs, loss_pass.mask_NT)
         with replaced(self, _loss_pass=loss_pass, **switched):
             loss = super()._compute_loss(model, loss_pass.shown)
             self._record(loss_pass)
@@ -204,6 +208,8 @@ class AblationTrainer(GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         objective = Objective.of(self)
         self.mismatch.record(loss_pass)
+        if mode == "train" and self.args.group_filter != "none":
+            self.idle_steps.add(loss_pass.mask_NT)
         self.ratio_sums.add(mode, loss_pass.ratio_sums(objective))
         if DRAWN in loss_pass.inputs:
             sums = loss_pass.metric_sums(objective)

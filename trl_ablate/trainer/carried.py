@@ -38,6 +38,7 @@ VALUES = (
     "_globalstep_last_logged",
     "entropy_coef",
     "_last_world_entropy",
+    "generated_tokens",
 )
 """Attributes of the trainer whose value is a number or a tensor with one number."""
 
@@ -143,6 +144,7 @@ def _carried(trainer: "AblationTrainer") -> dict[str, Any]:
         },
         "ratio_sums": trainer.ratio_sums.carried(),
         "mismatch": trainer.mismatch.carried(),
+        "skipped_steps": trainer.idle_steps.skipped,
     }
     per_rollout = trainer.args.steps_per_generation * trainer.num_iterations
     if trainer._step % per_rollout:
@@ -159,6 +161,7 @@ def _take_up(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
         trainer._metrics["train"][name].extend(values)
     trainer.ratio_sums.take_up(written["ratio_sums"])  # on the CPU, as not every device has float64
     trainer.mismatch.take_up(carried["mismatch"])
+    trainer.idle_steps.skipped = carried.get("skipped_steps", 0)
     if "rollout" in carried:
         trainer._buffered_inputs = carried["rollout"]
         _log_completions(trainer, carried["completions"])

@@ -27,7 +27,7 @@ from trl_ablate.losses import (
     token_ratio,
 )
 from trl_ablate.metrics import ENTROPY
-from trl_ablate.trainer.batching import Batch
+from trl_ablate.trainer.batching import ROW_WEIGHTS, Batch
 from trl_ablate.trainer.row_metrics import row_sums
 
 if TYPE_CHECKING:
@@ -205,14 +205,21 @@ class RatioSums:
 
 def shown_to_trl(inputs: Batch, config: AblationConfig) -> Batch:
     """A copy of the inputs for one loss. With `reinforce`, it lacks the old log-probabilities, so
-    TRL takes the current ones: their ratio is 1, with gradient ∇log π."""
+    TRL takes the current ones: their ratio is 1, with gradient ∇log π. TRL's policy loss is
+    proportional to the advantages, so they take the factor of each row."""
     hidden = {"old_per_token_logps"} if config.surrogate == "reinforce" else set()
-    return {key: value for key, value in inputs.items() if key not in hidden}
+    shown = {key: value for key, value in inputs.items() if key not in hidden}
+    if ROW_WEIGHTS in inputs:
+        shown["advantages"] = inputs["advantages"] * inputs[ROW_WEIGHTS]
+    return shown
 
 
-def switched_values(config: AblationConfig, mask_NT: torch.Tensor) -> dict[str, Any]:
-    """The attributes of TRL's trainer (divisor, clip range) that the switches set for one loss."""
+def switched_values(config: AblationConfig, inputs: Batch, mask_NT: torch.Tensor) -> dict[str, Any]:
+    """The attributes of TRL's trainer (divisor, clip range, weight of the KL term) that the
+    switches set for one loss."""
     values: dict[str, Any] = {}
+    if ROW_WEIGHTS in inputs and config.beta:
+        values["beta"] = config.beta * inputs[ROW_WEIGHTS][0].item()  # the same in all rows
     if config.length_norm in ("constant", "microbatch"):
         divisor = loss_denominator(
             mask_NT,

@@ -354,9 +354,10 @@ def test_every_setting_has_help():
     import dataclasses
 
     from trl_ablate.config import AblationConfig
+    from trl_ablate.switches import GroupSwitches
     from trl_ablate.task import TaskArguments
 
-    for group in (AblationConfig, TaskArguments):
+    for group in (AblationConfig, GroupSwitches, TaskArguments):
         own = group.__annotations__
         for field in dataclasses.fields(group):
             if field.name in own and field.name != "args":
