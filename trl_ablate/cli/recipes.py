@@ -29,9 +29,14 @@ FAMILIES = {
     "length normalisation": ("length_norm_*",),
     "learning rate": ("lr_*",),
     "reuse of rollouts": ("off_policy_*",),
+    "groups and signs": (
+        "zero_var_*", "two_grpo", "group_size_*", "raft", "nsr", "w_reinforce", "advantage_clip",
+        "outcome_gate", "gdpo",
+    ),
+    "controls": ("placebo_*", "noisy_reward_*"),
     "variants from papers": (
-        "dr_grpo", "rloo", "reinforce_plus_plus", "lite_ppo", "dapo", "gspo", "cispo",
-        "rl_from_scratch",
+        "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_pp_baseline", "lite_ppo", "dapo*",
+        "gspo", "cispo", "rl_from_scratch", "maxrl", "gpg",
     ),
     "prompt and reward": ("question_only", "reasoning", "think"),
     "start": ("sft_*", "smollm2_*", "gemma3_*"),
