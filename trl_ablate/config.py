@@ -26,8 +26,8 @@ from trl_ablate.switches import GroupSwitches
 
 Baseline = Literal["group_mean", "none", "leave_one_out", "batch_mean", "group_then_batch", "half"]
 Scale = Literal["group", "batch", "none", "group_mean", "advantage_std"]
-Surrogate = Literal["clip", "no_clip", "reinforce"]
-LengthNorm = Literal["mean", "constant", "microbatch", "token"]
+Surrogate = Literal["clip", "no_clip", "reinforce", "geometric"]
+LengthNorm = Literal["mean", "constant", "microbatch", "token", "prompt"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
 RIDES_ON: dict[str, LossType] = {
@@ -35,8 +35,12 @@ RIDES_ON: dict[str, LossType] = {
     "constant": "dr_grpo",
     "microbatch": "dr_grpo",
     "token": "dapo",
+    "prompt": "dapo",
 }
 """Length norm -> the loss type of TRL that it is built on."""
+
+PROMPT_LOSS_TYPES = ("dapo", "cispo", "vespo")
+"""TRL's loss types with a mean over tokens, which length_norm 'prompt' can weight by group."""
 
 SURROGATE_LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
 """TRL's loss types with objective `min(rA, clip(r)A)`; only these accept a surrogate."""
@@ -53,14 +57,15 @@ class AblationConfig(GroupSwitches, GRPOConfig):
     advantage_eps: float = setting(1e-4, "Added to what the advantage is divided by.", least=0)
     surrogate: Surrogate | None = setting(
         None,
-        "Policy objective per token: min(rA, clip(r)A), rA, or A log pi. Null: the loss type's "
-        "own.",
+        "Policy objective per token: min(rA, clip(r)A), rA, or A log pi; or per sequence, with the "
+        "geometric mean of the tokens' clipped ratios. Null: the loss type's own.",
     )
     length_norm: LengthNorm | None = setting(
         None,
         "What the summed token loss is divided by: the sequence's own length, a constant, the "
-        "longest completion in the microbatch, or the tokens of the rollout batch, times the share "
-        "of it that an optimizer step takes. Null: the loss type's own.",
+        "longest completion in the microbatch, the tokens of the rollout batch, or (prompt) those "
+        "of the group, times the number of groups; the last two times the share of the rollout "
+        "batch that an optimizer step takes. Null: the loss type's own.",
     )
     length_norm_constant: float | None = setting(
         None, "Divisor of length_norm 'constant'. Null: max_completion_length."
@@ -246,6 +251,8 @@ class AblationConfig(GroupSwitches, GRPOConfig):
 
     def _derive_loss_type(self):
         derived = RIDES_ON[self.length_norm] if self.length_norm else None
+        if self.length_norm == "prompt" and self.loss_type in PROMPT_LOSS_TYPES:
+            derived = self.loss_type
         if derived and self.loss_type not in (None, derived):
             raise ConfigurationError(
                 f"length_norm '{self.length_norm}' is built on loss_type '{derived}', but "

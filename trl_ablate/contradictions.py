@@ -19,7 +19,13 @@ COUNTS = (
 )
 """Settings that have to be positive: batches are divided by them."""
 
-OF_THE_SUM = {"group_filter": "none", "outcome_gate": None, "reward_noise": 0.0, "placebo": None}
+OF_THE_SUM = {
+    "group_filter": "none",
+    "outcome_gate": None,
+    "reward_noise": 0.0,
+    "placebo": None,
+    "kl_in": "loss",
+}
 """Switches that act on the sum of the rewards, and their values that change nothing."""
 
 
@@ -43,6 +49,12 @@ def check_switches(config: "AblationConfig") -> None:
         raise ConfigurationError(
             f"surrogate 'no_clip' does not limit the ratio, but delta {config.delta} does; "
             "remove delta, or use surrogate 'clip'"
+        )
+    if config.surrogate == "geometric" and config.off_policy_mask_threshold is not None:
+        raise ConfigurationError(
+            f"surrogate 'geometric' clips the ratios that off_policy_mask_threshold "
+            f"{config.off_policy_mask_threshold} measures; remove the threshold, or use surrogate "
+            "'clip'"
         )
     if config.positive_weight == 0 and config.negative_weight == 0:
         raise ConfigurationError(

@@ -1,4 +1,5 @@
-"""The switches for groups, signs and control rewards: fields that `AblationConfig` inherits."""
+"""The switches for groups, signs, the KL term and control rewards, which `AblationConfig`
+inherits."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,11 +8,12 @@ from trl_ablate.settings import setting
 
 GroupFilter = Literal["none", "drop", "resample"]
 Placebo = Literal["random", "length", "constant"]
+KLEstimator = Literal["k1", "k2", "k3"]
 
 
 @dataclass
 class GroupSwitches:
-    """Which groups and signs get gradient, and by which reward."""
+    """Which groups and signs get gradient, by which reward, and where the KL goes."""
 
     group_filter: GroupFilter = setting(
         "none",
@@ -48,4 +50,14 @@ class GroupSwitches:
         "Control: take the advantages of training from a reward that does not depend on the "
         "answer: 0 or 1 at random, the completion's length, or a constant. Logged rewards stay the "
         "true ones.",
+    )
+    kl_estimator: KLEstimator = setting(
+        "k3",
+        "Estimate of the KL to the reference at each token: log(pi/ref), half its square, or "
+        "ref/pi - 1 - log(ref/pi).",
+    )
+    kl_in: Literal["loss", "reward"] = setting(
+        "loss",
+        "Where the KL goes, times beta: added to the loss of each token, or its sum over a "
+        "completion's tokens subtracted from the reward.",
     )

@@ -26,7 +26,7 @@ def weights(trainer):
 
 
 def scored_batch(inputs, outcomes):
-    return Scored(inputs, torch.tensor(outcomes), None, torch.zeros(4, dtype=torch.bool), 4, 18)
+    return Scored(inputs, torch.tensor(outcomes), None, torch.zeros(4).bool(), None, 4, 18)
 
 
 @pytest.mark.parametrize("beta", [0.0, BETA])

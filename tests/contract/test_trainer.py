@@ -22,6 +22,7 @@ VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
 """Makes the random model end its completions at different lengths."""
 
 
+WITH_KL = {"beta": 0.5, "num_iterations": 2}
 NO_SCALE = {"scale_rewards": "none", "baseline": "none"}
 
 
@@ -145,6 +146,11 @@ def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
         ({"length_norm": "microbatch", **VARIED}, {"length_norm": "constant", **VARIED}),
         ({"surrogate": "no_clip", "num_iterations": 3}, {"num_iterations": 3}),
         ({"surrogate": "reinforce", "num_iterations": 3}, {"num_iterations": 3}),
+        ({"surrogate": "geometric", "num_iterations": 3}, {"num_iterations": 3}),
+        ({"length_norm": "prompt", **VARIED}, {"length_norm": "token", **VARIED}),
+        ({"kl_estimator": "k1", **WITH_KL}, WITH_KL),
+        ({"kl_estimator": "k2", **WITH_KL}, WITH_KL),
+        ({"kl_in": "reward", **WITH_KL}, WITH_KL),
         ({"optimizer_batch_size": 4, "generation_batch_size": 8}, {}),
         (VARIED, {"max_completion_length": 40}),
         ({**VARIED, "min_tokens": 9}, VARIED),
@@ -168,6 +174,9 @@ def test_ignoring_a_switch_would_show(make_trainer, switch, plain):
         {"loss_type": "cispo"},
         {"length_norm": "mean", "num_iterations": 2, "beta": 0.1},
         {"length_norm": "token", "top_entropy_quantile": 0.5},
+        {"length_norm": "prompt", "kl_estimator": "k2", "num_iterations": 2, "beta": 0.1},
+        {"surrogate": "geometric", "num_iterations": 2, "epsilon": 0.01},
+        {"group_filter": "drop", "length_norm": "mean"},
         {"length_norm": "mean", "entropy_coef": 0.01},
     ],
     ids=lambda settings: ",".join(map(str, settings.values())),

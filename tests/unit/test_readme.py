@@ -38,6 +38,8 @@ RECIPES = {
 DEFAULTS = {
     "importance_sampling_level": "token",
     "group_filter": "none",
+    "kl_estimator": "k3",
+    "kl_in": "loss",
     "multi_objective_aggregation": "sum_then_normalize",
 }
 """What README shows of the base that it leaves at the default."""
@@ -46,6 +48,7 @@ NOT_IN_THE_TABLE = {
     "loss_type": "length_norm chooses it; the others are TRL's objectives, which cispo shows",
     "template": "listed in recipes/README.md",
     "vllm_mode": "where an engine runs",
+    "vllm_importance_sampling_mode": "TRL's; tis, seq_tis, icepop and seq_mask show them",
 }
 """Settings with choices that a recipe declares and README's table leaves out, and why."""
 

@@ -153,12 +153,19 @@ def _term_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str
         (
             config.beta == 0,
             (
+                "kl_estimator",
+                "kl_in",
                 "use_bias_correction_kl",
                 "sync_ref_model",
                 "ref_model_mixup_alpha",
                 "ref_model_sync_steps",
             ),
             "beta is 0: there is no KL term",
+        ),
+        (
+            config.kl_in == "reward",
+            ("use_bias_correction_kl",),
+            "kl_in is 'reward': there is no KL term in the loss",
         ),
         (not config.use_adaptive_entropy, ADAPTIVE_ENTROPY, "use_adaptive_entropy is false"),
         (

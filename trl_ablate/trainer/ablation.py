@@ -7,7 +7,8 @@ No code of TRL is copied. Each override calls `super()` and changes its input or
     _generate_and_score_completions        replace TRL's advantages by ours, drop groups; one
                                            forward pass less
     _prepare_inputs                        trim and regroup the microbatches of a rollout batch
-    _compute_loss                          length norm and surrogate, for the duration of the call
+    _compute_loss                          length norm and surrogate, for the duration of the call;
+                                           add KL terms that TRL lacks
     _get_per_token_logps_and_entropies     no padding through the model; keep the loss's
                                            log-probabilities; correct the engine's
     _generate_single_turn, _generate       stop strings end completions, and count as their end
@@ -52,6 +53,7 @@ from trl_ablate.trainer.generation import (
 )
 from trl_ablate.trainer.groups import Scored, check_outcome_gate, scored, with_advantages
 from trl_ablate.trainer.idle_steps import IdleSteps
+from trl_ablate.trainer.kl import kl_loss
 from trl_ablate.trainer.loss_pass import (
     LossPass,
     Objective,
@@ -185,6 +187,8 @@ class AblationTrainer(GRPOTrainer):
         switched = switched_values(self.args, inputs, loss_pass.mask_NT)
         with replaced(self, _loss_pass=loss_pass, **switched):
             loss = super()._compute_loss(model, loss_pass.shown)
+            kl = kl_loss(self, loss_pass)
+            loss = loss if kl is None else loss + kl
             self._record(loss_pass)
         return loss
 
@@ -199,6 +203,9 @@ class AblationTrainer(GRPOTrainer):
             result = forward(*rows)
         if self._loss_pass is not None:
             self._loss_pass.found(result[0], result[1])
+            if self.args.surrogate == "geometric":
+                low, high = self.args.epsilon, self.args.epsilon_high
+                self._loss_pass.clip_each_token(low, low if high is None else high)
             if self.mismatch.saves_a_forward:
                 self.mismatch.correct(self._loss_pass)
         return result

@@ -19,6 +19,7 @@ from trl_ablate.advantages import (
 )
 from trl_ablate.controls import flipped, placebo_reward
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.losses import prompt_weights
 from trl_ablate.trainer.batching import ROW_WEIGHTS, Batch
 from trl_ablate.trainer.group_metrics import (
     pass_counts,
@@ -26,6 +27,7 @@ from trl_ablate.trainer.group_metrics import (
     weight_by_length,
     weight_by_sign,
 )
+from trl_ablate.trainer.kl import kl_penalty
 from trl_ablate.trainer.rollouts import counted, response_mask, without
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class Scored:
     """The reward that baseline, scale and filter look at."""
     shaping_N: torch.Tensor | None
     passed_N: torch.Tensor
+    penalty_N: torch.Tensor | None
+    """Subtracted from the reward, but not looked at by the filter."""
     generated: int
     generated_tokens: int
 
@@ -81,7 +85,8 @@ def scored(trainer: "AblationTrainer", batch: Batch, rewards_NF: torch.Tensor, t
             outcome_N, shaping_N = split_rewards(
                 noisy(rewards_NF, draws_N, names, args), trainer.reward_weights, names, args
             )
-    return Scored(batch, outcome_N, shaping_N, passed_N, len(rewards_NF), sum(lengths))
+    penalty_N = kl_penalty(trainer, batch)
+    return Scored(batch, outcome_N, shaping_N, passed_N, penalty_N, len(rewards_NF), sum(lengths))
 
 
 def split_rewards(
@@ -124,13 +129,23 @@ def with_advantages(trainer: "AblationTrainer", found: Scored) -> Batch:
     _log(trainer, found, advantages_N, tokens_N, kept_N)
     local = local_rows(trainer, found.batch)
     batch = {**found.batch, "advantages": advantages_N[local]}
-    if kept_P.all():
-        return batch
-    batch = counted(trainer, without(batch, kept_N[local].tolist()))
-    if trainer.loss_type in MEAN_OVER_ROWS:
-        factor = len(kept_P) / max(1, int(kept_P.sum()))
-        batch[ROW_WEIGHTS] = torch.full_like(batch["advantages"], factor)
+    if not kept_P.all():
+        batch = counted(trainer, without(batch, kept_N[local].tolist()))
+    weights_P = _row_weights(trainer, tokens_N.view(-1, group), kept_P)
+    if weights_P is not None:
+        batch[ROW_WEIGHTS] = weights_P.repeat_interleave(group)[local]
     return batch
+
+
+def _row_weights(
+    trainer: "AblationTrainer", tokens_PG: torch.Tensor, kept_P: torch.Tensor
+) -> torch.Tensor | None:
+    """The factor of the loss of each group's rows, `(P,)`; None if all are 1."""
+    if trainer.args.length_norm == "prompt":
+        return prompt_weights(tokens_PG, kept_P)
+    if kept_P.all() or trainer.loss_type not in MEAN_OVER_ROWS:
+        return None
+    return torch.full(kept_P.shape, len(kept_P) / max(1, int(kept_P.sum()))).to(tokens_PG.device)
 
 
 def local_rows(trainer: "AblationTrainer", batch: Batch) -> slice:
@@ -147,8 +162,9 @@ def _advantages(
     args, gather = trainer.args, trainer.accelerator.gather
     advantages_N: Any
     if args.multi_objective_aggregation == "sum_then_normalize":
+        penalty_N = 0.0 if found.penalty_N is None else found.penalty_N
         advantages_N = compute_advantages(
-            found.outcome_N.masked_fill(~kept_N, torch.nan),
+            (found.outcome_N - penalty_N).masked_fill(~kept_N, torch.nan),
             group_size(trainer),
             baseline=args.baseline,
             scale=args.scale_rewards,

@@ -157,12 +157,14 @@ def _composed(
         key: value if key in SCALAR_KEYS else value[start : start + local]
         for key, value in whole.items()
     }
+    penalties = [each.penalty_N for each in rounds if each.penalty_N is not None]
     shaping = [each.shaping_N for each in rounds if each.shaping_N is not None]
     return Scored(
         batch=counted(trainer, batch),
         outcome_N=_taken([each.outcome_N for each in rounds], rows),
         shaping_N=_taken(shaping, rows) if shaping else None,
         passed_N=first.passed_N,
+        penalty_N=_taken(penalties, rows) if penalties else None,
         generated=sum(each.generated for each in rounds),
         generated_tokens=sum(each.generated_tokens for each in rounds),
     )
