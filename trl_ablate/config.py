@@ -213,7 +213,20 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         sampled.
         """
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        if self.corrects_without_engine:
+            return self.on_policy
         return self.reuse_forward and corrected and self.on_policy
+
+    @property
+    def sampler_differs(self) -> bool:
+        """Whether rollouts are drawn by other weights than the policy's, on purpose."""
+        return self.rollout_staleness > 0 or self.sampler_dtype is not None
+
+    @property
+    def corrects_without_engine(self) -> bool:
+        """Whether a sampler that differs is corrected as TRL corrects an engine."""
+        differs = self.sampler_differs and not self.use_vllm
+        return differs and self.vllm_importance_sampling_correction
 
     @property
     def regrouped_together(self) -> int:

@@ -138,7 +138,8 @@ def check_generation(config: "AblationConfig") -> None:
         for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None))
         if getattr(config, name) != off
     ]
-    if truncated and config.use_vllm and config.vllm_importance_sampling_correction:
+    corrected = config.use_vllm or config.sampler_differs
+    if truncated and corrected and config.vllm_importance_sampling_correction:
         raise ConfigurationError(
             f"{' and '.join(truncated)} truncates the sampling distribution, but the importance "
             "correction needs the full one; remove it, or set "

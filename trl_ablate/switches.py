@@ -8,12 +8,13 @@ from trl_ablate.settings import setting
 
 GroupFilter = Literal["none", "drop", "resample"]
 Placebo = Literal["random", "length", "constant"]
+SamplerDtype = Literal["bfloat16", "float16", "float8_e4m3fn", "int8"]
 KLEstimator = Literal["k1", "k2", "k3"]
 
 
 @dataclass
 class GroupSwitches:
-    """Which groups and signs get gradient, by which reward, and where the KL goes."""
+    """Which groups and signs get gradient, by which reward, where the KL goes, and who samples."""
 
     group_filter: GroupFilter = setting(
         "none",
@@ -60,4 +61,16 @@ class GroupSwitches:
         "loss",
         "Where the KL goes, times beta: added to the loss of each token, or its sum over a "
         "completion's tokens subtracted from the reward.",
+    )
+    rollout_staleness: int = setting(
+        0,
+        "Rollouts are drawn by the weights of this many GRPO steps ago (at the start, by the first "
+        "ones); that many copies of the trained weights are kept in CPU memory.",
+        least=0,
+        most=1024,
+    )
+    sampler_dtype: SamplerDtype | None = setting(
+        None,
+        "Rollouts are drawn by weights that are rounded to this type; training keeps its own. "
+        "Null: no rounding.",
     )

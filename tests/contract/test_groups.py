@@ -346,3 +346,9 @@ def test_metrics_of_signs_and_lengths(make_trainer):
     assert row["advantages/positive"] == pytest.approx(0.25)  # half the rows have 1/2
     assert row["advantages/negative"] == pytest.approx(0.125)
     assert sum(row[f"advantages/weight/q{place}"] for place in (1, 2, 3, 4)) == pytest.approx(1)
+
+
+def test_one_generation_is_no_group(make_trainer):
+    """TRL's own sentence: nothing can be compared."""
+    with pytest.raises(ValueError, match="at least 2 generations per prompt"):
+        make_trainer(num_generations=1, group_filter="drop")

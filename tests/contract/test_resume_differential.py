@@ -203,6 +203,10 @@ NAMED = {
     "within a rollout batch": Case({"max_steps": 9, **OFF_POLICY}, questions=8, stop=6),
     "adaptive entropy": Case({"max_steps": 5, **ADAPTIVE}, questions=8, stop=3),
     "a reference that follows": Case({"max_steps": 6, **FOLLOWS}, questions=8, stop=4),
+    "stale rollouts": Case({"max_steps": 6, "rollout_staleness": 2}, questions=8, stop=4),
+    "stale rollouts, reused": Case(
+        {"max_steps": 9, **OFF_POLICY, "rollout_staleness": 1, "sampler_dtype": "int8"}, 8, stop=6
+    ),
     "resampled groups": Case({"max_steps": 9, **OFF_POLICY, **RESAMPLED}, questions=12, stop=6),
     "an adapter trained before": Case({"max_steps": 4, "beta": 0.1}, 8, stop=2, adapter="same"),
     "three epochs": Case({"max_steps": -1, "num_train_epochs": 3}, questions=7, stop=5),

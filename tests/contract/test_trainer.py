@@ -151,6 +151,8 @@ def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
         ({"kl_estimator": "k1", **WITH_KL}, WITH_KL),
         ({"kl_estimator": "k2", **WITH_KL}, WITH_KL),
         ({"kl_in": "reward", **WITH_KL}, WITH_KL),
+        ({"rollout_staleness": 1}, {}),
+        ({"sampler_dtype": "float8_e4m3fn"}, {}),
         ({"optimizer_batch_size": 4, "generation_batch_size": 8}, {}),
         (VARIED, {"max_completion_length": 40}),
         ({**VARIED, "min_tokens": 9}, VARIED),

@@ -36,6 +36,7 @@ FAMILIES = {
     "aggregation, entropy and KL": (
         "length_norm_prompt", "entropy_80_20", "entropy_bonus", "skywork_or1", "fp32_head", "kl_*",
     ),
+    "stale and mismatched rollouts": ("stale_*", "sampler_*"),
     "engine mismatch": ("tis", "seq_tis", "icepop", "seq_mask", "no_is"),
     "controls": ("placebo_*", "noisy_reward_*"),
     "variants from papers": (

@@ -190,18 +190,23 @@ def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str
         "vllm_enable_sleep_mode",
         "vllm_max_model_length",
         "vllm_tensor_parallel_size",
-        "vllm_importance_sampling_correction",
-        *correction,
     )
+    importance = ("vllm_importance_sampling_correction", *correction)
     return [
         (not config.use_vllm, engine, "use_vllm is false"),
         (
-            config.use_vllm and not config.vllm_importance_sampling_correction,
+            not config.use_vllm and not config.sampler_differs,
+            importance,
+            "use_vllm is false, and the sampler does not differ from the policy",
+        ),
+        (
+            (config.use_vllm or config.sampler_differs)
+            and not config.vllm_importance_sampling_correction,
             correction,
             "vllm_importance_sampling_correction is false",
         ),
         (
-            not config.saves_a_forward,
+            not config.saves_a_forward or config.corrects_without_engine,
             ("reuse_forward",),
             "no importance correction of an on-policy update: there is no forward pass to save",
         ),

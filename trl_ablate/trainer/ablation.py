@@ -73,6 +73,7 @@ from trl_ablate.trainer.rollouts import (
     without_truncated,
 )
 from trl_ablate.trainer.row_metrics import RowMetrics
+from trl_ablate.trainer.sampler import Sampler, check_text, needs_ratio, sampler_logps
 from trl_ablate.trainer.temporary import replaced
 
 
@@ -115,6 +116,7 @@ class AblationTrainer(GRPOTrainer):
         gather: Any = self.accelerator.gather
         self._row_metrics = RowMetrics(self._metrics["train"], gather)
         self.mismatch = MismatchCorrection(args)
+        self.sampler = Sampler(args)
         self.callback_handler.add_callback(GRPOStepClock(args.grpo_steps_per_optimizer_step))
         self.phases = StepPhases(self._metrics["train"], memory=args.log_memory)
         self.callback_handler.add_callback(self.phases)
@@ -148,6 +150,10 @@ class AblationTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
         if self.mask_truncated_completions and self.stop.strings:
             output = without_truncated(self, output)
+        if needs_ratio(self, output):
+            output["importance_sampling_ratio"] = self.mismatch.ratio(
+                output["old_per_token_logps"], output, response_mask(output)
+            )
         return scored(self, output, self._rewards_NF, turn)
 
     def _left_to_us(self) -> dict[str, Any]:
@@ -228,13 +234,17 @@ class AblationTrainer(GRPOTrainer):
         self, prompt_ids, images, multimodal_fields, num_generations, **kwargs
     ):
         training = self.model.training
-        with self.stop.known_to(self.model_wrapped, self.accelerator):
-            completion_ids, logprobs = super()._generate_single_turn(
-                prompt_ids, images, multimodal_fields, num_generations, **kwargs
-            )
-        self.model.train(training)  # continuous batching leaves it in training mode
-        if not self.use_vllm:
-            completion_ids = [self.stop.cut(ids) for ids in completion_ids]
+        with self.sampler.weights_of(self):
+            with self.stop.known_to(self.model_wrapped, self.accelerator):
+                completion_ids, logprobs = super()._generate_single_turn(
+                    prompt_ids, images, multimodal_fields, num_generations, **kwargs
+                )
+            self.model.train(training)  # continuous batching leaves it in training mode
+            if not self.use_vllm:
+                completion_ids = [self.stop.cut(ids) for ids in completion_ids]
+            if training and self.sampler.differs and logprobs is None:
+                check_text(images)
+                logprobs = sampler_logps(self, prompt_ids, completion_ids)
         return completion_ids, logprobs
 
     def _generate(self, prompts: list):

@@ -71,6 +71,7 @@ def save(trainer: "AblationTrainer", checkpoint: Path) -> None:
     """Write the state of this process, and the reference model if it follows the policy. Every
     process must call this before the checkpoint is sealed."""
     torch.save(_carried(trainer), _file(trainer, checkpoint))
+    trainer.sampler.save(trainer, checkpoint)
     if trainer.args.sync_ref_model and trainer.args.should_save and not _is_sharded(trainer):
         save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(checkpoint / REFERENCE))
 
@@ -79,6 +80,7 @@ def restore(trainer: "AblationTrainer", checkpoint: Path) -> None:
     """Restore what `save` has written. Call this after TRL has initialised its own counters."""
     if trainer.args.sync_ref_model:
         _restore_reference(trainer, checkpoint / REFERENCE)
+    trainer.sampler.restore(checkpoint)
     file = _file(trainer, checkpoint)
     if not file.exists():
         logger.warning(

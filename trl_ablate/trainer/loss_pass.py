@@ -261,6 +261,8 @@ def switched_values(config: AblationConfig, inputs: Batch, mask_NT: torch.Tensor
             constant=config.length_norm_constant or config.max_completion_length,
         )
         values["max_completion_length"] = divisor.item() / len(mask_NT)
+    if config.corrects_without_engine and "sampling_per_token_logps" in inputs:
+        values["use_vllm"] = True  # TRL's loss then multiplies by the importance ratio
     if config.surrogate == "geometric":
         values["importance_sampling_level"] = "sequence"
     if config.surrogate in ("no_clip", "geometric"):

@@ -46,6 +46,9 @@ def test_regrouping_is_inert_where_a_row_depends_on_its_neighbours():
     assert "depends on its microbatch" in found["regroup_by_length"]
 
 
+CORRECTION = "vllm_importance_sampling_correction"
+MASKS = {"vllm_importance_sampling_mode": "token_mask"}
+UNCORRECTED = {"sampler_dtype": "int8", CORRECTION: False}
 TWO_REWARDS = TaskArguments(template="reasoning_xml")
 PENALTY = TaskArguments(eos_penalty=0.5)
 
@@ -53,6 +56,14 @@ PENALTY = TaskArguments(eos_penalty=0.5)
 @pytest.mark.parametrize(
     ("knob", "settings", "task", "silent"),
     [
+        (CORRECTION, {CORRECTION: False}, None, True),
+        (CORRECTION, {CORRECTION: False, "rollout_staleness": 1}, None, False),
+        ("vllm_importance_sampling_mode", {**MASKS, "sampler_dtype": "int8"}, None, False),
+        ("vllm_importance_sampling_mode", {**MASKS, **UNCORRECTED}, None, True),
+        ("kl_in", {"kl_in": "reward"}, None, True),
+        ("kl_in", {"kl_in": "reward", "beta": 0.1}, None, False),
+        ("kl_estimator", {"kl_estimator": "k1"}, None, True),
+        ("kl_estimator", {"kl_estimator": "k1", "beta": 0.1}, None, False),
         ("max_resample_rounds", {"max_resample_rounds": 5}, None, True),
         ("max_resample_rounds", {"max_resample_rounds": 5, "group_filter": "drop"}, None, True),
         (
