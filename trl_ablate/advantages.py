@@ -4,7 +4,7 @@
 
 All functions are pure. Rewards are a flat tensor in which the G completions of one prompt are
 adjacent. `compute_advantages` takes one reward per completion: call `weighted_reward` first if
-there are several reward functions.
+there are several reward functions, and `signed_and_clipped` after it.
 """
 
 import torch
@@ -27,6 +27,8 @@ def compute_advantages(
     baseline: str = "group_mean",
     scale: str = "group",
     eps: float = 1e-4,
+    tokens_N: torch.Tensor | None = None,
+    shaping_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Advantage of each completion relative to its group or batch.
 
@@ -35,10 +37,17 @@ def compute_advantages(
         num_generations: G, the completions per prompt.
         baseline: the value to subtract. `group_mean`: the mean of the group. `leave_one_out`: the
             mean of the other completions in the group. `batch_mean`: the mean of the batch.
-            `none`: nothing.
-        scale: the divisor. `group`, `batch`: the standard deviation of the rewards in the group or
-            batch, plus `eps`. `none`: no division.
-        eps: added to the standard deviation; without effect if scale is `none`.
+            `group_then_batch`: the mean of the group, then the mean of these differences over the
+            tokens of the batch. `half`: 1/2, the middle of the rewards 0 and 1. `none`: nothing.
+        scale: the divisor, plus `eps`. `group`, `batch`: the standard deviation of the rewards in
+            the group or batch. `advantage_std`: that of r - b in the batch. `group_mean`: the mean
+            of the group's rewards. `none`: no division.
+        eps: added to the divisor; without effect if scale is `none`.
+        tokens_N: `(N,)`, the tokens of each completion, for `group_then_batch`. Default: as many in
+            each.
+        shaping_N: `(N,)`, a second reward that moves advantage between completions of a group with
+            equal `rewards_N`, but not between others: its mean over them is subtracted from it, the
+            rest is added to r - b. It takes no part in baseline and scale. Default: none.
 
     Returns:
         `(N,)`, in the dtype of `rewards_N`.
@@ -47,36 +56,86 @@ def compute_advantages(
     eight has an advantage of 0.875 / 0.354 = 2.475 before eps; the population standard deviation
     would give 2.646. It is computed in two passes around the mean, not as a difference of squares.
 
+    `group_then_batch` is REINFORCE++-baseline (https://arxiv.org/abs/2501.03262). Over completions
+    its second mean is 0, as every group's differences sum to 0; over tokens it is not if good and
+    bad completions differ in length. `group_mean` as scale is MaxRL
+    (https://arxiv.org/abs/2602.02710), `advantage_std` is ScaleRL
+    (https://arxiv.org/abs/2510.13786).
+
     Degenerate cases:
         An ungraded completion has advantage 0 and is excluded from every mean and deviation.
         Equal rewards have a deviation of exactly 0 and differ from their mean by exactly 0,
         without fp32 rounding errors.
-        If all graded rewards are equal, or fewer than two are graded, a scaled advantage is 0:
-        the group does not show which completion was better. If the rewards differ so little that
-        their deviation underflows to 0, the divisor is `eps`; if `eps` is 0, the advantage is 0.
+        If all graded rewards are equal, or fewer than two are graded, an advantage divided by
+        their deviation is 0: the group does not show which completion was better; this includes
+        shaping. If the rewards differ so little that their deviation underflows to 0, the divisor
+        is `eps`; if `eps` is 0, the advantage is 0. The same holds for r - b with `advantage_std`.
+        With scale `group_mean`, a group whose mean is 0 or negative has advantage 0.
         With `leave_one_out`, a completion that is the only graded one of its group has advantage 0.
+        With `group_then_batch`, a batch without tokens has no second mean to subtract.
     """
     if rewards_N.numel() % num_generations:
         raise ValueError(
             f"{rewards_N.numel()} rewards are not whole groups of {num_generations} generations"
         )
     rewards_PG = rewards_N.reshape(-1, num_generations)
-    advantages_PG = rewards_PG - _baseline(rewards_PG, baseline)
+    if baseline == "group_then_batch":
+        tokens_N = torch.ones_like(rewards_N) if tokens_N is None else tokens_N
+        centred_PG = _centred_twice(rewards_PG, tokens_N.reshape(rewards_PG.shape))
+    else:
+        centred_PG = rewards_PG - _baseline(rewards_PG, baseline)
+    advantages_PG = centred_PG
+    if shaping_N is not None:
+        advantages_PG = centred_PG + _within_equals(shaping_N.reshape_as(rewards_PG), rewards_PG)
     if scale != "none":
-        dim = _dim(scale)
-        low, high = _range(rewards_PG, dim)
-        divisor = _std(rewards_PG, dim) + eps
-        advantages_PG = torch.where((low < high) & (divisor > 0), advantages_PG / divisor, 0.0)
+        divisor, defined = _divisor(rewards_PG, centred_PG, scale, eps)
+        advantages_PG = torch.where(defined, advantages_PG / divisor, 0.0)
     return torch.nan_to_num(advantages_PG, nan=0.0).reshape(-1)
+
+
+def signed_and_clipped(
+    advantages_N: torch.Tensor,
+    *,
+    positive_weight: float = 1.0,
+    negative_weight: float = 1.0,
+    clip: float | None = None,
+) -> torch.Tensor:
+    """Clip advantages to `-clip` … `clip`, then multiply them by the weight of their sign: `(N,)`.
+
+    Weights 1 and no clip leave the bits as they are. An advantage of 0 stays 0.
+    """
+    if clip is not None:
+        advantages_N = advantages_N.clamp(-clip, clip)
+    return advantages_N * torch.where(advantages_N > 0, positive_weight, negative_weight)
+
+
+def has_variance(rewards_N: torch.Tensor, num_generations: int) -> torch.Tensor:
+    """`(P,)`: whether a group has two graded completions with different rewards."""
+    low, high = _range(rewards_N.reshape(-1, num_generations), (1,))
+    return (low < high).squeeze(1)
+
+
+def _divisor(
+    rewards_PG: torch.Tensor, centred_PG: torch.Tensor, scale: str, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The divisor of each advantage, and where it is defined; both broadcastable to `(P, G)`."""
+    if scale == "group_mean":
+        mean_P1 = _mean(rewards_PG, (1,))
+        return mean_P1 + eps, mean_P1 > 0
+    spread_PG = centred_PG if scale == "advantage_std" else rewards_PG
+    dim = _dim(scale)
+    low, high = _range(spread_PG, dim)
+    divisor = _std(spread_PG, dim) + eps
+    return divisor, (low < high) & (divisor > 0)
 
 
 def _dim(scope: str) -> tuple[int, ...]:
     """The dimensions of a `(P, G)` tensor to reduce for a group or for the batch."""
     if scope == "group":
         return (1,)
-    if scope == "batch":
+    if scope in ("batch", "advantage_std"):
         return (0, 1)
-    raise ValueError(f"scale is '{scope}'; allowed: group, batch, none")
+    raise ValueError(f"scale is '{scope}'; allowed: group, batch, none, group_mean, advantage_std")
 
 
 def _baseline(rewards_PG: torch.Tensor, baseline: str) -> torch.Tensor:
@@ -89,9 +148,26 @@ def _baseline(rewards_PG: torch.Tensor, baseline: str) -> torch.Tensor:
         return _mean(rewards_PG, dim=(0, 1))
     if baseline == "leave_one_out":
         return _mean_of_others(rewards_PG)
+    if baseline == "half":
+        return torch.full_like(rewards_PG, 0.5)
     raise ValueError(
-        f"baseline is '{baseline}'; allowed: group_mean, none, leave_one_out, batch_mean"
+        f"baseline is '{baseline}'; allowed: group_mean, none, leave_one_out, batch_mean, "
+        "group_then_batch, half"
     )
+
+
+def _centred_twice(rewards_PG: torch.Tensor, tokens_PG: torch.Tensor) -> torch.Tensor:
+    """d - Σ(tokens · d) / Σ(tokens) over the batch, with d = r - mean of the group."""
+    centred_PG = rewards_PG - _mean(rewards_PG, dim=(1,))
+    tokens_PG = tokens_PG.to(centred_PG).masked_fill(torch.isnan(centred_PG), 0.0)
+    return centred_PG - (centred_PG * tokens_PG).nansum() / tokens_PG.sum().clamp(min=1)
+
+
+def _within_equals(shaping_PG: torch.Tensor, rewards_PG: torch.Tensor) -> torch.Tensor:
+    """The second reward minus its mean over the group's completions with the same first reward."""
+    equal_PGG = (rewards_PG.unsqueeze(2) == rewards_PG.unsqueeze(1)).to(shaping_PG)
+    sums_PG = (equal_PGG * shaping_PG.unsqueeze(1)).sum(dim=2)
+    return shaping_PG - sums_PG / equal_PGG.sum(dim=2)
 
 
 def _mean(rewards_PG: torch.Tensor, dim: tuple[int, ...]) -> torch.Tensor:

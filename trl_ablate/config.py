@@ -22,11 +22,12 @@ from trl_ablate.contradictions import (
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.settings import check_ranges, choices, setting
+from trl_ablate.switches import GroupSwitches
 
-Baseline = Literal["group_mean", "none", "leave_one_out", "batch_mean"]
-Scale = Literal["group", "batch", "none"]
-Surrogate = Literal["clip", "no_clip", "reinforce"]
-LengthNorm = Literal["mean", "constant", "microbatch", "token"]
+Baseline = Literal["group_mean", "none", "leave_one_out", "batch_mean", "group_then_batch", "half"]
+Scale = Literal["group", "batch", "none", "group_mean", "advantage_std"]
+Surrogate = Literal["clip", "no_clip", "reinforce", "geometric"]
+LengthNorm = Literal["mean", "constant", "microbatch", "token", "prompt"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
 RIDES_ON: dict[str, LossType] = {
@@ -34,8 +35,12 @@ RIDES_ON: dict[str, LossType] = {
     "constant": "dr_grpo",
     "microbatch": "dr_grpo",
     "token": "dapo",
+    "prompt": "dapo",
 }
 """Length norm -> the loss type of TRL that it is built on."""
+
+PROMPT_LOSS_TYPES = ("dapo", "cispo", "vespo")
+"""TRL's loss types with a mean over tokens, which length_norm 'prompt' can weight by group."""
 
 SURROGATE_LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
 """TRL's loss types with objective `min(rA, clip(r)A)`; only these accept a surrogate."""
@@ -45,23 +50,22 @@ COMPILED_MULTIPLE = 64
 
 
 @dataclass
-class AblationConfig(GRPOConfig):
+class AblationConfig(GroupSwitches, GRPOConfig):
     """`GRPOConfig` with the choices that README lists as switches; `help` explains each field."""
 
     baseline: Baseline = setting("group_mean", "What is subtracted from the reward.")
-    advantage_eps: float = setting(
-        1e-4, "Added to the standard deviation that the advantage is divided by.", least=0
-    )
+    advantage_eps: float = setting(1e-4, "Added to what the advantage is divided by.", least=0)
     surrogate: Surrogate | None = setting(
         None,
-        "Policy objective per token: min(rA, clip(r)A), rA, or A log pi. Null: the loss type's "
-        "own.",
+        "Policy objective per token: min(rA, clip(r)A), rA, or A log pi; or per sequence, with the "
+        "geometric mean of the tokens' clipped ratios. Null: the loss type's own.",
     )
     length_norm: LengthNorm | None = setting(
         None,
         "What the summed token loss is divided by: the sequence's own length, a constant, the "
-        "longest completion in the microbatch, or the tokens of the rollout batch, times the share "
-        "of it that an optimizer step takes. Null: the loss type's own.",
+        "longest completion in the microbatch, the tokens of the rollout batch, or (prompt) those "
+        "of the group, times the number of groups; the last two times the share of the rollout "
+        "batch that an optimizer step takes. Null: the loss type's own.",
     )
     length_norm_constant: float | None = setting(
         None, "Divisor of length_norm 'constant'. Null: max_completion_length."
@@ -125,7 +129,9 @@ class AblationConfig(GRPOConfig):
         "TRL's loss type. Null: the one that length_norm is built on, or else TRL's default, dapo.",
     )
     scale_rewards: Scale = setting(
-        "group", "What the advantage is divided by: the group's or the batch's unbiased std, or 1."
+        "group",
+        "What the advantage is divided by: the unbiased std of the rewards in the group or batch, "
+        "1, the group's mean reward, or the std of the batch's centred advantages.",
     )
     importance_sampling_level: Literal["token", "sequence"] = setting(
         "token", "One importance ratio per token, or one per sequence (GSPO)."
@@ -207,7 +213,20 @@ class AblationConfig(GRPOConfig):
         sampled.
         """
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        if self.corrects_without_engine:
+            return self.on_policy
         return self.reuse_forward and corrected and self.on_policy
+
+    @property
+    def sampler_differs(self) -> bool:
+        """Whether rollouts are drawn by other weights than the policy's, on purpose."""
+        return self.rollout_staleness > 0 or self.sampler_dtype is not None
+
+    @property
+    def corrects_without_engine(self) -> bool:
+        """Whether a sampler that differs is corrected as TRL corrects an engine."""
+        differs = self.sampler_differs and not self.use_vllm
+        return differs and self.vllm_importance_sampling_correction
 
     @property
     def regrouped_together(self) -> int:
@@ -234,8 +253,9 @@ class AblationConfig(GRPOConfig):
         return not over_the_microbatch
 
     def _check_choices(self):
+        own = GroupSwitches.__annotations__ | AblationConfig.__annotations__
         for switch in fields(self):
-            allowed = choices(AblationConfig.__annotations__.get(switch.name))
+            allowed = choices(own.get(switch.name))
             value = getattr(self, switch.name)
             if allowed and value not in allowed:
                 raise ConfigurationError(
@@ -244,6 +264,8 @@ class AblationConfig(GRPOConfig):
 
     def _derive_loss_type(self):
         derived = RIDES_ON[self.length_norm] if self.length_norm else None
+        if self.length_norm == "prompt" and self.loss_type in PROMPT_LOSS_TYPES:
+            derived = self.loss_type
         if derived and self.loss_type not in (None, derived):
             raise ConfigurationError(
                 f"length_norm '{self.length_norm}' is built on loss_type '{derived}', but "

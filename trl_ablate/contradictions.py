@@ -19,6 +19,15 @@ COUNTS = (
 )
 """Settings that have to be positive: batches are divided by them."""
 
+OF_THE_SUM = {
+    "group_filter": "none",
+    "outcome_gate": None,
+    "reward_noise": 0.0,
+    "placebo": None,
+    "kl_in": "loss",
+}
+"""Switches that act on the sum of the rewards, and their values that change nothing."""
+
 
 def check_switches(config: "AblationConfig") -> None:
     for count in COUNTS:
@@ -41,12 +50,38 @@ def check_switches(config: "AblationConfig") -> None:
             f"surrogate 'no_clip' does not limit the ratio, but delta {config.delta} does; "
             "remove delta, or use surrogate 'clip'"
         )
-    if config.multi_objective_aggregation == "normalize_then_sum" and (
-        config.baseline != "group_mean" or config.scale_rewards != "group"
-    ):
+    if config.surrogate == "geometric" and config.off_policy_mask_threshold is not None:
+        raise ConfigurationError(
+            f"surrogate 'geometric' clips the ratios that off_policy_mask_threshold "
+            f"{config.off_policy_mask_threshold} measures; remove the threshold, or use surrogate "
+            "'clip'"
+        )
+    if config.positive_weight == 0 and config.negative_weight == 0:
+        raise ConfigurationError(
+            "positive_weight and negative_weight are both 0, so no completion has a gradient; "
+            "raise one of them"
+        )
+    if config.multi_objective_aggregation == "normalize_then_sum":
+        _check_own_normalisation(config)
+
+
+def _check_own_normalisation(config: "AblationConfig") -> None:
+    """`normalize_then_sum` is TRL's own way from rewards to advantages."""
+    if config.baseline != "group_mean" or config.scale_rewards != "group":
         raise ConfigurationError(
             "multi_objective_aggregation 'normalize_then_sum' has its own baseline and scale; for "
             f"baseline '{config.baseline}' with scale_rewards '{config.scale_rewards}', use "
+            "'sum_then_normalize'"
+        )
+    given = [
+        f"{name} {getattr(config, name)}"
+        for name, off in OF_THE_SUM.items()
+        if getattr(config, name) != off
+    ]
+    if given:
+        raise ConfigurationError(
+            f"{' and '.join(given)} acts on the sum of the rewards, but "
+            "multi_objective_aggregation 'normalize_then_sum' normalises each of them; use "
             "'sum_then_normalize'"
         )
 
@@ -103,7 +138,8 @@ def check_generation(config: "AblationConfig") -> None:
         for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None))
         if getattr(config, name) != off
     ]
-    if truncated and config.use_vllm and config.vllm_importance_sampling_correction:
+    corrected = config.use_vllm or config.sampler_differs
+    if truncated and corrected and config.vllm_importance_sampling_correction:
         raise ConfigurationError(
             f"{' and '.join(truncated)} truncates the sampling distribution, but the importance "
             "correction needs the full one; remove it, or set "

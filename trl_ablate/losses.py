@@ -4,6 +4,8 @@ TRL computes the loss itself. These functions give the trainer's changes to it i
 compute the statistics that the trainer logs with it.
 """
 
+import math
+
 import torch
 
 NO_CLIP = 1e30
@@ -113,11 +115,55 @@ def sapo_weight(
     return 4 * gate_NT * (1 - gate_NT)
 
 
-def kl_to_reference(logps_NT: torch.Tensor, ref_logps_NT: torch.Tensor) -> torch.Tensor:
-    """TRL's KL term: the k3 estimate of KL(π, π_ref) per token, `e^d - d - 1` with
-    d = log π_ref - log π."""
+def kl_to_reference(
+    logps_NT: torch.Tensor, ref_logps_NT: torch.Tensor, estimator: str = "k3"
+) -> torch.Tensor:
+    """Estimate of KL(π, π_ref) at each token, `(N, T)`, with d = log π_ref - log π.
+
+    `k1`: -d. `k2`: d²/2. `k3`: e^d - d - 1, as in TRL. Over tokens drawn from π, k1 and k3 have the
+    KL as their mean, k2 nearly so. Their gradients have other means (Tang & Munos,
+    https://arxiv.org/abs/2506.09477): in the loss, that of k1 has mean 0, that of k2 the gradient
+    of KL(π, π_ref), and that of k3 the gradient of the other direction, KL(π_ref, π). Multiplied by
+    the ratio π/π_old, k1 and k3 have the gradient of KL(π, π_ref), and so has k1 in the reward.
+    """
     difference_NT = ref_logps_NT - logps_NT
-    return torch.exp(difference_NT) - difference_NT - 1
+    if estimator == "k1":
+        return -difference_NT
+    if estimator == "k2":
+        return difference_NT**2 / 2
+    if estimator == "k3":
+        return torch.exp(difference_NT) - difference_NT - 1
+    raise ValueError(f"kl_estimator is '{estimator}'; allowed: k1, k2, k3")
+
+
+def prompt_weights(tokens_PG: torch.Tensor, kept_P: torch.Tensor) -> torch.Tensor:
+    """Factor of the loss of each group's rows, `(P,)`, that turns the mean over the batch's tokens
+    into a mean over groups of the mean over a group's tokens.
+
+    w_g = (Σ tokens / P') / tokens of g, over the P' groups that are kept; Σ w_g L_g / Σ tokens is
+    then Σ L_g / (P' · tokens of g). A group that is not kept or has no tokens adds nothing.
+    """
+    tokens_P = tokens_PG.sum(dim=1) * kept_P
+    mean = tokens_P.sum() / kept_P.sum().clamp(min=1)
+    return torch.where(tokens_P > 0, mean / tokens_P.clamp(min=1), 0.0)
+
+
+def clipped_log_ratio(
+    log_ratio_NT: torch.Tensor,
+    advantages_N1: torch.Tensor,
+    epsilon_low: float,
+    epsilon_high: float,
+) -> torch.Tensor:
+    """The log ratio of each token, held at log(1 + ε') where A > 0 and at log(1 - ε) where A ≤ 0.
+
+    This is the pessimistic clip of `min(rA, clip(r)A)` on each token: where A > 0 only large ratios
+    are held, where A ≤ 0 only small ones. GMPO's ratio is the exponential of its mean over the
+    tokens (https://arxiv.org/abs/2507.20673). A held token has gradient 0. With ε of 1 or more,
+    nothing is held below.
+    """
+    low = math.log(1 - epsilon_low) if epsilon_low < 1 else -math.inf
+    high = math.log1p(epsilon_high)
+    return torch.where(advantages_N1 > 0, log_ratio_NT.clamp(max=high), log_ratio_NT.clamp(min=low))
 
 
 def token_ratio(

@@ -210,6 +210,7 @@ def check(train, tmp_path):
 OFF_POLICY = {"steps_per_generation": 2, "num_iterations": 2, "gradient_accumulation_steps": 1}
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 5.2, "entropy_coef_delta": 0.01}
 FOLLOWS = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2}
+RESAMPLED = {"group_filter": "resample", "max_resample_rounds": 1, "reward_noise": 0.5}
 NAMED = {
     "in the third epoch": Case({"max_steps": 9}, questions=6, stop=7),
     "at the end of an epoch": Case({"max_steps": 6}, questions=6, stop=3),
@@ -217,6 +218,11 @@ NAMED = {
     "within a rollout batch": Case({"max_steps": 9, **OFF_POLICY}, questions=8, stop=6),
     "adaptive entropy": Case({"max_steps": 5, **ADAPTIVE}, questions=8, stop=3),
     "a reference that follows": Case({"max_steps": 6, **FOLLOWS}, questions=8, stop=4),
+    "stale rollouts": Case({"max_steps": 6, "rollout_staleness": 2}, questions=8, stop=4),
+    "stale rollouts, reused": Case(
+        {"max_steps": 9, **OFF_POLICY, "rollout_staleness": 1, "sampler_dtype": "int8"}, 8, stop=6
+    ),
+    "resampled groups": Case({"max_steps": 9, **OFF_POLICY, **RESAMPLED}, questions=12, stop=6),
     "an adapter trained before": Case({"max_steps": 4, "beta": 0.1}, 8, stop=2, adapter="same"),
     "three epochs": Case({"max_steps": -1, "num_train_epochs": 3}, questions=7, stop=5),
     "a stream, in its first pass": Case({"max_steps": 5}, questions=12, stop=3, stream=True),

@@ -8,9 +8,10 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_ablate.advantages import compute_advantages
+from trl_ablate.advantages import compute_advantages, weighted_reward
+from trl_ablate.config import Baseline, LengthNorm, Scale, Surrogate
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.trainer.ablation import weighted_reward
+from trl_ablate.settings import choices
 from trl_ablate.trainer.rollouts import describe
 from trl_ablate.training.callbacks import BestCheckpoint
 
@@ -19,6 +20,10 @@ AS_DRAWN = {"trim_microbatches": False, "regroup_by_length": False}
 
 VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
 """Makes the random model end its completions at different lengths."""
+
+
+WITH_KL = {"beta": 0.5, "num_iterations": 2}
+NO_SCALE = {"scale_rewards": "none", "baseline": "none"}
 
 
 def weights(trainer):
@@ -123,13 +128,31 @@ def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
         ({"baseline": "batch_mean"}, {}),
         ({"scale_rewards": "batch"}, {}),
         ({"scale_rewards": "none"}, {}),
+        ({"baseline": "group_then_batch", **VARIED}, VARIED),
+        ({"baseline": "half"}, {}),
+        ({"scale_rewards": "group_mean"}, {}),
+        ({"scale_rewards": "advantage_std"}, {"scale_rewards": "batch"}),
         ({"advantage_eps": 0.5}, {}),
+        ({"positive_weight": 0.5}, {}),
+        ({"negative_weight": 0.0}, {}),
+        ({"advantage_clip": 0.5}, {}),
+        ({"reward_noise": 0.5, "scale_rewards": "none", "baseline": "none"}, NO_SCALE),
+        ({"placebo": "random", **NO_SCALE}, NO_SCALE),
+        ({"placebo": "length", **NO_SCALE, **VARIED}, {**NO_SCALE, **VARIED}),
+        ({"placebo": "constant", **NO_SCALE}, NO_SCALE),
         ({"length_norm": "mean"}, {"length_norm": "token"}),
         ({"length_norm": "constant"}, {"length_norm": "mean"}),
         ({"length_norm": "constant", "length_norm_constant": 3.0}, {"length_norm": "constant"}),
         ({"length_norm": "microbatch", **VARIED}, {"length_norm": "constant", **VARIED}),
         ({"surrogate": "no_clip", "num_iterations": 3}, {"num_iterations": 3}),
         ({"surrogate": "reinforce", "num_iterations": 3}, {"num_iterations": 3}),
+        ({"surrogate": "geometric", "num_iterations": 3}, {"num_iterations": 3}),
+        ({"length_norm": "prompt", **VARIED}, {"length_norm": "token", **VARIED}),
+        ({"kl_estimator": "k1", **WITH_KL}, WITH_KL),
+        ({"kl_estimator": "k2", **WITH_KL}, WITH_KL),
+        ({"kl_in": "reward", **WITH_KL}, WITH_KL),
+        ({"rollout_staleness": 1}, {}),
+        ({"sampler_dtype": "float8_e4m3fn"}, {}),
         ({"optimizer_batch_size": 4, "generation_batch_size": 8}, {}),
         (VARIED, {"max_completion_length": 40}),
         ({**VARIED, "min_tokens": 9}, VARIED),
@@ -153,6 +176,9 @@ def test_ignoring_a_switch_would_show(make_trainer, switch, plain):
         {"loss_type": "cispo"},
         {"length_norm": "mean", "num_iterations": 2, "beta": 0.1},
         {"length_norm": "token", "top_entropy_quantile": 0.5},
+        {"length_norm": "prompt", "kl_estimator": "k2", "num_iterations": 2, "beta": 0.1},
+        {"surrogate": "geometric", "num_iterations": 2, "epsilon": 0.01},
+        {"group_filter": "drop", "length_norm": "mean"},
         {"length_norm": "mean", "entropy_coef": 0.01},
     ],
     ids=lambda settings: ",".join(map(str, settings.values())),
@@ -173,10 +199,10 @@ def test_trimming_and_regrouping_change_no_gradient(make_trainer, settings):
     assert all(row["padding/fraction"] < row["padding/fraction_drawn"] for row in logged)
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-@pytest.mark.parametrize("baseline", ["group_mean", "none", "leave_one_out", "batch_mean"])
-@pytest.mark.parametrize("surrogate", ["clip", "no_clip", "reinforce"])
-@pytest.mark.parametrize("length_norm", ["mean", "constant", "microbatch", "token"])
+@pytest.mark.parametrize("scale", choices(Scale))
+@pytest.mark.parametrize("baseline", choices(Baseline))
+@pytest.mark.parametrize("surrogate", choices(Surrogate))
+@pytest.mark.parametrize("length_norm", choices(LengthNorm))
 def test_the_whole_grid_is_legal(tmp_path, baseline, scale, surrogate, length_norm):
     from trl_ablate import AblationConfig
 
@@ -192,7 +218,7 @@ def test_the_whole_grid_is_legal(tmp_path, baseline, scale, surrogate, length_no
     assert (config.baseline, config.scale_rewards) == (baseline, scale)
 
 
-@pytest.mark.parametrize("baseline", ["none", "leave_one_out", "batch_mean"])
+@pytest.mark.parametrize("baseline", ["none", "leave_one_out", "batch_mean", "half"])
 def test_advantages_reach_the_loss_and_the_log(make_trainer, baseline):
     trainer = make_trainer(
         reward=grades([1.0, 0.0, 0.0, None, 1.0, 1.0, 0.0, 1.0]),

@@ -36,6 +36,16 @@ def test_the_same_advantages(measured):
         assert one["completions"] == two["completions"]
         assert one["advantages"] == pytest.approx(two["advantages"], abs=1e-6)
         assert any(one["advantages"])
+        assert one["used"] == two["used"]
+
+
+def test_some_groups_were_dropped_and_others_replaced(measured):
+    used = [
+        one["used"]
+        for settings, (one, _) in zip(two_processes.SETTINGS, measured, strict=True)
+        if settings.get("group_filter") == "drop"
+    ]
+    assert all(0 < rows < two_processes.ROWS for rows in used)
 
 
 def test_the_same_gradient(measured):

@@ -22,6 +22,12 @@ SETTINGS = [
     {"length_norm": "token"},
     {"length_norm": "constant", "baseline": "leave_one_out", "scale_rewards": "batch"},
     {"length_norm": "token", "baseline": "batch_mean", "scale_rewards": "none", "beta": 0.1},
+    {"length_norm": "mean", "group_filter": "drop", "beta": 0.1},
+    {"length_norm": "token", "group_filter": "drop", "baseline": "group_then_batch"},
+    {"length_norm": "mean", "group_filter": "resample", "scale_rewards": "advantage_std"},
+    {"length_norm": "mean", "reward_noise": 0.5, "scale_rewards": "group_mean"},
+    {"length_norm": "prompt", "group_filter": "drop", "kl_estimator": "k2", "beta": 0.1},
+    {"length_norm": "mean", "kl_estimator": "k1", "kl_in": "reward", "beta": 0.1},
 ]
 
 
@@ -38,12 +44,20 @@ def reward(completions, **kwargs):
     return [sum(map(ord, text)) % 7 / 3 for text in completions]
 
 
+def without_variance_in_some(completions, prompts, **kwargs):
+    """Constant where a question starts with an odd number."""
+    return [
+        1.0 if int(prompt[7]) % 2 else value
+        for prompt, value in zip(prompts, reward(completions), strict=True)
+    ]
+
+
 def measure(model: str, settings: dict, folder: str) -> dict:
     processes = int(torch.distributed.get_world_size()) if torch.distributed.is_initialized() else 1
     prompts = [f"User: {a}+7=?\nAssistant: <think>" for a in range(11, 31)]
     trainer = ScriptedTrainer(
         model=model,
-        reward_funcs=reward,
+        reward_funcs=without_variance_in_some if "group_filter" in settings else reward,
         args=AblationConfig(
             output_dir=folder,
             use_cpu=True,
@@ -74,6 +88,7 @@ def measure(model: str, settings: dict, folder: str) -> dict:
         "completions": list(logged["completion"]),
         "advantages": list(logged["advantages"]),
         "weights": [p.detach().flatten().tolist() for p in trainer.model.parameters()],
+        "used": trainer.state.log_history[0]["rollouts/used"],
         "evaluation": trainer.evaluate(),
     }
 

@@ -7,7 +7,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trl_ablate.advantages import compute_advantages
+from trl_ablate.advantages import compute_advantages, has_variance, signed_and_clipped
+from trl_ablate.config import Baseline, Scale
+from trl_ablate.settings import choices
 
 NAN = math.nan
 S2 = math.sqrt(2)
@@ -29,9 +31,27 @@ TABLE = [
     ("batch_mean", "none", [0.25, -0.75, 0.25, 0.25]),
     ("batch_mean", "group", [0.25 * S2, -0.75 * S2, 0, 0]),
     ("batch_mean", "batch", [0.5, -1.5, 0.5, 0.5]),
+    ("half", "none", [0.5, -0.5, 0.5, 0.5]),
+    ("half", "group", [0.5 * S2, -0.5 * S2, 0, 0]),
+    ("half", "batch", [1, -1, 1, 1]),
+    ("group_then_batch", "none", [0.5, -0.5, 0, 0]),  # as many tokens in each: the second mean is 0
+    ("group_then_batch", "batch", [1, -1, 0, 0]),
+    ("group_mean", "group_mean", [1, -1, 0, 0]),  # divided by 1/2 and 1
+    ("none", "group_mean", [2, 0, 1, 1]),
+    ("leave_one_out", "group_mean", [2, -2, 0, 0]),
+    ("batch_mean", "group_mean", [0.5, -1.5, 0.25, 0.25]),
+    ("half", "group_mean", [1, -1, 0.5, 0.5]),
+    # r - b is 1/2, -1/2, 0, 0 with deviation sqrt((1/4 + 1/4) / 3) = 1/sqrt 6
+    ("group_mean", "advantage_std", [0.5 * math.sqrt(6), -0.5 * math.sqrt(6), 0, 0]),
+    ("group_then_batch", "advantage_std", [0.5 * math.sqrt(6), -0.5 * math.sqrt(6), 0, 0]),
+    # 1, -1, 0, 0 with deviation sqrt(2 / 3)
+    ("leave_one_out", "advantage_std", [math.sqrt(1.5), -math.sqrt(1.5), 0, 0]),
+    ("none", "advantage_std", [2, 0, 2, 2]),  # without a baseline, it is that of the rewards
+    ("batch_mean", "advantage_std", [0.5, -1.5, 0.5, 0.5]),
+    ("half", "advantage_std", [1, -1, 1, 1]),
 ]
-BASELINES = ("group_mean", "none", "leave_one_out", "batch_mean")
-SCALES = ("group", "batch", "none")
+BASELINES = choices(Baseline)
+SCALES = choices(Scale)
 
 
 @pytest.mark.parametrize(("baseline", "scale", "expected"), TABLE)
@@ -168,3 +188,92 @@ def test_rows_that_are_no_whole_groups_are_refused():
 def test_unknown_choices_are_refused_by_name(wrong):
     with pytest.raises(ValueError, match="allowed"):
         compute_advantages(torch.zeros(4), 4, **wrong)
+
+
+def test_the_second_mean_is_over_tokens():
+    # r - group mean is 1/2, -1/2, 0, 0; weighted by 3, 1, 2, 2 tokens: (3/2 - 1/2) / 8 = 1/8
+    got = compute_advantages(
+        torch.tensor(TWO_GROUPS),
+        2,
+        baseline="group_then_batch",
+        scale="none",
+        tokens_N=torch.tensor([3, 1, 2, 2]),
+    )
+    assert got.tolist() == [0.375, -0.625, -0.125, -0.125]
+
+
+@given(rewards_of_two_groups, st.lists(st.integers(0, 9), min_size=8, max_size=8).filter(any))
+@settings(deadline=None)
+def test_centred_twice_sums_to_zero_over_tokens(rewards, tokens):
+    tokens_N = torch.tensor(tokens)
+    got = compute_advantages(
+        rewards.double(), 4, baseline="group_then_batch", scale="none", tokens_N=tokens_N
+    )
+    assert (got * tokens_N).sum().abs() < 1e-9
+
+
+def test_ungraded_completions_have_no_tokens_in_the_second_mean():
+    # graded: 1 0 | 1, so r - group mean is 1/2, -1/2, 0; with 2, 1, 1 tokens: 1/2 / 4 = 1/8
+    got = compute_advantages(
+        torch.tensor([1, 0, NAN, 1, NAN, NAN]),
+        3,
+        baseline="group_then_batch",
+        scale="none",
+        tokens_N=torch.tensor([2, 1, 100, 1, 100, 100]),
+    )
+    assert got.tolist() == [0.375, -0.625, 0, -0.125, 0, 0]
+
+
+@pytest.mark.parametrize("reward", [0.0, -1.0])
+def test_a_group_without_a_mean_above_zero_is_not_scaled_up(reward):
+    rewards = torch.tensor([reward, reward, 1.0, 0.0])
+    got = compute_advantages(rewards, 2, baseline="none", scale="group_mean", eps=0.0)
+    assert got.tolist() == [0, 0, 2, 0]
+
+
+# Group 1: outcomes 1 1 0 0 with shaping 3 1 4 0; group 2: all outcomes 1, shaping 1 2 3 4.
+# Outcome minus mean: 1/2 1/2 -1/2 -1/2 | 0 0 0 0. Shaping minus its mean over equal outcomes:
+# 1 -1 2 -2 | -1.5 -0.5 0.5 1.5. Group deviations of the outcomes: 1/sqrt 3, and 0.
+OUTCOMES = torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1])
+SHAPING = torch.tensor([3.0, 1, 4, 0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        ("none", [1.5, -0.5, 1.5, -2.5, -1.5, -0.5, 0.5, 1.5]),
+        ("group", [1.5 * 3**0.5, -0.5 * 3**0.5, 1.5 * 3**0.5, -2.5 * 3**0.5, 0, 0, 0, 0]),
+        ("group_mean", [3, -1, 3, -5, -1.5, -0.5, 0.5, 1.5]),
+    ],
+)
+def test_shaping_acts_within_equal_outcomes(scale, expected):
+    got = compute_advantages(OUTCOMES, 4, scale=scale, eps=0.0, shaping_N=SHAPING)
+    torch.testing.assert_close(got, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_shaping_moves_no_advantage_between_outcomes(baseline, scale):
+    plain = compute_advantages(OUTCOMES, 4, baseline=baseline, scale=scale)
+    shaped = compute_advantages(OUTCOMES, 4, baseline=baseline, scale=scale, shaping_N=SHAPING)
+    for same in (slice(0, 2), slice(2, 4), slice(4, 8)):
+        torch.testing.assert_close(shaped[same].mean(), plain[same].mean())
+
+
+def test_an_ungraded_outcome_takes_no_shaping():
+    rewards = torch.tensor([1.0, NAN, 1.0, 0.0])
+    shaping = torch.tensor([1.0, 50.0, 3.0, 7.0])
+    got = compute_advantages(rewards, 4, scale="none", shaping_N=shaping)
+    torch.testing.assert_close(got, torch.tensor([1 / 3 - 1, 0, 1 / 3 + 1, -2 / 3]))
+
+
+def test_clipped_then_weighted_by_sign():
+    advantages = torch.tensor([3.0, 0.5, 0.0, -0.5, -3.0])
+    got = signed_and_clipped(advantages, positive_weight=0.5, negative_weight=2.0, clip=1.0)
+    assert got.tolist() == [0.5, 0.25, 0.0, -1.0, -2.0]
+    assert torch.equal(signed_and_clipped(advantages), advantages)
+
+
+def test_variance_needs_two_different_graded_rewards():
+    rewards = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, NAN, NAN, NAN])
+    assert has_variance(rewards, 2).tolist() == [True, False, False, False]

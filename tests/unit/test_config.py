@@ -73,7 +73,7 @@ def test_accumulation_counts_processes(monkeypatch):
     [
         ({"baseline": "mean"}, "baseline is 'mean'; allowed: group_mean, none"),
         ({"scale_rewards": "std"}, "allowed: group, batch, none"),
-        ({"surrogate": "ppo"}, "allowed: clip, no_clip, reinforce, None"),
+        ({"surrogate": "ppo"}, "allowed: clip, no_clip, reinforce, geometric, None"),
         ({"baseline": "leave_one_out", "num_generations": 1}, "num_generations is 1"),
         ({"advantage_eps": -1e-6}, "it has to be 0 or more"),
         ({"length_norm_constant": 0.0, "length_norm": "constant"}, "has to be positive"),
@@ -102,8 +102,8 @@ def test_booleans_for_scale_rewards_mean_what_they_mean_in_trl():
 
 
 def test_choices_of_types():
-    assert choices(LengthNorm) == ("mean", "constant", "microbatch", "token")
-    assert choices(Surrogate | None) == ("clip", "no_clip", "reinforce", None)
+    assert choices(LengthNorm) == ("mean", "constant", "microbatch", "token", "prompt")
+    assert choices(Surrogate | None) == ("clip", "no_clip", "reinforce", "geometric", None)
     assert choices(list[str] | None) == choices(float) == choices(None) == ()
 
 

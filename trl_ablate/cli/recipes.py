@@ -26,12 +26,23 @@ EXAMPLES = (
 FAMILIES = {
     "reference and first try": ("grpo", "quickstart"),
     "baseline and scale": ("no_baseline*", "reinforce_with_baseline", "std_dev_off"),
-    "length normalisation": ("length_norm_*",),
+    "length normalisation": ("length_norm_[cmt]*",),
     "learning rate": ("lr_*",),
     "reuse of rollouts": ("off_policy_*",),
+    "groups and signs": (
+        "zero_var_*", "two_grpo", "group_size_*", "raft", "nsr", "w_reinforce", "advantage_clip",
+        "outcome_gate", "gdpo",
+    ),
+    "aggregation, entropy and KL": (
+        "length_norm_prompt", "entropy_80_20", "entropy_bonus", "skywork_or1", "fp32_head", "kl_*",
+    ),
+    "stale and mismatched rollouts": ("stale_*", "sampler_*"),
+    "engine mismatch": ("tis", "seq_tis", "icepop", "seq_mask", "no_is"),
+    "controls": ("placebo_*", "noisy_reward_*"),
     "variants from papers": (
-        "dr_grpo", "rloo", "reinforce_plus_plus", "lite_ppo", "dapo", "gspo", "cispo",
-        "rl_from_scratch",
+        "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_pp_baseline", "lite_ppo", "dapo*",
+        "gspo", "gmpo", "cispo", "sapo", "luspo", "vespo", "rl_from_scratch", "maxrl", "gpg",
+        "rgra", "intellect2", "v32_mask", "scalerl", "justrl",
     ),
     "prompt and reward": ("question_only", "reasoning", "think"),
     "start": ("sft_*", "smollm2_*", "gemma3_*"),

@@ -9,7 +9,7 @@ from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import metric_names
 from trl_ablate.prompts.templates import TEMPLATES
-from trl_ablate.recipe.strict import nearest
+from trl_ablate.recipe.strict import brief, nearest
 from trl_ablate.task import TaskArguments
 
 
@@ -40,6 +40,32 @@ def check_reference(config: AblationConfig) -> None:
         raise ConfigurationError(
             "sync_ref_model is true, but beta is 0, so there is no reference model; raise "
             "beta, or set sync_ref_model to false"
+        )
+
+
+def reward_names(task: TaskArguments) -> tuple[str, ...]:
+    """The names of the task's reward functions."""
+    penalty = ("eos_penalty",) if task.eos_penalty > 0 else ()
+    return (*TEMPLATES[task.reward or task.template].rewards, *penalty)
+
+
+def check_rewards(config: AblationConfig, task: TaskArguments) -> None:
+    """The outcome gate has to be a reward; noise needs rewards of 0 and 1."""
+    names = reward_names(task)
+    if config.outcome_gate is not None and config.outcome_gate not in names:
+        raise ConfigurationError(
+            f"outcome_gate is '{brief(config.outcome_gate)}', but the reward functions are "
+            f"{', '.join(names)}; name one of them, or set outcome_gate to null"
+        )
+    if (
+        config.reward_noise
+        and not config.placebo
+        and task.eos_penalty
+        and (config.outcome_gate in (None, "eos_penalty"))
+    ):
+        raise ConfigurationError(
+            f"reward_noise {config.reward_noise} exchanges rewards of 0 and 1, but eos_penalty is "
+            f"0 or negative; set eos_penalty to 0, or outcome_gate to {names[-2]}"
         )
 
 

@@ -11,6 +11,7 @@ from copy import copy
 from trl import ModelConfig
 
 from trl_ablate.config import SURROGATE_LOSS_TYPES, AblationConfig
+from trl_ablate.recipe.agreement import reward_names
 from trl_ablate.task import TaskArguments
 
 ADAPTIVE_ENTROPY = ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target")
@@ -25,6 +26,7 @@ def inert_knobs(
     rules = [
         *_objective_rules(config),
         *_advantage_rules(config),
+        *_reward_rules(config, task),
         *_term_rules(config),
         *_generation_rules(config),
         (not model.use_peft, _starting(given, "lora_"), "use_peft is false"),
@@ -98,9 +100,43 @@ def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
             "the rollout batch is one group, so its std is the group's",
         ),
         (
+            one_group
+            and config.scale_rewards == "advantage_std"
+            and config.baseline != "leave_one_out",
+            ("scale_rewards",),
+            "the rollout batch is one group, so the std of its advantages is that of its rewards",
+        ),
+        (
             one_group and config.baseline == "batch_mean",
             ("baseline",),
             "the rollout batch is one group, so its mean is the group's",
+        ),
+    ]
+
+
+def _reward_rules(
+    config: AblationConfig, task: TaskArguments
+) -> list[tuple[bool, Collection[str], str]]:
+    return [
+        (
+            config.group_filter != "resample",
+            ("max_resample_rounds",),
+            f"group_filter is '{config.group_filter}', not 'resample'",
+        ),
+        (
+            config.placebo is not None,
+            ("reward_noise", "outcome_gate"),
+            f"placebo '{config.placebo}' takes the place of all rewards",
+        ),
+        (
+            len(reward_names(task)) == 1,
+            ("outcome_gate",),
+            "there is one reward function, so nothing is left to act within its outcome",
+        ),
+        (
+            config.baseline == "none" and task.eos_penalty == 0,
+            ("negative_weight",),
+            "baseline is 'none' and no reward is negative, so no advantage is",
         ),
     ]
 
@@ -117,12 +153,19 @@ def _term_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str
         (
             config.beta == 0,
             (
+                "kl_estimator",
+                "kl_in",
                 "use_bias_correction_kl",
                 "sync_ref_model",
                 "ref_model_mixup_alpha",
                 "ref_model_sync_steps",
             ),
             "beta is 0: there is no KL term",
+        ),
+        (
+            config.kl_in == "reward",
+            ("use_bias_correction_kl",),
+            "kl_in is 'reward': there is no KL term in the loss",
         ),
         (not config.use_adaptive_entropy, ADAPTIVE_ENTROPY, "use_adaptive_entropy is false"),
         (
@@ -147,18 +190,23 @@ def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str
         "vllm_enable_sleep_mode",
         "vllm_max_model_length",
         "vllm_tensor_parallel_size",
-        "vllm_importance_sampling_correction",
-        *correction,
     )
+    importance = ("vllm_importance_sampling_correction", *correction)
     return [
         (not config.use_vllm, engine, "use_vllm is false"),
         (
-            config.use_vllm and not config.vllm_importance_sampling_correction,
+            not config.use_vllm and not config.sampler_differs,
+            importance,
+            "use_vllm is false, and the sampler does not differ from the policy",
+        ),
+        (
+            (config.use_vllm or config.sampler_differs)
+            and not config.vllm_importance_sampling_correction,
             correction,
             "vllm_importance_sampling_correction is false",
         ),
         (
-            not config.saves_a_forward,
+            not config.saves_a_forward or config.corrects_without_engine,
             ("reuse_forward",),
             "no importance correction of an on-policy update: there is no forward pass to save",
         ),

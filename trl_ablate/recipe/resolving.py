@@ -26,6 +26,7 @@ from trl_ablate.recipe.agreement import (
     check_evaluation,
     check_reference,
     check_resuming,
+    check_rewards,
     limit_prompts,
     template_warnings,
     trust_warnings,
@@ -182,6 +183,7 @@ def _resolve(
     check_evaluation(config, task)
     check_resuming(config)
     check_reference(config)
+    check_rewards(config, task)
     limit_prompts(config, task)
     return Resolved(
         recipe=path,

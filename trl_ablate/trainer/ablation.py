@@ -4,9 +4,11 @@ No code of TRL is copied. Each override calls `super()` and changes its input or
 
     _calculate_rewards                     keep the gathered rewards
     __init__                               configure the vLLM engine while TRL builds it
-    _generate_and_score_completions        replace TRL's advantages by ours; one forward pass less
+    _generate_and_score_completions        replace TRL's advantages by ours, drop groups; one
+                                           forward pass less
     _prepare_inputs                        trim and regroup the microbatches of a rollout batch
-    _compute_loss                          length norm and surrogate, for the duration of the call
+    _compute_loss                          length norm and surrogate, for the duration of the call;
+                                           add KL terms that TRL lacks
     _get_per_token_logps_and_entropies     no padding through the model; keep the loss's
                                            log-probabilities; correct the engine's
     _generate_single_turn, _generate       stop strings end completions, and count as their end
@@ -31,7 +33,6 @@ import torch
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
 
-from trl_ablate.advantages import compute_advantages, weighted_reward
 from trl_ablate.config import AblationConfig, own_config
 from trl_ablate.trainer import carried
 from trl_ablate.trainer.architectures import has_virtual_tokens, may_move_rows
@@ -50,6 +51,9 @@ from trl_ablate.trainer.generation import (
     evaluation_generation_kwargs,
     sampling_by,
 )
+from trl_ablate.trainer.groups import Scored, check_outcome_gate, scored, with_advantages
+from trl_ablate.trainer.idle_steps import IdleSteps
+from trl_ablate.trainer.kl import kl_loss
 from trl_ablate.trainer.loss_pass import (
     LossPass,
     Objective,
@@ -60,6 +64,7 @@ from trl_ablate.trainer.loss_pass import (
 from trl_ablate.trainer.mismatch import MismatchCorrection
 from trl_ablate.trainer.one_shot import apart_from_training, check_sets, evaluate_one_shot
 from trl_ablate.trainer.phases import StepPhases
+from trl_ablate.trainer.resampling import check_dataset, resampled
 from trl_ablate.trainer.rollouts import (
     Described,
     describe,
@@ -68,6 +73,7 @@ from trl_ablate.trainer.rollouts import (
     without_truncated,
 )
 from trl_ablate.trainer.row_metrics import RowMetrics
+from trl_ablate.trainer.sampler import Sampler, check_text, needs_ratio, sampler_logps
 from trl_ablate.trainer.temporary import replaced
 
 
@@ -97,12 +103,20 @@ class AblationTrainer(GRPOTrainer):
         factories: Any = self.environment_factories
         self.evaluation_environments = {name: [] for name in factories or ()}
         self.described = Described([], [])
+        check_outcome_gate(args, self.reward_func_names)
+        if args.group_filter == "resample":
+            check_dataset(self)
         self._rewards_NF = torch.empty(0)
+        self.generated_tokens = 0
+        total = partial(self.accelerator.reduce, reduction="sum")
+        self.idle_steps = IdleSteps(self._metrics["train"], total)
+        self.callback_handler.add_callback(self.idle_steps)
         self._loss_pass: LossPass | None = None
         self.ratio_sums = RatioSums()
         gather: Any = self.accelerator.gather
         self._row_metrics = RowMetrics(self._metrics["train"], gather)
         self.mismatch = MismatchCorrection(args)
+        self.sampler = Sampler(args)
         self.callback_handler.add_callback(GRPOStepClock(args.grpo_steps_per_optimizer_step))
         self.phases = StepPhases(self._metrics["train"], memory=args.log_memory)
         self.callback_handler.add_callback(self.phases)
@@ -124,38 +138,36 @@ class AblationTrainer(GRPOTrainer):
         return self._rewards_NF
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with self.phases.phase("rollout"), replaced(self, **self._left_to_us()):
+        with self.phases.phase("rollout"):
+            found = self.scored(inputs)
+            if self.model.training and self.args.group_filter == "resample":
+                found = resampled(self, found)
+        return with_advantages(self, found)
+
+    def scored(self, inputs: list[dict[str, Any]], turn: int = 0) -> Scored:
+        """Generate and score in one call of TRL, the first or a later one of a rollout batch."""
+        with replaced(self, **self._left_to_us()):
             output = super()._generate_and_score_completions(inputs)
         if self.mask_truncated_completions and self.stop.strings:
             output = without_truncated(self, output)
-        if self.multi_objective_aggregation == "sum_then_normalize":
-            self._replace_advantages(output, rows=len(inputs))
-        return output
+        if needs_ratio(self, output):
+            output["importance_sampling_ratio"] = self.mismatch.ratio(
+                output["old_per_token_logps"], output, response_mask(output)
+            )
+        return scored(self, output, self._rewards_NF, turn)
 
-    def _left_to_us(self) -> dict[str, bool]:
+    def _left_to_us(self) -> dict[str, Any]:
         """Settings of TRL that are off while it generates and scores, because this package does
-        their work: masking of truncated completions if there are stop strings, and the importance
-        correction if it uses the training's own forward pass."""
+        their work: masking of truncated completions if there are stop strings, the importance
+        correction if it uses the training's own forward pass, and scales that TRL lacks."""
         correct = self.vllm_importance_sampling_correction and not self.mismatch.saves_a_forward
         mask = self.mask_truncated_completions and not self.stop.strings
-        return {"vllm_importance_sampling_correction": correct, "mask_truncated_completions": mask}
-
-    def _replace_advantages(self, output: dict[str, Any], rows: int) -> None:
-        """Replace TRL's advantages in the batch (this process's slice) and in the log (all)."""
-        group: Any = self.num_generations if self.model.training else self.num_generations_eval
-        advantages_N = compute_advantages(
-            weighted_reward(self._rewards_NF, self.reward_weights),
-            group,
-            baseline=self.args.baseline,
-            scale=self.args.scale_rewards,
-            eps=self.args.advantage_eps,
-        )
-        first = self.accelerator.process_index * rows
-        output["advantages"] = advantages_N[first : first + rows]
-        logged = self._logs["advantages"]
-        for _ in range(min(len(logged), len(advantages_N))):
-            logged.pop()
-        logged.extend(advantages_N.tolist())
+        known = self.args.scale_rewards in ("group", "batch", "none")
+        return {
+            "vllm_importance_sampling_correction": correct,
+            "mask_truncated_completions": mask,
+            "scale_rewards": self.args.scale_rewards if known else "group",
+        }
 
     # Microbatches
 
@@ -178,9 +190,11 @@ class AblationTrainer(GRPOTrainer):
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
         loss_pass = LossPass(inputs, shown_to_trl(inputs, self.args), response_mask(inputs))
-        switched = switched_values(self.args, loss_pass.mask_NT)
+        switched = switched_values(self.args, inputs, loss_pass.mask_NT)
         with replaced(self, _loss_pass=loss_pass, **switched):
             loss = super()._compute_loss(model, loss_pass.shown)
+            kl = kl_loss(self, loss_pass)
+            loss = loss if kl is None else loss + kl
             self._record(loss_pass)
         return loss
 
@@ -195,6 +209,9 @@ class AblationTrainer(GRPOTrainer):
             result = forward(*rows)
         if self._loss_pass is not None:
             self._loss_pass.found(result[0], result[1])
+            if self.args.surrogate == "geometric":
+                low, high = self.args.epsilon, self.args.epsilon_high
+                self._loss_pass.clip_each_token(low, low if high is None else high)
             if self.mismatch.saves_a_forward:
                 self.mismatch.correct(self._loss_pass)
         return result
@@ -204,6 +221,8 @@ class AblationTrainer(GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         objective = Objective.of(self)
         self.mismatch.record(loss_pass)
+        if mode == "train" and self.args.group_filter != "none":
+            self.idle_steps.add(loss_pass.mask_NT)
         self.ratio_sums.add(mode, loss_pass.ratio_sums(objective))
         if DRAWN in loss_pass.inputs:
             sums = loss_pass.metric_sums(objective)
@@ -215,13 +234,17 @@ class AblationTrainer(GRPOTrainer):
         self, prompt_ids, images, multimodal_fields, num_generations, **kwargs
     ):
         training = self.model.training
-        with self.stop.known_to(self.model_wrapped, self.accelerator):
-            completion_ids, logprobs = super()._generate_single_turn(
-                prompt_ids, images, multimodal_fields, num_generations, **kwargs
-            )
-        self.model.train(training)  # continuous batching leaves it in training mode
-        if not self.use_vllm:
-            completion_ids = [self.stop.cut(ids) for ids in completion_ids]
+        with self.sampler.weights_of(self):
+            with self.stop.known_to(self.model_wrapped, self.accelerator):
+                completion_ids, logprobs = super()._generate_single_turn(
+                    prompt_ids, images, multimodal_fields, num_generations, **kwargs
+                )
+            self.model.train(training)  # continuous batching leaves it in training mode
+            if not self.use_vllm:
+                completion_ids = [self.stop.cut(ids) for ids in completion_ids]
+            if training and self.sampler.differs and logprobs is None:
+                check_text(images)
+                logprobs = sampler_logps(self, prompt_ids, completion_ids)
         return completion_ids, logprobs
 
     def _generate(self, prompts: list):

@@ -28,7 +28,9 @@ COMPLETION_KEYS = (
     "sampling_per_token_logps",
     "importance_sampling_ratio",
 )
-ROW_KEYS = ("advantages",)
+ROW_WEIGHTS = "row_weights"
+"""Key of a factor of each row's loss; a batch without it has factor 1."""
+ROW_KEYS = ("advantages", ROW_WEIGHTS)
 SCALAR_KEYS = ("num_items_in_batch",)
 DRAWN = "drawn_microbatch"
 """Key of a regrouped batch: for each row, the index of the microbatch that TRL put it into."""

@@ -38,6 +38,7 @@ VALUES = (
     "_globalstep_last_logged",
     "entropy_coef",
     "_last_world_entropy",
+    "generated_tokens",
 )
 """Attributes of the trainer whose value is a number or a tensor with one number."""
 
@@ -70,6 +71,7 @@ def save(trainer: "AblationTrainer", checkpoint: Path) -> None:
     """Write the state of this process, and the reference model if it follows the policy. Every
     process must call this before the checkpoint is sealed."""
     torch.save(_carried(trainer), _file(trainer, checkpoint))
+    trainer.sampler.save(trainer, checkpoint)
     if trainer.args.sync_ref_model and trainer.args.should_save and not _is_sharded(trainer):
         save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(checkpoint / REFERENCE))
 
@@ -78,6 +80,7 @@ def restore(trainer: "AblationTrainer", checkpoint: Path) -> None:
     """Restore what `save` has written. Call this after TRL has initialised its own counters."""
     if trainer.args.sync_ref_model:
         _restore_reference(trainer, checkpoint / REFERENCE)
+    trainer.sampler.restore(checkpoint)
     file = _file(trainer, checkpoint)
     if not file.exists():
         logger.warning(
@@ -143,6 +146,7 @@ def _carried(trainer: "AblationTrainer") -> dict[str, Any]:
         },
         "ratio_sums": trainer.ratio_sums.carried(),
         "mismatch": trainer.mismatch.carried(),
+        "skipped_steps": trainer.idle_steps.skipped,
     }
     per_rollout = trainer.args.steps_per_generation * trainer.num_iterations
     if trainer._step % per_rollout:
@@ -161,6 +165,7 @@ def _restore_state(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
         trainer._metrics["train"][name].extend(values)
     trainer.ratio_sums.restore(written["ratio_sums"])  # on the CPU, as not every device has float64
     trainer.mismatch.restore(carried["mismatch"])
+    trainer.idle_steps.skipped = carried.get("skipped_steps", 0)
     if "rollout" in carried:
         trainer._buffered_inputs = carried["rollout"]
         _log_completions(trainer, carried["completions"])

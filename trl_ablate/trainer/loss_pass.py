@@ -18,6 +18,7 @@ from trl_ablate.losses import (
     changed_by_cispo,
     changed_by_clipping,
     changed_by_weight,
+    clipped_log_ratio,
     kl_to_reference,
     loss_denominator,
     ratio_means,
@@ -27,7 +28,7 @@ from trl_ablate.losses import (
     token_ratio,
 )
 from trl_ablate.metrics import ENTROPY
-from trl_ablate.trainer.batching import Batch
+from trl_ablate.trainer.batching import ROW_WEIGHTS, Batch
 from trl_ablate.trainer.row_metrics import row_sums
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Objective:
     """The settings that TRL's loss depends on."""
 
     loss_type: str
-    reinforce: bool
+    surrogate: str | None
     level: str
     epsilon_low: float
     epsilon_high: float
@@ -49,6 +50,7 @@ class Objective:
     vespo_weights: Callable[..., torch.Tensor]
     """TRL's function, with its parameters bound."""
     kl: bool
+    kl_estimator: str
     kl_corrected: bool
 
     @classmethod
@@ -57,7 +59,7 @@ class Objective:
         args: Any = trainer.args
         return cls(
             loss_type=trainer.loss_type,
-            reinforce=args.surrogate == "reinforce",
+            surrogate=args.surrogate,
             level=trainer.importance_sampling_level,
             epsilon_low=trainer.epsilon_low,
             epsilon_high=trainer.epsilon_high,
@@ -70,7 +72,8 @@ class Objective:
                 k_neg=args.vespo_k_neg,
                 lambda_neg=args.vespo_lambda_neg,
             ),
-            kl=trainer.beta != 0.0,
+            kl=args.beta != 0.0 and args.kl_in == "loss",
+            kl_estimator=args.kl_estimator,
             kl_corrected=args.use_bias_correction_kl,
         )
 
@@ -91,12 +94,31 @@ class LossPass:
         advantages = inputs["advantages"]
         self.advantages_N1 = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
         self.logps_NT = torch.empty(0)
+        self.attached_logps_NT = torch.empty(0)
+        self._held_NT = torch.empty(0)
         self.entropies_NT = torch.empty(0)
 
     def found(self, logps_NT: Any, entropies_NT: Any) -> None:
         """Keep the result of the loss's forward pass; TRL's loss always asks for entropies."""
+        self.attached_logps_NT = logps_NT
         self.logps_NT = logps_NT.detach()
         self.entropies_NT = entropies_NT.detach()
+
+    def clip_each_token(self, epsilon_low: float, epsilon_high: float) -> None:
+        """Show TRL old log-probabilities whose log ratio is the clipped one. With gradient: the
+        current ones cancel, so that a clipped token has none."""
+        log_ratio_NT = self.attached_logps_NT - self._old_logps(self.inputs)
+        clipped_NT = clipped_log_ratio(log_ratio_NT, self.advantages_N1, epsilon_low, epsilon_high)
+        self._held_NT = (clipped_NT != log_ratio_NT) & (self.advantages_N1 != 0)
+        if "old_per_token_logps" in self.shown:
+            self.shown["old_per_token_logps"] = self.attached_logps_NT - clipped_NT
+
+    def attached_ratio(self, level: str) -> torch.Tensor:
+        """π/π_old as TRL's loss has it, with gradient."""
+        old_logps_NT = self.shown.get("old_per_token_logps", self.logps_NT)
+        if level == "sequence":
+            return torch.exp(sequence_log_ratio(self.attached_logps_NT, old_logps_NT, self.mask_NT))
+        return token_ratio(self.attached_logps_NT, old_logps_NT, self.mask_NT)
 
     def ratio_sums(self, objective: Objective) -> torch.Tensor:
         """`(3,)`, see `losses.ratio_sums`; the ratio is that to the sampling policy."""
@@ -108,7 +130,8 @@ class LossPass:
         ratio_NT = self._ratio(self.shown, objective.level)
         values = {ENTROPY: self.entropies_NT}
         if objective.kl:
-            kl_NT = kl_to_reference(self.logps_NT, self.inputs["ref_per_token_logps"])
+            reference_NT = self.inputs["ref_per_token_logps"]
+            kl_NT = kl_to_reference(self.logps_NT, reference_NT, objective.kl_estimator)
             values["kl"] = kl_NT * ratio_NT if objective.kl_corrected else kl_NT
         if objective.loss_type == "cispo":
             values["cispo_clip_ratio"] = self._changed(ratio_NT, objective)
@@ -133,8 +156,10 @@ class LossPass:
 
     def _changed(self, ratio_NT: torch.Tensor, objective: Objective) -> torch.Tensor:
         """Where the gradient of the loss differs from that of `r·A`; nowhere with `reinforce`."""
-        if objective.reinforce:
+        if objective.surrogate == "reinforce":
             return torch.zeros_like(ratio_NT, dtype=torch.bool)
+        if objective.surrogate == "geometric":
+            return self._held_NT
         if objective.loss_type == "cispo":
             return changed_by_cispo(ratio_NT, self.advantages_N1, objective.epsilon_high)
         if objective.loss_type == "sapo":
@@ -169,7 +194,7 @@ class LossPass:
 
     def _old_logps(self, batch: Batch) -> torch.Tensor:
         """Log-probabilities of the sampling policy; if there are none, those of the current one."""
-        return batch.get("old_per_token_logps", self.logps_NT)
+        return batch.get("old_per_token_logps", self.logps_NT).detach()
 
 
 class RatioSums:
@@ -205,14 +230,30 @@ class RatioSums:
 
 def shown_to_trl(inputs: Batch, config: AblationConfig) -> Batch:
     """A copy of the inputs for one loss. With `reinforce`, it lacks the old log-probabilities, so
-    TRL takes the current ones: their ratio is 1, with gradient ∇log π."""
+    TRL takes the current ones: their ratio is 1, with gradient ∇log π. TRL's policy loss is
+    proportional to the advantages, so they take the factor of each row."""
     hidden = {"old_per_token_logps"} if config.surrogate == "reinforce" else set()
-    return {key: value for key, value in inputs.items() if key not in hidden}
+    shown = {key: value for key, value in inputs.items() if key not in hidden}
+    if ROW_WEIGHTS in inputs:
+        shown["advantages"] = inputs["advantages"] * inputs[ROW_WEIGHTS]
+    return shown
 
 
-def switched_values(config: AblationConfig, mask_NT: torch.Tensor) -> dict[str, Any]:
-    """The attributes of TRL's trainer (divisor, clip range) that the switches set for one loss."""
+def own_kl(config: AblationConfig, inputs: Batch) -> bool:
+    """Whether the loss's KL term is ours: TRL has k3 only, with one weight for all rows."""
+    weighted = ROW_WEIGHTS in inputs and config.length_norm == "prompt"
+    in_loss = config.beta != 0.0 and config.kl_in == "loss"
+    return in_loss and (config.kl_estimator != "k3" or weighted)
+
+
+def switched_values(config: AblationConfig, inputs: Batch, mask_NT: torch.Tensor) -> dict[str, Any]:
+    """The attributes of TRL's trainer (divisor, clip range, weight of the KL term) that the
+    switches set for one loss."""
     values: dict[str, Any] = {}
+    if config.beta and (config.kl_in == "reward" or own_kl(config, inputs)):
+        values["beta"] = 0.0
+    elif config.beta and ROW_WEIGHTS in inputs:
+        values["beta"] = config.beta * inputs[ROW_WEIGHTS][0].item()  # the same in all rows
     if config.length_norm in ("constant", "microbatch"):
         divisor = loss_denominator(
             mask_NT,
@@ -220,6 +261,10 @@ def switched_values(config: AblationConfig, mask_NT: torch.Tensor) -> dict[str, 
             constant=config.length_norm_constant or config.max_completion_length,
         )
         values["max_completion_length"] = divisor.item() / len(mask_NT)
-    if config.surrogate == "no_clip":
+    if config.corrects_without_engine and "sampling_per_token_logps" in inputs:
+        values["use_vllm"] = True  # TRL's loss then multiplies by the importance ratio
+    if config.surrogate == "geometric":
+        values["importance_sampling_level"] = "sequence"
+    if config.surrogate in ("no_clip", "geometric"):
         values |= {"epsilon_low": NO_CLIP, "epsilon_high": NO_CLIP}
     return values

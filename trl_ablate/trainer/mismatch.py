@@ -14,6 +14,7 @@ import torch
 from trl_ablate.config import AblationConfig
 from trl_ablate.losses import importance_ratio
 from trl_ablate.metrics import SAMPLING_GAP
+from trl_ablate.trainer.batching import Batch
 from trl_ablate.trainer.loss_pass import LossPass
 
 
@@ -29,6 +30,7 @@ class Fact(IntEnum):
     RATIO_COUNT = 6
     RATIO_MIN = 7
     RATIO_MAX = 8
+    RATIO_SQUARES = 9
 
 
 class MismatchCorrection:
@@ -40,6 +42,7 @@ class MismatchCorrection:
 
     def __init__(self, config: AblationConfig):
         self.saves_a_forward = config.saves_a_forward
+        self._without_engine = config.corrects_without_engine
         self._bounds = {
             "mode": config.vllm_importance_sampling_mode,
             "low": config.vllm_importance_sampling_clip_min,
@@ -62,11 +65,14 @@ class MismatchCorrection:
     def correct(self, loss_pass: LossPass) -> None:
         """Add the importance ratio to the inputs of TRL's loss."""
         shown = loss_pass.shown
-        shown["importance_sampling_ratio"] = importance_ratio(
-            loss_pass.logps_NT,
-            shown["sampling_per_token_logps"],
-            loss_pass.mask_NT,
-            **self._bounds,
+        shown["importance_sampling_ratio"] = self.ratio(
+            loss_pass.logps_NT, shown, loss_pass.mask_NT
+        )
+
+    def ratio(self, logps_NT: torch.Tensor, batch: Batch, mask_NT: torch.Tensor) -> torch.Tensor:
+        """See `losses.importance_ratio`."""
+        return importance_ratio(
+            logps_NT, batch["sampling_per_token_logps"], mask_NT, **self._bounds
         )
 
     def record(self, loss_pass: LossPass) -> None:
@@ -74,15 +80,16 @@ class MismatchCorrection:
         shown = loss_pass.shown
         if "importance_sampling_ratio" not in shown:
             return
+        before_NT = shown.get("old_per_token_logps") if self._without_engine else None
         rows_NF = mismatch_rows(
-            loss_pass.logps_NT,
+            loss_pass.logps_NT if before_NT is None else before_NT,
             shown["sampling_per_token_logps"],
             shown["importance_sampling_ratio"],
             loss_pass.mask_NT,
             **self._bounds,
         )
         self._rows.append(rows_NF)
-        if self.saves_a_forward:
+        if self.saves_a_forward or self._without_engine:
             self._of_this_rollout.append(rows_NF)
         if len(self._of_this_rollout) == self._microbatches:
             self._gaps.append(local_gap(torch.cat(self._of_this_rollout)))
@@ -96,7 +103,7 @@ class MismatchCorrection:
         gaps = gather(torch.stack(self._gaps)).cpu() if self._gaps else None
         of_gap = {} if gaps is None else gap_metrics(gaps.view(-1, len(self._gaps), len(Gap)))
         self._rows, self._gaps = [], []
-        return {**of_gap, **held_by_length(rows_NF)}
+        return {**of_gap, **held_by_length(rows_NF), **effective_sample_size(rows_NF)}
 
 
 def mismatch_rows(
@@ -108,7 +115,7 @@ def mismatch_rows(
     low: float | None,
     high: float | None,
 ) -> torch.Tensor:
-    """One row of `Fact`s per completion: `(N, 9)`.
+    """One row of `Fact`s per completion: `(N, 10)`.
 
     Shapes: log-probabilities and mask `(N, T)`; `ratio_NT`, the correction's factor of the loss,
     `(N, T)`, or `(N, 1)` for whole sequences.
@@ -130,6 +137,7 @@ def mismatch_rows(
         Fact.GAP_COUNT: known_NT.sum(dim=1),
         Fact.GAP_MAX: gap_NT.amax(dim=1),
         Fact.RATIO_SUM: ratio_NT.masked_fill(~counted, 0.0).sum(dim=1),
+        Fact.RATIO_SQUARES: (ratio_NT**2).masked_fill(~counted, 0.0).sum(dim=1),
         Fact.RATIO_COUNT: counted.sum(dim=1),
         Fact.RATIO_MIN: ratio_NT.masked_fill(~counted, torch.inf).amin(dim=1),
         Fact.RATIO_MAX: ratio_NT.masked_fill(~counted, -torch.inf).amax(dim=1),
@@ -193,6 +201,17 @@ def held_by_length(rows_NF: torch.Tensor) -> dict[str, float]:
         for place, quarter in enumerate(quarters, start=1)
         if len(quarter)
     }
+
+
+def effective_sample_size(rows_NF: torch.Tensor) -> dict[str, float]:
+    """`sampling/effective_sample_size`: (Σ r)² / (n Σ r²) over the ratios of tokens or sequences,
+    the share of independent samples that as many weighted ones are worth. 1 if all are equal; not
+    logged if all are 0."""
+    total = rows_NF.sum(dim=0)
+    squares = total[Fact.RATIO_COUNT] * total[Fact.RATIO_SQUARES]
+    if squares == 0:
+        return {}
+    return {"sampling/effective_sample_size": (total[Fact.RATIO_SUM] ** 2 / squares).item()}
 
 
 def _held(ratio_NT: torch.Tensor, mode: str, low: float | None, high: float | None) -> torch.Tensor:

@@ -85,7 +85,13 @@ def response_mask(batch: Mapping[str, Any]) -> torch.Tensor:
 
 def without_truncated(trainer: "AblationTrainer", batch: Mapping[str, Any]) -> dict[str, Any]:
     """Apply `mask_truncated_completions` as TRL does, but with stop strings as ends, too."""
-    batch = without(batch, [trainer.stop.ended(ids) for ids in trainer._completion_ids])
+    return counted(
+        trainer, without(batch, [trainer.stop.ended(i) for i in trainer._completion_ids])
+    )
+
+
+def counted(trainer: "AblationTrainer", batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch with the number of tokens in the loss over all processes, by TRL's name for it."""
     items: Any = trainer.accelerator.gather(response_mask(batch).sum())
     return {**batch, "num_items_in_batch": items.sum()}
 

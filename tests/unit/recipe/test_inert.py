@@ -7,10 +7,15 @@ from trl_ablate import AblationConfig, TaskArguments
 from trl_ablate.recipe.inert import inert_knobs
 
 
-def inert(**settings) -> dict[str, str]:
+def inert(task: TaskArguments | None = None, **settings) -> dict[str, str]:
     batches = {"per_device_train_batch_size": 4, "num_generations": 4}
     config = AblationConfig(output_dir="unused", use_cpu=True, bf16=False, **batches, **settings)
-    return inert_knobs(config, TaskArguments(), ModelConfig(), settings)
+    return inert_knobs(config, task or TaskArguments(), ModelConfig(), settings)
+
+
+ONE_GROUP = {"steps_per_generation": 1}
+"""A rollout batch of four completions to one question."""
+TWO_GROUPS = {"steps_per_generation": 2}
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -39,3 +44,52 @@ def test_regrouping_is_inert_where_there_is_nothing_to_regroup(rollout, accumula
 def test_regrouping_is_inert_where_a_row_depends_on_its_neighbours():
     found = inert(gradient_accumulation_steps=4, regroup_by_length=True, length_norm="microbatch")
     assert "depends on its microbatch" in found["regroup_by_length"]
+
+
+CORRECTION = "vllm_importance_sampling_correction"
+MASKS = {"vllm_importance_sampling_mode": "token_mask"}
+UNCORRECTED = {"sampler_dtype": "int8", CORRECTION: False}
+TWO_REWARDS = TaskArguments(template="reasoning_xml")
+PENALTY = TaskArguments(eos_penalty=0.5)
+
+
+@pytest.mark.parametrize(
+    ("knob", "settings", "task", "silent"),
+    [
+        (CORRECTION, {CORRECTION: False}, None, True),
+        (CORRECTION, {CORRECTION: False, "rollout_staleness": 1}, None, False),
+        ("vllm_importance_sampling_mode", {**MASKS, "sampler_dtype": "int8"}, None, False),
+        ("vllm_importance_sampling_mode", {**MASKS, **UNCORRECTED}, None, True),
+        ("kl_in", {"kl_in": "reward"}, None, True),
+        ("kl_in", {"kl_in": "reward", "beta": 0.1}, None, False),
+        ("kl_estimator", {"kl_estimator": "k1"}, None, True),
+        ("kl_estimator", {"kl_estimator": "k1", "beta": 0.1}, None, False),
+        ("max_resample_rounds", {"max_resample_rounds": 5}, None, True),
+        ("max_resample_rounds", {"max_resample_rounds": 5, "group_filter": "drop"}, None, True),
+        (
+            "max_resample_rounds",
+            {"max_resample_rounds": 5, "group_filter": "resample"},
+            None,
+            False,
+        ),
+        ("reward_noise", {"reward_noise": 0.1, "placebo": "random"}, None, True),
+        ("reward_noise", {"reward_noise": 0.1}, None, False),
+        ("outcome_gate", {"outcome_gate": "answer", "placebo": "random"}, TWO_REWARDS, True),
+        ("outcome_gate", {"outcome_gate": "answer"}, TWO_REWARDS, False),
+        ("outcome_gate", {"outcome_gate": "r1_zero"}, None, True),
+        ("outcome_gate", {"outcome_gate": "r1_zero"}, PENALTY, False),
+        ("negative_weight", {"negative_weight": 0.0, "baseline": "none"}, None, True),
+        ("negative_weight", {"negative_weight": 0.0, "baseline": "none"}, PENALTY, False),
+        ("negative_weight", {"negative_weight": 0.0}, None, False),
+        ("scale_rewards", {"scale_rewards": "advantage_std", **ONE_GROUP}, None, True),
+        ("scale_rewards", {"scale_rewards": "advantage_std", **TWO_GROUPS}, None, False),
+        (
+            "scale_rewards",
+            {"scale_rewards": "advantage_std", "baseline": "leave_one_out", **ONE_GROUP},
+            None,
+            False,
+        ),
+    ],
+)
+def test_switches_of_groups_and_rewards(knob, settings, task, silent):
+    assert (knob in inert(task, **settings)) is silent

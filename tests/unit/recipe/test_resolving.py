@@ -354,9 +354,10 @@ def test_every_setting_has_help():
     import dataclasses
 
     from trl_ablate.config import AblationConfig
+    from trl_ablate.switches import GroupSwitches
     from trl_ablate.task import TaskArguments
 
-    for group in (AblationConfig, TaskArguments):
+    for group in (AblationConfig, GroupSwitches, TaskArguments):
         own = group.__annotations__
         for field in dataclasses.fields(group):
             if field.name in own and field.name != "args":
@@ -397,3 +398,21 @@ def test_named_evaluation_sets_give_metrics_that_can_be_the_best():
 def test_a_metric_has_one_name_and_is_there(settings, said):
     with pytest.raises(ConfigurationError, match=said):
         load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"outcome_gate": "answer"}, "'answer', but the reward functions are r1_zero; name one"),
+        ({"outcome_gate": "x", "eos_penalty": 1.0}, "functions are r1_zero, eos_penalty; name one"),
+        ({"reward_noise": 0.1, "eos_penalty": 1.0}, "set eos_penalty to 0, or outcome_gate to r1"),
+    ],
+)
+def test_rewards_that_a_gate_or_noise_needs(settings, said):
+    with pytest.raises(ConfigurationError, match=said):
+        load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
+
+
+def test_a_gate_makes_noise_and_a_penalty_agree():
+    settings = {"reward_noise": 0.1, "eos_penalty": 1.0, "outcome_gate": "r1_zero"}
+    assert load_recipe(SHIPPED / "grpo.yaml", "miniature", settings).config.reward_noise == 0.1

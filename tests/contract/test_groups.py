@@ -1,0 +1,354 @@
+"""Groups without variance, control rewards and the outcome gate, in the trainer."""
+
+import math
+
+import pytest
+import torch
+
+from tests.contract.test_loss import assert_same, batch, gradients, logps_of  # noqa: F401
+from trl_ablate import AblationConfig, ConfigurationError
+from trl_ablate.losses import loss_denominator
+from trl_ablate.trainer.groups import Scored, with_advantages
+from trl_ablate.trainer.resampling import fill
+
+CONSTANT, BETA, KEPT = 9.0, 0.3, [0, 1]
+"""Of the two groups of two rows, the first has variance."""
+LOSSES = {
+    "mean": {"length_norm": "mean"},
+    "constant": {"length_norm": "constant", "length_norm_constant": CONSTANT},
+    "microbatch": {"length_norm": "microbatch"},
+    "token": {"length_norm": "token"},
+}
+
+
+def weights(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+def scored_batch(inputs, outcomes):
+    return Scored(inputs, torch.tensor(outcomes), None, torch.zeros(4).bool(), None, 4, 18)
+
+
+@pytest.mark.parametrize("beta", [0.0, BETA])
+@pytest.mark.parametrize("length_norm", LOSSES)
+def test_a_dropped_group_leaves_the_loss_and_its_divisor(
+    make_trainer,
+    batch,  # noqa: F811
+    length_norm,
+    beta,
+):
+    """Loss and gradient are those of a batch without the dropped rows."""
+    trainer = make_trainer(
+        group_filter="drop", num_generations=2, scale_rewards="none", beta=beta,
+        **LOSSES[length_norm],
+    )  # fmt: skip
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.args.steps_per_generation = 1
+    trainer.model.train()
+    with torch.no_grad():
+        batch["ref_per_token_logps"] = logps_of(trainer.model, batch) - 0.5
+    ready = with_advantages(trainer, scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
+    assert ready["advantages"].tolist() == [0.5, -0.5, 0, 0]
+    ours = trainer._compute_loss(trainer.model, ready)
+    our_gradient = gradients(ours, trainer.model)
+
+    logps, mask = logps_of(trainer.model, batch)[KEPT], batch["completion_mask"][KEPT]
+    ratio, difference = (
+        torch.exp(logps - logps.detach()),
+        batch["ref_per_token_logps"][KEPT] - logps,
+    )
+    kl = (torch.exp(difference) - difference - 1) * ratio
+    loss = -torch.tensor([[0.5], [-0.5]]) * ratio + beta * kl
+    divisor = loss_denominator(mask, length_norm, constant=CONSTANT)
+    theirs = ((loss * mask).sum(1) / divisor).sum()
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-7)
+    assert_same(our_gradient, gradients(theirs, trainer.model))
+
+
+def test_a_dropped_group_takes_no_part_in_the_statistics_of_the_batch(make_trainer, batch):  # noqa: F811
+    trainer = make_trainer(
+        group_filter="drop", num_generations=2, baseline="batch_mean", scale_rewards="none"
+    )
+    trainer.model.train()
+    ready = with_advantages(trainer, scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
+    assert ready["advantages"].tolist() == [0.5, -0.5, 0, 0]
+    assert ready["num_items_in_batch"] == 11
+
+
+FOUR_GROUPS = {"generation_batch_size": 16, "gradient_accumulation_steps": 4}
+
+
+def by_prompt(completions, prompts, **kwargs):
+    """Alternating rewards; 1 for all completions of the prompts 11 to 19."""
+    return [1.0 if "User: 1" in prompt else float(i % 2) for i, prompt in enumerate(prompts)]
+
+
+def ones(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+def ungraded(completions, **kwargs):
+    return [None] * len(completions)
+
+
+@pytest.mark.parametrize("reward", [ones, ungraded])
+@pytest.mark.parametrize("group_filter", ["drop", "resample"])
+def test_a_step_without_groups_is_skipped_and_counted(make_trainer, caplog, group_filter, reward):
+    """Adam's momentum and the weight decay would move the weights; nothing is NaN."""
+    trainer = make_trainer(
+        reward=reward, group_filter=group_filter, max_resample_rounds=2, beta=0.1,
+        weight_decay=0.1, loss_type="grpo",
+    )  # fmt: skip
+    start = weights(trainer)
+    trainer.train()
+    assert torch.equal(weights(trainer), start)
+    rows = [row for row in trainer.state.log_history if "grad_norm" in row]
+    assert [row["rollouts/skipped_steps"] for row in rows] == [1, 2, 3]
+    assert [row["grad_norm"] for row in rows] == [0, 0, 0]
+    assert [row["loss"] for row in rows] == [0, 0, 0]
+    numbers = [
+        value for row in rows for name, value in row.items()
+        if value is not None and name not in UNGRADED
+    ]  # fmt: skip
+    assert all(map(math.isfinite, numbers))
+    never_filled = "2 of 2 groups have no reward variance after 2 rounds" in caplog.text
+    assert never_filled is (group_filter == "resample")
+    generated = 8 if group_filter == "drop" else 24
+    assert {row["rollouts/generated"] for row in rows} == {generated}
+    assert {row["rollouts/used"] for row in rows} == {0}
+
+
+UNGRADED = ("reward", "reward_std", "rewards/ungraded/mean", "rewards/ungraded/std")
+"""TRL logs no value for these without a graded completion."""
+
+
+def test_momentum_does_not_move_a_skipped_step(make_trainer):
+    calls = []
+
+    def first_only(completions, **kwargs):
+        calls.append(len(completions))
+        return [float(i % 2) if len(calls) == 1 else 1.0 for i in range(len(completions))]
+
+    def after(steps):
+        calls.clear()
+        trainer = make_trainer(reward=first_only, group_filter="drop", max_steps=steps,
+                               lr_scheduler_type="constant")  # fmt: skip
+        start = weights(trainer)
+        trainer.train()
+        assert not torch.equal(weights(trainer), start)
+        return weights(trainer)
+
+    assert torch.equal(after(1), after(3))
+
+
+def test_counts_of_dropped_groups(make_trainer):
+    trainer = make_trainer(reward=by_prompt, group_filter="drop", **FOUR_GROUPS)
+    trainer.train()
+    for number, row in enumerate(trainer.state.log_history[:-1], start=1):
+        share = row["frac_reward_zero_std"]  # TRL's
+        assert row["rollouts/used"] == 16 * (1 - share)
+        assert row["rollouts/dropped"] == 16 * share
+        assert row["groups/passed/4"] == share and row["groups/passed/2"] == 1 - share
+        assert 16 * 10 * number < row["rollouts/generated_tokens"] <= 16 * 12 * number
+        whole = row["rollouts/used_tokens"] + row["rollouts/dropped_tokens"]
+        assert whole == 16 * row["completions/mean_length"]
+    assert sum(row.get("rollouts/dropped", 0) for row in trainer.state.log_history) > 0
+
+
+def test_resampling_fills_the_batch_with_groups_of_fresh_prompts(make_trainer):
+    trainer = make_trainer(
+        reward=by_prompt, group_filter="resample", max_resample_rounds=20, max_steps=2,
+        **FOUR_GROUPS,
+    )  # fmt: skip
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "rollouts/used" in row]
+    assert [row["rollouts/used"] for row in rows] == [16, 16]
+    assert sum(row["rollouts/dropped"] for row in rows) > 0
+    assert all(row["rollouts/skipped_steps"] == 0 for row in rows)
+    last = trainer.latest_rollouts()
+    assert len(last) == 16
+    assert not [row for row in last if "User: 1" in row["prompt"]]
+    assert all(abs(row["advantage"]) == pytest.approx(0.866, abs=1e-3) for row in last)
+    for first in range(0, 16, 4):
+        assert len({row["prompt"] for row in last[first : first + 4]}) == 1
+
+
+def test_resampled_rows_stay_together(make_trainer):
+    """Prompt, completion, masks and advantage of each row are those of one rollout."""
+    trainer = make_trainer(
+        reward=by_prompt, group_filter="resample", max_resample_rounds=20, stop=["1", "2", "a"],
+        max_completion_length=30, generation_batch_size=16,
+    )  # fmt: skip
+    trainer.model.train()
+    inputs = [dict(trainer.train_dataset[4 + i // 4]) for i in range(16)]  # 15+18 … 18+21
+    output = trainer._generate_and_score_completions(inputs)
+    logged = trainer.latest_rollouts()
+    decode = trainer.processing_class.decode
+    for i, row in enumerate(logged):
+        prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()]
+        completion = output["completion_ids"][i][output["completion_mask"][i].bool()]
+        assert decode(prompt, skip_special_tokens=True) == row["prompt"]
+        assert decode(completion, skip_special_tokens=True) == row["response"]
+        assert output["advantages"][i] == pytest.approx(row["advantage"])
+    assert output["num_items_in_batch"] == output["completion_mask"].sum()
+
+
+def test_resampling_asks_for_what_is_missing_only(make_trainer):
+    sizes = []
+
+    def reward(completions, prompts, **kwargs):
+        sizes.append(len(completions))
+        return by_prompt(completions, prompts)
+
+    trainer = make_trainer(reward=reward, group_filter="resample", generation_batch_size=16)
+    trainer.model.train()
+    chosen = [0, 12, 13, 14]  # 11+14, and three prompts that have variance
+    trainer._generate_and_score_completions(
+        [dict(trainer.train_dataset[chosen[i // 4]]) for i in range(16)]
+    )
+    assert sizes[0] == 16 and set(sizes[1:]) == {4}
+
+
+@pytest.mark.parametrize(
+    ("kept", "places"),
+    [
+        ([[True, True]], [(0, 0), (0, 1)]),
+        ([[False, True, False], [False, True], [True]], [(1, 1), (0, 1), (2, 0)]),
+        ([[False, False], [True]], [(1, 0), (0, 1)]),  # not full: the last keeps its group
+        ([[False], [False]], [(0, 0)]),
+        ([[False], [True, True]], [(1, 0)]),  # one too many
+    ],
+)
+def test_which_group_takes_which_place(kept, places):
+    assert fill(kept) == places
+
+
+def test_a_stream_cannot_be_resampled(make_trainer):
+    from trl_ablate import AblationTrainer
+
+    def streaming(train_dataset, **arguments):
+        return AblationTrainer(train_dataset=train_dataset.to_iterable_dataset(), **arguments)
+
+    with pytest.raises(ConfigurationError, match="this one is a stream"):
+        make_trainer(streaming, group_filter="resample")
+
+
+@pytest.mark.parametrize("placebo", ["random", "length", "constant"])
+def test_a_placebo_makes_the_advantages_and_leaves_the_logged_rewards(make_trainer, placebo):
+    trainer = make_trainer(reward=by_prompt, placebo=placebo, baseline="none",
+                           scale_rewards="none", generation_batch_size=16)  # fmt: skip
+    trainer.model.train()
+    inputs = [dict(trainer.train_dataset[i // 4 + 10]) for i in range(16)]
+    first = trainer._generate_and_score_completions(inputs)["advantages"]
+    assert [row["reward"] for row in trainer.latest_rollouts()] == [0.0, 1.0] * 8
+    lengths = trainer.described.lengths
+    if placebo == "random":
+        assert set(first.tolist()) == {0.0, 1.0}
+    else:
+        expected = [length / 12 if placebo == "length" else 1.0 for length in lengths]
+        assert first.tolist() == pytest.approx(expected)
+    again = trainer._generate_and_score_completions(inputs)["advantages"]
+    trainer._step = 1
+    if placebo == "random":
+        assert torch.equal(first, again)  # a function of seed and step
+        assert not torch.equal(first, trainer._generate_and_score_completions(inputs)["advantages"])
+
+
+def test_controls_leave_evaluation_alone(make_trainer):
+    plain = make_trainer(reward=by_prompt, num_generations_eval=1).evaluate()
+    noisy = make_trainer(reward=by_prompt, num_generations_eval=1, reward_noise=1.0).evaluate()
+    assert noisy["eval_reward"] == plain["eval_reward"]
+
+
+def outcome(completions, **kwargs):
+    return [1.0, 1.0, 0.0, 0.0] * (len(completions) // 4)
+
+
+def style(completions, **kwargs):
+    return [2.0, 0.0, 0.0, None] * (len(completions) // 4)
+
+
+@pytest.mark.parametrize(
+    ("switches", "expected"),
+    [
+        ({}, [2.0, 0.0, -1.0, -1.0]),  # sums 3, 1, 0, 0 with mean 1
+        ({"outcome_gate": "outcome"}, [1.5, -0.5, -0.5, -0.5]),  # ±1/2; ±1 within the first two
+        ({"outcome_gate": "outcome", "reward_noise": 1.0}, [0.5, -1.5, 0.5, 0.5]),
+        # 2, 0, 0, ungraded with mean 2/3; the second and third differ by 1 in the other reward
+        ({"outcome_gate": "style"}, [4 / 3, -2 / 3 + 0.5, -2 / 3 - 0.5, 0.0]),
+    ],
+)
+def test_the_gate_s_advantages(make_trainer, switches, expected):
+    trainer = make_trainer(reward=[outcome, style], scale_rewards="none",
+                           generation_batch_size=8, **switches)  # fmt: skip
+    trainer.model.train()
+    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
+    got = trainer._generate_and_score_completions(inputs)["advantages"]
+    assert got.tolist() == pytest.approx(expected * 2)
+
+
+def test_the_gate_decides_which_groups_have_variance(make_trainer):
+    trainer = make_trainer(reward=[ones, style], outcome_gate="ones", group_filter="drop",
+                           generation_batch_size=8)  # fmt: skip
+    trainer.model.train()
+    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
+    output = trainer._generate_and_score_completions(inputs)
+    assert output["completion_mask"].sum() == 0 and output["num_items_in_batch"] == 0
+
+
+def test_the_gate_is_a_reward_function(make_trainer):
+    with pytest.raises(ConfigurationError, match="'verdict', but the reward functions are digits"):
+        make_trainer(outcome_gate="verdict")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"positive_weight": 0.0, "negative_weight": 0.0}, "both 0, so no completion has a grad"),
+        ({"positive_weight": -1.0}, "positive_weight is -1.0; it has to be 0 or more"),
+        ({"advantage_clip": 0.0}, "advantage_clip is 0.0; it has to be more than 0"),
+        ({"reward_noise": 1.5}, "reward_noise is 1.5; it has to be at least 0 and at most 1"),
+        ({"group_filter": "keep"}, "group_filter is 'keep'; allowed: none, drop, resample"),
+        ({"placebo": "sugar"}, "placebo is 'sugar'; allowed: random, length, constant, None"),
+        ({"max_resample_rounds": 0}, "max_resample_rounds is 0; it has to be at least 1"),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum", "group_filter": "drop"},
+            "group_filter drop acts on the sum of the rewards",
+        ),
+    ],
+)
+def test_refused_in_one_sentence(settings, told):
+    with pytest.raises(ConfigurationError, match=told):
+        AblationConfig(output_dir="unused", use_cpu=True, bf16=False, **settings)
+
+
+def test_sign_weights_act_on_trls_own_advantages_too(make_trainer):
+    trainer = make_trainer(reward=[outcome, style], negative_weight=0.0, generation_batch_size=8,
+                           multi_objective_aggregation="normalize_then_sum")  # fmt: skip
+    trainer.model.train()
+    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
+    got = trainer._generate_and_score_completions(inputs)["advantages"]
+    assert got.min() == 0 and got.max() > 0
+
+
+def test_one_group_that_is_dropped_or_kept(make_trainer):
+    for reward, used in ((ones, 0), (outcome, 4)):
+        trainer = make_trainer(reward=reward, group_filter="drop", generation_batch_size=4,
+                               gradient_accumulation_steps=1, max_steps=1)  # fmt: skip
+        trainer.train()
+        assert trainer.state.log_history[0]["rollouts/used"] == used
+
+
+def test_metrics_of_signs_and_lengths(make_trainer):
+    trainer = make_trainer(reward=outcome, scale_rewards="none", negative_weight=0.5, max_steps=1)
+    trainer.train()
+    row = trainer.state.log_history[0]
+    assert row["advantages/positive"] == pytest.approx(0.25)  # half the rows have 1/2
+    assert row["advantages/negative"] == pytest.approx(0.125)
+    assert sum(row[f"advantages/weight/q{place}"] for place in (1, 2, 3, 4)) == pytest.approx(1)
+
+
+def test_one_generation_is_no_group(make_trainer):
+    """TRL's own sentence: nothing can be compared."""
+    with pytest.raises(ValueError, match="at least 2 generations per prompt"):
+        make_trainer(num_generations=1, group_filter="drop")

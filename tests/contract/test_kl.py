@@ -1,0 +1,223 @@
+"""KL estimates in the loss and in the reward, against enumeration and closed formulas."""
+
+import pytest
+import torch
+
+from tests.contract.test_loss import (  # noqa: F401
+    ACCUMULATION,
+    BETA,
+    CONSTANT,
+    assert_same,
+    batch,
+    gradients,
+    logps_of,
+)
+from trl_ablate import AblationConfig, ConfigurationError
+from trl_ablate.losses import kl_to_reference, loss_denominator
+from trl_ablate.trainer.batching import ROW_WEIGHTS
+
+ESTIMATORS = ("k1", "k2", "k3")
+VOCABULARY = 5
+
+
+@pytest.fixture
+def policies():
+    """Logits of a policy over sequences of two tokens, `(1 + 5, 5)`, and of a reference. The second
+    token's distribution depends on the first."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (1 + VOCABULARY, VOCABULARY)
+    theta = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+    return theta, torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def sequences(logits):
+    """Log-probabilities of both tokens of all 25 sequences, `(25, 2)`."""
+    logps = torch.log_softmax(logits, -1)
+    first = logps[0].repeat_interleave(VOCABULARY)
+    return torch.stack([first, logps[1:].flatten()], dim=1)
+
+
+def true_gradient(theta, reference, *, reverse=False):
+    """The gradient of KL(π, π_ref) over sequences, or of KL(π_ref, π), by enumeration."""
+    one, other = sequences(theta), sequences(reference)
+    if reverse:
+        one, other = other, one
+    kl = (one.sum(1).exp() * (one.sum(1) - other.sum(1))).sum()
+    return torch.autograd.grad(kl, theta)[0]
+
+
+def expected_gradient(theta, reference, estimator, place):
+    """The mean over all sequences, with their probabilities, of one update's KL gradient."""
+    logps, ref = sequences(theta), sequences(reference)
+    probabilities = logps.sum(1).exp().detach()
+    kl = kl_to_reference(logps, ref, estimator)
+    if place == "reward":  # the score function of the sequence, times its summed KL
+        update = kl.detach().sum(1) * logps.sum(1)
+    elif place == "loss":
+        update = kl.sum(1)
+    else:  # multiplied by the ratio of the token
+        update = (kl * torch.exp(logps - logps.detach())).sum(1)
+    return torch.autograd.grad((probabilities * update).sum(), theta)[0]
+
+
+def same(one, other):
+    return (one - other).abs().max() < 1e-12
+
+
+def test_k1_in_the_reward_is_unbiased(policies):
+    assert same(expected_gradient(*policies, "k1", "reward"), true_gradient(*policies))
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_the_others_in_the_reward_are_not(policies, estimator):
+    assert not same(expected_gradient(*policies, estimator, "reward"), true_gradient(*policies))
+
+
+def test_k1_in_the_loss_has_no_gradient_on_average(policies):
+    assert same(expected_gradient(*policies, "k1", "loss"), torch.zeros(6, 5))
+
+
+def of_each_token(policies, *, reverse=False):
+    """The sum of the gradients of each token's KL, at the policy's own prefixes."""
+    theta, reference = policies
+    logps, ref = torch.log_softmax(theta, -1), torch.log_softmax(reference, -1)
+    one, other = (ref, logps) if reverse else (logps, ref)
+    kl = (one.exp() * (one - other)).sum(1)
+    weights = torch.cat([torch.ones(1), logps[0].detach().exp()])  # of each prefix
+    return torch.autograd.grad((weights * kl).sum(), theta)[0]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "place", "reverse"),
+    [
+        ("k2", "loss", False),
+        ("k3", "loss", True),  # the other direction: biased
+        ("k1", "loss times ratio", False),
+        ("k3", "loss times ratio", False),
+    ],
+)
+def test_in_the_loss_each_has_the_gradient_of_a_token_s_kl(policies, estimator, place, reverse):
+    found = expected_gradient(*policies, estimator, place)
+    assert same(found, of_each_token(policies, reverse=reverse))
+    assert not same(found, of_each_token(policies, reverse=not reverse))
+
+
+# d = log ref - log π = 0 and ln 2: k1 0, -ln 2; k2 0, (ln 2)²/2; k3 0, 2 - ln 2 - 1
+@pytest.mark.parametrize(
+    ("estimator", "expected"), [("k1", -0.693147), ("k2", 0.240227), ("k3", 0.306853)]
+)
+def test_the_three_estimates(estimator, expected):
+    got = kl_to_reference(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -0.306853]), estimator)
+    assert got.tolist() == pytest.approx([0.0, expected], abs=1e-5)
+
+
+def test_an_unknown_estimate_is_refused_by_name():
+    with pytest.raises(ValueError, match="kl_estimator is 'k4'; allowed: k1, k2, k3"):
+        kl_to_reference(torch.zeros(1), torch.zeros(1), "k4")
+
+
+LOSSES = {
+    **{norm: {"length_norm": norm} for norm in ("mean", "constant", "microbatch", "token")},
+    "prompt": {"length_norm": "prompt"},
+    **{name: {"loss_type": name} for name in ("bnpo", "luspo", "cispo", "sapo")},
+}
+
+
+def divisor_of(name, mask):
+    norm = {"bnpo": "token", "cispo": "token", "sapo": "mean", "prompt": "token"}.get(name, name)
+    if name == "luspo":
+        return torch.tensor(4.0 * ACCUMULATION)
+    items = mask.sum() * ACCUMULATION if name == "bnpo" else 37
+    times = 1 if name in ("token", "prompt", "cispo", "bnpo") else ACCUMULATION
+    return loss_denominator(mask, norm, constant=CONSTANT, num_items=items) * times
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_kl_term_of_the_loss(make_trainer, batch, name, estimator, corrected):  # noqa: F811
+    """What beta adds to loss and gradient, off-policy, with the divisor of each loss type."""
+    found = []
+    for beta in (0.0, BETA):
+        trainer = make_trainer(
+            beta=beta, kl_estimator=estimator, use_bias_correction_kl=corrected,
+            length_norm_constant=CONSTANT, **LOSSES[name],
+        )  # fmt: skip
+        trainer.current_gradient_accumulation_steps = ACCUMULATION
+        trainer.model.train()
+        generator = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            now = logps_of(trainer.model, batch)
+        old = now + 0.4 * torch.randn(4, 8, generator=generator)
+        ref = now + 0.4 * torch.randn(4, 8, generator=generator)
+        inputs = {**batch, "old_per_token_logps": old, "ref_per_token_logps": ref}
+        if name == "prompt":
+            inputs[ROW_WEIGHTS] = torch.tensor([0.5, 0.5, 2.0, 2.0])
+        loss = trainer._compute_loss(trainer.model, inputs)
+        found.append((loss.item(), gradients(loss, trainer.model)))
+    logps, mask = logps_of(trainer.model, batch), batch["completion_mask"]
+    kl = kl_to_reference(logps, ref, estimator) * (torch.exp(logps - old) if corrected else 1)
+    rows = (kl * mask).sum(1) * inputs.get(ROW_WEIGHTS, torch.ones(4))
+    theirs = BETA * (rows / divisor_of(name, mask)).sum()
+    assert found[1][0] - found[0][0] == pytest.approx(theirs.item(), rel=1e-4, abs=1e-6)
+    expected = gradients(theirs, trainer.model)
+    assert (found[1][1] - found[0][1] - expected).abs().max() <= 1e-4 * expected.abs().max()
+    logged = trainer._metrics["train"]["kl"]
+    assert logged == pytest.approx([((kl * mask).sum() / mask.sum()).item()], rel=1e-4)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_kl_of_the_reward(make_trainer, estimator, epochs):
+    """Advantages are those of the reward minus beta times the summed KL; the loss has no KL."""
+    settings = {"beta": BETA, "kl_in": "reward", "kl_estimator": estimator}
+    trainer = make_trainer(scale_rewards="none", num_iterations=epochs, **settings,
+                           generation_batch_size=8)  # fmt: skip
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.mul_(1.5)  # so that policy and reference differ
+    trainer.model.train()
+    output = trainer._generate_and_score_completions(
+        [dict(trainer.train_dataset[i // 4]) for i in range(8)]
+    )
+    mask = output["completion_mask"]
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+    with torch.no_grad():
+        attention = torch.cat([output["prompt_mask"], mask], 1)
+        logits = trainer.model(input_ids=ids, attention_mask=attention).logits
+        logits = logits[:, -mask.size(1) - 1 : -1]
+        logps = torch.log_softmax(logits, -1).gather(2, output["completion_ids"][..., None])
+    kl = kl_to_reference(logps.squeeze(2), output["ref_per_token_logps"], estimator) * mask
+    rewards = torch.tensor([row["reward"] for row in trainer.latest_rollouts()])
+    shaped = (rewards - BETA * kl.sum(1)).view(2, 4)
+    expected = (shaped - shaped.mean(1, keepdim=True)).flatten()
+    torch.testing.assert_close(output["advantages"], expected, atol=1e-5, rtol=1e-4)
+    assert kl.sum(1).abs().max() > 1e-3
+    assert trainer._metrics["train"]["kl"] == pytest.approx(
+        [(kl.sum() / mask.sum()).item()], rel=1e-3
+    )
+    plain = make_trainer(scale_rewards="none", generation_batch_size=8)
+    plain.model.load_state_dict(trainer.model.state_dict())
+    for one in (trainer, plain):
+        one.current_gradient_accumulation_steps = 1
+        one.model.train()
+    inputs = {key: value[:4] if value.dim() else value for key, value in output.items()}
+    losses = [one._compute_loss(one.model, inputs).item() for one in (trainer, plain)]
+    assert losses[0] == losses[1]
+
+
+def test_the_filter_does_not_look_at_the_kl(make_trainer):
+    trainer = make_trainer(
+        reward=lambda completions, **_: [1.0] * len(completions), group_filter="drop",
+        beta=BETA, kl_in="reward", max_steps=1,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.log_history[0]["rollouts/used"] == 0
+
+
+def test_normalised_rewards_take_no_kl():
+    with pytest.raises(ConfigurationError, match="kl_in reward acts on the sum of the rewards"):
+        AblationConfig(
+            output_dir="unused", use_cpu=True, bf16=False, kl_in="reward",
+            multi_objective_aggregation="normalize_then_sum",
+        )  # fmt: skip

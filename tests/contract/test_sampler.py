@@ -1,0 +1,211 @@
+"""Rollouts by other weights than the policy's, and their correction without an engine."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from tests.contract.test_loss import assert_same, batch, gradients, logps_of  # noqa: F401
+from tests.support.differential import Script
+from trl_ablate import ConfigurationError
+from trl_ablate.rounding import rounded
+from trl_ablate.trainer.mismatch import Fact, effective_sample_size
+
+STEPS = 5
+FAST = {"optim": "sgd", "learning_rate": 1.0, "max_steps": STEPS, "max_grad_norm": 1e9}
+
+
+def weights(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+def watched(make_trainer, **settings):
+    """The policy's weights at each GRPO step, and those that generated its rollouts."""
+    policy, sampled = [], []
+
+    def reward(completions, **kwargs):
+        policy.append(weights(trainer))
+        return [sum(map(ord, text)) % 7 / 3 for text in completions]
+
+    trainer = make_trainer(reward=reward, **{**FAST, **settings})
+    generate = trainer.model.generate
+
+    def spy(*args, **kwargs):
+        sampled.append(weights(trainer))
+        return generate(*args, **kwargs)
+
+    trainer.model.generate = spy
+    trainer.train()
+    return trainer, policy, sampled
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 9])
+def test_rollouts_come_from_the_weights_of_k_steps_ago(make_trainer, k):
+    """At the start, and if k is larger than the steps done, from the first weights."""
+    _, policy, sampled = watched(make_trainer, rollout_staleness=k)
+    assert len(policy) == len(sampled) == STEPS
+    for step in range(STEPS):
+        assert torch.equal(sampled[step], policy[max(0, step - k)])
+        assert step == 0 or not torch.equal(policy[step], policy[step - 1])
+
+
+def test_several_rounds_of_a_step_count_once(make_trainer):
+    _, policy, sampled = watched(
+        make_trainer, rollout_staleness=1, group_filter="resample", max_resample_rounds=2,
+        placebo="constant",
+    )  # fmt: skip
+    assert len(sampled) == 3 * STEPS
+    assert all(torch.equal(one, policy[0]) for one in sampled)  # every step is skipped
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int8"])
+def test_rollouts_come_from_rounded_weights(make_trainer, dtype):
+    trainer, policy, sampled = watched(make_trainer, sampler_dtype=dtype, max_steps=1)
+    sizes = [parameter.numel() for parameter in trainer.model.parameters()]
+    shapes = [parameter.shape for parameter in trainer.model.parameters()]
+    parts = zip(policy[0].split(sizes), shapes, strict=True)
+    expected = torch.cat([rounded(part.view(shape), dtype).flatten() for part, shape in parts])
+    assert torch.equal(sampled[0], expected)
+    assert not torch.equal(sampled[0], policy[0])
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_sampler_s_log_probabilities_are_kept(make_trainer, epochs):
+    trainer = make_trainer(sampler_dtype="float8_e4m3fn", num_iterations=epochs,
+                           generation_batch_size=8, stop=["1", "a"])  # fmt: skip
+    trainer.model.train()
+    output = trainer._generate_and_score_completions(
+        [dict(trainer.train_dataset[i // 4]) for i in range(8)]
+    )
+    mask = output["completion_mask"]
+    prompts = {name: output[name] for name in ("prompt_ids", "prompt_mask")}
+    policy = all_logps(trainer.model, {**prompts, **output})
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.copy_(rounded(parameter, "float8_e4m3fn"))
+    sampler = all_logps(trainer.model, {**prompts, **output})
+    kept = output["sampling_per_token_logps"]
+    torch.testing.assert_close(kept * mask, sampler * mask, atol=1e-5, rtol=1e-4)
+    assert ((policy - sampler) * mask).abs().max() > 1e-3
+    assert ("importance_sampling_ratio" in output) is (epochs == 2)
+    if epochs == 2:
+        ratio = torch.exp((policy - sampler) * mask).sum(1, keepdim=True)
+        assert output["importance_sampling_ratio"].shape == ratio.shape  # sequence_mask
+
+
+def all_logps(model, output):
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+    mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+    width = output["completion_ids"].size(1)
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, -width - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(2, output["completion_ids"][..., None]).squeeze(2)
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate"])
+def test_loss_and_gradient_of_stale_rollouts(make_trainer, batch, mode, corrected):  # noqa: F811
+    trainer = make_trainer(
+        rollout_staleness=1, loss_type="grpo", vllm_importance_sampling_mode=mode,
+        vllm_importance_sampling_clip_max=1.2, vllm_importance_sampling_correction=corrected,
+    )  # fmt: skip
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    with torch.no_grad():
+        now = logps_of(trainer.model, batch)
+    sampling = now + 0.3 * torch.randn(4, 8, generator=torch.Generator().manual_seed(7))
+    ours = trainer._compute_loss(trainer.model, {**batch, "sampling_per_token_logps": sampling})
+    our_gradient = gradients(ours, trainer.model)
+
+    logps, mask = logps_of(trainer.model, batch), batch["completion_mask"]
+    difference = (logps.detach() - sampling) * mask
+    if mode.startswith("sequence"):
+        difference = difference.sum(1, keepdim=True)
+    ratio = torch.exp(difference)
+    ratio = ratio.clamp(max=1.2) if mode.endswith("truncate") else ratio * (ratio <= 1.2)
+    ratio = ratio if corrected else torch.ones_like(ratio)
+    terms = -batch["advantages"][:, None] * torch.exp(logps - logps.detach()) * ratio * mask
+    theirs = (terms.sum(1) / mask.sum(1)).mean()
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-7)
+    assert_same(our_gradient, gradients(theirs, trainer.model))
+    assert trainer.use_vllm is False
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_metrics_of_the_mismatch(make_trainer, epochs):
+    trainer, _, _ = watched(
+        make_trainer, rollout_staleness=1, num_iterations=epochs,
+        vllm_importance_sampling_mode="token_truncate",
+    )  # fmt: skip
+    rows = [row for row in trainer.state.log_history if "grad_norm" in row]
+    gaps = [row.get("sampling/sampling_logp_difference/mean", 0) for row in rows]
+    assert gaps[0] == pytest.approx(0, abs=1e-5)  # the first rollouts are fresh
+    assert max(gaps) > 1e-3
+    assert all(0 < row["sampling/effective_sample_size"] <= 1 + 1e-6 for row in rows)
+    assert {f"sampling/dropped/q{place}" for place in (1, 2, 3, 4)} <= rows[-1].keys()
+
+
+# r = 1 1 | 2 0 (two tokens each): (4)² / (4 · (1 + 1 + 4)) = 16 / 24
+def test_the_effective_sample_size_by_hand():
+    rows = torch.zeros(2, len(Fact))
+    rows[0, [Fact.RATIO_SUM, Fact.RATIO_COUNT, Fact.RATIO_SQUARES]] = torch.tensor([2.0, 2, 2])
+    rows[1, [Fact.RATIO_SUM, Fact.RATIO_COUNT, Fact.RATIO_SQUARES]] = torch.tensor([2.0, 2, 4])
+    found = effective_sample_size(rows)
+    assert found == {"sampling/effective_sample_size": pytest.approx(16 / 24)}
+    assert effective_sample_size(torch.zeros(1, len(Fact))) == {}
+
+
+def test_evaluation_is_by_the_policy(make_trainer):
+    """Its completions are those of a trainer whose sampler is the policy."""
+    found = []
+    for settings in ({}, {"sampler_dtype": "int8", "rollout_staleness": 2}):
+        trainer = make_trainer(num_generations_eval=1, **settings)
+        found.append(trainer.evaluate()["eval_reward"])
+    assert found[0] == found[1]
+
+
+def test_an_engine_is_loaded_with_the_stale_weights(make_trainer):
+    """At every step; and with the policy's before anything else is generated."""
+    synced = []
+
+    class Engine(Script):
+        def sync_weights(self) -> None:
+            synced.append(weights(trainer))
+
+    engine = Engine(eos=0, cap=12, tool=False)
+    policy = []
+
+    def reward(completions, **kwargs):
+        policy.append(weights(trainer))
+        return [sum(map(ord, text)) % 7 / 3 for text in completions]
+
+    with patch("trl.trainer.grpo_trainer.VLLMGeneration", lambda **_: engine):
+        trainer = make_trainer(reward=reward, rollout_staleness=1, use_vllm=True,
+                               vllm_mode="colocate", **FAST)  # fmt: skip
+        trainer.train()
+        assert len(synced) == STEPS
+        for step in range(STEPS):
+            assert torch.equal(synced[step], policy[max(0, step - 1)])
+        trainer.model.eval()
+        trainer._generate([trainer.train_dataset[0]["prompt"]])
+        assert torch.equal(synced[-1], weights(trainer))
+        assert not torch.equal(synced[-1], synced[-2])
+
+
+@pytest.mark.parametrize("sampler", [{"rollout_staleness": 1}, {"sampler_dtype": "int8"}])
+def test_a_truncated_distribution_cannot_be_corrected(make_trainer, sampler):
+    with pytest.raises(ConfigurationError, match="top_p 0.9 truncates the sampling distribution"):
+        make_trainer(top_p=0.9, **sampler)
+    make_trainer(top_p=0.9, vllm_importance_sampling_correction=False, **sampler)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"rollout_staleness": -1}, "rollout_staleness is -1; it has to be at least 0"),
+        ({"sampler_dtype": "int4"}, "sampler_dtype is 'int4'; allowed: bfloat16, float16"),
+    ],
+)
+def test_refused_in_one_sentence(make_trainer, settings, told):
+    with pytest.raises(ConfigurationError, match=told):
+        make_trainer(**settings)
