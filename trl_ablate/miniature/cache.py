@@ -23,7 +23,7 @@ from trl_ablate.miniature.corpus import corpus, right_solutions, right_texts
 from trl_ablate.miniature.registry import DEFAULT, STAGES, world_named
 from trl_ablate.miniature.teaching import new_model, teach
 from trl_ablate.miniature.world import Lesson, Stage, World
-from trl_ablate.prompts.templates import TEMPLATES, prompt_text
+from trl_ablate.prompts.templates import prompt_text
 from trl_ablate.run.untrusted import SafeConsole
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def key_of(world: World) -> str:
     for source in (*sorted(sources, key=lambda entry: entry.name), *map(Path, world.files)):
         code = _normalised(source.read_text(encoding="utf-8"))
         digest.update(source.name.encode() + b"\0" + code.encode())
-    for template in TEMPLATES:
+    for template in world.template_shares:
         digest.update(template.encode() + b"\0" + prompt_text(template, "short").encode())
     return digest.hexdigest()[:12]
 
