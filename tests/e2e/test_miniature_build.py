@@ -7,14 +7,21 @@ rest builds shortened lessons in folders of its own.
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.warm import Running, fork
 from trl_ablate import miniature
-from trl_ablate.miniature import cache, corpus
+from trl_ablate.miniature import World, cache, corpus
+from trl_ablate.miniature.registry import WORLDS
+from trl_ablate.miniature.worlds.sums import SUMS
 from trl_ablate.rewards import score_batch
+
+
+def shortened(steps: int) -> World:
+    return replace(SUMS, lesson=SUMS.lesson._replace(steps=steps))
 
 
 def start_build(cache_dir: Path, steps: int, *, hangs: bool = False) -> Running:
@@ -23,7 +30,7 @@ def start_build(cache_dir: Path, steps: int, *, hangs: bool = False) -> Running:
 
 
 def build_shortened(cache_dir: Path, steps: int, hangs: bool) -> None:
-    cache.LESSONS["base"] = cache.LESSONS["base"]._replace(steps=steps)
+    WORLDS["sums"] = shortened(steps)
     if hangs:
         cache.os.replace = lambda *paths: time.sleep(600)
     sys.stdout.write(f"{miniature.build('base', cache_dir=cache_dir)}\n")
@@ -37,7 +44,9 @@ def kill_when(happened: Callable[[], object], build: Running) -> None:
 
 def models_in(cache_dir: Path) -> list[str]:
     """What a reader could mistake for a model; locks and half-written folders are hidden."""
-    return [path.name for path in (cache_dir / "miniature").iterdir() if path.name[0] != "."]
+    return [
+        path.name for path in (cache_dir / "miniature" / "sums").iterdir() if path.name[0] != "."
+    ]
 
 
 def sampled_rewards(folder: Path, template: str, size: int = 512) -> tuple[float, float]:
@@ -81,7 +90,7 @@ def test_the_base_model_starts_where_the_story_wants_it(template, lowest, highes
 
 @pytest.mark.slow
 def test_each_sft_stage_is_better_than_the_one_before():
-    folders = [miniature.build(stage) for stage in cache.LESSONS]
+    folders = [miniature.build(stage) for stage in SUMS.lessons()]
     rewards = [sampled_rewards(folder, "r1_zero")[0] for folder in folders]
     assert rewards == sorted(rewards)
     assert rewards[-1] > 2 * rewards[1]
@@ -101,7 +110,7 @@ def test_a_full_build_takes_about_a_minute(tmp_path):
 
 @pytest.mark.slow
 def test_two_builds_make_the_same_bits(tmp_path, monkeypatch, capfd):
-    monkeypatch.setitem(cache.LESSONS, "base", cache.LESSONS["base"]._replace(steps=5))
+    monkeypatch.setitem(WORLDS, "sums", shortened(5))
     once, again = (
         miniature.build("base", cache_dir=tmp_path / name, progress=False) for name in "ab"
     )
@@ -113,7 +122,7 @@ def test_two_builds_make_the_same_bits(tmp_path, monkeypatch, capfd):
 def test_a_build_leaves_the_callers_random_numbers_and_threads_alone(tmp_path, monkeypatch):
     import torch
 
-    monkeypatch.setitem(cache.LESSONS, "base", cache.LESSONS["base"]._replace(steps=2))
+    monkeypatch.setitem(WORLDS, "sums", shortened(2))
     torch.manual_seed(7)
     threads, expected = torch.get_num_threads(), torch.rand(1)
     torch.manual_seed(7)
@@ -126,7 +135,9 @@ def test_a_build_says_what_it_does_and_where_it_will_be_kept(tmp_path):
     ended = start_build(tmp_path, steps=3).wait()
     folder, shown = Path(ended.stdout.strip()), ended.stderr
     assert ended.code == 0, shown
-    assert shown.startswith(f"Making the miniature's base model, once; it will be kept in {folder}")
+    assert shown.startswith(
+        f"Making the miniature's base model of sums, once; it will be kept in {folder}"
+    )
     assert "step 3/3" in shown and "loss" in shown
     assert {entry.name for entry in folder.iterdir()} >= {"model.safetensors", "tokenizer.json"}
 
@@ -137,20 +148,22 @@ def test_two_processes_at_once_build_one_model(tmp_path):
     assert ended[0].stdout == ended[1].stdout
     assert sum("Making" in each.stderr for each in ended) == 1
     assert len(models_in(tmp_path)) == 1
-    assert not list((tmp_path / "miniature").glob(".*.partial"))
+    assert not list((tmp_path / "miniature" / "sums").glob(".*.partial"))
 
 
 def test_a_build_killed_while_teaching_leaves_no_model(tmp_path):
     build = start_build(tmp_path, steps=100_000)
-    kill_when(lambda: list(tmp_path.glob("miniature/.base-*.lock")), build)
+    kill_when(lambda: list(tmp_path.glob("miniature/sums/.base-*.lock")), build)
     assert models_in(tmp_path) == []
 
 
 def test_a_build_killed_while_writing_leaves_no_model_and_no_rubbish_for_the_next(tmp_path):
     build = start_build(tmp_path, steps=2, hangs=True)
-    kill_when(lambda: list(tmp_path.glob("miniature/.base-*.partial/tokenizer_config.json")), build)
+    kill_when(
+        lambda: list(tmp_path.glob("miniature/sums/.base-*.partial/tokenizer_config.json")), build
+    )
     assert models_in(tmp_path) == []
     following = start_build(tmp_path, steps=2).wait()
     assert following.code == 0, following.stderr
     assert models_in(tmp_path) == [Path(following.stdout.strip()).name]
-    assert not list((tmp_path / "miniature").glob(".*.partial"))
+    assert not list((tmp_path / "miniature" / "sums").glob(".*.partial"))

@@ -11,12 +11,12 @@ from tests.conftest import REPOSITORY
 pytestmark = pytest.mark.slow
 
 
-def curve(folder, recipe: str, *words: str) -> list[dict]:
+def curve(folder, recipe: str, *words: str, profile: str = "miniature") -> list[dict]:
     """Train by the command line; the evaluations, printed into the test log."""
     began = time.time()
     done = subprocess.run(
         ["accelerate", "launch", "scripts/train.py", f"recipes/{recipe}.yaml", *words,
-         "--profile", "miniature", "--eval_steps", "5", "--report_to", "none",
+         "--profile", profile, "--eval_steps", "5", "--report_to", "none",
          "--output_dir", str(folder / "run")],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
@@ -50,3 +50,18 @@ def test_the_bare_question_starts_higher(tmp_path):
     """It is answered in a box from the start; the structured prompt has to be learned."""
     bare = curve(tmp_path, "question_only", "--grpo_steps", "1")
     assert bare[0]["eval_reward"] > 0.2
+
+
+@pytest.mark.parametrize(("length_norm", "survives"), [("mean", False), ("constant", True)])
+def test_on_chains_a_missing_baseline_costs_the_steps_only_with_a_mean(
+    tmp_path, length_norm, survives
+):
+    """The pass rate divided by the length is maximised: direct answers win, and steps vanish."""
+    words = ("--length_norm", length_norm, "--grpo_steps", "40", "--eval_size", "400")
+    first, *_, last = curve(tmp_path, "no_baseline", *words, profile="miniature-chains")
+    assert 0.1 < first["eval_reward"] < 0.3
+    assert 0.4 < first["eval_style/direct"] < 0.75
+    if survives:
+        assert last["eval_reward"] > 0.5 and last["eval_style/direct"] < 0.3
+    else:
+        assert last["eval_reward"] < 0.3 and last["eval_style/direct"] > 0.8

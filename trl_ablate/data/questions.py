@@ -23,12 +23,10 @@ from datasets import Dataset
 from trl_ablate.data.choice import ALL, Selection, Source
 from trl_ablate.data.sources import BadRowError, read_source, to_question
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.miniature.registry import is_miniature, problems, world_of_data
 from trl_ablate.prompts.templates import render
 
 logger = logging.getLogger(__name__)
-
-MINIATURE = "miniature"
-_MINIATURE_SIZES = {"train": 4096, "validation": 1024}
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,8 @@ def load_questions(source: Source, selection: Selection = ALL) -> Dataset:
     size = selection.size
     if size is not None and size < 1:
         raise ConfigurationError(f"size={size!r}: give at least 1 row, or leave it out for all.")
-    if source.name == MINIATURE:
-        return _load_miniature(source.split, selection)
+    if is_miniature(source.name):
+        return _load_miniature(source, selection)
     questions = _filtered(_collect(source), selection, source.name)
     if not questions:
         raise ConfigurationError(
@@ -147,20 +145,24 @@ def draw(items: Sequence[Any], size: int | None, seed: int, name: str) -> list[A
     return [items[index] for index in sorted(random.Random(seed).sample(range(len(items)), size))]
 
 
-def _load_miniature(split: str, selection: Selection) -> Dataset:
-    if selection.levels or selection.subjects:
-        raise ConfigurationError(
-            "dataset 'miniature' has no levels and no subjects; leave levels and subjects out."
-        )
-    from trl_ablate.miniature import problems
-
-    split = "validation" if split == "test" else split
-    size = selection.size or _MINIATURE_SIZES.get(split, 1)
+def _load_miniature(source: Source, selection: Selection) -> Dataset:
+    """The questions of a world, level by level: an evaluation takes them in this order, and answers
+    of similar length are generated faster together. Training shuffles them anyway."""
+    world = world_of_data(source.name)
+    split = "validation" if source.split == "test" else source.split
     try:
-        rows = problems(cast(Any, split), size, selection.seed)
+        rows = problems(cast(Any, split), seed=selection.seed, world=world)
     except ValueError as error:
-        raise ConfigurationError(f"dataset 'miniature': {error}.") from error
-    return Dataset.from_list(rows)
+        raise ConfigurationError(f"dataset {source.name!r}: {error}.") from error
+    of_selection = _filtered(rows, selection, source.name)
+    size = selection.size or world.usual_sizes.get(cast(Any, split), len(of_selection))
+    if size > len(of_selection):
+        raise ConfigurationError(
+            f"dataset {source.name!r}: size is {size}; the {split} set has {len(of_selection)} "
+            "problems of these levels; ask for fewer."
+        )
+    chosen = of_selection[:size]
+    return _to_dataset(sorted(chosen, key=lambda row: row.get("level", "")))
 
 
 def _collect(source: Source) -> list[dict[str, str]]:

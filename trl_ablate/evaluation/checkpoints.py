@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
+from trl_ablate.miniature.registry import is_miniature
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import Resolved, load_recipe, resolve_run
@@ -58,7 +59,8 @@ def find_checkpoint(name: str) -> Checkpoint:
     """The model that a name refers to; for a run, its best model, or else its last."""
     folder = Path(name)
     if not folder.exists():
-        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+        if is_path and not is_miniature(name):
             raise ConfigurationError(
                 f"checkpoint {name} does not exist; give a model's folder, a run's directory, "
                 "a Hub id, or miniature"

@@ -127,8 +127,8 @@ def _summary(run: FinishedRun) -> str:
     ]
     if is_miniature(base):
         lines.append(
-            "The base is the miniature of trl-ablate, a Qwen2 of about 0.35 M parameters that does "
-            "two-digit sums: a model for studying the method, without any other use."
+            f"The base is {markdown_code(str(base))} of trl-ablate, a Qwen2 that was taught one "
+            "kind of arithmetic question: a model for studying the method, without any other use."
         )
     if record["status"] != "finished":
         why = f": {for_markdown(str(record['reason']))}" if record.get("reason") else ""

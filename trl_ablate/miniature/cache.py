@@ -14,47 +14,45 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
-from trl_ablate.miniature.corpus import corpus, right_solutions
-from trl_ablate.miniature.teaching import Lesson, new_model, teach
-from trl_ablate.prompts.templates import TEMPLATES, prompt_text
+from trl_ablate.miniature.corpus import corpus, right_solutions, right_texts
+from trl_ablate.miniature.registry import DEFAULT, STAGES, world_named
+from trl_ablate.miniature.teaching import new_model, teach
+from trl_ablate.miniature.world import Lesson, Stage, World
+from trl_ablate.prompts.templates import prompt_text
 from trl_ablate.run.untrusted import SafeConsole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-Stage = Literal["base", "sft_early", "sft_mid", "sft_final"]
-
-SFT_LESSON = Lesson(
-    steps=0, texts_per_step=32, matrix_rate=1e-3, other_rate=2e-4, warmup=0, cooldown_share=0.0
-)
-LESSONS: dict[Stage, Lesson] = {
-    "base": Lesson(steps=240, texts_per_step=96, matrix_rate=0.02, other_rate=4e-3),
-    "sft_early": SFT_LESSON._replace(steps=8),
-    "sft_mid": SFT_LESSON._replace(steps=20),
-    "sft_final": SFT_LESSON._replace(steps=45),
-}
-
 
 def build(
-    stage: Stage = "base", *, cache_dir: str | Path | None = None, progress: bool = True
+    stage: Stage = "base",
+    *,
+    world: str | World = DEFAULT,
+    cache_dir: str | Path | None = None,
+    progress: bool = True,
 ) -> Path:
-    """The folder of the miniature's model at this stage; builds the model if needed."""
-    if stage not in get_args(Stage):
-        raise ValueError(f"stage is {stage!r}; allowed are {', '.join(get_args(Stage))}")
+    """The folder of the world's model at this stage; builds the model if needed."""
+    if stage not in STAGES:
+        raise ValueError(f"stage is {stage!r}; allowed are {', '.join(STAGES)}")
+    return _build(world_named(world), stage, cache_dir, progress)
+
+
+def _build(world: World, stage: Stage, cache_dir: str | Path | None, progress: bool) -> Path:
     home = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
-    folder = home / "miniature" / f"{stage}-{cache_key()}"
+    folder = home / "miniature" / world.name / f"{stage}-{key_of(world)}"
     if folder.is_dir():
         return folder
-    start = None if stage == "base" else build("base", cache_dir=cache_dir, progress=progress)
+    start = None if stage == "base" else _build(world, "base", cache_dir, progress)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         if not folder.is_dir():
-            _make(stage, start, folder, progress)
+            _make(world, stage, start, folder, progress)
     return folder
 
 
@@ -65,15 +63,25 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trl_ablate"
 
 
-def cache_key() -> str:
-    """A short hash of this package's code and of the prompts that the base model is trained on."""
+def cache_key(world: str | World = DEFAULT) -> str:
+    """The cache key of the world, given by its name or itself."""
+    return key_of(world_named(world))
+
+
+def key_of(world: World) -> str:
+    """A short hash of what determines the weights: this package's code, the world's files, and
+    the prompts that the base model is trained on."""
     digest = hashlib.sha256()
     package = resources.files("trl_ablate.miniature")
-    sources = [entry for entry in package.iterdir() if entry.name.endswith(".py")]
-    for source in sorted(sources, key=lambda entry: entry.name):
+    sources = [
+        entry
+        for entry in package.iterdir()
+        if entry.name.endswith(".py") and entry.name != "registry.py"  # which only names worlds
+    ]
+    for source in (*sorted(sources, key=lambda entry: entry.name), *map(Path, world.files)):
         code = _normalised(source.read_text(encoding="utf-8"))
         digest.update(source.name.encode() + b"\0" + code.encode())
-    for template in TEMPLATES:
+    for template in world.template_shares:
         digest.update(template.encode() + b"\0" + prompt_text(template, "short").encode())
     return digest.hexdigest()[:12]
 
@@ -105,47 +113,53 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _make(stage: Stage, start: Path | None, folder: Path, progress: bool) -> None:
+def _make(world: World, stage: Stage, start: Path | None, folder: Path, progress: bool) -> None:
     """Train the model and move it to its folder; the caller holds the folder's lock."""
-    from trl_ablate.miniature.tokens import tokenizer
+    from trl_ablate.miniature.tokens import tokenizer_of
 
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a build that was killed
-    words = tokenizer()
-    lesson = LESSONS[stage]
-    with _live_line(stage, lesson.steps, folder, progress) as on_step, _no_bars_of_transformers():
-        model = _teach_stage(start, words, lesson, on_step)
+    words, lesson = tokenizer_of(world), world.lessons()[stage]
+    shown = _live_line(world, stage, folder) if progress else nullcontext(lambda loss: None)
+    with shown as on_step, _no_bars_of_transformers():
+        model = _teach_stage(world, start, words, lesson, on_step)
         model.save_pretrained(partial)
         words.save_pretrained(partial)
     os.replace(partial, folder)
 
 
 def _teach_stage(
+    world: World,
     start: Path | None,
     words: PreTrainedTokenizerFast,
     lesson: Lesson,
     on_step: Callable[[float], None],
 ) -> Qwen2ForCausalLM:
-    """A new model trained on the corpus, or the model at `start` trained on right solutions."""
+    """A new model taught the world's lessons, or the model at `start` taught right solutions."""
     from transformers import Qwen2ForCausalLM
 
-    if start is None:
-        model, texts = new_model(words), corpus(seed=0)
-    else:
-        model, texts = Qwen2ForCausalLM.from_pretrained(start), right_solutions(seed=0)
-    teach(model, words, texts, lesson, on_step)
+    if start is not None:
+        model = Qwen2ForCausalLM.from_pretrained(start)
+        teach(model, words, right_solutions(world, seed=0), lesson, on_step)
+        return model
+    model = new_model(words, world.shape)
+    if world.first_lesson is not None:
+        teach(model, words, right_texts(world, seed=2), world.first_lesson, on_step)
+    teach(model, words, corpus(world, seed=0), lesson, on_step)
     return model
 
 
 @contextmanager
-def _live_line(
-    stage: Stage, steps: int, folder: Path, shown: bool
-) -> Iterator[Callable[[float], None]]:
-    """A progress line on stderr; prints nothing if not `shown`."""
+def _live_line(world: World, stage: Stage, folder: Path) -> Iterator[Callable[[float], None]]:
+    """A progress line on stderr."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = SafeConsole(stderr=True, quiet=not shown, soft_wrap=True)
-    console.print(f"Making the miniature's {stage} model, once; it will be kept in {folder}")
+    console, steps = SafeConsole(stderr=True, soft_wrap=True), world.lessons()[stage].steps
+    if stage == "base" and world.first_lesson is not None:
+        steps += world.first_lesson.steps
+    console.print(
+        f"Making the miniature's {stage} model of {world.name}, once; it will be kept in {folder}"
+    )
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -153,8 +167,8 @@ def _live_line(
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    with Progress(*columns, console=console, disable=not shown) as bar:
-        task = bar.add_task(f"miniature {stage}", total=steps, loss=float("nan"))
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(f"{world.name} {stage}", total=steps, loss=float("nan"))
         yield lambda loss: bar.update(task, advance=1, loss=loss)
 
 

@@ -1,10 +1,7 @@
-"""The training texts of the miniature's models: written sums in several formats, half of them
-wrong.
+"""The training texts of a world's models: its solutions, each in a template and in a format.
 
-A text is a question in a template, and a completion. Most completions compute the sum digit by
-digit, ones first; every second one of them has an error that also changes the answer. A few only
-guess, with a quarter of the tokens. Each gives its answer in one of several formats; the template
-asks for one of them.
+A text is a question in a template, and a completion. The template asks for one of several formats,
+and a share of the completions has it; the others have another one.
 """
 
 from __future__ import annotations
@@ -14,26 +11,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from trl_ablate.miniature.sums import LARGEST, SMALLEST, operands, question
+from trl_ablate.miniature.world import World
 from trl_ablate.prompts.templates import TemplateName, prompt_text, render
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-TEMPLATE_SHARES: dict[TemplateName, float] = {
-    "r1_zero": 0.4,
-    "question_only": 0.3,
-    "reasoning_xml": 0.15,
-    "think_xml": 0.15,
-}
-RIGHT_FORMAT_SHARES: dict[TemplateName, float] = {
-    "r1_zero": 0.08,
-    "question_only": 0.85,
-    "reasoning_xml": 0.25,
-    "think_xml": 0.25,
-}
-SLIP_SHARE = 0.5
-GUESS_SHARE = 0.1
 
 OPENINGS: dict[TemplateName, str] = {
     "r1_zero": "",
@@ -63,16 +45,6 @@ class Text(NamedTuple):
     completion: str
 
 
-def work_out(a: int, b: int, ones_slip: int = 0, tens_slip: int = 0) -> tuple[str, int]:
-    """The written steps of the sum and the resulting answer, both with the given errors."""
-    ones = a % 10 + b % 10 + ones_slip
-    carry = ones // 10
-    tens = a // 10 + b // 10 + carry + tens_slip
-    carried = "+1" if carry else ""
-    steps = f" {a % 10}+{b % 10}={ones}, {a // 10}+{b // 10}{carried}={tens}"
-    return steps, tens * 10 + ones % 10
-
-
 def in_format(template: TemplateName, steps: str, answer: int) -> str:
     """The completion that the template asks for."""
     opening, ending = OPENINGS[template], ENDINGS[template].format(answer=answer)
@@ -85,37 +57,41 @@ def out_of_format(rng: random.Random, template: TemplateName, steps: str, answer
     return steps + rng.choice(strays).format(answer=answer)
 
 
-def text(rng: random.Random, template: TemplateName, a: int, b: int) -> Text:
-    """A random text; the shares above decide whether it is computed or guessed, right or wrong."""
-    slip = rng.choice((-2, -1, 1, 2)) if rng.random() < SLIP_SHARE else 0
-    if rng.random() < GUESS_SHARE:
-        steps, answer = "", rng.randint(2 * SMALLEST, 2 * LARGEST)
-    elif rng.random() < 0.5:
-        steps, answer = work_out(a, b, tens_slip=slip)
-    else:
-        ones = a % 10 + b % 10
-        steps, answer = work_out(a, b, ones_slip=slip if 0 <= ones + slip < 20 else -slip)
-    if rng.random() < RIGHT_FORMAT_SHARES[template]:
-        return Text(template, question(a, b), in_format(template, steps, answer))
-    return Text(template, question(a, b), out_of_format(rng, template, steps, answer))
+def text(rng: random.Random, template: TemplateName, world: World) -> Text:
+    """A random text; the world's shares decide whether it has the format that is asked for."""
+    question, steps, answer = world.task.attempt(rng)
+    if rng.random() < world.format_shares[template]:
+        return Text(template, question, in_format(template, steps, answer))
+    return Text(template, question, out_of_format(rng, template, steps, answer))
 
 
-def corpus(seed: int) -> Iterator[Text]:
+def corpus(world: World, seed: int) -> Iterator[Text]:
     """An endless stream of texts about the training problems."""
     rng = random.Random(seed)
-    pairs = operands("train")
     while True:
-        (template,) = rng.choices(list(TEMPLATE_SHARES), list(TEMPLATE_SHARES.values()))
-        yield text(rng, template, *rng.choice(pairs))
+        yield text(rng, _template(rng, world), world)
 
 
-def right_solutions(seed: int) -> Iterator[Text]:
+def right_texts(world: World, seed: int) -> Iterator[Text]:
+    """An endless stream of right solutions, each in the format that its template asks for."""
+    rng = random.Random(seed)
+    while True:
+        template = _template(rng, world)
+        question, steps, answer = world.task.right(rng)
+        yield Text(template, question, in_format(template, steps, answer))
+
+
+def _template(rng: random.Random, world: World) -> TemplateName:
+    (template,) = rng.choices(list(world.template_shares), list(world.template_shares.values()))
+    return template
+
+
+def right_solutions(world: World, seed: int) -> Iterator[Text]:
     """An endless stream of right solutions in the r1_zero format, for the SFT stages."""
     rng = random.Random(seed)
-    pairs = operands("train")
     while True:
-        a, b = rng.choice(pairs)
-        yield Text("r1_zero", question(a, b), in_format("r1_zero", *work_out(a, b)))
+        question, steps, answer = world.task.right(rng)
+        yield Text("r1_zero", question, in_format("r1_zero", steps, answer))
 
 
 def prompt(text: Text, tokenizer: PreTrainedTokenizerFast) -> str:
@@ -126,8 +102,8 @@ def prompt(text: Text, tokenizer: PreTrainedTokenizerFast) -> str:
     return str(tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True))
 
 
-def tokenizer_texts(size: int = 1000) -> Iterator[str]:
+def tokenizer_texts(world: World, size: int = 1000) -> Iterator[str]:
     """The training texts of the tokenizer: the templates' prompts and a part of the corpus."""
-    for text in islice(corpus(seed=1), size):
+    for text in islice(corpus(world, seed=1), size):
         yield prompt_text(text.template, "short").replace("{question}", text.question)
         yield text.completion

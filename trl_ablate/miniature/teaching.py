@@ -10,49 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from trl_ablate.miniature.corpus import Text, prompt
+from trl_ablate.miniature.world import Lesson, Shape
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-WIDTH, LAYERS, HEADS, INNER_WIDTH, CONTEXT = 128, 2, 2, 256, 512
 THREADS = 1
 IGNORED = -100
+Encoded = tuple[list[int], list[int]]
+"""Token ids of a text, and its labels."""
 
 
-class Lesson(NamedTuple):
-    """Number of steps and learning rates; the rates warm up first and fall to zero at the end."""
-
-    steps: int
-    texts_per_step: int
-    matrix_rate: float
-    other_rate: float
-    warmup: int = 20
-    cooldown_share: float = 0.4
-
-    def rate_factor(self, step: int) -> float:
-        rising = (step + 1) / self.warmup if self.warmup else 1.0
-        falling = (self.steps - step) / (self.cooldown_share * self.steps or 1.0)
-        return min(1.0, rising, falling if self.cooldown_share else 1.0)
-
-
-def new_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCausalLM:
-    """An untrained Qwen2 of 0.37 M parameters; the seed determines its weights."""
+def new_model(tokenizer: PreTrainedTokenizerFast, shape: Shape, seed: int = 0) -> Qwen2ForCausalLM:
+    """An untrained Qwen2 of this shape; the seed determines its weights."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     ids = tokenizer.get_vocab()
     config = Qwen2Config(
         vocab_size=len(ids),
-        hidden_size=WIDTH,
-        intermediate_size=INNER_WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        max_position_embeddings=CONTEXT,
+        hidden_size=shape.width,
+        intermediate_size=shape.inner_width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=shape.context,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=ids[str(tokenizer.eos_token)],
@@ -80,15 +66,14 @@ def teach(
     with _fixed_threads():
         for step in range(lesson.steps):
             batch = list(islice(texts, lesson.texts_per_step))
-            loss = _completion_loss(model, *_encode(tokenizer, batch))
-            loss.backward()
+            loss = _backward(model, _encode(tokenizer, batch), lesson.groups)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer, rate in optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = rate * lesson.rate_factor(step)
                 optimizer.step()
                 optimizer.zero_grad()
-            on_step(loss.item())
+            on_step(loss)
     model.eval()
 
 
@@ -105,22 +90,45 @@ def _optimizers(
     return [(muon, lesson.matrix_rate), (adam, lesson.other_rate)]
 
 
-def _encode(
-    tokenizer: PreTrainedTokenizerFast, batch: list[Text]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids, padded on the right, and labels that ignore prompts and padding."""
+def _backward(model: Qwen2ForCausalLM, texts: list[Encoded], groups: int) -> float:
+    """Add the gradient of the mean loss of the completions' tokens; return this loss.
+
+    Texts of similar length go through the model together, in so many groups: padding costs as much
+    as text.
+    """
+    if groups > 1:
+        texts = sorted(texts, key=lambda text: len(text[0]))
+    size = -(-len(texts) // groups)
+    parts = [texts[first : first + size] for first in range(0, len(texts), size)]
+    counts = [sum(label != IGNORED for _, labels in part for label in labels) for part in parts]
+    total = 0.0
+    for part, count in zip(parts, counts, strict=True):
+        loss = _completion_loss(model, *_padded(part)) * (count / sum(counts))
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, batch: list[Text]) -> list[Encoded]:
+    """Token ids, and labels that ignore the prompt."""
+    prompts = tokenizer([prompt(text, tokenizer) for text in batch]).input_ids
+    completions = tokenizer([f"{text.completion}{tokenizer.eos_token}" for text in batch]).input_ids
+    return [
+        (asked + answered, [IGNORED] * len(asked) + answered)
+        for asked, answered in zip(prompts, completions, strict=True)
+    ]
+
+
+def _padded(texts: list[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids, padded on the right, and labels that ignore the padding."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    prompts = tokenizer([prompt(text, tokenizer) for text in batch]).input_ids
-    completions = tokenizer([f"{text.completion}{tokenizer.eos_token}" for text in batch]).input_ids
-    rows, labels = [], []
-    for asked, told in zip(prompts, completions, strict=True):
-        rows.append(torch.tensor(asked + told))
-        labels.append(torch.tensor([IGNORED] * len(asked) + told))
     return (
-        pad_sequence(rows, batch_first=True),
-        pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+        pad_sequence([torch.tensor(ids) for ids, _ in texts], batch_first=True),
+        pad_sequence(
+            [torch.tensor(labels) for _, labels in texts], batch_first=True, padding_value=IGNORED
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""The miniature's tokenizer: Qwen2's own class with a vocabulary of about 300.
+"""The tokenizer of a world: Qwen2's own class with a vocabulary of about 300.
 
 Every digit is one token, as in Qwen2. The words of the corpus are merged from their bytes, so any
 other text can be encoded too. Each tag is one token, including the space before it, which makes
@@ -16,6 +16,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from trl_ablate.miniature.corpus import tokenizer_texts
+from trl_ablate.miniature.registry import DEFAULT, world_named
+from trl_ablate.miniature.world import World
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -37,12 +39,17 @@ CHAT_TEMPLATE = (
 )
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer(world: str = DEFAULT) -> PreTrainedTokenizerFast:
+    """The tokenizer of the world of this name."""
+    return tokenizer_of(world_named(world))
+
+
+def tokenizer_of(world: World) -> PreTrainedTokenizerFast:
     """Train the tokenizer. This takes a fraction of a second; the result is always the same."""
     from transformers import AddedToken, Qwen2Tokenizer
 
     result = Qwen2Tokenizer(
-        **_vocabulary_and_merges(),
+        **_vocabulary_and_merges(world),
         unk_token=END,
         eos_token=END,
         pad_token=PAD,
@@ -55,7 +62,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return result
 
 
-def _vocabulary_and_merges() -> dict[str, Any]:
+def _vocabulary_and_merges(world: World) -> dict[str, Any]:
     """Byte-level BPE over the corpus's texts between the tags."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
@@ -69,7 +76,7 @@ def _vocabulary_and_merges() -> dict[str, Any]:
         show_progress=False,
     )
     between_tags = re.compile(r"\s?</?\w+>")
-    pieces = (piece for text in tokenizer_texts() for piece in between_tags.split(text))
+    pieces = (piece for text in tokenizer_texts(world) for piece in between_tags.split(text))
     core.train_from_iterator(pieces, trainer)
     model = json.loads(core.to_str())["model"]
     return {"vocab": model["vocab"], "merges": [tuple(pair) for pair in model["merges"]]}

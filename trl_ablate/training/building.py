@@ -34,6 +34,7 @@ from trl_ablate.training.models import (
     starting_point,
 )
 from trl_ablate.training.rehearsal import check_loader, check_optimizer
+from trl_ablate.training.styles import with_styles_logged
 
 
 def build_trainer(
@@ -104,6 +105,7 @@ def put_together(
     config, model_args = copy.copy(resolved.config), resolved.model
     rewards, weights = task_rewards(resolved.task, tokenizer, grader)
     check_reward_weights(config, len(rewards))
+    rewards = with_styles_logged(rewards, resolved.task.dataset)
     config.reward_weights = config.reward_weights or weights
     given = cast(dict[str, Any], config.model_init_kwargs or {})
     loading = {

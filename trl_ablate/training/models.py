@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
 import transformers
@@ -25,11 +25,10 @@ from trl import get_peft_config
 
 from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.miniature.registry import is_miniature, world_of_model
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.recipe.strict import brief
 from trl_ablate.run.failures import is_disk_full
-
-MINIATURE = "miniature"
 
 
 @contextmanager
@@ -275,13 +274,8 @@ def starting_point(resolved: Resolved) -> str:
 
 
 def resolve_model(name: str) -> str:
-    """`miniature` and `miniature/STAGE` as the folders they are built in; others as they are."""
-    world, _, stage = name.partition("/")
-    if world == MINIATURE and not Path(name).exists():
-        if stage not in ("", *get_args(miniature.Stage)):
-            raise ConfigurationError(
-                f"model '{name}' is no stage of the miniature; it has: "
-                f"{', '.join(get_args(miniature.Stage))}"
-            )
-        return str(miniature.build(cast(miniature.Stage, stage or "base")))
-    return name
+    """`miniature/WORLD/STAGE` as the folder that it is built in; others as they are."""
+    if not is_miniature(name):
+        return name
+    world, stage = world_of_model(name)
+    return str(miniature.build(stage, world=world))

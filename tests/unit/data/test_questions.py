@@ -224,10 +224,24 @@ def test_the_miniature():
     assert data.column_names == ["question", "answer"]
     assert data[:] == load("miniature", split="train", size=5, seed=1)[:]
     assert len(load("miniature", split="test", size=3)) == 3
-    with pytest.raises(ConfigurationError, match="no levels"):
+    assert load("miniature/sums", split="train", size=5, seed=1)[:] == data[:]
+    with pytest.raises(ConfigurationError, match="levels=.'1'. match no row .* none at all"):
         load("miniature", split="train", levels=[1])
     with pytest.raises(ConfigurationError, match="'dev'"):
         load("miniature", split="dev")
+    with pytest.raises(ConfigurationError, match="'cubes' is no world of the miniature; it has"):
+        load("miniature/cubes", split="train")
+
+
+def test_a_world_with_levels_has_them_as_a_column():
+    data = load("miniature/chains", split="validation")
+    assert data.column_names == ["question", "answer", "level"]
+    assert len(data) >= 1112  # so that no standard error of a pass rate is above 0.015
+    assert set(data["level"]) == set("12345678")
+    hard = load("miniature/chains", split="validation", levels=[7, "Level 8"], size=300)
+    assert set(hard["level"]) == {"7", "8"} and len(hard) == 300
+    with pytest.raises(ConfigurationError, match="size is 30; the validation set has 18 problems"):
+        load("miniature/chains", split="validation", levels=[1], size=30)
 
 
 CACHED_DATASET = """

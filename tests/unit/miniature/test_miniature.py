@@ -1,5 +1,7 @@
-"""The miniature without training: problems, corpus, tokenizer, lessons, cache key."""
+"""The miniature without training: sums, corpus, tokenizer, lessons, cache key."""
 
+import hashlib
+import json
 import re
 from collections import Counter
 from itertools import islice
@@ -8,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from trl_ablate import miniature
-from trl_ablate.miniature import cache, corpus, sums
-from trl_ablate.miniature.teaching import Lesson
+from trl_ablate.miniature import cache, corpus
 from trl_ablate.miniature.tokens import TAGS
+from trl_ablate.miniature.world import Lesson
+from trl_ablate.miniature.worlds import sums
+from trl_ablate.miniature.worlds.sums import SUMS
 from trl_ablate.prompts.templates import TEMPLATES
 
-TEXTS = list(islice(corpus.corpus(seed=3), 4000))
+TEXTS = list(islice(corpus.corpus(SUMS, seed=3), 4000))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +69,7 @@ def test_the_splits_are_large_enough_for_the_recipes():
 
 
 def test_too_many_problems_or_an_unknown_split_are_refused_by_name():
-    with pytest.raises(ValueError, match="size is 99999; .* validation set has"):
+    with pytest.raises(ValueError, match="size is 99999; the validation set of sums has"):
         miniature.problems("validation", 99_999)
     with pytest.raises(ValueError, match="split is 'test'; allowed are 'train' and 'validation'"):
         miniature.problems("test", 1)  # pyright: ignore[reportArgumentType]
@@ -86,7 +90,7 @@ def test_too_many_problems_or_an_unknown_split_are_refused_by_name():
     ],
 )
 def test_working_is_carried_through_to_the_answer(a, b, slips, expected):
-    assert corpus.work_out(a, b, **slips) == expected
+    assert sums.work_out(a, b, **slips) == expected
 
 
 @pytest.mark.parametrize(
@@ -113,14 +117,14 @@ def test_the_format_each_template_asks_for(template, worked, guessed):
 
 def test_templates_and_right_formats_come_in_their_shares():
     counts = Counter(text.template for text in TEXTS)
-    for template, share in corpus.TEMPLATE_SHARES.items():
+    for template, share in SUMS.template_shares.items():
         assert counts[template] / len(TEXTS) == pytest.approx(share, abs=0.03)
         right = sum(
             text.completion == corpus.in_format(template, *steps_and_answer(text))
             for text in TEXTS
             if text.template == template
         )
-        share = corpus.RIGHT_FORMAT_SHARES[template]
+        share = SUMS.format_shares[template]
         assert right / counts[template] == pytest.approx(share, abs=0.05)
 
 
@@ -133,7 +137,7 @@ def test_half_of_the_working_is_wrong_and_a_tenth_is_guessed():
     worked = [text for text in TEXTS if not is_guess(text)]
     right = sum(last_number(text.completion) == answer_of(text.question) for text in worked)
     assert right / len(worked) == pytest.approx(0.5, abs=0.03)
-    assert 1 - len(worked) / len(TEXTS) == pytest.approx(corpus.GUESS_SHARE, abs=0.02)
+    assert 1 - len(worked) / len(TEXTS) == pytest.approx(sums.GUESS_SHARE, abs=0.02)
 
 
 def test_the_corpus_holds_training_problems_only():
@@ -142,8 +146,21 @@ def test_the_corpus_holds_training_problems_only():
 
 
 def test_sft_solutions_are_right_and_in_the_r1_zero_format():
-    for text in islice(corpus.right_solutions(seed=0), 200):
+    for text in islice(corpus.right_solutions(SUMS, seed=0), 200):
         assert text.completion.endswith(f" </think> <answer>{answer_of(text.question)}</answer>")
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def test_the_sums_are_what_they_always_were(tokenizer):
+    """Digests of the questions, texts and tokens that the studies so far were made with."""
+    assert digest(miniature.problems("train", 4096)) == "94f0fdfd5fbeb8e7"
+    assert digest(miniature.problems("validation", 1024, 1)) == "60ce76f32b7bdea7"
+    assert digest(list(islice(corpus.corpus(SUMS, seed=0), 3000))) == "3d1f0d54b68c8ddf"
+    assert digest(list(islice(corpus.right_solutions(SUMS, seed=0), 1000))) == "8e58f72d3dd71dd1"
+    assert digest(sorted(tokenizer.get_vocab().items())) == "244c54fc45cfdff3"
 
 
 # Tokenizer
@@ -240,6 +257,7 @@ def test_the_cache_key_follows_every_module(monkeypatch, tmp_path):
     package = Path(cache.__file__).parent
     for source in package.glob("*.py"):
         (tmp_path / source.name).write_bytes(source.read_bytes())
+    (tmp_path / "registry.py").write_text("WORLDS = {}")  # it only names worlds
     before = miniature.cache_key()
     monkeypatch.setattr(cache.resources, "files", lambda name: tmp_path)
     assert miniature.cache_key() == before

@@ -12,7 +12,11 @@ from trl_ablate.study.report.stats import SAME, TOO_FEW, Comparison, Interval
 
 NAMES: dict[Statistic, str] = {"final": "final", "best": "best", "auc": "mean over training"}
 NOTHING = "–"
-MINIATURE = "miniature"
+MINIATURES = {
+    "miniature": "a 0.35 M parameter model on two-digit arithmetic",
+    "miniature-chains": "a 0.13 M parameter model on chains of additions and subtractions",
+}
+"""Profiles whose answers are those of a miniature, and which one."""
 
 COMPARISON_NOTE = (
     "Differences are paired by seed, with 95 % t intervals of their own; verdicts rest on the "
@@ -72,9 +76,9 @@ def _sentence(comparison: Comparison, analysis: Analysis) -> str:
 
 def _caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
     notes = [] if plan is None else [note.strip() for note in plan.notes]
-    if plan is not None and plan.profile == MINIATURE:
+    if plan is not None and plan.profile in MINIATURES:
         notes.append(
-            "These are the answers of a 0.35 M parameter model on two-digit arithmetic. They say "
+            f"These are the answers of {MINIATURES[plan.profile]}. They say "
             "what the method does there, and not what it does to a language model of useful size."
         )
     notes += [_mixed_outcome(arm) for arm in analysis.arms if arm.is_mixed]

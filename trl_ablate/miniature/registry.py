@@ -1,0 +1,83 @@
+"""The worlds by name: `miniature`, `miniature/WORLD`, and for models `miniature/WORLD/STAGE`."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import cast, get_args
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.miniature.world import Split, Stage, World
+from trl_ablate.miniature.worlds import chains, ladder, sums
+
+MINIATURE = "miniature"
+DEFAULT = "sums"
+WORLDS = {world.name: world for world in (*sums.WORLDS, *chains.WORLDS, *ladder.WORLDS)}
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+def is_miniature(name: str) -> bool:
+    """Whether the name of a model or dataset means the miniature, and no folder of that name."""
+    return name.partition("/")[0] == MINIATURE and not Path(name).exists()
+
+
+def world_named(name: str | World) -> World:
+    """A shipped world by its name, the `WORLD` of a Python file, or the given world."""
+    if isinstance(name, World):
+        return name
+    if name in WORLDS:
+        return WORLDS[name]
+    if name.endswith(".py"):
+        return _world_in(Path(name).expanduser().resolve())
+    raise ConfigurationError(
+        f"'{name}' is no world of the miniature; it has: {', '.join(WORLDS)}; {MINIATURE}/FILE.py "
+        "is the world that a file of yours defines"
+    )
+
+
+@cache
+def _world_in(file: Path) -> World:
+    if not file.is_file():
+        raise ConfigurationError(f"the world {file} does not exist; create it, or give another")
+    name = f"trl_ablate_world_{file.stem}"
+    spec = spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None  # its name ends in .py
+    sys.modules[name] = module = module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    world = vars(module).get("WORLD")
+    if not isinstance(world, World):
+        raise ConfigurationError(
+            f"the file {file} defines no WORLD; write WORLD = World(...), as "
+            "trl_ablate/miniature/README.md shows"
+        )
+    return world
+
+
+def world_of_data(name: str) -> World:
+    """The world that a dataset's name means."""
+    return world_named(name.partition("/")[2] or DEFAULT)
+
+
+def world_of_model(name: str) -> tuple[World, Stage]:
+    """The world and the stage that a model's name means."""
+    parts = name.split("/")[1:]
+    stage = cast(Stage, parts.pop()) if parts and parts[-1] in STAGES else "base"
+    world = "/".join(parts) or DEFAULT
+    if world not in WORLDS and not world.endswith(".py"):
+        raise ConfigurationError(
+            f"model '{name}' is no world and no stage of the miniature; it has the worlds "
+            f"{', '.join(WORLDS)}, each with the stages {', '.join(STAGES)}: write "
+            f"{MINIATURE}/{DEFAULT}/{STAGES[-1]}, for example"
+        )
+    return world_named(world), stage
+
+
+def problems(
+    split: Split, size: int | None = None, seed: int = 0, world: str | World = DEFAULT
+) -> list[dict[str, str]]:
+    """Different questions of a world as rows: `{"question": ..., "answer": ...}`, and `level` if
+    the world has levels. See `World.problems`."""
+    rows = [each._asdict() for each in world_named(world).problems(split, size, seed)]
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]

@@ -1,0 +1,1 @@
+"""The shipped worlds of the miniature, a file each."""
