@@ -1,11 +1,13 @@
 r"""Datasets: questions with final answers, from the Hub, from files, or from the miniature.
 
 `load_questions` gives the columns `question` and `answer` (and `level` and `subject` where there
-are any); `to_prompts` adds TRL's `prompt`. Both are plain functions of their arguments, so that the
-same arguments give the same rows in the same order in every run and every process.
+are any), then every other column of the source; `to_prompts` adds TRL's `prompt`. Both are plain
+functions of their arguments, so that the same arguments give the same rows in the same order in
+every run and every process.
 
-The reference answer is what a row's answer column ends in: the text after the last `####` (GSM8K),
-or else what stands in its last `\boxed{}` (worked solutions), or else all of it.
+Where a reward of this package compares answers, the reference answer is what a row's answer column
+ends in: the text after the last `####` (GSM8K), or else what stands in its last `\boxed{}` (worked
+solutions), or else all of it. The other columns are passed to the rewards as they are.
 
 Rows without a usable question or answer stop the loading, with the place and the reason: a run
 that trains on fewer rows than its recipe says should be told to. `skip_bad_rows` leaves them out
@@ -18,16 +20,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import pyarrow
 from datasets import Dataset
 
 from trl_ablate.data.choice import ALL, Selection, Source
-from trl_ablate.data.sources import BadRowError, read_source, to_question
+from trl_ablate.data.filters import columns_of, filtered
+from trl_ablate.data.sources import BadRowError, Reading, read_source, to_question
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.prompts.templates import render
+from trl_ablate.prompts.writing import prompt_writer
 
 logger = logging.getLogger(__name__)
 
 MINIATURE = "miniature"
+FIRST_COLUMNS = ("question", "answer", "level", "subject")
 _MINIATURE_SIZES = {"train": 4096, "validation": 1024}
 
 
@@ -69,27 +74,34 @@ def load_questions(source: Source, selection: Selection = ALL) -> Dataset:
     if not questions:
         raise ConfigurationError(
             f"dataset {source.name!r}, split {source.split!r}, has no usable rows left; look at "
-            "what it holds, and at what levels and subjects leave out."
+            "what it holds, and at what levels, subjects and filter leave out."
         )
-    return _to_dataset(draw(questions, size, selection.seed, source.name))
+    return _to_dataset(draw(questions, size, selection.seed, source.name), source.name)
 
 
 def to_prompts(
     dataset: Dataset,
-    template: str,
+    template: str | None,
     style: str = "full",
     *,
+    system_prompt: str | None = None,
     tokenizer: Tokenizer | None = None,
     max_prompt_length: int | None = None,
     what: str = "data",
 ) -> Dataset:
     """Adds the column `prompt`, rendered by the template; all other columns stay.
 
+    A template of None keeps the column `prompt` that the dataset has.
+
     With a tokenizer and a limit, questions whose prompt has more tokens are dropped, and their
     number is reported under the name `what`. It is an error if none is left.
     """
-    prompts = [render(template, question, style) for question in dataset["question"]]
-    rendered = dataset.add_column("prompt", prompts)  # pyright: ignore[reportCallIssue]
+    if template is None:
+        prompts, rendered = list(dataset["prompt"]), dataset
+    else:
+        write = prompt_writer(template, style, system_prompt, dataset.column_names)
+        prompts = [write(cast(dict[str, Any], row)) for row in dataset]
+        rendered = dataset.add_column("prompt", prompts)  # pyright: ignore[reportCallIssue]
     if tokenizer is None or max_prompt_length is None:
         return rendered
     lengths = [_token_count(prompt, tokenizer) for prompt in prompts]
@@ -129,12 +141,16 @@ def check_prompts_fit(dataset: Dataset, tokenizer: Tokenizer, context: int, what
             raise ConfigurationError(
                 f"{what}: the prompt of row {row} has {length} tokens, more than the model's "
                 f"context of {context}; set max_prompt_length to leave out such rows, or shorten "
-                f"the question, which begins with {dataset['question'][row][:60]!r}"
+                f"the question, which begins with {_beginning(dataset[row])!r}"
             )
 
 
+def _beginning(row: dict[str, Any]) -> str:
+    return str(row.get("question") or row["prompt"])[:60]
+
+
 def _bytes_of(prompt: str | list[dict[str, str]]) -> int:
-    texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
+    texts = [prompt] if isinstance(prompt, str) else [str(each["content"]) for each in prompt]
     return sum(len(text.encode(errors="replace")) for text in texts)
 
 
@@ -163,18 +179,19 @@ def _load_miniature(split: str, selection: Selection) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def _collect(source: Source) -> list[dict[str, str]]:
-    """The usable rows, as columns of text."""
+def _collect(source: Source) -> list[dict[str, Any]]:
+    """The usable rows: question and answer as text, and all other columns."""
     known = NAMED_DATASETS.get(source.name) or NamedDataset(source.name)
     columns = (
         source.columns[0] or known.question_column,
         source.columns[1] or known.answer_column,
     )
-    questions: list[dict[str, str]] = []
+    reading = Reading(*columns, known.marker, source.prompt_column, source.needs_answers)
+    questions: list[dict[str, Any]] = []
     bad: list[str] = []
     for row in read_source(known.hub_id, split=source.split, config=source.config or known.config):
         try:
-            questions.append(to_question(row, *columns, known.marker))
+            questions.append(to_question(row, reading))
         except BadRowError as error:
             if not source.skip_bad_rows:
                 raise ConfigurationError(
@@ -190,8 +207,8 @@ def _collect(source: Source) -> list[dict[str, str]]:
 
 
 def _filtered(
-    questions: list[dict[str, str]], selection: Selection, name: str
-) -> list[dict[str, str]]:
+    questions: list[dict[str, Any]], selection: Selection, name: str
+) -> list[dict[str, Any]]:
     """Those of the selection's levels, and of those the ones of its subjects."""
     if selection.levels:
         wanted = {_level_name(level) for level in selection.levels}
@@ -199,16 +216,16 @@ def _filtered(
     if selection.subjects:
         wanted = {_subject_name(subject) for subject in selection.subjects}
         questions = _of_these("subject", wanted, _subject_name, questions, name)
-    return questions
+    return filtered(questions, selection.filter, name)
 
 
 def _of_these(
     column: str,
     wanted: set[str],
     plain: Callable[[Any], str],
-    questions: list[dict[str, str]],
+    questions: list[dict[str, Any]],
     name: str,
-) -> list[dict[str, str]]:
+) -> list[dict[str, Any]]:
     """The questions whose column has one of the values, each of which some question has to have."""
     values = [plain(row.get(column)) for row in questions]
     missing = sorted(wanted - set(values))
@@ -228,14 +245,21 @@ def _level_name(level: int | str | None) -> str:
     return str(level or "").casefold().removeprefix("level").strip()
 
 
-def _to_dataset(questions: list[dict[str, str]]) -> Dataset:
+def _to_dataset(questions: list[dict[str, Any]], name: str) -> Dataset:
     """A dataset with the columns that any row has; a row without one has None there."""
-    columns = [
-        column
-        for column in ("question", "answer", "level", "subject")
-        if any(column in row for row in questions)
-    ]
-    return Dataset.from_dict({column: [row.get(column) for row in questions] for column in columns})
+    there = columns_of(questions)
+    first = [column for column in FIRST_COLUMNS if column in there]
+    found = {}
+    for column in [*first, *(column for column in there if column not in first)]:
+        found[column] = [row.get(column) for row in questions]
+        try:
+            pyarrow.array(found[column])
+        except (pyarrow.ArrowException, OverflowError) as error:
+            raise ConfigurationError(
+                f"dataset {name!r}: column '{column}' mixes values that do not fit into one column "
+                f"({' '.join(str(error).split())[:200]}); give it one type, or remove it"
+            ) from error
+    return Dataset.from_dict(found)
 
 
 def _token_count(prompt: str | list[dict[str, str]], tokenizer: Tokenizer) -> int:

@@ -50,6 +50,7 @@ from trl_ablate.trainer.generation import (
     evaluation_generation_kwargs,
     sampling_by,
 )
+from trl_ablate.trainer.groups import RewardsOfSet
 from trl_ablate.trainer.loss_pass import (
     LossPass,
     Objective,
@@ -97,6 +98,7 @@ class AblationTrainer(GRPOTrainer):
         factories: Any = self.environment_factories
         self.evaluation_environments = {name: [] for name in factories or ()}
         self.described = Described([], [])
+        self.rewards_of_sets: dict[str, RewardsOfSet] = {}
         self._rewards_NF = torch.empty(0)
         self._loss_pass: LossPass | None = None
         self.ratio_sums = RatioSums()
