@@ -41,7 +41,7 @@ def code_place(text: str) -> CodePlace | None:
     if found := _FILE.fullmatch(text):
         if not (found["name"] or "").isidentifier():
             raise ConfigurationError(
-                f"'{text}' names no function of the file; write {found['file']}:FUNCTION"
+                f"{text[:200]!r} names no function of the file; write FILE.py:FUNCTION"
             )
         return CodePlace(found["file"], found["name"], is_file=True)
     if found := _DOTTED.fullmatch(text):

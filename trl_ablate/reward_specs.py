@@ -68,27 +68,35 @@ def _spec(entry: Any, what: str) -> RewardSpec:
     given: dict[str, Any] = {"path": entry} if isinstance(entry, str) else {**entry}
     for key in given:
         if key not in KEYS:
-            raise ConfigurationError(f"{what}: unknown key '{key}'; use {', '.join(KEYS)}")
+            raise ConfigurationError(
+                f"{what}: unknown key {str(key)[:80]!r}; use {', '.join(KEYS)}"
+            )
     path, weight = given.get("path"), given.get("weight", 1.0)
     if not isinstance(path, str) or not path:
         raise ConfigurationError(f"{what}: path is {path!r}; give {_allowed()}")
     if type(weight) not in (int, float) or not math.isfinite(weight):
-        raise ConfigurationError(f"{what}: the weight of {path} is {weight!r}; give a number")
+        raise ConfigurationError(
+            f"{what}: the weight of {path[:80]!r} is {str(weight)[:80]!r}; give a number"
+        )
     if not isinstance(given.get("kwargs", {}), Mapping):
         raise ConfigurationError(
-            f"{what}: the kwargs of {path} are {given['kwargs']!r}; give a mapping of arguments"
+            f"{what}: the kwargs of {path[:80]!r} are {str(given['kwargs'])[:80]!r}; give a "
+            "mapping of arguments"
         )
     name = given.get("name")
     if name is not None and (not isinstance(name, str) or not name):
-        raise ConfigurationError(f"{what}: the name of {path} is {name!r}; give a text")
+        raise ConfigurationError(
+            f"{what}: the name of {path[:80]!r} is {str(name)[:80]!r}; give a text"
+        )
     spec = RewardSpec(path, float(weight), dict(given.get("kwargs", {})), name)
     if spec.kind == "model" and not _looks_like_a_model(path):
         close = get_close_matches(path, [*OWN_REWARDS, *TRL_REWARDS], n=1)
         meant = f"did you mean '{close[0]}'? Otherwise " if close else ""
-        raise ConfigurationError(f"{what}: '{path}' is no reward; {meant}give {_allowed()}")
+        raise ConfigurationError(f"{what}: {path[:80]!r} is no reward; {meant}give {_allowed()}")
     if spec.kwargs and (spec.kind == "model" or spec.kind == "own"):
         raise ConfigurationError(
-            f"{what}: {path} takes no kwargs, but has {dict(spec.kwargs)}; remove them"
+            f"{what}: {path[:80]!r} takes no kwargs, but has "
+            f"{', '.join(map(str, spec.kwargs))[:80]!r}; remove them"
         )
     return spec
 

@@ -77,6 +77,11 @@ class TaskArguments:
     eval_size: int | None = setting(
         1024, "Questions to evaluate on, the same ones in every run. Null: all.", least=1
     )
+    pass_rate: dict[str, Any] | None = setting(
+        None,
+        "Train only on questions that a model answers this often: {file: rates.jsonl, between: "
+        "[0.1, 0.9]}, with the file that `evaluate --per_question` writes.",
+    )
     eval_sets: dict[str, str | dict[str, Any]] | None = setting(
         None,
         "Further sets to evaluate on, name: dataset, each with eval_size questions of its usual "
@@ -132,6 +137,21 @@ class TaskArguments:
     eos_penalty: float = setting(
         0.0, "Subtracted from the reward of completions that stack end-of-sequence tokens.", least=0
     )
+    tools: list[str] | None = setting(
+        None,
+        "Functions that the model may call, as in TRL: FILE.py:FUNCTION or dotted import paths; "
+        "their code is executed.",
+    )
+    environment_factory: str | dict[str, str] | None = setting(
+        None,
+        "Class or function that makes an environment, as in TRL; or name: class for several. "
+        "FILE.py:CLASS or a dotted import path; its code is executed.",
+    )
+    rollout_func: str | None = setting(
+        None,
+        "Function that generates the completions, as in TRL: FILE.py:FUNCTION or a dotted import "
+        "path; its code is executed.",
+    )
     grader_workers: int = setting(
         2, "Processes that compare answers, per training process.", least=1, most=256
     )
@@ -141,6 +161,26 @@ class TaskArguments:
     on_timeout: Literal["none", "zero"] = setting(
         "none", "A completion whose comparison takes longer counts as ungraded (none), or as wrong."
     )
+
+    @property
+    def rates_to_train_on(self) -> tuple[str, float, float] | None:
+        """The file of `pass_rate`, and the lowest and the highest rate."""
+        given = self.pass_rate
+        if given is None:
+            return None
+        between: Any = given.get("between")
+        numbers = isinstance(between, list) and all(type(one) in (int, float) for one in between)
+        if set(given) != {"file", "between"} or not isinstance(given["file"], str):
+            raise ConfigurationError(
+                f"pass_rate is {str(given)[:200]!r}; give {{file: rates.jsonl, between: [0.1, "
+                "0.9]}"
+            )
+        if not numbers or len(between) != 2 or not 0 <= between[0] <= between[1] <= 1:
+            raise ConfigurationError(
+                f"pass_rate: between is {str(between)[:80]!r}; give the lowest and the highest "
+                "rate, from 0 to 1, such as [0.1, 0.9]"
+            )
+        return given["file"], float(between[0]), float(between[1])
 
     @property
     def own_rewards(self) -> list[RewardSpec]:
@@ -155,6 +195,7 @@ class TaskArguments:
     def __post_init__(self):
         check_ranges(self)
         self._check_rewards_and_prompt()
+        _ = self.rates_to_train_on
         for name, source in (self.eval_sets or {}).items():
             named = re.fullmatch(r"\w+", name) and name != "main"
             if isinstance(source, dict) and named:
@@ -171,14 +212,14 @@ class TaskArguments:
             get_template(self.template)
         if own and self.reward is None and self.reward_funcs is None:
             raise ConfigurationError(
-                f"template {self.template} is a file, which implies no reward; set reward_funcs, "
-                f"or `reward` to the format that it asks for ({', '.join(TEMPLATES)})"
+                f"template {self.template[:300]!r} is a file, which implies no reward; set "
+                f"reward_funcs, or `reward` to the format that it asks for ({', '.join(TEMPLATES)})"
             )
         of_a_form = [one.path for one in self.own_rewards if one.path in ("answer", "format")]
         if of_a_form and self.form is None:
             raise ConfigurationError(
                 f"reward_funcs has '{of_a_form[0]}', which reads the format of a template, and "
-                f"template {self.template} is a file; set `reward` to one of "
+                f"template {self.template[:300]!r} is a file; set `reward` to one of "
                 f"{', '.join(TEMPLATES)}"
             )
 
@@ -215,11 +256,12 @@ class TaskArguments:
 def _check_of_eval_set(name: str, key: str, value: Any) -> None:
     if key not in EVAL_SET_KEYS:
         raise ConfigurationError(
-            f"eval_sets: '{name}' has the unknown key {key!r}; use {', '.join(EVAL_SET_KEYS)}"
+            f"eval_sets: '{name}' has the unknown key {str(key)[:80]!r}; use "
+            f"{', '.join(EVAL_SET_KEYS)}"
         )
     wanted = {"size": int, "reward_funcs": list}.get(key, str)
     lists = key in ("filter", "levels", "subjects") and isinstance(value, list)
     if type(value) is not wanted and not lists:
         raise ConfigurationError(
-            f"eval_sets: {key} of '{name}' is {value!r}; give a {KINDS[wanted]}"
+            f"eval_sets: {key} of '{name}' is {str(value)[:80]!r}; give a {KINDS[wanted]}"
         )

@@ -52,6 +52,7 @@ class Selection:
         levels: keep only these levels of difficulty; 5, "5" and "Level 5" are the same.
         subjects: keep only these subjects; upper and lower case are equal.
         filter: conditions on columns, as in `filters.py`.
+        pass_rate: a file of pass rates, the lowest and the highest rate to keep.
     """
 
     size: int | None = None
@@ -59,6 +60,7 @@ class Selection:
     levels: Sequence[int | str] | None = None
     subjects: Sequence[str] | None = None
     filter: str | Sequence[str] | None = None
+    pass_rate: tuple[str, float, float] | None = None
 
 
 ALL = Selection()
@@ -79,8 +81,10 @@ def source_of(task: TaskArguments, part: Part) -> Source:
 
 def selection_of(task: TaskArguments, part: Part) -> Selection:
     """Which questions the task uses for training or evaluation."""
-    size = task.train_size if part == "train" else task.eval_size
-    return Selection(size, task.subset_seed, task.levels, task.subjects, task.filter)
+    chosen = (task.subset_seed, task.levels, task.subjects, task.filter)
+    if part == "eval":
+        return Selection(task.eval_size, *chosen)
+    return Selection(task.train_size, *chosen, pass_rate=task.rates_to_train_on)
 
 
 def evaluation_set(task: TaskArguments, name: str) -> tuple[Source, Selection]:

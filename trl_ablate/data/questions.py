@@ -25,6 +25,7 @@ from datasets import Dataset
 
 from trl_ablate.data.choice import ALL, Selection, Source
 from trl_ablate.data.filters import columns_of, filtered
+from trl_ablate.data.pass_rates import by_pass_rate
 from trl_ablate.data.sources import BadRowError, Reading, read_source, to_question
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.prompts.writing import prompt_writer
@@ -172,10 +173,17 @@ def _load_miniature(split: str, selection: Selection) -> Dataset:
 
     split = "validation" if split == "test" else split
     size = selection.size or _MINIATURE_SIZES.get(split, 1)
+    chooses = selection.filter is not None or selection.pass_rate is not None
+    drawn = max(size, _MINIATURE_SIZES.get(split, 1)) if chooses else size
     try:
-        rows = problems(cast(Any, split), size, selection.seed)
+        rows = problems(cast(Any, split), drawn, selection.seed)
     except ValueError as error:
         raise ConfigurationError(f"dataset 'miniature': {error}.") from error
+    rows = _chosen(cast(list[dict[str, Any]], rows), selection, MINIATURE)[:size]
+    if not rows:
+        raise ConfigurationError(
+            f"dataset 'miniature': no question meets filter {selection.filter!r}; widen it"
+        )
     return Dataset.from_list(rows)
 
 
@@ -216,7 +224,17 @@ def _filtered(
     if selection.subjects:
         wanted = {_subject_name(subject) for subject in selection.subjects}
         questions = _of_these("subject", wanted, _subject_name, questions, name)
-    return filtered(questions, selection.filter, name)
+    return _chosen(questions, selection, name)
+
+
+def _chosen(
+    questions: list[dict[str, Any]], selection: Selection, name: str
+) -> list[dict[str, Any]]:
+    """Those that meet the conditions and have one of the pass rates."""
+    questions = filtered(questions, selection.filter, name)
+    if selection.pass_rate is not None:
+        questions = by_pass_rate(questions, *selection.pass_rate, name)
+    return questions
 
 
 def _of_these(

@@ -64,8 +64,8 @@ def get_template(name: str) -> Template:
     """The template with this name; a `ConfigurationError` lists the names if it is unknown."""
     if name not in TEMPLATES:
         raise ConfigurationError(
-            f"template={name!r} is unknown; choose one of {', '.join(TEMPLATES)}, or give a file "
-            "of your own that ends in .txt or .jinja."
+            f"template={name[:80]!r} is unknown; choose one of {', '.join(TEMPLATES)}, "
+            "or give a file of your own that ends in .txt or .jinja."
         )
     return TEMPLATES[name]
 

@@ -38,6 +38,14 @@ class Anchor:
             found["template"] = self._file(found["template"], folders)
         if isinstance(found.get("reward_funcs"), list):
             found["reward_funcs"] = [self._reward(one, folders) for one in found["reward_funcs"]]
+        rates = found.get("pass_rate")
+        if isinstance(rates, dict) and "file" in rates:
+            found["pass_rate"] = {**rates, "file": self._file(rates["file"], folders)}
+        for key in ("environment_factory", "rollout_func"):
+            if key in found:
+                found[key] = self._named(found[key], folders)
+        if isinstance(found.get("tools"), list):
+            found["tools"] = [self._file(one, folders) for one in found["tools"]]
         if isinstance(found.get("eval_sets"), dict):
             found["eval_sets"] = {
                 name: self.settings(one, *folders)
@@ -52,6 +60,11 @@ class Anchor:
             return (
                 {**given, "path": self._file(given["path"], folders)} if "path" in given else given
             )
+        return self._file(given, folders)
+
+    def _named(self, given: Any, folders: tuple[Path, ...]) -> Any:
+        if isinstance(given, dict):
+            return {name: self._file(one, folders) for name, one in given.items()}
         return self._file(given, folders)
 
     def _data(self, value: Any, folders: tuple[Path, ...]) -> Any:

@@ -66,12 +66,13 @@ def own_rewards(trainer: "AblationTrainer", key: str) -> AbstractContextManager[
     )
 
 
-def group_of(question: Mapping[str, Any], column: str | None) -> dict[str, str]:
-    """The entry of a row that names its group; empty if its set does not have the column."""
-    if column is None or column not in question:
-        return {}
-    value = question[column]
-    return {GROUP: "none" if value is None else " ".join(str(value).split())}
+def of_question(question: Mapping[str, Any], column: str | None) -> dict[str, Any]:
+    """The entries of a row that name its question and its group, as far as its set has them."""
+    found = {"question": question["question"]} if "question" in question else {}
+    if column is not None and column in question:
+        value = question[column]
+        found[GROUP] = "none" if value is None else " ".join(str(value).split())
+    return found
 
 
 def by_group(rows: Sequence[Row], samples: int, column: str | None) -> dict[str, float]:

@@ -36,7 +36,7 @@ from trl_ablate.estimates import (
 )
 from trl_ablate.metrics import NO_VARIANCE
 from trl_ablate.trainer.generation import evaluation_generation_kwargs, sampling_by
-from trl_ablate.trainer.groups import by_group, group_of, own_rewards
+from trl_ablate.trainer.groups import by_group, of_question, own_rewards
 from trl_ablate.trainer.rollouts import completion_metrics
 from trl_ablate.trainer.seeding import own_randomness
 from trl_ablate.trainer.temporary import replaced
@@ -276,7 +276,7 @@ def _rows(trainer: "AblationTrainer", questions: list[Row]) -> list[Row]:
             "reward": None if math.isnan(rewards_N[i]) else rewards_N[i],
             "length": trainer.described.lengths[i],
             "truncated": trainer.described.truncated[i],
-            **group_of(questions[i // samples], trainer.args.eval_by),
+            **of_question(questions[i // samples], trainer.args.eval_by),
             **{name: values[i] for name, values in parts.items()},
         }
         for i, prompt in enumerate(logs["prompt"])

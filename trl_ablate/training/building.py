@@ -38,6 +38,7 @@ from trl_ablate.training.models import (
 )
 from trl_ablate.training.rehearsal import check_loader, check_optimizer
 from trl_ablate.training.rewards import rewards_of_sets, task_rewards
+from trl_ablate.training.worlds import explained, world_of
 
 
 def build_trainer(
@@ -140,7 +141,8 @@ def put_together(
         **given,
     }
     config.model_init_kwargs = cast(Any, loading if isinstance(model, str) else None)
-    with tolerated_integrations(config) as integrations:
+    world = world_of(resolved.task)
+    with tolerated_integrations(config) as integrations, explained(world):
         trainer = AblationTrainer(
             model=model,
             reward_funcs=rewards.functions,
@@ -151,6 +153,7 @@ def put_together(
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
             callbacks=[*integrations, *(callbacks or [])],
+            **world,
         )
     trainer.rewards_of_sets = {
         name: RewardsOfSet.of(one.functions, one.weights) for name, one in apart.items()

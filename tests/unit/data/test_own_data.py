@@ -220,3 +220,61 @@ def test_evaluation_sets_with_their_own_settings():
 def test_a_wrong_evaluation_set_is_refused(given, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
         TaskArguments(eval_sets={"mine": given})
+
+
+def rated(folder, **rates):
+    file = folder / "rates.jsonl"
+    rows = [{"question": f"{n[1:]}+{n[1:]}?", "pass_rate": rate} for n, rate in rates.items()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def test_questions_are_chosen_by_their_pass_rate(tmp_path):
+    file = rated(tmp_path, q1=0.0, q2=0.5, q3=None)
+    task = TaskArguments(
+        dataset=str(written(tmp_path, "jsonl")), pass_rate={"file": file, "between": [0.1, 0.9]}
+    )
+    data = load_questions(source_of(task, "train"), selection_of(task, "train"))
+    assert data["question"][:] == ["2+2?"]
+    assert selection_of(task, "eval").pass_rate is None
+
+
+def test_the_miniature_is_chosen_from_before_its_size_is_drawn(tmp_path):
+    alls = load("miniature", size=200)["question"][:]
+    file = tmp_path / "rates.jsonl"
+    file.write_text(
+        "".join(json.dumps({"question": q, "pass_rate": 0.5}) + "\n" for q in alls[5:9])
+    )
+    chosen = load_questions(
+        Source("miniature", "train"), Selection(2, pass_rate=(str(file), 0.1, 0.9))
+    )
+    assert chosen["question"][:] == alls[5:7]
+    even = load("miniature", "answer == 100", 3)
+    assert even["answer"][:] == ["100"] * 3
+
+
+@pytest.mark.parametrize(
+    ("rates", "between", "sentence"),
+    [
+        ({"q9": 0.5}, [0, 1], "has none of the 3 questions"),
+        ({"q1": 0.5}, [0.6, 1], "none of 1 questions .* has a rate between 0.6 and 1"),
+        ({"q1": "often"}, [0, 1], "line 1, has no question and pass_rate"),
+    ],
+)
+def test_wrong_pass_rates_are_refused(tmp_path, rates, between, sentence):
+    task = TaskArguments(
+        dataset=str(written(tmp_path, "jsonl")),
+        pass_rate={"file": rated(tmp_path, **rates), "between": between},
+    )
+    with pytest.raises(ConfigurationError, match=sentence):
+        load_questions(source_of(task, "train"), selection_of(task, "train"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"file": "a"}, {"file": 1, "between": [0, 1]}, {"file": "a", "between": [1, 0]},
+     {"file": "a", "between": [0.1]}, {"file": "a", "between": ["0", "1"]}],
+)  # fmt: skip
+def test_a_wrong_pass_rate_setting_is_refused(given):
+    with pytest.raises(ConfigurationError, match="pass_rate"):
+        TaskArguments(pass_rate=given)
