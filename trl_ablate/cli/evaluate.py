@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from trl_ablate.cli.ending import exit_code_of
 from trl_ablate.cli.parsing import Parser
@@ -132,7 +133,23 @@ def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:
     metrics = dict.fromkeys(metric for one in sets.values() for metric in one["standard_errors"])
     for metric in metrics:
         made.add_row(metric, *(shown(one, metric) for one in sets.values()))
+    for group in groups(sets):
+        made.add_row(Text(group), *(shown_group(one, group) for one in sets.values()))
     return made
+
+
+def groups(sets: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The mean rewards of the groups of `eval_by`, such as reward/level=3, of any set."""
+    names = [metric for one in sets.values() for metric in one["metrics"]]
+    return list(dict.fromkeys(name for name in names if name.startswith("reward/")))
+
+
+def shown_group(one: Mapping[str, Any], metric: str) -> str:
+    """The mean reward of a group and its standard error; empty if the set lacks the group."""
+    if metric not in one["metrics"]:
+        return ""
+    error = one["metrics"][metric.replace("reward/", "reward_stderr/", 1)]
+    return f"{one['metrics'][metric]:.3f} ± {error:.3f}"
 
 
 def shown(one: Mapping[str, Any], metric: str) -> str:

@@ -77,7 +77,22 @@ def load_questions(source: Source, selection: Selection = ALL) -> Dataset:
             f"dataset {source.name!r}, split {source.split!r}, has no usable rows left; look at "
             "what it holds, and at what levels, subjects and filter leave out."
         )
+    _report_repeats(questions, source.name)
     return _to_dataset(draw(questions, size, selection.seed, source.name), source.name)
+
+
+def _report_repeats(questions: list[dict[str, Any]], name: str) -> None:
+    """Warn about rows that are equal in every column: they count more than once."""
+    texts = [repr(row) for row in questions]
+    if (distinct := len(set(texts))) < len(texts):
+        seen: set[str] = set()
+        first = next(row for row, text in enumerate(texts) if text in seen or seen.add(text))
+        shown = _beginning(questions[first])
+        logger.warning(
+            "dataset %r: %d of %d rows repeat an earlier row in every column, the first is %r; "
+            "remove them if they should not count more than once",
+            name, len(texts) - distinct, len(texts), shown,
+        )  # fmt: skip
 
 
 def to_prompts(

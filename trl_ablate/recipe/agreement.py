@@ -9,7 +9,7 @@ from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import metric_names
 from trl_ablate.prompts.templates import TEMPLATES, is_own
-from trl_ablate.recipe.strict import nearest
+from trl_ablate.recipe.strict import brief, nearest
 from trl_ablate.task import TaskArguments
 
 
@@ -30,7 +30,7 @@ def check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
         metric = _without_group(metric, config.eval_by)
         if metric not in names and not (setting != "best_metric" and f"eval_{metric}" in names):
             raise ConfigurationError(
-                f"{setting} '{metric}' is not a metric of this evaluation"
+                f"{setting} '{brief(metric)}' is not a metric of this evaluation"
                 f"{nearest(metric, names) or '; one is eval_reward'}"
             )
 

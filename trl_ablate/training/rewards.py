@@ -59,7 +59,7 @@ def _model(name: str, resolved: Resolved | None) -> Any:
     fix = "give the Hub id or the folder of a sequence classification model with one label"
     with one_sentence(f"reward model {name}", fix):
         return AutoModelForSequenceClassification.from_pretrained(
-            name,
+            name.rstrip("/"),  # TRL names the reward by the last part
             num_labels=1,
             dtype=resolved.model.dtype,
             attn_implementation=resolved.model.attn_implementation,

@@ -1,6 +1,7 @@
 """Data sets of the user: every kind of file, all columns, conditions, prompts that rows bring."""
 
 import json
+import logging
 
 import pyarrow
 import pyarrow.parquet
@@ -184,6 +185,14 @@ def test_bad_data_are_refused_in_one_sentence(tmp_path, name, content, sentence)
     with pytest.raises(ConfigurationError, match=sentence) as raised:
         load(tmp_path / name)
     assert "\n" not in str(raised.value)
+
+
+def test_repeated_rows_are_reported(tmp_path, caplog):
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps([ROWS[0], ROWS[1], {**ROWS[0], "level": 9}, ROWS[1]]))
+    with caplog.at_level(logging.WARNING):
+        assert len(load(path)) == 4
+    assert "1 of 4 rows repeat an earlier row in every column, the first is '2+2?'" in caplog.text
 
 
 def test_a_missing_column_is_named(tmp_path):
