@@ -10,7 +10,7 @@ from trl_ablate.errors import ConfigurationError, RewardError
 from trl_ablate.reward_specs import reward_specs
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.own.chosen import Tools, chosen_rewards
-from trl_ablate.trainer.groups import RewardsOfSet, by_group
+from trl_ablate.trainer.evaluation_parts import RewardsOfSet, by_group
 
 FILE = """
 def even(completions, level, **kwargs):

@@ -50,7 +50,7 @@ from trl_ablate.trainer.generation import (
     evaluation_generation_kwargs,
     sampling_by,
 )
-from trl_ablate.trainer.groups import RewardsOfSet
+from trl_ablate.trainer.evaluation_parts import RewardsOfSet
 from trl_ablate.trainer.loss_pass import (
     LossPass,
     Objective,

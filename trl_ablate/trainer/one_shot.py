@@ -36,7 +36,7 @@ from trl_ablate.estimates import (
 )
 from trl_ablate.metrics import NO_VARIANCE
 from trl_ablate.trainer.generation import evaluation_generation_kwargs, sampling_by
-from trl_ablate.trainer.groups import by_group, of_question, own_rewards
+from trl_ablate.trainer.evaluation_parts import by_group, of_question, own_rewards
 from trl_ablate.trainer.rollouts import completion_metrics
 from trl_ablate.trainer.seeding import own_randomness
 from trl_ablate.trainer.temporary import replaced

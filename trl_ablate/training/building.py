@@ -26,7 +26,7 @@ from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
-from trl_ablate.trainer.groups import RewardsOfSet
+from trl_ablate.trainer.evaluation_parts import RewardsOfSet
 from trl_ablate.training.integrations import tolerated_integrations
 from trl_ablate.training.models import (
     check_finite,
