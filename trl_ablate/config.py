@@ -111,6 +111,11 @@ class AblationConfig(GroupSwitches, GRPOConfig):
     eval_top_p: float | None = setting(
         None, "Top-p of evaluation's sampling, 1 for none. Null: as in training."
     )
+    eval_by: str | None = setting(
+        None,
+        "Column of the data, such as level: the rewards of an evaluation are also logged for each "
+        "of its values, as eval_reward/level=3.",
+    )
     num_rollouts_saved: int = setting(16, "Rollouts written to disk at every evaluation.", least=0)
     best_metric: str = setting(
         EVAL_REWARD,

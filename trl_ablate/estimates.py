@@ -8,6 +8,7 @@ out: a prompt is estimated from its graded samples, and skipped if it has too fe
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from trl_ablate.metrics import NO_VARIANCE
 
@@ -83,6 +84,17 @@ def per_prompt(rows: Sequence[Row], samples: int) -> dict[str, list[float]]:
         "truncated": prompt_means([[row["truncated"] for row in prompt] for prompt in prompts]),
         "ungraded": prompt_means([[row["reward"] is None for row in one] for one in prompts]),
     }
+
+
+def pass_rates(rows: Sequence[Row], samples: int = 1) -> list[dict[str, Any]]:
+    """For each question how many of its samples were graded, and the share of successes in them."""
+    found = []
+    for start in range(0, len(rows), samples):
+        graded = [one for row in rows[start : start + samples] if (one := success(row)) is not None]
+        rate = sum(graded) / len(graded) if graded else None
+        question = rows[start].get("question")
+        found.append({"question": question, "pass_rate": rate, "graded": len(graded)})
+    return found
 
 
 def success(row: Row) -> bool | None:

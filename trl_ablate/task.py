@@ -1,12 +1,37 @@
 """The task: what is trained on and how it is graded. No torch."""
 
+import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.prompts.templates import PromptStyle, TemplateName
+from trl_ablate.prompts.templates import (
+    TEMPLATES,
+    PromptStyle,
+    TemplateName,
+    get_template,
+    is_own,
+)
+from trl_ablate.reward_specs import MATH_REWARDS, RewardSpec, reward_specs
 from trl_ablate.settings import check_ranges, setting
+
+EVAL_SET_KEYS = {
+    **{key: key for key in ("dataset", "dataset_config", "filter", "levels", "subjects")},
+    "split": "eval_split",
+    "size": "eval_size",
+    **{key: key for key in ("question_column", "answer_column", "prompt_column")},
+    **{key: key for key in ("reward", "reward_funcs")},
+}
+"""Keys of an entry of `eval_sets`, and the settings of this task that they replace."""
+
+OF_A_DATASET = (
+    "dataset_config", "eval_split", "question_column", "answer_column", "prompt_column", "filter",
+    "levels", "subjects",
+)  # fmt: skip
+"""Settings that describe a dataset, and do not apply to another one."""
+
+KINDS = {int: "whole number", list: "list", str: "text"}
 
 
 @dataclass
@@ -25,7 +50,9 @@ class TaskArguments:
         above=0,
     )
     dataset: str = setting(
-        "math", "math, gsm8k, miniature, a Hub id, or a path to JSONL or Parquet files."
+        "math",
+        "math, gsm8k, miniature, a Hub id, or a path: a JSON, JSONL, CSV, Parquet or Arrow file, "
+        "or a folder of them. A path is relative to the recipe, or else to the working directory.",
     )
     dataset_config: str | None = setting(None, "Configuration of a Hub dataset.")
     train_split: str = setting("train", "Split to train on.")
@@ -36,14 +63,31 @@ class TaskArguments:
     answer_column: str | None = setting(
         None, "Column of the gold answer. Null: the dataset's usual."
     )
+    prompt_column: str | None = setting(
+        None,
+        "Column with the whole prompt, a text or messages, which is used as it is in place of the "
+        "template's text and stop strings.",
+    )
+    filter: str | list[str] | None = setting(
+        None,
+        "Conditions on columns, such as 'level >= 3 and subject != Geometry'; rows that do not "
+        "meet all of them are left out. Operators: == != < <= > >= in, not in, contains.",
+    )
     train_size: int | None = setting(None, "Questions to train on. Null: all.", least=1)
     eval_size: int | None = setting(
         1024, "Questions to evaluate on, the same ones in every run. Null: all.", least=1
     )
-    eval_sets: dict[str, str] | None = setting(
+    pass_rate: dict[str, Any] | None = setting(
+        None,
+        "Train only on questions that a model answers this often: {file: rates.jsonl, between: "
+        "[0.1, 0.9]}, with the file that `evaluate --per_question` writes.",
+    )
+    eval_sets: dict[str, str | dict[str, Any]] | None = setting(
         None,
         "Further sets to evaluate on, name: dataset, each with eval_size questions of its usual "
-        "split and columns; their metrics are eval_<name>_reward and so on.",
+        "split and columns; or name: {dataset, dataset_config, split, size, filter, "
+        "question_column, answer_column, prompt_column, reward_funcs}. Their metrics are "
+        "eval_<name>_reward and so on.",
     )
     subset_seed: int = setting(0, "Seed that draws train_size and eval_size questions.", least=0)
     levels: list[str] | None = setting(None, "Keep these difficulty levels only.")
@@ -56,15 +100,57 @@ class TaskArguments:
         least=1,
     )
     skip_bad_rows: bool = setting(False, "Count unreadable rows instead of stopping at the first.")
-    template: TemplateName = setting("r1_zero", "Template: its prompt, stop strings and reward.")
+    template: TemplateName | str = setting(
+        "r1_zero",
+        "Template: its prompt, stop strings and reward. Or a file with the prompt alone: .txt with "
+        "{question} and any other column in braces, or .jinja.",
+    )
+    system_prompt: str | None = setting(
+        None,
+        "System prompt: the prompt becomes messages, with the template's text from the user. "
+        "Empty: the same without a system message. Null: as the template has it.",
+    )
+    chat_template: str | None = setting(
+        None, "Jinja file that replaces the tokenizer's chat template. Null: the tokenizer's own."
+    )
     prompt_style: PromptStyle = setting(
         "full", "The template's full text, or a short text for the miniature."
     )
     reward: TemplateName | None = setting(
         None, "Reward of another template. Null: the template's own."
     )
+    reward_funcs: list[str | dict[str, Any]] | None = setting(
+        None,
+        "Rewards in place of the template's, as in TRL: names, FILE.py:FUNCTION, dotted import "
+        "paths, reward models (org/name or ./folder), or {path, weight, kwargs, name}. Files are "
+        "relative to the recipe, and their code is executed.",
+    )
+    reward_timeout: float | None = setting(
+        None,
+        "Seconds that a function of reward_funcs may take for one row; it then runs in worker "
+        "processes, row by row. Null: no limit, in this process.",
+        above=0,
+    )
+    reward_workers: int = setting(
+        2, "Worker processes of each function with a reward_timeout.", least=1, most=256
+    )
     eos_penalty: float = setting(
         0.0, "Subtracted from the reward of completions that stack end-of-sequence tokens.", least=0
+    )
+    tools: list[str] | None = setting(
+        None,
+        "Functions that the model may call, as in TRL: FILE.py:FUNCTION or dotted import paths; "
+        "their code is executed.",
+    )
+    environment_factory: str | dict[str, str] | None = setting(
+        None,
+        "Class or function that makes an environment, as in TRL; or name: class for several. "
+        "FILE.py:CLASS or a dotted import path; its code is executed.",
+    )
+    rollout_func: str | None = setting(
+        None,
+        "Function that generates the completions, as in TRL: FILE.py:FUNCTION or a dotted import "
+        "path; its code is executed.",
     )
     grader_workers: int = setting(
         2, "Processes that compare answers, per training process.", least=1, most=256
@@ -76,12 +162,106 @@ class TaskArguments:
         "none", "A completion whose comparison takes longer counts as ungraded (none), or as wrong."
     )
 
+    @property
+    def rates_to_train_on(self) -> tuple[str, float, float] | None:
+        """The file of `pass_rate`, and the lowest and the highest rate."""
+        given = self.pass_rate
+        if given is None:
+            return None
+        between: Any = given.get("between")
+        numbers = isinstance(between, list) and all(type(one) in (int, float) for one in between)
+        if set(given) != {"file", "between"} or not isinstance(given["file"], str):
+            raise ConfigurationError(
+                f"pass_rate is {str(given)[:200]!r}; give {{file: rates.jsonl, between: [0.1, "
+                "0.9]}"
+            )
+        if not numbers or len(between) != 2 or not 0 <= between[0] <= between[1] <= 1:
+            raise ConfigurationError(
+                f"pass_rate: between is {str(between)[:80]!r}; give the lowest and the highest "
+                "rate, from 0 to 1, such as [0.1, 0.9]"
+            )
+        return given["file"], float(between[0]), float(between[1])
+
+    @property
+    def own_rewards(self) -> list[RewardSpec]:
+        """The entries of `reward_funcs`, with `eos_penalty` if it is on; empty if not given."""
+        if self.reward_funcs is None:
+            return []
+        specs = reward_specs(self.reward_funcs)
+        if self.eos_penalty:
+            specs.append(RewardSpec("eos_penalty", weight=self.eos_penalty))
+        return specs
+
     def __post_init__(self):
         check_ranges(self)
+        self._check_rewards_and_prompt()
+        _ = self.rates_to_train_on
         for name, source in (self.eval_sets or {}).items():
             named = re.fullmatch(r"\w+", name) and name != "main"
-            if not named or not isinstance(source, str) or not source:
+            if isinstance(source, dict) and named:
+                self.evaluation_task(name)
+            elif not named or not isinstance(source, str) or not source:
                 raise ConfigurationError(
                     f"eval_sets has {name!r}: {source!r}; use a name of letters, digits and _ "
                     "other than main, and a dataset: math, gsm8k, miniature, a Hub id, or a path"
                 )
+
+    def _check_rewards_and_prompt(self) -> None:
+        own = is_own(self.template)
+        if not own:
+            get_template(self.template)
+        if own and self.reward is None and self.reward_funcs is None:
+            raise ConfigurationError(
+                f"template {self.template[:300]!r} is a file, which implies no reward; set "
+                f"reward_funcs, or `reward` to the format that it asks for ({', '.join(TEMPLATES)})"
+            )
+        of_a_form = [one.path for one in self.own_rewards if one.path in ("answer", "format")]
+        if of_a_form and self.form is None:
+            raise ConfigurationError(
+                f"reward_funcs has '{of_a_form[0]}', which reads the format of a template, and "
+                f"template {self.template[:300]!r} is a file; set `reward` to one of "
+                f"{', '.join(TEMPLATES)}"
+            )
+
+    @property
+    def form(self) -> str | None:
+        """The template whose format the answers have; None if only the user's rewards read them."""
+        return self.reward or (None if is_own(self.template) else self.template)
+
+    @property
+    def needs_answers(self) -> bool:
+        """Whether a reward of this package compares answers, which then have to be in the data."""
+        return not self.own_rewards or any(one.path in MATH_REWARDS for one in self.own_rewards)
+
+    @property
+    def stop(self) -> list[str] | None:
+        """The strings that end a completion if the recipe does not set `stop`."""
+        asks = self.prompt_column is None and not is_own(self.template)
+        return list(get_template(self.template).stop) or None if asks else None
+
+    def evaluation_task(self, name: str) -> "TaskArguments":
+        """The task of one of `eval_sets`: this one, with the set's own data and rewards.
+
+        A set that names its dataset has none of the settings that describe this task's.
+        """
+        given = (self.eval_sets or {})[name]
+        own = {"dataset": given} if isinstance(given, str) else given
+        for key, value in own.items():
+            _check_of_eval_set(name, key, value)
+        settings = dict.fromkeys(OF_A_DATASET) if "dataset" in own else {}
+        settings |= {EVAL_SET_KEYS[key]: value for key, value in own.items()}
+        return dataclasses.replace(self, eval_sets=None, **settings)
+
+
+def _check_of_eval_set(name: str, key: str, value: Any) -> None:
+    if key not in EVAL_SET_KEYS:
+        raise ConfigurationError(
+            f"eval_sets: '{name}' has the unknown key {str(key)[:80]!r}; use "
+            f"{', '.join(EVAL_SET_KEYS)}"
+        )
+    wanted = {"size": int, "reward_funcs": list}.get(key, str)
+    lists = key in ("filter", "levels", "subjects") and isinstance(value, list)
+    if type(value) is not wanted and not lists:
+        raise ConfigurationError(
+            f"eval_sets: {key} of '{name}' is {str(value)[:80]!r}; give a {KINDS[wanted]}"
+        )

@@ -21,6 +21,7 @@ def test_the_numbers_are_those_of_the_completions(tiny_model, tmp_path):
     done = script(
         "evaluate", tiny_model, "--profile", "miniature", "--samples", 3, "--temperature", 0.5,
         "--eval_size", 6, "--max_completion_length", 8, "--output", output, "--completions",
+        "--per_question", tmp_path / "rates.jsonl",
     )  # fmt: skip
     assert done.code == 0, done.stdout + done.stderr
     found = json.loads(output.read_text())
@@ -30,6 +31,9 @@ def test_the_numbers_are_those_of_the_completions(tiny_model, tmp_path):
     assert [rows[i]["prompt"] for i in (0, 1, 2)] == [rows[0]["prompt"]] * 3
     assert {key: main["metrics"][key] for key in summary(rows, 3)} == summary(rows, 3)
     assert main["standard_errors"] == standard_errors(rows, 3)
+    rates = rows_of(tmp_path / "rates.jsonl")
+    assert all(one["question"] in row["prompt"] for one, row in zip(rates, rows[::3], strict=True))
+    assert {one["graded"] for one in rates} == {3}
     assert (found["samples"], found["temperature"], found["top_p"]) == (3, 0.5, 1.0)
     assert found["git"]["commit"] and found["resolved"]["task"]["dataset"] == "miniature"
     assert "pass@2" in done.stdout and "±" in done.stdout

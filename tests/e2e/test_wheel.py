@@ -51,6 +51,17 @@ def test_a_recipe_resolves_and_a_study_is_planned(installed, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
+def test_a_new_task_resolves(installed, tmp_path):
+    done = run(installed, tmp_path, *MODULE, "new", "my_task")
+    assert (done.returncode, done.stderr) == (0, "")
+    starter = Path("trl_ablate", "cli", "starter")
+    assert names(installed / starter, "*.*") >= names(REPOSITORY / starter, "*.[pty]*")
+    done = run(installed, tmp_path, *MODULE, "train", "my_task/recipe.yaml", "--dry_run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("recipe.yaml on profile 'miniature'")
+    assert "reward_funcs" in done.stdout
+
+
 def test_the_console_command_lists_what_is_shipped(installed, tmp_path):
     done = run(installed, tmp_path, str(installed / "bin" / "trl-ablate"), "recipes")
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,6 +11,7 @@ from trl_ablate.estimates import (
     merged,
     metric_names,
     pass_at,
+    pass_rates,
     passes,
     reward_metrics,
     standard_error,
@@ -184,3 +185,13 @@ def test_calls_of_different_sizes_are_merged_by_what_they_are_means_of():
 def test_no_tool_call_is_no_failure():
     call = {"tools/call_frequency": 0.0, "tools/failure_frequency": 0.0}
     assert merged([call, call], [4, 2]) == call
+
+
+def test_pass_rates_of_questions():
+    rewards = (("a", 1.0), ("a", 0.0), ("b", None), ("b", 1.0), ("c", None), ("c", None))
+    rows = [{"question": question, **row(reward)} for question, reward in rewards]
+    assert pass_rates(rows, 2) == [
+        {"question": "a", "pass_rate": 0.5, "graded": 2},
+        {"question": "b", "pass_rate": 1.0, "graded": 1},
+        {"question": "c", "pass_rate": None, "graded": 0},
+    ]

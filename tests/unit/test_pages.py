@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from trl_ablate.recipe.places import SHIPPED
 
-COMMANDS = ("train", "evaluate", "study", "publish", "bench", "doctor", "recipes")
+COMMANDS = ("train", "evaluate", "study", "publish", "bench", "doctor", "recipes", "check", "new")
 STUDY_COMMANDS = ("plan", "run", "status", "fetch", "report", "clean")
 BENCH_MODES = ("train", "eval", "reward", "step", "scale")
 OPTIONS_WITH_VALUES = ("--config_file", "--nproc-per-node", "--num_processes", "--profile")
@@ -136,9 +136,14 @@ def are_right(words: list[str]) -> bool:
 
 
 def is_there(given: list[str], shipped: set[str]) -> bool:
-    """Whether a given recipe or study exists; a placeholder or an option is accepted."""
+    """Whether a given recipe or study exists; a placeholder, an option and what `new` writes are
+    accepted."""
     return all(
-        word.isupper() or word.startswith("--") or (REPOSITORY / word).exists() or word in shipped
+        word.startswith("my_task/")
+        or word.isupper()
+        or word.startswith("--")
+        or (REPOSITORY / word).exists()
+        or word in shipped
         for word in given
     )
 

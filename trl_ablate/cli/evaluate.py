@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from trl_ablate.cli.ending import exit_code_of
 from trl_ablate.cli.parsing import Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.files import append_jsonl, write_json
+from trl_ablate.estimates import MAIN, pass_rates
+from trl_ablate.run.files import append_jsonl, write_json, write_jsonl
 
 DESCRIPTION = """\
 Evaluate a saved model.
@@ -66,6 +68,9 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     out.add_argument(
         "--completions", action="store_true", help="write every completion next to it, as JSONL"
     )
+    out.add_argument(
+        "--per_question", type=Path, help="write the pass rate of each question to this JSONL file"
+    )
     options, words = parser.parse_known_args(argv)
     given = vars(options)
     for short, setting in SETTINGS.items():
@@ -96,6 +101,10 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
         console.print(f"written: {options.output}")
     if options.completions:
         write_completions(completions_file(options.output), found)
+    if options.per_question:
+        rates = pass_rates(found[MAIN].rows, report["samples"])
+        write_jsonl(options.per_question, rates)
+        console.print(f"written: {options.per_question}")
     return 0
 
 
@@ -106,6 +115,11 @@ def check_output(options: argparse.Namespace) -> None:
     if options.output and not options.output.parent.is_dir():
         raise ConfigurationError(
             f"the folder of --output {options.output} does not exist; create it, or give another"
+        )
+    if options.per_question and not options.per_question.parent.is_dir():
+        raise ConfigurationError(
+            f"the folder of --per_question {options.per_question} does not exist; create it, or "
+            "give another"
         )
     if options.output and options.output.is_dir():
         raise ConfigurationError(f"--output {options.output} is a folder; give a file in it")
@@ -119,7 +133,23 @@ def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:
     metrics = dict.fromkeys(metric for one in sets.values() for metric in one["standard_errors"])
     for metric in metrics:
         made.add_row(metric, *(shown(one, metric) for one in sets.values()))
+    for group in groups(sets):
+        made.add_row(Text(group), *(shown_group(one, group) for one in sets.values()))
     return made
+
+
+def groups(sets: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The mean rewards of the groups of `eval_by`, such as reward/level=3, of any set."""
+    names = [metric for one in sets.values() for metric in one["metrics"]]
+    return list(dict.fromkeys(name for name in names if name.startswith("reward/")))
+
+
+def shown_group(one: Mapping[str, Any], metric: str) -> str:
+    """The mean reward of a group and its standard error; empty if the set lacks the group."""
+    if metric not in one["metrics"]:
+        return ""
+    error = one["metrics"][metric.replace("reward/", "reward_stderr/", 1)]
+    return f"{one['metrics'][metric]:.3f} ± {error:.3f}"
 
 
 def shown(one: Mapping[str, Any], metric: str) -> str:

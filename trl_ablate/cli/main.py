@@ -14,6 +14,8 @@ COMMANDS = {
     "publish": "publish a finished run on the Hugging Face Hub",
     "bench": "measure this package against stock TRL",
     "doctor": "print what a recipe lacks on this machine, and how to fix it",
+    "new": "write a folder with a task of your own, ready to train in miniature",
+    "check": "try out a recipe's data, prompt and reward before training",
     "recipes": "list the shipped recipes and studies, or print one",
 }
 

@@ -1,11 +1,13 @@
 r"""Datasets: questions with final answers, from the Hub, from files, or from the miniature.
 
 `load_questions` gives the columns `question` and `answer` (and `level` and `subject` where there
-are any); `to_prompts` adds TRL's `prompt`. Both are plain functions of their arguments, so that the
-same arguments give the same rows in the same order in every run and every process.
+are any), then every other column of the source; `to_prompts` adds TRL's `prompt`. Both are plain
+functions of their arguments, so that the same arguments give the same rows in the same order in
+every run and every process.
 
-The reference answer is what a row's answer column ends in: the text after the last `####` (GSM8K),
-or else what stands in its last `\boxed{}` (worked solutions), or else all of it.
+Where a reward of this package compares answers, the reference answer is what a row's answer column
+ends in: the text after the last `####` (GSM8K), or else what stands in its last `\boxed{}` (worked
+solutions), or else all of it. The other columns are passed to the rewards as they are.
 
 Rows without a usable question or answer stop the loading, with the place and the reason: a run
 that trains on fewer rows than its recipe says should be told to. `skip_bad_rows` leaves them out
@@ -18,15 +20,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import pyarrow
 from datasets import Dataset
 
 from trl_ablate.data.choice import ALL, Selection, Source
-from trl_ablate.data.sources import BadRowError, read_source, to_question
+from trl_ablate.data.filters import columns_of, filtered
+from trl_ablate.data.pass_rates import by_pass_rate
+from trl_ablate.data.sources import BadRowError, Reading, read_source, to_question
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature, problems, world_of_data
-from trl_ablate.prompts.templates import render
+from trl_ablate.prompts.writing import prompt_writer
 
 logger = logging.getLogger(__name__)
+
+FIRST_COLUMNS = ("question", "answer", "level", "subject")
 
 
 @dataclass(frozen=True)
@@ -67,27 +74,49 @@ def load_questions(source: Source, selection: Selection = ALL) -> Dataset:
     if not questions:
         raise ConfigurationError(
             f"dataset {source.name!r}, split {source.split!r}, has no usable rows left; look at "
-            "what it holds, and at what levels and subjects leave out."
+            "what it holds, and at what levels, subjects and filter leave out."
         )
-    return _to_dataset(draw(questions, size, selection.seed, source.name))
+    _report_repeats(questions, source.name)
+    return _to_dataset(draw(questions, size, selection.seed, source.name), source.name)
+
+
+def _report_repeats(questions: list[dict[str, Any]], name: str) -> None:
+    """Warn about rows that are equal in every column: they count more than once."""
+    texts = [repr(row) for row in questions]
+    if (distinct := len(set(texts))) < len(texts):
+        seen: set[str] = set()
+        first = next(row for row, text in enumerate(texts) if text in seen or seen.add(text))
+        shown = _beginning(questions[first])
+        logger.warning(
+            "dataset %r: %d of %d rows repeat an earlier row in every column, the first is %r; "
+            "remove them if they should not count more than once",
+            name, len(texts) - distinct, len(texts), shown,
+        )  # fmt: skip
 
 
 def to_prompts(
     dataset: Dataset,
-    template: str,
+    template: str | None,
     style: str = "full",
     *,
+    system_prompt: str | None = None,
     tokenizer: Tokenizer | None = None,
     max_prompt_length: int | None = None,
     what: str = "data",
 ) -> Dataset:
     """Adds the column `prompt`, rendered by the template; all other columns stay.
 
+    A template of None keeps the column `prompt` that the dataset has.
+
     With a tokenizer and a limit, questions whose prompt has more tokens are dropped, and their
     number is reported under the name `what`. It is an error if none is left.
     """
-    prompts = [render(template, question, style) for question in dataset["question"]]
-    rendered = dataset.add_column("prompt", prompts)  # pyright: ignore[reportCallIssue]
+    if template is None:
+        prompts, rendered = list(dataset["prompt"]), dataset
+    else:
+        write = prompt_writer(template, style, system_prompt, dataset.column_names)
+        prompts = [write(cast(dict[str, Any], row)) for row in dataset]
+        rendered = dataset.add_column("prompt", prompts)  # pyright: ignore[reportCallIssue]
     if tokenizer is None or max_prompt_length is None:
         return rendered
     lengths = [_token_count(prompt, tokenizer) for prompt in prompts]
@@ -127,12 +156,16 @@ def check_prompts_fit(dataset: Dataset, tokenizer: Tokenizer, context: int, what
             raise ConfigurationError(
                 f"{what}: the prompt of row {row} has {length} tokens, more than the model's "
                 f"context of {context}; set max_prompt_length to leave out such rows, or shorten "
-                f"the question, which begins with {dataset['question'][row][:60]!r}"
+                f"the question, which begins with {_beginning(dataset[row])!r}"
             )
 
 
+def _beginning(row: dict[str, Any]) -> str:
+    return str(row.get("question") or row["prompt"])[:60]
+
+
 def _bytes_of(prompt: str | list[dict[str, str]]) -> int:
-    texts = [prompt] if isinstance(prompt, str) else [each["content"] for each in prompt]
+    texts = [prompt] if isinstance(prompt, str) else [str(each["content"]) for each in prompt]
     return sum(len(text.encode(errors="replace")) for text in texts)
 
 
@@ -154,7 +187,11 @@ def _load_miniature(source: Source, selection: Selection) -> Dataset:
         rows = problems(cast(Any, split), seed=selection.seed, world=world)
     except ValueError as error:
         raise ConfigurationError(f"dataset {source.name!r}: {error}.") from error
-    of_selection = _filtered(rows, selection, source.name)
+    of_selection = _filtered(cast(list[dict[str, Any]], rows), selection, source.name)
+    if not of_selection:
+        raise ConfigurationError(
+            f"dataset {source.name!r}: no question meets filter {selection.filter!r}; widen it"
+        )
     size = selection.size or world.usual_sizes.get(cast(Any, split), len(of_selection))
     if size > len(of_selection):
         raise ConfigurationError(
@@ -162,21 +199,22 @@ def _load_miniature(source: Source, selection: Selection) -> Dataset:
             "problems of these levels; ask for fewer."
         )
     chosen = of_selection[:size]
-    return _to_dataset(sorted(chosen, key=lambda row: row.get("level", "")))
+    return _to_dataset(sorted(chosen, key=lambda row: row.get("level", "")), source.name)
 
 
-def _collect(source: Source) -> list[dict[str, str]]:
-    """The usable rows, as columns of text."""
+def _collect(source: Source) -> list[dict[str, Any]]:
+    """The usable rows: question and answer as text, and all other columns."""
     known = NAMED_DATASETS.get(source.name) or NamedDataset(source.name)
     columns = (
         source.columns[0] or known.question_column,
         source.columns[1] or known.answer_column,
     )
-    questions: list[dict[str, str]] = []
+    reading = Reading(*columns, known.marker, source.prompt_column, source.needs_answers)
+    questions: list[dict[str, Any]] = []
     bad: list[str] = []
     for row in read_source(known.hub_id, split=source.split, config=source.config or known.config):
         try:
-            questions.append(to_question(row, *columns, known.marker))
+            questions.append(to_question(row, reading))
         except BadRowError as error:
             if not source.skip_bad_rows:
                 raise ConfigurationError(
@@ -192,8 +230,8 @@ def _collect(source: Source) -> list[dict[str, str]]:
 
 
 def _filtered(
-    questions: list[dict[str, str]], selection: Selection, name: str
-) -> list[dict[str, str]]:
+    questions: list[dict[str, Any]], selection: Selection, name: str
+) -> list[dict[str, Any]]:
     """Those of the selection's levels, and of those the ones of its subjects."""
     if selection.levels:
         wanted = {_level_name(level) for level in selection.levels}
@@ -201,6 +239,16 @@ def _filtered(
     if selection.subjects:
         wanted = {_subject_name(subject) for subject in selection.subjects}
         questions = _of_these("subject", wanted, _subject_name, questions, name)
+    return _chosen(questions, selection, name)
+
+
+def _chosen(
+    questions: list[dict[str, Any]], selection: Selection, name: str
+) -> list[dict[str, Any]]:
+    """Those that meet the conditions and have one of the pass rates."""
+    questions = filtered(questions, selection.filter, name)
+    if selection.pass_rate is not None:
+        questions = by_pass_rate(questions, *selection.pass_rate, name)
     return questions
 
 
@@ -208,9 +256,9 @@ def _of_these(
     column: str,
     wanted: set[str],
     plain: Callable[[Any], str],
-    questions: list[dict[str, str]],
+    questions: list[dict[str, Any]],
     name: str,
-) -> list[dict[str, str]]:
+) -> list[dict[str, Any]]:
     """The questions whose column has one of the values, each of which some question has to have."""
     values = [plain(row.get(column)) for row in questions]
     missing = sorted(wanted - set(values))
@@ -230,14 +278,21 @@ def _level_name(level: int | str | None) -> str:
     return str(level or "").casefold().removeprefix("level").strip()
 
 
-def _to_dataset(questions: list[dict[str, str]]) -> Dataset:
+def _to_dataset(questions: list[dict[str, Any]], name: str) -> Dataset:
     """A dataset with the columns that any row has; a row without one has None there."""
-    columns = [
-        column
-        for column in ("question", "answer", "level", "subject")
-        if any(column in row for row in questions)
-    ]
-    return Dataset.from_dict({column: [row.get(column) for row in questions] for column in columns})
+    there = columns_of(questions)
+    first = [column for column in FIRST_COLUMNS if column in there]
+    found = {}
+    for column in [*first, *(column for column in there if column not in first)]:
+        found[column] = [row.get(column) for row in questions]
+        try:
+            pyarrow.array(found[column])
+        except (pyarrow.ArrowException, OverflowError) as error:
+            raise ConfigurationError(
+                f"dataset {name!r}: column '{column}' mixes values that do not fit into one column "
+                f"({' '.join(str(error).split())[:200]}); give it one type, or remove it"
+            ) from error
+    return Dataset.from_dict(found)
 
 
 def _token_count(prompt: str | list[dict[str, str]], tokenizer: Tokenizer) -> int:

@@ -1,16 +1,12 @@
-"""Read rows from JSONL and Parquet files, folders of them or the Hub, and decide which are usable.
+"""Read rows from files, folders of them or the Hub, and decide which are usable."""
 
-JSONL is read line by line here, and not by `datasets`, so that a message can give the number and
-the defect of a bad line, and so that the good lines are kept.
-"""
-
-import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.data.files import Row, read_file
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.rewards.grading.latex import last_boxed
 
@@ -18,23 +14,21 @@ _QUESTION_COLUMNS = ("question", "problem")
 _ANSWER_COLUMNS = ("answer", "solution")
 _SUBJECT_COLUMNS = ("subject", "type")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox) +([^\s$.,]+)")
-_SUFFIXES = (".jsonl", ".json", ".parquet")
+_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
+_SAVED = ("dataset_dict.json", "state.json")
+"""Files of a folder that `datasets` wrote with `save_to_disk`: of several splits, or of one."""
+RESERVED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra")
+RESERVED_BY_TRL += ("log_metric", "environments")
+"""Arguments of a reward function, which no column can be called."""
 _OTHER_NAME = {"validation": "test", "test": "validation"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row, its place, and its defect, if any (then it has no values)."""
-
-    place: str
-    values: dict[str, Any] = field(default_factory=dict)
-    defect: str | None = None
 
 
 def read_source(source: str, *, split: str, config: str | None = None) -> Iterator[Row]:
     """The rows of a file, of a folder's file for the split, or of a dataset on the Hub."""
     path = Path(source).expanduser()
     if path.is_dir():
+        if any((path / name).is_file() for name in _SAVED):
+            return _read_saved(path, split)
         path = _file_for_split(path, split)
     elif not path.is_file():
         if source.startswith((".", "/", "~")) or path.suffix in _SUFFIXES:
@@ -43,10 +37,8 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
                 "another name."
             )
         return _read_hub(source, split, config)
-    if path.suffix == ".parquet":
-        return _read_parquet(path)
     if path.suffix in _SUFFIXES:
-        return _read_jsonl(path)
+        return read_file(path)
     raise ConfigurationError(
         f"dataset {str(path)!r} is not a supported file type; give a file that ends in "
         f"{', '.join(_SUFFIXES)}."
@@ -61,53 +53,33 @@ def _file_for_split(folder: Path, split: str) -> Path:
                 return folder / f"{name}{suffix}"
     there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
     raise ConfigurationError(
-        f"split {split!r}: folder {str(folder)!r} has no {split}.jsonl and no {split}.parquet; "
+        f"split {split!r}: folder {str(folder)!r} has no {split}.jsonl and no {split}.parquet "
+        f"(nor {', '.join(one for one in _SUFFIXES if one not in ('.jsonl', '.parquet'))}); "
         f"it contains {there}; add one of these files, or give another split or folder."
     )
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
-    """One row per line; blank lines are skipped."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            place = f"{path}, line {number}"
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                if not text:
-                    continue
-                values = json.loads(text)
-                if "\\ud" in text.lower():
-                    json.dumps(values, ensure_ascii=False).encode()
-            except UnicodeEncodeError as error:
-                half = ascii(error.object[error.start])[1:-1]
-                yield Row(place, defect=f"text with {half}, which is half of a surrogate pair")
-            except UnicodeDecodeError as error:
-                yield Row(place, defect=f"not UTF-8 (byte {error.start + 1} of the line)")
-            except (ValueError, RecursionError) as error:
-                yield Row(place, defect=f"not JSON ({error})")
-            else:
-                if isinstance(values, dict):
-                    yield Row(place, values)
-                else:
-                    yield Row(place, defect=f"a JSON {type(values).__name__}, not an object")
-
-
-def _read_parquet(path: Path) -> Iterator[Row]:
-    import pyarrow
-    import pyarrow.parquet
+def _read_saved(folder: Path, split: str) -> Iterator[Row]:
+    """The rows of a folder that `save_to_disk` wrote; a `Dataset` is every split."""
+    from datasets import DatasetDict, load_from_disk
 
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
+        dataset = load_from_disk(str(folder))
+    except Exception as error:  # pyarrow and datasets raise many kinds for a damaged folder
         raise ConfigurationError(
-            f"dataset {str(path)!r} is not a Parquet file ({error}); give a valid one."
+            f"dataset {str(folder)!r} could not be read ({' '.join(str(error).split())[:200]}); "
+            "save it again with save_to_disk"
         ) from error
-    number = 0
-    with file:
-        for batch in file.iter_batches():
-            for values in batch.to_pylist():
-                number += 1
-                yield Row(f"{path}, row {number}", values)
+    if isinstance(dataset, DatasetDict):
+        name = split if split in dataset else _OTHER_NAME.get(split, split)
+        if name not in dataset:
+            raise ConfigurationError(
+                f"split {split!r}: dataset {str(folder)!r} has {', '.join(map(str, dataset))}; "
+                "give one of them as train_split or eval_split."
+            )
+        dataset = dataset[name]
+    for number, values in enumerate(dataset, start=1):
+        yield Row(f"{folder}, split {split}, row {number}", dict(values))
 
 
 def _read_hub(source: str, split: str, config: str | None) -> Iterator[Row]:
@@ -134,7 +106,7 @@ def _not_loaded(source: str, split: str, error: Exception) -> str:
     reason = str(error).strip().split("\n")[0].rstrip(".")
     return (
         f"dataset {source!r}, split {split!r}, could not be loaded ({reason}); check the name, "
-        "or give a JSONL or Parquet file, or a folder of them."
+        "or give a JSON, JSONL, CSV, Parquet or Arrow file, or a folder of them."
     )
 
 
@@ -142,18 +114,56 @@ class BadRowError(ValueError):
     """A row cannot be used; the message gives the reason."""
 
 
-def to_question(
-    row: Row, question_column: str | None, answer_column: str | None, marker: str | None
-) -> dict[str, str]:
-    """The row as text: question, answer, and, if the row has them, level and subject.
+@dataclass(frozen=True)
+class Reading:
+    """Where a row's question and answer are; see `choice.Source`.
 
-    Raises `BadRowError` with the reason if the row has no usable question or no usable answer. With
-    a marker, an answer without the marker is unusable: it ends before its result.
+    With a marker, an answer without the marker is unusable: it ends before its result.
+    """
+
+    question_column: str | None = None
+    answer_column: str | None = None
+    marker: str | None = None
+    prompt_column: str | None = None
+    needs_answers: bool = True
+
+
+def to_question(row: Row, reading: Reading) -> dict[str, Any]:
+    """The row with its question and answer, level and subject as text, and all other columns.
+
+    Raises `BadRowError` with the reason if the row has no usable question or no usable answer.
     """
     if row.defect is not None:
         raise BadRowError(row.defect)
-    _, question = _text(row.values, (question_column,) if question_column else _QUESTION_COLUMNS)
-    column, answer = _text(row.values, (answer_column,) if answer_column else _ANSWER_COLUMNS)
+    found: dict[str, Any] = {}
+    if reading.prompt_column is not None:
+        found["prompt"] = _prompt(row.values, reading.prompt_column)
+    if reading.prompt_column is None or _has_question(row.values, reading):
+        names = (reading.question_column,) if reading.question_column else _QUESTION_COLUMNS
+        found["question"] = _text(row.values, names)[1]
+    if reading.needs_answers:
+        found["answer"] = _gold(row.values, reading)
+    elif reading.answer_column is not None:
+        if reading.answer_column not in row.values:
+            raise BadRowError(_no_column(row.values, (reading.answer_column,)))
+        found["answer"] = row.values[reading.answer_column]
+    if isinstance(row.values.get("level"), str | int):
+        found["level"] = str(row.values["level"])
+    for subject in _SUBJECT_COLUMNS:
+        if isinstance(row.values.get(subject), str):
+            found.setdefault("subject", row.values[subject])
+    return found | _other_columns(row.values, found)
+
+
+def _has_question(values: dict[str, Any], reading: Reading) -> bool:
+    names = (reading.question_column,) if reading.question_column else _QUESTION_COLUMNS
+    return any(isinstance(values.get(name), str) for name in names if name is not None)
+
+
+def _gold(values: dict[str, Any], reading: Reading) -> str:
+    names = (reading.answer_column,) if reading.answer_column else _ANSWER_COLUMNS
+    column, answer = _text(values, names)
+    marker = reading.marker
     if column == "solution" and marker is None:
         marker = r"\boxed"
     if marker is not None and marker not in answer:
@@ -161,13 +171,35 @@ def to_question(
     gold = final_answer(answer)
     if not gold:
         raise BadRowError(f"empty answer in column {column!r}")
-    found = {"question": question, "answer": gold}
-    if isinstance(row.values.get("level"), str | int):
-        found["level"] = str(row.values["level"])
-    for subject in _SUBJECT_COLUMNS:
-        if isinstance(row.values.get(subject), str):
-            found.setdefault("subject", row.values[subject])
-    return found
+    return gold
+
+
+def _prompt(values: dict[str, Any], column: str) -> str | list[dict[str, Any]]:
+    """A prompt that the row brings along: a text, or messages, both unchanged."""
+    if column not in values:
+        raise BadRowError(_no_column(values, (column,)))
+    prompt = values[column]
+    if isinstance(prompt, str) and prompt.strip():
+        return prompt
+    messages = isinstance(prompt, list) and all(
+        isinstance(one, dict) and "role" in one and "content" in one for one in prompt
+    )
+    if not messages or not prompt:
+        raise BadRowError(
+            f"column {column!r} contains {str(prompt)[:60]!r}, which is neither a text nor messages"
+            " with role and content"
+        )
+    return prompt
+
+
+def _other_columns(values: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The columns that are passed on as they are; `prompt` is TRL's, and written later."""
+    for name in RESERVED_BY_TRL:
+        if name in values:
+            raise BadRowError(
+                f"a column is called {name!r}, which is an argument of every reward; rename it"
+            )
+    return {name: value for name, value in values.items() if name not in (*found, "prompt")}
 
 
 def _text(values: dict[str, Any], columns: tuple[str | None, ...]) -> tuple[str, str]:
@@ -185,8 +217,12 @@ def _text(values: dict[str, Any], columns: tuple[str | None, ...]) -> tuple[str,
         if not value.strip():
             raise BadRowError(f"empty {column}")
         return column, value
+    raise BadRowError(_no_column(values, columns))
+
+
+def _no_column(values: dict[str, Any], columns: tuple[str | None, ...]) -> str:
     wanted = " or ".join(repr(column) for column in columns)
-    raise BadRowError(f"no column {wanted}; the row has {', '.join(map(repr, values)) or 'none'}")
+    return f"no column {wanted}; the row has {', '.join(map(repr, values)) or 'none'}"
 
 
 def final_answer(text: str) -> str:

@@ -23,6 +23,8 @@ DATASET_KEYS = (
     "eval_split",
     "question_column",
     "answer_column",
+    "prompt_column",
+    "filter",
     "levels",
     "subjects",
     "eval_sets",

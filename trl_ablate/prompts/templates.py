@@ -52,11 +52,20 @@ TEMPLATES: dict[str, Template] = {
 }
 
 
+OWN_SUFFIXES = (".txt", ".jinja")
+
+
+def is_own(template: str) -> bool:
+    """Whether a template is a file of the user, and not one of `TEMPLATES`."""
+    return template.endswith(OWN_SUFFIXES)
+
+
 def get_template(name: str) -> Template:
     """The template with this name; a `ConfigurationError` lists the names if it is unknown."""
     if name not in TEMPLATES:
         raise ConfigurationError(
-            f"template={name!r} is unknown; choose one of {', '.join(TEMPLATES)}."
+            f"template={name[:80]!r} is unknown; choose one of {', '.join(TEMPLATES)}, "
+            "or give a file of your own that ends in .txt or .jinja."
         )
     return TEMPLATES[name]
 

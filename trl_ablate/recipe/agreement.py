@@ -8,7 +8,7 @@ from trl import ModelConfig
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import metric_names
-from trl_ablate.prompts.templates import TEMPLATES
+from trl_ablate.prompts.templates import TEMPLATES, is_own
 from trl_ablate.recipe.strict import brief, nearest
 from trl_ablate.task import TaskArguments
 
@@ -27,11 +27,36 @@ def check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
     if config.evaluation == "one_shot" and config.metric_for_best_model is not None:
         followed["metric_for_best_model"] = config.metric_for_best_model
     for setting, metric in followed.items():
+        metric = _without_group(metric, config.eval_by)
         if metric not in names and not (setting != "best_metric" and f"eval_{metric}" in names):
             raise ConfigurationError(
-                f"{setting} '{metric}' is not a metric of this evaluation"
+                f"{setting} '{brief(metric)}' is not a metric of this evaluation"
                 f"{nearest(metric, names) or '; one is eval_reward'}"
             )
+
+
+def _without_group(metric: str, column: str | None) -> str:
+    """`eval_reward/level=3` is a metric if `eval_by` is level."""
+    name, slash, group = metric.partition("/")
+    return name if slash and column and group.startswith(f"{column}=") else metric
+
+
+def check_rewards(config: AblationConfig, task: TaskArguments) -> None:
+    """Weights are given once, and sets with their own rewards need our evaluation."""
+    weighted = [one.path for one in task.own_rewards[: len(task.reward_funcs or ())]
+                if one.weight != 1.0]  # fmt: skip
+    if weighted and config.reward_weights is not None:
+        raise ConfigurationError(
+            f"reward_weights is {config.reward_weights}, but reward_funcs gives {weighted[0]} a "
+            "weight of its own; remove one of the two"
+        )
+    apart = [name for name, one in (task.eval_sets or {}).items()
+             if isinstance(one, dict) and {"reward", "reward_funcs"} & one.keys()]  # fmt: skip
+    if config.evaluation == "trl" and (apart or config.eval_by):
+        what = f"eval_by '{config.eval_by}'" if config.eval_by else f"the reward of '{apart[0]}'"
+        raise ConfigurationError(
+            f"{what} needs evaluation 'one_shot', but evaluation is 'trl'; change one of the two"
+        )
 
 
 def check_reference(config: AblationConfig) -> None:
@@ -44,15 +69,18 @@ def check_reference(config: AblationConfig) -> None:
 
 
 def reward_names(task: TaskArguments) -> tuple[str, ...]:
-    """The names of the task's reward functions."""
+    """The names of the task's reward functions, as far as they are known before any is imported."""
+    if task.own_rewards:
+        return tuple(one.name or one.path for one in task.own_rewards)
     penalty = ("eos_penalty",) if task.eos_penalty > 0 else ()
     return (*TEMPLATES[task.reward or task.template].rewards, *penalty)
 
 
-def check_rewards(config: AblationConfig, task: TaskArguments) -> None:
-    """The outcome gate has to be a reward; noise needs rewards of 0 and 1."""
+def check_controls(config: AblationConfig, task: TaskArguments) -> None:
+    """The outcome gate has to be a reward; noise needs rewards of 0 and 1. The trainer checks the
+    gate once it has imported the user's own rewards."""
     names = reward_names(task)
-    if config.outcome_gate is not None and config.outcome_gate not in names:
+    if not task.own_rewards and config.outcome_gate not in (None, *names):
         raise ConfigurationError(
             f"outcome_gate is '{brief(config.outcome_gate)}', but the reward functions are "
             f"{', '.join(names)}; name one of them, or set outcome_gate to null"
@@ -120,6 +148,8 @@ def trust_warnings(arguments: Mapping[str, Any]) -> list[str]:
 
 def template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> list[str]:
     """A template has its own stop strings and reward; warn if only one of them is changed."""
+    if is_own(task.template) or task.prompt_column is not None:
+        return []
     template = TEMPLATES[task.template]
     said = []
     if "stop" in arguments and tuple(arguments["stop"] or ()) != template.stop:
@@ -127,7 +157,7 @@ def template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> list
             f"stop is {arguments['stop']}, but template '{task.template}' needs "
             f"{list(template.stop)}: its reward may not find the end of an answer"
         )
-    if task.reward and task.reward != task.template:
+    if task.reward and task.reward != task.template and task.reward_funcs is None:
         said.append(
             f"reward '{task.reward}' grades completions that template '{task.template}' asks for "
             "in another format"

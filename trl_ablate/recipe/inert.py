@@ -16,7 +16,7 @@ from trl_ablate.task import TaskArguments
 
 ADAPTIVE_ENTROPY = ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target")
 ON_POLICY = "fully on-policy: every ratio is 1"
-EVALUATION = ("num_generations_eval", "eval_sets", "eval_temperature", "eval_top_p")
+EVALUATION = ("num_generations_eval", "eval_sets", "eval_by", "eval_temperature", "eval_top_p")
 
 
 def inert_knobs(
@@ -29,6 +29,7 @@ def inert_knobs(
         *_reward_rules(config, task),
         *_term_rules(config),
         *_generation_rules(config),
+        *_reward_rules(task),
         (not model.use_peft, _starting(given, "lora_"), "use_peft is false"),
     ]
     return {knob: why for holds, knobs, why in rules if holds for knob in knobs if knob in given}
@@ -134,7 +135,7 @@ def _reward_rules(
             "there is one reward function, so nothing is left to act within its outcome",
         ),
         (
-            config.baseline == "none" and task.eos_penalty == 0,
+            config.baseline == "none" and task.eos_penalty == 0 and not task.own_rewards,
             ("negative_weight",),
             "baseline is 'none' and no reward is negative, so no advantage is",
         ),
@@ -212,6 +213,27 @@ def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str
         ),
         (config.use_vllm, ("cache_implementation",), "use_vllm is true"),
         (config.eval_temperature == 0, ("eval_top_p",), "eval_temperature is 0: greedy"),
+    ]
+
+
+def _reward_rules(task: TaskArguments) -> list[tuple[bool, Collection[str], str]]:
+    named = [one.path for one in task.own_rewards]
+    return [
+        (
+            task.reward_funcs is None,
+            ("reward_timeout", "reward_workers"),
+            "reward_funcs names no function",
+        ),
+        (
+            task.reward_timeout is None,
+            ("reward_workers",),
+            "reward_timeout is null: functions run in this process",
+        ),
+        (
+            bool(named) and not {"answer", "format"} & set(named),
+            ("reward",),
+            "reward_funcs names no reward that reads a template's format",
+        ),
     ]
 
 

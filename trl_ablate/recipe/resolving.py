@@ -21,8 +21,8 @@ from trl import ModelConfig
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.prompts.templates import TEMPLATES
 from trl_ablate.recipe.agreement import (
+    check_controls,
     check_evaluation,
     check_reference,
     check_resuming,
@@ -32,6 +32,7 @@ from trl_ablate.recipe.agreement import (
     trust_warnings,
 )
 from trl_ablate.recipe.fields import GROUPS, LOADER_KEYS, checked, known_fields
+from trl_ablate.recipe.files import Anchor
 from trl_ablate.recipe.inert import inert_knobs
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import beside_or_shipped, profile_path, recipe_path, suitable_profile
@@ -62,6 +63,8 @@ class Resolved:
     warnings: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
     """Every key that a layer set, and its final value."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Absolute path of each file named relative to the recipe -> the text that identifies it."""
     for_gpu: bool = False
     """Whether training is meant for a GPU: no layer asked for the CPU. Resolving needs no GPU."""
 
@@ -79,6 +82,8 @@ class Resolved:
             "model": dataclasses.asdict(self.model),
             "guard": dataclasses.asdict(self.guard),
         }
+        if self.files:
+            found["files"] = self.files
         return Masker(hide_home=False).value(found)
 
 
@@ -96,23 +101,23 @@ def load_recipe(
         overrides: settings of the command line, as a mapping or as words (`--key value`,
             `--key=value`, `key=value`).
     """
-    path = recipe_path(path)
-    base, recipe = _base_and_recipe(path)
-    command_line = read_overrides(overrides)
+    path, anchor = recipe_path(path), Anchor()
+    base, recipe = _base_and_recipe(path, anchor)
+    command_line = anchor.settings(read_overrides(overrides), Path(), path.parent)
     asked = command_line.pop("profile", None) or (profile if profile != "auto" else None)
     wanted = asked or recipe.get("profile") or base.get("profile") or "auto"
     name, reason = suitable_profile() if wanted == "auto" else (Path(wanted).stem, "as asked")
-    profile_layer = checked(
-        read_mapping(profile_path(name if wanted == "auto" else wanted, path), "profile"), wanted
+    profile_file = profile_path(name if wanted == "auto" else wanted, path)
+    profile_layer = anchor.settings(
+        checked(read_mapping(profile_file, "profile"), wanted), profile_file.parent
     )
     declared = {key: value for key, value in recipe.items() if key not in LOADER_KEYS}
     settings = {**base, **profile_layer, **declared, **command_line}
     for key in LOADER_KEYS:
         settings.pop(key, None)
     settings.setdefault("arm", path.stem)
-    return _resolve(
-        path, (name, reason), settings, {k: (base.get(k), v) for k, v in declared.items()}
-    )
+    changes = {key: (base.get(key), value) for key, value in declared.items()}
+    return _resolve(path, (name, reason), settings, changes, anchor.files)
 
 
 def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Resolved:
@@ -121,15 +126,17 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
     The learning rate is already scaled. The file has no tokens; they become null.
     """
     written = json.loads(config_file.read_text(encoding="utf-8"))
-    settings = checked(written["settings"], config_file) | read_overrides(overrides)
+    settings = checked(written["settings"], config_file)
+    anchor = Anchor()
+    settings |= anchor.settings(read_overrides(overrides), Path())
     settings |= {"learning_rate_scale": 1.0}
     settings = {key: None if value == MASK else value for key, value in settings.items()}
-    return _resolve(config_file, (written["profile"], "as in the run"), settings, {})
+    return _resolve(config_file, (written["profile"], "as in the run"), settings, {}, anchor.files)
 
 
-def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _base_and_recipe(path: Path, anchor: Anchor) -> tuple[dict[str, Any], dict[str, Any]]:
     """The base's settings and those the recipe declares; without `extends` it is its own base."""
-    recipe = checked(read_mapping(path, "recipe"), path)
+    recipe = anchor.settings(checked(read_mapping(path, "recipe"), path), path.parent)
     if "extends" not in recipe:
         return recipe, {}
     base_path = beside_or_shipped(recipe["extends"], path)
@@ -147,7 +154,7 @@ def _base_and_recipe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"recipe {path} extends {base_path.name}, which extends {base['extends']}: that is "
             f"{circle}; extend a base that has no `extends`"
         )
-    return base, recipe
+    return anchor.settings(base, base_path.parent), recipe
 
 
 def _resolve(
@@ -155,6 +162,7 @@ def _resolve(
     profile: tuple[str, str],
     settings: dict[str, Any],
     changes: dict[str, tuple[Any, Any]],
+    files: dict[str, str],
 ) -> Resolved:
     """Build and cross-check the argument groups."""
     known = known_fields()
@@ -166,7 +174,7 @@ def _resolve(
     for name in NAMES_OF_FOLDERS:
         _check_folder_name(name, settings.get(name))
     warnings = template_warnings(task, arguments) + trust_warnings(arguments)
-    arguments.setdefault("stop", list(TEMPLATES[task.template].stop) or None)
+    arguments.setdefault("stop", task.stop)
     arguments.setdefault("output_dir", f"runs/{settings['arm']}-seed{settings.get('seed', 42)}")
     if "learning_rate" in arguments:
         arguments["learning_rate"] = _scaled(arguments["learning_rate"], task)
@@ -182,8 +190,9 @@ def _resolve(
         raise ConfigurationError(f"recipe {path}: {refused}{brief(error, 500)}") from error
     check_evaluation(config, task)
     check_resuming(config)
-    check_reference(config)
     check_rewards(config, task)
+    check_controls(config, task)
+    check_reference(config)
     limit_prompts(config, task)
     return Resolved(
         recipe=path,
@@ -197,6 +206,7 @@ def _resolve(
         inert=inert_knobs(config, task, model, settings),
         warnings=warnings + precision_warnings(config, model),
         settings={**settings, **{key: getattr(config, key) for key in arguments}},
+        files=files,
         for_gpu=not settings.get("use_cpu", False),
     )
 

@@ -60,7 +60,7 @@ def build_rewards(
     the format reward alone, the completion would look like a wrong answer.
     """
     form = get_template(template)
-    batch = _GradedBatch(template, grader)
+    graded = GradedRewards(template, grader)
     if eos_penalty < 0:
         raise ConfigurationError(
             f"eos_penalty={eos_penalty!r} is negative and would reward repeated end-of-sequence "
@@ -72,17 +72,40 @@ def build_rewards(
             "end-of-sequence token ids, or set eos_penalty to 0."
         )
     if len(form.rewards) == 1:
-        functions = [_named(form.rewards[0], _marks(batch, "reward", logs=True))]
+        functions = [graded.marks(form.rewards[0], "reward", logs=True)]
     else:
         functions = [
-            _named("format", _marks(batch, "format_reward", logs=True)),
-            _named("answer", _marks(batch, "answer_reward", logs=False)),
+            graded.marks("format", "format_reward", logs=True),
+            graded.marks("answer", "answer_reward", logs=False),
         ]
     weights = list(form.reward_weights)
     if eos_penalty > 0:
-        functions.append(_named("eos_penalty", _eos_marks(batch, eos_token_ids, special_token_ids)))
+        functions.append(graded.eos_penalty(eos_token_ids, special_token_ids))
         weights.append(eos_penalty)
     return functions, weights
+
+
+class GradedRewards:
+    """Rewards that share one grading of each batch, in the format of a template."""
+
+    def __init__(self, template: str, grader: MathGrader) -> None:
+        self._batch = _GradedBatch(template, grader)
+
+    def marks(self, name: str, part: str, *, logs: bool) -> RewardFunction:
+        """1 if `part` of the score is above 0, else 0; `logs` writes the metrics of the batch."""
+        return _named(name, _marks(self._batch, part, logs=logs))
+
+    def eos_penalty(
+        self, eos_token_ids: Collection[int], special_token_ids: Collection[int]
+    ) -> RewardFunction:
+        return _named("eos_penalty", _eos_marks(self._batch, eos_token_ids, special_token_ids))
+
+    @staticmethod
+    def eos_alone(
+        eos_token_ids: Collection[int], special_token_ids: Collection[int]
+    ) -> RewardFunction:
+        """`eos_penalty` without a grading: no completion is ungraded."""
+        return _named("eos_penalty", _eos_marks(None, eos_token_ids, special_token_ids))
 
 
 class _GradedBatch:
@@ -160,16 +183,23 @@ def _marks(batch: _GradedBatch, part: str, *, logs: bool) -> RewardFunction:
 
 
 def _eos_marks(
-    batch: _GradedBatch, eos_token_ids: Collection[int], special_token_ids: Collection[int]
+    batch: _GradedBatch | None,
+    eos_token_ids: Collection[int],
+    special_token_ids: Collection[int],
 ) -> RewardFunction:
     """-1 if a completion abuses end-of-sequence tokens, 0 if not, None if ungraded."""
     eos, special = frozenset(eos_token_ids), frozenset(special_token_ids)
 
-    def mark(prompts, completions, completion_ids, answer, log_metric=None, log_extra=None, **_):
+    def mark(prompts, completions, completion_ids, answer=(), log_metric=None, log_extra=None, **_):
+        marks: list[float | None] = [
+            -float(abuses_eos(ids, eos, special)) for ids in completion_ids
+        ]
+        if batch is None:
+            return marks
         scores = batch.scores(completions, answer)
         return [
-            None if each["reward"] is None else -float(abuses_eos(ids, eos, special))
-            for each, ids in zip(scores, completion_ids, strict=True)
+            None if each["reward"] is None else mark
+            for each, mark in zip(scores, marks, strict=True)
         ]
 
     return mark

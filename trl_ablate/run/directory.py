@@ -33,6 +33,7 @@ from trl_ablate.run.files import (
     write_jsonl,
 )
 from trl_ablate.run.folders import beside_while_replaced, where_it_stands
+from trl_ablate.run.identity import portable
 from trl_ablate.run.termination import Terminated
 
 KEYBOARD = "interrupted from the keyboard"
@@ -203,13 +204,14 @@ class RunDirectory:
         write_json(self.run_file, {**(self.read() if self.run_file.exists() else {}), **entries})
 
     def settings(self) -> dict[str, Any]:
-        """The settings that the run was started with, or resumed with last."""
-        found = read_object(self.config_file).get("settings")
+        """The settings that the run was started with, or resumed with last; files by content."""
+        written = read_object(self.config_file)
+        found, files = written.get("settings"), written.get("files") or {}
         if not isinstance(found, dict):
             raise ConfigurationError(
                 f"{self.config_file} holds no settings; restore it, or start over with --overwrite"
             )
-        return found
+        return portable(found, files)
 
     def read(self) -> dict[str, Any]:
         return read_object(self.run_file)

@@ -26,12 +26,32 @@ MACHINE = {
     "gradient_checkpointing", "gradient_checkpointing_kwargs", "attn_implementation",
     "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
     "dataloader_prefetch_factor", "ddp_backend", "ddp_timeout", "deepspeed", "fsdp", "fsdp_config",
-    "grader_workers", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size",
+    "grader_workers", "reward_workers", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size",
     "vllm_enable_sleep_mode", "vllm_mode", "vllm_server_base_url", "vllm_server_host",
     "vllm_server_port", "vllm_server_timeout", "vllm_group_port",
 }  # fmt: skip
 LENGTH = {"grpo_steps", "max_steps", "num_train_epochs"}
 """A run can be made longer or shorter if the learning rate does not depend on its length."""
+
+
+def portable(settings: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+    """The settings with the text that identifies each file in place of where the file is.
+
+    Args:
+        files: absolute path -> that text, as in `resolved_config.json`.
+    """
+    return {key: _portable(value, files) for key, value in settings.items()}
+
+
+def _portable(value: Any, files: Mapping[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _portable(one, files) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_portable(one, files) for one in value]
+    if not isinstance(value, str):
+        return value
+    path = next((one for one in files if value == one or value.startswith(f"{one}:")), None)
+    return value if path is None else files[path] + value.removeprefix(path)
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.recipe.files import changed_files
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.files import write_json
 from trl_ablate.study.definition import Statistic, Study
@@ -74,6 +75,8 @@ class Plan:
     against: Mapping[str, str] = field(default_factory=dict)
     """Arms that are not compared with the first arm, and the arm they are compared with."""
     notes: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    """`Resolved.files` of all arms."""
 
     def runs(self) -> dict[str, PlannedRun]:
         """Every run once, by id; arms with equal settings share runs."""
@@ -123,7 +126,7 @@ def saved_plan(study: Study, folder: Path) -> Plan | None:
         return None
     try:
         kept = json.loads(file.read_bytes())
-        if kept.pop("made_from") != fingerprint(study):
+        if kept.pop("made_from") != fingerprint(study) or changed_files(kept.get("files", {})):
             return None
         arms, notes = tuple(_arm(arm) for arm in kept["arms"]), tuple(kept.get("notes", ()))
         return Plan(**{**kept, "arms": arms, "notes": notes}) if arms else None

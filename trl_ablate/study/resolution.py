@@ -15,10 +15,11 @@ from trl_ablate.recipe.overrides import as_word, as_words
 from trl_ablate.recipe.places import beside_or_shipped, suitable_profile
 from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.recipe.strict import read_mapping
+from trl_ablate.run.identity import portable
 from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.plan import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, run_id
 
-NO_SETTINGS = ("changes", "inert")
+NO_SETTINGS = ("changes", "inert", "files")
 """Parts of a resolved recipe that describe its settings but contain none."""
 
 PLACES = WHO_AND_WHERE - {"seed"}
@@ -53,6 +54,7 @@ def resolve_plan(study: Study) -> Plan:
         ),
         against=dict(study.against),
         notes=study.notes,
+        files={path: known for one in resolved for path, known in one.files.items()},
     )
 
 
@@ -114,7 +116,7 @@ def _declared(arm: Arm, resolved: Resolved) -> set[str]:
 def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> PlannedArm:
     final = _settings(resolved)
     values = {key: final[key] for key in keys}
-    settings = _as_json(resolved)["settings"]
+    settings = portable(_as_json(resolved)["settings"], resolved.files)
     config = resolved.config
     optimizer_steps = max(0, config.max_steps)  # 0: in epochs, unknown before loading
     steps = int(optimizer_steps * config.grpo_steps_per_optimizer_step)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
 from trl_ablate.run.files import is_named, read_object
+from trl_ablate.run.identity import portable
 from trl_ablate.study.plan import identity
 
 Status = Literal["to do", "running", "interrupted", "finished", "stopped", "failed"]
@@ -142,7 +143,8 @@ class RunStore:
         file = self.directory(run_id).config_file
         if not file.exists():
             return False
-        settings = read_object(file).get("settings")
+        written = read_object(file)
+        settings, files = written.get("settings"), written.get("files") or {}
         if not isinstance(settings, dict):
             return False
-        return run_id.startswith(identity(settings) + "-")
+        return run_id.startswith(identity(portable(settings, files)) + "-")

@@ -45,6 +45,7 @@ from trl_ablate.trainer.batching import (
 )
 from trl_ablate.trainer.clock import GRPOStepClock
 from trl_ablate.trainer.engine import engine_as_configured
+from trl_ablate.trainer.evaluation_parts import RewardsOfSet
 from trl_ablate.trainer.generation import (
     StopStrings,
     backend_generation_kwargs,
@@ -106,6 +107,7 @@ class AblationTrainer(GRPOTrainer):
         check_outcome_gate(args, self.reward_func_names)
         if args.group_filter == "resample":
             check_dataset(self)
+        self.rewards_of_sets: dict[str, RewardsOfSet] = {}
         self._rewards_NF = torch.empty(0)
         self.generated_tokens = 0
         total = partial(self.accelerator.reduce, reduction="sum")

@@ -35,6 +35,7 @@ from trl_ablate.estimates import (
     summary,
 )
 from trl_ablate.metrics import NO_VARIANCE
+from trl_ablate.trainer.evaluation_parts import by_group, of_question, own_rewards
 from trl_ablate.trainer.generation import evaluation_generation_kwargs, sampling_by
 from trl_ablate.trainer.rollouts import completion_metrics
 from trl_ablate.trainer.seeding import own_randomness
@@ -176,7 +177,11 @@ def _no_forward_pass(trainer: "AblationTrainer"):
 
 def _evaluate_each(trainer: "AblationTrainer", given: Any) -> dict[str, Evaluation]:
     """Evaluate every set separately, so that its result does not depend on the other sets."""
-    return {key: _evaluate_one(trainer, one) for key, one in sets(trainer, given).items()}
+    found = {}
+    for key, one in sets(trainer, given).items():
+        with own_rewards(trainer, key):
+            found[key] = _evaluate_one(trainer, one)
+    return found
 
 
 def _evaluate_one(trainer: "AblationTrainer", dataset: Any) -> Evaluation:
@@ -190,7 +195,10 @@ def _evaluate_one(trainer: "AblationTrainer", dataset: Any) -> Evaluation:
     speed = speed_metrics(MAIN, started, num_samples=len(rows), num_steps=len(calls))
     return Evaluation(
         rows=rows,
-        metrics=summary(rows, _samples(trainer)),
+        metrics={
+            **summary(rows, _samples(trainer)),
+            **by_group(rows, _samples(trainer), trainer.args.eval_by),
+        },
         trl_metrics={
             **_trl_metrics(trainer, calls),
             **{name.removeprefix("_"): value for name, value in speed.items()},
@@ -268,6 +276,7 @@ def _rows(trainer: "AblationTrainer", questions: list[Row]) -> list[Row]:
             "reward": None if math.isnan(rewards_N[i]) else rewards_N[i],
             "length": trainer.described.lengths[i],
             "truncated": trainer.described.truncated[i],
+            **of_question(questions[i // samples], trainer.args.eval_by),
             **{name: values[i] for name, values in parts.items()},
         }
         for i, prompt in enumerate(logs["prompt"])

@@ -1,6 +1,7 @@
 """From a resolved recipe to a trainer that is ready to train: model, data, rewards, callbacks."""
 
 import copy
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -21,9 +22,11 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN
 from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.resolving import Resolved
-from trl_ablate.rewards import MathGrader, build_rewards
+from trl_ablate.rewards import MathGrader
+from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.trainer.evaluation_parts import RewardsOfSet
 from trl_ablate.training.integrations import tolerated_integrations
 from trl_ablate.training.models import (
     check_finite,
@@ -34,7 +37,8 @@ from trl_ablate.training.models import (
     starting_point,
 )
 from trl_ablate.training.rehearsal import check_loader, check_optimizer
-from trl_ablate.training.styles import with_styles_logged
+from trl_ablate.training.rewards import rewards_of_sets, task_rewards
+from trl_ablate.training.worlds import explained, world_of
 
 
 def build_trainer(
@@ -66,6 +70,26 @@ def check_reward_weights(config: AblationConfig, rewards: int) -> None:
         )
 
 
+def check_columns(
+    rewards: Rewards,
+    apart: Mapping[str, Rewards],
+    train_dataset: Dataset,
+    evaluated: Dataset | dict[str, Dataset],
+    eval_by: str | None,
+) -> None:
+    """Refuse questions without the columns that their rewards, or `eval_by`, need."""
+    rewards.check_columns(train_dataset.column_names, "train questions")
+    sets = evaluated if isinstance(evaluated, dict) else {MAIN: evaluated}
+    for name, dataset in sets.items():
+        of = f"eval questions of '{name}'" if name != MAIN else "eval questions"
+        apart.get(name, rewards).check_columns(dataset.column_names, of)
+    if eval_by is not None and eval_by not in sets[MAIN].column_names:
+        raise ConfigurationError(
+            f"eval_by is '{eval_by}', but the eval questions have the columns "
+            f"{', '.join(sets[MAIN].column_names)}; name one of these, or null"
+        )
+
+
 def check_enough(questions: Dataset, config: AblationConfig) -> None:
     """Refuse fewer questions than one rollout batch takes: TRL's sampler leaves out a batch that it
     cannot fill, so that there would be no step."""
@@ -75,7 +99,7 @@ def check_enough(questions: Dataset, config: AblationConfig) -> None:
             f"there are {len(questions)} questions to train on, after all filters, and a rollout "
             f"batch takes {needed} (generation_batch_size {config.generation_batch_size} / "
             f"num_generations {config.num_generations}); raise train_size, filter less (levels, "
-            "subjects, max_prompt_length), or lower generation_batch_size"
+            "subjects, filter, max_prompt_length), or lower generation_batch_size"
         )
 
 
@@ -103,10 +127,11 @@ def put_together(
     callbacks: list[TrainerCallback] | None = None,
 ) -> AblationTrainer:
     config, model_args = copy.copy(resolved.config), resolved.model
-    rewards, weights = task_rewards(resolved.task, tokenizer, grader)
-    check_reward_weights(config, len(rewards))
-    rewards = with_styles_logged(rewards, resolved.task.dataset)
-    config.reward_weights = config.reward_weights or weights
+    rewards = task_rewards(resolved.task, tokenizer, grader, resolved)
+    check_reward_weights(config, len(rewards.functions))
+    config.reward_weights = config.reward_weights or rewards.weights
+    apart = rewards_of_sets(resolved.task, tokenizer, grader)
+    check_columns(rewards, apart, train_dataset, evaluated, config.eval_by)
     given = cast(dict[str, Any], config.model_init_kwargs or {})
     loading = {
         "revision": model_args.model_revision,
@@ -116,10 +141,11 @@ def put_together(
         **given,
     }
     config.model_init_kwargs = cast(Any, loading if isinstance(model, str) else None)
-    with tolerated_integrations(config) as integrations:
+    world = world_of(resolved.task)
+    with tolerated_integrations(config) as integrations, explained(world):
         trainer = AblationTrainer(
             model=model,
-            reward_funcs=rewards,
+            reward_funcs=rewards.functions,
             args=config,
             train_dataset=train_dataset,
             eval_dataset=evaluated,
@@ -127,26 +153,17 @@ def put_together(
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
             callbacks=[*integrations, *(callbacks or [])],
+            **world,
         )
+    trainer.rewards_of_sets = {
+        name: RewardsOfSet.of(one.functions, one.weights) for name, one in apart.items()
+    }
     check_finite(
         cast(PreTrainedModel, trainer.model), str(model) if isinstance(model, str) else "the model"
     )
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     return trainer
-
-
-def task_rewards(
-    task: TaskArguments, tokenizer: PreTrainedTokenizerBase, grader: MathGrader
-) -> tuple[list, list[float]]:
-    """The template's reward functions (or those of `reward`), and their weights."""
-    return build_rewards(
-        task.reward or task.template,
-        grader=grader,
-        eos_token_ids=(cast(int, tokenizer.eos_token_id),),
-        special_token_ids=tuple(tokenizer.all_special_ids),
-        eos_penalty=task.eos_penalty,
-    )
 
 
 def task_dataset(task: TaskArguments, part: Part, tokenizer: PreTrainedTokenizerBase) -> Dataset:
@@ -164,7 +181,7 @@ def evaluation_sets(
     if not named:
         return main
     return {MAIN: main} | {
-        name: _prompts(one, task, tokenizer, f"eval questions of '{name}'")
+        name: _prompts(one, task.evaluation_task(name), tokenizer, f"eval questions of '{name}'")
         for name, one in named.items()
     }
 
@@ -174,8 +191,9 @@ def _prompts(
 ) -> Dataset:
     return to_prompts(
         questions,
-        task.template,
+        task.template if task.prompt_column is None else None,
         style=task.prompt_style,
+        system_prompt=task.system_prompt,
         tokenizer=tokenizer,
         max_prompt_length=task.max_prompt_length,
         what=what,

@@ -33,7 +33,7 @@ from trl_ablate.run.checkpoints import (
 from trl_ablate.run.claim import Mode, claimed, give_up_former
 from trl_ablate.run.directory import PREEMPTED, Outcome, RunDirectory
 from trl_ablate.run.failures import check_reached_the_end, is_divergence
-from trl_ablate.run.identity import changed_settings, check_same_run
+from trl_ablate.run.identity import changed_settings, check_same_run, portable
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.run.provenance import provenance, utc_now
 from trl_ablate.run.termination import Termination
@@ -89,7 +89,9 @@ def run(start: Start) -> Outcome:
             held.enter_context(claim(start))
         masker = masker_of(start)
         settings = masker.value(start.resolved.to_dict())
-        checkpoint, changed = to_resume(start, settings["settings"])
+        checkpoint, changed = to_resume(
+            start, portable(settings["settings"], settings.get("files", {}))
+        )
         resolved = for_training(start, checkpoint)
         prepared, recorded = prepare(start, resolved), record(start, resolved, masker)
         if start.mode == "resume":

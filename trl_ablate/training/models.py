@@ -67,12 +67,34 @@ def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
         truncation_side="left",
         trust_remote_code=resolved.config.trust_remote_code,
     )
+    if resolved.task.chat_template is not None:
+        tokenizer.chat_template = _chat_template(resolved.task.chat_template)
     if "1" not in tokenizer.decode(tokenizer.encode("1", add_special_tokens=False)):
         raise ConfigurationError(
             f"the tokenizer of {model} does not know '1': its vocabulary is missing; add "
             "tokenizer.json"
         )
     return tokenizer
+
+
+def _chat_template(file: str) -> str:
+    """The text of a chat template, if Jinja can read it."""
+    from jinja2 import TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"there is no chat template {file}; create it, or correct the path, which is relative "
+            "to the recipe"
+        ) from None
+    except (TemplateSyntaxError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"chat template {file} is not a Jinja template ({error}); correct it"
+        ) from error
+    return text
 
 
 def check_vocabulary(

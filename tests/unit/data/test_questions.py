@@ -77,12 +77,13 @@ def test_final_answer(text, answer):
 
 def test_jsonl_with_its_usual_columns(tmp_path):
     data = load(write_lines(tmp_path / "a.jsonl", *numbered(3)), split="train")
-    assert data.column_names == ["question", "answer", "level", "subject"]
+    assert data.column_names == ["question", "answer", "level", "subject", "problem"]
     assert data[1] == {
         "question": "1+1?",
         "answer": "2",
         "level": "Level 2",
         "subject": "Geometry",
+        "problem": "1+1?",
     }
 
 
@@ -335,7 +336,7 @@ class WordTokenizer:
 def test_prompts_keep_the_other_columns(tmp_path):
     source = write_lines(tmp_path / "a.jsonl", *numbered(2))
     data = to_prompts(load(source, split="train"), "r1_zero", "short")
-    assert data.column_names == ["question", "answer", "level", "subject", "prompt"]
+    assert data.column_names == ["question", "answer", "level", "subject", "problem", "prompt"]
     assert data["prompt"][1] == "User: 1+1?\nAssistant: <think>"
     chat = to_prompts(load(source, split="train"), "think_xml")
     assert [message["role"] for message in chat["prompt"][0]] == ["system", "user"]

@@ -392,7 +392,7 @@ def test_named_evaluation_sets_give_metrics_that_can_be_the_best():
         ({"eval_sets": {"mine": "a.jsonl"}, "best_metric": "eval_our_reward"}, "not a metric of"),
         ({"eval_sets": {"answer": "a.jsonl"}}, "the metric 'eval_answer_reward' twice"),
         ({"eval_sets": {"my set": "a.jsonl"}}, "eval_sets has 'my set'"),
-        ({"eval_sets": {"mine": 3}}, "{'mine': 3}; it takes a mapping .text each."),
+        ({"eval_sets": {"mine": 3}}, "{'mine': 3}; it takes a mapping .text or a mapping each."),
         ({"eval_sets": {"mine": ""}}, "eval_sets has 'mine': ''"),
     ],
 )

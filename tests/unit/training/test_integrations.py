@@ -12,6 +12,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from trl_ablate.errors import ConfigurationError, PublishError
 from trl_ablate.guard.rules import Alert
+from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.training.building import put_together
 from trl_ablate.training.callbacks import RolloutWriter
@@ -195,7 +196,8 @@ def test_a_trainer_of_a_recipe_has_tolerated_integrations(monkeypatch):
         return SimpleNamespace(remove_callback=lambda callback: None, model=torch.nn.Linear(1, 1))
 
     monkeypatch.setattr(building, "AblationTrainer", stand_in)
-    monkeypatch.setattr(building, "task_rewards", lambda *parts: ([], []))
+    monkeypatch.setattr(building, "task_rewards", lambda *parts: Rewards([], []))
+    monkeypatch.setattr(building, "check_columns", lambda *parts: None)
     from trl_ablate import load_recipe
     from trl_ablate.recipe.places import SHIPPED
 

@@ -7,8 +7,10 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from typing import Any
 
 from trl_ablate.rewards.grading.process import WorkerProcess
 
@@ -18,9 +20,9 @@ _FAILED_STARTS = 3
 
 @dataclass
 class Outcome:
-    """The result of one comparison: a verdict, or None and whether it timed out."""
+    """The result of one request: the worker's verdict, or None and whether it timed out."""
 
-    verdict: bool | None = None
+    verdict: Any = None
     timed_out: bool = False
     attempts: int = 0
 
@@ -28,20 +30,29 @@ class Outcome:
 class WorkerPool:
     """A fixed number of worker processes that compare one batch at a time.
 
-    A pool belongs to the process that created it: a forked child must call `abandon_to_parent` and
-    create its own.
+    `program` is the script that the workers run, and its further arguments; by default the one
+    that compares answers. A pool belongs to the process that created it: a forked child must call
+    `abandon_to_parent` and create its own.
 
     Attributes:
         restarts: number of workers that were replaced so far.
     """
 
-    def __init__(self, size: int, timeout: float, memory_limit: int, start_timeout: float) -> None:
+    def __init__(
+        self,
+        size: int,
+        timeout: float,
+        memory_limit: int,
+        start_timeout: float,
+        program: Sequence[str] = (),
+    ) -> None:
         self.restarts = 0
         self.owner = os.getpid()
         self._size = size
         self._timeout = timeout
         self._memory_limit = memory_limit
         self._start_timeout = start_timeout
+        self._program = program
         self._failed_starts = 0
         self._lock = threading.Lock()
         self._workers: list[WorkerProcess] = []
@@ -55,10 +66,10 @@ class WorkerPool:
     def start(self) -> None:
         """Start missing workers; do not wait until they are ready."""
         while len(self._workers) < self._size:
-            self._workers.append(WorkerProcess(self._timeout, self._memory_limit))
+            self._workers.append(WorkerProcess(self._timeout, self._memory_limit, self._program))
 
-    def run(self, pairs: list[tuple[str, str]]) -> list[Outcome]:
-        """The outcome of each (answer, gold) pair; returns when all are known."""
+    def run(self, pairs: Sequence[tuple[str, ...]]) -> list[Outcome]:
+        """The outcome of each request, such as (answer, gold); returns when all are known."""
         if not pairs:
             return []
         with self._lock:
@@ -144,7 +155,8 @@ class WorkerPool:
             self._failed_starts = 0
             raise RuntimeError(
                 f"{_FAILED_STARTS} grader processes in a row ended before they were ready; see "
-                "their output above, and check that math-verify is installed for this Python."
+                "their output above, and check that math-verify, or what your own reward imports, "
+                "is installed for this Python."
             )
         self.restarts += 1
         self.start()
@@ -153,13 +165,13 @@ class WorkerPool:
 class _Batch:
     """The comparisons of one call: waiting and done."""
 
-    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+    def __init__(self, pairs: Sequence[tuple[str, ...]]) -> None:
         self.pairs = pairs
         self.outcomes = [Outcome() for _ in pairs]
         self.queue = deque(range(len(pairs)))
         self.unfinished = len(pairs)
 
-    def settle(self, number: int, verdict: bool | None) -> None:
+    def settle(self, number: int, verdict: Any) -> None:
         self.outcomes[number].verdict = verdict
         self.unfinished -= 1
 

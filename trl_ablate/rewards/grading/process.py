@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,26 @@ _SECONDS_TO_QUIT = 2.0
 
 
 class WorkerProcess:
-    """A child process that runs `worker.py`, and the comparison it is working on.
+    """A child process that runs `worker.py` or `program`, and the request it is working on.
 
     It is started as a separate script and not with `multiprocessing`, which would fork a process
     that uses a GPU and threads, or run the user's `__main__` a second time.
 
     Attributes:
         ready: whether it has loaded math-verify and accepts a request.
-        item: the caller's number of the current comparison; None while idle.
-        since: when that comparison was sent; while not ready, when the worker was (re)started.
+        item: the caller's number of the current request; None while idle.
+        since: when that request was sent; while not ready, when the worker was (re)started.
         started: whether it has been ready at least once.
         exit_code: exit code of its last fork.
     """
 
-    def __init__(self, timeout: float, memory_limit: int) -> None:
-        arguments = [str(os.getpid()), str(timeout), str(memory_limit)]
+    def __init__(self, timeout: float, memory_limit: int, program: Sequence[str] = ()) -> None:
+        script, *more = program or (str(WORKER_SCRIPT),)
+        arguments = [str(os.getpid()), str(timeout), str(memory_limit), *more]
         # One hash seed for all workers: the order of sympy's sets, and so verdicts, depend on it.
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER_SCRIPT), *arguments],
+            [sys.executable, script, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -58,19 +60,20 @@ class WorkerProcess:
         """The file descriptor on which reports arrive."""
         return self._stdout.fileno()
 
-    def ask(self, item: int, answer: str, gold: str) -> bool:
-        """Send one comparison; False if the worker has ended. A request fits into the pipe."""
+    def ask(self, item: int, *request: str) -> bool:
+        """Send one request, such as an answer and a gold answer; False if the worker has ended."""
         self._ticket += 1
-        line = json.dumps([self._ticket, answer, gold]).encode() + b"\n"
+        line = memoryview(json.dumps([self._ticket, *request]).encode() + b"\n")
         try:
-            self._stdin.write(line)
+            while line:
+                line = line[self._stdin.write(line) or 0 :]
         except (BrokenPipeError, ConnectionResetError):
             return False
         self.item = item
         self.since = time.monotonic()
         return True
 
-    def listen(self) -> list[tuple[int, bool | None] | None] | None:
+    def listen(self) -> list[tuple[int, Any] | None] | None:
         """Read reports (call when readable): verdicts, and a None for each unexpected fork death.
 
         Returns None instead of a list if the worker itself has ended. If a fork dies, its item
@@ -82,7 +85,7 @@ class WorkerProcess:
         *lines, self._unread = (self._unread + chunk).split(b"\n")
         return [event for line in lines for event in self._take_in(json.loads(line))]
 
-    def _take_in(self, message: list[Any]) -> list[tuple[int, bool | None] | None]:
+    def _take_in(self, message: list[Any]) -> list[tuple[int, Any] | None]:
         self.since = time.monotonic()
         if message[0] == "ready":
             self.ready = self.started = True

@@ -27,8 +27,8 @@ import select
 import signal
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 ALARM_GRACE_SECONDS = 2.0
 CACHED_GOLDS = 2048
@@ -50,6 +50,14 @@ WARM_UP = (
 )
 
 
+class Work(Protocol):
+    """What a fork does with a request."""
+
+    def warm_up(self) -> None: ...
+
+    compare: Callable[..., Any]
+
+
 class Comparer:
     """math-verify with a bounded cache of parsed reference answers."""
 
@@ -63,6 +71,10 @@ class Comparer:
         self._clear_cache = clear_cache
         self._golds: OrderedDict[str, list[Any]] = OrderedDict()
         self._comparisons = 0
+
+    def warm_up(self) -> None:
+        for answer, gold in WARM_UP:
+            self.compare(answer, gold)
 
     def compare(self, answer: str, gold: str) -> bool:
         """Whether math-verify finds the two equal; an answer that it cannot parse is not equal."""
@@ -107,18 +119,19 @@ def address_space() -> int:
 class Watcher:
     """The original process: keeps one fork running while the parent lives."""
 
-    def __init__(self, reports: int, parent: int, timeout: float, memory_limit: int) -> None:
+    def __init__(
+        self, comparer: Work, reports: int, parent: int, timeout: float, memory_limit: int
+    ) -> None:
         self._reports = reports
         self._parent = parent
         self._timeout = timeout
         self._memory_limit = memory_limit
-        self._comparer = Comparer()
+        self._comparer = comparer
         self._fork = 0
 
     def run(self) -> None:
         """Run until the parent closes the pipe, ends, or sends SIGTERM."""
-        for answer, gold in WARM_UP:
-            self._comparer.compare(answer, gold)
+        self._comparer.warm_up()
         gc.freeze()  # forks share memory pages until one of the processes writes to them
         # Discard what math-verify's parser prints about malformed text.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -169,7 +182,7 @@ class Watcher:
 class Fork:
     """The process that compares. It may die at any time; the watcher replaces it."""
 
-    def __init__(self, comparer: Comparer, reports: int, watcher: int) -> None:
+    def __init__(self, comparer: Work, reports: int, watcher: int) -> None:
         self._comparer = comparer
         self._reports = reports
         self._watcher = watcher
@@ -181,18 +194,18 @@ class Fork:
         die_with_parent()
         limit_memory(memory_limit)
         report(self._reports, ["ready"])
-        for ticket, answer, gold in self._requests():
+        for ticket, *request in self._requests():
             signal.setitimer(signal.ITIMER_REAL, timeout + ALARM_GRACE_SECONDS)
-            verdict = self._compare(answer, gold, memory_limit)
+            verdict = self._compare(*request, memory_limit=memory_limit)
             signal.setitimer(signal.ITIMER_REAL, 0)
             report(self._reports, [ticket, verdict])
             if verdict is None:
                 return
 
-    def _compare(self, answer: str, gold: str, memory_limit: int) -> bool | None:
+    def _compare(self, *request: str, memory_limit: int) -> Any:
         before = address_space()
         try:
-            return self._comparer.compare(answer, gold)
+            return self._comparer.compare(*request)
         except MemoryError:
             # If half of the memory was used before, earlier comparisons may be the cause. Exit
             # without a report; the parent then sends the same comparison to a new fork.
@@ -202,7 +215,7 @@ class Fork:
         except Exception:  # sympy may raise anything; the two were not shown to be equal
             return False
 
-    def _requests(self) -> Iterator[tuple[int, str, str]]:
+    def _requests(self) -> Iterator[list[Any]]:
         """The parent's requests, until it closes the pipe or the watcher ends."""
         pending = b""
         while os.getppid() == self._watcher:
@@ -214,10 +227,11 @@ class Fork:
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
                 try:
-                    ticket, answer, gold = json.loads(line)
+                    request = json.loads(line)
                 except ValueError:  # the rest of a request whose start an earlier fork has read
                     continue
-                yield ticket, answer, gold
+                if isinstance(request, list):
+                    yield request
 
 
 def report(reports: int, message: list[Any]) -> None:
@@ -240,14 +254,14 @@ def limit_memory(limit: int) -> None:
         logging.getLogger(__name__).debug("this system cannot limit the address space")
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str], work: Callable[[], Work] = Comparer) -> None:
     """Arguments: the parent's process id, the timeout in seconds, the memory limit in bytes."""
     parent, timeout, memory_limit = int(arguments[0]), float(arguments[1]), int(arguments[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     logging.disable(logging.CRITICAL)
     reports = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    Watcher(reports, parent, timeout, memory_limit).run()
+    Watcher(work(), reports, parent, timeout, memory_limit).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,114 @@
+"""Own rewards in training and evaluation: the same as TRL's, and broken down by sets and groups."""
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from tests.support.trainers import PROMPTS
+from trl_ablate.errors import ConfigurationError, RewardError
+from trl_ablate.reward_specs import reward_specs
+from trl_ablate.rewards import MathGrader
+from trl_ablate.rewards.own.chosen import Tools, chosen_rewards
+from trl_ablate.trainer.evaluation_parts import RewardsOfSet, by_group
+
+FILE = """
+def even(completions, level, **kwargs):
+    return [float((len(text) + n) % 2) for text, n in zip(completions, level, strict=True)]
+
+async def long(completions, log_metric, **kwargs):
+    log_metric("mean_text", sum(map(len, completions)) / len(completions))
+    return [min(len(text), 20) / 20 for text in completions]
+
+def broken(completions, **kwargs):
+    raise ValueError("no")
+"""
+
+
+def questions(count=16):
+    return Dataset.from_dict(
+        {"prompt": PROMPTS[:count], "level": [index % 3 for index in range(count)]}
+    )
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "reward.py").write_text(FILE)
+    return tmp_path / "reward.py"
+
+
+def rewards(file, *names):
+    specs = reward_specs([f"{file}:{name}" for name in names])
+    return chosen_rewards(specs, Tools(MathGrader(1), None, lambda name: None)).functions
+
+
+def test_own_functions_train_as_in_stock_trl(make_trainer, file):
+    namespace: dict = {}
+    exec(FILE, namespace)
+    both = {"train_dataset": questions()}
+    as_padded = {"trim_microbatches": False, "regroup_by_length": False}
+    own = trained(make_trainer, rewards(file, "even", "long"), both, **as_padded)
+    stock = trained(
+        make_trainer, [namespace["even"], namespace["long"]], both, GRPOTrainer, GRPOConfig
+    )
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(own.model.parameters(), stock.model.parameters(), strict=True)
+    )
+    names = ("rewards/even/mean", "rewards/long/mean", "mean_text", "reward")
+    for ours, theirs in zip(own.state.log_history[:3], stock.state.log_history[:3], strict=True):
+        assert [ours[name] for name in names] == [theirs[name] for name in names]
+    assert own.state.log_history[0]["grader/even/ungraded"] == 0
+
+
+def trained(make_trainer, functions, extras, *classes, **overrides):
+    trainer = made(make_trainer, functions, extras, *classes, **overrides)
+    trainer.train()
+    return trainer
+
+
+def made(make_trainer, functions, extras, *classes, **overrides):
+    """`make_trainer` passes its own data; they are replaced before the training starts."""
+    trainer = make_trainer(*classes, reward=functions, logging_steps=1, **overrides)
+    trainer.train_dataset = extras.get("train_dataset", trainer.train_dataset)
+    trainer.eval_dataset = extras.get("eval_dataset", trainer.eval_dataset)
+    return trainer
+
+
+def test_a_broken_function_ends_the_training(make_trainer, file):
+    with pytest.raises(
+        RewardError, match="'broken' failed on all .* rows .*ValueError: no .line 10"
+    ):
+        trained(make_trainer, rewards(file, "broken"), {"train_dataset": questions()})
+
+
+def test_an_evaluation_by_a_column_and_with_rewards_of_a_set(make_trainer, file):
+    even, long = rewards(file, "even", "long")
+    sets = {"": questions(6), "apart": questions(4)}
+    trainer = made(
+        make_trainer, [even], {"eval_dataset": sets}, eval_by="level", num_generations_eval=2
+    )
+    trainer.rewards_of_sets = {"apart": RewardsOfSet.of([long, even], [0.5, 0.0])}
+    metrics = trainer.evaluate()
+    parts = [metrics[f"eval_reward/level={level}"] for level in range(3)]
+    assert metrics["eval_reward"] == pytest.approx(sum(parts) / 3)  # two questions of each
+    assert "eval_rewards/long/mean" not in metrics
+    assert metrics["eval_apart_reward"] == pytest.approx(
+        0.5 * metrics["eval_apart_rewards/long/mean"]
+    )
+    assert {f"eval_apart_reward/level={level}" for level in range(3)} <= metrics.keys()
+    assert trainer.reward_func_names == ["even"]
+
+
+def test_metrics_of_groups_are_those_of_their_rows():
+    rows = [
+        {"group": group, "reward": reward, "length": 1, "truncated": False}
+        for group, reward in (("2", 1.0), ("2", 0.0), ("1", 1.0), ("1", 1.0))
+    ]
+    found = by_group(rows, 2, "level")
+    assert (found["reward/level=1"], found["reward/level=2"]) == (1.0, 0.5)
+    assert found["pass@2/level=2"] == 1.0 and "mean_length/level=1" not in found
+    assert by_group([{"reward": 1.0, "length": 1, "truncated": False}], 1, None) == {}
+    many = [{**rows[0], "group": str(index)} for index in range(51)]
+    with pytest.raises(ConfigurationError, match="eval_by is 'name', which has 51 values"):
+        by_group(many, 1, "name")

@@ -1,0 +1,121 @@
+"""`trl-ablate new`, then `check`, `train` and `study` in the folder that it writes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.warm import warm
+from trl_ablate.cli import check, new
+
+FEW = ["--grpo_steps", "2", "--eval_steps", "2", "--report_to", "none"]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    assert new.main([str(tmp_path / "my_task")]) == 0
+    return tmp_path / "my_task"
+
+
+def test_the_folder_holds_a_whole_task(folder, capsys):
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert names == {
+        "README.md", "recipe.yaml", "study.yaml", "reward.py", "prompt.txt", "data/train.jsonl",
+        "data/validation.jsonl",
+    }  # fmt: skip
+    lines = [path.read_text().splitlines() for path in sorted((folder / "data").iterdir())]
+    assert [len(one) for one in lines] == [160, 40]
+    assert len({line for one in lines for line in one}) == 200
+    assert new.main([str(folder)]) == 2
+    assert f"{folder} exists already" in capsys.readouterr().err
+
+
+def test_check_shows_prompts_and_rewards(folder, capsys):
+    assert check.main([str(folder / "recipe.yaml")]) == 0
+    printed = capsys.readouterr().out
+    rows = [json.loads(line) for line in (folder / "data/train.jsonl").read_text().splitlines()]
+    for row in rows[:3]:
+        assert f"User: {row['question']}\nAssistant: <think>" in printed
+    for part in (
+        "160 questions to train on, 40 to evaluate on",
+        "columns: question, answer, level, prompt",
+        "rewards: correct, brief",
+        "reference answer",
+        "wrong answer",
+        "ms a row",
+        f"<answer>{rows[0]['answer']}</answer>",
+    ):
+        assert part in printed
+    assert "occur more than once" not in printed and "problem" not in printed
+
+
+def test_check_finds_a_reward_that_cannot_tell_right_from_wrong(folder, capsys):
+    code = folder / "reward.py"
+    code.write_text(code.read_text().replace("given(text) == wanted", "wanted in text + wanted"))
+    assert check.main([str(folder / "recipe.yaml"), "--reward_weights", "[1.0, 0.0]"]) == 1
+    assert "problem: a reference answer earns no more (1) than a wrong one (1)" in (
+        capsys.readouterr().out
+    )
+
+
+def test_check_finds_repeated_and_shared_questions(folder, capsys):
+    data = folder / "data"
+    text = (data / "train.jsonl").read_text()
+    (data / "train.jsonl").write_text(text + text.splitlines()[0] + "\n")
+    shutil.copy(data / "train.jsonl", data / "validation.jsonl")
+    assert check.main([str(folder / "recipe.yaml"), "--questions", "5"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 questions occur more than once" in printed
+    assert "160 questions are both trained on and evaluated on" in printed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "sentence"),
+    [
+        ("def correct(", "def corect(", 2, "has no 'correct'; it has brief, corect, given; did"),
+        ("answer, **kwargs)", "gold, **kwargs)", 2, "needs the column 'gold', but the train"),
+        ("[float(given", "[1 / 0 or float(given", 1, "'correct' failed on all 160 rows of a call"),
+        ("import re", "import re_", 2, "reward.py cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_check_reports_a_broken_reward_in_one_sentence(
+    folder, capsys, before, after, code, sentence
+):
+    file = folder / "reward.py"
+    file.write_text(file.read_text().replace(before, after))
+    assert check.main([str(folder / "recipe.yaml")]) == code
+    printed = "".join(capsys.readouterr())
+    assert sentence in printed and "Traceback" not in printed
+
+
+def test_it_trains_in_miniature(folder, tmp_path):
+    output = tmp_path / "run"
+    done = warm("train", folder / "recipe.yaml", *FEW, "--output_dir", output).wait()
+    assert done.code == 0, done.printed
+    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    trained = next(row for row in rows if "grad_norm" in row)
+    assert {"rewards/correct/mean", "rewards/brief/mean", "grader/correct/errors"} <= trained.keys()
+    evaluated = [row for row in rows if "eval_reward" in row]
+    assert len(evaluated) == 2
+    assert {f"eval_reward/level={level}" for level in (0, 1, 2)} <= evaluated[0].keys()
+    kept = json.loads((output / "resolved_config.json").read_text())
+    assert set(kept["files"].values()) >= {"data"}
+    file = folder / "reward.py"
+    file.write_text(file.read_text() + "\n# changed\n")
+    again = warm("train", folder / "recipe.yaml", *FEW, "--output_dir", output, "--resume").wait()
+    assert (
+        again.code == 2 and "cannot be resumed with other settings (reward_funcs" in again.printed
+    )
+
+
+@pytest.mark.slow
+def test_its_study_runs(folder, tmp_path):
+    study = folder / "study.yaml"
+    study.write_text(study.read_text() + "overrides: {grpo_steps: 2, eval_steps: 2}\n")
+    runs = tmp_path / "runs"
+    done = warm("study", "run", folder, "--runs", runs).wait()
+    assert done.code == 0, done.printed
+    assert "4 runs: 4 done" in warm("study", "plan", folder, "--runs", runs).wait().stdout
+    report = warm("study", "report", folder, "--runs", runs).wait()
+    assert report.code == 0, report.printed

@@ -1,0 +1,150 @@
+"""Files that a recipe names: where they are found, and how they identify a run."""
+
+import pytest
+
+from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.recipe.resolving import resolve_run
+from trl_ablate.recipe.strict import read_mapping
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.files import write_json
+from trl_ablate.study.definition import load_study
+from trl_ablate.study.plan import save_plan, saved_plan
+from trl_ablate.study.resolution import resolve_plan
+
+RECIPE = """\
+extends: grpo.yaml
+profile: miniature
+dataset: data
+template: prompt.txt
+reward_funcs: ["reward.py:score", {path: reward.py:other, weight: 0.5}, answer]
+reward: question_only
+eval_sets: {more: {dataset: more.jsonl, reward_funcs: ["reward.py:score"]}, gsm8k: gsm8k}
+"""
+STUDY = """\
+question: Why?
+profile: miniature
+arms: {one: recipe.yaml, two: {recipe: recipe.yaml, overrides: {reward_timeout: 5}}}
+seeds: [0]
+"""
+
+
+def made(folder):
+    (folder / "data").mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    (folder / "study.yaml").write_text(STUDY)
+    (folder / "prompt.txt").write_text("Q: {question}")
+    (folder / "reward.py").write_text("def score(completions, **kwargs): return [0.0]\n")
+    (folder / "more.jsonl").write_text("")
+    return folder / "recipe.yaml"
+
+
+def test_paths_are_relative_to_the_recipe(tmp_path, monkeypatch):
+    recipe = made(tmp_path / "task")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    task = load_recipe(recipe).task
+    folder = tmp_path / "task"
+    assert (task.dataset, task.template) == (str(folder / "data"), str(folder / "prompt.txt"))
+    assert task.reward_funcs == [
+        f"{folder}/reward.py:score",
+        {"path": f"{folder}/reward.py:other", "weight": 0.5},
+        "answer",
+    ]
+    assert task.eval_sets["more"]["dataset"] == str(folder / "more.jsonl")
+    assert task.eval_sets["more"]["reward_funcs"] == [f"{folder}/reward.py:score"]
+    assert task.eval_sets["gsm8k"] == "gsm8k"
+
+
+def test_a_word_of_the_command_line_is_relative_to_the_working_directory(tmp_path, monkeypatch):
+    recipe = made(tmp_path / "task")
+    (tmp_path / "own.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    words = ["--reward_funcs", "own.py:f", "reward.py:score"]
+    task = load_recipe(recipe, overrides=words).task
+    assert task.reward_funcs == [f"{tmp_path}/own.py:f", f"{tmp_path}/task/reward.py:score"]
+
+
+def test_a_template_of_a_file_has_no_stop_strings(tmp_path):
+    recipe = made(tmp_path)
+    assert load_recipe(recipe).config.stop is None
+    stopped = load_recipe(recipe, overrides={"stop": ["</answer>"]})
+    assert stopped.config.stop == ["</answer>"] and stopped.warnings == []
+    assert load_recipe("grpo", "miniature").config.stop == ["</answer>"]
+    column = load_recipe("grpo", "miniature", {"prompt_column": "prompt"})
+    assert column.config.stop is None
+
+
+def ids(folder):
+    return list(resolve_plan(load_study(folder / "study.yaml")).runs())
+
+
+def test_a_run_is_identified_by_the_content_of_its_files_and_not_by_their_place(tmp_path):
+    for name in ("a", "b", "c"):
+        made(tmp_path / name)
+    code = tmp_path / "c" / "reward.py"
+    code.write_text(code.read_text() + "# other\n")
+    first = ids(tmp_path / "a")
+    assert len(set(first)) == 2
+    assert ids(tmp_path / "b") == first
+    assert not set(ids(tmp_path / "c")) & set(first)
+
+
+def test_a_saved_plan_ends_with_its_files(tmp_path):
+    made(tmp_path)
+    study = load_study(tmp_path / "study.yaml")
+    save_plan(resolve_plan(study), study, tmp_path / "plans")
+    assert saved_plan(study, tmp_path / "plans") is not None
+    (tmp_path / "reward.py").write_text("def score(completions, **kwargs): return [1.0]\n")
+    assert saved_plan(study, tmp_path / "plans") is None
+
+
+def test_a_finished_run_finds_its_files_again(tmp_path, monkeypatch):
+    resolved = load_recipe(made(tmp_path / "task"))
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    write_json(run.config_file, resolved.to_dict())
+    monkeypatch.chdir(tmp_path)
+    assert resolve_run(run.config_file).task.reward_funcs == resolved.task.reward_funcs
+    assert run.settings()["template"].startswith("prompt.txt@")
+    assert run.settings()["dataset"] == "data"
+
+
+def test_old_recipes_name_no_files():
+    resolved = load_recipe("grpo", "miniature")
+    assert resolved.files == {} and "files" not in resolved.to_dict()
+    assert read_mapping(resolved.recipe, "recipe")["template"] == resolved.task.template
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"template": "r1zero"}, "template='r1zero' is unknown"),
+        ({"template": "mine.txt"}, "is a file, which implies no reward; set reward_funcs, or"),
+        ({"template": "mine.txt", "reward_funcs": ["answer"]}, "'answer', which reads the format"),
+        ({"reward_funcs": "answer"}, "it takes a list .text or a mapping each. or null"),
+        ({"reward_funcs": []}, "reward_funcs is an empty list"),
+        (
+            {"reward_funcs": [{"path": "answer", "weight": 2}], "reward_weights": [1]},
+            "reward_funcs gives answer a weight of its own; remove one",
+        ),
+        ({"eval_by": "level", "evaluation": "trl"}, "eval_by 'level' needs evaluation 'one_shot'"),
+    ],
+)
+def test_contradictions_are_refused(settings, sentence):
+    with pytest.raises(ConfigurationError, match=sentence):
+        load_recipe("grpo", "miniature", settings)
+
+
+def test_what_has_no_effect_is_listed():
+    inert = load_recipe("grpo", "miniature", {"reward_timeout": 1.0}).inert
+    assert inert["reward_timeout"] == "reward_funcs names no function"
+    settings = {"reward_funcs": ["mine.score"], "reward": "r1_zero", "reward_workers": 3}
+    inert = load_recipe("grpo", "miniature", settings).inert
+    assert {"reward", "reward_workers"} <= inert.keys()
+
+
+def test_the_best_metric_can_be_that_of_a_group():
+    settings = {"eval_by": "level", "best_metric": "eval_reward/level=3"}
+    assert load_recipe("grpo", "miniature", settings).config.best_metric == "eval_reward/level=3"
+    with pytest.raises(ConfigurationError, match="is not a metric of this evaluation"):
+        load_recipe("grpo", "miniature", {"best_metric": "eval_reward/level=3"})

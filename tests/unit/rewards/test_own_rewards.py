@@ -1,0 +1,309 @@
+"""Rewards that a recipe names: which functions they are, how they are called, how they fail."""
+
+import asyncio
+import inspect
+import logging
+import math
+
+import pytest
+
+from trl_ablate.errors import ConfigurationError, RewardError
+from trl_ablate.reward_specs import reward_specs
+from trl_ablate.rewards import MathGrader
+from trl_ablate.rewards.own.calling import Calls, guarded
+from trl_ablate.rewards.own.chosen import Tools, chosen_rewards
+from trl_ablate.rewards.own.timed import Timed
+
+FILE = """
+import asyncio, os, time
+
+async def slow_lengths(completions, **kwargs):
+    await asyncio.sleep(0.01)
+    return [float(len(text)) for text in completions]
+
+def lengths(completions, scale=1.0, **kwargs):
+    return [scale * len(text) for text in completions]
+
+def of_columns(completions, level, answer):
+    return [float(f"{level[i]}{answer[i]}") for i in range(len(completions))]
+
+def picky(completions, answer, **kwargs):
+    return [1.0 / int(answer[i]) for i in range(len(completions))]
+
+def hangs(completions, **kwargs):
+    while completions[0] == "hang":
+        pass
+    if completions[0] == "dies":
+        os._exit(1)
+    if completions[0] == "raises":
+        raise ValueError("no")
+    return [None if completions[0] == "none" else len(completions[0])]
+
+class Judge:
+    def __init__(self, worth):
+        self.worth = worth
+
+    def __call__(self, completions, **kwargs):
+        return [self.worth] * len(completions)
+
+number = 3
+"""
+
+
+class Log:
+    def __init__(self):
+        self.metrics, self.columns = {}, {}
+
+    def metric(self, name, value):
+        self.metrics.setdefault(name, []).append(value)
+
+    def extra(self, name, values):
+        self.columns.setdefault(name, []).extend(values)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+def chosen(*entries, form="r1_zero", **given):
+    def no_model(name):
+        raise AssertionError(name)
+
+    return chosen_rewards(reward_specs(entries), Tools(MathGrader(1), form, no_model, **given))
+
+
+def call(function, completions, log=None, **columns):
+    log = log or Log()
+    given = {
+        "prompts": ["?"] * len(completions),
+        "completions": completions,
+        "completion_ids": [[1]] * len(completions),
+        "trainer_state": None,
+        "log_metric": log.metric,
+        "log_extra": log.extra,
+        **columns,
+    }
+    result = function(**given)
+    return asyncio.run(result) if inspect.isawaitable(result) else result
+
+
+def test_a_function_of_a_file_gets_the_columns_that_it_names(file):
+    rewards = chosen(f"{file}:of_columns")
+    (function,) = rewards.functions
+    assert function.__name__ == "of_columns"
+    assert rewards.needs == {"of_columns": ["level", "answer"]}
+    columns = {"level": [1, 2], "answer": ["5", "6"], "unused": ["x", "y"]}
+    assert call(function, ["a", "b"], **columns) == [15.0, 26.0]
+
+
+def test_arguments_weights_and_names_come_from_the_recipe(file):
+    rewards = chosen(
+        {"path": f"{file}:lengths", "weight": 0.5, "kwargs": {"scale": 3.0}},
+        {"path": f"{file}:lengths", "name": "plain"},
+        {"path": f"{file}:Judge", "kwargs": {"worth": 0.25}},
+    )
+    assert rewards.weights == [0.5, 1.0, 1.0]
+    assert [one.__name__ for one in rewards.functions] == ["lengths", "plain", "Judge"]
+    assert [call(one, ["ab"]) for one in rewards.functions] == [[6.0], [2.0], [0.25]]
+
+
+def test_an_async_function_stays_async(file):
+    from trl.trainer.utils import get_callable_name, is_async_callable
+
+    (function,) = chosen(f"{file}:slow_lengths").functions
+    assert is_async_callable(function) and get_callable_name(function) == "slow_lengths"
+    assert call(function, ["a", "bcd"]) == [1.0, 3.0]
+
+
+def test_a_dotted_path_and_the_rewards_of_trl():
+    rewards = chosen(
+        "trl.rewards.accuracy_reward",
+        {
+            "path": "get_soft_overlong_punishment",
+            "kwargs": {"max_completion_len": 4, "soft_punish_cache": 2},
+        },
+        "think_format_reward",
+    )
+    accuracy, overlong, _ = rewards.functions
+    completions = [[{"role": "assistant", "content": rf"\boxed{{{n}}}"}] for n in (1, 2)]
+    assert call(accuracy, completions, solution=[r"\boxed{1}", r"\boxed{1}"]) == [1.0, 0.0]
+    assert rewards.needs["accuracy_reward"] == ["solution"]
+    ids = [[7] * 2, [7] * 3, [7] * 5]
+    # 4 tokens, 2 of them soft: 0 up to 2 tokens, (4 - 2 - 3) / 2 at 3, -1 above 4
+    assert overlong(prompts=[""] * 3, completions=[""] * 3, completion_ids=ids) == [0, -0.5, -1]
+
+
+def test_built_in_parts_share_one_grading(file):
+    rewards = chosen("answer", "format", f"{file}:lengths", form="r1_zero")
+    log = Log()
+    texts = ["so </think> <answer>5</answer>", "</think> <answer>6</answer>", "5"]
+    columns = {"answer": ["5"] * 3}
+    marks = [call(one, texts, log, **columns) for one in rewards.functions[:2]]
+    assert marks == [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
+    assert log.metrics["grader/ungraded"] == [0.0]
+    assert rewards.needs["answer"] == ["answer"]
+
+
+def test_the_eos_penalty_needs_no_answers():
+    (function,) = chosen({"path": "eos_penalty", "weight": 2.0}, eos_token_ids=[0]).functions
+    given = {"prompts": [""] * 2, "completions": ["a", "b"], "completion_ids": [[1, 0], [0, 0]]}
+    assert function(**given) == [0.0, -1.0]
+
+
+def test_a_row_that_raises_is_ungraded_and_counted(file, caplog):
+    (function,) = chosen(f"{file}:picky").functions
+    log = Log()
+    with caplog.at_level(logging.WARNING):
+        assert call(function, ["a", "b", "c"], log, answer=["2", "0", "4"]) == [0.5, None, 0.25]
+    assert log.metrics == {"grader/picky/ungraded": [1.0], "grader/picky/errors": [1.0]}
+    for part in ("'picky' failed on 1 of 3 rows", "ZeroDivisionError", "reward.py", "'b'"):
+        assert part in caplog.text
+    caplog.clear()
+    call(function, ["a", "b"], answer=["0", "1"])
+    assert not caplog.text  # once in a run
+
+
+def test_an_async_row_that_raises_is_ungraded():
+    async def function(completions, **kwargs):
+        return [1.0 / len(text) for text in completions]
+
+    assert call(guarded(Calls("mine", function)), ["ab", ""]) == [0.5, None]
+
+
+def test_none_and_nan_are_ungraded():
+    function = guarded(Calls("mine", lambda completions, **kwargs: [None, math.nan, 0.0]))
+    log = Log()
+    assert call(function, ["a", "b", "c"], log) == [None, None, 0.0]
+    assert log.metrics["grader/mine/ungraded"] == [2.0]
+
+
+def test_what_a_failed_call_logged_is_dropped():
+    def function(completions, log_metric, log_extra, **kwargs):
+        log_metric("mine", 1.0)
+        log_extra("text", list(completions))
+        if "bad" in completions:
+            raise ValueError("bad")
+        return [1.0] * len(completions)
+
+    log = Log()
+    assert call(guarded(Calls("mine", function)), ["good", "bad"], log) == [1.0, None]
+    assert "mine" not in log.metrics and log.columns == {}
+    call(guarded(Calls("mine", function)), ["good"], log)
+    assert log.metrics["mine"] == [1.0] and log.columns == {"text": ["good"]}
+
+
+def raises(completions, **kwargs):
+    raise KeyError("solution")
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (raises, "'mine' failed on all 2 rows of a call, first with KeyError: 'solution'.* on 'a'"),
+        (lambda completions, **_: [1.0], "'mine' returned 1 rewards for 2 completions.*'a'"),
+        (lambda completions, **_: 0.5, "'mine' returned 0.5, a float; return a list"),
+        (
+            lambda completions, **_: ["1", 0.0],
+            "'mine' returned '1' for 'a'; return a finite number",
+        ),
+        (lambda completions, **_: [0.0, math.inf], "'mine' returned inf for 'b'"),
+        (lambda completions, **_: [0.0, [1]], r"'mine' returned \[1\] for 'b'"),
+        (lambda completions, **_: "ab", "'mine' returned 'ab', a str"),
+    ],
+)
+def test_an_error_of_the_function_ends_the_run_in_one_sentence(function, sentence):
+    with pytest.raises(RewardError, match=sentence) as raised:
+        call(guarded(Calls("mine", function)), ["a", "b"])
+    assert "\n" not in str(raised.value)
+
+
+def test_arrays_and_tensors_are_lists_of_numbers():
+    import numpy as np
+    import torch
+
+    for made in (np.array([1, 2]), torch.tensor([1.0, 2.0]), (True, np.float32(2))):
+        function = guarded(Calls("mine", lambda completions, made=made, **_: made))
+        assert call(function, ["a", "b"]) == [1.0, 2.0]
+
+
+def test_workers_grade_like_the_function_itself(file):
+    plain = chosen({"path": f"{file}:lengths", "kwargs": {"scale": 2.0}})
+    worked = chosen({"path": f"{file}:lengths", "kwargs": {"scale": 2.0}}, limits=Timed(2, 30.0))
+    texts = ["", "a" * 70_000, "é"]  # the second does not fit into a pipe
+    assert call(worked.functions[0], texts) == call(plain.functions[0], texts)
+    assert worked.functions[0].__name__ == "lengths"
+
+
+def test_a_hanging_row_is_killed_and_the_others_are_graded(file):
+    (function,) = chosen(f"{file}:hangs", limits=Timed(2, 5.0)).functions
+    log = Log()
+    texts = ["abc", "hang", "none", "raises", "dies", "ab"]
+    assert call(function, texts, log) == [3.0, None, None, None, None, 2.0]
+    assert log.metrics == {
+        "grader/hangs/ungraded": [4.0],
+        "grader/hangs/errors": [2.0],
+        "grader/hangs/timeouts": [1.0],
+    }
+
+
+def test_workers_report_what_is_wrong_with_the_function(file):
+    (function,) = chosen(f"{file}:hangs", limits=Timed(1, 30.0)).functions
+    with pytest.raises(RewardError, match="failed on all 1 rows.*ValueError: no"):
+        call(function, ["raises"])
+    (function,) = chosen(f"{file}:of_columns", limits=Timed(1, 30.0)).functions
+    with pytest.raises(RewardError, match="returned inf for 'a'"):
+        call(function, ["a"], level=["1e"], answer=["999"])
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ([], "is an empty list"),
+        (["anwser"], "'anwser' is no reward; did you mean 'answer'"),
+        (["reward.py"], "'reward.py' names no function of the file; write FILE.py:FUNCTION"),
+        ([{"path": "answer", "wieght": 1}], "unknown key 'wieght'; use path, weight"),
+        ([{"path": "answer", "weight": "1"}], "weight of 'answer' is '1'; give a number"),
+        ([{"weight": 1}], "path is None; give one of answer"),
+        ([{"path": "answer", "kwargs": {"a": 1}}], "'answer' takes no kwargs, but has 'a'"),
+        (["answer", "answer"], "two rewards named 'answer'"),
+        (["nowhere.reward.score"], "no module 'nowhere'"),
+        (["/nowhere/reward.py:score"], "no file /nowhere/reward.py"),
+        (["{file}:lenghts"], "has no 'lenghts'; it has .*did you mean 'lengths'"),
+        (["{file}:number"], "is a int, which cannot be called"),
+        ([{"path": "{file}:Judge"}], "cannot be made with kwargs"),
+        (["{broken}:f"], "broken.py cannot be imported: NameError.*line 2 of broken.py"),
+        (["{cut}:f"], "cut.py cannot be imported: SyntaxError"),
+    ],
+)
+def test_a_wrong_entry_is_refused_in_one_sentence(file, tmp_path, entries, sentence):
+    (tmp_path / "broken.py").write_text("import os\nprnt(1)\n")
+    (tmp_path / "cut.py").write_text("def f(:\n")
+    places = {"file": file, "broken": tmp_path / "broken.py", "cut": tmp_path / "cut.py"}
+
+    def filled(text):
+        return text.format(**places) if "{" in text else text
+
+    def placed(entry):
+        if isinstance(entry, str):
+            return filled(entry)
+        return {**entry, "path": filled(entry["path"])} if "path" in entry else entry
+
+    entries = [placed(entry) for entry in entries]
+    with pytest.raises(ConfigurationError, match=sentence) as raised:
+        chosen(*entries)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_part_of_a_template_needs_its_name():
+    with pytest.raises(ConfigurationError, match="set `reward` to one of r1_zero"):
+        chosen("answer", form=None)
+
+
+def test_missing_columns_are_named(file):
+    rewards = chosen(f"{file}:of_columns")
+    with pytest.raises(ConfigurationError, match="'of_columns' needs the column 'level'.*question"):
+        rewards.check_columns(["question", "answer"], "train questions")
+    rewards.check_columns(["level", "answer"], "train questions")

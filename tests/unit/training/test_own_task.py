@@ -1,0 +1,69 @@
+"""Reward models and chat templates that a recipe names."""
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
+
+from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.training.models import load_tokenizer
+from trl_ablate.training.rewards import rewards_of_sets, task_rewards
+
+
+@pytest.fixture
+def judge(tiny_model, tmp_path):
+    """Folder of a reward model of one layer with random weights."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, num_labels=1, dtype="float32",
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    Qwen2ForSequenceClassification(config).save_pretrained(tmp_path / "judge")
+    tokenizer.save_pretrained(tmp_path / "judge")
+    return tmp_path / "judge"
+
+
+def resolved(tiny_model, **settings):
+    return load_recipe("grpo", "miniature", {"model_name_or_path": tiny_model, **settings})
+
+
+def test_a_reward_model_grades_as_in_trl(make_trainer, tiny_model, judge):
+    recipe = resolved(tiny_model, reward_funcs=[{"path": f"{judge}/", "weight": 0.5}])
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    rewards = task_rewards(recipe.task, tokenizer, None, recipe)  # pyright: ignore
+    assert rewards.weights == [0.5] and isinstance(rewards.functions[0], torch.nn.Module)
+    histories = []
+    for reward in (rewards.functions, [str(judge)]):
+        trainer = make_trainer(reward=reward, max_steps=1)
+        trainer.train()
+        assert trainer.reward_func_names == ["judge"]
+        histories.append(trainer.state.log_history[0])
+    ours, theirs = (history["rewards/judge/mean"] for history in histories)
+    assert ours == pytest.approx(theirs, abs=1e-6) and ours != 0
+
+
+def test_a_reward_model_that_is_not_there_is_refused_in_one_sentence(tiny_model, tmp_path):
+    gone = f"{tmp_path}/gone"
+    recipe = resolved(tiny_model, reward_funcs=[gone], eval_sets={"a": {"reward_funcs": [gone]}})
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    with pytest.raises(
+        ConfigurationError, match="reward model .*gone could not be loaded"
+    ) as raised:
+        task_rewards(recipe.task, tokenizer, None, recipe)  # pyright: ignore
+    assert "\n" not in str(raised.value)
+    with pytest.raises(ConfigurationError, match="reward model .*gone grades no set apart"):
+        rewards_of_sets(recipe.task, tokenizer, None)  # pyright: ignore
+
+
+def test_a_chat_template_replaces_the_tokenizers(tiny_model, tmp_path):
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    tokenizer = load_tokenizer(tiny_model, resolved(tiny_model, chat_template=str(file)))
+    shown = tokenizer.apply_chat_template([{"role": "user", "content": "1+1?"}], tokenize=False)
+    assert shown == "<user>1+1?"
+    file.write_text("{% for %}")
+    with pytest.raises(ConfigurationError, match="chat template .* is not a Jinja template"):
+        load_tokenizer(tiny_model, resolved(tiny_model, chat_template=str(file)))
+    with pytest.raises(ConfigurationError, match="no chat template .*gone.jinja"):
+        load_tokenizer(tiny_model, resolved(tiny_model, chat_template="gone.jinja"))

@@ -1,0 +1,88 @@
+"""Tools, environments and rollout functions by path: they reach TRL's trainer as they are."""
+
+import pytest
+
+from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.training.worlds import explained, world_of
+
+FILE = '''
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: one
+        b: the other
+    """
+    return a + b
+
+class World:
+    def reset(self, **kwargs):
+        return "hello"
+
+def roll(prompts, trainer):
+    return {}
+
+number = 3
+'''
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "world.py").write_text(FILE)
+    (tmp_path / "recipe.yaml").write_text("extends: grpo.yaml\nprofile: miniature\n")
+    return tmp_path / "recipe.yaml"
+
+
+def test_they_are_imported_from_files_beside_the_recipe(recipe):
+    settings = {
+        "tools": ["world.py:add"],
+        "environment_factory": {"one": "world.py:World"},
+        "rollout_func": "world.py:roll",
+    }
+    resolved = load_recipe(recipe, overrides=settings)
+    assert list(resolved.files.values())[0].startswith("world.py@")
+    world = world_of(resolved.task)
+    assert world["tools"][0](2, 3) == 5
+    assert world["environment_factory"]["one"]().reset() == "hello"
+    assert world["rollout_func"].__name__ == "roll"
+    single = load_recipe(recipe, overrides=["--environment_factory", "world.py:World"])
+    assert world_of(single.task)["environment_factory"]().reset() == "hello"
+    assert world_of(load_recipe("grpo", "miniature").task) == {}
+
+
+def test_they_reach_the_trainer(recipe, monkeypatch):
+    import trl_ablate.training.building as building
+    from trl_ablate.rewards.own.chosen import Rewards
+
+    given = {}
+
+    def refuse(**arguments):
+        given.update(arguments)
+        raise ValueError("tools need\na chat template")
+
+    monkeypatch.setattr(building, "AblationTrainer", refuse)
+    monkeypatch.setattr(building, "task_rewards", lambda *parts: Rewards([], []))
+    monkeypatch.setattr(building, "check_columns", lambda *parts: None)
+    resolved = load_recipe(recipe, overrides={"tools": ["world.py:add"]})
+    with pytest.raises(ConfigurationError, match="TRL refuses tools of this recipe: ValueError: t"):
+        building.put_together(resolved, None, "m", None, None, None)  # type: ignore
+    assert given["tools"][0](2, 3) == 5 and "rollout_func" not in given
+
+
+def test_other_errors_are_kept():
+    with pytest.raises(ValueError, match="^other$"), explained({}):
+        raise ValueError("other")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"tools": ["add"]}, "tools has 'add'; give FILE.py:FUNCTION"),
+        ({"rollout_func": "none.py:f"}, "rollout_func: there is no file none.py"),
+        ({"environment_factory": "world.py:Wrld"}, "has no 'Wrld'; .* did you mean 'World'"),
+        ({"environment_factory": "world.py:number"}, "is a int, which cannot be called"),
+    ],
+)
+def test_a_wrong_path_is_refused(recipe, settings, sentence):
+    with pytest.raises(ConfigurationError, match=sentence):
+        world_of(load_recipe(recipe, overrides=settings).task)

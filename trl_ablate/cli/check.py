@@ -1,0 +1,135 @@
+"""`trl-ablate check RECIPE`: try out data, prompt and reward before any GPU is used."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trl_ablate.cli.ending import DONE, FAILED, exit_code_of
+from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.terminal import console
+from trl_ablate.errors import ConfigurationError, RewardError
+
+if TYPE_CHECKING:
+    from trl_ablate.training.checking import Checked
+
+DESCRIPTION = """\
+Try out a recipe's data, prompt and reward without its model: print three prompts, and the reward of
+the reference answer, of a wrong one and of an empty completion, how long one row takes, and the
+share of questions whose own answer does not earn full reward. Settings are given as --key value, as
+for `train`. Code that the recipe names is executed."""
+
+EXAMPLES = (
+    "trl-ablate check my_task/recipe.yaml",
+    "trl-ablate check question_only --profile miniature",
+)
+
+EXIT_CODES = """\
+exit codes:
+  0     the reward tells right answers from wrong ones
+  1     it does not, or a reward function failed
+  2     refused: something in the command, the recipe or the data has to change
+  130   stopped by Ctrl-C"""
+
+QUESTIONS = 200
+EXAMPLES_SHOWN = 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code_of(lambda: run(*parse(argv)), stopped="nothing was changed")
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    parser = Parser(
+        EXAMPLES,
+        EXIT_CODES,
+        prog="trl-ablate check",
+        description=DESCRIPTION,
+        usage="%(prog)s RECIPE [options] [--key value ...]",
+    )
+    parser.add_argument(
+        "--profile", default="auto", help="h100, rtx4090, miniature, auto (default), or a path"
+    )
+    parser.add_argument(
+        "--questions", type=int, default=QUESTIONS, help=f"to grade (default {QUESTIONS})"
+    )
+    options, words = parser.parse_recipe(argv)
+    if options.recipe is None:
+        parser.error("missing RECIPE, which comes first, such as my_task/recipe.yaml")
+    if options.questions < 1:
+        raise ConfigurationError(f"--questions is {options.questions}; give 1 or more")
+    return options, words
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> int:
+    from trl_ablate.recipe.resolving import load_recipe
+    from trl_ablate.rewards import grader_of
+    from trl_ablate.training.checking import check_recipe
+
+    resolved = load_recipe(options.recipe, options.profile, overrides)
+    try:
+        with grader_of(resolved.task) as grader:
+            found = check_recipe(resolved, grader, options.questions)
+    except RewardError as error:
+        problems = [str(error).removesuffix(", then rerun with --resume")]
+    else:
+        show(found)
+        problems = found.problems()
+    for problem in problems:
+        _line(f"problem: {problem}")
+    return FAILED if problems else DONE
+
+
+def show(found: "Checked") -> None:
+    line = _line
+    line(
+        f"data: {found.sizes['train']} questions to train on, {found.sizes['eval']} to evaluate on"
+    )
+    line(f"columns: {', '.join(found.columns)}")
+    if found.repeated:
+        line(f"{len(found.repeated)} questions occur more than once, first: {found.repeated[0]}")
+    if found.shared:
+        line(
+            f"{len(found.shared)} questions are both trained on and evaluated on, first: "
+            f"{found.shared[0]}"
+        )
+    for number, prompt in enumerate(found.prompts, start=1):
+        console.print(f"\nprompt {number}", style="bold")
+        line(prompt)
+    console.print(f"\nrewards: {', '.join(found.reward_names)}", style="bold")
+    show_rewards(found)
+
+
+def show_rewards(found: "Checked") -> None:
+    kinds = {"empty completion": found.empty}
+    if found.reference is not None and found.wrong is not None:
+        kinds = {"reference answer": found.reference, "wrong answer": found.wrong, **kinds}
+    for kind, graded in kinds.items():
+        mean = "ungraded" if graded.mean is None else f"{graded.mean:.3f}"
+        first = graded.rewards[0]
+        _line(
+            f"  {kind:<17}{mean:>9} on average, {_number(first):>8} for prompt 1, "
+            f"{1000 * graded.seconds:.2f} ms a row"
+        )
+    if found.reference is None:
+        _line("  the data have no column `answer`, so that no reference answer could be tried")
+        return
+    _line(f"  written as: {found.reference.completions[0]!r} ({found.format})")
+    short, total = found.short_of_full, len(found.questions)
+    _line(
+        f"  {len(short)} of {total} questions ({len(short) / total:.1%}) whose own answer does not "
+        f"earn full reward ({_number(found.full)})"
+    )
+    for index in short[:EXAMPLES_SHOWN]:
+        row = found.questions[index]
+        _line(
+            f"    {_number(found.reference.rewards[index])} for the answer {row['answer']!r} to "
+            f"{str(row.get('question', row['prompt']))[:80]!r}"
+        )
+
+
+def _number(value: float | None) -> str:
+    return "ungraded" if value is None else f"{value:.3f}"
+
+
+def _line(text: str) -> None:
+    console.out(text, highlight=False)

@@ -1,0 +1,59 @@
+"""`trl-ablate new FOLDER`: a task of one's own, ready to train in miniature, to be changed."""
+
+import argparse
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trl_ablate.cli.ending import DONE, exit_code_of
+from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.terminal import console
+from trl_ablate.errors import ConfigurationError
+
+DESCRIPTION = """\
+Write a folder with a task of your own: a recipe, its reward in Python, its prompt, 200 rows of data
+and a study of two arms. It trains in miniature as it stands; its README says what to change."""
+
+EXAMPLES = ("trl-ablate new my_task",)
+
+STARTER = Path(__file__).with_name("starter")
+ROWS = {"train": 160, "validation": 40}
+SEED = 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code_of(lambda: run(parse(argv)), stopped="the folder is not complete")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(EXAMPLES, prog="trl-ablate new", description=DESCRIPTION)
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="to create")
+    options, unknown = parser.parse_known_args(argv)
+    parser.refuse(unknown)
+    return options
+
+
+def run(options: argparse.Namespace) -> int:
+    folder: Path = options.folder
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(f"{folder} exists already; give the name of a new folder")
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    for file in sorted(STARTER.iterdir()):
+        if file.is_file():
+            name = "README.md" if file.name == "README.txt" else file.name
+            (folder / name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    rows = sums(sum(ROWS.values()))
+    for split, count in ROWS.items():
+        lines = [json.dumps(next(rows)) + "\n" for _ in range(count)]
+        (folder / "data" / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+    console.print(f"written: {folder}; now: trl-ablate check {folder / 'recipe.yaml'}")
+    return DONE
+
+
+def sums(count: int) -> Iterator[dict[str, object]]:
+    """Different sums of two-digit numbers; the level is the number of carries."""
+    pairs = [(a, b) for a in range(10, 100) for b in range(a, 100)]
+    for a, b in random.Random(SEED).sample(pairs, count):
+        carries = (a % 10 + b % 10 > 9) + (a + b > 99)
+        yield {"question": f"What is {a}+{b}?", "answer": str(a + b), "level": carries}

@@ -1,0 +1,141 @@
+"""Conditions on the columns of a data set: `level >= 3 and subject in [Algebra, Geometry]`.
+
+A condition is a column, an operator and a value; conditions are joined by `and`. Nothing is
+evaluated as Python. Values are numbers, true, false, null, words, texts in quotes, and after `in`
+and `not in` a list in brackets. Numbers are compared with numbers: a text such as "Level 5" counts
+as the one number in it. Texts are compared as they are, capitals included.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trl_ablate.errors import ConfigurationError
+
+_ORDER: dict[str, Callable[[float, float], bool]] = {
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
+OPERATORS = ("==", "!=", *_ORDER, "in", "not in", "contains")
+_CONDITION = re.compile(
+    r"""\s*(?:"(?P<quoted>[^"]+)"|(?P<column>[\w.\-/]+))
+        \s*(?P<operator>==|!=|<=|>=|<|>|\bnot\s+in\b|\bin\b|\bcontains\b)
+        \s*(?P<value>\[[^\]]*\]|"[^"]*"|'[^']*'|.+?)\s*""",
+    re.VERBOSE,
+)
+_AND = re.compile(r"""\band\b(?=(?:[^"']|"[^"]*"|'[^']*')*$)""")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition on one column."""
+
+    column: str
+    operator: str
+    value: Any
+    text: str
+
+    def holds(self, found: Any) -> bool:
+        """Whether a column's value meets the condition; a missing value is only equal to null."""
+        if self.operator in ("==", "!="):
+            return _equal(found, self.value) == (self.operator == "==")
+        if self.operator in ("in", "not in"):
+            inside = any(_equal(found, one) for one in self.value)
+            return inside == (self.operator == "in")
+        if found is None:
+            return False
+        if self.operator == "contains":
+            return _contains(found, self.value)
+        number = _number_of(found)
+        if number is None:
+            raise ConfigurationError(
+                f"filter '{self.text}' compares column '{self.column}' with a number, but a row "
+                f"has {found!r}; compare it with ==, != or in"
+            )
+        return _ORDER[self.operator](number, self.value)
+
+
+def conditions(given: str | Sequence[str] | None) -> list[Condition]:
+    """The conditions of the setting `filter`."""
+    texts = [given] if isinstance(given, str) else given or []
+    return [_condition(part) for text in texts for part in _AND.split(text)]
+
+
+def _condition(text: str) -> Condition:
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(
+            f"filter '{text.strip()}' is not a condition; write COLUMN OPERATOR VALUE with one of "
+            f"{', '.join(OPERATORS)}, such as 'level >= 3', and join conditions with `and`"
+        )
+    operator = " ".join(found["operator"].split())
+    value: Any = _value(found["value"])
+    if operator.endswith("in"):
+        if not found["value"].startswith("["):
+            raise ConfigurationError(
+                f"filter '{text.strip()}' needs a list after {operator}; write [a, b]"
+            )
+        value = [_value(part) for part in found["value"][1:-1].split(",") if part.strip()]
+    elif operator in _ORDER and type(value) is not float:
+        raise ConfigurationError(
+            f"filter '{text.strip()}' has {value!r} after {operator}; give a number, or use "
+            "== or !="
+        )
+    return Condition(found["quoted"] or found["column"], operator, value, text.strip())
+
+
+def _value(text: str) -> Any:
+    text = text.strip()
+    if len(text) > 1 and text[0] in "\"'" and text[-1] == text[0]:
+        return text[1:-1]
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    return float(text) if _NUMBER.fullmatch(text) else text
+
+
+def _equal(found: Any, value: Any) -> bool:
+    if isinstance(value, float):
+        number = _number_of(found)
+        return number is not None and number == value
+    return found is value if value is None or isinstance(value, bool) else str(found) == value
+
+
+def _contains(found: Any, value: Any) -> bool:
+    wanted = f"{value:g}" if isinstance(value, float) else value
+    if isinstance(found, str):
+        return str(wanted) in found
+    return isinstance(found, Sequence) and any(_equal(one, value) for one in found)
+
+
+def _number_of(found: Any) -> float | None:
+    """The number that a value is, or the only number in a text."""
+    if isinstance(found, bool) or not isinstance(found, int | float | str):
+        return None
+    if not isinstance(found, str):
+        return float(found)
+    numbers = _NUMBER.findall(found)
+    return float(numbers[0]) if len(numbers) == 1 else None
+
+
+def filtered(
+    rows: list[dict[str, Any]], given: str | Sequence[str] | None, name: str
+) -> list[dict[str, Any]]:
+    """The rows that meet all conditions; refuses a column that no row has."""
+    wanted = conditions(given)
+    for one in wanted:
+        if rows and not any(one.column in row for row in rows):
+            raise ConfigurationError(
+                f"filter '{one.text}' names the column '{one.column}', which dataset {name!r} does "
+                f"not have; it has {', '.join(columns_of(rows))}"
+            )
+    return [row for row in rows if all(one.holds(row.get(one.column)) for one in wanted)]
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every column that some row has, in the order of their first rows."""
+    return list(dict.fromkeys(column for row in rows for column in row))

@@ -1,0 +1,136 @@
+"""Code that a recipe names: `reward.py:score`, or `my_package.rewards.score`. No torch.
+
+Naming code in a recipe executes it, with all rights of the user: the file is imported when the
+recipe is trained, evaluated or checked (not when it is only resolved). So a recipe of a stranger
+is read like a program of a stranger. Data sets and models cannot name code here.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trl_ablate.errors import ConfigurationError
+
+_FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<name>.*))?", re.DOTALL)
+_DOTTED = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.(?P<name>[A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True)
+class CodePlace:
+    """Where a function is: a file or an importable module, and its name there."""
+
+    module: str
+    name: str
+    is_file: bool
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}" if self.is_file else f"{self.module}.{self.name}"
+
+
+def code_place(text: str) -> CodePlace | None:
+    """The place that `file.py:name` or `package.module.name` means; None for any other text."""
+    if found := _FILE.fullmatch(text):
+        if not (found["name"] or "").isidentifier():
+            raise ConfigurationError(
+                f"{text[:200]!r} names no function of the file; write FILE.py:FUNCTION"
+            )
+        return CodePlace(found["file"], found["name"], is_file=True)
+    if found := _DOTTED.fullmatch(text):
+        return CodePlace(found["module"], found["name"], is_file=False)
+    return None
+
+
+def load_code(place: CodePlace, what: str) -> Any:
+    """Import the module, and take the object out of it; `what` begins every message."""
+    module = _imported(place, what)
+    try:
+        return getattr(module, place.name)
+    except AttributeError:
+        there = sorted(name for name, one in vars(module).items() if _is_own(one, module))
+        close = get_close_matches(place.name, there, n=1)
+        meant = f"; did you mean '{close[0]}'?" if close else ""
+        raise ConfigurationError(
+            f"{what}: {place.module} has no '{place.name}'; it has "
+            f"{', '.join(there) or 'no functions'}{meant or '; name one of these'}"
+        ) from None
+
+
+def _is_own(one: Any, module: ModuleType) -> bool:
+    return callable(one) and one.__module__ == module.__name__
+
+
+def _imported(place: CodePlace, what: str) -> ModuleType:
+    if place.is_file and not os.path.isfile(place.module):
+        raise ConfigurationError(
+            f"{what}: there is no file {place.module}; create it, or correct the path, which is "
+            "relative to the recipe"
+        )
+    try:
+        return _file_module(Path(place.module)) if place.is_file else _module(place.module)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and place.module.startswith(str(error.name)):
+            raise ConfigurationError(
+                f"{what}: there is no module '{error.name}' to import {place} from; install it, "
+                "or give a file as FILE.py:FUNCTION"
+            ) from error
+        raise ConfigurationError(
+            f"{what}: {place.module} cannot be imported: {one_line(error)}"
+            f"{_line_in(error, place)}; correct the file"
+        ) from error
+
+
+def _module(name: str) -> ModuleType:
+    """As `trl grpo` does, modules in the working directory are found, too."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return importlib.import_module(name)
+
+
+def _file_module(file: Path) -> ModuleType:
+    """The module of a file, imported once; it finds modules in its own folder."""
+    file = file.resolve()
+    name = f"trl_ablate_own_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The type and message of an error on one line."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def line_of(error: BaseException, file: str | None) -> tuple[int, str]:
+    """The line and file where an error was raised: the last one in `file`, if it passed there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file]
+    frame = (own or frames)[-1]
+    return frame.lineno or 0, frame.filename
+
+
+def _line_in(error: BaseException, place: CodePlace) -> str:
+    if isinstance(error, SyntaxError) or not place.is_file:
+        return ""
+    line, file = line_of(error, str(Path(place.module).resolve()))
+    return f" (line {line} of {Path(file).name})"

@@ -1,0 +1,111 @@
+"""Files that settings name: found beside the recipe, and known by their content.
+
+A path in a recipe is relative to the recipe, one of the command line to the working directory, or
+else to the recipe. Where such a file exists, its absolute path takes its place, so that a run can
+be evaluated from anywhere. What identifies a run is not that path: of code and templates it is the
+name and the content, of data the path as it was written; see `run/identity.py: portable`.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.prompts.templates import is_own
+
+NAMES_OF_DATASETS = ("math", "gsm8k", "miniature")
+
+
+class Anchor:
+    """Replaces relative paths of files by absolute ones.
+
+    Attributes:
+        files: absolute path -> the text that identifies the file, for every path replaced so far.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+
+    def settings(self, given: Mapping[str, Any], *folders: Path) -> dict[str, Any]:
+        """The settings with the absolute path of every file that is in one of the folders."""
+        found = dict(given)
+        if "dataset" in found:
+            found["dataset"] = self._data(found["dataset"], folders)
+        if "chat_template" in found:
+            found["chat_template"] = self._file(found["chat_template"], folders)
+        if isinstance(found.get("template"), str) and is_own(found["template"]):
+            found["template"] = self._file(found["template"], folders)
+        if isinstance(found.get("reward_funcs"), list):
+            found["reward_funcs"] = [self._reward(one, folders) for one in found["reward_funcs"]]
+        rates = found.get("pass_rate")
+        if isinstance(rates, dict) and "file" in rates:
+            found["pass_rate"] = {**rates, "file": self._file(rates["file"], folders)}
+        for key in ("environment_factory", "rollout_func"):
+            if key in found:
+                found[key] = self._named(found[key], folders)
+        if isinstance(found.get("tools"), list):
+            found["tools"] = [self._file(one, folders) for one in found["tools"]]
+        if isinstance(found.get("eval_sets"), dict):
+            found["eval_sets"] = {
+                name: self.settings(one, *folders)
+                if isinstance(one, dict)
+                else self._data(one, folders)
+                for name, one in found["eval_sets"].items()
+            }
+        return found
+
+    def _reward(self, given: Any, folders: tuple[Path, ...]) -> Any:
+        if isinstance(given, dict):
+            return (
+                {**given, "path": self._file(given["path"], folders)} if "path" in given else given
+            )
+        return self._file(given, folders)
+
+    def _named(self, given: Any, folders: tuple[Path, ...]) -> Any:
+        if isinstance(given, dict):
+            return {name: self._file(one, folders) for name, one in given.items()}
+        return self._file(given, folders)
+
+    def _data(self, value: Any, folders: tuple[Path, ...]) -> Any:
+        if not isinstance(value, str) or value in NAMES_OF_DATASETS:
+            return value
+        if path := _found(value, folders):
+            self.files[path] = value
+        return path or value
+
+    def _file(self, value: Any, folders: tuple[Path, ...]) -> Any:
+        """A file, with the function after it; a reward model's folder is known by its name."""
+        if not isinstance(value, str):
+            return value
+        file, name = file_and_name(value)
+        path = _found(file, folders)
+        if path is None:
+            return value
+        self.files[path] = f"{Path(path).name}@{_digest(path)}" if os.path.isfile(path) else file
+        return path + name
+
+
+def _found(file: str, folders: tuple[Path, ...]) -> str | None:
+    if not file or os.path.isabs(file) or file.startswith("~"):
+        return None
+    there = (folder / file for folder in folders if os.path.exists(folder / file))
+    return next((os.path.abspath(path) for path in there), None)
+
+
+def file_and_name(value: str) -> tuple[str, str]:
+    """`reward.py:score` -> ("reward.py", ":score")."""
+    file, colon, name = value.rpartition(":")
+    return (file, colon + name) if file.endswith(".py") else (value, "")
+
+
+def _digest(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+
+
+def changed_files(files: Mapping[str, str]) -> bool:
+    """Whether code or a template is not what it was."""
+    return any(
+        "@" in known and (not os.path.isfile(path) or not known.endswith(_digest(path)))
+        for path, known in files.items()
+    )

@@ -1,0 +1,1 @@
+"""Rewards that a recipe names itself: functions, reward models, and this package's parts."""

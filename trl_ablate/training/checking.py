@@ -1,0 +1,236 @@
+"""Whether a recipe's data, prompt and reward fit together, found out without a model's weights.
+
+The rewards grade completions that are written here: the reference answer of each question, no
+answer, and the answer of another question. The reference answer is tried in several formats,
+first in that of the recipe's template, and the one that earns most is used.
+"""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from trl_ablate.advantages import weighted_reward
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.resolving import Resolved
+from trl_ablate.rewards import MathGrader
+from trl_ablate.rewards.own.chosen import Rewards
+from trl_ablate.training.building import check_reward_weights, task_dataset
+from trl_ablate.training.models import load_tokenizer, resolve_model, starting_point
+from trl_ablate.training.rewards import task_rewards
+
+FORMATS: dict[str, str] = {
+    "r1_zero": " </think> <answer> {} </answer>",
+    "question_only": r"\boxed{{{}}}",
+    "reasoning_xml": "<reasoning> </reasoning>\n<answer>{}</answer>",
+    "think_xml": "<think> </think>\n<answer>{}</answer>",
+    "the answer in <answer> tags": "<answer>{}</answer>",
+    "the answer alone": "{}",
+}
+"""How a completion gives an answer: by the name of a template, or in words."""
+
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Graded:
+    """Completions of the same kind for all checked questions, and their total rewards."""
+
+    completions: list[str]
+    rewards: list[float | None]
+    seconds: float
+    """Wall time of one row, on average."""
+
+    @property
+    def mean(self) -> float | None:
+        graded = [reward for reward in self.rewards if reward is not None]
+        return sum(graded) / len(graded) if graded else None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check has found."""
+
+    sizes: dict[str, int]
+    columns: list[str]
+    prompts: list[str]
+    repeated: list[str]
+    """Questions that occur more than once in the training data."""
+    shared: list[str]
+    """Questions that are both trained on and evaluated on."""
+    questions: list[Mapping[str, Any]]
+    """Those that were graded."""
+    format: str | None
+    """Format of the reference answer; None if the data have no answers."""
+    reference: Graded | None
+    wrong: Graded | None
+    empty: Graded
+    reward_names: list[str]
+
+    @property
+    def full(self) -> float | None:
+        """The most that a reference answer earns."""
+        rewards = self.reference.rewards if self.reference else []
+        return max((one for one in rewards if one is not None), default=None)
+
+    @property
+    def short_of_full(self) -> list[int]:
+        """The questions whose own answer does not earn full reward."""
+        rewards = self.reference.rewards if self.reference else []
+        return [index for index, one in enumerate(rewards) if one is None or one != self.full]
+
+    def problems(self) -> list[str]:
+        """What makes training pointless, one sentence each."""
+        if self.reference is None or self.wrong is None:
+            return []
+        right, wrong, empty = self.reference.mean, self.wrong.mean, self.empty.mean
+        if right is None:
+            return ["no reference answer is graded"]
+        return [
+            f"a reference answer earns no more ({right:.3g}) than {what} ({other:.3g}): the reward "
+            "does not tell right from wrong, or expects another format"
+            for what, other in (("a wrong one", wrong), ("an empty completion", empty))
+            if other is not None and right <= other
+        ]
+
+
+def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Checked:
+    """Load the data, the prompt and the rewards of a recipe, and try them out."""
+    task = resolved.task
+    tokenizer = load_tokenizer(resolve_model(starting_point(resolved)), resolved)
+    train, evaluated = (task_dataset(task, part, tokenizer) for part in ("train", "eval"))
+    rewards = task_rewards(task, tokenizer, grader, resolved)
+    check_reward_weights(resolved.config, len(rewards.functions))
+    for dataset, what in ((train, "train questions"), (evaluated, "eval questions")):
+        rewards.check_columns(dataset.column_names, what)
+    rows: list[Any] = list(train.select(range(min(questions, len(train)))))
+    grade = _Grading(rewards, resolved.config.reward_weights, tokenizer, rows)
+    form, reference = _reference(grade, rows, task.form)
+    return Checked(
+        sizes={"train": len(train), "eval": len(evaluated)},
+        columns=train.column_names,
+        prompts=[_shown(row["prompt"], tokenizer, resolved) for row in rows[:SHOWN]],
+        repeated=_repeated(_texts(train)),
+        shared=sorted(set(_texts(train)) & set(_texts(evaluated))),
+        questions=rows,
+        format=form,
+        reference=reference,
+        wrong=grade(_wrong(reference.completions)) if reference else None,
+        empty=grade([""] * len(rows)),
+        reward_names=list(rewards.needs),
+    )
+
+
+class _Grading:
+    """Grades one completion for each of the questions, as TRL would."""
+
+    def __init__(
+        self,
+        rewards: Rewards,
+        weights: Sequence[float] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        rows: Sequence[Mapping[str, Any]],
+    ):
+        self._functions = rewards.functions
+        self._weights = torch.tensor(weights or rewards.weights)
+        self._tokenizer, self._rows = tokenizer, rows
+        if any(isinstance(one, torch.nn.Module) for one in self._functions):
+            raise ConfigurationError(
+                "check cannot try out a reward model, which it would have to load; leave it out "
+                "with --reward_funcs to check the rest"
+            )
+
+    def __call__(self, completions: list[str]) -> Graded:
+        messages = not isinstance(self._rows[0]["prompt"], str)
+        given: dict[str, Any] = {
+            "prompts": [row["prompt"] for row in self._rows],
+            "completions": [
+                [{"role": "assistant", "content": text}] if messages else text
+                for text in completions
+            ],
+            "completion_ids": [self._ids(text) for text in completions],
+            **{key: [row[key] for row in self._rows] for key in self._rows[0] if key != "prompt"},
+        }
+        started = time.perf_counter()
+        rewards_FN = [_called(function, given) for function in self._functions]
+        seconds = (time.perf_counter() - started) / len(completions)
+        rewards_NF = torch.tensor(rewards_FN).T
+        total = weighted_reward(rewards_NF, self._weights).tolist()
+        return Graded(completions, [None if one != one else one for one in total], seconds)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: Any = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        end: Any = self._tokenizer.eos_token_id
+        return [*ids, end]
+
+
+def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> list[float]:
+    result = function(**given)
+    if inspect.isawaitable(result):
+        result = asyncio.run(_awaited(result))
+    return [torch.nan if one is None else float(one) for one in result]
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _reference(
+    grade: _Grading, rows: Sequence[Mapping[str, Any]], form: str | None
+) -> tuple[str | None, Graded | None]:
+    """The completions that give the reference answers, in the format that earns most."""
+    answers = [str(row["answer"]) for row in rows if row.get("answer") is not None]
+    if len(answers) < len(rows):
+        return None, None
+    first = [form] if form in FORMATS else []
+    names = [*first, *(name for name in FORMATS if name not in first)]
+    tried = {name: grade([FORMATS[name].format(answer) for answer in answers]) for name in names}
+    return max(tried.items(), key=lambda one: -torch.inf if one[1].mean is None else one[1].mean)
+
+
+def _wrong(completions: Sequence[str]) -> list[str]:
+    """For each question, the next completion that gives another answer."""
+    count = len(completions)
+    return [
+        next(
+            (
+                completions[(index + step) % count]
+                for step in range(1, count)
+                if completions[(index + step) % count] != own
+            ),
+            "",
+        )
+        for index, own in enumerate(completions)
+    ]
+
+
+def _shown(prompt: Any, tokenizer: PreTrainedTokenizerBase, resolved: Resolved) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    kwargs: Any = resolved.config.chat_template_kwargs or {}
+    try:
+        text = tokenizer.apply_chat_template(
+            prompt, tokenize=False, add_generation_prompt=True, **kwargs
+        )
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the prompt consists of messages, and the tokenizer has no chat template "
+            f"({str(error).splitlines()[0][:120]}); set chat_template, or use a prompt of text"
+        ) from error
+    return str(text)
+
+
+def _texts(dataset: Dataset) -> list[str]:
+    column = "question" if "question" in dataset.column_names else "prompt"
+    return [str(text) for text in dataset[column]]
+
+
+def _repeated(texts: Sequence[str]) -> list[str]:
+    seen: set[str] = set()
+    return list(dict.fromkeys(text for text in texts if text in seen or seen.add(text)))
