@@ -26,7 +26,7 @@ def inert_knobs(
     rules = [
         *_objective_rules(config),
         *_advantage_rules(config),
-        *_reward_rules(config, task),
+        *_group_rules(config, task),
         *_term_rules(config),
         *_generation_rules(config),
         *_reward_rules(task),
@@ -115,7 +115,7 @@ def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
     ]
 
 
-def _reward_rules(
+def _group_rules(
     config: AblationConfig, task: TaskArguments
 ) -> list[tuple[bool, Collection[str], str]]:
     return [
