@@ -2,7 +2,7 @@
 
 A case copies a small world (a model, data, a finished and an interrupted run, a study), breaks one
 thing in it, and starts one command. The default run tries some of the commands that only read; the
-slow tests try one case in `TRL_ABLATE_MATRIX` (4) of all, and with 1 every case.
+slow tests try one case in `TRL_ABLATE_MATRIX` (8) of all, and with 1 every case.
 """
 
 import os
@@ -311,7 +311,7 @@ def started_twice(case: Case) -> None:
 
 
 QUICK = ("status", "recipes")
-EVERY = int(os.environ.get("TRL_ABLATE_MATRIX", "4"))
+EVERY = int(os.environ.get("TRL_ABLATE_MATRIX", "8"))
 
 
 def chosen() -> list[Any]:
