@@ -112,8 +112,8 @@ def check_resuming(config: AblationConfig) -> None:
     if config.resume_from_checkpoint is not None:
         raise ConfigurationError(
             f"resume_from_checkpoint is '{brief(config.resume_from_checkpoint)}', which is not "
-            "supported; use --resume, which continues from the last whole checkpoint in output_dir, or "
-            "--model_name_or_path to start a new run from a model"
+            "supported; use --resume, which continues from the last whole checkpoint in "
+            "output_dir, or --model_name_or_path to start a new run from a model"
         )
 
 

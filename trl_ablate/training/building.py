@@ -27,6 +27,7 @@ from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.evaluation_parts import RewardsOfSet
+from trl_ablate.training.environments import environment_of, explained
 from trl_ablate.training.integrations import tolerated_integrations
 from trl_ablate.training.models import (
     check_finite,
@@ -38,7 +39,6 @@ from trl_ablate.training.models import (
 )
 from trl_ablate.training.rehearsal import check_loader, check_optimizer
 from trl_ablate.training.rewards import rewards_of_sets, task_rewards
-from trl_ablate.training.worlds import explained, world_of
 
 
 def build_trainer(
@@ -141,8 +141,8 @@ def put_together(
         **given,
     }
     config.model_init_kwargs = cast(Any, loading if isinstance(model, str) else None)
-    world = world_of(resolved.task)
-    with tolerated_integrations(config) as integrations, explained(world):
+    environment = environment_of(resolved.task)
+    with tolerated_integrations(config) as integrations, explained(environment):
         trainer = AblationTrainer(
             model=model,
             reward_funcs=rewards.functions,
@@ -153,7 +153,7 @@ def put_together(
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
             callbacks=[*integrations, *(callbacks or [])],
-            **world,
+            **environment,
         )
     trainer.rewards_of_sets = {
         name: RewardsOfSet.of(one.functions, one.weights) for name, one in apart.items()

@@ -3,7 +3,7 @@
 import pytest
 
 from trl_ablate import ConfigurationError, load_recipe
-from trl_ablate.training.worlds import explained, world_of
+from trl_ablate.training.environments import environment_of, explained
 
 FILE = '''
 def add(a: int, b: int) -> int:
@@ -41,13 +41,13 @@ def test_they_are_imported_from_files_beside_the_recipe(recipe):
     }
     resolved = load_recipe(recipe, overrides=settings)
     assert list(resolved.files.values())[0].startswith("world.py@")
-    world = world_of(resolved.task)
+    world = environment_of(resolved.task)
     assert world["tools"][0](2, 3) == 5
     assert world["environment_factory"]["one"]().reset() == "hello"
     assert world["rollout_func"].__name__ == "roll"
     single = load_recipe(recipe, overrides=["--environment_factory", "world.py:World"])
-    assert world_of(single.task)["environment_factory"]().reset() == "hello"
-    assert world_of(load_recipe("grpo", "miniature").task) == {}
+    assert environment_of(single.task)["environment_factory"]().reset() == "hello"
+    assert environment_of(load_recipe("grpo", "miniature").task) == {}
 
 
 def test_they_reach_the_trainer(recipe, monkeypatch):
@@ -85,4 +85,4 @@ def test_other_errors_are_kept():
 )
 def test_a_wrong_path_is_refused(recipe, settings, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
-        world_of(load_recipe(recipe, overrides=settings).task)
+        environment_of(load_recipe(recipe, overrides=settings).task)

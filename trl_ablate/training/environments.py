@@ -11,7 +11,7 @@ from trl_ablate.task import TaskArguments
 SETTINGS = ("tools", "environment_factory", "rollout_func")
 
 
-def world_of(task: TaskArguments) -> dict[str, Any]:
+def environment_of(task: TaskArguments) -> dict[str, Any]:
     """The arguments of `GRPOTrainer` that the recipe gives, imported; empty for most recipes."""
     factory = task.environment_factory
     found = {
@@ -42,15 +42,15 @@ def _loaded(setting: str, path: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def explained(world: dict[str, Any]) -> Iterator[None]:
+def explained(environment: dict[str, Any]) -> Iterator[None]:
     """TRL refuses tools and environments for many reasons: report them in one sentence."""
     try:
         yield
     except ConfigurationError:
         raise
     except (ImportError, TypeError, ValueError) as error:
-        if not world:
+        if not environment:
             raise
         raise ConfigurationError(
-            f"TRL refuses {' and '.join(world)} of this recipe: {one_line(error)}"
+            f"TRL refuses {' and '.join(environment)} of this recipe: {one_line(error)}"
         ) from error
