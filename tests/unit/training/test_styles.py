@@ -91,3 +91,4 @@ def test_an_evaluation_on_chains_has_the_shares_of_all_styles(tiny_model, tmp_pa
     shares = [metrics[f"eval_style/{style}"] for style in ANSWERED.styles]
     assert 0 < sum(shares) <= 1
     assert metrics["eval_style/direct_reward"] == 0
+    assert any(name.startswith("eval_reward/level=") for name in metrics)
