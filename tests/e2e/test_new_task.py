@@ -111,8 +111,12 @@ def test_it_trains_in_miniature(folder, tmp_path):
 
 @pytest.mark.slow
 def test_its_study_runs(folder, tmp_path):
-    study = folder / "study.yaml"
-    study.write_text(study.read_text() + "overrides: {grpo_steps: 2, eval_steps: 2}\n")
+    recipe = folder / "recipe.yaml"
+    text = recipe.read_text().replace(
+        "grpo_steps: 20\neval_steps: 5", "grpo_steps: 2\neval_steps: 2"
+    )
+    assert text != recipe.read_text()
+    recipe.write_text(text)
     runs = tmp_path / "runs"
     done = warm("study", "run", folder, "--runs", runs).wait()
     assert done.code == 0, done.printed
