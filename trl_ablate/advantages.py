@@ -79,12 +79,7 @@ def compute_advantages(
             f"{rewards_N.numel()} rewards are not whole groups of {num_generations} generations"
         )
     rewards_PG = rewards_N.reshape(-1, num_generations)
-    if baseline == "group_then_batch":
-        tokens_N = torch.ones_like(rewards_N) if tokens_N is None else tokens_N
-        centred_PG = _centred_twice(rewards_PG, tokens_N.reshape(rewards_PG.shape))
-    else:
-        centred_PG = rewards_PG - _baseline(rewards_PG, baseline)
-    advantages_PG = centred_PG
+    centred_PG = advantages_PG = _centred(rewards_PG, baseline, tokens_N)
     if shaping_N is not None:
         advantages_PG = centred_PG + _within_equals(shaping_N.reshape_as(rewards_PG), rewards_PG)
     if scale != "none":
@@ -154,6 +149,16 @@ def _baseline(rewards_PG: torch.Tensor, baseline: str) -> torch.Tensor:
         f"baseline is '{baseline}'; allowed: group_mean, none, leave_one_out, batch_mean, "
         "group_then_batch, half"
     )
+
+
+def _centred(
+    rewards_PG: torch.Tensor, baseline: str, tokens_N: torch.Tensor | None
+) -> torch.Tensor:
+    """r - b: `(P, G)`."""
+    if baseline != "group_then_batch":
+        return rewards_PG - _baseline(rewards_PG, baseline)
+    tokens_PG = torch.ones_like(rewards_PG) if tokens_N is None else tokens_N
+    return _centred_twice(rewards_PG, tokens_PG.reshape(rewards_PG.shape))
 
 
 def _centred_twice(rewards_PG: torch.Tensor, tokens_PG: torch.Tensor) -> torch.Tensor:

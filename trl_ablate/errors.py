@@ -11,6 +11,12 @@ REWARD_RAISED = (
 )
 
 
+def shortened(text: str, limit: int) -> str:
+    """The text on one line, and not longer than `limit`."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
 class RewardError(RuntimeError):
     """A reward function raised an error; the message names the function and the line."""
 

@@ -5,20 +5,23 @@ recipe is trained, evaluated or checked (not when it is only resolved). So a rec
 is read like a program of a stranger. Data sets and models cannot name code here.
 """
 
+import asyncio
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
 import traceback
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, shortened
 
 _FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<name>.*))?", re.DOTALL)
 _DOTTED = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.(?P<name>[A-Za-z_]\w*)")
@@ -75,7 +78,7 @@ def _imported(place: CodePlace, what: str) -> ModuleType:
             "relative to the recipe"
         )
     try:
-        return _file_module(Path(place.module)) if place.is_file else _module(place.module)
+        return file_module(Path(place.module)) if place.is_file else _module(place.module)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and place.module.startswith(str(error.name)):
             raise ConfigurationError(
@@ -95,7 +98,7 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def _file_module(file: Path) -> ModuleType:
+def file_module(file: Path) -> ModuleType:
     """The module of a file, imported once; it finds modules in its own folder."""
     file = file.resolve()
     name = f"trl_ablate_own_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
@@ -115,10 +118,18 @@ def _file_module(file: Path) -> ModuleType:
     return module
 
 
+def waited_for(result: Any) -> Any:
+    """What a call returned, or if the code is async, what it returns in the end."""
+    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
+
+
 def one_line(error: BaseException, limit: int = 300) -> str:
     """The type and message of an error on one line."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    return shortened(f"{type(error).__name__}: {error}", limit)
 
 
 def line_of(error: BaseException, file: str | None) -> tuple[int, str]:

@@ -11,6 +11,7 @@ from tests.contract.test_loss import (  # noqa: F401
     batch,
     gradients,
     logps_of,
+    with_other_logps,
 )
 from trl_ablate import AblationConfig, ConfigurationError
 from trl_ablate.losses import clipped_log_ratio, loss_denominator, prompt_weights
@@ -98,12 +99,7 @@ def test_the_geometric_mean_of_clipped_ratios(make_trainer, batch, length_norm):
         length_norm_constant=CONSTANT,
     )  # fmt: skip
     trainer.current_gradient_accumulation_steps = ACCUMULATION
-    trainer.model.train()
-    with torch.no_grad():
-        now = logps_of(trainer.model, batch)
-    old = now + 0.4 * torch.randn(4, 8, generator=torch.Generator().manual_seed(7))
-    ours = trainer._compute_loss(trainer.model, {**batch, "old_per_token_logps": old})
-    our_gradient = gradients(ours, trainer.model)
+    old, ours, our_gradient = with_other_logps(trainer, batch, "old_per_token_logps", 0.4)
 
     mask, advantages = batch["completion_mask"], batch["advantages"][:, None]
     difference = logps_of(trainer.model, batch) - old

@@ -68,6 +68,17 @@ def gradients(loss, model):
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
+def with_other_logps(trainer, batch, name, spread):
+    """The trainer's loss and gradient if the batch has log-probabilities, called `name`, that
+    differ from the current ones; first those."""
+    trainer.model.train()
+    with torch.no_grad():
+        now = logps_of(trainer.model, batch)
+    other = now + spread * torch.randn(4, 8, generator=torch.Generator().manual_seed(7))
+    loss = trainer._compute_loss(trainer.model, {**batch, name: other})
+    return other, loss, gradients(loss, trainer.model)
+
+
 def assert_same(ours, expected):
     scale = expected.abs().max()
     assert scale > 0

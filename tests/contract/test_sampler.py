@@ -5,7 +5,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tests.contract.test_loss import assert_same, batch, gradients, logps_of  # noqa: F401
+from tests.contract.test_loss import (  # noqa: F401
+    assert_same,
+    batch,
+    gradients,
+    logps_of,
+    with_other_logps,
+)
 from tests.support.differential import Script
 from trl_ablate import ConfigurationError
 from trl_ablate.rounding import rounded
@@ -110,12 +116,7 @@ def test_loss_and_gradient_of_stale_rollouts(make_trainer, batch, mode, correcte
         vllm_importance_sampling_clip_max=1.2, vllm_importance_sampling_correction=corrected,
     )  # fmt: skip
     trainer.current_gradient_accumulation_steps = 1
-    trainer.model.train()
-    with torch.no_grad():
-        now = logps_of(trainer.model, batch)
-    sampling = now + 0.3 * torch.randn(4, 8, generator=torch.Generator().manual_seed(7))
-    ours = trainer._compute_loss(trainer.model, {**batch, "sampling_per_token_logps": sampling})
-    our_gradient = gradients(ours, trainer.model)
+    sampling, ours, our_gradient = with_other_logps(trainer, batch, "sampling_per_token_logps", 0.3)
 
     logps, mask = logps_of(trainer.model, batch), batch["completion_mask"]
     difference = (logps.detach() - sampling) * mask

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.support.contents import contents
+from tests.support.disks import mount, unmount
 from tests.support.hub_endpoint import HubEndpoint
 from tests.support.shared import shared_once
 from tests.support.warm import Ended, Running, model_and_data, warm
@@ -280,13 +281,6 @@ def on_a_full_disk(case: Case) -> None:
     case.check(case.start().wait())
 
 
-def mount(folder: Path, options: str) -> None:
-    folder.mkdir(exist_ok=True)
-    words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    if subprocess.run(words, capture_output=True).returncode != 0:
-        pytest.skip("a small disk can be mounted by root alone")
-
-
 def killed(case: Case, seed: int) -> None:
     case.copy()
     case.watch()
@@ -361,5 +355,4 @@ def test_a_fault_ends_in_one_sentence_and_changes_nothing_else(
     try:
         fault(case)
     finally:
-        while case.folder.is_mount():
-            subprocess.run(["umount", str(case.folder)], check=True)
+        unmount(case.folder)

@@ -13,7 +13,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,6 +23,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.support.disks import mount, unmount
 from tests.support.rows import without_times
 from tests.support.shared import shared_once
 from tests.support.warm import SMALL, Ended, Running, model_and_data, warm
@@ -108,17 +108,10 @@ def lines(file: Path) -> int:
 
 def full_disk(case: Case) -> Ended:
     """A disk of its own that ends at some byte."""
-    case.disk.mkdir()
     mount(case.disk, f"size={case.random.randrange(100, 12_000)}k")
     case.output = case.disk / "run"
     case.mend = partial(mount, case.disk, "remount,size=1g")
     return case.start().wait()
-
-
-def mount(folder: Path, options: str) -> None:
-    words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    if subprocess.run(words, capture_output=True).returncode != 0:
-        pytest.skip("a small disk can be mounted by root alone")
 
 
 def killed(case: Case, number: signal.Signals) -> Ended:
@@ -303,8 +296,7 @@ def kill_behind(case: Case, output: Path, step: int) -> None:
 def case(request, tmp_path, world) -> Iterator[Case]:
     made = Case(tmp_path, world, request.param)
     yield made
-    if made.disk.is_mount():
-        subprocess.run(["umount", str(made.disk)], check=True)
+    unmount(made.disk)
 
 
 def outcome(output: Path) -> tuple[list[dict], list[dict], dict]:

@@ -46,9 +46,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         description=DESCRIPTION,
         usage="%(prog)s RECIPE [options] [--key value ...]",
     )
-    parser.add_argument(
-        "--profile", default="auto", help="h100, rtx4090, miniature, auto (default), or a path"
-    )
+    parser.add_profile()
     parser.add_argument(
         "--questions", type=int, default=QUESTIONS, help=f"to grade (default {QUESTIONS})"
     )

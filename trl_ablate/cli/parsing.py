@@ -42,6 +42,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigurationError(f"{message}; see `{self.prog} --help`")
 
+    def add_profile(self) -> None:
+        """The option of the commands that resolve a recipe for a machine."""
+        self.add_argument(
+            "--profile", default="auto", help="h100, rtx4090, miniature, auto (default), or a path"
+        )
+
     def parse_recipe(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         """The options, with the first word as `recipe` if it is one, and the words of settings."""
         options, words = self.parse_known_args(argv)

@@ -50,9 +50,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         description=DESCRIPTION,
         usage="%(prog)s RECIPE [options] [--key value ...]",
     )
-    parser.add_argument(
-        "--profile", default="auto", help="h100, rtx4090, miniature, auto (default), or a path"
-    )
+    parser.add_profile()
     instead = parser.add_argument_group("instead of training")
     instead.add_argument("--dry_run", action="store_true", help="print the resolved settings")
     instead.add_argument("--doctor", action="store_true", help="the same as `trl-ablate doctor`")

@@ -45,15 +45,19 @@ def _read_json(path: Path) -> Iterator[Row]:
         yield from _read_jsonl(path)
         return
     for number, one in enumerate(values, start=1):
-        place = f"{path}, item {number}"
-        if not isinstance(one, dict):
-            yield Row(place, defect=f"a JSON {type(one).__name__}, not an object")
-        else:
-            half = _half_a_pair(one)
-            yield Row(place, defect=half) if half else Row(place, one)
+        yield _json_row(f"{path}, item {number}", one)
 
 
-def _half_a_pair(values: dict[str, Any]) -> str | None:
+def _json_row(place: str, values: Any, maybe_half: bool = True) -> Row:
+    """The row of a parsed value; `maybe_half` looks for halves of surrogate pairs in it."""
+    if maybe_half and (half := _half_a_pair(values)):
+        return Row(place, defect=half)
+    if not isinstance(values, dict):
+        return Row(place, defect=f"a JSON {type(values).__name__}, not an object")
+    return Row(place, values)
+
+
+def _half_a_pair(values: Any) -> str | None:
     try:
         json.dumps(values, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -145,21 +149,13 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
                 if not text:
                     continue
-                values = json.loads(text)
-                if "\\ud" in text.lower():
-                    json.dumps(values, ensure_ascii=False).encode()
-            except UnicodeEncodeError as error:
-                half = ascii(error.object[error.start])[1:-1]
-                yield Row(place, defect=f"text with {half}, which is half of a surrogate pair")
+                row = _json_row(place, json.loads(text), "\\ud" in text.lower())
             except UnicodeDecodeError as error:
                 yield Row(place, defect=f"not UTF-8 (byte {error.start + 1} of the line)")
             except (ValueError, RecursionError) as error:
                 yield Row(place, defect=f"not JSON ({error})")
             else:
-                if isinstance(values, dict):
-                    yield Row(place, values)
-                else:
-                    yield Row(place, defect=f"a JSON {type(values).__name__}, not an object")
+                yield row
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import cast, get_args
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.world import Split, Stage, World
 from trl_ablate.miniature.worlds import chains, ladder, sums
+from trl_ablate.named_code import file_module
 
 MINIATURE = "miniature"
 DEFAULT = "sums"
@@ -41,12 +40,7 @@ def world_named(name: str | World) -> World:
 def _world_in(file: Path) -> World:
     if not file.is_file():
         raise ConfigurationError(f"the world {file} does not exist; create it, or give another")
-    name = f"trl_ablate_world_{file.stem}"
-    spec = spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None  # its name ends in .py
-    sys.modules[name] = module = module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    world = vars(module).get("WORLD")
+    world = vars(file_module(file)).get("WORLD")
     if not isinstance(world, World):
         raise ConfigurationError(
             f"the file {file} defines no WORLD; write WORLD = World(...), as "

@@ -21,7 +21,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, shortened
 
 MAX_BYTES = 200_000
 """A recipe has about a page of text; a larger file is a mistake and is not parsed."""
@@ -168,8 +168,8 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
 def brief(what: object, limit: int = 80) -> str:
     """A text for a message: one line, only visible characters, and not longer than `limit`."""
     line = " ".join(str(what).split())
-    line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
-    return line if len(line) <= limit else line[: limit - 3] + "..."
+    shown = (letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    return shortened("".join(shown), limit)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

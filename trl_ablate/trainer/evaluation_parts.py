@@ -1,6 +1,5 @@
 """Parts of an evaluation: the rewards of one set, and the questions with one value of a column."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from trl.trainer.utils import get_callable_name, is_async_callable
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import Row, summary
+from trl_ablate.named_code import waited_for
 from trl_ablate.trainer.temporary import replaced
 
 if TYPE_CHECKING:
@@ -34,22 +34,18 @@ class RewardsOfSet:
     def of(cls, functions: Sequence[Callable[..., Any]], weights: Sequence[float]):
         names = [get_callable_name(function) for function in functions]
         return cls(
-            [_waited_for(one) for one in functions],
+            [_plain(one) for one in functions],
             names,
             torch.tensor(weights, dtype=torch.float32),
         )
 
 
-def _waited_for(function: Callable[..., Any]) -> Callable[..., Any]:
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     """An async function as a plain one: TRL has an event loop only if the trainer's rewards need
     it."""
     if not is_async_callable(function):
         return function
-
-    async def awaited(given: Mapping[str, Any]) -> Any:
-        return await function(**given)
-
-    return lambda **given: asyncio.run(awaited(given))
+    return lambda **given: waited_for(function(**given))
 
 
 def own_rewards(trainer: "AblationTrainer", key: str) -> AbstractContextManager[None]:

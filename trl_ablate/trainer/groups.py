@@ -127,7 +127,7 @@ def with_advantages(trainer: "AblationTrainer", found: Scored) -> Batch:
     tokens_N = gather(response_mask(found.batch).sum(dim=1))
     advantages_N = _advantages(trainer, found, tokens_N, kept_N)
     _log(trainer, found, advantages_N, tokens_N, kept_N)
-    local = local_rows(trainer, found.batch)
+    local = local_rows(trainer, len(found.batch["prompt_mask"]))
     batch = {**found.batch, "advantages": advantages_N[local]}
     if not kept_P.all():
         batch = counted(trainer, without(batch, kept_N[local].tolist()))
@@ -148,9 +148,8 @@ def _row_weights(
     return torch.full(kept_P.shape, len(kept_P) / max(1, int(kept_P.sum()))).to(tokens_PG.device)
 
 
-def local_rows(trainer: "AblationTrainer", batch: Batch) -> slice:
-    """The place of this process's rows among those of all processes."""
-    rows = len(batch["prompt_mask"])
+def local_rows(trainer: "AblationTrainer", rows: int) -> slice:
+    """The place of this process's rows, of which each has so many, among those of all."""
     first = trainer.accelerator.process_index * rows
     return slice(first, first + rows)
 

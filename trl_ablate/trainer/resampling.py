@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from trl_ablate.advantages import has_variance
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer.batching import PROMPT_KEYS, SCALAR_KEYS, is_text
-from trl_ablate.trainer.groups import Scored
+from trl_ablate.trainer.groups import Scored, local_rows
 from trl_ablate.trainer.rollouts import counted
 
 if TYPE_CHECKING:
@@ -104,9 +104,8 @@ def _fresh_rows(trainer: "AblationTrainer", missing: int, turn: int) -> list[dic
         if groups <= len(dataset)
         else draw.choices(range(len(dataset)), k=groups)
     )
-    rows = groups * group // processes
-    first = trainer.accelerator.process_index * rows
-    return [dict(dataset[chosen[row // group]]) for row in range(first, first + rows)]
+    local = local_rows(trainer, groups * group // processes)
+    return [dict(dataset[chosen[row // group]]) for row in range(local.start, local.stop)]
 
 
 def _gathered(trainer: "AblationTrainer", found: Scored) -> Scored:
@@ -151,12 +150,8 @@ def _composed(
         else _taken([each.batch[key] for each in rounds], rows, key, _padding(trainer, key))
         for key, value in first.batch.items()
     }
-    local = len(rows) // trainer.accelerator.num_processes
-    start = local * trainer.accelerator.process_index
-    batch = {
-        key: value if key in SCALAR_KEYS else value[start : start + local]
-        for key, value in whole.items()
-    }
+    local = local_rows(trainer, len(rows) // trainer.accelerator.num_processes)
+    batch = {key: value if key in SCALAR_KEYS else value[local] for key, value in whole.items()}
     penalties = [each.penalty_N for each in rounds if each.penalty_N is not None]
     shaping = [each.shaping_N for each in rounds if each.shaping_N is not None]
     return Scored(

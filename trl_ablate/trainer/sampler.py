@@ -77,7 +77,7 @@ class Sampler:
                 for place, weights in enumerate(self._kept)
                 for name, tensor in weights.items()
             }
-            save_file(tensors, checkpoint / FILE, metadata={"kept_at": str(self._kept_at)})
+            save_file(tensors, checkpoint / FILE)
 
     def restore(self, checkpoint: Path) -> None:
         """Read what `save` has written."""

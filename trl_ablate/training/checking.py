@@ -5,8 +5,6 @@ answer, and the answer of another question. The reference answer is tried in sev
 first in that of the recipe's template, and the one that earns most is used.
 """
 
-import asyncio
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trl_ablate.advantages import weighted_reward
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.named_code import waited_for
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.own.chosen import Rewards
@@ -171,14 +170,8 @@ class _Grading:
 
 
 def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> list[float]:
-    result = function(**given)
-    if inspect.isawaitable(result):
-        result = asyncio.run(_awaited(result))
+    result = waited_for(function(**given))
     return [torch.nan if one is None else float(one) for one in result]
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
 
 
 def _reference(

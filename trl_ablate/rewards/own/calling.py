@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_ablate.errors import RewardError
+from trl_ablate.errors import RewardError, shortened
 from trl_ablate.named_code import line_of, one_line
 
 logger = logging.getLogger(__name__)
@@ -196,12 +196,18 @@ def rows_of(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The arguments of a call for each row alone; what a row logs is dropped."""
     shared = {name: given[name] for name in FROM_TRAINER if name in given}
     shared |= {name: not_logged for name in ("log_metric", "log_extra") if name in shared}
-    columns = {name: values for name, values in given.items() if name not in FROM_TRAINER}
     environments = shared.pop("environments", None)
+    rows = columns_by_row(given)
     if environments is not None:
-        columns["environments"] = environments
+        rows = [{**row, "environments": [environments[n]]} for n, row in enumerate(rows)]
+    return [{**shared, **row} for row in rows]
+
+
+def columns_by_row(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What TRL passes for each row, without what comes from the trainer, as lists of one."""
+    columns = {name: values for name, values in given.items() if name not in FROM_TRAINER}
     return [
-        {**shared, **{name: [values[index]] for name, values in columns.items()}}
+        {name: [values[index]] for name, values in columns.items()}
         for index in range(len(given["completions"]))
     ]
 
@@ -271,5 +277,4 @@ def _number(name: str, value: Any, completion: Any) -> Reward:
 
 def shown(value: Any) -> str:
     """A value for a message: one line, not too long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return shortened(repr(value), SHOWN)

@@ -17,7 +17,7 @@ from typing import Any
 from trl_ablate.errors import ConfigurationError, RewardError
 from trl_ablate.reward_specs import RewardSpec
 from trl_ablate.rewards.grading.pool import Outcome, WorkerPool
-from trl_ablate.rewards.own.calling import FROM_TRAINER, CallLog, Calls, Reward, all_failed
+from trl_ablate.rewards.own.calling import CallLog, Calls, Reward, all_failed, columns_by_row
 
 WORKER_SCRIPT = Path(__file__).with_name("worker.py")
 START_SECONDS = 120.0
@@ -44,19 +44,11 @@ def timed(calls: Calls, spec: RewardSpec, limits: Timed) -> Callable[..., list[R
     pool = WorkerPool(limits.workers, limits.timeout, NO_MEMORY_LIMIT, START_SECONDS, program)
 
     def reward(**given: Any) -> list[Reward]:
-        outcomes = pool.run([(_packed(calls, row),) for row in rows_to_pass(given)])
+        outcomes = pool.run([(_packed(calls, row),) for row in columns_by_row(given)])
         return _rewards(calls, outcomes, given)
 
     reward.__name__ = calls.name
     return reward
-
-
-def rows_to_pass(given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    columns = {name: values for name, values in given.items() if name not in FROM_TRAINER}
-    return [
-        {name: [values[index]] for name, values in columns.items()}
-        for index in range(len(given["completions"]))
-    ]
 
 
 def _packed(calls: Calls, row: Mapping[str, Any]) -> str:

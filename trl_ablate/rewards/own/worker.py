@@ -7,9 +7,7 @@ the parent has written. The report is `{"reward": number or null}`, `{"error": t
 function raised, or `{"wrong": text}` if it returned something other than one reward.
 """
 
-import asyncio
 import base64
-import inspect
 import json
 import pickle
 import sys
@@ -33,25 +31,20 @@ class RewardWork:
 
     def compare(self, packed: str) -> dict[str, Any]:
         from trl_ablate.errors import RewardError
+        from trl_ablate.named_code import waited_for
         from trl_ablate.rewards.own.calling import checked, not_logged
 
         row = pickle.loads(base64.b64decode(packed))
         completion = row["completions"][0] if "completions" in row else None
         try:
             logs = {"log_metric": not_logged, "log_extra": not_logged}
-            output = self._calls.function(**self._calls.arguments({**row, **logs}))
-            if inspect.isawaitable(output):
-                output = asyncio.run(_awaited(output))
+            output = waited_for(self._calls.function(**self._calls.arguments({**row, **logs})))
         except Exception as error:
             return {"error": self._calls.failure(error, completion)[:LONGEST_TEXT]}
         try:
             return {"reward": checked(self._calls.name, output, [completion])[0]}
         except RewardError as error:
             return {"wrong": str(error)[:LONGEST_TEXT]}
-
-
-async def _awaited(output: Any) -> Any:
-    return await output
 
 
 def main(arguments: list[str]) -> None:
