@@ -1,4 +1,5 @@
-"""Every recipe trains two GRPO steps on the miniature; one of them by the README's own command."""
+"""Every recipe trains two GRPO steps on the miniature, with a quarter of the rollouts; one of them
+by the README's own command, with all."""
 
 import json
 import subprocess
@@ -7,14 +8,24 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.support.warm import Ended, warm
+from trl_ablate import load_recipe
 
 ARMS = sorted(path.stem for path in (REPOSITORY / "recipes").glob("*.yaml"))
 BY_ACCELERATE = "std_dev_off"
 
 
+SIZES = ("generation_batch_size", "optimizer_batch_size", "per_device_train_batch_size")
+
+
+def a_quarter(arm: str) -> list[str]:
+    """Sizes that keep the number of microbatches and of optimizer steps of a rollout batch."""
+    config = load_recipe(REPOSITORY / "recipes" / f"{arm}.yaml", "miniature").config
+    return [word for size in SIZES for word in (f"--{size}", str(getattr(config, size) // 4))]
+
+
 def train(arm: str, *words: str) -> Ended:
     if arm != BY_ACCELERATE:
-        return warm("train", f"recipes/{arm}.yaml", *words).wait()
+        return warm("train", f"recipes/{arm}.yaml", *words, *a_quarter(arm)).wait()
     done = subprocess.run(
         ["accelerate", "launch", "scripts/train.py", f"recipes/{arm}.yaml", *words],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=600,
@@ -26,7 +37,7 @@ def train(arm: str, *words: str) -> Ended:
 @pytest.mark.parametrize("arm", ARMS)
 def test_two_steps(arm, tmp_path):
     words = ["--profile", "miniature", "--grpo_steps", "2", "--eval_size", "16"]
-    ended = train(arm, *words, "--output_dir", str(tmp_path / "run"))
+    ended = train(arm, *words, "--train_size", "512", "--output_dir", str(tmp_path / "run"))
     assert ended.code == 0, ended.printed
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (run["status"], run["arm"]) == ("finished", arm)

@@ -34,6 +34,8 @@ PATIENCE = 3600
 CYCLES_APART = 2
 """A rate is measured over this many times `EVERY` steps, so that each has its evaluations."""
 
+YARDSTICK = [(7919 * number) % 65537 / 3 for number in range(20_000)]
+
 WORDS = [
     *SMALL, "--eval_steps", str(EVERY), "--save_steps", str(EVERY),
     "--save_total_limit", str(KEPT), "--max_completion_length", "16",
@@ -54,6 +56,8 @@ class Sample:
     cpu: float
     """Seconds of the trainer so far, user and system."""
     checkpoints: int
+    pace: float
+    """CPU seconds that a fixed piece of work takes at this moment."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ FLAT = {
     "workers": Tolerance(share=0.02, amount=10.0),
     "files": Tolerance(),
     "processes": Tolerance(),
-    "cpu per row": Tolerance(share=0.10),
+    "work per row": Tolerance(share=0.10),
 }
 
 
@@ -109,9 +113,19 @@ def sample(pid: int, run: Path) -> Sample | None:
             processes=len(workers),
             cpu=times.user + times.system,
             checkpoints=len(list(run.glob("checkpoint-[0-9]*"))),
+            pace=pace(),
         )
     except (FileNotFoundError, psutil.NoSuchProcess, psutil.AccessDenied):
         return None
+
+
+def pace() -> float:
+    """A shared machine gets slower and faster, which its CPU seconds show: what counts is how much
+    of this work a row is worth."""
+    began = time.thread_time()
+    for _ in range(2):
+        sorted(YARDSTICK)
+    return time.thread_time() - began
 
 
 def quarters(samples: list[Sample]) -> tuple[list[Sample], list[Sample]]:
@@ -122,21 +136,23 @@ def quarters(samples: list[Sample]) -> tuple[list[Sample], list[Sample]]:
 
 
 def usual(quarter: list[Sample], measure: str) -> float:
-    """The median of a measure; of the CPU's rates the lowest tenth, for what else the machine does
-    only makes them higher."""
-    if measure == "cpu per row":
-        return statistics.quantiles(rates(quarter), n=10)[0]
+    """The median of a measure; of the work of a row the lowest tenth, as what else the machine does
+    only makes it higher."""
+    if measure == "work per row":
+        return statistics.quantiles(work_per_row(quarter), n=10)[0]
     return statistics.median(getattr(each, measure) for each in quarter)
 
 
-def rates(quarter: list[Sample]) -> list[float]:
-    """CPU seconds of a row, over spans of some cycles, one from every sample."""
+def work_per_row(quarter: list[Sample]) -> list[float]:
+    """What a row takes, in units of the fixed work, over spans of some cycles, one from every
+    sample."""
     span = CYCLES_APART * (EVERY + 1)  # an evaluation has a row of its own
     found = []
-    for first in quarter:
-        later = next((each for each in quarter if each.rows >= first.rows + span), None)
-        if later:
-            found.append((later.cpu - first.cpu) / (later.rows - first.rows))
+    for index, first in enumerate(quarter):
+        there = next((i for i, each in enumerate(quarter) if each.rows >= first.rows + span), None)
+        if there:
+            of_a_row = (quarter[there].cpu - first.cpu) / (quarter[there].rows - first.rows)
+            found.append(of_a_row / statistics.median(s.pace for s in quarter[index : there + 1]))
     return found
 
 

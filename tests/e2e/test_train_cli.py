@@ -12,7 +12,10 @@ from tests.conftest import REPOSITORY
 from tests.support.shared import shared_once
 from tests.support.warm import Ended, warm
 
-QUICK = ["--grpo_steps", "2", "--eval_size", "16", "--report_to", "none"]
+QUICK = [
+    "--grpo_steps", "2", "--eval_size", "16", "--train_size", "256", "--report_to", "none",
+    "--generation_batch_size", "64", "--optimizer_batch_size", "64",
+]  # fmt: skip
 
 
 def run(*words: object) -> Ended:

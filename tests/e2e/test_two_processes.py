@@ -1,13 +1,11 @@
 """Two gloo processes compute what one does with twice the batch."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import REPOSITORY
 from tests.support import two_processes
+from tests.support.two_processes import free_port
 from tests.support.warm import fork
 
 TOLERANCE = 2e-6
@@ -20,12 +18,10 @@ def measured(tiny_model, tmp_path_factory):
     one, two = folder / "1.json", folder / "2.json"
     alone = fork(two_processes.main, tiny_model, str(one)).wait()
     assert alone.code == 0, alone.printed
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    together = subprocess.run(
-        [sys.executable, "-m", *launcher, two_processes.__file__, tiny_model, str(two)],
-        cwd=REPOSITORY, timeout=300, capture_output=True, text=True,
-    )  # fmt: skip
-    assert together.returncode == 0, together.stderr
+    port = free_port()
+    pair = [fork(two_processes.one_of_two, rank, port, tiny_model, str(two)) for rank in (0, 1)]
+    for ended in [each.wait() for each in pair]:
+        assert ended.code == 0, ended.printed
     found = [json.loads(output.read_text()) for output in (one, two)]
     assert [each["processes"] for each in found] == [1, 2]
     return list(zip(found[0]["results"], found[1]["results"], strict=True))

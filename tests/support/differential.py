@@ -8,7 +8,6 @@ after one start.
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from unittest.mock import patch
 
 from tests.support.rows import without_times
 from tests.support.trainers import ON_CPU, digits
+from tests.support.two_processes import environment, free_port
 
 PLAIN = {"trim_microbatches": False, "regroup_by_length": False, "reuse_forward": False}
 """Without speed-ups: each of them sums in another order than TRL does."""
@@ -159,10 +159,7 @@ class Pair:
     """Two processes that train together, one configuration after another."""
 
     def __init__(self, model: str):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        port = free_port()
         repository = Path(__file__).resolve().parents[2]
         self._model = model
         self._processes = [
@@ -172,7 +169,7 @@ class Pair:
                 stdout=subprocess.PIPE,
                 text=True,
                 cwd=repository,
-                env={**os.environ, **together, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                env={**os.environ, **environment(rank, port)},
             )
             for rank in (0, 1)
         ]

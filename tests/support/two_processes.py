@@ -1,12 +1,13 @@
-"""Run in one process, or under torchrun in two: the same 16 completions, the same numbers.
+"""Run in one process or in two: the same 16 completions, the same numbers.
 
 Completions are a function of their global row, so that both layouts see the same ones. Writes, per
 setting, the advantage of every completion, the weights after one SGD step, and an evaluation.
 """
 
 import json
+import os
 import random
-import sys
+import socket
 import tempfile
 
 import torch
@@ -93,6 +94,23 @@ def measure(model: str, settings: dict, folder: str) -> dict:
     }
 
 
+def environment(rank: int, port: int) -> dict[str, str]:
+    """What a launcher tells the first or the second of two processes."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+    return {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def one_of_two(rank: int, port: int, model: str, output: str) -> None:
+    os.environ.update(environment(rank, port))
+    main(model, output)
+
+
 def main(model: str, output: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = [measure(model, settings, folder) for settings in SETTINGS]
@@ -100,7 +118,3 @@ def main(model: str, output: str) -> None:
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         with open(output, "w", encoding="utf-8") as file:
             json.dump({"processes": len(ranks), "results": results}, file)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
