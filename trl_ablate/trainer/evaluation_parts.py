@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST_GROUPS = 50
 GROUP = "group"
-"""Key of a row's group, safe to show; its metrics are those of the whole set that measure answers."""
+"""Key of a row's group; its metrics are those of the whole set that measure the answers."""
 WHOLE_SET_ONLY = ("mean_length", "truncated", "ungraded")
 
 
