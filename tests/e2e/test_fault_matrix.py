@@ -106,7 +106,8 @@ COMMANDS = {
         tuple(f"stopped/{name}" for name in OWN), seconds=4,
     ),
     "evaluate": Command(
-        "evaluate run --dataset data --output scores.json", (*CHECKPOINT, "data/validation.jsonl"),
+        "evaluate run --dataset data --output scores.json",
+        (*CHECKPOINT, "run/resolved_config.json", "data/validation.jsonl"),
         ("scores.json", "scores*.jsonl"), seconds=3,
     ),
     "rates": Command(

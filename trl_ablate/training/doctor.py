@@ -219,6 +219,7 @@ def _has_token() -> bool:
 def check_device(resolved: "Resolved") -> None:
     """Refuse a GPU's profile on a machine without one, before anything is loaded."""
     import torch
+    from transformers.training_args import ParallelMode
 
     if resolved.for_gpu and not torch.cuda.is_available():
         raise ConfigurationError(
@@ -231,6 +232,11 @@ def check_device(resolved: "Resolved") -> None:
                 f"{what}, but {package} is not installed; run pip install "
                 f"{_SOURCES.get(package, package)}, or change the setting"
             )
+    if resolved.config.fsdp and resolved.config.parallel_mode is not ParallelMode.DISTRIBUTED:
+        raise ConfigurationError(
+            "fsdp is given, but it needs several processes, and this is one; start them with "
+            "`accelerate launch --config_file recipes/accelerate/fsdp2.yaml`, or leave fsdp out"
+        )
     _check_reports(resolved.config.report_to)
 
 

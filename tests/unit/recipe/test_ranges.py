@@ -43,6 +43,7 @@ def resolve(**settings):
         ),
         ({"guard_window": 1}, "guard_window is 1; it has to be 2 or more"),
         ({"attn_implementation": "nope"}, "attn_implementation is 'nope'; it takes eager, "),
+        ({"attn_implementation": "paged|sdpa"}, "attn_implementation is 'paged|sdpa'; it takes"),
         ({"dtype": "float64x"}, "dtype is 'float64x'; it takes auto, bfloat16, float16, float32"),
         ({"report_to": "wandbb"}, "report_to is 'wandbb'; it takes all, "),
         ({"report_to": None}, "report_to is null; it takes all, "),
@@ -102,6 +103,11 @@ def test_what_is_not_installed_is_refused_before_anything_is_loaded(settings, sa
 def test_an_optimizer_that_cannot_be_made_is_refused_before_the_model_is_loaded(settings, said):
     with pytest.raises(ConfigurationError, match=said):
         check_optimizer(resolve(**settings).config)
+
+
+def test_fsdp_needs_several_processes():
+    with pytest.raises(ConfigurationError, match="fsdp .* several processes.*accelerate launch"):
+        check_device(resolve(fsdp="full_shard"))
 
 
 def test_quantized_weights_are_not_trained():
