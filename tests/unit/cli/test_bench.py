@@ -28,7 +28,7 @@ def test_a_wrong_word(capsys, words, sentence):
     assert said.startswith(sentence) and said.count("\n") == 1
 
 
-WRONG = [("", "is empty"), ("[3]\n", "item 1: a JSON int"), ("5\n", "line 1: a JSON int"),
+WRONG = [("", "is empty"), ("[3]\n", "line 1: a JSON list"), ("5\n", "line 1: a JSON int"),
          ('{"answer": 3}\n', "line 1: its `{}` is"), ('{"x": 1}\n{"an', "line 1: its `{}` is None"),
          ('{"', "line 1: not JSON")]  # fmt: skip
 

@@ -105,6 +105,19 @@ def test_an_optimizer_that_cannot_be_made_is_refused_before_the_model_is_loaded(
         check_optimizer(resolve(**settings).config)
 
 
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [("offloaded", "this machine has no GPU"), ("offloaded_hybrid", "this machine has no GPU"),
+     ("quantized", "optimum-quanto is not installed")],
+)  # fmt: skip
+def test_a_cache_that_cannot_be_made_here_is_refused(cache, said, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("transformers.utils.is_optimum_quanto_available", lambda: False)
+    with pytest.raises(ConfigurationError, match=f"cache_implementation is '{cache}', .*{said}"):
+        check_device(resolve(cache_implementation=cache))
+    check_device(resolve(cache_implementation="dynamic"))
+
+
 def test_fsdp_needs_several_processes():
     with pytest.raises(ConfigurationError, match="fsdp .* several processes.*accelerate launch"):
         check_device(resolve(fsdp="full_shard"))
