@@ -155,6 +155,11 @@ def check_meaning(what: str, key: str, value: Any) -> None:
             f"{what} is true, but that removes the gold answer, which the reward needs; "
             "leave it false"
         )
+    if key == "accelerator_config" and isinstance(value, dict) and value.get("dispatch_batches"):
+        raise ConfigurationError(
+            f"{what} has dispatch_batches, which sends tensors only, but questions are texts; "
+            "leave it out"
+        )
     if key in JSON_MAPPINGS and isinstance(value, str) and not _is_json_mapping(value):
         raise ConfigurationError(
             f"{what} is the text '{brief(value)}', which is not a JSON mapping; write "

@@ -65,6 +65,10 @@ def resolve(**settings):
             {"generation_kwargs": "x"},
             "generation_kwargs is the text 'x', which is not a JSON mapping",
         ),
+        (
+            {"accelerator_config": {"dispatch_batches": True}},
+            "accelerator_config has dispatch_batches, which sends tensors only",
+        ),
         ({"stop": [""]}, "stop contains an empty text, which ends nothing"),
     ],
 )
