@@ -13,7 +13,11 @@ from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.ranges import CHOICES, RANGES
 from trl_ablate.settings import Range
 from trl_ablate.training.doctor import check_device
-from trl_ablate.training.rehearsal import check_loader, check_optimizer
+from trl_ablate.training.rehearsal import (
+    check_generation_config,
+    check_loader,
+    check_optimizer,
+)
 
 
 def resolve(**settings):
@@ -69,6 +73,11 @@ def resolve(**settings):
             {"accelerator_config": {"dispatch_batches": True}},
             "accelerator_config has dispatch_batches, which sends tensors only",
         ),
+        (
+            {"generation_kwargs": {"num_return_sequences": 2}},
+            "generation_kwargs has num_return_sequences 2, but a rollout is one sequence",
+        ),
+        ({"generation_kwargs": {"return_dict_in_generate": True}}, "return_dict_in_generate True"),
         ({"stop": [""]}, "stop contains an empty text, which ends nothing"),
     ],
 )
@@ -145,6 +154,12 @@ def test_a_data_loader_that_cannot_be_made_is_refused(settings):
     with pytest.raises(ConfigurationError, match=rf"{next(iter(settings))} .*cannot be made here"):
         check_loader(resolve(**settings).config)
     check_loader(resolve(dataloader_num_workers=1, dataloader_prefetch_factor=2).config)
+
+
+def test_generation_settings_that_transformers_refuses_are_refused():
+    with pytest.raises(ConfigurationError, match="generation_kwargs is .*max_new_tokens.* greater"):
+        check_generation_config(resolve(generation_kwargs={"max_new_tokens": 0}).config)
+    check_generation_config(resolve(generation_kwargs={"do_sample": False}).config)
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "sgd", "adafactor", "adamw_bnb_8bit"])
