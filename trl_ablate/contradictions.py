@@ -29,6 +29,10 @@ OF_THE_SUM = {
 """Switches that act on the sum of the rewards, and their values that change nothing."""
 
 
+ONE_SEQUENCE = {"num_return_sequences": 1, "n": 1, "return_dict_in_generate": False}
+"""What `generation_kwargs` may not change: TRL repeats each prompt itself, and expects tokens."""
+
+
 def check_switches(config: "AblationConfig") -> None:
     for count in COUNTS:
         value = getattr(config, count)
@@ -128,7 +132,14 @@ def check_generation(config: "AblationConfig") -> None:
             f"in vllm_max_model_length {engine}; lower max_completion_length, or raise "
             "vllm_max_model_length"
         )
-    if "seed" in (config.generation_kwargs or {}):
+    given = config.generation_kwargs or {}
+    for name, only in ONE_SEQUENCE.items():
+        if given.get(name, only) != only:
+            raise ConfigurationError(
+                f"generation_kwargs has {name} {given[name]}, but a rollout is one sequence of "
+                "tokens a row; leave it out, and set num_generations for larger groups"
+            )
+    if "seed" in given:
         raise ConfigurationError(
             "a seed in generation_kwargs would give every completion of a group the same "
             "tokens; remove it and use --seed"

@@ -84,9 +84,10 @@ def _spec(entry: Any, what: str) -> RewardSpec:
             "mapping of arguments"
         )
     name = given.get("name")
-    if name is not None and (not isinstance(name, str) or not name):
+    if name is not None and (not isinstance(name, str) or not name or not name.isprintable()):
         raise ConfigurationError(
-            f"{what}: the name of {path[:80]!r} is {str(name)[:80]!r}; give a text"
+            f"{what}: the name of {path[:80]!r} is {str(name)[:80]!r}; give a text without control "
+            "characters"
         )
     spec = RewardSpec(path, float(weight), dict(given.get("kwargs", {})), name)
     if spec.kind == "model" and not _looks_like_a_model(path):

@@ -106,9 +106,20 @@ COMMANDS = {
         tuple(f"stopped/{name}" for name in OWN), seconds=4,
     ),
     "evaluate": Command(
-        "evaluate run --dataset data --output scores.json", (*CHECKPOINT, "data/validation.jsonl"),
+        "evaluate run --dataset data --output scores.json",
+        (*CHECKPOINT, "run/resolved_config.json", "data/validation.jsonl"),
         ("scores.json", "scores*.jsonl"), seconds=3,
     ),
+    "rates": Command(
+        "evaluate run --dataset data --per_question rates.jsonl", ("data/validation.jsonl",),
+        ("rates.jsonl",), seconds=3,
+    ),
+    "check": Command(
+        "check recipe.yaml --profile miniature --questions 8",
+        ("recipe.yaml", "data/train.jsonl", "data/validation.jsonl", "model/tokenizer.json",
+         "model/tokenizer_config.json"), seconds=2, failed="problem: ",
+    ),
+    "new": Command("new task", (), ("task/*", "other/*", ".new-*/*"), again="new other"),
     "publish": Command("publish run", (*CHECKPOINT, *(f"run/{name}" for name in RECORDS))),
     "plan": Command("study plan study", STUDIED, ("runs/studies/*",)),
     "run": Command("study run study", STUDIED, ("runs/*",), seconds=15, failed="failed: "),

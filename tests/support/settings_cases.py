@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from trl_ablate.recipe.fields import known_fields
+from trl_ablate.recipe.ranges import CHOICES
 
 BIG = 10**12
 
@@ -44,6 +45,36 @@ LEFT_OUT = {
     "full_determinism": "changes the whole process for good",
 }
 
+VALID: dict[str, list[Any]] = {
+    "fsdp": ["full_shard"],
+    "optim_target_modules": ["all-linear"],
+    "lora_target_modules": ["all-linear", ["q_proj"]],
+    "dataloader_multiprocessing_context": ["fork", "spawn"],
+    "ddp_backend": ["gloo", "nccl"],
+    "debug": ["underflow_overflow"],
+    "label_names": [["labels"]],
+    "train_sampling_strategy": ["group_by_length", "sequential"],
+    "accelerator_config": [{"split_batches": True}, {"dispatch_batches": True}],
+    "eval_by": ["question", "answer"],
+    "chat_template": ["{{ messages[0]['content'] }}"],
+    "system_prompt": ["Be brief."],
+    "reward_funcs": [["answer", "format"], ["accuracy_reward"], ["eos_penalty"]],
+    "model_init_kwargs": [{"device_map": "auto"}, {"dtype": "float16"}],
+    "generation_kwargs": [
+        {"do_sample": False},
+        {"num_return_sequences": 2},
+        {"num_beams": 2},
+        {"return_dict_in_generate": True},
+        {"max_new_tokens": 0},
+        {"eos_token_id": 3},
+    ],
+    "gradient_checkpointing_kwargs": [{"use_reentrant": False}],
+    "transformers_continuous_batching_config": [{"max_batch_tokens": 64}],
+    "metric_for_best_model": ["eval_reward", "reward", "loss"],
+    "optim_args": ["momentum=0.9"],
+}
+"""Values of a setting that takes any text or mapping, which mean something to a library."""
+
 LONG = {"max_steps", "grpo_steps", "num_iterations"}
 """A huge value of these makes a long training, which is correct."""
 
@@ -55,7 +86,8 @@ def cases() -> Iterator[tuple[str, Any]]:
             continue
         default = next(one.default for one in dataclasses.fields(group) if one.name == name)
         tried = [repr(default)]
-        for value in [*edges(hint), None, "text", [[1]]]:
+        known = [*CHOICES.get(name, ()), *VALID.get(name, ())]
+        for value in [*edges(hint), *known, None, "text", [[1]]]:
             if repr(value) not in tried and not (name in LONG and value == BIG):
                 tried.append(repr(value))
                 yield name, value

@@ -16,10 +16,12 @@ import yaml
 from markdown_it import MarkdownIt
 
 from tests.support.hostile import FEW, HOSTILE
-from tests.support.synthetic_study import learning_rows, make_plan, write_run
+from tests.support.synthetic_study import METRIC, learning_rows, make_plan, write_run
+from trl_ablate.cli import check, evaluate
 from trl_ablate.cli.terminal import show_end, show_findings, show_recipe
 from trl_ablate.hub.card import model_card
 from trl_ablate.hub.contents import FinishedRun
+from trl_ablate.metrics import stderr_of
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.masking import Masker
 from trl_ablate.run.untrusted import SafeConsole, for_terminal
@@ -28,6 +30,8 @@ from trl_ablate.study.outline import show_plan
 from trl_ablate.study.progress import LiveGrid, grid
 from trl_ablate.study.report.report import report_study
 from trl_ablate.study.store import RunStore
+from trl_ablate.trainer.evaluation_parts import by_group, of_question
+from trl_ablate.training.checking import Checked, Graded
 from trl_ablate.training.doctor import Finding
 
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -47,6 +51,13 @@ FEW_OF_ALL = pytest.mark.parametrize(
     ],
 )
 ALL = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+
+
+def group_metrics(text: str) -> dict[str, float]:
+    """The metrics of an evaluation by a column with the text: their names hold it."""
+    row = {"reward": 0.5, "length": 3, "truncated": False}
+    rows = [{**row, **of_question({"level": text}, "level")}] * 2
+    return {f"eval_{name}": value for name, value in by_group(rows, 1, "level").items()}
 
 
 def reported(folder: Path, text: str) -> tuple[Path, dict[str, str]]:
@@ -72,13 +83,15 @@ def reported(folder: Path, text: str) -> tuple[Path, dict[str, str]]:
     plan = replace(
         plan, study=f"s {text}", question=f"q {text}", seeds_answer=f"a {text}", base=text,
         notes=(f"n {text}",), profile=f"p {text}", profile_reason=text, arms=arms,
-        against={second: first},
+        against={second: first}, primary_metric=f"{METRIC}/level={text}",
     )  # fmt: skip
+    decides = {METRIC: plan.primary_metric, f"{METRIC}_stderr": stderr_of(plan.primary_metric)}
     store = RunStore(folder / "runs")
     rollouts = [{"prompt": text, "response": text, "ground_truth": text, "reward": 1.0}]
     for number, arm in enumerate(plan.arms):
         for run in arm.runs:
-            rows = learning_rows(10 * number + run.seed, 0.6)
+            learned = learning_rows(10 * number + run.seed, 0.6)
+            rows = ({decides.get(key, key): row[key] for key in row} for row in learned)
             settings = {"top": (0.6, 0.7)[number]}
             directory = write_run(store, run, settings, rows, rollouts=rollouts)
             directory.update(
@@ -142,6 +155,7 @@ def published(tmp_path):
             (path / name / "model.safetensors").write_bytes(b"w")
             (path / name / "config.json").write_text("{}")
         row = {"step": 2, "grpo_step": 2, "seconds": 2.0, "eval_reward": 0.5}
+        row |= group_metrics(text)
         return FinishedRun(
             path=path,
             record={
@@ -203,6 +217,21 @@ def test_a_name_with_markup_is_no_link_to_the_hub(published):
     assert 'href="https://evil' not in body and 'href="https://huggingface.co' in body
 
 
+def checked(text: str) -> Checked:
+    """What `trl-ablate check` has found in data with the text."""
+    graded = Graded([text], [0.5], 0.001)
+    row = {"question": text, "prompt": text, "answer": text}
+    return Checked(
+        sizes={"train": 1, "eval": 1}, columns=[text], prompts=[text], repeated=[text],
+        shared=[text], questions=[row], format=text, reference=replace(graded, rewards=[None]),
+        wrong=graded, empty=graded, reward_names=[text],
+    )  # fmt: skip
+
+
+def shorter(metrics: dict[str, float]) -> dict[str, float]:
+    return {name.removeprefix("eval_"): value for name, value in metrics.items()}
+
+
 def shown(text: str, folder: Path) -> str:
     """Everything that the terminal shows of a run and of a study, as sent to a colour terminal."""
     from trl_ablate.cli import terminal
@@ -217,12 +246,22 @@ def shown(text: str, folder: Path) -> str:
         )  # fmt: skip
         show_recipe(resolved, everything=True)
         show_findings([Finding(text, text, fix=text)])
+        check.console, evaluate.console = console, console
+        check.show(checked(text))
+        sets = {
+            f"s {text}": {
+                "questions": 1,
+                "standard_errors": {"reward": 0.1},
+                "metrics": {"reward": 0.5, **shorter(group_metrics(text))},
+            }
+        }
+        console.print(evaluate.table(sets, title=text))
         run = RunDirectory(folder / "run")
         run.path.mkdir(exist_ok=True)
         run.update(seconds=3.0)
         show_end(run)
     finally:
-        terminal.console = before
+        terminal.console = check.console = evaluate.console = before
     plan = make_plan({f"one {text}": {"top": 0.6}, f"two {text}": {"top": 0.7}})
     plan = replace(plan, study=text, question=text, profile=text, notes=(text,), base=text)
     store = RunStore(folder / "runs")
@@ -241,6 +280,13 @@ def test_a_terminal_shows_texts_as_they_are(tmp_path, text):
     for line in for_terminal(text).split("\n"):
         words = line.split()
         assert not words or seen.count(words[0]) >= 10
+
+
+@ALL
+def test_a_metric_named_after_a_value_of_the_data_is_one_safe_line(text):
+    names = [*group_metrics(text)]
+    assert names and not [name for name in names if UNSAFE.search(name) or "\n" in name]
+    assert names[0].startswith("eval_reward/level=")
 
 
 @pytest.fixture
@@ -293,9 +339,13 @@ def test_trackio_gives_back_what_the_terminal_would_show(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path)
     trackio.init(project="attacked", name="mine")
     texts = list(HOSTILE.values())
+    groups = {name: value for text in texts for name, value in group_metrics(text).items()}
+    assert len({name for name in groups if name.startswith("eval_reward/")}) > len(texts) - 5
+    trackio.log(groups)
     rows = [{"prompt": text, "response": text, "reward": 1.0} for text in texts]
     log_rollouts(rows, step=1)
     trackio.finish()
-    (logged,) = sqlite_storage.SQLiteStorage.get_logs("attacked", "mine")
+    by_level, logged = sqlite_storage.SQLiteStorage.get_logs("attacked", "mine")
+    assert groups.items() <= by_level.items()
     kept = logged["rollouts"]["_value"]
     assert [row["response"] for row in kept] == [for_terminal(text) for text in texts]

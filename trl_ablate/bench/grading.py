@@ -4,13 +4,13 @@ The batches are like those of a rollout: eight answers per question, half of the
 around the right ones.
 """
 
-import json
 import logging
 import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from trl_ablate.bench.recorded import values_of
 from trl_ablate.bench.tables import median
 from trl_ablate.rewards import MathGrader
 
@@ -48,7 +48,7 @@ def rollout_batch(golds: Sequence[str], count: int, numbers: random.Random) -> B
 def golds_of(file: Path | None, numbers: random.Random) -> list[str]:
     """The `answer` of every line of a JSONL file; without a file, random answers in `FORMS`."""
     if file:
-        return [json.loads(line)["answer"] for line in file.read_text("utf-8").splitlines()]
+        return values_of(file, "answer", str)
     return [form(numbers.randint(1, 99), numbers.randint(2, 99)) for form in FORMS * 50]
 
 

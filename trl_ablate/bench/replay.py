@@ -14,6 +14,8 @@ from typing import Any, cast
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
+from trl_ablate.bench.recorded import values_of
+
 SIGMA = 0.8
 """Standard deviation of the logarithm of the length."""
 
@@ -67,10 +69,13 @@ def lengths(count: int, mean: float, cap: int, seed: int) -> list[int]:
 
 def recorded_lengths(path: Path) -> list[int]:
     """Lengths from a JSON list, or from JSONL rollouts with a `length`."""
-    text = path.read_text(encoding="utf-8")
-    if text.lstrip().startswith("["):
-        return json.loads(text)
-    return [json.loads(line)["length"] for line in text.splitlines()]
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):  # several lines, or a defect that has a line
+        return values_of(path, "length", int)
+    if not isinstance(found, list) or not all(type(length) is int for length in found):
+        return values_of(path, "length", int)
+    return found
 
 
 class Replay:

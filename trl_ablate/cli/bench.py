@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trl_ablate.cli.ending import exit_code_of
-from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.parsing import Parser, at_least_one
 from trl_ablate.errors import ConfigurationError
+
+MODEL_SHAPES = ("miniature", "qwen2.5-math-1.5b")
 
 DESCRIPTION = "Measure this package against stock TRL. Every mode prints a table and writes JSON."
 
@@ -63,12 +65,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model_shape", default="miniature", help="miniature, qwen2.5-math-1.5b")
-    parser.add_argument("--rows", type=int, default=64, help="completions per step")
-    parser.add_argument("--microbatch", type=int, default=4)
-    parser.add_argument("--prompt_length", type=int, default=96)
+    parser.add_argument("--model_shape", default="miniature", choices=MODEL_SHAPES)
+    parser.add_argument("--rows", type=at_least_one, default=64, help="completions per step")
+    parser.add_argument("--microbatch", type=at_least_one, default=4)
+    parser.add_argument("--prompt_length", type=at_least_one, default=96)
     parser.add_argument("--mean_length", type=float, default=343, help="mean completion length")
-    parser.add_argument("--cap", type=int, default=1024, help="longest completion")
+    parser.add_argument("--cap", type=at_least_one, default=1024, help="longest completion")
     parser.add_argument("--uniform", action="store_true", help="every completion of mean length")
     parser.add_argument(
         "--lengths", type=Path, help="recorded lengths: a JSON list or rollouts JSONL"
@@ -77,8 +79,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         "--corrected", action="store_true", help="as with vLLM: correct the engine's mismatch"
     )
     parser.add_argument("--only", action="store_true", help="without stock TRL")
-    parser.add_argument("--steps", type=int, default=3, help="counted steps per round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=at_least_one, default=3, help="counted steps per round")
+    parser.add_argument("--rounds", type=at_least_one, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(run=train)
 
@@ -128,9 +130,11 @@ def train(options: argparse.Namespace) -> None:
 
 
 def add_eval(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", type=int, default=1024)
-    parser.add_argument("--batches", type=int, nargs="+", default=[8, 64], help="of stock TRL")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--prompts", type=at_least_one, default=1024)
+    parser.add_argument(
+        "--batches", type=at_least_one, nargs="+", default=[8, 64], help="of stock TRL"
+    )
+    parser.add_argument("--rounds", type=at_least_one, default=2)
     parser.set_defaults(run=evaluate)
 
 
@@ -143,9 +147,9 @@ def evaluate(options: argparse.Namespace) -> None:
 
 def add_reward(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--answers", type=Path, help="JSONL with a gold `answer` a line")
-    parser.add_argument("--count", type=int, default=256, help="answers per batch")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--count", type=at_least_one, default=256, help="answers per batch")
+    parser.add_argument("--rounds", type=at_least_one, default=5)
+    parser.add_argument("--workers", type=at_least_one, default=2)
     parser.set_defaults(run=reward)
 
 
@@ -157,11 +161,11 @@ def reward(options: argparse.Namespace) -> None:
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model_shape", default="miniature", help="miniature, qwen2.5-math-1.5b")
-    parser.add_argument("--rows", type=int, default=256, help="completions per step")
-    parser.add_argument("--microbatch", type=int, default=64)
-    parser.add_argument("--max_completion_length", type=int, default=48)
-    parser.add_argument("--steps", type=int, default=5, help="counted steps")
+    parser.add_argument("--model_shape", default="miniature", choices=MODEL_SHAPES)
+    parser.add_argument("--rows", type=at_least_one, default=256, help="completions per step")
+    parser.add_argument("--microbatch", type=at_least_one, default=64)
+    parser.add_argument("--max_completion_length", type=at_least_one, default=48)
+    parser.add_argument("--steps", type=at_least_one, default=5, help="counted steps")
     parser.set_defaults(run=step)
 
 
@@ -185,10 +189,10 @@ def step(options: argparse.Namespace) -> None:
 
 
 def add_scale(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rows", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
+    parser.add_argument("--rows", type=at_least_one, nargs="+", default=[64, 128, 256, 512, 1024])
     parser.add_argument("--mean_lengths", type=float, nargs="+", default=[128, 64, 256, 512])
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--processes", type=at_least_one, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=at_least_one, default=2)
     parser.set_defaults(run=scale)
 
 

@@ -14,6 +14,7 @@ from trl_ablate.cli.parsing import Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN, pass_rates
+from trl_ablate.metrics import stderr_of
 from trl_ablate.run.files import append_jsonl, write_json, write_jsonl
 
 DESCRIPTION = """\
@@ -112,17 +113,14 @@ def check_output(options: argparse.Namespace) -> None:
     """Refuse an output that cannot be written, before a model is loaded."""
     if options.completions and not options.output:
         raise ConfigurationError("--completions writes a file next to --output; add --output FILE")
-    if options.output and not options.output.parent.is_dir():
-        raise ConfigurationError(
-            f"the folder of --output {options.output} does not exist; create it, or give another"
-        )
-    if options.per_question and not options.per_question.parent.is_dir():
-        raise ConfigurationError(
-            f"the folder of --per_question {options.per_question} does not exist; create it, or "
-            "give another"
-        )
-    if options.output and options.output.is_dir():
-        raise ConfigurationError(f"--output {options.output} is a folder; give a file in it")
+    for name in ("output", "per_question"):
+        file: Path | None = vars(options)[name]
+        if file and not file.parent.is_dir():
+            raise ConfigurationError(
+                f"the folder of --{name} {file} does not exist; create it, or give another"
+            )
+        if file and file.is_dir():
+            raise ConfigurationError(f"--{name} {file} is a folder; give a file in it")
 
 
 def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:
@@ -148,7 +146,7 @@ def shown_group(one: Mapping[str, Any], metric: str) -> str:
     """The mean reward of a group and its standard error; empty if the set lacks the group."""
     if metric not in one["metrics"]:
         return ""
-    error = one["metrics"][metric.replace("reward/", "reward_stderr/", 1)]
+    error = one["metrics"][stderr_of(metric)]
     return f"{one['metrics'][metric]:.3f} ± {error:.3f}"
 
 

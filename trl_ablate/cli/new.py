@@ -3,6 +3,7 @@
 import argparse
 import json
 import random
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -38,17 +39,26 @@ def run(options: argparse.Namespace) -> int:
     folder: Path = options.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} exists already; give the name of a new folder")
-    (folder / "data").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as scratch:
+        write(Path(scratch))
+        for path in sorted(Path(scratch).iterdir()):  # a full disk leaves no half of a task
+            path.rename(folder / path.name)
+    console.print(f"written: {folder}; now: trl-ablate check {folder / 'recipe.yaml'}")
+    return DONE
+
+
+def write(folder: Path) -> None:
+    """Write the files of the task."""
     for file in sorted(STARTER.iterdir()):
         if file.is_file():
             name = "README.md" if file.name == "README.txt" else file.name
             (folder / name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "data").mkdir()
     rows = sums(sum(ROWS.values()))
     for split, count in ROWS.items():
         lines = [json.dumps(next(rows)) + "\n" for _ in range(count)]
         (folder / "data" / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
-    console.print(f"written: {folder}; now: trl-ablate check {folder / 'recipe.yaml'}")
-    return DONE
 
 
 def sums(count: int) -> Iterator[dict[str, object]]:

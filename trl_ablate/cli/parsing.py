@@ -22,6 +22,17 @@ EXIT_CODES = f"{_DONE}\n{_STOPPED}"
 EXIT_CODES_OF_TRAINING = f"{_DONE}\n{_TRY_AGAIN}\n{_STOPPED}"
 
 
+def at_least_one(text: str) -> int:
+    """A count on a command line."""
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number of at least 1")
+    return count
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that accepts no abbreviated options and raises one-sentence errors.
 

@@ -12,6 +12,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from trl_ablate.hub.contents import BEST, LAST, FinishedRun
+from trl_ablate.metrics import stderr_of
 from trl_ablate.run.untrusted import for_markdown, markdown_code, markdown_fence, on_one_line
 
 PICTURE = "curves.png"
@@ -24,7 +25,7 @@ Licence = Mapping[str, str]
 """`license` of the Hub's metadata, and `license_name` and `license_link` where it is `other`."""
 
 _HUB_ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+", re.ASCII)
-_NO_RESULTS = ("_stderr", "_runtime", "_per_second")
+_NO_RESULT = re.compile(r"^[^/]*(_stderr|_runtime|_per_second)(/|$)")
 
 
 def model_card(run: FinishedRun, repo_id: str, licence: Licence | None, *, picture: bool) -> str:
@@ -165,7 +166,7 @@ def _results(run: FinishedRun, picture: bool) -> str:
     if not run.evaluations:
         return "## Results\n\nThe run was never evaluated." + (shown if picture else "")
     first, best, last = run.evaluations[0], run.best_evaluation or {}, run.evaluations[-1]
-    metrics = [key for key in last if key.startswith("eval_") and not key.endswith(_NO_RESULTS)]
+    metrics = [key for key in last if key.startswith("eval_") and not _NO_RESULT.search(key)]
     header = ["metric"] + [
         f"{name} (step {row['step']})"
         for name, row in (("first", first), ("best", best), ("last", last))
@@ -185,7 +186,7 @@ def _results(run: FinishedRun, picture: bool) -> str:
 
 
 def _with_error(row: Mapping[str, Any], metric: str) -> str:
-    value, error = row.get(metric), row.get(f"{metric}_stderr")
+    value, error = row.get(metric), row.get(stderr_of(metric))
     if not isinstance(value, (int, float)):
         return "–"
     shown = f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"

@@ -106,7 +106,10 @@ RANGES: dict[str, Range] = {
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("auto", "bfloat16", "float16", "float32"),
-    "attn_implementation": ("eager", *sorted(AttentionInterface().valid_keys())),
+    "attn_implementation": (
+        "eager",
+        *(name for name in sorted(AttentionInterface().valid_keys()) if "|" not in name),
+    ),
     "cache_implementation": tuple(ALL_CACHE_IMPLEMENTATIONS),
     "bnb_4bit_quant_type": ("fp4", "nf4"),
     "lora_task_type": ("CAUSAL_LM",),
@@ -121,7 +124,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "report_to": ("all", "none", *sorted(INTEGRATION_TO_CALLBACK)),
 }
-"""Valid texts for fields that accept any text. The name of a kernel on the Hub has a slash."""
+"""Valid texts for fields that accept any text. The name of a kernel on the Hub has a slash; those
+with a bar, such as `paged|sdpa`, generate and cannot train."""
 
 JSON_MAPPINGS = (
     "chat_template_kwargs",
@@ -150,6 +154,11 @@ def check_meaning(what: str, key: str, value: Any) -> None:
         raise ConfigurationError(
             f"{what} is true, but that removes the gold answer, which the reward needs; "
             "leave it false"
+        )
+    if key == "accelerator_config" and isinstance(value, dict) and value.get("dispatch_batches"):
+        raise ConfigurationError(
+            f"{what} has dispatch_batches, which sends tensors only, but questions are texts; "
+            "leave it out"
         )
     if key in JSON_MAPPINGS and isinstance(value, str) and not _is_json_mapping(value):
         raise ConfigurationError(

@@ -38,6 +38,7 @@ from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import beside_or_shipped, profile_path, recipe_path, suitable_profile
 from trl_ablate.recipe.precision import precision_warnings
 from trl_ablate.recipe.strict import brief, read_mapping
+from trl_ablate.run.files import read_object
 from trl_ablate.run.masking import MASK, Masker
 from trl_ablate.task import TaskArguments
 
@@ -125,7 +126,12 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
 
     The learning rate is already scaled. The file has no tokens; they become null.
     """
-    written = json.loads(config_file.read_text(encoding="utf-8"))
+    written = read_object(config_file)
+    if not isinstance(written.get("settings"), dict) or not written.get("profile"):
+        raise ConfigurationError(
+            f"{config_file} holds no settings and no profile; restore it, or give --recipe and "
+            "--profile"
+        )
     settings = checked(written["settings"], config_file)
     anchor = Anchor()
     settings |= anchor.settings(read_overrides(overrides), Path())

@@ -50,6 +50,11 @@ _UNFINISHED = re.compile(r"\.(run|resolved_config|metrics|alerts)\.jsonl?\.\d+")
 """Temporary files that a kill leaves behind."""
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether it is a `checkpoint-N`; `checkpoint-2.bak` is a folder of the user."""
+    return _CHECKPOINT.fullmatch(path.name) is not None
+
+
 @dataclass
 class Outcome:
     """How a run ended: finished, unless something stopped it before its last step."""
@@ -135,7 +140,7 @@ class RunDirectory:
 
     def checkpoints(self) -> list[Path]:
         """Every `checkpoint-N`, whole or not."""
-        return [path for path in self.path.glob("checkpoint-*") if _CHECKPOINT.fullmatch(path.name)]
+        return [path for path in self.path.glob("checkpoint-*") if is_checkpoint(path)]
 
     def rollout_files(self) -> list[Path]:
         """Every `rollouts/step_N.jsonl`."""

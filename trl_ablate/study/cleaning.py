@@ -4,14 +4,20 @@ A run is never removed if another study's plan contains it, or while a process u
 """
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.claim import ASIDE, GIVEN_UP, MOVING
+from trl_ablate.run.directory import MARK, RunDirectory
 from trl_ablate.study.estimate import probe_name
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.store import RunStore
+
+HIDDEN = (MARK, ASIDE, MOVING, GIVEN_UP)
+"""What a killed run leaves in its folder besides its records."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +34,17 @@ def find_rubbish(
 ) -> list[Rubbish]:
     """The paths for `clean` to remove: probes, and folders and logs of failed or interrupted runs.
     With `checkpoints`, also numbered checkpoints of finished runs; with `results`, also finished
-    runs."""
+    runs. Files of the user in the folder of a run stay."""
     shared = _named_elsewhere(plan, store)
     found = []
     for run in plan.runs().values():
-        state, home = store.state(run.id), store.directory(run.id).path
+        state = store.state(run.id)
         paths = [store.directory(probe_name(run)).path]
         leftover = state.status in ("interrupted", "failed", "to do")
         if (leftover or (results and state.done)) and run.id not in shared:
-            paths += [home, store.log(run.id)]
+            paths += [*_of_a_run(store.directory(run.id)), store.log(run.id)]
         elif checkpoints and state.done:
-            paths += sorted(path for path in home.glob("checkpoint-*") if path.is_dir())
+            paths += sorted(store.directory(run.id).checkpoints())
         paths = [path for path in paths if path.exists()]
         if paths and state.status != "running":
             found.append(Rubbish(run.id, tuple(paths), sum(map(_bytes, paths))))
@@ -51,7 +57,7 @@ def remove(rubbish: Rubbish, store: RunStore) -> bool:
     if not lock.acquire():
         return False
     for path in rubbish.paths:
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
@@ -73,6 +79,15 @@ def _named_elsewhere(plan: Plan, store: RunStore) -> set[str]:
                     f"known; make it anew with `trl-ablate study plan {file.stem}`, or remove it"
                 ) from error
     return named
+
+
+def _of_a_run(run: RunDirectory) -> list[Path]:
+    """Its folder; or, where files of the user are in it, what the run has written there."""
+    written = {*run.entries(), *(run.path / name for name in HIDDEN)}
+    for file in run.path.rglob("*"):
+        if not file.is_dir() and not written & {file, *file.parents}:
+            return sorted(filter(os.path.lexists, written))
+    return [run.path]
 
 
 def _bytes(path: Path) -> int:

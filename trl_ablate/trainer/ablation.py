@@ -19,6 +19,7 @@ No code of TRL is copied. Each override calls `super()` and changes its input or
     _run_epoch                             restore all state of a checkpoint; skip an epoch after
                                            the last step
     _save_checkpoint                       save all that resuming needs; seal it when it is whole
+    _finalize_training                     delete no folder that only looks like a checkpoint
     (several)                              `phases`: measure the time of each part of a step
 
 `tests/contract` tests each override against the installed TRL.
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from trl_ablate.config import AblationConfig, own_config
@@ -73,6 +74,7 @@ from trl_ablate.trainer.rollouts import (
     rollout_rows,
     without_truncated,
 )
+from trl_ablate.trainer.rotation import only_of_the_run, rotate
 from trl_ablate.trainer.row_metrics import RowMetrics
 from trl_ablate.trainer.sampler import Sampler, check_text, needs_ratio, sampler_logps
 from trl_ablate.trainer.temporary import replaced
@@ -315,9 +317,8 @@ class AblationTrainer(GRPOTrainer):
         with carried.sealed(self, checkpoint), replaced(self.args, save_total_limit=None):
             super()._save_checkpoint(model, trial)
         if self.args.should_save:
-            rotate_checkpoints(
-                output_dir=str(run),
-                save_total_limit=self.args.save_total_limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=True,
-            )
+            rotate(run, self.args.save_total_limit, self.state.best_model_checkpoint)
+
+    def _finalize_training(self, *args, **kwargs):
+        with only_of_the_run():
+            return super()._finalize_training(*args, **kwargs)

@@ -11,6 +11,7 @@ from trl.trainer.utils import get_callable_name, is_async_callable
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import Row, summary
 from trl_ablate.named_code import waited_for
+from trl_ablate.run.untrusted import on_one_line
 from trl_ablate.trainer.temporary import replaced
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def of_question(question: Mapping[str, Any], column: str | None) -> dict[str, An
     found = {"question": question["question"]} if "question" in question else {}
     if column is not None and column in question:
         value = question[column]
-        found[GROUP] = "none" if value is None else " ".join(str(value).split())
+        found[GROUP] = "none" if value is None else on_one_line(str(value))
     return found
 
 

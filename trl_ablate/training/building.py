@@ -37,7 +37,11 @@ from trl_ablate.training.models import (
     resolve_model,
     starting_point,
 )
-from trl_ablate.training.rehearsal import check_loader, check_optimizer
+from trl_ablate.training.rehearsal import (
+    check_generation_config,
+    check_loader,
+    check_optimizer,
+)
 from trl_ablate.training.rewards import rewards_of_sets, task_rewards
 
 
@@ -48,6 +52,7 @@ def build_trainer(
     check_quantization(resolved.model)
     check_optimizer(resolved.config)
     check_loader(resolved.config)
+    check_generation_config(resolved.config)
     model = resolve_model(starting_point(resolved))
     look = partial(checked_tokenizer, model, resolved)
     tokenizer = look()

@@ -219,6 +219,7 @@ def _has_token() -> bool:
 def check_device(resolved: "Resolved") -> None:
     """Refuse a GPU's profile on a machine without one, before anything is loaded."""
     import torch
+    from transformers.training_args import ParallelMode
 
     if resolved.for_gpu and not torch.cuda.is_available():
         raise ConfigurationError(
@@ -231,6 +232,12 @@ def check_device(resolved: "Resolved") -> None:
                 f"{what}, but {package} is not installed; run pip install "
                 f"{_SOURCES.get(package, package)}, or change the setting"
             )
+    if resolved.config.fsdp and resolved.config.parallel_mode is not ParallelMode.DISTRIBUTED:
+        raise ConfigurationError(
+            "fsdp is given, but it needs several processes, and this is one; start them with "
+            "`accelerate launch --config_file recipes/accelerate/fsdp2.yaml`, or leave fsdp out"
+        )
+    _check_cache(resolved.config.cache_implementation)
     _check_reports(resolved.config.report_to)
 
 
@@ -253,6 +260,23 @@ def _packages_for(resolved: "Resolved") -> list[tuple[str, str]]:
         (config.deepspeed is not None, "deepspeed is given", "deepspeed"),
     ]
     return [(what, package) for asked, what, package in wanted if asked]
+
+
+def _check_cache(asked: str | None) -> None:
+    """Refuse a cache of the rollouts that only a GPU, or another package, has."""
+    import torch
+    from transformers.utils import is_optimum_quanto_available
+
+    if asked is not None and "offloaded" in asked and not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"cache_implementation is '{asked}', which moves the cache from a GPU to the CPU, and "
+            "this machine has no GPU; use dynamic, static or null"
+        )
+    if asked == "quantized" and not is_optimum_quanto_available():
+        raise ConfigurationError(
+            "cache_implementation is 'quantized', but optimum-quanto is not installed; run pip "
+            "install optimum-quanto, or change the setting"
+        )
 
 
 def _check_reports(asked: str | list[str] | None) -> None:

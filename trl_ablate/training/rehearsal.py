@@ -1,4 +1,5 @@
-"""Checks of optimizer, schedule and data loader: each is made once, on a tiny layer and no data.
+"""Checks of optimizer, schedule, data loader and generation: each is made once, on a tiny layer.
+It needs no data and no model.
 
 transformers makes them late, after the model is loaded. There are fifty optimizers, half of them in
 separate packages, each with its own arguments and errors; to make one is the only check that covers
@@ -8,7 +9,7 @@ all of them.
 from typing import Any
 
 import torch
-from transformers import Trainer, get_scheduler
+from transformers import GenerationConfig, Trainer, get_scheduler
 from transformers.training_args import OptimizerNames
 
 from trl_ablate.config import AblationConfig
@@ -50,6 +51,17 @@ def check_loader(config: AblationConfig) -> None:
     except Exception as error:
         shown = ", ".join(f"dataloader_{name} {value}" for name, value in given.items() if value)
         raise _refused(f"a data loader with {shown}", error) from error
+
+
+def check_generation_config(config: AblationConfig) -> None:
+    """Refuse `generation_kwargs` that transformers does not take, where it generates."""
+    given: Any = config.generation_kwargs or {}
+    if config.use_vllm:
+        return
+    try:
+        GenerationConfig(**given)
+    except Exception as error:
+        raise _refused(f"generation_kwargs is {brief(repr(given))}", error) from error
 
 
 def _check_schedule(config: AblationConfig, optimizer: torch.optim.Optimizer) -> None:

@@ -1,8 +1,13 @@
 """`trl-ablate bench`: what it refuses."""
 
+import random
+
 import pytest
 
+from trl_ablate.bench.grading import golds_of
+from trl_ablate.bench.replay import recorded_lengths
 from trl_ablate.cli.bench import main
+from trl_ablate.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -12,9 +17,37 @@ from trl_ablate.cli.bench import main
         (["train", "--row", "3"], "error: unknown option '--row'; did you mean '--rows'?"),
         (["train", "--output", "absent/bench.json"],
          "error: the folder of --output absent/bench.json does not exist; create it"),
+        (["train", "--model_shape", "x"], "error: argument --model_shape: invalid choice: 'x'"),
+        (["reward", "--count", "0"], "error: argument --count: '0' is no whole number of at least"),
+        (["step", "--rows", "many"], "error: argument --rows: 'many' is no whole number of at"),
     ],
 )  # fmt: skip
 def test_a_wrong_word(capsys, words, sentence):
     assert main(words) == 2
     said = capsys.readouterr().err
     assert said.startswith(sentence) and said.count("\n") == 1
+
+
+WRONG = [("", "is empty"), ("[3]\n", "line 1: a JSON list"), ("5\n", "line 1: a JSON int"),
+         ('{"answer": 3}\n', "line 1: its `{}` is"), ('{"x": 1}\n{"an', "line 1: its `{}` is None"),
+         ('{"', "line 1: not JSON")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "sentence"), WRONG)
+def test_recorded_values_of_another_shape_are_refused(tmp_path, text, sentence):
+    file = tmp_path / "recorded.jsonl"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=sentence.format("answer")):
+        golds_of(file, random.Random(0))
+    if "3]" in text:
+        assert recorded_lengths(file) == [3]
+    else:
+        with pytest.raises(ConfigurationError, match=sentence.format("length")):
+            recorded_lengths(file)
+
+
+def test_recorded_values_are_read(tmp_path):
+    file = tmp_path / "recorded.jsonl"
+    file.write_text('{"answer": "1", "length": 4}\n{"answer": "x", "length": 2}\n')
+    assert golds_of(file, random.Random(0)) == ["1", "x"]
+    assert recorded_lengths(file) == [4, 2]

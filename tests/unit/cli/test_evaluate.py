@@ -14,6 +14,8 @@ from trl_ablate.cli.evaluate import main, table
         (["miniature", "--completions"], "add --output FILE"),
         (["miniature", "--output", "{empty}/no/file.json"], "does not exist; create it"),
         (["miniature", "--output", "{empty}"], "is a folder; give a file in it"),
+        (["miniature", "--per_question", "{empty}"], "is a folder; give a file in it"),
+        (["miniature", "--per_question", "{empty}/no/f"], "the folder of --per_question"),
         (["miniature", "--samples", "many"], "takes a whole number"),
         (["miniature", "--recipe", "std_dev_of"], "did you mean 'std_dev_off'?"),
         ([], "the following arguments are required: CHECKPOINT"),

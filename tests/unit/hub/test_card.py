@@ -70,6 +70,14 @@ def card_of(run: FinishedRun, licence=None) -> tuple[dict, str]:
     return yaml.safe_load(metadata), text
 
 
+def test_the_result_of_a_group_stands_with_its_error_in_one_line(directory):
+    by_level = {"eval_reward/level=3": 0.25, "eval_reward_stderr/level=3": 0.125}
+    directory.append_metrics(row(8, 0.02, **by_level))
+    _, text = card_of(read_run(directory))
+    assert "| `eval_reward/level=3` | – | – | 0.250 ± 0.125 |" in text
+    assert "stderr" not in text
+
+
 def test_the_metadata_names_base_data_licence_and_result(finished):
     metadata, _ = card_of(finished)
     assert metadata["base_model"] == "Qwen/Qwen2.5-Math-1.5B"

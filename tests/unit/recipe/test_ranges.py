@@ -13,7 +13,11 @@ from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.ranges import CHOICES, RANGES
 from trl_ablate.settings import Range
 from trl_ablate.training.doctor import check_device
-from trl_ablate.training.rehearsal import check_loader, check_optimizer
+from trl_ablate.training.rehearsal import (
+    check_generation_config,
+    check_loader,
+    check_optimizer,
+)
 
 
 def resolve(**settings):
@@ -43,6 +47,7 @@ def resolve(**settings):
         ),
         ({"guard_window": 1}, "guard_window is 1; it has to be 2 or more"),
         ({"attn_implementation": "nope"}, "attn_implementation is 'nope'; it takes eager, "),
+        ({"attn_implementation": "paged|sdpa"}, "attn_implementation is 'paged|sdpa'; it takes"),
         ({"dtype": "float64x"}, "dtype is 'float64x'; it takes auto, bfloat16, float16, float32"),
         ({"report_to": "wandbb"}, "report_to is 'wandbb'; it takes all, "),
         ({"report_to": None}, "report_to is null; it takes all, "),
@@ -64,6 +69,15 @@ def resolve(**settings):
             {"generation_kwargs": "x"},
             "generation_kwargs is the text 'x', which is not a JSON mapping",
         ),
+        (
+            {"accelerator_config": {"dispatch_batches": True}},
+            "accelerator_config has dispatch_batches, which sends tensors only",
+        ),
+        (
+            {"generation_kwargs": {"num_return_sequences": 2}},
+            "generation_kwargs has num_return_sequences 2, but a rollout is one sequence",
+        ),
+        ({"generation_kwargs": {"return_dict_in_generate": True}}, "return_dict_in_generate True"),
         ({"stop": [""]}, "stop contains an empty text, which ends nothing"),
     ],
 )
@@ -104,6 +118,24 @@ def test_an_optimizer_that_cannot_be_made_is_refused_before_the_model_is_loaded(
         check_optimizer(resolve(**settings).config)
 
 
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [("offloaded", "this machine has no GPU"), ("offloaded_hybrid", "this machine has no GPU"),
+     ("quantized", "optimum-quanto is not installed")],
+)  # fmt: skip
+def test_a_cache_that_cannot_be_made_here_is_refused(cache, said, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("transformers.utils.is_optimum_quanto_available", lambda: False)
+    with pytest.raises(ConfigurationError, match=f"cache_implementation is '{cache}', .*{said}"):
+        check_device(resolve(cache_implementation=cache))
+    check_device(resolve(cache_implementation="dynamic"))
+
+
+def test_fsdp_needs_several_processes():
+    with pytest.raises(ConfigurationError, match="fsdp .* several processes.*accelerate launch"):
+        check_device(resolve(fsdp="full_shard"))
+
+
 def test_quantized_weights_are_not_trained():
     with pytest.raises(ConfigurationError, match="load_in_4bit needs use_peft: quantized weights"):
         check_quantization(resolve(load_in_4bit=True).model)
@@ -122,6 +154,12 @@ def test_a_data_loader_that_cannot_be_made_is_refused(settings):
     with pytest.raises(ConfigurationError, match=rf"{next(iter(settings))} .*cannot be made here"):
         check_loader(resolve(**settings).config)
     check_loader(resolve(dataloader_num_workers=1, dataloader_prefetch_factor=2).config)
+
+
+def test_generation_settings_that_transformers_refuses_are_refused():
+    with pytest.raises(ConfigurationError, match="generation_kwargs is .*max_new_tokens.* greater"):
+        check_generation_config(resolve(generation_kwargs={"max_new_tokens": 0}).config)
+    check_generation_config(resolve(generation_kwargs={"do_sample": False}).config)
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "sgd", "adafactor", "adamw_bnb_8bit"])

@@ -269,6 +269,7 @@ def test_workers_report_what_is_wrong_with_the_function(file):
         ([{"weight": 1}], "path is None; give one of answer"),
         ([{"path": "answer", "kwargs": {"a": 1}}], "'answer' takes no kwargs, but has 'a'"),
         (["answer", "answer"], "two rewards named 'answer'"),
+        ([{"path": "answer", "name": "a\x1b[2J"}], "'answer' is 'a.x1b.*without control char"),
         (["nowhere.reward.score"], "no module 'nowhere'"),
         (["/nowhere/reward.py:score"], "no file /nowhere/reward.py"),
         (["{file}:lenghts"], "has no 'lenghts'; it has .*did you mean 'lengths'"),

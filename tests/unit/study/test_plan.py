@@ -211,6 +211,23 @@ def test_states_of_a_run(tmp_path):
     assert store.state(runs[3].id).status == "interrupted"
 
 
+def test_cleaning_keeps_files_of_the_user_in_a_run(tmp_path):
+    plan, store = write_study(tmp_path / "runs", {"a": {"top": 0.8}, "b": {"top": 0.5}})
+    mine, whole, *_ = (store.directory(run.id).path for arm in plan.arms for run in arm.runs)
+    (mine / "checkpoint-10").mkdir()
+    kept = ("checkpoint-2.bak/model.safetensors", "thesis.tex", "rollouts/step_final.jsonl")
+    for name in kept:
+        (mine / name).parent.mkdir(exist_ok=True)
+        (mine / name).write_text("mine")
+    for rubbish in find_rubbish(plan, store, checkpoints=True):
+        assert rubbish.paths == (mine / "checkpoint-10",)
+    (whole / ".running").touch()
+    for rubbish in find_rubbish(plan, store, results=True):
+        assert remove(rubbish, store)
+    left = {str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file()}
+    assert left == {*kept} and not whole.exists()
+
+
 def test_cleaning_keeps_results_and_what_others_need(tmp_path):
     arms = {"a": {"top": 0.8}, "b": {"top": 0.5}}
     plan, store = write_study(tmp_path / "runs", arms)

@@ -85,6 +85,18 @@ def test_one_last_evaluation_shows_a_collapse_if_its_error_is_known():
     assert collapse_step(curve(0.1, 0.7, 0.7, 0.0)) is None
 
 
+def test_a_study_that_decides_on_a_group_reads_its_standard_error(tmp_path):
+    plan = replace(make_plan({"a": {"x": 1}}, [0]), primary_metric="eval_reward/level=3")
+    store, (run,) = RunStore(tmp_path), plan.arms[0].runs
+    rows = ({"grpo_step": step, "seconds": step, "eval_reward/level=3": value,
+             "eval_reward_stderr/level=3": 0.02}
+            for step, value in enumerate((0.1, 0.7, 0.7, 0.0)))  # fmt: skip
+    write_run(store, run, {"x": 1}, rows)
+    (found,) = planned_runs(plan, store)
+    summary = found.summary(plan.primary_metric)
+    assert summary is not None and summary.collapsed_at == 3.0  # without it: None
+
+
 def test_a_collapse_is_more_than_noise():
     assert collapse_step(curve(0.05, 0.02, 0.02, 0.02)) == 1.0
     assert collapse_step(curve(0.05, 0.02, 0.02, 0.02), stderr=0.011) is None

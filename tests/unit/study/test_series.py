@@ -16,7 +16,7 @@ from trl_ablate.study.store import RunStore
 
 ROWS_PER_SECOND = 200_000
 """An idle core reads above a million rows of this kind a second; parsing each took 40,000."""
-FULL_SECONDS, FULL_MEGABYTES = 25.0, 500  # of CPU: other work on the machine doubles them
+FULL_SECONDS, FULL_MEGABYTES = 12.0, 500  # of CPU: 7.8 with eight other jobs on the machine
 
 
 def write(path, rows):

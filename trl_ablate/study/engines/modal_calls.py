@@ -7,7 +7,6 @@ call has ended. Models and datasets stay in separate volumes.
 """
 
 import importlib.metadata
-import json
 import os
 import shutil
 import sys
@@ -20,7 +19,7 @@ from packaging.requirements import Requirement
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import write_json
+from trl_ablate.run.files import read_object, write_json
 from trl_ablate.run.folders import part_of, put_back, replace_folder
 from trl_ablate.study.engines import SECONDS_TO_END, Job
 from trl_ablate.study.engines.shipping import (
@@ -196,7 +195,9 @@ class ModalProcess:
     """A call, found by its note."""
 
     def __init__(self, job: Job, service: Service, checkpoints: bool):
-        note = json.loads(job.away.read_text(encoding="utf-8"))
+        note = read_object(job.away)
+        if not {"call", "folder"} <= note.keys():
+            raise ConfigurationError(f"{job.away} names no call; remove it to start the run anew")
         self._call, self._folder = note["call"], note["folder"]
         self._job, self._service, self._checkpoints = job, service, checkpoints
         self._code: int | None = None

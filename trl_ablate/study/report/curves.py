@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.metrics import ENTROPY, GRAD_NORM, LENGTH
+from trl_ablate.metrics import ENTROPY, GRAD_NORM, LENGTH, stderr_of
 from trl_ablate.recipe.strict import nearest
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.report.series import Series, read_series
@@ -87,7 +87,7 @@ class Run:
         series = self.series.get(metric)
         if series is None or not series.values:
             return None
-        errors = self.series.get(f"{metric}_stderr")
+        errors = self.series.get(stderr_of(metric))
         best = max(series.values)
         return Summary(
             final=series.values[-1],
@@ -157,7 +157,7 @@ def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
             if state.status != "to do" and directory.metrics_file.is_file():
                 metric = plan.primary_metric
                 curves, skipped = read_series(
-                    directory.metrics_file, metric, [f"{metric}_stderr"], DRAWN
+                    directory.metrics_file, metric, [stderr_of(metric)], DRAWN
                 )
             diverged_at = state.record.get("diverged_at")
             if diverged_at is not None:

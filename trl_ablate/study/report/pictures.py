@@ -38,6 +38,8 @@ BANDS_IN_SMALL_PANELS = 3
 PAIR_LETTERS = 60
 """Limit for the letters of an arm's name and its reference's together."""
 
+TITLE_LETTERS = 110
+
 Look = tuple[str, str | tuple[int, tuple[float, float]]]
 """Colour and dash of an arm."""
 
@@ -243,7 +245,13 @@ def _bottoms(figure: Figure, rows: Sequence[float]) -> list[float]:
 
 def _title(axes: Axes, text: str) -> None:
     axes.set_title(
-        text, loc="left", fontsize=10, fontweight="bold", color=INK, pad=8, parse_math=False
+        for_picture(text, TITLE_LETTERS),
+        loc="left",
+        fontsize=10,
+        fontweight="bold",
+        color=INK,
+        pad=8,
+        parse_math=False,
     )
 
 

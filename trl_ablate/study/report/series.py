@@ -14,7 +14,9 @@ from typing import Any, BinaryIO
 
 POINTS = 250
 """A panel is some 300 pixels wide: about as many points of a long run's metrics are drawn."""
-HEAD, BLOCK = 1 << 16, 1 << 22
+HEAD = 1 << 16
+BLOCK = 1 << 18
+"""A block that stays in the processor's cache is searched twice as fast as one of 4 MiB."""
 
 Points = dict[str, dict[float, tuple[float, float]]]
 """Metric -> step -> value and seconds."""
