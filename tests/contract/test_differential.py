@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.support.differential import Pair, measure
+from tests.support.trl_features import CORRECTIONS, TERMS
 
 CONFIGURATIONS = int(os.environ.get("TRL_ABLATE_CONFIGS", "40"))
 WEIGHTS = 1e-5
@@ -73,6 +74,7 @@ def configurations(draw, processes: int = 1):
         "learning_rate": 0.3 if optimizer == "sgd" else 1e-3,
         "adam_epsilon": 1e-4,  # or Adam takes full steps on rounding errors
         "max_grad_norm": draw(st.sampled_from([1.0, 0.0])),
+        "cast_lm_head_to_fp32": draw(st.sampled_from([False, False, True])),
         **draw(entropy_terms()),
     }
     if chosen["multi_objective_aggregation"] == "normalize_then_sum":
@@ -166,3 +168,39 @@ def pair(tiny_model):
 @given(configuration=configurations(processes=2))
 def test_two_processes(pair, configuration):
     check(pair.measure, configuration)
+
+
+REUSED = {
+    "seed": 3,
+    "questions": 16,
+    "rewards": 1,
+    "rollouts": "engine",
+    "tool": False,
+    "lora": False,
+    "num_generations": 4,
+    "per_device_train_batch_size": 4,
+    "generation_batch_size": 16,
+    "gradient_accumulation_steps": 2,
+    "num_iterations": 2,
+    "max_steps": 4,
+    "logging_steps": 1,
+    "loss_type": "grpo",
+    "optim": "sgd",
+    "learning_rate": 0.3,
+}
+"""Four microbatches, two of them in an optimizer step, used twice."""
+ENGINE = {"use_vllm": True, "vllm_mode": "colocate"}
+IN_BFLOAT16 = {"lora": True, "model_init_kwargs": {"dtype": "bfloat16"}}
+"""A head in float32 differs from the rest; the adapters that are trained are in float32."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", [*TERMS, *CORRECTIONS])
+def test_a_feature_with_trimming_and_regrouping(tiny_model, feature):
+    """It has an effect, the same as in stock TRL."""
+    without = {**REUSED, **(ENGINE if feature in CORRECTIONS else {})}
+    without |= IN_BFLOAT16 if feature == "fp32 head" else {}
+    chosen = {**without, **TERMS.get(feature, CORRECTIONS.get(feature, {}))}
+    check(lambda *request: measure(tiny_model, *request), chosen)
+    off = {**without, "vllm_importance_sampling_correction": False}
+    assert measure(tiny_model, "shipped", off) != measure(tiny_model, "shipped", chosen)
