@@ -106,7 +106,7 @@ def drawn(number: int) -> Case:
     modes = MODES[:2] if settings["loss_type"] == "vespo" else MODES
     settings |= {
         "off_policy_mask_threshold": one.choice([None, None, 0.01]),
-        "cast_lm_head_to_fp32": one.random() < 0.3,
+        "cast_lm_head_to_fp32": adapter == "none" and one.random() < 0.3,
         **one.choice(
             [
                 {},
