@@ -191,7 +191,7 @@ REUSED = {
 }
 """Four microbatches, two of them in an optimizer step, used twice."""
 ENGINE = {"use_vllm": True, "vllm_mode": "colocate"}
-OF_BFLOAT16 = 2**-8
+OF_BFLOAT16 = 2**-7
 """Relative: a few of the weights are rounded to a neighbour."""
 OF_FEATURES = {
     # later, a rounding error changes which of two tokens with equal entropy is above the quantile
