@@ -16,7 +16,7 @@ from tests.support.differential import Script
 from trl_ablate import ConfigurationError
 from trl_ablate.rounding import rounded
 from trl_ablate.trainer.mismatch import Fact, effective_sample_size
-from trl_ablate.trainer.sampler import truncated_logps
+from trl_ablate.trainer.sampler import check_text, truncated_logps
 
 STEPS = 5
 FAST = {"optim": "sgd", "learning_rate": 1.0, "max_steps": STEPS, "max_grad_norm": 1e9}
@@ -289,3 +289,19 @@ def test_without_the_switch_truncation_is_that_of_stock(make_trainer):
 def test_refused_in_one_sentence(make_trainer, settings, told):
     with pytest.raises(ConfigurationError, match=told):
         make_trainer(**settings)
+
+
+@pytest.mark.parametrize("sharded", ["is_fsdp_enabled", "is_deepspeed_enabled"])
+def test_sharded_weights_cannot_be_exchanged(make_trainer, sharded):
+    trainer = make_trainer(rollout_staleness=1)
+    trainer.model.train()
+    setattr(trainer, sharded, True)
+    with pytest.raises(ConfigurationError, match="which FSDP and DeepSpeed shard"):
+        with trainer.sampler.weights_of(trainer):
+            pass
+
+
+def test_prompts_with_images_are_refused():
+    check_text(None)
+    with pytest.raises(ConfigurationError, match="for text only, but a prompt has images"):
+        check_text([["an image"]])
