@@ -296,9 +296,9 @@ def test_sharded_weights_cannot_be_exchanged(make_trainer, sharded):
     trainer = make_trainer(rollout_staleness=1)
     trainer.model.train()
     setattr(trainer, sharded, True)
-    with pytest.raises(ConfigurationError, match="which FSDP and DeepSpeed shard"):
-        with trainer.sampler.weights_of(trainer):
-            pass
+    refused = pytest.raises(ConfigurationError, match="which FSDP and DeepSpeed shard")
+    with refused, trainer.sampler.weights_of(trainer):
+        pass
 
 
 def test_prompts_with_images_are_refused():
