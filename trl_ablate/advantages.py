@@ -104,6 +104,16 @@ def signed_and_clipped(
     return advantages_N * torch.where(advantages_N > 0, positive_weight, negative_weight)
 
 
+def overlong_penalty(lengths_N: torch.Tensor, longest: int, share: float) -> torch.Tensor:
+    """DAPO's soft overlong punishment with its sign changed, `(N,)`, from 0 to 1.
+
+    With L = `longest` and C = `share` · L: 0 up to L - C tokens, then (|o| - (L - C)) / C, and 1
+    from L tokens on (https://arxiv.org/abs/2503.14476, equation 13).
+    """
+    grows_over = share * longest
+    return ((lengths_N - (longest - grows_over)) / grows_over).clamp(0, 1)
+
+
 def has_variance(rewards_N: torch.Tensor, num_generations: int) -> torch.Tensor:
     """`(P,)`: whether a group has two graded completions with different rewards."""
     low, high = _range(rewards_N.reshape(-1, num_generations), (1,))

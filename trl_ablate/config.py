@@ -223,9 +223,19 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         return self.reuse_forward and corrected and self.on_policy
 
     @property
-    def sampler_differs(self) -> bool:
+    def exchanges_weights(self) -> bool:
         """Whether rollouts are drawn by other weights than the policy's, on purpose."""
         return self.rollout_staleness > 0 or self.sampler_dtype is not None
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the sampler leaves out some tokens."""
+        return self.top_p < 1 or (self.top_k or 0) > 0 or (self.min_p or 0) > 0
+
+    @property
+    def sampler_differs(self) -> bool:
+        """Whether rollouts are drawn by another distribution than the policy's, on purpose."""
+        return self.exchanges_weights or (self.correct_truncation and self.truncates)
 
     @property
     def corrects_without_engine(self) -> bool:

@@ -19,11 +19,15 @@ COUNTS = (
 )
 """Settings that have to be positive: batches are divided by them."""
 
+CHANGE_THE_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Arguments of generation that change how tokens are sampled."""
+
 OF_THE_SUM = {
     "group_filter": "none",
     "outcome_gate": None,
     "reward_noise": 0.0,
     "placebo": None,
+    "overlong_penalty": 0.0,
     "kl_in": "loss",
 }
 """Switches that act on the sum of the rewards, and their values that change nothing."""
@@ -144,17 +148,23 @@ def check_generation(config: "AblationConfig") -> None:
             "a seed in generation_kwargs would give every completion of a group the same "
             "tokens; remove it and use --seed"
         )
-    truncated = [
-        f"{name} {getattr(config, name)}"
-        for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None))
-        if getattr(config, name) != off
-    ]
-    corrected = config.use_vllm or config.sampler_differs
-    if truncated and corrected and config.vllm_importance_sampling_correction:
+    _check_known_sampler(config)
+
+
+def _check_known_sampler(config: "AblationConfig") -> None:
+    """Without vLLM, the log-probabilities of a sampler that differs are computed from its weights,
+    temperature, top_p, top_k and min_p alone."""
+    if config.use_vllm or not config.sampler_differs:
+        return
+    given = [f"{name} in generation_kwargs" for name in CHANGE_THE_DISTRIBUTION
+             if name in (config.generation_kwargs or {})]  # fmt: skip
+    if config.repetition_penalty != 1.0:
+        given.append(f"repetition_penalty {config.repetition_penalty}")
+    if given:
         raise ConfigurationError(
-            f"{' and '.join(truncated)} truncates the sampling distribution, but the importance "
-            "correction needs the full one; remove it, or set "
-            "vllm_importance_sampling_correction to false"
+            f"{' and '.join(given)} changes the sampling distribution, whose log-probabilities "
+            "rollout_staleness, sampler_dtype and correct_truncation need; remove it, or use the "
+            "settings temperature, top_p, top_k and min_p"
         )
 
 

@@ -52,6 +52,19 @@ class GroupSwitches:
         "answer: 0 or 1 at random, the completion's length, or a constant. Logged rewards stay the "
         "true ones.",
     )
+    overlong_penalty: float = setting(
+        0.0,
+        "Subtracted from the reward of a completion of max_completion_length tokens, for the "
+        "advantages of training: 0 before the last overlong_share of that length, then in "
+        "proportion. group_filter does not look at it. Logged rewards stay the true ones.",
+        least=0,
+    )
+    overlong_share: float = setting(
+        0.2,
+        "Share of max_completion_length, at its end, over which overlong_penalty grows.",
+        above=0,
+        most=1,
+    )
     kl_estimator: KLEstimator = setting(
         "k3",
         "Estimate of the KL to the reference at each token: log(pi/ref), half its square, or "
@@ -73,4 +86,10 @@ class GroupSwitches:
         None,
         "Rollouts are drawn by weights that are rounded to this type; training keeps its own. "
         "Null: no rounding.",
+    )
+    correct_truncation: bool = setting(
+        False,
+        "top_p, top_k and min_p make a sampler that differs from the policy: the log-probabilities "
+        "of the truncated distribution are kept, and the importance correction applies. With vLLM "
+        "it always does.",
     )

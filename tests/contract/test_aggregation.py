@@ -15,6 +15,8 @@ from tests.contract.test_loss import (  # noqa: F401
 )
 from trl_ablate import AblationConfig, ConfigurationError
 from trl_ablate.losses import clipped_log_ratio, loss_denominator, prompt_weights
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.trainer.groups import Scored, with_advantages
 
 LOW, HIGH = 0.2, 0.3
@@ -63,6 +65,26 @@ def test_the_mean_over_prompts(make_trainer, batch, loss_type, group_filter):  #
     theirs = groups[0] if group_filter == "drop" else sum(groups) / 2
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-7)
     assert_same(our_gradient, gradients(theirs, trainer.model))
+
+
+def test_the_recipe_gpg_is_the_formula_of_gpg(make_trainer, batch):  # noqa: F811
+    """B/(B-M) · 1/B Σ_g 1/Σ|o| Σ_i Σ_t -log π · (r - mean), with F_norm 1; here B = 2, M = 1."""
+    declared = read_mapping(SHIPPED / "gpg.yaml", "recipe")
+    switches = {name: value for name, value in declared.items() if name != "extends"}
+    trainer = make_trainer(num_generations=2, **switches)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.args.steps_per_generation = 1
+    trainer.model.train()
+    found = Scored(batch, torch.tensor([1.0, 0.0, 1.0, 1.0]), None, torch.zeros(4).bool(), None,
+                   4, 18)  # fmt: skip
+    ours = trainer._compute_loss(trainer.model, with_advantages(trainer, found))
+    our_gradient = gradients(ours, trainer.model)
+
+    mask = batch["completion_mask"]
+    terms = -logps_of(trainer.model, batch) * torch.tensor([[0.5], [-0.5], [0], [0]]) * mask
+    groups = [terms[:2].sum() / mask[:2].sum(), terms[2:].sum() / mask[2:].sum()]
+    alpha = 2 / (2 - 1)
+    assert_same(our_gradient, gradients(alpha * sum(groups) / 2, trainer.model))
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "sapo", "luspo"])

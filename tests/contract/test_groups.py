@@ -8,6 +8,7 @@ import torch
 from tests.contract.test_loss import assert_same, batch, gradients, logps_of  # noqa: F401
 from trl_ablate import AblationConfig, ConfigurationError
 from trl_ablate.losses import loss_denominator
+from trl_ablate.trainer.batching import weigh_microbatches
 from trl_ablate.trainer.groups import Scored, with_advantages
 from trl_ablate.trainer.resampling import fill
 
@@ -144,12 +145,14 @@ def test_momentum_does_not_move_a_skipped_step(make_trainer):
 def test_counts_of_dropped_groups(make_trainer):
     trainer = make_trainer(reward=by_prompt, group_filter="drop", **FOUR_GROUPS)
     trainer.train()
-    for number, row in enumerate(trainer.state.log_history[:-1], start=1):
+    generated = 0
+    for row in trainer.state.log_history[:-1]:
+        generated += 16 * row["completions/mean_length"]
+        assert row["rollouts/generated_tokens"] == generated
         share = row["frac_reward_zero_std"]  # TRL's
         assert row["rollouts/used"] == 16 * (1 - share)
         assert row["rollouts/dropped"] == 16 * share
         assert row["groups/passed/4"] == share and row["groups/passed/2"] == 1 - share
-        assert 16 * 10 * number < row["rollouts/generated_tokens"] <= 16 * 12 * number
         whole = row["rollouts/used_tokens"] + row["rollouts/dropped_tokens"]
         assert whole == 16 * row["completions/mean_length"]
     assert sum(row.get("rollouts/dropped", 0) for row in trainer.state.log_history) > 0
@@ -315,6 +318,11 @@ def test_the_gate_is_a_reward_function(make_trainer):
             {"multi_objective_aggregation": "normalize_then_sum", "group_filter": "drop"},
             "group_filter drop acts on the sum of the rewards",
         ),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum", "overlong_penalty": 0.5},
+            "overlong_penalty 0.5 acts on the sum of the rewards",
+        ),
+        ({"overlong_share": 0.0}, "overlong_share is 0.0; it has to be more than 0 and at most 1"),
     ],
 )
 def test_refused_in_one_sentence(settings, told):
@@ -346,6 +354,78 @@ def test_metrics_of_signs_and_lengths(make_trainer):
     assert row["advantages/positive"] == pytest.approx(0.25)  # half the rows have 1/2
     assert row["advantages/negative"] == pytest.approx(0.125)
     assert sum(row[f"advantages/weight/q{place}"] for place in (1, 2, 3, 4)) == pytest.approx(1)
+
+
+def test_the_overlong_penalty_makes_advantages_and_no_variance(make_trainer):
+    """It is subtracted in training; the filter, logged rewards and evaluations do not see it."""
+    settings = {"overlong_penalty": 0.5, "overlong_share": 1.0, "scale_rewards": "none"}
+    trainer = make_trainer(reward=outcome, generation_batch_size=8, stop=["1", "2"], **settings)
+    trainer.model.train()
+    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
+    got = trainer._generate_and_score_completions(inputs)["advantages"]
+    subtracted = 0.5 * torch.tensor(trainer.described.lengths) / 12
+    assert len(set(subtracted.tolist())) > 1
+    reward = torch.tensor([1.0, 1.0, 0.0, 0.0] * 2) - subtracted
+    expected = reward - reward.view(2, 4).mean(1).repeat_interleave(4)
+    assert torch.allclose(got, expected, atol=1e-6)
+    (logged,) = trainer._metrics["train"]["rollouts/overlong_penalty"]
+    assert logged == pytest.approx(subtracted.mean().item())
+    assert [row["reward"] for row in trainer.latest_rollouts()] == [1.0, 1.0, 0.0, 0.0] * 2
+
+    same = make_trainer(reward=ones, group_filter="drop", generation_batch_size=8, **settings)
+    same.model.train()
+    assert same._generate_and_score_completions(inputs)["completion_mask"].sum() == 0
+    trainer.model.eval()
+    trainer._generate_and_score_completions(inputs)
+    assert "rollouts/overlong_penalty" not in trainer._metrics["eval"]
+
+
+@pytest.mark.parametrize("beta", [0.0, BETA])
+@pytest.mark.parametrize("rows", [[[0, 1], [2, 3]], [[0, 2], [1, 3]]], ids=["apart", "mixed"])
+def test_bnpo_averages_over_the_microbatches_that_have_a_group(
+    make_trainer,
+    batch,  # noqa: F811
+    rows,
+    beta,
+):
+    """Each microbatch is divided by its kept tokens; one without a kept group is not counted."""
+    trainer = make_trainer(group_filter="drop", num_generations=2, scale_rewards="none",
+                           loss_type="bnpo", beta=beta)  # fmt: skip
+    trainer.current_gradient_accumulation_steps = 2
+    trainer.model.train()
+    with torch.no_grad():
+        batch["ref_per_token_logps"] = logps_of(trainer.model, batch) - 0.5
+    ready = with_advantages(trainer, scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
+    parts = [
+        {name: one[part] if one.dim() else one for name, one in ready.items()} for part in rows
+    ]
+    weigh_microbatches(parts, lambda counts: counts)
+    ours = sum(trainer._compute_loss(trainer.model, part) for part in parts)
+    our_gradient = gradients(ours, trainer.model)
+
+    logps = logps_of(trainer.model, batch)
+    ratio, difference = torch.exp(logps - logps.detach()), batch["ref_per_token_logps"] - logps
+    kl = (torch.exp(difference) - difference - 1) * ratio
+    loss = -torch.tensor([[0.5], [-0.5], [0], [0]]) * ratio + beta * kl
+    mask = batch["completion_mask"] * torch.tensor([[1], [1], [0], [0]])
+    means = [(loss * mask)[part].sum() / mask[part].sum() for part in rows if mask[part].any()]
+    theirs = sum(means) / len(means)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-7)
+    assert_same(our_gradient, gradients(theirs, trainer.model))
+
+
+def test_a_trained_step_of_bnpo_weighs_its_microbatches(make_trainer):
+    """Of four microbatches of one group each, some have variance; the others are not counted."""
+    trainer = make_trainer(reward=by_prompt, group_filter="drop", loss_type="bnpo",
+                           max_steps=1, shuffle_dataset=False, **FOUR_GROUPS)  # fmt: skip
+    seen = []
+    compute_loss = trainer._compute_loss
+    trainer._compute_loss = lambda model, part: (seen.append(part), compute_loss(model, part))[1]
+    trainer.train()
+    filled = sum(bool(one["completion_mask"].any()) for one in seen)
+    weights_of = {one["row_weights"].unique().item() for one in seen if "row_weights" in one}
+    assert len(seen) == 4 and weights_of == ({4 / filled} if filled else {4.0})
+    assert filled < 4
 
 
 def test_one_generation_is_no_group(make_trainer):

@@ -19,6 +19,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from tests.support.rows import without_times
+from tests.support.trl_features import CORRECTIONS, MODES, TERMS
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.carried import counts_the_steps_of_this_call
 
@@ -101,7 +102,23 @@ def drawn(number: int) -> Case:
         settings |= {"eval_strategy": "steps", "eval_steps": 1}
     if one.random() < 0.1:
         settings["dataloader_num_workers"] = 1
-    return Case(settings, questions, one.randint(1, settings["max_steps"] - 1), adapter)
+    stop = one.randint(1, settings["max_steps"] - 1)
+    modes = MODES[:2] if settings["loss_type"] == "vespo" else MODES
+    settings |= {
+        "off_policy_mask_threshold": one.choice([None, None, 0.01]),
+        "cast_lm_head_to_fp32": adapter == "none" and one.random() < 0.3,
+        **one.choice(
+            [
+                {},
+                {},
+                {"rollout_staleness": one.choice([1, 3])},
+                {"sampler_dtype": one.choice(["bfloat16", "int8"])},
+                {"top_p": 0.8, "correct_truncation": True},
+            ]
+        ),
+        "vllm_importance_sampling_mode": one.choice(modes),
+    }
+    return Case(settings, questions, stop, adapter)
 
 
 def batch_settings(one: random.Random) -> dict[str, Any]:
@@ -222,6 +239,9 @@ NAMED = {
     "stale rollouts, reused": Case(
         {"max_steps": 9, **OFF_POLICY, "rollout_staleness": 1, "sampler_dtype": "int8"}, 8, stop=6
     ),
+    "a truncated sampler": Case(
+        {"max_steps": 9, **OFF_POLICY, "top_k": 20, "correct_truncation": True}, 8, stop=6
+    ),
     "resampled groups": Case({"max_steps": 9, **OFF_POLICY, **RESAMPLED}, questions=12, stop=6),
     "an adapter trained before": Case({"max_steps": 4, "beta": 0.1}, 8, stop=2, adapter="same"),
     "three epochs": Case({"max_steps": -1, "num_train_epochs": 3}, questions=7, stop=5),
@@ -245,6 +265,15 @@ def test_a_stream_that_is_resumed_in_its_second_pass_is_warned_of(train, tmp_pat
 @pytest.mark.parametrize("number", CONFIGS)
 def test_stopped_and_resumed(check, number):
     check(drawn(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", [*TERMS, *CORRECTIONS])
+def test_a_feature_of_trl(check, feature):
+    """Stopped within a rollout batch; the corrections are those of stale and rounded rollouts."""
+    sampler = {"rollout_staleness": 1, "sampler_dtype": "int8"} if feature in CORRECTIONS else {}
+    settings = {**OFF_POLICY, **sampler, **TERMS.get(feature, CORRECTIONS.get(feature, {}))}
+    check(Case({"max_steps": 9, **settings}, questions=8, stop=6))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from tests.support.differential import Script
 from trl_ablate import ConfigurationError
 from trl_ablate.rounding import rounded
 from trl_ablate.trainer.mismatch import Fact, effective_sample_size
+from trl_ablate.trainer.sampler import check_text, truncated_logps
 
 STEPS = 5
 FAST = {"optim": "sgd", "learning_rate": 1.0, "max_steps": STEPS, "max_grad_norm": 1e9}
@@ -100,11 +101,7 @@ def test_the_sampler_s_log_probabilities_are_kept(make_trainer, epochs):
 
 
 def all_logps(model, output):
-    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
-    mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
-    width = output["completion_ids"].size(1)
-    with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=mask).logits[:, -width - 1 : -1]
+    logits = all_logits(model, output)
     return torch.log_softmax(logits, -1).gather(2, output["completion_ids"][..., None]).squeeze(2)
 
 
@@ -193,11 +190,93 @@ def test_an_engine_is_loaded_with_the_stale_weights(make_trainer):
         assert not torch.equal(synced[-1], synced[-2])
 
 
-@pytest.mark.parametrize("sampler", [{"rollout_staleness": 1}, {"sampler_dtype": "int8"}])
-def test_a_truncated_distribution_cannot_be_corrected(make_trainer, sampler):
-    with pytest.raises(ConfigurationError, match="top_p 0.9 truncates the sampling distribution"):
-        make_trainer(top_p=0.9, **sampler)
-    make_trainer(top_p=0.9, vllm_importance_sampling_correction=False, **sampler)
+# p = .5 .25 .125 .125; the ratio of the policy to the sampler is Z, the sum of the kept ones
+@pytest.mark.parametrize(
+    ("rule", "z"),
+    [
+        ({"top_k": 1}, 0.5),
+        ({"top_k": 2}, 0.75),
+        ({"top_p": 0.6}, 0.75),
+        ({"min_p": 0.4}, 0.75),
+        ({"min_p": 0.2}, 1.0),
+        ({"top_k": 2, "top_p": 0.6}, 0.5),  # top_p 0.6 of 2/3 and 1/3 keeps the first
+    ],
+    ids=str,
+)
+def test_truncated_log_probabilities_by_hand(rule, z):
+    p = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    logits = p.log().expand(2, 3, 4) + torch.tensor([1.0, -2.0])[:, None, None]
+    got = truncated_logps(logits, torch.zeros(2, 3, dtype=torch.long), **rule)
+    assert got.exp().tolist() == [[pytest.approx(0.5 / z)] * 3] * 2
+
+
+def test_a_token_that_is_not_kept_is_not_corrected():
+    logits = torch.tensor([[[0.5, 0.25, 0.25]]]).log()
+    got = truncated_logps(logits, torch.tensor([[2]]), top_k=1)
+    assert got.exp().item() == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize(
+    "rule", [{"top_p": 0.7}, {"top_k": 20}, {"min_p": 0.6}, {"top_p": 0.7, "sampler_dtype": "int8"}]
+)
+def test_a_truncated_sampler(make_trainer, rule, corrected):
+    """Its log-probabilities are kept; the ratio, the gap and the sample size are those of Z."""
+    trainer = make_trainer(
+        correct_truncation=True, temperature=0.2, vllm_importance_sampling_mode="token_truncate",
+        vllm_importance_sampling_correction=corrected, max_steps=1, generation_batch_size=8, **rule,
+    )  # fmt: skip
+    start = {name: one.detach().clone() for name, one in trainer.model.named_parameters()}
+    seen = []
+    compute_loss = trainer._compute_loss
+    trainer._compute_loss = lambda model, part: (seen.append(part), compute_loss(model, part))[1]
+    trainer.train()
+    (row,) = [row for row in trainer.state.log_history if "grad_norm" in row]
+    trainer.model.load_state_dict(start, strict=False)
+    gaps, ratios = [], []
+    for one in seen:
+        mask = one["completion_mask"].bool()
+        policy = all_logits(trainer.model, one) / 0.2
+        dtype = rule.get("sampler_dtype")
+        with torch.no_grad():
+            for name, parameter in trainer.model.named_parameters():
+                parameter.copy_(rounded(start[name], dtype) if dtype else start[name])
+        sampler = all_logits(trainer.model, one) / 0.2
+        trainer.model.load_state_dict(start, strict=False)
+        limits = {name: value for name, value in rule.items() if name != "sampler_dtype"}
+        of_sampler = truncated_logps(sampler, one["completion_ids"], **limits)
+        kept = one["sampling_per_token_logps"]
+        torch.testing.assert_close(kept[mask], of_sampler[mask], atol=1e-4, rtol=1e-4)
+        of_policy = policy.log_softmax(-1).gather(2, one["completion_ids"][..., None])[..., 0]
+        gaps.append((of_policy - of_sampler)[mask])
+        ratios.append(gaps[-1].exp().clamp(max=3))
+    gap, ratio = torch.cat(gaps), torch.cat(ratios)
+    assert gap.abs().max() > 0.01
+    assert dtype or ratio.max() <= 1 + 1e-4
+    logged = row["sampling/sampling_logp_difference/mean"]
+    assert logged == pytest.approx(gap.abs().mean().item(), rel=1e-3)
+    ratio = ratio if corrected else torch.ones_like(ratio)
+    size = ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
+    assert row["sampling/effective_sample_size"] == pytest.approx(size.item(), rel=1e-4)
+    assert row["sampling/importance_sampling_ratio/min"] == pytest.approx(
+        ratio.min().item(), rel=1e-3
+    )
+    assert [row[f"sampling/dropped/q{place}"] for place in (1, 2, 3, 4)] == [0] * 4
+
+
+def all_logits(model, output):
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+    mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+    width = output["completion_ids"].size(1)
+    with torch.no_grad():
+        return model(input_ids=ids, attention_mask=mask).logits[:, -width - 1 : -1]
+
+
+def test_without_the_switch_truncation_is_that_of_stock(make_trainer):
+    trainer = make_trainer(top_p=0.7, max_steps=1)
+    trainer.train()
+    assert not trainer.sampler.differs
+    assert not [name for row in trainer.state.log_history for name in row if "sampling/" in name]
 
 
 @pytest.mark.parametrize(
@@ -210,3 +289,19 @@ def test_a_truncated_distribution_cannot_be_corrected(make_trainer, sampler):
 def test_refused_in_one_sentence(make_trainer, settings, told):
     with pytest.raises(ConfigurationError, match=told):
         make_trainer(**settings)
+
+
+@pytest.mark.parametrize("sharded", ["is_fsdp_enabled", "is_deepspeed_enabled"])
+def test_sharded_weights_cannot_be_exchanged(make_trainer, sharded):
+    trainer = make_trainer(rollout_staleness=1)
+    trainer.model.train()
+    setattr(trainer, sharded, True)
+    refused = pytest.raises(ConfigurationError, match="which FSDP and DeepSpeed shard")
+    with refused, trainer.sampler.weights_of(trainer):
+        pass
+
+
+def test_prompts_with_images_are_refused():
+    check_text(None)
+    with pytest.raises(ConfigurationError, match="for text only, but a prompt has images"):
+        check_text([["an image"]])

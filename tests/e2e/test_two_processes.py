@@ -44,6 +44,17 @@ def test_some_groups_were_dropped_and_others_replaced(measured):
     assert all(0 < rows < two_processes.ROWS for rows in used)
 
 
+def test_the_processes_have_unequal_numbers_of_groups_left(measured):
+    dropped = [
+        two["advantages"]
+        for settings, (_, two) in zip(two_processes.SETTINGS, measured, strict=True)
+        if settings.get("group_filter") == "drop"
+    ]
+    for advantages in dropped:
+        left = [any(advantages[first : first + 4]) for first in range(0, two_processes.ROWS, 4)]
+        assert sum(left[:2]) != sum(left[2:])
+
+
 def test_the_same_gradient(measured):
     for one, two in measured:
         for ours, theirs in zip(one["weights"], two["weights"], strict=True):

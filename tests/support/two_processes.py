@@ -26,10 +26,11 @@ SETTINGS = [
     {"length_norm": "mean", "group_filter": "drop", "beta": 0.1},
     {"length_norm": "token", "group_filter": "drop", "baseline": "group_then_batch"},
     {"length_norm": "mean", "group_filter": "resample", "scale_rewards": "advantage_std"},
-    {"length_norm": "mean", "reward_noise": 0.5, "scale_rewards": "group_mean"},
+    {"length_norm": "mean", "reward_noise": 0.5, "scale_rewards": "group_mean",
+     "overlong_penalty": 0.5, "overlong_share": 1.0},
     {"length_norm": "prompt", "group_filter": "drop", "kl_estimator": "k2", "beta": 0.1},
     {"length_norm": "mean", "kl_estimator": "k1", "kl_in": "reward", "beta": 0.1},
-]
+]  # fmt: skip
 
 
 class ScriptedTrainer(AblationTrainer):

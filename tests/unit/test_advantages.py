@@ -7,7 +7,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trl_ablate.advantages import compute_advantages, has_variance, signed_and_clipped
+from trl_ablate.advantages import (
+    compute_advantages,
+    has_variance,
+    overlong_penalty,
+    signed_and_clipped,
+)
 from trl_ablate.config import Baseline, Scale
 from trl_ablate.settings import choices
 
@@ -277,3 +282,15 @@ def test_clipped_then_weighted_by_sign():
 def test_variance_needs_two_different_graded_rewards():
     rewards = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, NAN, NAN, NAN])
     assert has_variance(rewards, 2).tolist() == [True, False, False, False]
+
+
+# L = 20, C = 5: 0 up to 15 tokens, a fifth more for each further one
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(0, 0), (15, 0), (16, 0.2), (19, 0.8), (20, 1), (21, 1)]
+)
+def test_the_overlong_penalty(tokens, expected):
+    from trl.rewards import get_soft_overlong_punishment
+
+    got = overlong_penalty(torch.tensor([tokens]), 20, 0.25).item()
+    assert got == pytest.approx(expected)
+    assert [pytest.approx(-got)] == get_soft_overlong_punishment(20, 5)([[1] * tokens])

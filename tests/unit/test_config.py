@@ -82,8 +82,14 @@ def test_accumulation_counts_processes(monkeypatch):
             {"multi_objective_aggregation": "normalize_then_sum", "baseline": "none"},
             "use 'sum_then_normalize'",
         ),
-        ({"use_vllm": True, "top_k": 5}, "top_k 5 truncates the sampling distribution"),
-        ({"use_vllm": True, "min_p": 0.1}, "min_p 0.1 truncates the sampling distribution"),
+        (
+            {"sampler_dtype": "int8", "repetition_penalty": 1.1},
+            "repetition_penalty 1.1 changes the sampling distribution",
+        ),
+        (
+            {"rollout_staleness": 1, "generation_kwargs": {"top_p": 0.9}},
+            "top_p in generation_kwargs changes the sampling distribution",
+        ),
         (
             {"use_vllm": True, "max_completion_length": 512, "vllm_max_model_length": 512},
             "max_completion_length 512 leaves no tokens for a prompt in vllm_max_model_length 512",

@@ -135,11 +135,18 @@ def _group_rules(
             "there is one reward function, so nothing is left to act within its outcome",
         ),
         (
-            config.baseline == "none" and task.eos_penalty == 0 and not task.own_rewards,
+            config.baseline == "none" and not _may_be_negative(config, task),
             ("negative_weight",),
             "baseline is 'none' and no reward is negative, so no advantage is",
         ),
+        (config.overlong_penalty == 0, ("overlong_share",), "overlong_penalty is 0"),
     ]
+
+
+def _may_be_negative(config: AblationConfig, task: TaskArguments) -> bool:
+    """Whether a reward can be below 0 once everything is subtracted from it."""
+    of_kl = config.beta != 0 and config.kl_in == "reward"
+    return bool(config.overlong_penalty or of_kl or task.eos_penalty or task.own_rewards)
 
 
 def _has_nothing_to_regroup(config: AblationConfig) -> bool:
@@ -194,6 +201,12 @@ def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str
     )
     importance = ("vllm_importance_sampling_correction", *correction)
     return [
+        (not config.truncates, ("correct_truncation",), "top_p, top_k and min_p keep all tokens"),
+        (
+            config.use_vllm or config.exchanges_weights,
+            ("correct_truncation",),
+            "the log-probabilities of the sampler are those of the truncated distribution anyway",
+        ),
         (not config.use_vllm, engine, "use_vllm is false"),
         (
             not config.use_vllm and not config.sampler_differs,

@@ -39,9 +39,11 @@ from trl_ablate.trainer import carried
 from trl_ablate.trainer.architectures import has_virtual_tokens, may_move_rows
 from trl_ablate.trainer.batching import (
     DRAWN,
+    ROW_WEIGHTS,
     forward_trimmed,
     is_text,
     is_text_forward,
+    weigh_microbatches,
     without_needless_padding,
 )
 from trl_ablate.trainer.clock import GRPOStepClock
@@ -180,6 +182,8 @@ class AblationTrainer(GRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         microbatches = self._buffered_inputs
         drawn_anew = self.model.training and microbatches is not before
+        if drawn_anew and self.loss_type == "bnpo" and ROW_WEIGHTS in microbatches[0]:
+            weigh_microbatches(microbatches, partial(self.accelerator.reduce, reduction="sum"))
         if not drawn_anew or self.aux_loss_enabled or not all(map(is_text, microbatches)):
             return inputs
         multiple = self.args.trimmed_to_multiple_of if self._trims else None

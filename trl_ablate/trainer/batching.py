@@ -52,6 +52,21 @@ def is_text_forward(arguments: Mapping[str, Any]) -> bool:
     return all(value is None for name, value in arguments.items() if name not in TEXT_FORWARD)
 
 
+def weigh_microbatches(microbatches: list[Batch], total: Callable[[Any], Any]) -> None:
+    """Turn the row weights of `bnpo`, 1 in groups that are kept and 0 in others, into the factor
+    that makes the mean over all microbatches one over those with a row that is kept.
+
+    `total` sums a tensor over all processes. As with TRL's other divisors, the factor is that of
+    the rollout batch, also if an optimizer step takes only a part of it.
+    """
+    filled = sum(bool(batch[ROW_WEIGHTS].any()) for batch in microbatches)
+    device = microbatches[0][ROW_WEIGHTS].device
+    all_filled, everything = total(torch.tensor([filled, len(microbatches)], device=device))
+    for batch in microbatches:
+        factor = everything / all_filled.clamp(min=1)
+        batch[ROW_WEIGHTS] = torch.full_like(batch[ROW_WEIGHTS], factor.item())
+
+
 def without_needless_padding(
     microbatches: list[Batch], together: int, multiple: int | None
 ) -> tuple[list[Batch], dict[str, float]]:

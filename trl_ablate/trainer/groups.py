@@ -14,6 +14,7 @@ import torch
 from trl_ablate.advantages import (
     compute_advantages,
     has_variance,
+    overlong_penalty,
     signed_and_clipped,
     weighted_reward,
 )
@@ -85,8 +86,21 @@ def scored(trainer: "AblationTrainer", batch: Batch, rewards_NF: torch.Tensor, t
             outcome_N, shaping_N = split_rewards(
                 noisy(rewards_NF, draws_N, names, args), trainer.reward_weights, names, args
             )
-    penalty_N = kl_penalty(trainer, batch)
+    penalty_N = penalties(trainer, batch, torch.tensor(lengths, device=rewards_NF.device))
     return Scored(batch, outcome_N, shaping_N, passed_N, penalty_N, len(rewards_NF), sum(lengths))
+
+
+def penalties(
+    trainer: "AblationTrainer", batch: Batch, lengths_N: torch.Tensor
+) -> torch.Tensor | None:
+    """What is subtracted from the reward of each completion; None if nothing is."""
+    args, of_kl_N = trainer.args, kl_penalty(trainer, batch)
+    if not (args.overlong_penalty and trainer.model.training):
+        return of_kl_N
+    longest: Any = args.max_completion_length
+    of_length_N = args.overlong_penalty * overlong_penalty(lengths_N, longest, args.overlong_share)
+    trainer._metrics["train"]["rollouts/overlong_penalty"].append(of_length_N.mean().item())
+    return of_length_N if of_kl_N is None else of_kl_N + of_length_N
 
 
 def split_rewards(
@@ -143,6 +157,8 @@ def _row_weights(
     """The factor of the loss of each group's rows, `(P,)`; None if all are 1."""
     if trainer.args.length_norm == "prompt":
         return prompt_weights(tokens_PG, kept_P)
+    if trainer.loss_type == "bnpo" and not kept_P.all():
+        return kept_P.float()  # `weigh_microbatches` makes factors of them
     if kept_P.all() or trainer.loss_type not in MEAN_OVER_ROWS:
         return None
     return torch.full(kept_P.shape, len(kept_P) / max(1, int(kept_P.sum()))).to(tokens_PG.device)

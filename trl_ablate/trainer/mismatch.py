@@ -17,6 +17,10 @@ from trl_ablate.metrics import SAMPLING_GAP
 from trl_ablate.trainer.batching import Batch
 from trl_ablate.trainer.loss_pass import LossPass
 
+SAMPLING_LOGPS = "sampling_per_token_logps"
+NO_BOUNDS: dict[str, Any] = {"mode": "token_truncate", "low": None, "high": None}
+"""Of a microbatch that is not corrected: all its ratios are 1."""
+
 
 class Fact(IntEnum):
     """The columns of a row of facts."""
@@ -42,7 +46,8 @@ class MismatchCorrection:
 
     def __init__(self, config: AblationConfig):
         self.saves_a_forward = config.saves_a_forward
-        self._without_engine = config.corrects_without_engine
+        self._differs = config.sampler_differs
+        self._without_engine = config.sampler_differs and not config.use_vllm
         self._bounds = {
             "mode": config.vllm_importance_sampling_mode,
             "low": config.vllm_importance_sampling_clip_min,
@@ -76,20 +81,24 @@ class MismatchCorrection:
         )
 
     def record(self, loss_pass: LossPass) -> None:
-        """Record one microbatch, if it was corrected."""
-        shown = loss_pass.shown
-        if "importance_sampling_ratio" not in shown:
+        """Record one microbatch, if it was corrected or its sampler differs on purpose."""
+        shown, bounds = loss_pass.shown, self._bounds
+        ratio, sampling_NT = map(shown.get, ("importance_sampling_ratio", SAMPLING_LOGPS))
+        uncorrected = ratio is None and self._differs and sampling_NT is not None
+        if uncorrected:
+            ratio, bounds = torch.ones_like(loss_pass.logps_NT), NO_BOUNDS
+        if ratio is None:
             return
-        before_NT = shown.get("old_per_token_logps") if self._without_engine else None
+        before_NT = loss_pass.inputs.get("old_per_token_logps") if self._without_engine else None
         rows_NF = mismatch_rows(
             loss_pass.logps_NT if before_NT is None else before_NT,
-            shown["sampling_per_token_logps"],
-            shown["importance_sampling_ratio"],
+            shown[SAMPLING_LOGPS],
+            ratio,
             loss_pass.mask_NT,
-            **self._bounds,
+            **bounds,
         )
         self._rows.append(rows_NF)
-        if self.saves_a_forward or self._without_engine:
+        if self.saves_a_forward or self._without_engine or uncorrected:
             self._of_this_rollout.append(rows_NF)
         if len(self._of_this_rollout) == self._microbatches:
             self._gaps.append(local_gap(torch.cat(self._of_this_rollout)))

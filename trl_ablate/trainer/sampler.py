@@ -1,9 +1,10 @@
-"""A sampler that differs from the policy: older weights, or weights of another type.
+"""A sampler that differs from the policy: older weights, weights of another type, fewer tokens.
 
 While rollouts are generated, the parameters hold the sampler's values; TRL's engine sync takes
 them, too. Parameters that are not trained are rounded, but not kept. The sampler's
 log-probabilities of the completions are kept, so that TRL's importance correction applies, also
-without vLLM.
+without vLLM. If top_p, top_k or min_p leave out tokens, they are those of the truncated
+distribution, as vLLM reports them.
 
 The kept copies of a checkpoint are in one file, as all processes have the same.
 """
@@ -11,10 +12,12 @@ The kept copies of a checkpoint are in one file, as all processes have the same.
 from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LogitsProcessorList
+from transformers.generation import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
@@ -34,6 +37,7 @@ class Sampler:
     def __init__(self, config: AblationConfig):
         self._staleness = config.rollout_staleness
         self._dtype = config.sampler_dtype
+        self._exchanges = config.exchanges_weights
         self.differs = config.sampler_differs
         self._kept: deque[Weights] = deque(maxlen=self._staleness + 1)
         """Copies at the start of the last GRPO steps, the oldest first."""
@@ -43,7 +47,7 @@ class Sampler:
     @contextmanager
     def weights_of(self, trainer: "AblationTrainer"):
         """Until the end of the block, the parameters hold the sampler's values."""
-        if not (self.differs and trainer.model.training):
+        if not (self._exchanges and trainer.model.training):
             yield
             return
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
@@ -100,8 +104,9 @@ def check_text(images: Any) -> None:
     """Refuse images: the sampler's log-probabilities are computed from tokens alone."""
     if images is not None:
         raise ConfigurationError(
-            "rollout_staleness and sampler_dtype are for text only, but a prompt has images; set "
-            "rollout_staleness to 0 and sampler_dtype to null"
+            "rollout_staleness, sampler_dtype and correct_truncation are for text only, but a "
+            "prompt has images; set rollout_staleness to 0, sampler_dtype to null and "
+            "correct_truncation to false"
         )
 
 
@@ -109,24 +114,75 @@ def sampler_logps(
     trainer: "AblationTrainer", prompt_ids: list[list[int]], completion_ids: list[list[int]]
 ) -> list[list[float]]:
     """The sampler's log-probability of each token; call it while its weights are in place."""
-    device, batch = trainer.accelerator.device, trainer.args.per_device_train_batch_size
+    ids_NL, mask_NL = _padded(trainer, prompt_ids, completion_ids)
     widest = max(1, *map(len, completion_ids))
-    longest = max(map(len, prompt_ids))
-    padding: Any = trainer._tokenizer.pad_token_id
+    batch = trainer.args.per_device_train_batch_size
+    with torch.no_grad():
+        if trainer.args.truncates:
+            parts = zip(ids_NL.split(batch), mask_NL.split(batch), strict=True)
+            logps_NT = torch.cat([_of_truncated(trainer, *part, widest) for part in parts])
+        else:
+            logps_NT = trainer._get_per_token_logps_and_entropies(
+                trainer.model, ids_NL, mask_NL, widest, batch_size=batch
+            )[0]
+    return [row[: len(ids)] for row, ids in zip(logps_NT.tolist(), completion_ids, strict=True)]
+
+
+def _padded(
+    trainer: "AblationTrainer", prompt_ids: list[list[int]], completion_ids: list[list[int]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts and completions as rows of ids and of their mask; prompts end in one column."""
+    device, padding = trainer.accelerator.device, trainer._tokenizer.pad_token_id
+    widest, longest = max(1, *map(len, completion_ids)), max(map(len, prompt_ids))
     rows, masks = [], []
     for prompt, completion in zip(prompt_ids, completion_ids, strict=True):
         left, right = longest - len(prompt), widest - len(completion)
         rows.append([padding] * left + [*prompt, *completion] + [padding] * right)
         masks.append([0] * left + [1] * (len(prompt) + len(completion)) + [0] * right)
-    with torch.no_grad():
-        logps_NT = trainer._get_per_token_logps_and_entropies(
-            trainer.model,
-            torch.tensor(rows, device=device),
-            torch.tensor(masks, device=device),
-            widest,
-            batch_size=batch,
-        )[0]
-    return [row[: len(ids)] for row, ids in zip(logps_NT.tolist(), completion_ids, strict=True)]
+    return torch.tensor(rows, device=device), torch.tensor(masks, device=device)
+
+
+def _of_truncated(
+    trainer: "AblationTrainer", ids_NL: torch.Tensor, mask_NL: torch.Tensor, width: int
+) -> torch.Tensor:
+    args, model = trainer.args, cast(Any, trainer.model)
+    with trainer.accelerator.autocast():
+        logits = model(input_ids=ids_NL, attention_mask=mask_NL, logits_to_keep=width + 1).logits
+    return truncated_logps(
+        logits[:, :-1].float() / args.temperature,
+        ids_NL[:, -width:],
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+    )
+
+
+def truncated_logps(
+    logits_NTV: torch.Tensor,
+    ids_NT: torch.Tensor,
+    *,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    min_p: float | None = None,
+) -> torch.Tensor:
+    """Log-probability of each token under the truncated distribution, `(N, T)`.
+
+    With Z the probability of the tokens that are kept, it is log p - log Z, so the ratio of the
+    policy to the sampler is Z. The tokens are kept by transformers' own rules, in its order: top_k,
+    top_p, min_p. A token that was sampled but is not kept here, as two forward passes differ by
+    rounding, has its log p: a ratio of 1.
+    """
+    rules: Any = LogitsProcessorList()
+    if top_k:
+        rules.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        rules.append(TopPLogitsWarper(top_p))
+    if min_p:
+        rules.append(MinPLogitsWarper(min_p))
+    flat_MV, ids_M1 = logits_NTV.flatten(0, 1), ids_NT.reshape(-1, 1)
+    kept_M1 = rules(ids_M1, flat_MV).log_softmax(-1).gather(1, ids_M1)
+    whole_M1 = flat_MV.log_softmax(-1).gather(1, ids_M1)
+    return torch.where(kept_M1.isneginf(), whole_M1, kept_M1).view(ids_NT.shape)
 
 
 def needs_ratio(trainer: "AblationTrainer", batch: Batch) -> bool:

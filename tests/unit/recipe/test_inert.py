@@ -49,6 +49,7 @@ def test_regrouping_is_inert_where_a_row_depends_on_its_neighbours():
 CORRECTION = "vllm_importance_sampling_correction"
 MASKS = {"vllm_importance_sampling_mode": "token_mask"}
 UNCORRECTED = {"sampler_dtype": "int8", CORRECTION: False}
+LONG = {"overlong_penalty": 0.5}
 TWO_REWARDS = TaskArguments(template="reasoning_xml")
 PENALTY = TaskArguments(eos_penalty=0.5)
 
@@ -81,6 +82,18 @@ PENALTY = TaskArguments(eos_penalty=0.5)
         ("negative_weight", {"negative_weight": 0.0, "baseline": "none"}, None, True),
         ("negative_weight", {"negative_weight": 0.0, "baseline": "none"}, PENALTY, False),
         ("negative_weight", {"negative_weight": 0.0}, None, False),
+        ("negative_weight", {"negative_weight": 0.0, "baseline": "none", **LONG}, None, False),
+        ("overlong_share", {"overlong_share": 0.5}, None, True),
+        ("overlong_share", {"overlong_share": 0.5, **LONG}, None, False),
+        ("correct_truncation", {"correct_truncation": True}, None, True),
+        ("correct_truncation", {"correct_truncation": True, "top_k": 5}, None, False),
+        (
+            "correct_truncation",
+            {"correct_truncation": True, "top_k": 5, **MASKS, "rollout_staleness": 1},
+            None,
+            True,
+        ),
+        (CORRECTION, {CORRECTION: False, "min_p": 0.1, "correct_truncation": True}, None, False),
         ("scale_rewards", {"scale_rewards": "advantage_std", **ONE_GROUP}, None, True),
         ("scale_rewards", {"scale_rewards": "advantage_std", **TWO_GROUPS}, None, False),
         (
