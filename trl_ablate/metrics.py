@@ -8,6 +8,7 @@ LENGTH = "completions/mean_length"
 LENGTH_SPREAD = "completions/length_spread"
 ONLY_SPECIAL = "completions/only_special"
 NO_VARIANCE = "frac_reward_zero_std"
+TURNS = "tools/turns"
 SAMPLING_GAP = "sampling/sampling_logp_difference/mean"
 
 WATCHED_BY_RULES = (

@@ -123,7 +123,8 @@ class TaskArguments:
         None,
         "Rewards in place of the template's, as in TRL: names, FILE.py:FUNCTION, dotted import "
         "paths, reward models (org/name or ./folder), or {path, weight, kwargs, name}. Files are "
-        "relative to the recipe, and their code is executed.",
+        "relative to the recipe, and their code is executed. [] with an environment_factory: the "
+        "environment's own reward alone.",
     )
     reward_timeout: float | None = setting(
         None,
@@ -183,9 +184,14 @@ class TaskArguments:
         return given["file"], float(between[0]), float(between[1])
 
     @property
+    def only_environment_rewards(self) -> bool:
+        """Whether `reward_funcs` is [], and the environments grade their completions."""
+        return self.reward_funcs == [] and self.environment_factory is not None
+
+    @property
     def own_rewards(self) -> list[RewardSpec]:
         """The entries of `reward_funcs`, with `eos_penalty` if it is on; empty if not given."""
-        if self.reward_funcs is None:
+        if self.reward_funcs is None or self.only_environment_rewards:
             return []
         specs = reward_specs(self.reward_funcs)
         if self.eos_penalty:
@@ -231,6 +237,8 @@ class TaskArguments:
     @property
     def needs_answers(self) -> bool:
         """Whether a reward of this package compares answers, which then have to be in the data."""
+        if self.only_environment_rewards:
+            return False
         return not self.own_rewards or any(one.path in MATH_REWARDS for one in self.own_rewards)
 
     @property

@@ -20,7 +20,7 @@ import math
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,13 +216,13 @@ def _number(value: Any) -> float | None:
 
 
 def _joined(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a step; after a resume the last value of a step counts. TRL's last row, with the
-    totals of the training, has no metrics of a step."""
+    """One row a step; after a resume the last value of a step counts. Rows without a metric of
+    training or evaluation are left out, such as TRL's last one with the totals."""
     by_step: dict[int, dict[str, Any]] = {}
-    for row in _of_steps(rows):
+    for row in filter(_is_of_a_step, rows):
         by_step.setdefault(row["step"], {}).update(row)
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _of_steps(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return (row for row in rows if "train_runtime" not in row and len(row) > 1)
+def _is_of_a_step(row: Mapping[str, Any]) -> bool:
+    return any(name in WATCHED_BY_RULES or name.startswith("eval_") for name in row)

@@ -56,8 +56,10 @@ def build_trainer(
     with explained_by(look):
         context = context_of(model, resolved)
         check_all_fit(train_dataset, tokenizer, context, "train questions")
-        sets = evaluation_sets(resolved.task, tokenizer)
-        check_all_fit(sets, tokenizer, context, "eval questions")
+        sets = None
+        if resolved.config.eval_strategy != "no":  # else the data may have no such split, as in TRL
+            sets = evaluation_sets(resolved.task, tokenizer)
+            check_all_fit(sets, tokenizer, context, "eval questions")
         return put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)
 
 
@@ -74,11 +76,13 @@ def check_columns(
     rewards: Rewards,
     apart: Mapping[str, Rewards],
     train_dataset: Dataset,
-    evaluated: Dataset | dict[str, Dataset],
+    evaluated: Dataset | dict[str, Dataset] | None,
     eval_by: str | None,
 ) -> None:
     """Refuse questions without the columns that their rewards, or `eval_by`, need."""
     rewards.check_columns(train_dataset.column_names, "train questions")
+    if evaluated is None:
+        return
     sets = evaluated if isinstance(evaluated, dict) else {MAIN: evaluated}
     for name, dataset in sets.items():
         of = f"eval questions of '{name}'" if name != MAIN else "eval questions"
@@ -123,13 +127,14 @@ def put_together(
     model: str | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     train_dataset: Dataset,
-    evaluated: Dataset | dict[str, Dataset],
+    evaluated: Dataset | dict[str, Dataset] | None,
     callbacks: list[TrainerCallback] | None = None,
 ) -> AblationTrainer:
     config, model_args = copy.copy(resolved.config), resolved.model
     rewards = task_rewards(resolved.task, tokenizer, grader, resolved)
-    check_reward_weights(config, len(rewards.functions))
-    config.reward_weights = config.reward_weights or rewards.weights
+    if rewards.functions:
+        check_reward_weights(config, len(rewards.functions))
+    config.reward_weights = config.reward_weights or rewards.weights or None
     apart = rewards_of_sets(resolved.task, tokenizer, grader)
     check_columns(rewards, apart, train_dataset, evaluated, config.eval_by)
     given = cast(dict[str, Any], config.model_init_kwargs or {})
@@ -145,7 +150,7 @@ def put_together(
     with tolerated_integrations(config) as integrations, explained(environment):
         trainer = AblationTrainer(
             model=model,
-            reward_funcs=rewards.functions,
+            reward_funcs=rewards.functions or None,
             args=config,
             train_dataset=train_dataset,
             eval_dataset=evaluated,

@@ -28,6 +28,8 @@ def task_rewards(
         "eos_token_ids": (cast(int, tokenizer.eos_token_id),),
         "special_token_ids": tuple(tokenizer.all_special_ids),
     }
+    if task.only_environment_rewards:
+        return Rewards([], [])
     if not task.own_rewards:
         form = cast(str, task.form)
         functions, weights = build_rewards(
