@@ -6,6 +6,7 @@ everything after that, from parsing the calls to the masked loss, is real.
 
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -72,6 +73,7 @@ num_generations: 4
 per_device_train_batch_size: 4
 max_completion_length: 400
 report_to: none
+model_name_or_path: model
 """
 
 TOOL = "tools: ['world.py:add']\nreward_funcs: ['world.py:right']\n"
@@ -79,7 +81,7 @@ WORLD = "environment_factory: world.py:Guessing\nreward_funcs: []\n"
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
     rows = []
     for a, b in [(1, 2), (3, 4), (2, 5), (4, 4), (6, 1), (5, 3)]:
         prompt = [{"role": "user", "content": f"{a}+{b}=?"}]
@@ -87,6 +89,11 @@ def folder(tmp_path):
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "world.py").write_text(CODE)
     (tmp_path / "qwen3.jinja").write_text(qwen3_chat_template)
+    shutil.copytree(miniature.build(), tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["max_position_embeddings"] = 2048  # the template describes the tools in 500 tokens
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

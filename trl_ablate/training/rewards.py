@@ -48,8 +48,7 @@ def rewards_of_sets(
     """The rewards of the `eval_sets` that have their own."""
     return {
         name: task_rewards(task.evaluation_task(name), tokenizer, grader)
-        for name, one in (task.eval_sets or {}).items()
-        if isinstance(one, dict) and {"reward", "reward_funcs"} & one.keys()
+        for name in task.sets_with_rewards
     }
 
 
