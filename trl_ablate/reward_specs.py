@@ -114,6 +114,7 @@ def _looks_like_a_model(path: str) -> bool:
 
 def _allowed() -> str:
     return (
-        f"one of {', '.join([*OWN_REWARDS, GYM_REWARD, *TRL_REWARDS])}, a function as FILE.py:FUNCTION or "
-        "package.module.function, or a reward model as its Hub id (org/name) or folder (./name)"
+        f"one of {', '.join([*OWN_REWARDS, GYM_REWARD, *TRL_REWARDS])}, a function as "
+        "FILE.py:FUNCTION or package.module.function, or a reward model as its Hub id (org/name) "
+        "or folder (./name)"
     )

@@ -39,6 +39,9 @@ def hub(monkeypatch, tmp_path):
     with HubEndpoint(people, read_only=(READ_ONLY,)) as endpoint:
         endpoint.jobs_folder = tmp_path / "jobs"
         monkeypatch.setattr(constants, "ENDPOINT", endpoint.url)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{repo_id}")
+        there = endpoint.url + "".join(template[1:])
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", there)
         yield endpoint
         for process, _ in endpoint.jobs.values():
             process.wait()
@@ -106,9 +109,8 @@ def test_wrong_options_are_refused(hub, monkeypatch):
     plan = make_plan(ARMS)
     with pytest.raises(ConfigurationError, match="--secrets NONE: there is no such environment"):
         hf_jobs.make(options("--secrets", "NONE"), plan)
-    with pytest.raises(ConfigurationError, match="the Hub does not start the job .*invalid lit|could"):
-        runner_of_timeout = hf_jobs.make(options("--timeout", "long"), plan)
-        runner_of_timeout._service.spawn(shipping.Bundle("a", (), {}, None, ()), "a/b")
+    with pytest.raises(ConfigurationError, match="--timeout is 'long'; give a number and s, m, h"):
+        hf_jobs.make(options("--timeout", "long"), plan)
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(ConfigurationError, match="there is no Hugging Face token; run `hf auth"):
         hf_jobs.make(options(), plan)

@@ -104,8 +104,8 @@ def seen(monkeypatch):
     compute, generate = AblationTrainer._compute_loss, GRPOTrainer._generate_and_score_completions
 
     def loss(self, model, inputs):
-        batches.append({name: inputs[name] for name in
-                        ("completion_ids", "completion_mask", "tool_mask", "advantages")})  # fmt: skip
+        names = ("completion_ids", "completion_mask", "tool_mask")
+        batches.append({name: inputs[name] for name in names})
         return compute(self, model, inputs)
 
     def scored(self, inputs):
@@ -150,8 +150,7 @@ def written_by_tools(batches):
     tokenizer = AutoTokenizer.from_pretrained(miniature.build())
     parts = {0: [], 1: []}
     for batch in batches:
-        rows = zip(batch["completion_ids"], batch["completion_mask"], batch["tool_mask"], strict=True)
-        for ids, mask, own in rows:
+        for ids, mask, own in zip(*batch.values(), strict=True):
             for kind in parts:
                 kept = ids[(mask == 1) & (own == kind)]
                 parts[kind].append(tokenizer.decode(kept))

@@ -166,4 +166,3 @@ def draw(log: Log, found: Replay, file: Path) -> None:
 
 def _line(text: str) -> None:
     console.out(text, highlight=False)
-

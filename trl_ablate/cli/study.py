@@ -86,7 +86,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     added.add_argument("--probe", action="store_true", help="measure two steps of unmeasured arms")
     add_run_options(add("run", run, "Do all runs; runs that are done already are skipped."), words)
     add("status", status, "Print the state of every run.")
-    added = add("fetch", fetch, "Download finished runs from Modal or Hugging Face. Starts nothing.")
+    added = add("fetch", fetch, "Download finished runs of Modal or Hugging Face.")
     added.add_argument("--keep_checkpoints", action="store_true", help="also fetch checkpoints")
     added = add("report", report, "Write REPORT.md, report.html, pictures and runs.csv.", False)
     added.add_argument(
@@ -213,7 +213,7 @@ def bring_to_an_end(study: str, planned, store, engine, **how) -> int:
         return FAILED
     if any(store.away(run_id).exists() for run_id in outcome.left):
         console.print(
-            f"runs continue without this command; collect them with: trl-ablate study fetch {study}",
+            f"runs continue on the service; collect them with: trl-ablate study fetch {study}",
         )
         return DONE
     if outcome.left:

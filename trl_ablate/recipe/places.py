@@ -79,7 +79,7 @@ def profile_path(name: str, recipe: Path) -> Path:
     if not os.path.exists(path):
         known = sorted(other.stem for other in (SHIPPED / "profiles").glob("*.yaml"))
         raise ConfigurationError(
-            f"profile '{brief(name)}' does not exist; known: auto, {', '.join(known)}, none, or a path "
-            "to a .yaml file"
+            f"profile '{brief(name)}' does not exist; known: auto, {', '.join(known)}, none, or a "
+            "path to a .yaml file"
         )
     return path

@@ -2,13 +2,13 @@
 
 A path means, by its name and content:
 
-    a folder           its metrics.jsonl, trainer_state.json (or that of its last checkpoint), trackio
-                       databases, or CSV files, in this order
+    a folder           its metrics.jsonl, trainer_state.json (or that of its last checkpoint),
+                       trackio databases, or CSV files, in this order
     trainer_state.json of transformers: its `log_history`
     *.jsonl            one object a line with `step`, such as metrics.jsonl
     *.db               a trackio project, with all its runs
-    *.csv              W&B's export of a table or of a chart, TensorBoard's export of a curve, or any
-                       table with a column of steps
+    *.csv              W&B's export of a table or of a chart, TensorBoard's export of a curve, or
+                       any table with a column of steps
 
 Anything else is the name of a trackio project on this machine. Metrics get TRL's names: the
 `train/reward` of a tracker is `reward` here. Rows of one step are joined; the last value counts.
@@ -31,7 +31,7 @@ from trl_ablate.metrics import WATCHED_BY_RULES, translated
 from trl_ablate.run.files import read_jsonl, read_object
 
 STEP_COLUMNS = ("train/global_step", "global_step", "step", "_step", "Step")
-"""The optimizer step, where a table has one; trackers also count their own calls, and come later."""
+"""The optimizer step, if a table has one. Trackers also count their own calls, which come last."""
 TENSORBOARD = ["Wall time", "Step", "Value"]
 _TAG = re.compile(r"(?:run-(?P<run>.+)-)?tag-(?P<tag>.+)")
 _CHART_PART = re.compile(r"(?P<run>.+) - (?P<metric>[^ ]+)")
@@ -111,7 +111,9 @@ def _of_file(file: Path) -> Rows:
 def _of_state(file: Path) -> Rows:
     history = read_object(file).get("log_history")
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
-        raise ConfigurationError(f"{file} has no log_history; give transformers' trainer_state.json")
+        raise ConfigurationError(
+            f"{file} has no log_history; give transformers' trainer_state.json"
+        )
     return {file.parent.name or file.name: [_row(row, file) for row in history]}
 
 
@@ -130,8 +132,8 @@ def _of_database(file: Path) -> Rows:
                 found.setdefault(name, []).append(_row({"_step": call, **values}, file))
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"{file} is not a trackio project that can be read ({shortened(str(error), 120)}); give "
-            "another file"
+            f"{file} is not a trackio project that can be read ({shortened(str(error), 120)}); "
+            "give another file"
         ) from error
     return found
 
@@ -154,7 +156,7 @@ def _of_csv(file: Path) -> Rows:
             header, *records = csv.reader(opened, strict=True)
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise ConfigurationError(
-            f"{file} is not a CSV file with a header ({shortened(str(error), 120)}); export it again"
+            f"{file} is not a CSV file with a header ({shortened(str(error), 120)}); export it anew"
         ) from error
     table = [dict(zip(header, record, strict=False)) for record in records]
     if header == TENSORBOARD:
@@ -196,7 +198,7 @@ def _row(given: Mapping[str, Any], file: Path) -> dict[str, Any]:
     number = _number(step)
     if number is None or not math.isfinite(number):
         raise ConfigurationError(
-            f"{file} has a row without a step ({shortened(str(dict(given)), 120)}); restore the file"
+            f"{file} has a row without a step ({shortened(str(dict(given)), 120)}); restore it"
         )
     values = {
         translated(name): _number(value)

@@ -24,6 +24,7 @@ from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.own.chosen import Rewards
+from trl_ablate.rewards.own.model import ModelReward
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.evaluation_parts import RewardsOfSet
@@ -135,7 +136,7 @@ def put_together(
     if rewards.functions:
         check_reward_weights(config, len(rewards.functions))
     config.reward_weights = config.reward_weights or rewards.weights or None
-    apart = rewards_of_sets(resolved.task, tokenizer, grader)
+    apart = rewards_of_sets(resolved, tokenizer, grader)
     check_columns(rewards, apart, train_dataset, evaluated, config.eval_by)
     given = cast(dict[str, Any], config.model_init_kwargs or {})
     loading = {
@@ -160,6 +161,10 @@ def put_together(
             callbacks=[*integrations, *(callbacks or [])],
             **environment,
         )
+    for one in apart.values():
+        for function in one.functions:
+            if isinstance(function, ModelReward):
+                function.model.to(trainer.accelerator.device)
     trainer.rewards_of_sets = {
         name: RewardsOfSet.of(one.functions, one.weights) for name, one in apart.items()
     }

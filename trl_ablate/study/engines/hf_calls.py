@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from huggingface_hub import HfApi, get_token
+from huggingface_hub import HfApi, JobStage, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.hf_api import RepoFile
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.engines.detached import requirements
@@ -111,7 +112,7 @@ class JobsService:
             job = self._api.inspect_job(job_id=job_id, namespace=namespace)
         except httpx.TransportError:
             return None
-        stage = str(getattr(job.status.stage, "value", job.status.stage))
+        stage = JobStage(job.status.stage).value
         if stage not in OVER:
             return None
         folder = (job.environment or {})["TRL_ABLATE_FOLDER"]
@@ -127,7 +128,7 @@ class JobsService:
             _repo_of(call), path_in_repo=folder, recursive=True, repo_type=REPO_TYPE
         )
         try:
-            return [entry.path for entry in entries if hasattr(entry, "size")]
+            return [entry.path for entry in entries if isinstance(entry, RepoFile)]
         except HfHubHTTPError as error:
             if error.response.status_code == 404:
                 return []

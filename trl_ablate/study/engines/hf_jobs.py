@@ -1,6 +1,7 @@
 """`--engine hf_jobs`: its options, and the engine (`hf_calls`), which is imported when chosen."""
 
 import os
+import re
 import sys
 from argparse import Namespace, _ArgumentGroup
 from typing import TYPE_CHECKING
@@ -38,6 +39,10 @@ def add_options(group: _ArgumentGroup) -> None:
 def make(options: Namespace, plan: Plan) -> "DetachedEngine":
     from trl_ablate.study.engines.hf_calls import Asked, JobsService
 
+    if not re.fullmatch(r"\d+(\.\d+)?[smhd]?", options.timeout):
+        raise ConfigurationError(
+            f"--timeout is '{options.timeout[:80]}'; give a number and s, m, h or d, such as 90m"
+        )
     flavor = options.flavor or (ON_GPU if plan.for_gpu else ON_CPU)
     asked = Asked(
         flavor, options.timeout, secrets_of(options.secrets), options.namespace, options.image

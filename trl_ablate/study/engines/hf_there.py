@@ -31,9 +31,8 @@ def main(job: Path, repo: str, folder: str) -> int:
     from huggingface_hub import HfApi
 
     bundle = described(json.loads((job / "bundle.json").read_text()))
-    home = job / "results"
-    code = job / CODE
-    process = begin(bundle, home, code=code.resolve(), cwd=code)
+    home, code = (job / name for name in ("results", CODE))
+    process = begin(bundle, home, code=code, cwd=code)
     exit_code = process.wait()
     sign(bundle, RunDirectory(home / bundle.name))
     (home / ENDED).write_text(json.dumps({"code": exit_code}))
@@ -45,4 +44,4 @@ def main(job: Path, repo: str, folder: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1]).resolve(), *sys.argv[2:]))

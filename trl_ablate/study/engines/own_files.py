@@ -42,14 +42,15 @@ def own_files(recipe: Path, words: Sequence[str]) -> dict[str, Path]:
     if size > MOST_BYTES:
         largest = max(found.values(), key=lambda file: file.stat().st_size)
         raise ConfigurationError(
-            f"the files that recipe {recipe} names have {size / 1e6:.0f} MB, and {MOST_BYTES / 1e6:.0f} "
-            f"MB can be sent to another machine; put {largest} on the Hub and name it by its id"
+            f"the files that recipe {recipe} names have {size / 1e6:.0f} MB, and "
+            f"{MOST_BYTES / 1e6:.0f} MB can be sent to another machine; put {largest} "
+            "on the Hub and name it by its id"
         )
     return found
 
 
 def _layers(recipe: Path, words: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    own = read_mapping(recipe, "recipe")
+    own = read_mapping(recipe, "recipe") if recipe.is_file() else {}  # the training refuses it
     yield own
     if isinstance(own.get("extends"), str):
         base = beside_or_shipped(own["extends"], recipe)
@@ -103,8 +104,9 @@ def _check_module(key: str, text: str) -> None:
     here = (Path(top), Path(f"{top}.py"))
     if any(path.exists() for path in here):
         raise ConfigurationError(
-            f"{key}: module '{top}' is in the working directory {os.getcwd()}, which is not sent to "
-            "another machine; put the code beside the recipe as FILE.py:FUNCTION, or install it there"
+            f"{key}: module '{top}' is in the working directory {os.getcwd()}, which is not sent "
+            "to another machine; put the code beside the recipe as FILE.py:FUNCTION, or install it "
+            "there"
         )
 
 
@@ -119,6 +121,6 @@ def _inside(file: Path, folder: Path, recipe: Path) -> Path:
         return file.resolve().relative_to(folder)
     except ValueError:
         raise ConfigurationError(
-            f"{file}, which recipe {recipe} names, is outside the recipe's folder {folder} and is not "
-            "sent to another machine; move it into this folder and name it by its relative path"
+            f"{file}, which recipe {recipe} names, is outside the recipe's folder {folder} and is "
+            "not sent to another machine; move it into this folder and name it by its relative path"
         ) from None
