@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def folder(tmp_path, monkeypatch, tiny_model):
     judge.save_pretrained(tmp_path / "judge")
     tokenizer.save_pretrained(tmp_path / "judge")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.delenv("SEEN_BY_TRL", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -71,14 +72,22 @@ def write(folder, model, out, extra=""):
     return folder / f"{out}.yaml"
 
 
-def test_a_configuration_of_trl_grpo_trains_to_the_same_bits(folder, tiny_model):
+EVALUATING = "eval_strategy: steps\neval_steps: 1\nper_device_eval_batch_size: 4\n"
+
+
+@pytest.mark.parametrize(("extra", "words"), [("", ()), (EVALUATING, ("--evaluation", "trl"))])
+def test_a_configuration_of_trl_grpo_trains_to_the_same_bits(folder, tiny_model, extra, words):
+    """Without an evaluation the data need no test split; with one, it is TRL's own evaluation."""
     from trl.scripts import grpo
 
+    if extra:
+        shutil.copy(folder / "data" / "train.jsonl", folder / "data" / "test.jsonl")
     parsed = grpo.make_parser().parse_args_and_config(
-        ["--config", str(write(folder, tiny_model, "stock"))]
+        ["--config", str(write(folder, tiny_model, "stock", extra))]
     )
     grpo.main(*parsed)
-    assert train.main([str(write(folder, tiny_model, "ours")), *AS_PADDED]) == 0
+    ours = str(write(folder, tiny_model, "ours", extra))
+    assert train.main([ours, *AS_PADDED, *words]) == 0
     stock = load_file(folder / "stock" / "model.safetensors")
     ours = load_file(folder / "ours" / "checkpoint_last" / "model.safetensors")
     before = load_file(f"{tiny_model}/model.safetensors")

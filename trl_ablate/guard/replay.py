@@ -49,7 +49,7 @@ def replay(rows: Sequence[Mapping[str, Any]], arguments: GuardArguments) -> Repl
     alerts = [alert for row in rows for alert in guard.observe(row)]
     counts = {metric: sum(metric in row for row in rows) for metric in READ_BY.values()}
     window = arguments.guard_window
-    needed = dict.fromkeys(("grad_norm", "spike", "length_spread"), 2 * window)
+    needed: dict[str, int] = dict.fromkeys(("grad_norm", "spike", "length_spread"), 2 * window)
     needed |= dict.fromkeys(("length", "entropy", "sampling"), window + 1)
     on = {rule: metric for rule, metric in READ_BY.items() if guard.action_of(rule) != "off"}
     return Replay(

@@ -166,10 +166,17 @@ def _of_csv(file: Path) -> Rows:
         raise ConfigurationError(
             f"{file} has no column of steps; name one of its columns {', '.join(STEP_COLUMNS)}"
         )
-    parts = {name: found for name in header if (found := _CHART_PART.fullmatch(name))}
-    if not parts:
-        rows = [{key: value for key, value in row.items() if value != ""} for row in table]
-        return {file.stem: [_row(row, file) for row in rows]}
+    parts = {name: part for name in header if (part := _CHART_PART.fullmatch(name))}
+    if parts:
+        return _of_chart(file, table, step, parts)
+    rows = [{key: value for key, value in row.items() if value != ""} for row in table]
+    return {file.stem: [_row(row, file) for row in rows]}
+
+
+def _of_chart(
+    file: Path, table: list[dict[str, str]], step: str, parts: Mapping[str, re.Match[str]]
+) -> Rows:
+    """W&B's export of a chart: one metric, with a column for each run, its lowest and highest."""
     found: Rows = {}
     for column, part in parts.items():
         if not part["metric"].endswith(("__MIN", "__MAX")):
