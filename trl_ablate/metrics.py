@@ -8,10 +8,32 @@ LENGTH = "completions/mean_length"
 LENGTH_SPREAD = "completions/length_spread"
 ONLY_SPECIAL = "completions/only_special"
 NO_VARIANCE = "frac_reward_zero_std"
+TURNS = "tools/turns"
 SAMPLING_GAP = "sampling/sampling_logp_difference/mean"
+
+WATCHED_BY_RULES = (
+    "loss", GRAD_NORM, REWARD, LENGTH, ENTROPY, LENGTH_SPREAD, NO_VARIANCE, ONLY_SPECIAL,
+    SAMPLING_GAP,
+)  # fmt: skip
+"""Metrics that the rules of the guard read."""
+
+OTHER_NAMES = {
+    "train/mean_response_length": LENGTH,
+    "train/mean_token_entropy": ENTROPY,
+    "train/token_entropy": ENTROPY,
+}
 
 
 def stderr_of(metric: str) -> str:
     """The metric of its standard error: `eval_reward_stderr/level=3` for `eval_reward/level=3`."""
     name, slash, group = metric.partition("/")
     return f"{name}_stderr{slash}{group}"
+
+
+def translated(metric: str) -> str:
+    """A tracker's name as TRL logs it: `eval/reward` -> `eval_reward`, `train/loss` -> `loss`."""
+    if metric in OTHER_NAMES:
+        return OTHER_NAMES[metric]
+    if metric.startswith("eval/"):
+        return "eval_" + metric.removeprefix("eval/")
+    return metric.removeprefix("train/")

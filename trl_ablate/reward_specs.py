@@ -12,6 +12,10 @@ from trl_ablate.named_code import CodePlace, code_place
 MATH_REWARDS = ("answer", "format", "r1_zero", "question_only")
 """Rewards that this package's grader gives; `answer` and `format` in the template's format."""
 OWN_REWARDS = (*MATH_REWARDS, "eos_penalty")
+GYM = "reasoning_gym/"
+"""Datasets that begin with it are tasks of reasoning-gym."""
+GYM_REWARD, GYM_SCORE = "reasoning_gym", "trl_ablate.rewards.gym.score"
+"""The name of its scorers as a reward, and the function that calls them."""
 TRL_FACTORIES: dict[str, dict[str, Any]] = {
     "get_soft_overlong_punishment": {"max_completion_len": 1280, "soft_punish_cache": 256},
     "get_cosine_scaled_reward": {},
@@ -84,6 +88,8 @@ def _spec(entry: Any, what: str) -> RewardSpec:
             "mapping of arguments"
         )
     name = given.get("name")
+    if path == GYM_REWARD:
+        path, name = GYM_SCORE, name or GYM_REWARD
     if name is not None and (not isinstance(name, str) or not name or not name.isprintable()):
         raise ConfigurationError(
             f"{what}: the name of {path[:80]!r} is {str(name)[:80]!r}; give a text without control "
@@ -109,6 +115,7 @@ def _looks_like_a_model(path: str) -> bool:
 
 def _allowed() -> str:
     return (
-        f"one of {', '.join([*OWN_REWARDS, *TRL_REWARDS])}, a function as FILE.py:FUNCTION or "
-        "package.module.function, or a reward model as its Hub id (org/name) or folder (./name)"
+        f"one of {', '.join([*OWN_REWARDS, GYM_REWARD, *TRL_REWARDS])}, a function as "
+        "FILE.py:FUNCTION or package.module.function, or a reward model as its Hub id (org/name) "
+        "or folder (./name)"
     )

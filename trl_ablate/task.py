@@ -13,11 +13,18 @@ from trl_ablate.prompts.templates import (
     get_template,
     is_own,
 )
-from trl_ablate.reward_specs import MATH_REWARDS, RewardSpec, reward_specs
+from trl_ablate.reward_specs import (
+    GYM,
+    GYM_REWARD,
+    GYM_SCORE,
+    MATH_REWARDS,
+    RewardSpec,
+    reward_specs,
+)
 from trl_ablate.settings import check_ranges, setting
 
 EVAL_SET_KEYS = {
-    **{key: key for key in ("dataset", "dataset_config", "filter", "levels", "subjects")},
+    **{key: key for key in ("dataset", "dataset_config", "gym", "filter", "levels", "subjects")},
     "split": "eval_split",
     "size": "eval_size",
     **{key: key for key in ("question_column", "answer_column", "prompt_column")},
@@ -26,12 +33,12 @@ EVAL_SET_KEYS = {
 """Keys of an entry of `eval_sets`, and the settings of this task that they replace."""
 
 OF_A_DATASET = (
-    "dataset_config", "eval_split", "question_column", "answer_column", "prompt_column", "filter",
-    "levels", "subjects",
+    "dataset_config", "gym", "eval_split", "question_column", "answer_column", "prompt_column",
+    "filter", "levels", "subjects",
 )  # fmt: skip
 """Settings that describe a dataset, and do not apply to another one."""
 
-KINDS = {int: "whole number", list: "list", str: "text"}
+KINDS = {int: "whole number", list: "list", str: "text", dict: "mapping"}
 
 
 @dataclass
@@ -51,10 +58,16 @@ class TaskArguments:
     )
     dataset: str = setting(
         "math",
-        "math, gsm8k, miniature, a Hub id, or a path: a JSON, JSONL, CSV, Parquet or Arrow file, "
-        "or a folder of them. A path is relative to the recipe, or else to the working directory.",
+        "math, gsm8k, miniature, reasoning_gym/TASK, a Hub id, or a path: a JSON, JSONL, CSV, "
+        "Parquet or Arrow file, or a folder of them. A path is relative to the recipe, or else to "
+        "the working directory.",
     )
     dataset_config: str | None = setting(None, "Configuration of a Hub dataset.")
+    gym: dict[str, Any] | None = setting(
+        None,
+        "Config of a reasoning_gym/TASK: fields of the task's config, among them size and seed. "
+        "Its own scorer is the reward, unless reward_funcs or reward is given.",
+    )
     train_split: str = setting("train", "Split to train on.")
     eval_split: str | None = setting(None, "Split to evaluate on. Null: the dataset's usual one.")
     question_column: str | None = setting(
@@ -123,7 +136,8 @@ class TaskArguments:
         None,
         "Rewards in place of the template's, as in TRL: names, FILE.py:FUNCTION, dotted import "
         "paths, reward models (org/name or ./folder), or {path, weight, kwargs, name}. Files are "
-        "relative to the recipe, and their code is executed.",
+        "relative to the recipe, and their code is executed. [] with an environment_factory: the "
+        "environment's own reward alone.",
     )
     reward_timeout: float | None = setting(
         None,
@@ -183,11 +197,24 @@ class TaskArguments:
         return given["file"], float(between[0]), float(between[1])
 
     @property
+    def only_environment_rewards(self) -> bool:
+        """Whether `reward_funcs` is [], and the environments grade their completions."""
+        return self.reward_funcs == [] and self.environment_factory is not None
+
+    @property
     def own_rewards(self) -> list[RewardSpec]:
         """The entries of `reward_funcs`, with `eos_penalty` if it is on; empty if not given."""
-        if self.reward_funcs is None:
+        implied = [GYM_REWARD] if self.dataset.startswith(GYM) and self.reward is None else None
+        given = implied if self.reward_funcs is None else self.reward_funcs
+        if given is None or self.only_environment_rewards:
             return []
-        specs = reward_specs(self.reward_funcs)
+        in_form = {"form": self.form} if self.form is not None else {}
+        specs = [
+            dataclasses.replace(one, kwargs={**in_form, **one.kwargs})
+            if one.path == GYM_SCORE
+            else one
+            for one in reward_specs(given)
+        ]
         if self.eos_penalty:
             specs.append(RewardSpec("eos_penalty", weight=self.eos_penalty))
         return specs
@@ -231,6 +258,8 @@ class TaskArguments:
     @property
     def needs_answers(self) -> bool:
         """Whether a reward of this package compares answers, which then have to be in the data."""
+        if self.only_environment_rewards:
+            return False
         return not self.own_rewards or any(one.path in MATH_REWARDS for one in self.own_rewards)
 
     @property
@@ -238,6 +267,16 @@ class TaskArguments:
         """The strings that end a completion if the recipe does not set `stop`."""
         asks = self.prompt_column is None and not is_own(self.template)
         return list(get_template(self.template).stop) or None if asks else None
+
+    @property
+    def sets_with_rewards(self) -> list[str]:
+        """The `eval_sets` with rewards of their own: given, or implied by a task's scorer."""
+        return [
+            name
+            for name, one in (self.eval_sets or {}).items()
+            if (isinstance(one, dict) and {"reward", "reward_funcs"} & one.keys())
+            or self.evaluation_task(name).dataset.startswith(GYM)
+        ]
 
     def evaluation_task(self, name: str) -> "TaskArguments":
         """The task of one of `eval_sets`: this one, with the set's own data and rewards.
@@ -259,7 +298,7 @@ def _check_of_eval_set(name: str, key: str, value: Any) -> None:
             f"eval_sets: '{name}' has the unknown key {str(key)[:80]!r}; use "
             f"{', '.join(EVAL_SET_KEYS)}"
         )
-    wanted = {"size": int, "reward_funcs": list}.get(key, str)
+    wanted = {"size": int, "reward_funcs": list, "gym": dict}.get(key, str)
     lists = key in ("filter", "levels", "subjects") and isinstance(value, list)
     if type(value) is not wanted and not lists:
         raise ConfigurationError(

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from tests.support.warm import warm
 from trl_ablate.cli import check, new
+from trl_ablate.study.engines import Job
+from trl_ablate.study.engines.shipping import begin, pack
 
 FEW = ["--grpo_steps", "2", "--eval_steps", "2", "--report_to", "none"]
 
@@ -123,3 +126,17 @@ def test_its_study_runs(folder, tmp_path):
     assert "4 runs: 4 done" in warm("study", "plan", folder, "--runs", runs).wait().stdout
     report = warm("study", "report", folder, "--runs", runs).wait()
     assert report.code == 0, report.printed
+
+
+@pytest.mark.slow
+def test_its_runs_train_where_only_their_bundle_is(folder, tmp_path):
+    """Own reward, prompt and data travel with a run of another machine's engine."""
+    words = [str(folder / "recipe.yaml"), "--profile", "miniature", *FEW]
+    job = Job(words, tmp_path / "store" / "run", tmp_path / "log", 0, tmp_path / "away")
+    bundle = pack(job)
+    shutil.rmtree(folder)
+    home = tmp_path / "there"
+    (home / "empty").mkdir(parents=True)
+    assert begin(bundle, home, code=REPOSITORY, cwd=home / "empty").wait() == 0
+    rows = [json.loads(line) for line in (home / "run" / "metrics.jsonl").open()]
+    assert "rewards/correct/mean" in rows[-1] or "rewards/correct/mean" in rows[-2]

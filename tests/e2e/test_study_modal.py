@@ -23,8 +23,9 @@ modal = pytest.importorskip(
     "modal", reason="modal is not installed: pip install 'trl-ablate[modal]'"
 )
 
-from trl_ablate.study.engines import modal_calls  # noqa: E402
-from trl_ablate.study.engines.modal_calls import ModalEngine, build_app  # noqa: E402
+from trl_ablate.study.engines import detached  # noqa: E402
+from trl_ablate.study.engines.detached import DetachedEngine  # noqa: E402
+from trl_ablate.study.engines.modal_calls import build_app  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:The train_run function is executing locally")
 
@@ -33,6 +34,8 @@ ARMS = {"a": {"top": 0.8, "pause": 0.02}, "b": {"top": 0.5, "pause": 0.02}}
 
 class Here:
     """A stand-in for Modal on this machine: a call is a thread, the results are a folder."""
+
+    name = "modal"
 
     def __init__(self, results: Path):
         self.results, self.threads = results, []
@@ -53,11 +56,11 @@ class Here:
     def answer(self, call: str) -> int | None:
         return self._answers.get(call)
 
-    def files(self, folder: str) -> list[str]:
+    def files(self, call: str, folder: str) -> list[str]:
         found = (path for path in (self.results / folder).rglob("*") if path.is_file())
         return [str(path.relative_to(self.results)) for path in found]
 
-    def read(self, name: str, target: Path) -> None:
+    def read(self, call: str, name: str, target: Path) -> None:
         target.write_bytes((self.results / name).read_bytes())
 
     def wait(self) -> None:
@@ -67,7 +70,7 @@ class Here:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    monkeypatch.setattr(modal_calls, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+    monkeypatch.setattr(detached, "SECONDS_BETWEEN_QUESTIONS", 0.1)
     monkeypatch.setattr(shipping, "PROGRAM", FAKE_PROGRAM)
     here = Here(tmp_path / "results")
     yield here
@@ -75,7 +78,7 @@ def here(tmp_path, monkeypatch):
 
 
 def run_there(here: Here, store: RunStore, arms: dict, checkpoints=False, **options) -> Outcome:
-    engine = ModalEngine(here, slots=6, checkpoints=checkpoints)
+    engine = DetachedEngine(here, slots=6, checkpoints=checkpoints)
     return Runner(make_plan(arms), store, engine, **options).run()
 
 

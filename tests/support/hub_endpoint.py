@@ -8,12 +8,17 @@ request and every received byte is kept for tests. The routes are at the end.
 import base64
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import yaml
@@ -71,6 +76,11 @@ class HubEndpoint:
         self.requests: list[str] = []
         self.received: list[bytes] = []
         """Every received body, and the decoded base64 in it."""
+        self.jobs: dict[str, tuple[subprocess.Popen, dict]] = {}
+        """Started jobs: the process on this machine, and what the client asked for."""
+        self.stages: dict[str, str] = {}
+        """Stages of jobs that the Hub has ended, by their id."""
+        self.jobs_folder: Path | None = None
         self.lock = threading.Lock()
 
     def __enter__(self) -> "HubEndpoint":
@@ -380,21 +390,56 @@ def _resolve(request: _Handler, repo: str, revision: str, file: str):
     return 200, request.hub.objects[tree[file]], {"X-Repo-Commit": head, "ETag": f'"{tree[file]}"'}
 
 
+def _start_job(request: _Handler, namespace: str):
+    """A job is a process on this machine, with the variables that the client sends."""
+    request.writable(namespace)
+    asked, hub = json.loads(request.body), request.hub
+    folder = tempfile.mkdtemp(dir=hub.jobs_folder)
+    sent = {**asked["environment"], **asked["secrets"], "HF_ENDPOINT": hub.url, "HF_HOME": folder}
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = {**os.environ, **path, **sent, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    job_id = f"job{len(hub.jobs)}"
+    command = ["true"] if job_id in hub.stages else asked["command"]
+    with Path(folder, "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+    hub.jobs[job_id] = (process, asked)
+    return _job(request, namespace, job_id)
+
+
+def _job(request: _Handler, namespace: str, job_id: str):
+    request.writable(namespace)
+    process, asked = request.hub.jobs[job_id]
+    code = process.poll()
+    stage = request.hub.stages.get(job_id) or (
+        "RUNNING" if code is None else "ERROR" if code else "COMPLETED"
+    )
+    return {
+        "id": job_id,
+        "createdAt": "2026-01-01T00:00:00.000Z",
+        "status": {"stage": stage, "message": f"exit code {code}"},
+        "owner": {"id": "1", "name": namespace, "type": "user"},
+        **{key: value for key, value in asked.items() if key != "secrets"},
+    }
+
+
 _REPO = r"(?P<repo>[^/]+/[^/]+)"
+_KIND = r"(?:models|datasets)"
 _ROUTES: list[tuple[str, Callable]] = [
     (r"GET /api/whoami-v2", _whoami),
     (r"POST /api/repos/create", _create),
     (r"POST /api/validate-yaml", _validate),
-    (rf"PUT /api/models/{_REPO}/settings", _settings),
-    (rf"POST /api/models/{_REPO}/branch/(?P<revision>.+)", _branch),
-    (rf"POST /api/models/{_REPO}/preupload/(?P<revision>.+)", _preupload),
-    (rf"POST /api/models/{_REPO}/commit/(?P<revision>.+)", _commit),
-    (rf"GET /api/models/{_REPO}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?", _tree),
-    (rf"GET /api/models/{_REPO}(?:/revision/(?P<revision>[^/]+))?", _info),
-    (r"POST /(?P<repo>[^/]+/[^/]+?)\.git/info/lfs/objects/batch", _batch),
+    (r"POST /api/jobs/(?P<namespace>[^/]+)", _start_job),
+    (r"GET /api/jobs/(?P<namespace>[^/]+)/(?P<job_id>[^/]+)", _job),
+    (rf"PUT /api/{_KIND}/{_REPO}/settings", _settings),
+    (rf"POST /api/{_KIND}/{_REPO}/branch/(?P<revision>.+)", _branch),
+    (rf"POST /api/{_KIND}/{_REPO}/preupload/(?P<revision>.+)", _preupload),
+    (rf"POST /api/{_KIND}/{_REPO}/commit/(?P<revision>.+)", _commit),
+    (rf"GET /api/{_KIND}/{_REPO}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?", _tree),
+    (rf"GET /api/{_KIND}/{_REPO}(?:/revision/(?P<revision>[^/]+))?", _info),
+    (r"POST /(?:datasets/)?(?P<repo>[^/]+/[^/]+?)\.git/info/lfs/objects/batch", _batch),
     (r"PUT /objects/(?P<oid>\w+)(?:/(?P<part>\d+))?", _put),
     (r"POST /complete/(?P<oid>\w+)", _complete),
-    (rf"(?:GET|HEAD) /{_REPO}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", _resolve),
+    (rf"(?:GET|HEAD) /(?:datasets/)?{_REPO}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", _resolve),
 ]
 
 

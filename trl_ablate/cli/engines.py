@@ -12,7 +12,7 @@ from typing import Any
 from trl_ablate.cli.parsing import Parser
 from trl_ablate.errors import ConfigurationError
 
-ENGINES = ("local", "ray", "modal", "slurm")
+ENGINES = ("local", "ray", "modal", "hf_jobs", "slurm")
 LOCAL = ENGINES[0]
 
 

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, FAILED, exit_code_of
@@ -85,7 +86,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     added.add_argument("--probe", action="store_true", help="measure two steps of unmeasured arms")
     add_run_options(add("run", run, "Do all runs; runs that are done already are skipped."), words)
     add("status", status, "Print the state of every run.")
-    added = add("fetch", fetch, "Download finished runs from Modal. Starts nothing.")
+    added = add("fetch", fetch, "Download finished runs of Modal or Hugging Face.")
     added.add_argument("--keep_checkpoints", action="store_true", help="also fetch checkpoints")
     added = add("report", report, "Write REPORT.md, report.html, pictures and runs.csv.", False)
     added.add_argument(
@@ -190,10 +191,13 @@ def fetch(options: argparse.Namespace) -> int:
     if not away:
         console.print("no runs to fetch")
         return DONE
-    from trl_ablate.study.engines.modal import fetching
-
-    engine = fetching(planned, checkpoints=options.keep_checkpoints)
-    return bring_to_an_end(options.study, planned, store, engine, retries=0, stay=False, only=away)
+    codes = []
+    for name, runs in store.away_by_engine(away).items():
+        module = import_module(f"trl_ablate.study.engines.{name}")
+        engine = module.fetching(planned, checkpoints=options.keep_checkpoints)
+        how = {"retries": 0, "stay": False, "only": runs}
+        codes.append(bring_to_an_end(options.study, planned, store, engine, **how))
+    return max(codes)
 
 
 def bring_to_an_end(study: str, planned, store, engine, **how) -> int:
@@ -209,7 +213,7 @@ def bring_to_an_end(study: str, planned, store, engine, **how) -> int:
         return FAILED
     if any(store.away(run_id).exists() for run_id in outcome.left):
         console.print(
-            f"runs continue on Modal; collect them with: trl-ablate study fetch {study}",
+            f"runs continue on the service; collect them with: trl-ablate study fetch {study}",
         )
         return DONE
     if outcome.left:

@@ -1,8 +1,8 @@
 """Which questions a task names: their source, and which of them are used."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from trl_ablate.task import TaskArguments
 
@@ -29,6 +29,7 @@ class Source:
         prompt_column: name of the column with the whole prompt; then a row needs no question.
         needs_answers: whether a row without a usable answer is unusable. If not, the answer column
             is passed on as it is.
+        gym: the config of a task of reasoning-gym.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Source:
     skip_bad_rows: bool = False
     prompt_column: str | None = None
     needs_answers: bool = True
+    gym: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def source_of(task: TaskArguments, part: Part) -> Source:
         skip_bad_rows=task.skip_bad_rows,
         prompt_column=task.prompt_column,
         needs_answers=task.needs_answers,
+        gym=task.gym,
     )
 
 

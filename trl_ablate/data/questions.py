@@ -25,6 +25,7 @@ from datasets import Dataset
 
 from trl_ablate.data.choice import ALL, Selection, Source
 from trl_ablate.data.filters import columns_of, filtered
+from trl_ablate.data.gym import gym_rows, is_gym
 from trl_ablate.data.pass_rates import by_pass_rate
 from trl_ablate.data.sources import BadRowError, Reading, read_source, to_question
 from trl_ablate.errors import ConfigurationError
@@ -70,13 +71,16 @@ def load_questions(source: Source, selection: Selection = ALL) -> Dataset:
         raise ConfigurationError(f"size={size!r}: give at least 1 row, or leave it out for all.")
     if is_miniature(source.name):
         return _load_miniature(source, selection)
-    questions = _filtered(_collect(source), selection, source.name)
+    given = gym_rows(source, selection) if is_gym(source.name) else _collect(source)
+    questions = _filtered(given, selection, source.name)
     if not questions:
         raise ConfigurationError(
             f"dataset {source.name!r}, split {source.split!r}, has no usable rows left; look at "
             "what it holds, and at what levels, subjects and filter leave out."
         )
     _report_repeats(questions, source.name)
+    if is_gym(source.name):  # made in the number that was asked for
+        return _to_dataset(questions, source.name)
     return _to_dataset(draw(questions, size, selection.seed, source.name), source.name)
 
 

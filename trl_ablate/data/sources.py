@@ -29,6 +29,8 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
     if path.is_dir():
         if any((path / name).is_file() for name in _SAVED):
             return _read_saved(path, split)
+        if _is_of_the_hub(path, split):
+            return _read_hub(str(path), split, config)
         path = _file_for_split(path, split)
     elif not path.is_file():
         if source.startswith((".", "/", "~")) or path.suffix in _SUFFIXES:
@@ -43,6 +45,13 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
         f"dataset {str(path)!r} is not a supported file type; give a file that ends in "
         f"{', '.join(_SUFFIXES)}."
     )
+
+
+def _is_of_the_hub(folder: Path, split: str) -> bool:
+    """Whether a split is in several files or in a folder below, as in a copy of a Hub dataset."""
+    files = (path for suffix in _SUFFIXES for path in folder.rglob(f"{split}[-_.]*{suffix}"))
+    usual = {folder / f"{split}{suffix}" for suffix in _SUFFIXES}
+    return not any(path.is_file() for path in usual) and any(files)
 
 
 def _file_for_split(folder: Path, split: str) -> Path:
@@ -131,6 +140,7 @@ class Reading:
 def to_question(row: Row, reading: Reading) -> dict[str, Any]:
     """The row with its question and answer, level and subject as text, and all other columns.
 
+    Where the row brings its whole prompt, the level is a column like the others.
     Raises `BadRowError` with the reason if the row has no usable question or no usable answer.
     """
     if row.defect is not None:
@@ -147,7 +157,7 @@ def to_question(row: Row, reading: Reading) -> dict[str, Any]:
         if reading.answer_column not in row.values:
             raise BadRowError(_no_column(row.values, (reading.answer_column,)))
         found["answer"] = row.values[reading.answer_column]
-    if isinstance(row.values.get("level"), str | int):
+    if reading.prompt_column is None and isinstance(row.values.get("level"), str | int):
         found["level"] = str(row.values["level"])
     for subject in _SUBJECT_COLUMNS:
         if isinstance(row.values.get(subject), str):

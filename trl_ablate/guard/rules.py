@@ -28,6 +28,7 @@ from trl_ablate.metrics import (
     ONLY_SPECIAL,
     REWARD,
     SAMPLING_GAP,
+    WATCHED_BY_RULES,
 )
 
 Row = Mapping[str, Any]
@@ -93,17 +94,18 @@ class Guard:
 
     def observe(self, row: Row) -> list[Alert]:
         """The alerts that this row triggers."""
-        if GRAD_NORM not in row and "loss" not in row:
-            return []
+        if not any(metric in row for metric in WATCHED_BY_RULES):
+            return []  # such as the row of an evaluation
         self._recent.see(row)
         step = int(row.get("step", 0))
         return [
             Alert(one.rule, action, step, one.value, one.reference, one.sentence)
             for one in self._readings(row)
-            if (action := self._action(one.rule)) != "off" and self._speaks(one)
+            if (action := self.action_of(one.rule)) != "off" and self._speaks(one)
         ]
 
-    def _action(self, rule: str) -> Action:
+    def action_of(self, rule: str) -> Action:
+        """What the settings ask for if a rule fires."""
         return getattr(self._arguments, f"guard_{rule}")
 
     def _speaks(self, reading: Reading) -> bool:

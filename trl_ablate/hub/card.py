@@ -13,6 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from trl_ablate.hub.contents import BEST, LAST, FinishedRun
 from trl_ablate.metrics import stderr_of
+from trl_ablate.reward_specs import GYM
 from trl_ablate.run.untrusted import for_markdown, markdown_code, markdown_fence, on_one_line
 
 PICTURE = "curves.png"
@@ -53,8 +54,8 @@ def base_model(config: Mapping[str, Any]) -> str | None:
 
 
 def hub_id(name: str | None) -> str | None:
-    """The name, if it can be an id on the Hub: OWNER/NAME, not a path and not the miniature."""
-    if not name or not _HUB_ID.fullmatch(name) or name.startswith(f"{MINIATURE}/"):
+    """The name, if it can be an id on the Hub: OWNER/NAME, not a path, the miniature or a gym."""
+    if not name or not _HUB_ID.fullmatch(name) or name.startswith((f"{MINIATURE}/", GYM)):
         return None
     return name
 

@@ -50,8 +50,7 @@ def check_rewards(config: AblationConfig, task: TaskArguments) -> None:
             f"reward_weights is {config.reward_weights}, but reward_funcs gives {weighted[0]} a "
             "weight of its own; remove one of the two"
         )
-    apart = [name for name, one in (task.eval_sets or {}).items()
-             if isinstance(one, dict) and {"reward", "reward_funcs"} & one.keys()]  # fmt: skip
+    apart = task.sets_with_rewards
     if config.evaluation == "trl" and (apart or config.eval_by):
         what = f"eval_by '{config.eval_by}'" if config.eval_by else f"the reward of '{apart[0]}'"
         raise ConfigurationError(

@@ -13,6 +13,9 @@ SHIPPED = next((folder for folder in _CANDIDATES if folder.is_dir()), _CANDIDATE
 
 SUFFIXES = (".yaml", ".yml")
 
+NO_PROFILE = "none"
+"""In place of a profile's name: no settings for a machine."""
+
 
 def recipe_path(name: str | os.PathLike) -> Path:
     """The file of a recipe, given by its path or by the bare name of a shipped recipe."""
@@ -76,7 +79,7 @@ def profile_path(name: str, recipe: Path) -> Path:
     if not os.path.exists(path):
         known = sorted(other.stem for other in (SHIPPED / "profiles").glob("*.yaml"))
         raise ConfigurationError(
-            f"profile '{brief(name)}' does not exist; known: auto, {', '.join(known)}, or a path "
-            "to a .yaml file"
+            f"profile '{brief(name)}' does not exist; known: auto, {', '.join(known)}, none, or a "
+            "path to a .yaml file"
         )
     return path

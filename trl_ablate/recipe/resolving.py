@@ -35,10 +35,17 @@ from trl_ablate.recipe.fields import GROUPS, LOADER_KEYS, checked, known_fields
 from trl_ablate.recipe.files import Anchor
 from trl_ablate.recipe.inert import inert_knobs
 from trl_ablate.recipe.overrides import read_overrides
-from trl_ablate.recipe.places import beside_or_shipped, profile_path, recipe_path, suitable_profile
+from trl_ablate.recipe.places import (
+    NO_PROFILE,
+    beside_or_shipped,
+    profile_path,
+    recipe_path,
+    suitable_profile,
+)
 from trl_ablate.recipe.precision import precision_warnings
 from trl_ablate.recipe.strict import brief, read_mapping
 from trl_ablate.run.files import read_object
+from trl_ablate.recipe.trl_yaml import from_trl, is_of_trl
 from trl_ablate.run.masking import MASK, Masker
 from trl_ablate.task import TaskArguments
 
@@ -108,10 +115,7 @@ def load_recipe(
     asked = command_line.pop("profile", None) or (profile if profile != "auto" else None)
     wanted = asked or recipe.get("profile") or base.get("profile") or "auto"
     name, reason = suitable_profile() if wanted == "auto" else (Path(wanted).stem, "as asked")
-    profile_file = profile_path(name if wanted == "auto" else wanted, path)
-    profile_layer = anchor.settings(
-        checked(read_mapping(profile_file, "profile"), wanted), profile_file.parent
-    )
+    profile_layer = _profile_layer(name if wanted == "auto" else wanted, path, anchor)
     declared = {key: value for key, value in recipe.items() if key not in LOADER_KEYS}
     settings = {**base, **profile_layer, **declared, **command_line}
     for key in LOADER_KEYS:
@@ -119,6 +123,13 @@ def load_recipe(
     settings.setdefault("arm", path.stem)
     changes = {key: (base.get(key), value) for key, value in declared.items()}
     return _resolve(path, (name, reason), settings, changes, anchor.files)
+
+
+def _profile_layer(name: str, recipe: Path, anchor: Anchor) -> dict[str, Any]:
+    if name == NO_PROFILE:
+        return {}
+    file = profile_path(name, recipe)
+    return anchor.settings(checked(read_mapping(file, "profile"), name), file.parent)
 
 
 def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Resolved:
@@ -142,7 +153,9 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
 
 def _base_and_recipe(path: Path, anchor: Anchor) -> tuple[dict[str, Any], dict[str, Any]]:
     """The base's settings and those the recipe declares; without `extends` it is its own base."""
-    recipe = anchor.settings(checked(read_mapping(path, "recipe"), path), path.parent)
+    given = read_mapping(path, "recipe")
+    given = from_trl(given, path) if is_of_trl(given) else given
+    recipe = anchor.settings(checked(given, path), path.parent)
     if "extends" not in recipe:
         return recipe, {}
     base_path = beside_or_shipped(recipe["extends"], path)

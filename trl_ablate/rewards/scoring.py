@@ -27,6 +27,12 @@ _EXTRACT: dict[str, Callable[[str], Extracted]] = {
     "think_xml": partial(extract_xml, tag="think"),
 }
 
+
+def extract(template: str, completion: str) -> Extracted:
+    """The answer of a completion in a template's format."""
+    return _EXTRACT[template](completion)
+
+
 _default_lock = threading.Lock()
 _default: list[MathGrader] = []
 
@@ -60,7 +66,7 @@ def score_batch(
     Without a verdict from the grader, `answer_reward` and `reward` are None for any format.
     """
     weights = get_template(template).reward_weights
-    extracted = [_EXTRACT[template](completion) for completion in completions]
+    extracted = [extract(template, completion) for completion in completions]
     verdicts = (grader or default_grader()).grade([each.answer for each in extracted], golds)
     return [
         _score(each.well_formed, verdict, weights)

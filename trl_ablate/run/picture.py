@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
+from trl_ablate.run.untrusted import for_picture
 
 INK, FAINT = "#222222", "#8a8a8a"
 
@@ -45,24 +46,39 @@ WATCHED = {
 }
 """Metrics below the reward curve, in pictures of a run and of a study, and their titles."""
 
-BLUE = "#0072B2"
+BLUE, RED = "#0072B2", "#D55E00"
 
 Rows = Sequence[Mapping[str, Any]]
 
 
-def draw_curves(rows: Rows) -> bytes | None:
-    """The run's curves over GRPO steps; None where no reward was ever logged."""
+def draw_curves(
+    rows: Rows, *, unit: str = "GRPO steps", marks: Mapping[float, str] | None = None
+) -> bytes | None:
+    """The run's curves over GRPO steps; None where no reward was ever logged.
+
+    Args:
+        unit: name of the steps that `grpo_step` counts.
+        marks: step -> text beside a vertical line there, in the curve of the reward.
+    """
     watched = [metric for metric in WATCHED if points(rows, metric)[0]]
     if not (points(rows, EVAL_REWARD)[0] or points(rows, REWARD)[0]):
         return None
     with matplotlib.rc_context(STYLE):
         figure = Figure((9.5, 5.2 if watched else 3.2), dpi=110, layout="constrained")
         grid = figure.add_gridspec(2 if watched else 1, max(1, len(watched)))
-        _draw_reward(figure.add_subplot(grid[0, :]), rows)
+        top = figure.add_subplot(grid[0, :])
+        _draw_reward(top, rows)
+        for step, text in (marks or {}).items():
+            top.axvline(step, color=RED, linewidth=0.8)
+            top.annotate(
+                for_picture(text), (step, 1), xycoords=("data", "axes fraction"), color=RED,
+                fontsize=7, rotation=90, ha="right", va="top",
+            )  # fmt: skip
+        _finish(top, "reward", unit)
         for column, metric in enumerate(watched):
             axes = figure.add_subplot(grid[1, column])
             axes.plot(*points(rows, metric), color=INK, linewidth=1.2)
-            _finish(axes, WATCHED[metric])
+            _finish(axes, WATCHED[metric], unit)
         buffer = io.BytesIO()
         FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
         return buffer.getvalue()
@@ -85,10 +101,9 @@ def _draw_reward(axes: Axes, rows: Rows) -> None:
         high = [value + errors.get(step, 0.0) for step, value in zip(steps, values, strict=True)]
         axes.fill_between(steps, low, high, color=BLUE, alpha=0.18, linewidth=0)
     axes.legend(loc="best", frameon=False)
-    _finish(axes, "reward")
 
 
-def _finish(axes: Axes, title: str) -> None:
+def _finish(axes: Axes, title: str, unit: str) -> None:
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK)
-    axes.set_xlabel("GRPO steps", color=INK)
+    axes.set_xlabel(unit, color=INK)
     axes.margins(x=0.01)

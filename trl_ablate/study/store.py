@@ -12,6 +12,7 @@ reason. The training process inherits it, so the run stays locked if the runner 
 
 import fcntl
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -97,6 +98,14 @@ class RunStore:
 
     def away(self, run_id: str) -> Path:
         return self.path / f"{run_id}.away"
+
+    def away_by_engine(self, run_ids: Iterable[str]) -> dict[str, list[str]]:
+        """Runs that an engine does elsewhere, by its name; early notes of Modal have none."""
+        found: dict[str, list[str]] = {}
+        for run_id in run_ids:
+            engine = read_object(self.away(run_id)).get("engine", "modal")
+            found.setdefault(str(engine), []).append(run_id)
+        return found
 
     def lock(self, run_id: str) -> RunLock:
         return RunLock(self.path / f"{run_id}.lock")

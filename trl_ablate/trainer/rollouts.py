@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trl_ablate.advantages import weighted_reward
-from trl_ablate.metrics import LENGTH_SPREAD, ONLY_SPECIAL
+from trl_ablate.metrics import LENGTH_SPREAD, ONLY_SPECIAL, TURNS
 
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
@@ -33,18 +33,22 @@ def describe(
     """Lengths and ends of the completions of all processes. In training, also log metrics that TRL
     lacks or gets wrong: TRL counts only EOS as an end, but a stop string also ends a completion.
 
-    Lengths are counted as in TRL, without the text of tools (0 in `tool_mask`).
+    Lengths are counted as in TRL, without the text of tools (0 in `tool_mask`). With tools or an
+    environment, the turns of the policy are logged, too, in training and in an evaluation.
     """
     special = set(trainer._tokenizer.all_special_ids)
-    own_tokens = map(sum, tool_mask) if tool_mask is not None else map(len, completion_ids)
+    masks = tool_mask if tool_mask is not None else [[1] * len(ids) for ids in completion_ids]
     facts = [
-        (length, not trainer.stop.ended(ids), special.issuperset(ids))
-        for length, ids in zip(own_tokens, completion_ids, strict=True)
+        (sum(mask), not trainer.stop.ended(ids), special.issuperset(ids), turns(mask))
+        for mask, ids in zip(masks, completion_ids, strict=True)
     ]
     gathered: Any = trainer.accelerator.gather(
         torch.tensor(facts, device=trainer.accelerator.device)
     )
-    lengths_N, truncated_N, only_special_N = gathered.T
+    lengths_N, truncated_N, only_special_N, turns_N = gathered.T
+    if tool_mask is not None:
+        mode = "train" if trainer.model.training else "eval"
+        trainer._metrics[mode][TURNS].append(turns_N.float().mean().item())
     if trainer.model.training:
         group: Any = trainer.num_generations
         metrics = trainer._metrics["train"]
@@ -54,6 +58,11 @@ def describe(
             for name, value in truncation_metrics(lengths_N, truncated_N.bool()).items():
                 metrics[name][-1] = value
     return Described(lengths_N.tolist(), truncated_N.bool().tolist())
+
+
+def turns(mask: Sequence[int]) -> int:
+    """How often the policy wrote: the parts of a completion between those that tools wrote."""
+    return sum(own and not before for before, own in zip((0, *mask), mask, strict=False))
 
 
 def rollout_rows(

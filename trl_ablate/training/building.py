@@ -24,6 +24,7 @@ from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.own.chosen import Rewards
+from trl_ablate.rewards.own.model import ModelReward
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.evaluation_parts import RewardsOfSet
@@ -61,8 +62,10 @@ def build_trainer(
     with explained_by(look):
         context = context_of(model, resolved)
         check_all_fit(train_dataset, tokenizer, context, "train questions")
-        sets = evaluation_sets(resolved.task, tokenizer)
-        check_all_fit(sets, tokenizer, context, "eval questions")
+        sets = None
+        if resolved.config.eval_strategy != "no":  # else the data may have no such split, as in TRL
+            sets = evaluation_sets(resolved.task, tokenizer)
+            check_all_fit(sets, tokenizer, context, "eval questions")
         return put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)
 
 
@@ -79,11 +82,13 @@ def check_columns(
     rewards: Rewards,
     apart: Mapping[str, Rewards],
     train_dataset: Dataset,
-    evaluated: Dataset | dict[str, Dataset],
+    evaluated: Dataset | dict[str, Dataset] | None,
     eval_by: str | None,
 ) -> None:
     """Refuse questions without the columns that their rewards, or `eval_by`, need."""
     rewards.check_columns(train_dataset.column_names, "train questions")
+    if evaluated is None:
+        return
     sets = evaluated if isinstance(evaluated, dict) else {MAIN: evaluated}
     for name, dataset in sets.items():
         of = f"eval questions of '{name}'" if name != MAIN else "eval questions"
@@ -128,14 +133,15 @@ def put_together(
     model: str | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     train_dataset: Dataset,
-    evaluated: Dataset | dict[str, Dataset],
+    evaluated: Dataset | dict[str, Dataset] | None,
     callbacks: list[TrainerCallback] | None = None,
 ) -> AblationTrainer:
     config, model_args = copy.copy(resolved.config), resolved.model
     rewards = task_rewards(resolved.task, tokenizer, grader, resolved)
-    check_reward_weights(config, len(rewards.functions))
-    config.reward_weights = config.reward_weights or rewards.weights
-    apart = rewards_of_sets(resolved.task, tokenizer, grader)
+    if rewards.functions:
+        check_reward_weights(config, len(rewards.functions))
+    config.reward_weights = config.reward_weights or rewards.weights or None
+    apart = rewards_of_sets(resolved, tokenizer, grader)
     check_columns(rewards, apart, train_dataset, evaluated, config.eval_by)
     given = cast(dict[str, Any], config.model_init_kwargs or {})
     loading = {
@@ -150,7 +156,7 @@ def put_together(
     with tolerated_integrations(config) as integrations, explained(environment):
         trainer = AblationTrainer(
             model=model,
-            reward_funcs=rewards.functions,
+            reward_funcs=rewards.functions or None,
             args=config,
             train_dataset=train_dataset,
             eval_dataset=evaluated,
@@ -160,6 +166,10 @@ def put_together(
             callbacks=[*integrations, *(callbacks or [])],
             **environment,
         )
+    for one in apart.values():
+        for function in one.functions:
+            if isinstance(function, ModelReward):
+                function.model.to(trainer.accelerator.device)
     trainer.rewards_of_sets = {
         name: RewardsOfSet.of(one.functions, one.weights) for name, one in apart.items()
     }

@@ -104,7 +104,7 @@ def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Chec
     task = resolved.task
     tokenizer = load_tokenizer(resolve_model(starting_point(resolved)), resolved)
     train, evaluated = (task_dataset(task, part, tokenizer) for part in ("train", "eval"))
-    rewards = task_rewards(task, tokenizer, grader, resolved)
+    rewards = task_rewards(task, tokenizer, grader, resolved, called_by_trl=False)
     check_reward_weights(resolved.config, len(rewards.functions))
     for dataset, what in ((train, "train questions"), (evaluated, "eval questions")):
         rewards.check_columns(dataset.column_names, what)
@@ -139,11 +139,6 @@ class _Grading:
         self._functions = rewards.functions
         self._weights = torch.tensor(weights or rewards.weights)
         self._tokenizer, self._rows = tokenizer, rows
-        if any(isinstance(one, torch.nn.Module) for one in self._functions):
-            raise ConfigurationError(
-                "check cannot try out a reward model, which it would have to load; leave it out "
-                "with --reward_funcs to check the rest"
-            )
 
     def __call__(self, completions: list[str]) -> Graded:
         messages = not isinstance(self._rows[0]["prompt"], str)

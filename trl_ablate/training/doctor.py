@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import LARGE_GPU_GIB
+from trl_ablate.reward_specs import GYM
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
@@ -128,6 +129,7 @@ def packages_wanted(resolved: "Resolved") -> set[str]:
         "bitsandbytes": quantized or "bnb" in str(getattr(config.optim, "value", config.optim)),
         "matplotlib": config.push_to_hub,
         "peft": model.use_peft,
+        "reasoning-gym": resolved.task.dataset.startswith(GYM),
         "trackio": "trackio" in (config.report_to or []),
         "vllm": config.use_vllm,
     }

@@ -4,10 +4,10 @@ from typing import Any, cast
 
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.rewards.own.chosen import Rewards, Tools, chosen_rewards
+from trl_ablate.rewards.own.model import ModelReward
 from trl_ablate.rewards.own.timed import Timed
 from trl_ablate.task import TaskArguments
 from trl_ablate.training.models import one_sentence
@@ -18,16 +18,21 @@ def task_rewards(
     task: TaskArguments,
     tokenizer: PreTrainedTokenizerBase,
     grader: MathGrader,
-    resolved: Resolved | None = None,
+    resolved: Resolved,
+    *,
+    called_by_trl: bool = True,
 ) -> Rewards:
     """The rewards of `reward_funcs`, or else of the template (or of `reward`).
 
-    Without the resolved recipe no reward model can be loaded.
+    Args:
+        called_by_trl: reward models stay models, which TRL calls; else they become functions.
     """
     ends = {
         "eos_token_ids": (cast(int, tokenizer.eos_token_id),),
         "special_token_ids": tuple(tokenizer.all_special_ids),
     }
+    if task.only_environment_rewards:
+        return Rewards([], [])
     if not task.own_rewards:
         form = cast(str, task.form)
         functions, weights = build_rewards(
@@ -36,28 +41,31 @@ def task_rewards(
         functions = with_styles_logged(functions, task.dataset)
         return Rewards(functions, weights, {functions[0].__name__: ["answer"]})
     limits = Timed(task.reward_workers, task.reward_timeout) if task.reward_timeout else None
-    tools = Tools(grader, task.form, lambda name: _model(name, resolved), limits=limits, **ends)
+
+    def load(name: str) -> Any:
+        model = _model(name, resolved)
+        kwargs = cast(Any, resolved.config.chat_template_kwargs)
+        return model if called_by_trl else ModelReward(model, kwargs)
+
+    tools = Tools(grader, task.form, load, limits=limits, **ends)
     return chosen_rewards(task.own_rewards, tools)
 
 
 def rewards_of_sets(
-    task: TaskArguments, tokenizer: PreTrainedTokenizerBase, grader: MathGrader
+    resolved: Resolved, tokenizer: PreTrainedTokenizerBase, grader: MathGrader
 ) -> dict[str, Rewards]:
     """The rewards of the `eval_sets` that have their own."""
+    task = resolved.task
     return {
-        name: task_rewards(task.evaluation_task(name), tokenizer, grader)
-        for name, one in (task.eval_sets or {}).items()
-        if isinstance(one, dict) and {"reward", "reward_funcs"} & one.keys()
+        name: task_rewards(
+            task.evaluation_task(name), tokenizer, grader, resolved, called_by_trl=False
+        )
+        for name in task.sets_with_rewards
     }
 
 
-def _model(name: str, resolved: Resolved | None) -> Any:
+def _model(name: str, resolved: Resolved) -> Any:
     """A reward model as TRL loads it, from safetensors; its own code runs only if trusted."""
-    if resolved is None:
-        raise ConfigurationError(
-            f"eval_sets: the reward model {name} grades no set apart; put it into the recipe's own "
-            "reward_funcs, or name a function"
-        )
     fix = "give the Hub id or the folder of a sequence classification model with one label"
     with one_sentence(f"reward model {name}", fix):
         return AutoModelForSequenceClassification.from_pretrained(

@@ -57,7 +57,8 @@ def test_a_plan_begins_with_its_question(where, capsys):
         (["--engine", "modal", "--cpus_per_run", "2"],
          "--cpus_per_run does not apply to --engine modal; use it with --engine ray or slurm"),
         (["--cpus_per_run", "2", "--engine=slurm", "--keep_checkpoints"],
-         "--keep_checkpoints does not apply to --engine slurm; use it with --engine ray or modal"),
+         "--keep_checkpoints does not apply to --engine slurm; use it with --engine ray or modal "
+         "or hf_jobs"),
         (["--jobs", "0"], "--jobs is 0; it takes 1 or more"),
         (["--retries", "-1"], "--retries is -1; it takes 0 or more"),
         (["--job", "2"], "unknown option '--job'; did you mean '--jobs'?; see `trl-ablate study "

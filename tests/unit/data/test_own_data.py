@@ -287,3 +287,15 @@ def test_wrong_pass_rates_are_refused(tmp_path, rates, between, sentence):
 def test_a_wrong_pass_rate_setting_is_refused(given):
     with pytest.raises(ConfigurationError, match="pass_rate"):
         TaskArguments(pass_rate=given)
+
+
+def test_a_folder_as_the_hub_has_it_is_read_as_load_dataset_reads_it(tmp_path, monkeypatch):
+    from datasets import Dataset
+
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "mine" / "data").mkdir(parents=True)
+    for part, rows in enumerate((["1+1", "1+2"], ["1+3"])):
+        made = Dataset.from_dict({"question": rows, "answer": [2, 3][: len(rows)]})
+        made.to_parquet(tmp_path / "mine" / "data" / f"train-0000{part}-of-00002.parquet")
+    found = load_questions(Source(str(tmp_path / "mine"), "train"))
+    assert found["question"] == ["1+1", "1+2", "1+3"]

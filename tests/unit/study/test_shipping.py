@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.folders import put_back, where_it_stands
 from trl_ablate.study.engines import PROGRAM, Job
 from trl_ablate.study.engines.shipping import Landing, Piece, copy_code, pack
@@ -78,3 +79,67 @@ def test_a_bundle_names_the_program_and_its_own_files(tmp_path):
     assert bundle.program == PROGRAM == ("-m", "trl_ablate", "train")
     assert bundle.words == ("recipes/grpo.yaml", "--seed", "1")
     assert bundle.files["recipes/grpo.yaml"] == b"beta: 0.0\n"
+
+
+OWN = """
+extends: grpo.yaml
+dataset: data
+template: prompt.txt
+reward_funcs: ['code/reward.py:score', {path: r2.py:other}, accuracy_reward]
+tools: ['code/reward.py:tool']
+eval_sets: {more: {dataset: more.jsonl}}
+"""
+
+
+def own_task(folder):
+    (folder / "code").mkdir()
+    (folder / "data").mkdir()
+    for name in ("code/reward.py", "code/helper.py", "r2.py", "prompt.txt", "more.jsonl",
+                 "data/train.jsonl", "data/validation.jsonl"):  # fmt: skip
+        (folder / name).write_text(name)
+    (folder / "notes.txt").write_text("not named")
+    one = job(folder)
+    (folder / "mine.yaml").write_text(OWN)
+    return Job([str(folder / "mine.yaml"), "--seed", "1", *one.words[3:]], one.directory,
+               one.log, 0, folder)  # fmt: skip
+
+
+def test_own_code_prompts_and_data_are_sent(tmp_path):
+    bundle = pack(own_task(tmp_path))
+    own = {name for name in bundle.files if not name.endswith(".yaml")}
+    assert own == {f"recipes/{name}" for name in (
+        "code/reward.py", "code/helper.py", "r2.py", "prompt.txt", "more.jsonl",
+        "data/train.jsonl", "data/validation.jsonl",
+    )}  # fmt: skip
+    assert bundle.files["recipes/code/helper.py"] == b"code/helper.py"
+
+
+def test_what_the_study_overrides_is_sent_too(tmp_path):
+    one = own_task(tmp_path)
+    (tmp_path / "late.jinja").write_text("{{ question }}")
+    words = [*one.words, "--template=late.jinja", '--tools=["code/reward.py:tool"]']
+    assert "recipes/late.jinja" in pack(Job(words, one.directory, one.log, 0, tmp_path)).files
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("template: ../outside.txt", "outside.txt, which recipe .* is outside the recipe's folder"),
+        ("template: /etc/hostname.txt", "template: there is no file /etc/hostname.txt"),
+        ("reward_funcs: ['gone.py:score']", "reward_funcs: there is no file gone.py"),
+        ("reward_funcs: [lonely.score]", "module 'lonely' is in the working directory"),
+        ("dataset: big.jsonl", "have 60 MB, and 50 MB can be sent .*big.jsonl on the Hub"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(tmp_path, monkeypatch, setting, sentence):
+    home = tmp_path / "task"
+    home.mkdir()
+    (tmp_path / "outside.txt").write_text("{question}")
+    (tmp_path / "lonely.py").write_text("")
+    with (home / "big.jsonl").open("wb") as file:
+        file.truncate(60_000_000)
+    monkeypatch.chdir(tmp_path)
+    one = job(home)
+    (home / "grpo.yaml").write_text(f"{setting}\n")
+    with pytest.raises(ConfigurationError, match=sentence):
+        pack(one)

@@ -5,6 +5,7 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
 from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.trainer.evaluation_parts import RewardsOfSet
 from trl_ablate.training.models import load_tokenizer
 from trl_ablate.training.rewards import rewards_of_sets, task_rewards
 
@@ -52,8 +53,40 @@ def test_a_reward_model_that_is_not_there_is_refused_in_one_sentence(tiny_model,
     ) as raised:
         task_rewards(recipe.task, tokenizer, None, recipe)  # pyright: ignore
     assert "\n" not in str(raised.value)
-    with pytest.raises(ConfigurationError, match="reward model .*gone grades no set apart"):
-        rewards_of_sets(recipe.task, tokenizer, None)  # pyright: ignore
+    with pytest.raises(ConfigurationError, match="reward model .*gone could not be loaded"):
+        rewards_of_sets(recipe, tokenizer, None)  # pyright: ignore
+
+
+def test_a_reward_model_grades_a_set_apart(make_trainer, tiny_model, judge):
+    """As TRL grades with it: the same completions, graded by TRL and by the set's own reward."""
+    sets = {"apart": {"reward_funcs": [{"path": str(judge), "weight": 2.0}]}}
+    recipe = resolved(tiny_model, reward_funcs=[str(judge)], eval_sets=sets)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    (found,) = rewards_of_sets(recipe, tokenizer, None).values()  # pyright: ignore
+    trainer = make_trainer(reward=[str(judge)], num_generations_eval=2)
+    trainer.eval_dataset = {"": trainer.eval_dataset, "apart": trainer.eval_dataset}
+    trainer.rewards_of_sets = {"apart": RewardsOfSet.of(found.functions, found.weights)}
+    metrics = trainer.evaluate()
+    assert metrics["eval_apart_reward"] == 2 * metrics["eval_apart_rewards/judge/mean"] != 0
+    prompts, texts = ["a b", "1+1="], ["2", "a much longer completion 1234"]
+    theirs = torch.zeros(2, 1)
+    with torch.inference_mode():
+        for row, text in enumerate(map(str.__add__, prompts, texts)):
+            ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+            theirs[row] = trainer.reward_funcs[0](**ids).logits[0]
+    ours = found.functions[0](prompts=prompts, completions=texts)
+    assert ours == pytest.approx(theirs[:, 0].tolist(), abs=1e-5) and ours[0] != ours[1]
+
+
+def test_check_tries_out_a_reward_model(tiny_model, judge):
+    from trl_ablate.training.checking import check_recipe
+
+    recipe = resolved(
+        tiny_model, dataset="miniature", reward_funcs=[str(judge)], train_size=8, eval_size=4
+    )
+    found = check_recipe(recipe, None, 4)  # pyright: ignore
+    assert found.reward_names == [str(judge)] and found.reference is not None
+    assert len({*found.reference.rewards, *found.empty.rewards}) > 2
 
 
 def test_a_chat_template_replaces_the_tokenizers(tiny_model, tmp_path):

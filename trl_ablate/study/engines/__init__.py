@@ -3,10 +3,12 @@
 local        processes of this machine
 ray          tasks of a Ray cluster (`ray_tasks`)
 modal        calls of a function on Modal, which continue when the runner leaves (`modal_calls`)
+hf_jobs      Hugging Face Jobs, which continue, too (`hf_calls`, and `hf_there` in the job)
 slurm        an array job; each task does one run with `local`
-shipping     the code that `ray` and `modal` share: send a run away and copy its results back
+detached     the code that `modal` and `hf_jobs` share: calls that outlive the runner
+shipping     the code that these and `ray` share: send a run away and copy its results back
 
-Each of the first four has `add_options(group)`, which adds its command-line options, and
+Each of the first five has `add_options(group)`, which adds its command-line options, and
 `make(options, plan)`, which creates the engine.
 """
 

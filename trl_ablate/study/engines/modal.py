@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trl_ablate.study.plan import Plan
 
 if TYPE_CHECKING:
-    from trl_ablate.study.engines.modal_calls import ModalEngine
+    from trl_ablate.study.engines.detached import DetachedEngine
 
 GPU = "H100"
 
@@ -20,17 +20,18 @@ def add_options(group: _ArgumentGroup) -> None:
     )
 
 
-def make(options: Namespace, plan: Plan) -> "ModalEngine":
+def make(options: Namespace, plan: Plan) -> "DetachedEngine":
     return _engine(plan, options.gpu, options.jobs, options.keep_checkpoints)
 
 
-def fetching(plan: Plan, *, checkpoints: bool) -> "ModalEngine":
+def fetching(plan: Plan, *, checkpoints: bool) -> "DetachedEngine":
     """An engine that downloads finished runs and starts none."""
     return _engine(plan, GPU, None, checkpoints)
 
 
-def _engine(plan: Plan, gpu: str, jobs: int | None, checkpoints: bool) -> "ModalEngine":
-    from trl_ablate.study.engines.modal_calls import ModalEngine, ModalService
+def _engine(plan: Plan, gpu: str, jobs: int | None, checkpoints: bool) -> "DetachedEngine":
+    from trl_ablate.study.engines.detached import DetachedEngine
+    from trl_ablate.study.engines.modal_calls import ModalService
 
     service = ModalService(gpu if plan.for_gpu else None, jobs)
-    return ModalEngine(service, slots=len(plan.runs()), checkpoints=checkpoints)
+    return DetachedEngine(service, slots=len(plan.runs()), checkpoints=checkpoints)

@@ -6,31 +6,16 @@ call and makes no new one. A run writes to a volume, from which its files are do
 call has ended. Models and datasets stay in separate volumes.
 """
 
-import importlib.metadata
 import os
 import shutil
 import sys
-import time
-import uuid
 from pathlib import Path
-from typing import Any, Protocol
-
-from packaging.requirements import Requirement
+from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import read_object, write_json
-from trl_ablate.run.folders import part_of, put_back, replace_folder
-from trl_ablate.study.engines import SECONDS_TO_END, Job
-from trl_ablate.study.engines.shipping import (
-    CODE,
-    Bundle,
-    begin,
-    beside,
-    is_wanted,
-    pack,
-    sign,
-)
+from trl_ablate.study.engines.detached import requirements
+from trl_ablate.study.engines.shipping import CODE, Bundle, begin, sign
 
 try:
     import modal
@@ -46,7 +31,6 @@ CODE_FOLDER, WEIGHTS, DATA, RESULTS = "/code", "/weights", "/data", "/results"
 NOT_CODE = ["**/__pycache__", "**/*.md", "**/*.png", "**/*.html", "**/*.csv"]
 LONGEST = 24 * 3600
 """Modal's limit for the seconds of a call."""
-SECONDS_BETWEEN_QUESTIONS = 10.0
 
 
 def train_run(
@@ -102,37 +86,10 @@ def build_app(gpu: str | None, at_once: int | None) -> tuple[modal.App, modal.Fu
     return app, function
 
 
-def requirements(extra: str) -> list[str]:
-    """The requirements of this package and of one of its extras, from its metadata."""
-    found = [Requirement(line) for line in importlib.metadata.requires("trl-ablate") or []]
-    wanted = [one for one in found if one.marker is None or one.marker.evaluate({"extra": extra})]
-    for one in wanted:
-        one.marker = None
-    return [str(one) for one in wanted]
-
-
-class Service(Protocol):
-    """The functions of Modal that the engine uses."""
-
-    def spawn(self, bundle: Bundle, folder: str) -> str:
-        """Call the function; returns the name of the call."""
-        ...
-
-    def answer(self, call: str) -> int | None:
-        """What the function returned, or None while it runs; raises if the call failed."""
-        ...
-
-    def files(self, folder: str) -> list[str]:
-        """Names of all files below a folder of the results."""
-        ...
-
-    def read(self, name: str, target: Path) -> None:
-        """Copy a file from the results."""
-        ...
-
-
 class ModalService:
     """Modal itself. The app is deployed before the first call, so not for fetching."""
+
+    name = "modal"
 
     def __init__(self, gpu: str | None, at_once: int | None):
         check_token()
@@ -152,107 +109,17 @@ class ModalService:
         except (TimeoutError, modal.exception.ConnectionError):
             return None
 
-    def files(self, folder: str) -> list[str]:
+    def files(self, call: str, folder: str) -> list[str]:
         try:
             entries = self._results.listdir(folder, recursive=True)
         except modal.exception.NotFoundError:
             return []
         return [entry.path.lstrip("/") for entry in entries if entry.type.name == "FILE"]
 
-    def read(self, name: str, target: Path) -> None:
+    def read(self, call: str, name: str, target: Path) -> None:
         with target.open("wb") as file:
             for chunk in self._results.read_file(name):
                 file.write(chunk)
-
-
-class ModalEngine:
-    """Calls of the function.
-
-    Args:
-        slots: how many calls may exist at once; Modal decides how many run.
-        checkpoints: whether to fetch checkpoints, too; else they stay in the results.
-    """
-
-    in_place = False
-
-    def __init__(self, service: Service, *, slots: int, checkpoints: bool = False):
-        self._service, self._slots, self._checkpoints = service, slots, checkpoints
-
-    @property
-    def slots(self) -> int:
-        return self._slots
-
-    def start(self, job: Job, slot: int) -> "ModalProcess":
-        """Continue the run's existing call, or make one."""
-        if not job.away.exists():
-            folder = f"{job.directory.name}/{uuid.uuid4().hex[:8]}"  # calls never share one
-            call = self._service.spawn(pack(job), folder)
-            write_json(job.away, {"call": call, "folder": folder})
-        return ModalProcess(job, self._service, self._checkpoints)
-
-
-class ModalProcess:
-    """A call, found by its note."""
-
-    def __init__(self, job: Job, service: Service, checkpoints: bool):
-        note = read_object(job.away)
-        if not {"call", "folder"} <= note.keys():
-            raise ConfigurationError(f"{job.away} names no call; remove it to start the run anew")
-        self._call, self._folder = note["call"], note["folder"]
-        self._job, self._service, self._checkpoints = job, service, checkpoints
-        self._code: int | None = None
-        self._ask_at = 0.0
-
-    def poll(self) -> int | None:
-        if self._code is None and time.monotonic() >= self._ask_at:
-            self._ask_at = time.monotonic() + SECONDS_BETWEEN_QUESTIONS
-            answer = self._answer()
-            if answer is not None:
-                self._fetch()
-                self._job.away.unlink()
-                self._code = answer
-        return self._code
-
-    def _answer(self) -> int | None:
-        """A call that failed on Modal's side has ended, too: its files are fetched."""
-        try:
-            return self._service.answer(self._call)
-        except Exception as error:
-            with self._job.log.open("a", encoding="utf-8") as log:
-                log.write(f"Modal: {type(error).__name__}: {' '.join(str(error).split())[:300]}\n")
-            return 1
-
-    def _fetch(self) -> None:
-        """Download the log, then the directory, which appears complete."""
-        directory, log = self._job.directory, beside(self._job.directory, "log")
-        put_back(directory)
-        part, name = part_of(directory), directory.name
-        part.mkdir(parents=True)
-        for file in self._service.files(self._folder):
-            path = Path(file).relative_to(self._folder)
-            if path.parts[0] == name and is_wanted(path.relative_to(name), self._checkpoints):
-                target = part / path.relative_to(name)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                self._service.read(file, target)
-            elif path.name == f"{name}.log":
-                self._service.read(file, log)
-                with self._job.log.open("ab") as ours:
-                    ours.write(log.read_bytes())
-                log.unlink()
-        replace_folder(directory)
-
-    def wait(self) -> int:
-        while (code := self.poll()) is None:
-            time.sleep(0.5)
-        return code
-
-    def ask_to_end(self) -> None:
-        """The call continues without the runner."""
-
-    ask_to_save = ask_to_end
-
-    def end(self, patience: float = SECONDS_TO_END) -> None:
-        """The call continues; its result is fetched later."""
 
 
 def check_token() -> None:

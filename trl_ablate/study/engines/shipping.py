@@ -1,8 +1,9 @@
 """Send a run to another machine, do it there, and copy its results back into the store.
 
 The other machine shares no file system with this one. So a bundle contains the recipe's folder (its
-YAML files, with the profiles) beside the arguments, the run works in a scratch folder there, and
-its files are copied back. Models and data are not sent: use names that every machine can resolve.
+YAML files, with the profiles) and the files that the recipe names (`own_files`) beside the
+arguments, the run works in a scratch folder there, and its files are copied back. Models are not
+sent: use names that every machine can resolve.
 """
 
 import os
@@ -24,6 +25,7 @@ from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.run.provenance import git_state
 from trl_ablate.study.engines import PROGRAM, Job
 from trl_ablate.study.engines.local import LocalProcess
+from trl_ablate.study.engines.own_files import own_files
 
 CODE = {PACKAGE: PACKAGE.name, SHIPPED: f"{PACKAGE.name}/shipped"}
 """The folders that a machine needs to train, and their names there: those of an installed package,
@@ -77,6 +79,8 @@ def pack(job: Job) -> Bundle:
     folder = Path(recipe).parent
     found = [*folder.glob("*.yaml"), *(folder / "profiles").glob("*.yaml")]
     files = {f"recipes/{path.relative_to(folder)}": path.read_bytes() for path in found}
+    for name, path in own_files(Path(recipe), rest).items():
+        files[f"recipes/{name}"] = path.read_bytes()
     words = [f"recipes/{Path(recipe).name}"]
     for word in rest:
         if words[-1] == "--profile" and word.endswith((".yaml", ".yml")):

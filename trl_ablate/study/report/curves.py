@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.metrics import ENTROPY, GRAD_NORM, LENGTH, stderr_of
+from trl_ablate.metrics import ENTROPY, GRAD_NORM, LENGTH, stderr_of, translated
 from trl_ablate.recipe.strict import nearest
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.report.series import Series, read_series
@@ -22,11 +22,6 @@ from trl_ablate.study.store import DONE, RunStore
 DRAWN = (GRAD_NORM, LENGTH, ENTROPY)
 """Metrics that are drawn beside the deciding one."""
 
-TRANSLATED = {
-    "train/mean_response_length": LENGTH,
-    "train/mean_token_entropy": ENTROPY,
-    "train/token_entropy": ENTROPY,
-}
 CURVE_COLUMNS = ("run_name", "metric", "step", "value")
 
 LOST_SHARE = 0.5
@@ -194,19 +189,10 @@ def read_curves(path: Path) -> list[Run]:
             step, value = _numbers(path, number, row)
             if math.isfinite(value):
                 metrics = points.setdefault(row["run_name"], {})
-                metrics.setdefault(translate(row["metric"]), {})[step] = value
+                metrics.setdefault(translated(row["metric"]), {})[step] = value
     if not points:
         raise ConfigurationError(f"curves {path} have no rows")
     return [_published(name, metrics) for name, metrics in points.items()]
-
-
-def translate(metric: str) -> str:
-    """`eval/reward` -> `eval_reward`, `train/grad_norm` -> `grad_norm`."""
-    if metric in TRANSLATED:
-        return TRANSLATED[metric]
-    if metric.startswith("eval/"):
-        return "eval_" + metric.removeprefix("eval/")
-    return metric.removeprefix("train/")
 
 
 def _published(name: str, metrics: Mapping[str, Mapping[float, float]]) -> Run:

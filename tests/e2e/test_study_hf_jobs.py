@@ -1,0 +1,125 @@
+"""Studies as Hugging Face Jobs: the real client against a Hub on localhost, which starts the
+command of a job as a process here. Nothing is sent anywhere."""
+
+import argparse
+import json
+
+import pytest
+
+from tests.support.drive_study import FAKE_IMPORTS, FAKE_PROGRAM, FAKE_TRAIN
+from tests.support.hub_endpoint import Fault, HubEndpoint
+from tests.support.studies import numbers
+from tests.support.synthetic_study import make_plan
+from trl_ablate.cli import study as command
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.study.engines import detached, hf_calls, hf_jobs, shipping
+from trl_ablate.study.engines.local import LocalEngine
+from trl_ablate.study.runner import Runner
+from trl_ablate.study.store import RunStore
+
+TOKEN = "hf_" + "WriteTokenOfTheTester0123456789ab"
+READ_ONLY = "hf_" + "ReadTokenOfTheTester00123456789ab"
+ARMS = {"a": {"top": 0.8, "pause": 0.02}}
+REPO = "tester/trl-ablate-runs"
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(hf_calls, "install", lambda: ["true"])
+    monkeypatch.setattr(detached, "SECONDS_BETWEEN_QUESTIONS", 0.2)
+    monkeypatch.setattr(shipping, "PROGRAM", FAKE_PROGRAM)
+    people = {TOKEN: "tester", READ_ONLY: "tester"}
+    (tmp_path / "jobs").mkdir()
+    with HubEndpoint(people, read_only=(READ_ONLY,)) as endpoint:
+        endpoint.jobs_folder = tmp_path / "jobs"
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint.url)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{repo_id}")
+        there = endpoint.url + "".join(template[1:])
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", there)
+        yield endpoint
+        for process, _ in endpoint.jobs.values():
+            process.wait()
+
+
+def options(*words):
+    parser = argparse.ArgumentParser()
+    hf_jobs.add_options(parser.add_argument_group())
+    return parser.parse_args(words)
+
+
+def runner(store, arms, *words, **how):
+    plan = make_plan(arms)
+    return Runner(plan, store, hf_jobs.make(options(*words), plan), **how)
+
+
+def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
+    calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "runs")
+    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=FAKE_IMPORTS)).run()
+    monkeypatch.setenv("WANDB_API_KEY", "secret of the tester")
+    words = ["--flavor", "l4x1", "--timeout", "90m", "--secrets", "WANDB_API_KEY"]
+    left = runner(store, ARMS, *words, stay=False).run().left
+    assert len(left) == len(hub.jobs) == 3
+    assert {store.state(run_id).status for run_id in left} == {"running"}
+    for _, asked in hub.jobs.values():
+        assert (asked["flavor"], asked["timeoutSeconds"]) == ("l4x1", 5400)
+        assert asked["secrets"] == {"WANDB_API_KEY": "secret of the tester", "HF_TOKEN": TOKEN}
+        assert TOKEN not in json.dumps([asked["command"], asked["environment"]])
+    assert hub.repositories[REPO].private
+    assert store.away_by_engine(left) == {"hf_jobs": left}
+    for process, _ in hub.jobs.values():
+        process.wait()
+    engine = hf_jobs.fetching(make_plan(ARMS), checkpoints=False)
+    done = Runner(make_plan(ARMS), store, engine, retries=0, stay=False, only=left).run().done
+    assert sorted(done) == sorted(left) and not list(store.path.glob("*.away"))
+    assert len(hub.jobs) == 3  # fetching has started none
+    assert numbers(store, ARMS) == numbers(calm, ARMS)
+    commits = {store.directory(run_id).read()["git"]["commit"] for run_id in left}
+    assert len(commits) == 1
+
+
+def test_a_job_that_the_hub_ends_is_a_failure_with_its_reason(hub, tmp_path):
+    store = RunStore(tmp_path / "runs")
+    hub.stages["job0"] = "CANCELED"
+    arms = {"a": {"top": 0.8, "pause": 0.02}}
+    failed = runner(store, arms, retries=0).run().failed
+    assert len(failed) == 1
+    assert "ended as CANCELED" in store.state(failed[0]).reason
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (Fault(r"POST /api/jobs", status=402), "the Hub does not start the job .*402"),
+        (Fault(r"POST /api/repos/create", status=403), "the Hub does not start the job .*403"),
+    ],
+)
+def test_a_hub_that_refuses_is_reported_in_a_sentence(hub, tmp_path, fault, sentence):
+    hub.faults.append(fault)
+    with pytest.raises(ConfigurationError, match=f"--engine hf_jobs: {sentence}"):
+        runner(RunStore(tmp_path / "runs"), ARMS).run()
+
+
+def test_wrong_options_are_refused(hub, monkeypatch):
+    plan = make_plan(ARMS)
+    with pytest.raises(ConfigurationError, match="--secrets NONE: there is no such environment"):
+        hf_jobs.make(options("--secrets", "NONE"), plan)
+    with pytest.raises(ConfigurationError, match="--timeout is 'long'; give a number and s, m, h"):
+        hf_jobs.make(options("--timeout", "long"), plan)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(ConfigurationError, match="there is no Hugging Face token; run `hf auth"):
+        hf_jobs.make(options(), plan)
+
+
+def test_the_command_takes_the_options_of_the_engine(capsys):
+    words = ["run", "std_dev", "--engine", "hf_jobs", "--flavor", "t4-small", "--detach"]
+    given = command.parse(words)
+    assert (given.flavor, given.detach, given.timeout) == ("t4-small", True, hf_jobs.TIMEOUT)
+    with pytest.raises(ConfigurationError, match="--flavor does not apply to --engine modal"):
+        command.parse(["run", "std_dev", "--engine", "modal", "--flavor", "t4-small"])
+    assert "torch" in " ".join(hf_calls.install())

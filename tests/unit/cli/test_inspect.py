@@ -1,0 +1,202 @@
+"""`trl-ablate inspect` on the logs of two stock TRL runs, in every form that it reads.
+
+`tests/support/stock_logs.py` made the logs: one run learns, one collapses after three steps.
+"""
+
+import csv
+import json
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from trl_ablate.cli.inspect import bars, main
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.guard.arguments import GuardArguments
+from trl_ablate.guard.replay import replay
+from trl_ablate.run.logs import read_logs
+
+STOCK = REPOSITORY / "tests" / "data" / "stock_grpo"
+FIRED = [("reward", 4), ("no_variance", 21)]
+"""What the rules find in the collapsing run: the reward is 0 from the second step on."""
+
+
+def history(name):
+    rows = json.loads((STOCK / name / "trainer_state.json").read_text())["log_history"]
+    return [row for row in rows if "loss" in row]
+
+
+def fired(path):
+    (log,) = read_logs(path)
+    return [(alert.rule, alert.step) for alert in replay(log.rows, GuardArguments()).alerts]
+
+
+def as_jsonl(rows, folder):
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def as_trackio(rows, folder):
+    """The table of trackio 0.43, with the names that its callback gives."""
+    database = sqlite3.connect(folder / "project.db")
+    database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_name, step, metrics)")
+    for call, row in enumerate(rows, start=7):
+        named = {"train/" + name: value for name, value in row.items() if name != "step"}
+        named["train/global_step"] = row["step"]
+        row = ("one", call, json.dumps(named))
+        database.execute("INSERT INTO metrics (run_name, step, metrics) VALUES (?, ?, ?)", row)
+    database.execute(
+        "INSERT INTO metrics (run_name, step, metrics) VALUES ('one', 0, '{\"note\": \"a\"}')"
+    )
+    database.commit()
+    database.close()
+    return folder / "project.db"
+
+
+def as_table(path, header, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def as_wandb_table(rows, folder):
+    """What `run.history().to_csv()` writes: an index, its own steps, and empty fields."""
+    names = ["reward", "loss", "grad_norm", "completions/mean_length", "frac_reward_zero_std"]
+    header = ["", "_step", *(f"train/{name}" for name in names), "train/global_step"]
+    body = [
+        [index, index + 3, *(row[name] for name in names), row["step"]]
+        for index, row in enumerate(rows)
+    ]
+    body.insert(5, [99, 99, "", "", "", "", "", 5])
+    return as_table(folder / "history.csv", header, body)
+
+
+def as_wandb_chart(rows, folder):
+    """The export of charts, one metric each, in the same folder."""
+    for name in ("reward", "frac_reward_zero_std"):
+        column = f"one - train/{name}"
+        header = ["train/global_step", column, f"{column}__MIN", f"{column}__MAX"]
+        body = [[row["step"], row[name], 0, 1] for row in rows]
+        as_table(folder / f"{name}.csv", header, body)
+    return folder
+
+
+def as_tensorboard(rows, folder):
+    for name in ("reward", "frac_reward_zero_std", "completions/mean_length"):
+        body = [[1.7e9 + row["step"], row["step"], row[name]] for row in rows]
+        tag = f"run-one-tag-train_{name.replace('/', '_')}.csv"
+        as_table(folder / tag, ["Wall time", "Step", "Value"], body)
+    return folder
+
+
+FORMS = [as_jsonl, as_trackio, as_wandb_table, as_wandb_chart, as_tensorboard]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_log_gives_the_same_alerts(form, tmp_path):
+    for name, expected in (("healthy", []), ("collapsing", FIRED)):
+        assert fired(STOCK / name) == fired(STOCK / name / "trainer_state.json") == expected
+        folder = tmp_path / name
+        folder.mkdir()
+        assert fired(form(history(name), folder)) == expected
+
+
+def test_a_trackio_project_is_found_by_its_name(tmp_path, monkeypatch):
+    as_trackio(history("collapsing"), tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    assert fired("project") == FIRED
+
+
+def test_the_command_prints_rules_steps_reasons_and_curves(tmp_path, capsys):
+    picture = tmp_path / "curves.png"
+    assert main([str(STOCK / "collapsing"), "--picture", str(picture)]) == 1
+    shown = capsys.readouterr().out
+    assert "collapsing: 60 logged steps, from 1 to 60" in shown
+    assert "step 4: reward (warn): reward is 0; its best was 0.141" in shown
+    assert "step 21: no_variance (warn): for 20 steps no group had any variance" in shown
+    assert "not checked: length_spread, because the log has no completions/length_spread" in shown
+    assert "█▁▁▁▁▁▁" in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main([str(STOCK / "healthy"), "--picture", str(picture)]) == 2
+    assert "exists already; give another name, or --overwrite" in capsys.readouterr().err
+    assert main([str(STOCK / "healthy"), "--picture", str(picture), "--overwrite"]) == 0
+    assert "no rule fired" in capsys.readouterr().out
+
+
+def test_thresholds_are_those_of_the_guard(capsys):
+    words = [str(STOCK / "collapsing"), "--guard_reward=off", "--guard_no_variance_steps", "30"]
+    assert main(words) == 1
+    shown = capsys.readouterr().out
+    assert "step 31: no_variance" in shown and "reward (warn)" not in shown
+    assert main([str(STOCK / "healthy"), "--guard_reward_facto", "3"]) == 2
+    assert "did you mean '--guard_reward_factor'" in capsys.readouterr().err
+
+
+def test_the_runs_of_a_project_are_inspected_one_by_one(tmp_path, capsys):
+    for name in ("healthy", "collapsing"):
+        (tmp_path / name).mkdir()
+        as_trackio(history(name), tmp_path / name)
+    with sqlite3.connect(tmp_path / "collapsing" / "project.db") as database:
+        database.execute("UPDATE metrics SET run_name = 'two'")
+        database.execute("ATTACH ? AS other", [str(tmp_path / "healthy" / "project.db")])
+        database.execute(
+            "INSERT INTO metrics (run_name, step, metrics) "
+            "SELECT run_name, step, metrics FROM other.metrics"
+        )
+    file = str(tmp_path / "collapsing" / "project.db")
+    assert main([file]) == 1
+    assert capsys.readouterr().out.count("60 logged steps") == 2
+    assert main([file, "--run", "one"]) == 0
+    assert main([file, "--run", "three"]) == 2
+    assert "--run is 'three', but the log has the runs two, one" in capsys.readouterr().err
+    assert main([file, "--picture", "x.png"]) == 2
+
+
+def test_a_loss_that_is_nan_is_found(tmp_path):
+    rows = history("healthy")[:30]
+    rows[25]["grad_norm"] = float("nan")
+    state = {"log_history": rows}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    assert fired(tmp_path) == [("nonfinite", 26)]
+    (tmp_path / "checkpoint-9").mkdir()
+    (tmp_path / "trainer_state.json").rename(tmp_path / "checkpoint-9" / "trainer_state.json")
+    assert fired(tmp_path) == [("nonfinite", 26)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.json", "{", "is not valid JSON"),
+        ("a.json", "{}", "has no log_history"),
+        ("a.txt", "x", "is not a log that is known here"),
+        ("a.db", "x", "is not a trackio project that can be read"),
+        ("a.csv", "", "is not a CSV file with a header"),
+        ("a.csv", "a,b\n1,2\n", "has no column of steps"),
+        ("a.csv", "step,b\nx,2\n", "has a row without a step"),
+        ("a.jsonl", "", "has no logged steps"),
+    ],
+)
+def test_other_files_are_refused_in_a_sentence(tmp_path, name, content, sentence):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigurationError, match=sentence):
+        read_logs(tmp_path / name)
+    with pytest.raises(ConfigurationError, match="is neither a file nor a folder"):
+        read_logs(tmp_path / "none")
+
+
+def test_too_few_steps_are_reported():
+    found = replay(history("healthy")[:12], GuardArguments())
+    assert found.short == ["grad_norm", "spike"]
+    assert "".join(bars([0.0, 1.0, float("nan")])) == "▁█!"
+
+
+def test_it_starts_without_torch():
+    words = [str(STOCK / "healthy"), "--picture", "/dev/null", "--overwrite"]
+    program = (
+        "import sys; from trl_ablate.cli.main import main; code = main(['inspect', *sys.argv[1:]])"
+        "; assert not {'torch', 'trl', 'transformers'} & set(sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words], cwd=REPOSITORY)
+    assert done.returncode == 0

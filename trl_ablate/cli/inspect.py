@@ -1,0 +1,168 @@
+"""`trl-ablate inspect PATH`: what the guard's rules find in the log of any GRPO run. No torch."""
+
+import argparse
+import math
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+
+from trl_ablate.cli.ending import DONE, FAILED, exit_code_of
+from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.terminal import console
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.guard.arguments import GuardArguments
+from trl_ablate.guard.replay import Replay, replay
+from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
+from trl_ablate.recipe.strict import check_value, nearest, parse_yaml
+from trl_ablate.run.logs import Log, read_logs
+
+DESCRIPTION = """\
+Read the log of a GRPO run, trained with this package or not, and print what the rules of the guard
+find in it, at which step and why, with the curves.
+
+PATH is transformers' trainer_state.json, a metrics.jsonl, a trackio project (its .db file or its
+name), a CSV export of W&B or TensorBoard, or a folder with one of these."""
+
+EXAMPLES = (
+    "trl-ablate inspect runs/grpo-seed0",
+    "trl-ablate inspect output/checkpoint-200/trainer_state.json --picture curves.png",
+    "trl-ablate inspect my_project --run grpo-1 --guard_reward_factor 3",
+)
+
+EXIT_CODES = """\
+exit codes:
+  0     no rule fired
+  1     a rule fired
+  2     refused: something in the command or the log has to change
+  130   stopped by Ctrl-C"""
+
+CURVES = (REWARD, EVAL_REWARD, GRAD_NORM, LENGTH, ENTROPY)
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 60
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code_of(lambda: run(*parse(argv)), stopped="nothing was changed")
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, GuardArguments]:
+    parser = Parser(
+        EXAMPLES,
+        EXIT_CODES,
+        prog="trl-ablate inspect",
+        description=DESCRIPTION,
+        usage="%(prog)s PATH [options] [--guard_SETTING value ...]",
+    )
+    parser.add_argument("path", metavar="PATH", help="log of a run")
+    parser.add_argument("--run", help="name of one run, if the log has several; default: all")
+    parser.add_argument("--picture", type=Path, help="PNG file to draw the curves of one run into")
+    parser.add_argument("--overwrite", action="store_true", help="replace the PNG file")
+    options, words = parser.parse_known_args(argv)
+    return options, thresholds(words, parser)
+
+
+def thresholds(words: list[str], parser: Parser) -> GuardArguments:
+    """The guard's settings from `--guard_SETTING value` or `--guard_SETTING=value`."""
+    hints = typing.get_type_hints(GuardArguments)
+    pairs = iter([part for word in words for part in word.split("=", 1)])
+    given = {}
+    for word in pairs:
+        name = word.removeprefix("--")
+        if name not in hints:
+            known = [*parser.options(), *(f"--{one}" for one in hints)]
+            parser.error(f"unknown option '{word[:80]}'{nearest(word, known)}")
+        value = next(pairs, None)
+        if value is None:
+            parser.error(f"--{name} needs a value")
+        given[name] = check_value(f"--{name}", parse_yaml(value), hints[name])
+    return GuardArguments(**given)
+
+
+def run(options: argparse.Namespace, arguments: GuardArguments) -> int:
+    logs = chosen(read_logs(options.path), options.run)
+    check_picture(options, logs)
+    fired = [show(log, replay(log.rows, arguments)) for log in logs]
+    if options.picture is not None:
+        draw(logs[0], fired[0], options.picture)
+    return FAILED if any(one.alerts for one in fired) else DONE
+
+
+def chosen(logs: list[Log], name: str | None) -> list[Log]:
+    found = [log for log in logs if name in (None, log.name)]
+    if not found:
+        names = [log.name for log in logs]
+        raise ConfigurationError(
+            f"--run is '{name}', but the log has the runs {', '.join(names)[:300]}"
+            f"{nearest(str(name), names)}"
+        )
+    return found
+
+
+def check_picture(options: argparse.Namespace, logs: list[Log]) -> None:
+    """Refuse before anything is printed."""
+    file: Path | None = options.picture
+    if file is None:
+        return
+    if len(logs) > 1:
+        raise ConfigurationError(
+            f"--picture draws one run, but the log has {len(logs)}; choose one with --run"
+        )
+    if file.exists() and not options.overwrite:
+        raise ConfigurationError(
+            f"--picture {file} exists already; give another name, or --overwrite"
+        )
+
+
+def show(log: Log, found: Replay) -> Replay:
+    steps = [row["step"] for row in log.rows]
+    console.print(
+        f"{log.name}: {len(steps)} logged steps, from {steps[0]} to {steps[-1]}", style="bold"
+    )
+    for metric in CURVES:
+        values = [row[metric] for row in log.rows if row.get(metric) is not None]
+        if values:
+            _line(
+                f"  {metric:<24} {bars(values):<{WIDTH}} first {values[0]:.3g}, last "
+                f"{values[-1]:.3g}, lowest {min(values):.3g}, highest {max(values):.3g}"
+            )
+    for alert in found.alerts:
+        _line(f"  step {alert.step}: {alert.rule} ({alert.action}): {alert.sentence}")
+    if not found.alerts:
+        _line("  no rule fired")
+    for rule, metric in found.unread.items():
+        _line(f"  not checked: {rule}, because the log has no {metric}")
+    if found.short:
+        _line(f"  not checked: {', '.join(found.short)}, because the log has too few steps")
+    return found
+
+
+def bars(values: Sequence[float]) -> str:
+    """The curve as a line of blocks: each is the mean of its part of the values."""
+    parts = min(WIDTH, len(values))
+    bounds = [len(values) * part // parts for part in range(parts + 1)]
+    spans = zip(bounds, bounds[1:], strict=False)
+    means = [sum(values[start:end]) / (end - start) for start, end in spans]
+    finite = [mean for mean in means if math.isfinite(mean)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(
+        BARS[round((mean - low) * scale)] if math.isfinite(mean) else "!" for mean in means
+    )
+
+
+def draw(log: Log, found: Replay, file: Path) -> None:
+    from trl_ablate.run.picture import draw_curves
+
+    rows = [{"grpo_step": row["step"], **row} for row in log.rows]
+    at = {row["step"]: row["grpo_step"] for row in rows}
+    unit = "GRPO steps" if "grpo_step" in log.rows[0] else "optimizer steps"
+    fired = {at[alert.step]: alert.rule for alert in reversed(found.alerts)}
+    picture = draw_curves(rows, unit=unit, marks=fired)
+    if picture is None:
+        raise ConfigurationError("--picture: the log has no reward to draw; leave the option out")
+    file.write_bytes(picture)
+    _line(f"  curves: {file}")
+
+
+def _line(text: str) -> None:
+    console.out(text, highlight=False)

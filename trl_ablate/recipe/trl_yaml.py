@@ -1,0 +1,104 @@
+"""A configuration of `trl grpo --config x.yaml` as a recipe: the same data, rewards and settings.
+
+Such a file is known by the arguments of TRL's script, such as `dataset_name`, which no recipe has.
+It is read without a profile, as its values are complete, and its prompts are the data's own. All
+other keys are settings of recipes, too. Where YAML 1.1, which TRL reads, differs from ours (`yes`,
+`1e-5`), the value is read as TRL's parser reads it. `env` sets environment variables, as there.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.fields import LOADER_KEYS, known_fields
+from trl_ablate.recipe.places import NO_PROFILE
+from trl_ablate.recipe.strict import accepts, admits, brief, parse_yaml
+
+OF_THE_SCRIPT = (
+    "dataset_name", "dataset_train_split", "dataset_test_split", "dataset_streaming", "datasets",
+    "reward_model_name_or_path", "ignore_bias_buffers",
+)  # fmt: skip
+"""Arguments of `trl grpo` that are not settings of a recipe."""
+UNSUPPORTED = {
+    "datasets": "name one dataset as dataset_name",
+    "dataset_streaming": "remove it: the dataset is loaded whole",
+    "ignore_bias_buffers": "remove it",
+}
+_BOOLEANS = {"yes": True, "on": True, "no": False, "off": False}
+
+
+def is_of_trl(given: Mapping[str, Any]) -> bool:
+    """Whether a YAML file is a configuration of `trl grpo`."""
+    return any(key in given for key in OF_THE_SCRIPT)
+
+
+def from_trl(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The settings of a recipe that trains as `trl grpo` does."""
+    _check(given, path)
+    _set_environment(given.get("env"), path)
+    settings = {
+        key: _as_trl_reads(key, value)
+        for key, value in given.items()
+        if key not in (*OF_THE_SCRIPT, "env")
+    }
+    model = given.get("reward_model_name_or_path")
+    rewards = [*([model] if model else []), *(settings.pop("reward_funcs", None) or [])]
+    if not rewards:
+        raise ConfigurationError(
+            f"{path} names no reward; add reward_funcs or reward_model_name_or_path"
+        )
+    return {
+        "profile": NO_PROFILE,
+        "dataset": given["dataset_name"],
+        "train_split": given.get("dataset_train_split", "train"),
+        "eval_split": given.get("dataset_test_split", "test"),
+        "prompt_column": "prompt",
+        "eval_size": None,
+        "reward_funcs": rewards,
+        **settings,
+    }
+
+
+def _check(given: Mapping[str, Any], path: Path) -> None:
+    for key, fix in UNSUPPORTED.items():
+        if given.get(key):
+            raise ConfigurationError(
+                f"{path}: {key} of `trl grpo` is not supported; {fix}, or train with `trl grpo`"
+            )
+    of_trl = next(key for key in OF_THE_SCRIPT if key in given)
+    for key in ("dataset", *LOADER_KEYS):
+        if key in given:
+            raise ConfigurationError(
+                f"{path} has {of_trl}, which belongs to `trl grpo`, and {key}, which belongs to a "
+                "recipe; use the keys of one of the two"
+            )
+    if not isinstance(given.get("dataset_name"), str):
+        raise ConfigurationError(
+            f"{path}: dataset_name is {brief(repr(given.get('dataset_name')))}; give a Hub id or a "
+            "folder"
+        )
+
+
+def _set_environment(variables: Any, path: Path) -> None:
+    if variables is None:
+        return
+    if not isinstance(variables, Mapping):
+        raise ConfigurationError(
+            f"{path}: env is {brief(repr(variables))}; give a mapping of environment variables"
+        )
+    os.environ.update({name: str(value) for name, value in variables.items()})
+
+
+def _as_trl_reads(key: str, value: Any) -> Any:
+    """A text in place of a number, a mapping or a boolean is read; all else stays."""
+    hint = known_fields()[key][1] if key in known_fields() else Any
+    if not isinstance(value, str) or hint is Any or accepts(hint, value):
+        return value
+    if admits(hint, bool) and value.lower() in _BOOLEANS:
+        return _BOOLEANS[value.lower()]
+    try:
+        return parse_yaml(value)
+    except ValueError:
+        return value

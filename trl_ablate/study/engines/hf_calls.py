@@ -1,0 +1,160 @@
+"""Hugging Face Jobs: every run is a job, which continues when the runner has exited.
+
+A private dataset repository of the namespace, `trl-ablate-runs`, carries what a job needs and what
+it has made: `RUN/CALL/bundle.tar.gz` has the code, the recipe and its files, and the job uploads
+the run's folder beside it when the run has ended (`hf_there`).
+"""
+
+import io
+import json
+import shlex
+import tarfile
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from huggingface_hub import HfApi, JobStage, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.hf_api import RepoFile
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.study.engines.detached import requirements
+from trl_ablate.study.engines.hf_there import BUNDLE, CODE, ENDED, REPO_TYPE, describe
+from trl_ablate.study.engines.shipping import Bundle, copy_code
+
+REPO = "trl-ablate-runs"
+OVER = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
+UNPACK = f"""
+import os, sys, tarfile
+from huggingface_hub import hf_hub_download
+repo, folder = os.environ["TRL_ABLATE_REPO"], os.environ["TRL_ABLATE_FOLDER"]
+file = hf_hub_download(repo, f"{{folder}}/{BUNDLE}", repo_type="{REPO_TYPE}")
+os.makedirs("job", exist_ok=True)
+tarfile.open(file).extractall("job", filter="data")
+os.environ["PYTHONPATH"] = os.path.abspath("job/{CODE}")
+words = [sys.executable, "-m", "trl_ablate.study.engines.hf_there", "job", repo, folder]
+os.execv(sys.executable, words)
+"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a job is started with, as in `run_job`."""
+
+    flavor: str
+    timeout: str
+    secrets: dict[str, str] = field(repr=False)
+    namespace: str | None
+    image: str
+
+
+def install() -> list[str]:
+    """The command that installs what the package needs, in the job."""
+    return ["python", "-m", "pip", "install", "--quiet", *requirements("vllm")]
+
+
+class JobsService:
+    """The Hub's API of jobs.
+
+    Args:
+        asked: what jobs are started with; None: for fetching alone.
+    """
+
+    name = "hf_jobs"
+
+    def __init__(self, asked: Asked | None):
+        self._asked, self._token = asked, get_token()
+        if not self._token:
+            raise ConfigurationError(
+                "--engine hf_jobs: there is no Hugging Face token; run `hf auth login`, or set "
+                "HF_TOKEN"
+            )
+        self._api = HfApi(token=self._token, library_name="trl-ablate")
+        self._repo: str | None = None
+
+    def spawn(self, bundle: Bundle, folder: str) -> str:
+        asked = self._asked
+        assert asked is not None and self._token is not None
+        try:
+            repo = self._repo = self._repo or self._made_repo(asked.namespace)
+            self._api.upload_file(
+                path_or_fileobj=packed(bundle), path_in_repo=f"{folder}/{BUNDLE}", repo_id=repo,
+                repo_type=REPO_TYPE,
+            )  # fmt: skip
+            boot = shlex.join(["python", "-c", UNPACK])
+            job = self._api.run_job(
+                image=asked.image,
+                command=["bash", "-c", f"{shlex.join(install())} && exec {boot}"],
+                env={"TRL_ABLATE_REPO": repo, "TRL_ABLATE_FOLDER": folder},
+                secrets={**asked.secrets, "HF_TOKEN": self._token},
+                flavor=asked.flavor,
+                timeout=asked.timeout,
+                namespace=repo.split("/")[0],
+            )
+        except (httpx.HTTPError, HFValidationError, OfflineModeIsEnabled, ValueError) as error:
+            raise ConfigurationError(
+                f"--engine hf_jobs: the Hub does not start the job ({_line(error)}); check "
+                "--namespace, --flavor and --timeout, the token's rights, and the network"
+            ) from error
+        return f"{repo.split('/')[0]}/{job.id}"
+
+    def _made_repo(self, namespace: str | None) -> str:
+        repo = f"{namespace or self._api.whoami()['name']}/{REPO}"
+        self._api.create_repo(repo, repo_type=REPO_TYPE, private=True, exist_ok=True)
+        return repo
+
+    def answer(self, call: str) -> int | None:
+        """The code that the job has uploaded; a job that ended without one has failed."""
+        namespace, job_id = call.split("/")
+        try:
+            job = self._api.inspect_job(job_id=job_id, namespace=namespace)
+        except httpx.TransportError:
+            return None
+        stage = JobStage(job.status.stage).value
+        if stage not in OVER:
+            return None
+        folder = (job.environment or {})["TRL_ABLATE_FOLDER"]
+        with tempfile.TemporaryDirectory() as scratch:
+            target = Path(scratch) / ENDED
+            if f"{folder}/{ENDED}" not in self.files(call, folder):
+                raise RuntimeError(f"job {call} ended as {stage}: {job.status.message or ''}")
+            self.read(call, f"{folder}/{ENDED}", target)
+            return int(json.loads(target.read_text())["code"])
+
+    def files(self, call: str, folder: str) -> list[str]:
+        entries: Any = self._api.list_repo_tree(
+            _repo_of(call), path_in_repo=folder, recursive=True, repo_type=REPO_TYPE
+        )
+        try:
+            return [entry.path for entry in entries if isinstance(entry, RepoFile)]
+        except HfHubHTTPError as error:
+            if error.response.status_code == 404:
+                return []
+            raise
+
+    def read(self, call: str, name: str, target: Path) -> None:
+        file = self._api.hf_hub_download(
+            _repo_of(call), name, repo_type=REPO_TYPE, local_dir=target.parent / ".download"
+        )
+        Path(file).replace(target)
+
+
+def packed(bundle: Bundle) -> bytes:
+    """The code and the bundle as one archive."""
+    content = io.BytesIO()
+    with tempfile.TemporaryDirectory() as scratch:
+        copy_code(Path(scratch) / CODE)
+        (Path(scratch) / "bundle.json").write_text(json.dumps(describe(bundle)))
+        with tarfile.open(fileobj=content, mode="w:gz") as tar:
+            tar.add(scratch, ".")
+    return content.getvalue()
+
+
+def _repo_of(call: str) -> str:
+    return f"{call.split('/')[0]}/{REPO}"
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,0 +1,126 @@
+"""The files that a recipe names, to send them with its runs: rewards, templates, prompts, data.
+
+They keep their place relative to the recipe, so that the recipe finds them on the other machine. A
+Python file travels with the other Python files of its folder, which it may import. What cannot be
+sent is refused before a run starts: files outside the recipe's folder, more than 50 MB, and modules
+of the working directory.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.named_code import code_place
+from trl_ablate.recipe.files import Anchor, file_and_name
+from trl_ablate.recipe.places import beside_or_shipped
+from trl_ablate.recipe.strict import read_mapping
+from trl_ablate.reward_specs import GYM_SCORE
+
+MOST_BYTES = 50 * 10**6
+
+CODE = ("reward_funcs", "tools", "environment_factory", "rollout_func")
+NAMING = (*CODE, "dataset", "dataset_name", "template", "chat_template", "pass_rate", "eval_sets")
+"""Settings that may name files."""
+
+
+def own_files(recipe: Path, words: Sequence[str]) -> dict[str, Path]:
+    """Path relative to the recipe's folder -> file, for all files that the run's settings name.
+
+    Args:
+        words: arguments of the training after the recipe; `--key=value` are settings.
+    """
+    folder = recipe.parent.resolve()
+    found: dict[str, Path] = {}
+    for settings in _layers(recipe, words):
+        for name in _named(settings, folder):
+            for file in _with_neighbours(name):
+                found[str(_inside(file, folder, recipe))] = file
+    size = sum(file.stat().st_size for file in found.values())
+    if size > MOST_BYTES:
+        largest = max(found.values(), key=lambda file: file.stat().st_size)
+        raise ConfigurationError(
+            f"the files that recipe {recipe} names have {size / 1e6:.0f} MB, and "
+            f"{MOST_BYTES / 1e6:.0f} MB can be sent to another machine; put {largest} "
+            "on the Hub and name it by its id"
+        )
+    return found
+
+
+def _layers(recipe: Path, words: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    own = read_mapping(recipe, "recipe") if recipe.is_file() else {}  # the training refuses it
+    yield own
+    if isinstance(own.get("extends"), str):
+        base = beside_or_shipped(own["extends"], recipe)
+        if base.resolve().parent == recipe.resolve().parent:
+            yield read_mapping(base, "base")
+    yield dict(_setting(word) for word in words if word.startswith("--") and "=" in word)
+
+
+def _setting(word: str) -> tuple[str, Any]:
+    name, _, text = word.removeprefix("--").partition("=")
+    try:
+        return name, json.loads(text)
+    except ValueError:
+        return name, text
+
+
+def _named(settings: Mapping[str, Any], folder: Path) -> Iterator[Path]:
+    """The absolute paths of all files and folders in the settings."""
+    given = {key: value for key, value in settings.items() if key in NAMING}
+    if "dataset_name" in given:  # of `trl grpo`
+        given["dataset"] = given.pop("dataset_name")
+    for key, value in Anchor().settings(given, folder, Path()).items():
+        for text in _texts(value):
+            file, name = file_and_name(text)
+            if key in CODE and not name:
+                _check_module(key, text)
+            path = Path(file).expanduser()
+            if path.is_absolute() and path.exists():
+                yield path
+            elif name or path.is_absolute():
+                raise ConfigurationError(
+                    f"{key}: there is no file {file}; create it, or correct the path, which is "
+                    "relative to the recipe"
+                )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _texts(one)
+
+
+def _check_module(key: str, text: str) -> None:
+    """An installed module has to be installed there, too; one of this folder would be missing."""
+    place = code_place(text) if "/" not in text and text != GYM_SCORE else None
+    if place is None or place.is_file:
+        return
+    top = place.module.partition(".")[0]
+    here = (Path(top), Path(f"{top}.py"))
+    if any(path.exists() for path in here):
+        raise ConfigurationError(
+            f"{key}: module '{top}' is in the working directory {os.getcwd()}, which is not sent "
+            "to another machine; put the code beside the recipe as FILE.py:FUNCTION, or install it "
+            "there"
+        )
+
+
+def _with_neighbours(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.is_file())
+    return sorted(path.parent.glob("*.py")) if path.suffix == ".py" else [path]
+
+
+def _inside(file: Path, folder: Path, recipe: Path) -> Path:
+    try:
+        return file.resolve().relative_to(folder)
+    except ValueError:
+        raise ConfigurationError(
+            f"{file}, which recipe {recipe} names, is outside the recipe's folder {folder} and is "
+            "not sent to another machine; move it into this folder and name it by its relative path"
+        ) from None
