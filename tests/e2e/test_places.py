@@ -63,7 +63,7 @@ def test_an_output_folder_that_cannot_be_made(world, closed, tmp_path):
     assert_one_sentence(train(world, closed / "file.txt" / "run"), "is a file, but must be a")
     assert_one_sentence(train(world, tmp_path / ("x" * 300)), "too long for the file system")
     assert_one_sentence(train(world, tmp_path / "dangling"), "symbolic link", "does not exist")
-    assert_one_sentence(train(world, tmp_path / os.fsdecode(b"caf\xe9")), "not UTF-8")
+    assert_one_sentence(train(world, tmp_path / os.fsdecode(b"caf\xe9")), "not a readable")
     assert sorted(tmp_path.rglob("*")) == before
 
 
