@@ -253,7 +253,7 @@ FOREIGN = (
     "run/checkpoint-2.bak/model.safetensors", "run/checkpoint_best.old", "run/notes.txt",
     "run/rollouts/step_final.jsonl", "run/checkpoint-x", "stopped/checkpoint-9.tmp",
     "stopped/rollouts/mine", "new/letter.txt", "runs/thesis.tex", "runs/other/data.csv",
-    "runs/studies/notes.json", "study/.DS_Store", "study/draft.md", "data/README.md",
+    "runs/studies/notes.txt", "study/.DS_Store", "study/draft.md", "data/README.md",
     "model/.cache/x", ".git/config",
 )  # fmt: skip
 

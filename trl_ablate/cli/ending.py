@@ -115,10 +115,10 @@ def about_path(error: OSError) -> str:
     """The message for an error about a path: what is wrong with it, and what to do."""
     name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
     path = brief(name, 300)
+    if os.path.islink(name) and error.errno in (errno.ENOENT, errno.EEXIST):
+        target = brief(os.readlink(name), 300)
+        return f"{path} is a symbolic link to {target}, which does not exist; remove the link"
     if error.errno == errno.ENOENT:
-        if os.path.islink(name):
-            target = brief(os.readlink(name), 300)
-            return f"{path} is a symbolic link to {target}, which does not exist; remove the link"
         return f"{path} does not exist; check the path"
     known = _OF_PATHS.get(error.errno or 0)
     return known.format(path=path) if known else f"{path}: {error.strerror}"

@@ -21,7 +21,7 @@ from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.training.building import check_reward_weights, task_dataset
-from trl_ablate.training.models import load_tokenizer, resolve_model, starting_point
+from trl_ablate.training.models import load_tokenizer, one_sentence, resolve_model, starting_point
 from trl_ablate.training.rewards import task_rewards
 
 FORMATS: dict[str, str] = {
@@ -102,7 +102,9 @@ class Checked:
 def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Checked:
     """Load the data, the prompt and the rewards of a recipe, and try them out."""
     task = resolved.task
-    tokenizer = load_tokenizer(resolve_model(starting_point(resolved)), resolved)
+    model = resolve_model(starting_point(resolved))
+    with one_sentence(f"the tokenizer of {model}", "restore its files, or name another model"):
+        tokenizer = load_tokenizer(model, resolved)
     train, evaluated = (task_dataset(task, part, tokenizer) for part in ("train", "eval"))
     rewards = task_rewards(task, tokenizer, grader, resolved, called_by_trl=False)
     check_reward_weights(resolved.config, len(rewards.functions))
