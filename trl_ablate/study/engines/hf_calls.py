@@ -119,7 +119,8 @@ class JobsService:
         with tempfile.TemporaryDirectory() as scratch:
             target = Path(scratch) / ENDED
             if f"{folder}/{ENDED}" not in self.files(call, folder):
-                raise RuntimeError(f"job {call} ended as {stage}: {job.status.message or ''}")
+                what = f"job {call} ended as {stage}: {job.status.message or 'no reason is given'}"
+                raise RuntimeError(f"{what}; its log is at {job.url}")
             self.read(call, f"{folder}/{ENDED}", target)
             return int(json.loads(target.read_text())["code"])
 
