@@ -16,7 +16,12 @@ from typing import Any
 
 import httpx
 from huggingface_hub import HfApi, JobStage, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+)
 from huggingface_hub.hf_api import RepoFile
 
 from trl_ablate.errors import ConfigurationError
@@ -25,6 +30,8 @@ from trl_ablate.study.engines.hf_there import BUNDLE, CODE, ENDED, REPO_TYPE, de
 from trl_ablate.study.engines.shipping import Bundle, copy_code
 
 REPO = "trl-ablate-runs"
+PASSING = (408, 429, 500, 502, 503, 504)
+"""Status codes of temporary failures."""
 OVER = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
 UNPACK = f"""
 import os, sys, tarfile
@@ -106,12 +113,20 @@ class JobsService:
         return repo
 
     def answer(self, call: str) -> int | None:
-        """The code that the job has uploaded; a job that ended without one has failed."""
-        namespace, job_id = call.split("/")
+        """The code that the job has uploaded; a job that ended without one has failed. While the
+        Hub cannot be asked, nothing is known."""
         try:
-            job = self._api.inspect_job(job_id=job_id, namespace=namespace)
-        except httpx.TransportError:
+            return self._answer(call)
+        except (httpx.TransportError, LocalEntryNotFoundError):
             return None
+        except HfHubHTTPError as error:
+            if error.response.status_code in PASSING:
+                return None
+            raise
+
+    def _answer(self, call: str) -> int | None:
+        namespace, job_id = call.split("/")
+        job = self._api.inspect_job(job_id=job_id, namespace=namespace)
         stage = JobStage(job.status.stage).value
         if stage not in OVER:
             return None
