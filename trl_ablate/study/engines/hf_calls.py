@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from huggingface_hub import HfApi, JobStage, get_token
+from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -127,8 +127,8 @@ class JobsService:
     def _answer(self, call: str) -> int | None:
         namespace, job_id = call.split("/")
         job = self._api.inspect_job(job_id=job_id, namespace=namespace)
-        stage = JobStage(job.status.stage).value
-        if stage not in OVER:
+        stage = next((name for name in OVER if name == job.status.stage), None)
+        if stage is None:
             return None
         folder = (job.environment or {})["TRL_ABLATE_FOLDER"]
         with tempfile.TemporaryDirectory() as scratch:
