@@ -16,7 +16,8 @@ from tests.conftest import REPOSITORY
 from trl_ablate.recipe.places import SHIPPED
 
 COMMANDS = (
-    "train", "evaluate", "study", "publish", "bench", "doctor", "recipes", "check", "new", "inspect",
+    "train", "evaluate", "study", "publish", "bench", "doctor", "recipes", "check", "new",
+    "inspect",
 )  # fmt: skip
 STUDY_COMMANDS = ("plan", "run", "status", "fetch", "report", "clean")
 BENCH_MODES = ("train", "eval", "reward", "step", "scale")
