@@ -15,7 +15,10 @@ import pytest
 from tests.conftest import REPOSITORY
 from trl_ablate.recipe.places import SHIPPED
 
-COMMANDS = ("train", "evaluate", "study", "publish", "bench", "doctor", "recipes", "check", "new")
+COMMANDS = (
+    "train", "evaluate", "study", "publish", "bench", "doctor", "recipes", "check", "new",
+    "inspect",
+)  # fmt: skip
 STUDY_COMMANDS = ("plan", "run", "status", "fetch", "report", "clean")
 BENCH_MODES = ("train", "eval", "reward", "step", "scale")
 OPTIONS_WITH_VALUES = ("--config_file", "--nproc-per-node", "--num_processes", "--profile")

@@ -105,12 +105,13 @@ def show_end(directory: RunDirectory) -> None:
     if record.get("reason"):
         rows[record["status"]] = record["reason"]
     if evaluations:
+        stderr = evaluations[-1].get("eval_reward_stderr")  # TRL's own evaluation has none
         best = max(evaluations, key=lambda row: row["eval_reward"])
         rows |= {
             "eval reward, first": f"{evaluations[0]['eval_reward']:.3f}",
             "eval reward, best": f"{best['eval_reward']:.3f} at step {best['step']}",
             "eval reward, last": f"{evaluations[-1]['eval_reward']:.3f}"
-            f" ± {evaluations[-1]['eval_reward_stderr']:.3f}",
+            + (f" ± {stderr:.3f}" if stderr is not None else ""),
         }
     if directory.checkpoint_last.exists():
         rows["model"] = str(directory.checkpoint_last)

@@ -23,7 +23,7 @@ def test_neither_the_help_nor_a_commands_help_loads_torch():
         "from io import StringIO\n"
         "from trl_ablate.cli.main import main\n"
         "main(['--help'])\n"
-        "for name in ('evaluate', 'study', 'publish', 'bench', 'doctor', 'recipes'):\n"
+        "for name in ('evaluate', 'study', 'publish', 'bench', 'doctor', 'recipes', 'inspect'):\n"
         "    with suppress(SystemExit), redirect_stdout(StringIO()):\n"
         "        main([name, '--help'])\n"
         "main(['recipes'])\n"
@@ -51,7 +51,9 @@ def test_an_unknown_command(capsys, word, sentence):
     assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
-@pytest.mark.parametrize("name", ["evaluate", "study", "publish", "bench", "doctor", "recipes"])
+@pytest.mark.parametrize(
+    "name", ["evaluate", "study", "publish", "bench", "doctor", "recipes", "inspect", "check"]
+)
 def test_a_commands_help_has_examples_and_exit_codes(capsys, name):
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])

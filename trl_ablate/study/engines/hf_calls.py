@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from huggingface_hub import HfApi, JobStage, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+)
 from huggingface_hub.hf_api import RepoFile
 
 from trl_ablate.errors import ConfigurationError
@@ -25,6 +30,8 @@ from trl_ablate.study.engines.hf_there import BUNDLE, CODE, ENDED, REPO_TYPE, de
 from trl_ablate.study.engines.shipping import Bundle, copy_code
 
 REPO = "trl-ablate-runs"
+PASSING = (408, 429, 500, 502, 503, 504)
+"""Status codes of temporary failures."""
 OVER = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
 UNPACK = f"""
 import os, sys, tarfile
@@ -106,20 +113,29 @@ class JobsService:
         return repo
 
     def answer(self, call: str) -> int | None:
-        """The code that the job has uploaded; a job that ended without one has failed."""
-        namespace, job_id = call.split("/")
+        """The code that the job has uploaded; a job that ended without one has failed. While the
+        Hub cannot be asked, nothing is known."""
         try:
-            job = self._api.inspect_job(job_id=job_id, namespace=namespace)
-        except httpx.TransportError:
+            return self._answer(call)
+        except (httpx.TransportError, LocalEntryNotFoundError):
             return None
-        stage = JobStage(job.status.stage).value
-        if stage not in OVER:
+        except HfHubHTTPError as error:
+            if error.response.status_code in PASSING:
+                return None
+            raise
+
+    def _answer(self, call: str) -> int | None:
+        namespace, job_id = call.split("/")
+        job = self._api.inspect_job(job_id=job_id, namespace=namespace)
+        stage = next((name for name in OVER if name == job.status.stage), None)
+        if stage is None:
             return None
         folder = (job.environment or {})["TRL_ABLATE_FOLDER"]
         with tempfile.TemporaryDirectory() as scratch:
             target = Path(scratch) / ENDED
             if f"{folder}/{ENDED}" not in self.files(call, folder):
-                raise RuntimeError(f"job {call} ended as {stage}: {job.status.message or ''}")
+                what = f"job {call} ended as {stage}: {job.status.message or 'no reason is given'}"
+                raise RuntimeError(f"{what}; its log is at {job.url}")
             self.read(call, f"{folder}/{ENDED}", target)
             return int(json.loads(target.read_text())["code"])
 
