@@ -239,6 +239,9 @@ NAMED = {
     "stale rollouts, reused": Case(
         {"max_steps": 9, **OFF_POLICY, "rollout_staleness": 1, "sampler_dtype": "int8"}, 8, stop=6
     ),
+    "stale rollouts, between two of their microbatches": Case(
+        {"max_steps": 9, **OFF_POLICY, "rollout_staleness": 1}, questions=8, stop=5
+    ),
     "a truncated sampler": Case(
         {"max_steps": 9, **OFF_POLICY, "top_k": 20, "correct_truncation": True}, 8, stop=6
     ),

@@ -62,10 +62,11 @@ class MismatchCorrection:
 
     def carried(self) -> dict[str, list[torch.Tensor]]:
         """The state to save in a checkpoint between two optimizer steps."""
-        return {"rows": self._rows, "gaps": self._gaps}
+        return {"rows": self._rows, "gaps": self._gaps, "of_this_rollout": self._of_this_rollout}
 
     def restore(self, carried: dict[str, list[torch.Tensor]]) -> None:
         self._rows, self._gaps = carried["rows"], carried["gaps"]
+        self._of_this_rollout = carried.get("of_this_rollout", [])  # older checkpoints have none
 
     def correct(self, loss_pass: LossPass) -> None:
         """Add the importance ratio to the inputs of TRL's loss."""
