@@ -1,6 +1,6 @@
 """Refuses values of switches that contradict each other, each with a one-sentence message."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl_ablate.errors import ConfigurationError
 
@@ -132,7 +132,7 @@ def check_generation(config: "AblationConfig") -> None:
             f"in vllm_max_model_length {engine}; lower max_completion_length, or raise "
             "vllm_max_model_length"
         )
-    given = config.generation_kwargs or {}
+    given: Any = config.generation_kwargs or {}
     for name, only in ONE_SEQUENCE.items():
         if given.get(name, only) != only:
             raise ConfigurationError(
