@@ -1,13 +1,18 @@
 """A failure in the middle of a run ends it with one sentence; what was saved stays usable."""
 
+import ctypes
 import errno
 import json
 import os
+import pickle
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.support.warm import Ended, warm
-from trl_ablate.run.checkpoints import latest_whole_checkpoint
+from trl_ablate.run.checkpoints import latest_whole_checkpoint, seal
 
 SMALL = [
     "recipes/std_dev_off.yaml", "--profile", "miniature", "--generation_batch_size", "16",
@@ -54,6 +59,27 @@ def unforeseen() -> None:
         raise RuntimeError("the engine died: " + os.environ["HF_TOKEN"])
 
     lifecycle.build_trainer = build_trainer
+
+
+NEW_MOUNTS = 0x00020000
+"""`CLONE_NEWNS` of Linux: what a process mounts from now on, it alone sees."""
+
+
+def hardly_any_shared_memory() -> None:
+    ctypes.CDLL(None).unshare(NEW_MOUNTS)
+    for words in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "size=4k", "tmpfs", "/dev/shm"]):
+        subprocess.run(["mount", *words], check=True)
+    Path("/dev/shm/full").write_bytes(b"0" * 4096)
+
+
+class Foreign:
+    """Its unpickling makes a folder."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self._folder),)
 
 
 def the_sentence(done: Ended) -> str:
@@ -110,3 +136,26 @@ def test_a_dataset_that_vanished(tmp_path):
     assert "gone.jsonl': there is no such file" in the_sentence(done)
     assert record(tmp_path / "run")["status"] == "failed"
     assert "there is no such file" in record(tmp_path / "run")["reason"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm can be mounted by root alone")
+def test_loader_workers_without_shared_memory(tmp_path):
+    workers = ("--dataloader_num_workers", "2")
+    done = run(tmp_path / "run", *workers, sabotage=hardly_any_shared_memory)
+    assert done.code == 1, done.stderr
+    said = the_sentence(done)
+    assert said.startswith("shared memory (/dev/shm) is full; set dataloader_num_workers to 0")
+    assert record(tmp_path / "run")["reason"] == said
+
+
+def test_a_pickle_of_other_people_is_not_executed(tmp_path):
+    """In a checkpoint whose seal is whole."""
+    output, made = tmp_path / "run", tmp_path / "made"
+    assert run(output, sabotage=full_disk).code == 1
+    checkpoint = latest_whole_checkpoint(output)
+    (checkpoint / "optimizer.pt").write_bytes(pickle.dumps(Foreign(made)))
+    seal(checkpoint)
+    done = run(output, "--resume")
+    assert done.code == 1, done.stderr
+    assert the_sentence(done).startswith("a file of the checkpoint holds more than tensors")
+    assert not made.exists()

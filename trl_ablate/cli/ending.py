@@ -21,6 +21,7 @@ import errno
 import logging
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 
@@ -74,12 +75,21 @@ def exit_code_of(work: Callable[[], int], *, stopped: str, resumable: bool = Fal
             sentence, code = _known(error, resumable)
             if sentence is None:
                 raise
+            _let_go(error)
             return _ended(f"error: {sentence}", code)
 
 
 def _ended(sentence: str, code: int) -> int:
     sys.stderr.write(f"{for_terminal(sentence)}\n")
     return code
+
+
+def _let_go(error: Exception) -> None:
+    """Free the variables of the calls that failed, some of which cannot be freed in order: Python
+    would print the tracebacks of that."""
+    before, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    traceback.clear_frames(error.__traceback__)
+    sys.unraisablehook = before
 
 
 def _known(error: Exception, resumable: bool) -> tuple[str | None, int]:

@@ -5,6 +5,8 @@ known here keeps its traceback.
 """
 
 import errno
+import os
+import traceback
 
 from trl_ablate.errors import ConfigurationError, RewardError
 
@@ -19,6 +21,7 @@ _FULL_IN_WORDS = (
 )
 _SHARED_MEMORY_IN_WORDS = ("out of shared memory", "unable to write to file </torch_")
 """Messages of torch, when loader workers pass rows to the training."""
+_LOCKS = os.path.join("multiprocessing", "synchronize.py")
 
 DISK_FULL = (
     "the disk is full{where}; free some space, then rerun with --resume to continue from the last "
@@ -71,7 +74,7 @@ def message_of(error: BaseException) -> str | None:
     if isinstance(error, ConfigurationError | RewardError | EndedEarly):
         return str(error)
     file = getattr(error, "filename", None)
-    if any(words in str(error) for words in _SHARED_MEMORY_IN_WORDS):
+    if _is_of_shared_memory(error):
         return SHARED_MEMORY_FULL
     if type(error).__name__ == "UnpicklingError":
         return FOREIGN_STATE
@@ -91,6 +94,15 @@ def message_of(error: BaseException) -> str | None:
 def is_divergence(error: BaseException) -> bool:
     """Whether sampling failed because the weights have become NaN or infinite."""
     return "probability tensor contains either" in str(error)
+
+
+def _is_of_shared_memory(error: BaseException) -> bool:
+    """Whether torch reports it, or Python could not make a lock there, which names no file."""
+    if any(words in str(error) for words in _SHARED_MEMORY_IN_WORDS):
+        return True
+    raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)[-1:]]
+    of_a_lock = any(name.endswith(_LOCKS) for name in raised_in)
+    return isinstance(error, OSError) and error.errno in _FULL and of_a_lock
 
 
 def _is_of_server(error: BaseException) -> bool:
