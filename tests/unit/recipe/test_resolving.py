@@ -209,10 +209,6 @@ BAD_SETTINGS = {
     "uneven batch": ("optimizer_batch_size: 100", "optimizer_batch_size 100 is not a multiple"),
     "uneven rollout": ("generation_batch_size: 100", "must be divisible"),
     "seed for each request": ("generation_kwargs: {seed: 1}", "remove it and use --seed"),
-    "truncated sampling": (
-        "use_vllm: true\ntop_p: 0.9",
-        "top_p 0.9 truncates the sampling distribution",
-    ),
     "clip cap without clip": ("surrogate: no_clip\ndelta: 4.0", "delta 4.0 does"),
     "surrogate of another loss": ("loss_type: sapo\nsurrogate: clip", "has its own objective"),
 }
