@@ -132,10 +132,22 @@ def check_model(model: str, resolved: Resolved) -> PreTrainedConfig:
     """Its config can be read and, if it is a folder, its weights are there, as safetensors, as
     long as they say, and all that the architecture has."""
     config = _config_of(model, resolved)
+    _check_head(model, config, resolved)
     if Path(model).is_dir():
         _check_weights(Path(model))
         _check_tensors(Path(model), config, resolved)
     return config
+
+
+def _check_head(model: str, config: PreTrainedConfig, resolved: Resolved) -> None:
+    """TRL 1.16 looks for the embedding that the head shares its weights with, and does not find it
+    inside of an adapter."""
+    tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
+    if tied and resolved.config.cast_lm_head_to_fp32 and resolved.model.use_peft:
+        raise ConfigurationError(
+            f"cast_lm_head_to_fp32 is true, but {model} shares the head's weights with its "
+            "embedding, which TRL does not find with use_peft; set one of the two to false"
+        )
 
 
 def context_of(model: str, resolved: Resolved) -> int | None:

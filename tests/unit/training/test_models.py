@@ -208,5 +208,16 @@ def test_settings_that_the_model_has_nothing_for_are_refused(folder, settings, s
         check_model(str(folder), load_recipe(SHIPPED / "grpo.yaml", "miniature", settings))
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_fp32_head_that_is_tied_and_has_an_adapter_is_refused(folder, tied):
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": tied}
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = {"use_peft": True, "cast_lm_head_to_fp32": True}
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
+    said = "shares the head's weights with its embedding" if tied else "lacks|lm_head"
+    with pytest.raises(ConfigurationError, match=said):
+        check_model(str(folder), resolved)
+
+
 def test_an_adapter_that_fits_is_let_through(folder):
     check_model(str(folder), load_recipe(SHIPPED / "grpo.yaml", "miniature", {"use_peft": True}))
