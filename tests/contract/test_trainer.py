@@ -8,6 +8,7 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from tests.support.trainers import digits
 from trl_ablate.advantages import compute_advantages, weighted_reward
 from trl_ablate.config import Baseline, LengthNorm, Scale, Surrogate
 from trl_ablate.run.directory import RunDirectory
@@ -40,6 +41,15 @@ def trained(trainer):
 
 
 WHOLE = {"overlong_share": 1.0}
+TIED = {"max_completion_length": 2, "num_generations": 2}
+"""Some groups have equal rewards."""
+
+
+def lengths(completions, **kwargs):
+    return [float(len(text)) for text in completions]
+
+
+TWO_REWARDS = {"reward": [digits, lengths]}
 
 
 def grades(values):
@@ -143,6 +153,9 @@ def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
         ({"placebo": "random", **NO_SCALE}, NO_SCALE),
         ({"placebo": "length", **NO_SCALE, **VARIED}, {**NO_SCALE, **VARIED}),
         ({"placebo": "constant", **NO_SCALE}, NO_SCALE),
+        ({"group_filter": "drop", **TIED}, TIED),
+        ({"group_filter": "resample", **TIED}, TIED),
+        ({"outcome_gate": "digits", **TWO_REWARDS}, TWO_REWARDS),
         ({"overlong_penalty": 1.0, **WHOLE, **VARIED}, VARIED),
         (
             {"overlong_penalty": 1.0, **WHOLE, **VARIED},
@@ -166,7 +179,9 @@ def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
         (VARIED, {"max_completion_length": 40}),
         ({**VARIED, "min_tokens": 9}, VARIED),
     ],
-    ids=lambda settings: ",".join(f"{k}={v}" for k, v in settings.items()) or "default",
+    ids=lambda settings: (
+        ",".join(f"{k}={v}" for k, v in settings.items() if k != "reward") or "default"
+    ),
 )
 def test_ignoring_a_switch_would_show(make_trainer, switch, plain):
     common = {"max_steps": 2, "epsilon": 0.01, "optim": "sgd", "learning_rate": 1.0}
