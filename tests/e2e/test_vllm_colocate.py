@@ -102,8 +102,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     resuming.finish(resuming.start(whole, words))
     process = resuming.start(output, words)
     resuming.wait_for_step(output, process)
-    while process.poll() is None and not list(output.glob("checkpoint-[2-7]/sealed.json")):
+    while process.alive and not list(output.glob("checkpoint-[2-7]/sealed.json")):
         time.sleep(0.05)
-    resuming.kill(process)
+    process.kill()
     assert "resuming from" in resuming.finish(resuming.start(output, words, "--resume"))
     resuming.assert_same(whole, output)
