@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -31,11 +32,6 @@ EVERY = 10
 KEPT = 2
 """Checkpoints that are there at a time."""
 PATIENCE = 3600
-CYCLES_APART = 2
-"""A rate is measured over this many times `EVERY` steps, so that each has its evaluations."""
-
-YARDSTICK = [(7919 * number) % 65537 / 3 for number in range(20_000)]
-
 WORDS = [
     *SMALL, "--eval_steps", str(EVERY), "--save_steps", str(EVERY),
     "--save_total_limit", str(KEPT), "--max_completion_length", "16",
@@ -54,10 +50,8 @@ class Sample:
     files: int
     processes: int
     cpu: float
-    """Seconds of the trainer so far, user and system."""
+    """Seconds of the trainer's threads so far."""
     checkpoints: int
-    pace: float
-    """CPU seconds that a fixed piece of work takes at this moment."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ FLAT = {
     "workers": Tolerance(share=0.02, amount=10.0),
     "files": Tolerance(),
     "processes": Tolerance(),
-    "work per row": Tolerance(share=0.10),
+    "cpu of a row": Tolerance(share=0.25),  # a tenth comes and goes with the speed of the machine
 }
 
 
@@ -87,45 +81,58 @@ def watched(folder: Path, steps: int, sabotage: Callable[[], None] | None = None
     words = [*WORDS, "--grpo_steps", str(steps), "--output_dir", str(run)]
     words += ["--model_name_or_path", str(model), "--dataset", str(data)]
     training = warm("train", *words, sabotage=sabotage)
-    samples, deadline = [], time.monotonic() + PATIENCE
+    samples, rows, deadline = [], Rows(run / "metrics.jsonl"), time.monotonic() + PATIENCE
     while training.alive:
         assert time.monotonic() < deadline
-        if (found := sample(training.pid, run)) and (not samples or found.rows > samples[-1].rows):
+        if rows.came() and (found := sample(training.pid, run, rows.number)):
             samples.append(found)
-        time.sleep(0.02)
+        time.sleep(0.01)
     ended = training.wait()
     assert ended.code == 0, ended.stderr
     return samples
 
 
-def sample(pid: int, run: Path) -> Sample | None:
-    """None where there is nothing yet, or no longer."""
+class Rows:
+    """The rows of a growing file. Only new ones are read: what watches must not take more and more
+    of the machine."""
+
+    def __init__(self, file: Path):
+        self._file, self._read, self.number = file, 0, 0
+
+    def came(self) -> bool:
+        """Whether there are new ones since the last call."""
+        if not self._file.exists() or self._file.stat().st_size == self._read:
+            return False
+        with self._file.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        self._read += len(new)
+        self.number += new.count(b"\n")
+        return True
+
+
+def sample(pid: int, run: Path, rows: int) -> Sample | None:
+    """None where the training has ended."""
     try:
-        rows = (run / "metrics.jsonl").read_bytes().count(b"\n")
         trainer = psutil.Process(pid)
         workers = trainer.children(recursive=True)
-        times = trainer.cpu_times()
         return Sample(
             rows=rows,
             memory=trainer.memory_info().rss / 1e6,
             workers=sum(worker.memory_info().rss for worker in workers) / 1e6,
             files=trainer.num_fds(),
             processes=len(workers),
-            cpu=times.user + times.system,
+            cpu=cpu_of(pid),
             checkpoints=len(list(run.glob("checkpoint-[0-9]*"))),
-            pace=pace(),
         )
     except (FileNotFoundError, psutil.NoSuchProcess, psutil.AccessDenied):
         return None
 
 
-def pace() -> float:
-    """A shared machine gets slower and faster, which its CPU seconds show: what counts is how much
-    of this work a row is worth."""
-    began = time.thread_time()
-    for _ in range(2):
-        sorted(YARDSTICK)
-    return time.thread_time() - began
+def cpu_of(pid: int) -> float:
+    """Seconds on a CPU, which the kernel counts in nanoseconds for each thread."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 def quarters(samples: list[Sample]) -> tuple[list[Sample], list[Sample]]:
@@ -136,24 +143,20 @@ def quarters(samples: list[Sample]) -> tuple[list[Sample], list[Sample]]:
 
 
 def usual(quarter: list[Sample], measure: str) -> float:
-    """The median of a measure; of the work of a row the lowest tenth, as what else the machine does
-    only makes it higher."""
-    if measure == "work per row":
-        return statistics.quantiles(work_per_row(quarter), n=10)[0]
+    """The median of a measure; of the CPU time of a row the lowest tenth, as what else the machine
+    does, on the other half of a core, only makes it higher, and for many rows in turn."""
+    if measure == "cpu of a row":
+        return statistics.quantiles(cpu_of_rows(quarter), n=10)[0]
     return statistics.median(getattr(each, measure) for each in quarter)
 
 
-def work_per_row(quarter: list[Sample]) -> list[float]:
-    """What a row takes, in units of the fixed work, over spans of some cycles, one from every
-    sample."""
-    span = CYCLES_APART * (EVERY + 1)  # an evaluation has a row of its own
-    found = []
-    for index, first in enumerate(quarter):
-        there = next((i for i, each in enumerate(quarter) if each.rows >= first.rows + span), None)
-        if there:
-            of_a_row = (quarter[there].cpu - first.cpu) / (quarter[there].rows - first.rows)
-            found.append(of_a_row / statistics.median(s.pace for s in quarter[index : there + 1]))
-    return found
+def cpu_of_rows(quarter: list[Sample]) -> list[float]:
+    """The CPU seconds of each row that was seen from its begin to its end."""
+    return [
+        after.cpu - before.cpu
+        for before, after in pairwise(quarter)
+        if after.rows == before.rows + 1
+    ]
 
 
 @pytest.fixture(scope="module")
