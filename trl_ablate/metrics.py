@@ -11,10 +11,21 @@ NO_VARIANCE = "frac_reward_zero_std"
 TURNS = "tools/turns"
 SAMPLING_GAP = "sampling/sampling_logp_difference/mean"
 
-WATCHED_BY_RULES = (
-    "loss", GRAD_NORM, REWARD, LENGTH, ENTROPY, LENGTH_SPREAD, NO_VARIANCE, ONLY_SPECIAL,
-    SAMPLING_GAP,
-)  # fmt: skip
+READ_BY = {
+    "nonfinite": GRAD_NORM,
+    "grad_norm": GRAD_NORM,
+    "spike": GRAD_NORM,
+    "length_spread": LENGTH_SPREAD,
+    "length": LENGTH,
+    "entropy": ENTROPY,
+    "reward": REWARD,
+    "special_tokens": ONLY_SPECIAL,
+    "no_variance": NO_VARIANCE,
+    "sampling": SAMPLING_GAP,
+}
+"""Rule of the guard -> the metric that it reads."""
+
+WATCHED_BY_RULES = frozenset(("loss", *READ_BY.values()))
 """Metrics that the rules of the guard read."""
 
 OTHER_NAMES = {

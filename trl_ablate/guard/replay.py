@@ -5,31 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.rules import NONFINITE, Alert, Guard
-from trl_ablate.metrics import (
-    ENTROPY,
-    GRAD_NORM,
-    LENGTH,
-    LENGTH_SPREAD,
-    NO_VARIANCE,
-    ONLY_SPECIAL,
-    REWARD,
-    SAMPLING_GAP,
-)
-
-READ_BY = {
-    NONFINITE: GRAD_NORM,
-    "grad_norm": GRAD_NORM,
-    "spike": GRAD_NORM,
-    "length_spread": LENGTH_SPREAD,
-    "length": LENGTH,
-    "entropy": ENTROPY,
-    "reward": REWARD,
-    "special_tokens": ONLY_SPECIAL,
-    "no_variance": NO_VARIANCE,
-    "sampling": SAMPLING_GAP,
-}
-"""Rule -> the metric that it reads."""
+from trl_ablate.guard.rules import Alert, Guard
+from trl_ablate.metrics import READ_BY
 
 
 @dataclass(frozen=True)
