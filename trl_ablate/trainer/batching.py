@@ -62,9 +62,9 @@ def weigh_microbatches(microbatches: list[Batch], total: Callable[[Any], Any]) -
     filled = sum(bool(batch[ROW_WEIGHTS].any()) for batch in microbatches)
     device = microbatches[0][ROW_WEIGHTS].device
     all_filled, everything = total(torch.tensor([filled, len(microbatches)], device=device))
+    factor = (everything / all_filled.clamp(min=1)).item()
     for batch in microbatches:
-        factor = everything / all_filled.clamp(min=1)
-        batch[ROW_WEIGHTS] = torch.full_like(batch[ROW_WEIGHTS], factor.item())
+        batch[ROW_WEIGHTS] = torch.full_like(batch[ROW_WEIGHTS], factor)
 
 
 def without_needless_padding(

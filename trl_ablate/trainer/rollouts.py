@@ -37,10 +37,11 @@ def describe(
     environment, the turns of the policy are logged, too, in training and in an evaluation.
     """
     special = set(trainer._tokenizer.all_special_ids)
-    masks = tool_mask if tool_mask is not None else [[1] * len(ids) for ids in completion_ids]
+    own_tokens = map(len, completion_ids) if tool_mask is None else map(sum, tool_mask)
+    own_turns = [1] * len(completion_ids) if tool_mask is None else map(turns, tool_mask)
     facts = [
-        (sum(mask), not trainer.stop.ended(ids), special.issuperset(ids), turns(mask))
-        for mask, ids in zip(masks, completion_ids, strict=True)
+        (length, not trainer.stop.ended(ids), special.issuperset(ids), number)
+        for length, number, ids in zip(own_tokens, own_turns, completion_ids, strict=True)
     ]
     gathered: Any = trainer.accelerator.gather(
         torch.tensor(facts, device=trainer.accelerator.device)
