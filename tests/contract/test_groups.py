@@ -399,7 +399,7 @@ def test_bnpo_averages_over_the_microbatches_that_have_a_group(
     parts = [
         {name: one[part] if one.dim() else one for name, one in ready.items()} for part in rows
     ]
-    weigh_microbatches(parts, lambda counts: counts)
+    weigh_microbatches(parts, "row_weights", lambda counts: counts)
     ours = sum(trainer._compute_loss(trainer.model, part) for part in parts)
     our_gradient = gradients(ours, trainer.model)
 
@@ -426,6 +426,53 @@ def test_a_trained_step_of_bnpo_weighs_its_microbatches(make_trainer):
     weights_of = {one["row_weights"].unique().item() for one in seen if "row_weights" in one}
     assert len(seen) == 4 and weights_of == ({4 / filled} if filled else {4.0})
     assert filled < 4
+
+
+@pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo"])
+def test_the_entropy_bonus_averages_over_the_microbatches_that_have_a_group(
+    make_trainer,
+    batch,  # noqa: F811
+    loss_type,
+    adaptive,
+):
+    """Without advantages the loss is the bonus: the mean entropy of each microbatch's kept tokens,
+    over those that have some; the control of the coefficient does not see the factor."""
+    trainer = make_trainer(group_filter="drop", num_generations=2, loss_type=loss_type,
+                           entropy_coef=0.5, use_adaptive_entropy=adaptive, entropy_target=100.0,
+                           entropy_coef_delta=0.25, entropy_coef_max=0.6)  # fmt: skip
+    trainer.current_gradient_accumulation_steps = 2
+    trainer._last_world_entropy = 0.0
+    trainer.model.train()
+    ready = with_advantages(trainer, scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
+    ready["advantages"] = torch.zeros(4)
+    rows = [[0, 1], [2, 3]]
+    parts = [
+        {name: one[part] if one.dim() else one for name, one in ready.items()} for part in rows
+    ]
+    for key in ("row_weights", "bonus_weights"):
+        if key == "bonus_weights" or loss_type == "bnpo":
+            weigh_microbatches(parts, key, lambda counts: counts)
+    losses = []
+    for part, last in zip(parts, (False, True), strict=True):
+        trainer.accelerator.gradient_state._set_sync_gradients(last)
+        losses.append(trainer._compute_loss(trainer.model, part))
+    our_gradient = gradients(sum(losses), trainer.model)
+
+    inputs = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    width = batch["completion_ids"].size(1)
+    logits = trainer.model(input_ids=inputs, attention_mask=mask).logits[:, -width - 1 : -1]
+    logps = logits.log_softmax(-1)
+    entropies = -(logps.exp() * logps).sum(-1)[:2]
+    theirs = -0.5 * (entropies * batch["completion_mask"][:2]).sum()
+    theirs = theirs / batch["completion_mask"][:2].sum()
+    assert sum(losses).item() == pytest.approx(theirs.item(), rel=1e-5)
+    assert_same(our_gradient, gradients(theirs, trainer.model))
+    after = 0.6 if adaptive else 0.5
+    assert trainer.entropy_coef == pytest.approx(after)
+    assert trainer._metrics["train"]["entropy_coef"] == [pytest.approx(after)]
+    assert trainer.args.entropy_coef_max == 0.6 and trainer.args.entropy_coef_delta == 0.25
 
 
 def test_one_generation_is_no_group(make_trainer):

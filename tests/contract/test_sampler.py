@@ -1,5 +1,6 @@
 """Rollouts by other weights than the policy's, and their correction without an engine."""
 
+import random
 from unittest.mock import patch
 
 import pytest
@@ -190,6 +191,54 @@ def test_an_engine_is_loaded_with_the_stale_weights(make_trainer):
         assert not torch.equal(synced[-1], synced[-2])
 
 
+class Wire:
+    """TRL's client of a vLLM server without the server: what is sent, and scripted completions."""
+
+    def __init__(self, **_):
+        self.sent = []
+
+    def init_communicator(self, device):
+        pass
+
+    def reset_prefix_cache(self):
+        pass
+
+    def get_server_info(self):
+        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
+    def update_named_params(self, metadata, parameters):
+        received = list(parameters)
+        assert [name for name, *_ in metadata] == [name for name, _ in received]
+        self.sent.append(torch.cat([one.detach().flatten() for _, one in received]))
+
+    def generate(self, prompts, n, **_):
+        draw = random.Random(len(self.sent))
+        completions = [[draw.randrange(3, 30) for _ in range(5)] for _ in range(len(prompts) * n)]
+        logprobs = [[[-1.0] for _ in ids] for ids in completions]
+        return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": logprobs}
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_a_server_is_sent_the_stale_weights(make_trainer, monkeypatch, k):
+    """By TRL's own code up to its client; sending for real needs GPUs on both sides."""
+    monkeypatch.setattr("trl.generation.vllm_generation.is_vllm_available", lambda: True)
+    monkeypatch.setattr("trl.generation.vllm_generation.VLLMClient", Wire)
+    policy = []
+
+    def reward(completions, **kwargs):
+        policy.append(weights(trainer))
+        return [sum(map(ord, text)) % 7 / 3 for text in completions]
+
+    trainer = make_trainer(reward=reward, rollout_staleness=k, use_vllm=True,
+                           vllm_mode="server", **FAST)  # fmt: skip
+    trainer.train()
+    sent = trainer.vllm_generation.vllm_client.sent
+    assert len(sent) == STEPS
+    for step in range(STEPS):
+        assert torch.equal(sent[step], policy[max(0, step - k)])
+        assert step == 0 or not torch.equal(policy[step], policy[step - 1])
+
+
 # p = .5 .25 .125 .125; the ratio of the policy to the sampler is Z, the sum of the kept ones
 @pytest.mark.parametrize(
     ("rule", "z"),
@@ -270,6 +319,22 @@ def all_logits(model, output):
     width = output["completion_ids"].size(1)
     with torch.no_grad():
         return model(input_ids=ids, attention_mask=mask).logits[:, -width - 1 : -1]
+
+
+@pytest.mark.parametrize("rule", [{}, {"correct_truncation": True, "top_p": 0.9}], ids=str)
+def test_an_end_that_min_tokens_forbids_has_no_probability_in_the_sampler(make_trainer, rule):
+    trainer = make_trainer(min_tokens=4, sampler_dtype="bfloat16", generation_batch_size=8, **rule)
+    trainer.model.train()
+    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    with trainer.sampler.weights_of(trainer):
+        logits = all_logits(trainer.model, output)
+    free = logits.log_softmax(-1).gather(2, output["completion_ids"][..., None])[..., 0]
+    logits[:, :4, trainer.eos_token_ids] = -torch.inf
+    expected = truncated_logps(logits, output["completion_ids"], top_p=rule.get("top_p", 1.0))
+    mask = output["completion_mask"].bool()
+    kept = output["sampling_per_token_logps"]
+    torch.testing.assert_close(kept[mask], expected[mask], atol=1e-5, rtol=1e-5)
+    assert ((kept - free)[:, :4] > 1e-5).all()
 
 
 def test_without_the_switch_truncation_is_that_of_stock(make_trainer):

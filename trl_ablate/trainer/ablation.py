@@ -38,6 +38,7 @@ from trl_ablate.config import AblationConfig, own_config
 from trl_ablate.trainer import carried
 from trl_ablate.trainer.architectures import has_virtual_tokens, may_move_rows
 from trl_ablate.trainer.batching import (
+    BONUS_WEIGHTS,
     DRAWN,
     ROW_WEIGHTS,
     forward_trimmed,
@@ -48,6 +49,7 @@ from trl_ablate.trainer.batching import (
 )
 from trl_ablate.trainer.clock import GRPOStepClock
 from trl_ablate.trainer.engine import engine_as_configured
+from trl_ablate.trainer.entropy_bonus import bonus_of_kept_groups
 from trl_ablate.trainer.evaluation_parts import RewardsOfSet
 from trl_ablate.trainer.generation import (
     StopStrings,
@@ -180,11 +182,14 @@ class AblationTrainer(GRPOTrainer):
     def _prepare_inputs(self, generation_batch):
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        microbatches = self._buffered_inputs
-        drawn_anew = self.model.training and microbatches is not before
-        if drawn_anew and self.loss_type == "bnpo" and ROW_WEIGHTS in microbatches[0]:
-            weigh_microbatches(microbatches, partial(self.accelerator.reduce, reduction="sum"))
-        if not drawn_anew or self.aux_loss_enabled or not all(map(is_text, microbatches)):
+        microbatches: Any = self._buffered_inputs
+        if not self.model.training or microbatches is before:
+            return inputs
+        for key in (ROW_WEIGHTS, BONUS_WEIGHTS) if self.loss_type == "bnpo" else (BONUS_WEIGHTS,):
+            if key in microbatches[0]:
+                total = partial(self.accelerator.reduce, reduction="sum")
+                weigh_microbatches(microbatches, key, total)
+        if self.aux_loss_enabled or not all(map(is_text, microbatches)):
             return inputs
         multiple = self.args.trimmed_to_multiple_of if self._trims else None
         self._buffered_inputs, padding = without_needless_padding(
@@ -199,7 +204,10 @@ class AblationTrainer(GRPOTrainer):
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
         loss_pass = LossPass(inputs, shown_to_trl(inputs, self.args), response_mask(inputs))
         switched = switched_values(self.args, inputs, loss_pass.mask_NT)
-        with replaced(self, _loss_pass=loss_pass, **switched):
+        with (
+            replaced(self, _loss_pass=loss_pass, **switched),
+            bonus_of_kept_groups(self, inputs),
+        ):
             loss = super()._compute_loss(model, loss_pass.shown)
             kl = kl_loss(self, loss_pass)
             loss = loss if kl is None else loss + kl

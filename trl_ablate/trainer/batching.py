@@ -30,7 +30,9 @@ COMPLETION_KEYS = (
 )
 ROW_WEIGHTS = "row_weights"
 """Key of a factor of each row's loss; a batch without it has factor 1."""
-ROW_KEYS = ("advantages", ROW_WEIGHTS)
+BONUS_WEIGHTS = "bonus_weights"
+"""Key of a factor of the entropy bonus; a batch without it has factor 1."""
+ROW_KEYS = ("advantages", ROW_WEIGHTS, BONUS_WEIGHTS)
 SCALAR_KEYS = ("num_items_in_batch",)
 DRAWN = "drawn_microbatch"
 """Key of a regrouped batch: for each row, the index of the microbatch that TRL put it into."""
@@ -52,19 +54,19 @@ def is_text_forward(arguments: Mapping[str, Any]) -> bool:
     return all(value is None for name, value in arguments.items() if name not in TEXT_FORWARD)
 
 
-def weigh_microbatches(microbatches: list[Batch], total: Callable[[Any], Any]) -> None:
-    """Turn the row weights of `bnpo`, 1 in groups that are kept and 0 in others, into the factor
-    that makes the mean over all microbatches one over those with a row that is kept.
+def weigh_microbatches(microbatches: list[Batch], key: str, total: Callable[[Any], Any]) -> None:
+    """Turn weights of rows, 1 in groups that are kept and 0 in others, into the factor that makes
+    the mean over all microbatches one over those with a row that is kept.
 
     `total` sums a tensor over all processes. As with TRL's other divisors, the factor is that of
     the rollout batch, also if an optimizer step takes only a part of it.
     """
-    filled = sum(bool(batch[ROW_WEIGHTS].any()) for batch in microbatches)
-    device = microbatches[0][ROW_WEIGHTS].device
+    filled = sum(bool(batch[key].any()) for batch in microbatches)
+    device = microbatches[0][key].device
     all_filled, everything = total(torch.tensor([filled, len(microbatches)], device=device))
     factor = (everything / all_filled.clamp(min=1)).item()
     for batch in microbatches:
-        batch[ROW_WEIGHTS] = torch.full_like(batch[ROW_WEIGHTS], factor)
+        batch[key] = torch.full_like(batch[key], factor)
 
 
 def without_needless_padding(

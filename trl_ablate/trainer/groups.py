@@ -21,7 +21,7 @@ from trl_ablate.advantages import (
 from trl_ablate.controls import flipped, placebo_reward
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.losses import prompt_weights
-from trl_ablate.trainer.batching import ROW_WEIGHTS, Batch
+from trl_ablate.trainer.batching import BONUS_WEIGHTS, ROW_WEIGHTS, Batch
 from trl_ablate.trainer.group_metrics import (
     pass_counts,
     rollout_counts,
@@ -148,6 +148,8 @@ def with_advantages(trainer: "AblationTrainer", found: Scored) -> Batch:
     weights_P = _row_weights(trainer, tokens_N.view(-1, group), kept_P)
     if weights_P is not None:
         batch[ROW_WEIGHTS] = weights_P.repeat_interleave(group)[local]
+    if trainer._entropy_bonus_enabled and not kept_P.all():
+        batch[BONUS_WEIGHTS] = kept_N[local].float()  # `weigh_microbatches` makes factors of them
     return batch
 
 

@@ -3,7 +3,7 @@
 While rollouts are generated, the parameters hold the sampler's values; TRL's engine sync takes
 them, too. Parameters that are not trained are rounded, but not kept. The sampler's
 log-probabilities of the completions are kept, so that TRL's importance correction applies, also
-without vLLM. If top_p, top_k or min_p leave out tokens, they are those of the truncated
+without vLLM. If top_p, top_k, min_p or min_tokens leave out tokens, they are those of the truncated
 distribution, as vLLM reports them.
 
 The kept copies of a checkpoint are in one file, as all processes have the same.
@@ -118,7 +118,7 @@ def sampler_logps(
     widest = max(1, *map(len, completion_ids))
     batch = trainer.args.per_device_train_batch_size
     with torch.no_grad():
-        if trainer.args.truncates:
+        if trainer.args.truncates or trainer.args.min_tokens:
             parts = zip(ids_NL.split(batch), mask_NL.split(batch), strict=True)
             logps_NT = torch.cat([_of_truncated(trainer, *part, widest) for part in parts])
         else:
@@ -148,8 +148,10 @@ def _of_truncated(
     args, model = trainer.args, cast(Any, trainer.model)
     with trainer.accelerator.autocast():
         logits = model(input_ids=ids_NL, attention_mask=mask_NL, logits_to_keep=width + 1).logits
+    logits_NTV = logits[:, :-1].float() / args.temperature
+    logits_NTV[:, : args.min_tokens, trainer.eos_token_ids] = -torch.inf
     return truncated_logps(
-        logits[:, :-1].float() / args.temperature,
+        logits_NTV,
         ids_NL[:, -width:],
         top_k=args.top_k,
         top_p=args.top_p,

@@ -152,11 +152,11 @@ def test_a_trimmed_forward_is_as_wide_as_a_multiple_as_far_as_there_are_columns(
 def test_microbatches_with_a_kept_row_are_counted_over_all_processes():
     kept = [[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
     microbatches = [{"row_weights": torch.tensor(rows)} for rows in kept]
-    weigh_microbatches(microbatches, lambda counts: counts + torch.tensor([1, 3]))
+    weigh_microbatches(microbatches, "row_weights", lambda counts: counts + torch.tensor([1, 3]))
     assert [one["row_weights"].tolist() for one in microbatches] == [[2.0, 2.0]] * 3
 
 
 def test_without_any_kept_row_the_factor_is_finite():
     microbatches = [{"row_weights": torch.zeros(2)}]
-    weigh_microbatches(microbatches, lambda counts: counts)
+    weigh_microbatches(microbatches, "row_weights", lambda counts: counts)
     assert microbatches[0]["row_weights"].tolist() == [1.0, 1.0]
