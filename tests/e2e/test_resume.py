@@ -186,7 +186,7 @@ def again(output: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "kills", "launcher"),
-    [(ON_POLICY, 7, ()), (OFF_POLICY, 7, ()), (ADAPTER, 6, ()), (OFF_POLICY, 5, TWO_PROCESSES)],
+    [(ON_POLICY, 4, ()), (OFF_POLICY, 4, ()), (ADAPTER, 3, ()), (OFF_POLICY, 3, TWO_PROCESSES)],
     ids=["on-policy", "off-policy", "lora", "two processes"],
 )
 def test_killed_at_random_moments(tmp_path, whole, words, kills, launcher):

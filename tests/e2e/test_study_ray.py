@@ -1,5 +1,9 @@
-"""Studies over a real Ray cluster of two nodes, with nodes, runs and runners killed."""
+"""Studies over a real Ray cluster of two nodes, with nodes, runs and runners killed.
 
+`TRL_ABLATE_KILLS=20` kills twenty times.
+"""
+
+import os
 import random
 import signal
 import sys
@@ -15,7 +19,12 @@ from trl_ablate.study.runner import Runner
 from trl_ablate.study.store import RunStore
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'trl-ablate[ray]'")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc"),
+]
+
+KILLS = int(os.environ.get("TRL_ABLATE_KILLS", "8"))
 
 ARMS = {"a": {"top": 0.8, "pause": 0.1}, "b": {"top": 0.5, "pause": 0.1, "collapse": 8}}
 
@@ -86,24 +95,22 @@ def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, undisturbed):
     assert not children(scratch) and not list(store.path.glob(".*"))
 
 
-@pytest.mark.slow
-def test_twenty_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, undisturbed):
-    store, rng = RunStore(tmp_path / "runs"), random.Random(20)
+def test_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, undisturbed):
+    store, rng = RunStore(tmp_path / "runs"), random.Random(KILLS)
 
     def kill_a_node() -> None:
         nodes.kill(rng.randrange(2))
         nodes.replace()
 
     killed = kill_at_random(
-        20, store, lambda: drive(store, ARMS, "--ray_address", nodes.address), scratch,
+        KILLS, store, lambda: drive(store, ARMS, "--ray_address", nodes.address), scratch,
         kill_a_node, (0.5, 3.0),
     )  # fmt: skip
-    assert set(killed) == {"runner", "run", "node"} and killed.total() == 20
+    assert set(killed) == {"runner", "run", "node"} and killed.total() == KILLS
     assert numbers(store, ARMS) == undisturbed
     assert not children(scratch) and not list(store.path.glob(".*"))
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_the_runs_and_the_study_goes_on_later(tmp_path, nodes, scratch, undisturbed):
     store = RunStore(tmp_path / "runs")
     runner = drive(store, ARMS, "--ray_address", nodes.address)
