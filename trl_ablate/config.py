@@ -93,6 +93,12 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         "log-probabilities from the training's forward pass instead of an extra one; same "
         "gradient.",
     )
+    drop_ended_rows: bool = setting(
+        True,
+        "With transformers' generation, take a row out of the batch and the cache once it has "
+        "ended, and read a prompt once for all its completions; same tokens, up to rounding. Has "
+        "no effect with a cache_implementation, FSDP or DeepSpeed.",
+    )
     stop: list[str] | None = setting(
         None, "Strings that end a completion and stay in it, on every generation backend."
     )

@@ -225,6 +225,14 @@ def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str
             "no importance correction of an on-policy update: there is no forward pass to save",
         ),
         (config.use_vllm, ("cache_implementation",), "use_vllm is true"),
+        (
+            config.use_vllm
+            or config.use_transformers_continuous_batching
+            or config.cache_implementation is not None,
+            ("drop_ended_rows",),
+            "use_vllm or use_transformers_continuous_batching is true, or a cache_implementation "
+            "is set",
+        ),
         (config.eval_temperature == 0, ("eval_top_p",), "eval_temperature is 0: greedy"),
     ]
 

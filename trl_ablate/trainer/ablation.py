@@ -26,6 +26,7 @@ No code of TRL is copied. Each override calls `super()` and changes its input or
 """
 
 import inspect
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from trl_ablate.trainer.batching import (
     without_needless_padding,
 )
 from trl_ablate.trainer.clock import GRPOStepClock
+from trl_ablate.trainer.decoding import without_ended_rows
 from trl_ablate.trainer.engine import engine_as_configured
 from trl_ablate.trainer.entropy_bonus import bonus_of_kept_groups
 from trl_ablate.trainer.evaluation_parts import RewardsOfSet
@@ -251,7 +253,7 @@ class AblationTrainer(GRPOTrainer):
     ):
         training = self.model.training
         with self.sampler.weights_of(self):
-            with self.stop.known_to(self.model_wrapped, self.accelerator):
+            with self._decoding(), self.stop.known_to(self.model_wrapped, self.accelerator):
                 completion_ids, logprobs = super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, **kwargs
                 )
@@ -262,6 +264,13 @@ class AblationTrainer(GRPOTrainer):
                 check_text(images)
                 logprobs = sampler_logps(self, prompt_ids, completion_ids)
         return completion_ids, logprobs
+
+    def _decoding(self):
+        """Decoding by transformers, without the rows that have ended where that is possible."""
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if self.use_vllm or sharded or not self.args.drop_ended_rows:
+            return nullcontext()
+        return without_ended_rows(self.model_wrapped, self.accelerator, self.generation_config)
 
     def _generate(self, prompts: list):
         generated = super()._generate(prompts)

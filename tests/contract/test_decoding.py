@@ -1,0 +1,229 @@
+"""Decoding without ended rows gives the tokens of transformers' `generate`, and takes its draws."""
+
+from collections import Counter
+from itertools import product
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor
+
+from trl_ablate.trainer.decoding import decode, repeats, without_ended_rows
+from trl_ablate.trainer.temporary import replaced
+
+EOS, PAD = 1, 0
+SHAPE = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "vocab_size": 12, "max_position_embeddings": 128,
+    "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 2,
+}  # fmt: skip
+ARCHITECTURES = {
+    "qwen2": {},
+    "llama": {},
+    "gemma3_text": {"sliding_window": 6, "head_dim": 8},
+    "mixtral": {"num_local_experts": 2, "sliding_window": 5},
+    "falcon_h1": {"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 4},
+}
+
+
+def model_of(architecture: str = "qwen2", **changes):
+    torch.manual_seed(0)
+    shape = SHAPE | ARCHITECTURES[architecture] | changes
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **shape)).eval()
+    with torch.no_grad():
+        for one in model.parameters():
+            one.mul_(3 if one.dim() > 1 else 1)  # so that the next token is not a coin toss
+    return model
+
+
+def prompts(groups: int = 4, times: int = 3) -> dict:
+    """Prompts of several lengths, padded left, each `times` in a row."""
+    words = (torch.arange(groups)[:, None] + torch.arange(5)) % 9 + 3
+    words[torch.arange(5) < torch.arange(groups)[:, None]] = PAD
+    rows = words.repeat_interleave(times, dim=0)
+    return {"input_ids": rows, "attention_mask": (rows != PAD).long()}
+
+
+def config(**changes) -> GenerationConfig:
+    settings = {"max_new_tokens": 24, "pad_token_id": PAD, "eos_token_id": EOS, "do_sample": True}
+    return GenerationConfig(**settings | {"top_k": 0} | changes)
+
+
+def both(model, inputs: dict, settings: GenerationConfig, **arguments):
+    """The tokens of `generate` and of `decode`, and the next draw after each."""
+    found = []
+    for custom in ({}, {"custom_generate": decode}):
+        torch.manual_seed(5)
+        ids = model.generate(**inputs, generation_config=settings, **arguments, **custom)
+        found.append((ids, torch.rand(3)))
+    return found
+
+
+def widths(model, inputs: dict, settings: GenerationConfig) -> list[int]:
+    """Rows of each forward pass."""
+    seen = []
+    handle = model.register_forward_pre_hook(
+        lambda _, __, given: seen.append(len(given["input_ids"])), with_kwargs=True
+    )
+    torch.manual_seed(5)
+    model.generate(**inputs, generation_config=settings, custom_generate=decode)
+    handle.remove()
+    return seen
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"do_sample": False},
+        {"temperature": 0.5, "top_k": 6, "top_p": 0.9, "min_p": 0.02, "min_new_tokens": 3},
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
+        {"max_new_tokens": 1},
+    ],
+    ids=str,
+)
+def test_the_tokens_and_the_draws_are_those_of_generate(architecture, settings):
+    (theirs, their_draw), (ours, our_draw) = both(
+        model_of(architecture), prompts(), config(**settings)
+    )
+    assert torch.equal(ours, theirs)
+    assert torch.equal(our_draw, their_draw)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_rows_that_have_ended_leave_and_a_prompt_is_read_once(times):
+    model, inputs = model_of(), prompts(groups=4, times=times)
+    seen = widths(model, inputs, config())
+    torch.manual_seed(5)
+    ids = model.generate(**inputs, generation_config=config())[:, 5:]
+    lengths = torch.tensor([one.index(EOS) + 1 if EOS in one else 24 for one in ids.tolist()])
+    assert seen[0] == 4
+    assert seen[1:] == sorted(seen[1:], reverse=True)
+    assert len(seen) == lengths.max() and seen[-1] < 4 * times
+    for step, rows in enumerate(seen[1:], start=1):
+        going = int((lengths > step).sum())
+        assert going <= rows <= going / (1 - 0.125) + 1
+
+
+def test_long_and_short_rows_with_one_that_goes_to_the_end():
+    """One row never ends: its tokens do not depend on who has left."""
+    model = model_of()
+
+    class Never(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            scores[input_ids[:, 0] == 3, EOS] = -torch.inf
+            return scores
+
+    with replaced_by_row(Never):
+        (theirs, _), (ours, _) = both(model, prompts(), config(), logits_processor=[Never()])
+    assert torch.equal(ours, theirs)
+    assert ours.size(1) == 5 + 24
+
+
+def replaced_by_row(kind):
+    from trl_ablate.trainer import decoding
+
+    return replaced(decoding, BY_ROW=decoding.BY_ROW | {kind})
+
+
+def test_frequencies_are_the_probabilities_of_every_completion():
+    """Three tokens, at most three of them: all completions are enumerated."""
+    model = model_of(vocab_size=4, pad_token_id=0)
+    draws = 6000
+    row = torch.tensor([[2, 3, 2]])
+    torch.manual_seed(1)
+    got = model.generate(
+        row.expand(draws, 3), attention_mask=torch.ones(draws, 3, dtype=torch.long),
+        generation_config=config(max_new_tokens=3, suppress_tokens=[PAD]), custom_generate=decode,
+    )[:, 3:]  # fmt: skip
+    ends = [(*one, EOS).index(EOS) + 1 for one in got.tolist()]
+    counts = Counter(tuple(one[:end]) for one, end in zip(got.tolist(), ends, strict=True))
+    expected = {}
+    for completion in product((1, 2, 3), repeat=3):
+        end = completion.index(EOS) + 1 if EOS in completion else 3
+        ids = torch.cat([row, torch.tensor([completion[:end]])], dim=1)
+        with torch.no_grad():
+            logits = model(ids).logits[0, 2:-1]
+        logits[:, PAD] = -torch.inf
+        p = logits.log_softmax(-1)[range(end), list(completion[:end])].sum().exp().item()
+        expected[completion[:end]] = p
+    assert sum(expected.values()) == pytest.approx(1, abs=1e-5)
+    assert counts.keys() <= expected.keys()
+    squares = sum((counts[one] - draws * p) ** 2 / (draws * p) for one, p in expected.items())
+    freedom = len(expected) - 1
+    assert squares < freedom + 4 * (2 * freedom) ** 0.5
+    assert len(expected) == 15
+
+
+class Sum(LogitsProcessor):
+    """Looks at the whole batch."""
+
+    def __call__(self, input_ids, scores):
+        return scores + scores.mean(dim=0, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "arguments"),
+    [
+        ("qwen2", {}, {"logits_processor": [Sum()]}),
+        ("qwen2", {"prefill_chunk_size": 2}, {}),
+        ("qwen2", {"use_cache": False}, {}),
+        ("qwen2", {"max_time": 60.0}, {}),
+        ("falcon_h1", {}, {}),
+    ],
+    ids=["batch processor", "chunks", "no cache", "time", "other cache"],
+)
+def test_what_is_not_by_row_is_decoded_by_transformers(architecture, settings, arguments):
+    model = model_of(architecture)
+    called = []
+    sample = model._sample
+    model._sample = lambda *args, **given: (called.append(1), sample(*args, **given))[1]
+    (theirs, _), (ours, _) = both(model, prompts(), config(**settings), **arguments)
+    assert torch.equal(ours, theirs)
+    assert called == [1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"cache_implementation": "static"}, {"num_beams": 2}, {"return_dict_in_generate": True}],
+    ids=str,
+)
+def test_other_ways_of_generating_are_left_alone(settings, make_trainer):
+    trainer = make_trainer(max_steps=1)
+    generate = trainer.model.generate
+    with without_ended_rows(trainer.model, trainer.accelerator, config(**settings)):
+        assert trainer.model.generate == generate
+    with without_ended_rows(trainer.model, trainer.accelerator, config()):
+        assert trainer.model.generate != generate
+
+
+def test_how_often_a_prompt_is_repeated():
+    rows = torch.tensor([[1, 2], [1, 2], [3, 2], [3, 2]])
+    ones = torch.ones_like(rows)
+    assert repeats(rows, ones) == 2
+    assert repeats(rows[:3], ones[:3]) == 1  # twice and once
+    assert repeats(rows[:1], ones[:1]) == 1
+    assert repeats(rows[:2], ones[:2]) == 2
+    assert repeats(rows, torch.tensor([[1, 1], [0, 1], [1, 1], [1, 1]])) == 1
+    assert repeats(rows[[0, 2, 0, 2]], ones) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"stop": ["1", "2"], "min_tokens": 4, "temperature": 0.7},
+        {"rollout_staleness": 1},
+        {"eval_strategy": "steps", "eval_steps": 1},
+    ],
+    ids=str,
+)
+def test_a_training_is_the_same_with_and_without(make_trainer, settings):
+    found = []
+    for drop in (True, False):
+        trainer = make_trainer(drop_ended_rows=drop, max_completion_length=40, **settings)
+        trainer.train()
+        weights = torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
+        found.append((weights, [row.get("eval_reward") for row in trainer.state.log_history]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
