@@ -59,6 +59,13 @@ def test_the_pool_gives_the_verdicts_of_one_process(tmp_path):
     assert facts["ratio"] > 2
 
 
+def test_rollouts_are_the_same_in_less_time(tmp_path):
+    rows, facts = bench(tmp_path, "rollout", "--rows", 32, "--rounds", 1)
+    assert facts["completions with different tokens"] == 0
+    assert rows["long tail, trl_ablate"]["ratio"] > 1.15
+    assert rows["equal, trl_ablate"]["ratio"] > 0.8
+
+
 def test_whole_steps_and_their_parts(tmp_path):
     rows, _ = bench(tmp_path, "step", "--steps", 2, "--rows", 64)
     ours = rows["trl_ablate"]

@@ -35,6 +35,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         ("train", add_train, "the training phase, with replayed rollouts"),
         ("eval", add_eval, "evaluation of the miniature"),
         ("reward", add_reward, "grading, against one process that calls math-verify"),
+        ("rollout", add_rollout, "generation by transformers, for three distributions of lengths"),
         ("step", add_step, "whole GRPO steps, with generation"),
         ("scale", add_scale, "cost of a token against rollout batch, length and processes"),
     ):
@@ -158,6 +159,48 @@ def reward(options: argparse.Namespace) -> None:
 
     rows, facts = grading.compare(options.answers, options.count, options.rounds, options.workers)
     tables.publish(f"grading {options.count} answers", rows, facts, options.output)
+
+
+def add_rollout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model_shape", default="miniature", choices=MODEL_SHAPES)
+    parser.add_argument("--rows", type=at_least_one, default=64, help="completions per batch")
+    parser.add_argument(
+        "--group", type=at_least_one, default=1, help="rows of one prompt, and so of one length"
+    )
+    parser.add_argument("--prompt_length", type=at_least_one, default=18)
+    parser.add_argument("--rounds", type=at_least_one, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(run=rollout)
+
+
+def rollout(options: argparse.Namespace) -> None:
+    import torch
+
+    from trl_ablate import miniature
+    from trl_ablate.bench import generating, replay, tables
+
+    torch.manual_seed(options.seed)
+    model = replay.random_model(options.model_shape, miniature.tokenizer()).eval()
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    rows, differing = [], 0
+    for name in generating.DISTRIBUTIONS:
+        lengths_N = generating.lengths_of(name, options.rows, options.seed)
+        found = generating.compare(
+            model,
+            lengths_N,
+            group=options.group,
+            prompt_length=options.prompt_length,
+            rounds=options.rounds,
+        )
+        rows += generating.rows_of(name, found, sum(lengths_N))
+        theirs, ours = (one.ids for one in found.values())
+        differing += int((theirs != ours).any(dim=1).sum())
+    tables.publish(
+        f"rollouts of {options.rows} completions, {options.model_shape}",
+        rows,
+        {"completions with different tokens": differing},
+        options.output,
+    )
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
