@@ -181,7 +181,8 @@ def rollout(options: argparse.Namespace) -> None:
 
     torch.manual_seed(options.seed)
     model = replay.random_model(options.model_shape, miniature.tokenizer()).eval()
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.cuda.is_available():
+        model.cuda()
     rows, differing = [], 0
     for name in generating.DISTRIBUTIONS:
         lengths_N = generating.lengths_of(name, options.rows, options.seed)
