@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from trl_ablate.cli.ending import exit_code_of
 from trl_ablate.cli.parsing import Parser, at_least_one
@@ -180,9 +181,8 @@ def rollout(options: argparse.Namespace) -> None:
     from trl_ablate.bench import generating, replay, tables
 
     torch.manual_seed(options.seed)
-    model = replay.random_model(options.model_shape, miniature.tokenizer()).eval()
-    if torch.cuda.is_available():
-        model.cuda()
+    model: Any = replay.random_model(options.model_shape, miniature.tokenizer()).eval()
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     rows, differing = [], 0
     for name in generating.DISTRIBUTIONS:
         lengths_N = generating.lengths_of(name, options.rows, options.seed)
