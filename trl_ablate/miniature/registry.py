@@ -12,7 +12,7 @@ from trl_ablate.miniature.worlds import chains, ladder, sums
 from trl_ablate.named_code import file_module
 
 MINIATURE = "miniature"
-DEFAULT = "sums"
+DEFAULT = "chains"
 WORLDS = {world.name: world for world in (*sums.WORLDS, *chains.WORLDS, *ladder.WORLDS)}
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
@@ -20,6 +20,14 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 def is_miniature(name: str) -> bool:
     """Whether the name of a model or dataset means the miniature, and no folder of that name."""
     return name.partition("/")[0] == MINIATURE and not Path(name).exists()
+
+
+def in_full(name: str, default: str = DEFAULT) -> str:
+    """`miniature` and `miniature/STAGE` with the world that they mean, `miniature/WORLD/STAGE`; any
+    other name as it is. A recorded run keeps its meaning when the default becomes another."""
+    _, *parts = name.split("/")
+    bare = not parts or parts in [[stage] for stage in STAGES]
+    return "/".join((MINIATURE, default, *parts)) if bare and is_miniature(name) else name
 
 
 def world_named(name: str | World) -> World:
@@ -47,6 +55,12 @@ def _world_in(file: Path) -> World:
             "trl_ablate/miniature/README.md shows"
         )
     return world
+
+
+def has_levels(name: str) -> bool:
+    """Whether a dataset's name means a shipped world whose questions have levels."""
+    world = WORLDS.get(in_full(name).partition("/")[2]) if is_miniature(name) else None
+    return world is not None and world.task.questions("validation")[0].level is not None
 
 
 def world_of_data(name: str) -> World:

@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.miniature.registry import DEFAULT, in_full
 from trl_ablate.prompts.templates import is_own
 
 NAMES_OF_DATASETS = ("math", "gsm8k", "miniature")
+BEFORE_CHAINS = "sums"
+"""The world that `miniature` means in the record of a run from before there were others."""
 
 
 class Anchor:
@@ -32,6 +35,7 @@ class Anchor:
         found = dict(given)
         if "dataset" in found:
             found["dataset"] = self._data(found["dataset"], folders)
+        found |= worlds_in_full(found)
         if "chat_template" in found:
             found["chat_template"] = self._file(found["chat_template"], folders)
         if isinstance(found.get("template"), str) and is_own(found["template"]):
@@ -84,6 +88,26 @@ class Anchor:
             return value
         self.files[path] = f"{Path(path).name}@{_digest(path)}" if os.path.isfile(path) else file
         return path + name
+
+
+def worlds_in_full(settings: Mapping[str, Any], default: str = DEFAULT) -> dict[str, Any]:
+    """The settings that name a world of the miniature, with its whole name; see `in_full`."""
+    found = {
+        key: in_full(settings[key], default)
+        for key in ("dataset", "model_name_or_path")
+        if isinstance(settings.get(key), str)
+    }
+    for key in ("starts", "eval_sets"):
+        if isinstance(settings.get(key), dict):
+            found[key] = {
+                name: in_full(one, default)
+                if isinstance(one, str)
+                else {**one, **worlds_in_full(one, default)}
+                if isinstance(one, dict)
+                else one
+                for name, one in settings[key].items()
+            }
+    return found
 
 
 def _found(file: str, folders: tuple[Path, ...]) -> str | None:

@@ -34,8 +34,13 @@ LENGTH = {"grpo_steps", "max_steps", "num_train_epochs"}
 """A run can be made longer or shorter if the learning rate does not depend on its length."""
 
 
+SUMS, ITS_FORMER_NAME = "miniature/sums", "miniature"
+"""Runs on the world of sums keep the ids that they had when it was the only one."""
+
+
 def portable(settings: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """The settings with the text that identifies each file in place of where the file is.
+    """The settings with the text that identifies each file in place of where the file is, and the
+    world of sums by its former name.
 
     Args:
         files: absolute path -> that text, as in `resolved_config.json`.
@@ -50,6 +55,8 @@ def _portable(value: Any, files: Mapping[str, str]) -> Any:
         return [_portable(one, files) for one in value]
     if not isinstance(value, str):
         return value
+    if value == SUMS or value.startswith(f"{SUMS}/"):
+        return ITS_FORMER_NAME + value.removeprefix(SUMS)
     path = next((one for one in files if value == one or value.startswith(f"{one}:")), None)
     return value if path is None else files[path] + value.removeprefix(path)
 

@@ -64,7 +64,7 @@ def test_what_off_policy_recipes_mean_with_128_rollouts():
     rows = re.findall(r"^\| `(off_policy_\w+)` \| (\d+) \| (\d+) \|$", PAGE, flags=re.MULTILINE)
     assert len(rows) == 6
     for recipe, elsewhere, here in rows:
-        assert optimizer_steps(recipe, "miniature") == int(elsewhere)
-        assert optimizer_steps(recipe, "miniature-chains") == int(here)
+        assert optimizer_steps(recipe, "miniature-sums") == int(elsewhere)
+        assert optimizer_steps(recipe, "miniature") == int(here)
     for recipe in ("dapo", "gspo", "cispo"):
-        assert optimizer_steps(recipe, "miniature-chains") == 2
+        assert optimizer_steps(recipe, "miniature") == 2
