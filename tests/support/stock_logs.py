@@ -1,6 +1,6 @@
 """Logs of stock TRL runs, for the tests of `trl-ablate inspect`.
 
-`python -m tests.support.stock_logs FOLDER` trains the miniature of sums twice with TRL's own `GRPOTrainer`,
+`python -m tests.support.stock_logs FOLDER` trains on sums twice with TRL's own `GRPOTrainer`,
 without this package's trainer: at a healthy learning rate, and at one at which the policy
 collapses. Each run leaves TRL's `trainer_state.json`, and its rows in a trackio project of its
 name. `tests/data/stock_grpo` holds the result (TRL 1.16.0, two CPU cores).

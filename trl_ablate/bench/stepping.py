@@ -119,7 +119,9 @@ def _build(cls, config_class, model: str, rewards, load: Load) -> GRPOTrainer:
             **load.settings,
         ),
         train_dataset=to_prompts(
-            load_questions(Source("miniature/sums", "train"), Selection(4096)), "r1_zero", style="short"
+            load_questions(Source("miniature/sums", "train"), Selection(4096)),
+            "r1_zero",
+            style="short",
         ),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
     )
