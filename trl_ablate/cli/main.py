@@ -14,7 +14,7 @@ COMMANDS = {
     "publish": "publish a finished run on the Hugging Face Hub",
     "bench": "measure this package against stock TRL",
     "doctor": "print what a recipe lacks on this machine, and how to fix it",
-    "new": "write a folder with a task of your own, ready to train in miniature",
+    "new": "write a folder with a task or a world of your own, ready to train in miniature",
     "check": "try out a recipe's data, prompt and reward before training",
     "inspect": "run the guard's rules over the log of any GRPO run, and draw its curves",
     "recipes": "list the shipped recipes and studies, or print one",

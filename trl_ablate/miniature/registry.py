@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import cast, get_args
@@ -52,9 +53,10 @@ def _world_in(file: Path) -> World:
     if not isinstance(world, World):
         raise ConfigurationError(
             f"the file {file} defines no WORLD; write WORLD = World(...), as "
-            "trl_ablate/miniature/README.md shows"
+            "`trl-ablate new --world FOLDER` shows"
         )
-    return world
+    known = [Path(each).resolve() for each in world.files]
+    return world if file in known else replace(world, files=(*world.files, str(file)))
 
 
 def has_levels(name: str) -> bool:
