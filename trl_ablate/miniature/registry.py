@@ -9,12 +9,15 @@ from typing import cast, get_args
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.world import Split, Stage, World
-from trl_ablate.miniature.worlds import chains, ladder, sums
+from trl_ablate.miniature.worlds import calculator, chains, ladder, sums
 from trl_ablate.named_code import file_module
 
 MINIATURE = "miniature"
 DEFAULT = "chains"
-WORLDS = {world.name: world for world in (*sums.WORLDS, *chains.WORLDS, *ladder.WORLDS)}
+WORLDS = {
+    world.name: world
+    for world in (*sums.WORLDS, *chains.WORLDS, *ladder.WORLDS, *calculator.WORLDS)
+}
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
