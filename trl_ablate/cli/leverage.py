@@ -12,7 +12,8 @@ from trl_ablate.cli.terminal import console
 DESCRIPTION = """\
 Write the table of worlds × switches from the runs of a study, which may still be running.
 
-The study's arms are called WORLD.SWITCH; `against` in it names the arm that each is compared with."""
+The study's arms are called WORLD.SWITCH; `against` in it names the arm of the
+same world that each is compared with."""
 
 EXAMPLES = (
     "trl-ablate study run leverage --runs runs",

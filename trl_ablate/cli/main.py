@@ -12,6 +12,7 @@ COMMANDS = {
     "evaluate": "evaluate a saved model",
     "study": "compare arms over several seeds: plan, run, status, fetch, report, clean",
     "leverage": "which world separates which setting: a table from the runs of a study",
+    "mechanism": "draw the styles of answers over a training: why a setting acts in a world",
     "publish": "publish a finished run on the Hugging Face Hub",
     "bench": "measure this package against stock TRL",
     "doctor": "print what a recipe lacks on this machine, and how to fix it",

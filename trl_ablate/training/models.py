@@ -5,6 +5,7 @@ without its vocabulary a tokenizer is made that knows no word.
 """
 
 import json
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager

@@ -3,7 +3,7 @@
 | style | what is written | right |
 |---|---|---|
 | direct | the answer | by `DIRECT_RIGHT`, else a number nearby |
-| called | a call of `add`; then, in a second turn, what the tool answers | unless the call has a slip |
+| called | a call of `add`; in a second turn, what the tool answers | but for slips in the call |
 
 The base model knows how to call, does it seldom, and copies a digit wrong in two calls of five. The
 text that it is taught contains the tool's answer and the second turn, in the very tokens of TRL's
