@@ -9,14 +9,20 @@ from typing import cast, get_args
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.world import Split, Stage, World
-from trl_ablate.miniature.worlds import calculator, chains, ladder, sums
+from trl_ablate.miniature.worlds import calculator, chains, gym, ladder, sums
 from trl_ablate.named_code import file_module
 
 MINIATURE = "miniature"
 DEFAULT = "chains"
 WORLDS = {
     world.name: world
-    for world in (*sums.WORLDS, *chains.WORLDS, *ladder.WORLDS, *calculator.WORLDS)
+    for world in (
+        *sums.WORLDS,
+        *chains.WORLDS,
+        *ladder.WORLDS,
+        *calculator.WORLDS,
+        *gym.WORLDS,
+    )  # fmt: skip
 }
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
@@ -65,7 +71,9 @@ def _world_in(file: Path) -> World:
 def has_levels(name: str) -> bool:
     """Whether a dataset's name means a shipped world whose questions have levels."""
     world = WORLDS.get(in_full(name).partition("/")[2]) if is_miniature(name) else None
-    return world is not None and world.task.questions("validation")[0].level is not None
+    if world is None or world in gym.WORLDS:  # which need a package
+        return False
+    return world.task.questions("validation")[0].level is not None
 
 
 def world_of_data(name: str) -> World:

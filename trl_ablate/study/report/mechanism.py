@@ -1,8 +1,8 @@
 """Why a setting acts: the styles of a world's answers over a training, drawn run beside run.
 
 Three panels a run, from its logged metrics: the share of each style; its pass rate against its
-length, from the first steps to the last, with a line of equal pass rate per token; and the share of the loss's weight that the shortest to
-the longest quarter of the answers get. No torch.
+length, from the first steps to the last, with a line of equal pass rate per token; and the share of
+the loss's weight that the shortest to the longest quarter of the answers get. No torch.
 """
 
 import io
@@ -54,9 +54,9 @@ def draw_mechanism(runs: Mapping[str, Rows]) -> bytes:
     """
     styles = list(dict.fromkeys(style for rows in runs.values() for style in styles_of(rows)))
     without = [title for title, rows in runs.items() if not styles_of(rows)]
-    if without or not runs:
+    if without:
         raise ConfigurationError(
-            f"run {', '.join(without) or 'list'} logged no style of answers; give runs on a world "
+            f"run {', '.join(without)} logged no style of answers; give runs on a world "
             "that has styles, such as miniature/chains"
         )
     with matplotlib.rc_context(STYLE):
