@@ -24,7 +24,7 @@ from trl_ablate import miniature
 def seeing(tmp_path_factory):
     """Folder of a Llava: CLIP with 2 layers for 16 x 16 pixels, and a Qwen2 with 2 layers."""
     folder = str(tmp_path_factory.mktemp("seeing"))
-    tokenizer = miniature.tokenizer()
+    tokenizer = miniature.tokenizer("sums")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     image_token = tokenizer.convert_tokens_to_ids("<image>")
     torch.manual_seed(0)

@@ -35,7 +35,7 @@ def test_the_numbers_are_those_of_the_completions(tiny_model, tmp_path):
     assert all(one["question"] in row["prompt"] for one, row in zip(rates, rows[::3], strict=True))
     assert {one["graded"] for one in rates} == {3}
     assert (found["samples"], found["temperature"], found["top_p"]) == (3, 0.5, 1.0)
-    assert found["git"]["commit"] and found["resolved"]["task"]["dataset"] == "miniature"
+    assert found["git"]["commit"] and found["resolved"]["task"]["dataset"] == "miniature/chains"
     assert "pass@2" in done.stdout and "±" in done.stdout
 
 

@@ -33,7 +33,7 @@ def build_shortened(cache_dir: Path, steps: int, hangs: bool) -> None:
     WORLDS["sums"] = shortened(steps)
     if hangs:
         cache.os.replace = lambda *paths: time.sleep(600)
-    sys.stdout.write(f"{miniature.build('base', cache_dir=cache_dir)}\n")
+    sys.stdout.write(f"{miniature.build('base', world='sums', cache_dir=cache_dir)}\n")
 
 
 def kill_when(happened: Callable[[], object], build: Running) -> None:
@@ -49,20 +49,22 @@ def models_in(cache_dir: Path) -> list[str]:
     ]
 
 
-def sampled_rewards(folder: Path, template: str, size: int = 512) -> tuple[float, float]:
+def sampled_rewards(
+    folder: Path, template: str, size: int = 512, world: str = "sums"
+) -> tuple[float, float]:
     """Mean reward and format reward at temperature 1 on validation problems."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    problems = miniature.problems("validation", size)
+    problems = miniature.problems("validation", size, world=world)
     asked = [corpus.Text(template, problem["question"], "") for problem in problems]
     prompts = tokenizer(
         [corpus.prompt(text, tokenizer) for text in asked], return_tensors="pt", padding=True
     )
     torch.manual_seed(0)
-    ids = model.generate(**prompts, max_new_tokens=48, do_sample=True, top_k=0)
+    ids = model.generate(**prompts, max_new_tokens=60, do_sample=True, top_k=0)
     completions = tokenizer.batch_decode(
         ids[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True
     )
@@ -83,14 +85,21 @@ def sampled_rewards(folder: Path, template: str, size: int = 512) -> tuple[float
         ("think_xml", 0.03, 0.25),
     ],
 )
-def test_the_base_model_starts_where_the_story_wants_it(template, lowest, highest):
-    right, _ = sampled_rewards(miniature.build("base"), template)
+@pytest.mark.slow
+def test_the_base_of_sums_starts_where_the_story_wants_it(template, lowest, highest):
+    right, _ = sampled_rewards(miniature.build("base", world="sums"), template)
     assert lowest < right < highest
+
+
+@pytest.mark.parametrize("template", ["r1_zero", "question_only", "reasoning_xml", "think_xml"])
+def test_the_base_of_chains_is_right_at_times(template):
+    right, _ = sampled_rewards(miniature.build("base"), template, world="chains")
+    assert 0.1 < right < 0.3
 
 
 @pytest.mark.slow
 def test_each_sft_stage_is_better_than_the_one_before():
-    folders = [miniature.build(stage) for stage in SUMS.lessons()]
+    folders = [miniature.build(stage, world="sums") for stage in SUMS.lessons()]
     rewards = [sampled_rewards(folder, "r1_zero")[0] for folder in folders]
     assert rewards == sorted(rewards)
     assert rewards[-1] > 2 * rewards[1]
@@ -101,7 +110,7 @@ def test_each_sft_stage_is_better_than_the_one_before():
 def test_a_full_build_takes_about_a_minute(tmp_path):
     """In processor time, which on an idle machine is the wait: a build runs in one thread."""
     start, cpu_start = time.monotonic(), time.process_time()
-    folder = miniature.build("base", cache_dir=tmp_path)
+    folder = miniature.build("base", world="sums", cache_dir=tmp_path)
     seconds, cpu_seconds = time.monotonic() - start, time.process_time() - cpu_start
     print(f"made {folder.name} in {seconds:.0f} s, {cpu_seconds:.0f} s of one core")  # noqa: T201
     assert cpu_seconds < 120
@@ -112,7 +121,8 @@ def test_a_full_build_takes_about_a_minute(tmp_path):
 def test_two_builds_make_the_same_bits(tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(WORLDS, "sums", shortened(5))
     once, again = (
-        miniature.build("base", cache_dir=tmp_path / name, progress=False) for name in "ab"
+        miniature.build("base", world="sums", cache_dir=tmp_path / name, progress=False)
+        for name in "ab"
     )
     assert (once / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
     assert (once / "tokenizer.json").read_bytes() == (again / "tokenizer.json").read_bytes()
@@ -126,7 +136,7 @@ def test_a_build_leaves_the_callers_random_numbers_and_threads_alone(tmp_path, m
     torch.manual_seed(7)
     threads, expected = torch.get_num_threads(), torch.rand(1)
     torch.manual_seed(7)
-    miniature.build("base", cache_dir=tmp_path, progress=False)
+    miniature.build("base", world="sums", cache_dir=tmp_path, progress=False)
     assert torch.rand(1) == expected
     assert torch.get_num_threads() == threads
 

@@ -78,7 +78,7 @@ def digest_of_the_start(run: RunDirectory) -> str:
     config = json.loads(run.config_file.read_text())
     from trl_ablate import miniature
 
-    assert config["model"]["model_name_or_path"] == "miniature"
+    assert config["model"]["model_name_or_path"] == "miniature/chains"
     return digest(miniature.build(progress=False))
 
 

@@ -1,6 +1,6 @@
 """Logs of stock TRL runs, for the tests of `trl-ablate inspect`.
 
-`python -m tests.support.stock_logs FOLDER` trains the miniature twice with TRL's own `GRPOTrainer`,
+`python -m tests.support.stock_logs FOLDER` trains on sums twice with TRL's own `GRPOTrainer`,
 without this package's trainer: at a healthy learning rate, and at one at which the policy
 collapses. Each run leaves TRL's `trainer_state.json`, and its rows in a trackio project of its
 name. `tests/data/stock_grpo` holds the result (TRL 1.16.0, two CPU cores).
@@ -29,14 +29,14 @@ def main(folder: Path) -> None:
             for text, gold in zip(completions, answer, strict=True)
         ]
 
-    questions = miniature.problems("train", seed=0)[:2048]
+    questions = miniature.problems("train", seed=0, world="sums")[:2048]
     rows = [
         {"prompt": render("r1_zero", row["question"], "short"), "answer": row["answer"]}
         for row in questions
     ]
     for name, learning_rate in LEARNING_RATES.items():
         trainer = GRPOTrainer(
-            model=str(miniature.build()),
+            model=str(miniature.build(world="sums")),
             reward_funcs=ends_in_the_answer,
             train_dataset=Dataset.from_list(rows),
             args=GRPOConfig(

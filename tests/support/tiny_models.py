@@ -21,13 +21,13 @@ def tiny_config(tokenizer: Any, **changes: Any) -> Any:
 
 
 def save_tiny_qwen2(folder: Path, **changes: Any) -> str:
-    """Make one with the miniature's tokenizer and tied embeddings; the same weights each time."""
+    """Make one with the tokenizer of sums and tied embeddings; the same weights each time."""
     import torch
     from transformers import Qwen2ForCausalLM
 
     from trl_ablate import miniature
 
-    tokenizer = miniature.tokenizer()
+    tokenizer = miniature.tokenizer("sums")
     torch.manual_seed(0)
     config = tiny_config(tokenizer, **{"tie_word_embeddings": True, **changes})
     Qwen2ForCausalLM(config).save_pretrained(folder)

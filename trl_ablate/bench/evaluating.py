@@ -82,7 +82,7 @@ def _seconds(trainer: GRPOTrainer) -> float:
 
 
 def _prompts(count: int):
-    questions = load_questions(Source("miniature", "validation"), Selection(count))
+    questions = load_questions(Source("miniature/sums", "validation"), Selection(count))
     return to_prompts(questions, "r1_zero", style="short")
 
 
@@ -99,7 +99,7 @@ def _ours(reward: Graded, dataset, *, greedy: bool) -> GRPOTrainer:
 
 
 def _build(cls, config_class, size: int, reward, dataset, greedy: bool) -> GRPOTrainer:
-    model = str(miniature.build())
+    model = str(miniature.build(world="sums"))
     trainer = cls(
         model=model,
         reward_funcs=reward,

@@ -56,9 +56,9 @@ def compare(shape: str, load: Load) -> list[dict[str, Any]]:
 def model_folder(shape: str) -> str:
     """The folder of the miniature's base model, or of a random model of this shape."""
     if shape == "miniature":
-        return str(miniature.build())
+        return str(miniature.build(world="sums"))
     folder = Path(mkdtemp(prefix="trl_ablate_bench_"))
-    tokenizer = miniature.tokenizer()
+    tokenizer = miniature.tokenizer("sums")
     torch.manual_seed(0)
     replay.random_model(shape, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -119,7 +119,9 @@ def _build(cls, config_class, model: str, rewards, load: Load) -> GRPOTrainer:
             **load.settings,
         ),
         train_dataset=to_prompts(
-            load_questions(Source("miniature", "train"), Selection(4096)), "r1_zero", style="short"
+            load_questions(Source("miniature/sums", "train"), Selection(4096)),
+            "r1_zero",
+            style="short",
         ),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
     )

@@ -1,4 +1,4 @@
-"""`trl-ablate new FOLDER`: a task of one's own, ready to train in miniature, to be changed."""
+"""`trl-ablate new FOLDER`: a task, or a world, of one's own, ready to train, to be changed."""
 
 import argparse
 import json
@@ -14,9 +14,12 @@ from trl_ablate.errors import ConfigurationError
 
 DESCRIPTION = """\
 Write a folder with a task of your own: a recipe, its reward in Python, its prompt, 200 rows of data
-and a study of two arms. It trains in miniature as it stands; its README says what to change."""
+and a study of two arms. It trains in miniature as it stands; its README says what to change.
 
-EXAMPLES = ("trl-ablate new my_task",)
+With --world: a world of the miniature of your own, a Python file with questions, styles, slips,
+lesson and shape, with its test, a recipe and a study."""
+
+EXAMPLES = ("trl-ablate new my_task", "trl-ablate new --world my_world")
 
 STARTER = Path(__file__).with_name("starter")
 ROWS = {"train": 160, "validation": 40}
@@ -30,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(EXAMPLES, prog="trl-ablate new", description=DESCRIPTION)
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="to create")
+    parser.add_argument("--world", action="store_true", help="a world in place of a task")
     options, unknown = parser.parse_known_args(argv)
     parser.refuse(unknown)
     return options
@@ -41,19 +45,28 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"{folder} exists already; give the name of a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as scratch:
-        write(Path(scratch))
+        write_world(Path(scratch)) if options.world else write(Path(scratch))
         for path in sorted(Path(scratch).iterdir()):  # a full disk leaves no half of a task
             path.rename(folder / path.name)
     console.print(f"written: {folder}; now: trl-ablate check {folder / 'recipe.yaml'}")
     return DONE
 
 
-def write(folder: Path) -> None:
-    """Write the files of the task."""
-    for file in sorted(STARTER.iterdir()):
+def write_world(folder: Path) -> None:
+    """Write the files of the world."""
+    copy(STARTER / "world", folder)
+
+
+def copy(starter: Path, folder: Path) -> None:
+    for file in sorted(starter.iterdir()):
         if file.is_file():
             name = "README.md" if file.name == "README.txt" else file.name
             (folder / name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def write(folder: Path) -> None:
+    """Write the files of the task."""
+    copy(STARTER, folder)
     (folder / "data").mkdir()
     rows = sums(sum(ROWS.values()))
     for split, count in ROWS.items():

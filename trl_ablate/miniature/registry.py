@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import cast, get_args
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.world import Split, Stage, World
-from trl_ablate.miniature.worlds import chains, ladder, sums
+from trl_ablate.miniature.worlds import calculator, chains, gym, ladder, sums
 from trl_ablate.named_code import file_module
 
 MINIATURE = "miniature"
-DEFAULT = "sums"
-WORLDS = {world.name: world for world in (*sums.WORLDS, *chains.WORLDS, *ladder.WORLDS)}
+DEFAULT = "chains"
+WORLDS = {
+    world.name: world
+    for world in (
+        *sums.WORLDS,
+        *chains.WORLDS,
+        *ladder.WORLDS,
+        *calculator.WORLDS,
+        *gym.WORLDS,
+    )  # fmt: skip
+}
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 def is_miniature(name: str) -> bool:
     """Whether the name of a model or dataset means the miniature, and no folder of that name."""
     return name.partition("/")[0] == MINIATURE and not Path(name).exists()
+
+
+def in_full(name: str, default: str = DEFAULT) -> str:
+    """`miniature` and `miniature/STAGE` with the world that they mean, `miniature/WORLD/STAGE`; any
+    other name as it is. A recorded run keeps its meaning when the default becomes another."""
+    _, *parts = name.split("/")
+    bare = not parts or parts in [[stage] for stage in STAGES]
+    return "/".join((MINIATURE, default, *parts)) if bare and is_miniature(name) else name
 
 
 def world_named(name: str | World) -> World:
@@ -44,9 +62,18 @@ def _world_in(file: Path) -> World:
     if not isinstance(world, World):
         raise ConfigurationError(
             f"the file {file} defines no WORLD; write WORLD = World(...), as "
-            "trl_ablate/miniature/README.md shows"
+            "`trl-ablate new --world FOLDER` shows"
         )
-    return world
+    known = [Path(each).resolve() for each in world.files]
+    return world if file in known else replace(world, files=(*world.files, str(file)))
+
+
+def has_levels(name: str) -> bool:
+    """Whether a dataset's name means a shipped world whose questions have levels."""
+    world = WORLDS.get(in_full(name).partition("/")[2]) if is_miniature(name) else None
+    if world is None or world in gym.WORLDS:  # which need a package
+        return False
+    return world.task.questions("validation")[0].level is not None
 
 
 def world_of_data(name: str) -> World:

@@ -8,13 +8,17 @@ name and the content, of data the path as it was written; see `run/identity.py: 
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.miniature.registry import DEFAULT, MINIATURE, in_full, is_miniature
 from trl_ablate.prompts.templates import is_own
 
 NAMES_OF_DATASETS = ("math", "gsm8k", "miniature")
+NAMES_OF_WORLDS = ("dataset", "model_name_or_path")
+BEFORE_CHAINS = "sums"
+"""The world that `miniature` means in the record of a run from before there were others."""
 
 
 class Anchor:
@@ -32,6 +36,7 @@ class Anchor:
         found = dict(given)
         if "dataset" in found:
             found["dataset"] = self._data(found["dataset"], folders)
+        found |= _of_worlds(found, lambda name: self._world(name, folders))
         if "chat_template" in found:
             found["chat_template"] = self._file(found["chat_template"], folders)
         if isinstance(found.get("template"), str) and is_own(found["template"]):
@@ -74,6 +79,11 @@ class Anchor:
             self.files[path] = value
         return path or value
 
+    def _world(self, name: str, folders: tuple[Path, ...]) -> str:
+        """A world's name in full; a world that is a file is known by the file."""
+        file = world_file(name)
+        return in_full(name) if file is None else name.replace(file, self._file(file, folders), 1)
+
     def _file(self, value: Any, folders: tuple[Path, ...]) -> Any:
         """A file, with the function after it; a reward model's folder is known by its name."""
         if not isinstance(value, str):
@@ -86,11 +96,37 @@ class Anchor:
         return path + name
 
 
+def worlds_in_full(settings: Mapping[str, Any], default: str = DEFAULT) -> dict[str, Any]:
+    """The settings that name a world of the miniature, with its whole name; see `in_full`."""
+    return _of_worlds(settings, lambda name: in_full(name, default))
+
+
+def _of_worlds(settings: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
+    """The settings that may name a world, each name replaced by what `named` makes of it."""
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {**value, **_of_worlds(value, named)}
+        return named(value) if isinstance(value, str) else value
+
+    found = {key: replaced(settings[key]) for key in NAMES_OF_WORLDS if key in settings}
+    for key in ("starts", "eval_sets"):
+        if isinstance(settings.get(key), dict):
+            found[key] = {name: replaced(one) for name, one in settings[key].items()}
+    return found
+
+
 def _found(file: str, folders: tuple[Path, ...]) -> str | None:
     if not file or os.path.isabs(file) or file.startswith("~"):
         return None
     there = (folder / file for folder in folders if os.path.exists(folder / file))
     return next((os.path.abspath(path) for path in there), None)
+
+
+def world_file(name: str) -> str | None:
+    """The file of a world that is one: `miniature/FILE.py`, with a stage after it or without."""
+    file, suffix, _ = name.removeprefix(f"{MINIATURE}/").partition(".py")
+    return file + suffix if suffix and is_miniature(name) else None
 
 
 def file_and_name(value: str) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from trl import ModelConfig
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
+from trl_ablate.miniature.registry import has_levels
 from trl_ablate.recipe.agreement import (
     check_controls,
     check_evaluation,
@@ -32,7 +33,7 @@ from trl_ablate.recipe.agreement import (
     trust_warnings,
 )
 from trl_ablate.recipe.fields import GROUPS, LOADER_KEYS, checked, known_fields
-from trl_ablate.recipe.files import Anchor
+from trl_ablate.recipe.files import BEFORE_CHAINS, Anchor, worlds_in_full
 from trl_ablate.recipe.inert import inert_knobs
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import (
@@ -117,7 +118,8 @@ def load_recipe(
     name, reason = suitable_profile() if wanted == "auto" else (Path(wanted).stem, "as asked")
     profile_layer = _profile_layer(name if wanted == "auto" else wanted, path, anchor)
     declared = {key: value for key, value in recipe.items() if key not in LOADER_KEYS}
-    settings = {**base, **profile_layer, **declared, **command_line}
+    asked_for = {**base, **declared, **command_line}
+    settings = {**base, **_fitting(profile_layer, asked_for), **declared, **command_line}
     for key in LOADER_KEYS:
         settings.pop(key, None)
     settings.setdefault("arm", path.stem)
@@ -132,6 +134,16 @@ def _profile_layer(name: str, recipe: Path, anchor: Anchor) -> dict[str, Any]:
     return anchor.settings(checked(read_mapping(file, "profile"), name), file.parent)
 
 
+def _fitting(profile: dict[str, Any], asked_for: Mapping[str, Any]) -> dict[str, Any]:
+    """The profile's settings, without `eval_by: level` where another layer names a dataset without
+    levels, or TRL's evaluation, which knows none: it is about the profile's own questions."""
+    dataset = asked_for.get("dataset")
+    unknown = dataset is not None and not has_levels(str(dataset))
+    if profile.get("eval_by") == "level" and (unknown or asked_for.get("evaluation") == "trl"):
+        return {key: value for key, value in profile.items() if key != "eval_by"}
+    return profile
+
+
 def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Resolved:
     """A run's settings from its `resolved_config.json`, with some of them changed.
 
@@ -144,6 +156,7 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
             "--profile"
         )
     settings = checked(written["settings"], config_file)
+    settings |= worlds_in_full(settings, BEFORE_CHAINS)
     anchor = Anchor()
     settings |= anchor.settings(read_overrides(overrides), Path())
     settings |= {"learning_rate_scale": 1.0}

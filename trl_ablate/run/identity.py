@@ -34,8 +34,14 @@ LENGTH = {"grpo_steps", "max_steps", "num_train_epochs"}
 """A run can be made longer or shorter if the learning rate does not depend on its length."""
 
 
+MINIATURE = "miniature"
+SUMS = f"{MINIATURE}/sums"
+"""Runs on this world keep the ids that they had when it was the only one, and had no name."""
+
+
 def portable(settings: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """The settings with the text that identifies each file in place of where the file is.
+    """The settings with the text that identifies each file in place of where the file is, and the
+    world of sums by its former name.
 
     Args:
         files: absolute path -> that text, as in `resolved_config.json`.
@@ -50,8 +56,12 @@ def _portable(value: Any, files: Mapping[str, str]) -> Any:
         return [_portable(one, files) for one in value]
     if not isinstance(value, str):
         return value
-    path = next((one for one in files if value == one or value.startswith(f"{one}:")), None)
-    return value if path is None else files[path] + value.removeprefix(path)
+    if value == SUMS or value.startswith(f"{SUMS}/"):
+        return MINIATURE + value.removeprefix(SUMS)
+    world = value.startswith(f"{MINIATURE}/")  # the file of a world, and perhaps a stage
+    file, end = (value.removeprefix(f"{MINIATURE}/"), "/") if world else (value, ":")
+    path = next((one for one in files if file == one or file.startswith(one + end)), None)
+    return value if path is None else value.replace(path, files[path], 1)
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -5,6 +5,7 @@ without its vocabulary a tokenizer is made that knows no word.
 """
 
 import json
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -69,12 +70,44 @@ def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
     )
     if resolved.task.chat_template is not None:
         tokenizer.chat_template = _chat_template(resolved.task.chat_template)
+    if resolved.task.tools or resolved.task.environment_factory:
+        read_calls(tokenizer)
     if "1" not in tokenizer.decode(tokenizer.encode("1", add_special_tokens=False)):
         raise ConfigurationError(
             f"the tokenizer of {model} does not know '1': its vocabulary is missing; add "
             "tokenizer.json"
         )
     return tokenizer
+
+
+def read_calls(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Read calls in a chat template that TRL does not know as Qwen writes them: JSON in
+    `<tool_call>` tags. TRL reads them only in its own templates, or as the tokenizer says."""
+    from trl.chat_template_utils import add_response_schema, qwen3_template
+
+    own = (vars(tokenizer).get(name) for name in ("response_template", "response_schema"))
+    if tokenizer.chat_template is None or any(own):
+        return
+    try:
+        add_response_schema(tokenizer)
+    except ValueError:
+        fields: dict[str, Any] = cast(Any, qwen3_template)["fields"]
+        end = {"close_pattern": re.escape(str(tokenizer.eos_token)) + r"\s*", "content": "text"}
+        cast(Any, tokenizer).response_template = {
+            **qwen3_template,
+            "start_anchor": _opening_of_an_answer(tokenizer),
+            "fields": {**fields, "content": end},
+        }
+
+
+def _opening_of_an_answer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What the chat template writes before an answer, such as `<|assistant|>`."""
+    asked = [{"role": "user", "content": "?"}]
+    with_opening, without = (
+        str(tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=opens))
+        for opens in (True, False)
+    )
+    return with_opening.removeprefix(without)
 
 
 def _chat_template(file: str) -> str:

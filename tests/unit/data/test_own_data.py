@@ -249,16 +249,16 @@ def test_questions_are_chosen_by_their_pass_rate(tmp_path):
 
 
 def test_the_miniature_is_chosen_from_before_its_size_is_drawn(tmp_path):
-    alls = load("miniature", size=200)["question"][:]
+    alls = load("miniature/sums", size=200)["question"][:]
     file = tmp_path / "rates.jsonl"
     file.write_text(
         "".join(json.dumps({"question": q, "pass_rate": 0.5}) + "\n" for q in alls[5:9])
     )
     chosen = load_questions(
-        Source("miniature", "train"), Selection(2, pass_rate=(str(file), 0.1, 0.9))
+        Source("miniature/sums", "train"), Selection(2, pass_rate=(str(file), 0.1, 0.9))
     )
     assert chosen["question"][:] == alls[5:7]
-    even = load("miniature", "answer == 100", 3)
+    even = load("miniature/sums", "answer == 100", 3)
     assert even["answer"][:] == ["100"] * 3
 
 

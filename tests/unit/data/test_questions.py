@@ -222,12 +222,14 @@ def test_a_missing_file_is_not_looked_for_on_the_hub(tmp_path):
 
 def test_the_miniature():
     data = load("miniature", split="train", size=5, seed=1)
-    assert data.column_names == ["question", "answer"]
+    assert data.column_names == ["question", "answer", "level"]
     assert data[:] == load("miniature", split="train", size=5, seed=1)[:]
     assert len(load("miniature", split="test", size=3)) == 3
-    assert load("miniature/sums", split="train", size=5, seed=1)[:] == data[:]
+    assert load("miniature/chains", split="train", size=5, seed=1)[:] == data[:]
+    sums = load("miniature/sums", split="train", size=5, seed=1)
+    assert sums.column_names == ["question", "answer"]
     with pytest.raises(ConfigurationError, match="levels=.'1'. match no row .* none at all"):
-        load("miniature", split="train", levels=[1])
+        load("miniature/sums", split="train", levels=[1])
     with pytest.raises(ConfigurationError, match="'dev'"):
         load("miniature", split="dev")
     with pytest.raises(ConfigurationError, match="'cubes' is no world of the miniature; it has"):
@@ -387,7 +389,7 @@ def test_fewer_questions_than_a_rollout_batch_takes_are_refused(
     monkeypatch.setattr(building, "AblationTrainer", load)
     rows = [{"question": "1" * (5 if i < 20 else 50), "answer": "1"} for i in range(40)]
     settings |= {"dataset": write_lines(tmp_path / "train.jsonl", *rows)}
-    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature-sums", settings)
     with pytest.raises(ConfigurationError) as raised:
         building.build_trainer(resolved, grader=None)
     assert f"there are {questions} questions to train on" in str(raised.value)
@@ -401,7 +403,7 @@ def test_just_enough_questions_are_enough(monkeypatch):
     from trl_ablate.training import building
 
     monkeypatch.setattr(building, "put_together", lambda *args, **kwargs: "built")
-    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", {"train_size": 32})
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", {"train_size": 16})
     assert building.build_trainer(resolved, grader=None) == "built"
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from trl_ablate.miniature.worlds import sums
 from trl_ablate.miniature.worlds.sums import SUMS
 from trl_ablate.prompts.templates import TEMPLATES
 
+problems = partial(miniature.problems, world="sums")
 TEXTS = list(islice(corpus.corpus(SUMS, seed=3), 4000))
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return miniature.tokenizer()
+    return miniature.tokenizer("sums")
 
 
 def answer_of(question: str) -> int:
@@ -42,19 +44,19 @@ def last_number(completion: str) -> int:
 
 
 def test_problems_have_the_right_answers_and_two_digits():
-    for problem in miniature.problems("train", 500):
+    for problem in problems("train", 500):
         assert answer_of(problem["question"]) == int(problem["answer"])
         assert all(10 <= int(n) <= 99 for n in re.findall(r"\d+", problem["question"]))
 
 
 def test_the_same_seed_gives_the_same_problems_and_another_seed_others():
-    once = miniature.problems("validation", 64, seed=1)
-    assert once == miniature.problems("validation", 64, seed=1)
-    assert once != miniature.problems("validation", 64, seed=2)
+    once = problems("validation", 64, seed=1)
+    assert once == problems("validation", 64, seed=1)
+    assert once != problems("validation", 64, seed=2)
 
 
 def test_a_longer_list_begins_with_the_shorter_one():
-    assert miniature.problems("train", 100)[:30] == miniature.problems("train", 30)
+    assert problems("train", 100)[:30] == problems("train", 30)
 
 
 def test_the_splits_share_no_problem_even_with_the_operands_swapped():
@@ -64,15 +66,15 @@ def test_the_splits_share_no_problem_even_with_the_operands_swapped():
 
 
 def test_the_splits_are_large_enough_for_the_recipes():
-    assert len({p["question"] for p in miniature.problems("train", 4096)}) == 4096
-    assert len({p["question"] for p in miniature.problems("validation", 1024)}) == 1024
+    assert len({p["question"] for p in problems("train", 4096)}) == 4096
+    assert len({p["question"] for p in problems("validation", 1024)}) == 1024
 
 
 def test_too_many_problems_or_an_unknown_split_are_refused_by_name():
     with pytest.raises(ValueError, match="size is 99999; the validation set of sums has"):
-        miniature.problems("validation", 99_999)
+        problems("validation", 99_999)
     with pytest.raises(ValueError, match="split is 'test'; allowed are 'train' and 'validation'"):
-        miniature.problems("test", 1)  # pyright: ignore[reportArgumentType]
+        problems("test", 1)  # pyright: ignore[reportArgumentType]
 
 
 # Corpus
@@ -156,8 +158,8 @@ def digest(value: object) -> str:
 
 def test_the_sums_are_what_they_always_were(tokenizer):
     """Digests of the questions, texts and tokens that the studies so far were made with."""
-    assert digest(miniature.problems("train", 4096)) == "94f0fdfd5fbeb8e7"
-    assert digest(miniature.problems("validation", 1024, 1)) == "60ce76f32b7bdea7"
+    assert digest(problems("train", 4096)) == "94f0fdfd5fbeb8e7"
+    assert digest(problems("validation", 1024, 1)) == "60ce76f32b7bdea7"
     assert digest(list(islice(corpus.corpus(SUMS, seed=0), 3000))) == "3d1f0d54b68c8ddf"
     assert digest(list(islice(corpus.right_solutions(SUMS, seed=0), 1000))) == "8e58f72d3dd71dd1"
     assert digest(sorted(tokenizer.get_vocab().items())) == "244c54fc45cfdff3"
@@ -227,7 +229,7 @@ def test_auto_tokenizer_reads_it_back_the_same(tokenizer, tmp_path):
 
 
 def test_two_trainings_of_the_tokenizer_agree(tokenizer):
-    assert miniature.tokenizer().get_vocab() == tokenizer.get_vocab()
+    assert miniature.tokenizer("sums").get_vocab() == tokenizer.get_vocab()
 
 
 # Lessons and the cache

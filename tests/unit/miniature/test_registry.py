@@ -6,6 +6,8 @@ from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import (
     WORLDS,
+    has_levels,
+    in_full,
     is_miniature,
     world_named,
     world_of_data,
@@ -16,8 +18,8 @@ from trl_ablate.miniature.registry import (
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("miniature", ("sums", "base")),
-        ("miniature/sft_mid", ("sums", "sft_mid")),
+        ("miniature", ("chains", "base")),
+        ("miniature/sft_mid", ("chains", "sft_mid")),
         ("miniature/sums", ("sums", "base")),
         ("miniature/chains", ("chains", "base")),
         ("miniature/chains/sft_final", ("chains", "sft_final")),
@@ -35,8 +37,8 @@ def test_an_unknown_world_or_stage_is_refused_with_those_there_are(name):
 
 
 def test_a_datasets_name_is_a_world():
-    assert world_of_data("miniature") is world_of_data("miniature/sums") is WORLDS["sums"]
-    assert world_of_data("miniature/chains") is WORLDS["chains"]
+    assert world_of_data("miniature") is world_of_data("miniature/chains") is WORLDS["chains"]
+    assert world_of_data("miniature/sums") is WORLDS["sums"]
     with pytest.raises(ConfigurationError, match="'cubes' is no world of the miniature; it has"):
         world_of_data("miniature/cubes")
 
@@ -49,12 +51,14 @@ def test_a_folder_of_that_name_is_no_miniature(tmp_path, monkeypatch):
 
 
 def test_rows_have_a_level_where_the_world_has_levels():
-    assert set(miniature.problems("train", 3)[0]) == {"question", "answer"}
-    assert set(miniature.problems("train", 3, world="chains")[0]) == {"question", "answer", "level"}
+    assert set(miniature.problems("train", 3)[0]) == {"question", "answer", "level"}
+    assert set(miniature.problems("train", 3, world="sums")[0]) == {"question", "answer"}
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_world_is_whole(name):
+    if name.startswith("gym-"):
+        pytest.importorskip("reasoning_gym", reason="pip install 'trl-ablate[gym]'")
     world = world_named(name)
     train, held_out = (
         {question.question for question in world.task.questions(split)}
@@ -68,3 +72,24 @@ def test_every_world_is_whole(name):
 
 def test_worlds_have_keys_and_folders_of_their_own():
     assert miniature.cache_key("sums") != miniature.cache_key("chains")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("miniature", "miniature/chains"),
+        ("miniature/sft_mid", "miniature/chains/sft_mid"),
+        ("miniature/sums", "miniature/sums"),
+        ("miniature/mine.py", "miniature/mine.py"),
+        ("math", "math"),
+        ("miniatures", "miniatures"),
+    ],
+)
+def test_a_name_in_full_names_its_world(name, expected):
+    assert in_full(name) == expected
+
+
+def test_which_datasets_have_levels():
+    assert has_levels("miniature") and has_levels("miniature/formats")
+    assert not has_levels("miniature/sums") and not has_levels("questions.jsonl")
+    assert not has_levels("miniature/mine.py")

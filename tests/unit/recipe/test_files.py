@@ -147,4 +147,4 @@ def test_the_best_metric_can_be_that_of_a_group():
     settings = {"eval_by": "level", "best_metric": "eval_reward/level=3"}
     assert load_recipe("grpo", "miniature", settings).config.best_metric == "eval_reward/level=3"
     with pytest.raises(ConfigurationError, match="is not a metric of this evaluation"):
-        load_recipe("grpo", "miniature", {"best_metric": "eval_reward/level=3"})
+        load_recipe("grpo", "miniature-sums", {"best_metric": "eval_reward/level=3"})

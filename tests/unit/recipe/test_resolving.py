@@ -365,7 +365,8 @@ def test_every_setting_has_help():
 def test_a_start_is_looked_up_in_the_profile():
     from trl_ablate.training.models import starting_point
 
-    for profile, expected in [("miniature", "miniature"), ("h100", "google/gemma-3-270m-it")]:
+    starts = {"miniature": "miniature/chains", "h100": "google/gemma-3-270m-it"}
+    for profile, expected in starts.items():
         assert starting_point(load_recipe(SHIPPED / "gemma3_270m.yaml", profile)) == expected
     absent = load_recipe(SHIPPED / "grpo.yaml", "miniature", ["--start", "sft_late"])
     with pytest.raises(ConfigurationError, match="no such entry in starts"):

@@ -8,6 +8,7 @@ import pytest
 from tests.support.synthetic_study import learning_rows, make_plan, write_run, write_study
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.run.identity import portable
 from trl_ablate.study.cleaning import find_rubbish, remove
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.estimate import estimate, measure
@@ -44,8 +45,8 @@ def test_every_shipped_study_is_proven(path):
 
 def test_an_arm_that_studies_share_is_run_once():
     plans = [resolve_plan(load_study(path)) for path in STUDIES]
-    reference = load_recipe(SHIPPED / "grpo.yaml", "miniature").to_dict()["settings"]
-    assert sum(run_id(reference, 0) in plan.runs() for plan in plans) > 5
+    reference = load_recipe(SHIPPED / "grpo.yaml", "miniature-sums").to_dict()["settings"]
+    assert sum(run_id(portable(reference, {}), 0) in plan.runs() for plan in plans) > 5
 
 
 def test_the_two_names_of_one_recipe_are_other_runs():

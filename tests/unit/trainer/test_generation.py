@@ -6,7 +6,7 @@ from trl_ablate import miniature
 from trl_ablate.trainer.engine import engine_seed
 from trl_ablate.trainer.generation import StopStrings
 
-TOKENIZER = miniature.tokenizer()
+TOKENIZER = miniature.tokenizer("sums")
 
 
 def stop_strings(strings=("</answer>",), min_tokens=0):

@@ -69,7 +69,7 @@ def test_only_the_last_reward_before_a_penalty_logs():
     assert rewards[1] is not right and rewards[1].__name__ == "right"
 
 
-@pytest.mark.parametrize("dataset", ["miniature", "miniature/sums", "math", "questions.jsonl"])
+@pytest.mark.parametrize("dataset", ["miniature/sums", "math", "questions.jsonl"])
 def test_where_there_are_no_styles_the_rewards_stay(dataset):
     assert with_styles_logged([right], dataset) == [right]
 
@@ -77,7 +77,7 @@ def test_where_there_are_no_styles_the_rewards_stay(dataset):
 def test_an_evaluation_on_chains_has_the_shares_of_all_styles(tiny_model, tmp_path):
     resolved = load_recipe(
         SHIPPED / "grpo.yaml",
-        "miniature-chains",
+        "miniature",
         {
             "model_name_or_path": str(tiny_model),
             "output_dir": str(tmp_path),

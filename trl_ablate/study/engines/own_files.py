@@ -14,7 +14,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import code_place
-from trl_ablate.recipe.files import Anchor, file_and_name
+from trl_ablate.recipe.files import Anchor, file_and_name, world_file
 from trl_ablate.recipe.places import beside_or_shipped
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.reward_specs import GYM_SCORE
@@ -22,7 +22,18 @@ from trl_ablate.reward_specs import GYM_SCORE
 MOST_BYTES = 50 * 10**6
 
 CODE = ("reward_funcs", "tools", "environment_factory", "rollout_func")
-NAMING = (*CODE, "dataset", "dataset_name", "template", "chat_template", "pass_rate", "eval_sets")
+WORLDS = ("model_name_or_path", "starts")
+"""Settings that may name a model's folder, which is not sent, or the file of a world."""
+NAMING = (
+    *CODE,
+    *WORLDS,
+    "dataset",
+    "dataset_name",
+    "template",
+    "chat_template",
+    "pass_rate",
+    "eval_sets",
+)
 """Settings that may name files."""
 
 
@@ -74,7 +85,9 @@ def _named(settings: Mapping[str, Any], folder: Path) -> Iterator[Path]:
         given["dataset"] = given.pop("dataset_name")
     for key, value in Anchor().settings(given, folder, Path()).items():
         for text in _texts(value):
-            file, name = file_and_name(text)
+            if key in WORLDS and world_file(text) is None:
+                continue
+            file, name = file_and_name(world_file(text) or text)
             if key in CODE and not name:
                 _check_module(key, text)
             path = Path(file).expanduser()

@@ -13,8 +13,8 @@ from trl_ablate.study.report.stats import SAME, TOO_FEW, Comparison, Interval
 NAMES: dict[Statistic, str] = {"final": "final", "best": "best", "auc": "mean over training"}
 NOTHING = "–"
 MINIATURES = {
-    "miniature": "a 0.35 M parameter model on two-digit arithmetic",
-    "miniature-chains": "a 0.13 M parameter model on chains of additions and subtractions",
+    "miniature": "a 0.13 M parameter model on chains of additions and subtractions",
+    "miniature-sums": "a 0.35 M parameter model on two-digit arithmetic",
 }
 """Profiles whose answers are those of a miniature, and which one."""
 

@@ -1,0 +1,134 @@
+"""The table of worlds × switches, from planted runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.synthetic_study import make_plan, write_run
+from trl_ablate import ConfigurationError
+from trl_ablate.cli import leverage
+from trl_ablate.study.report.curves import Run, Series
+from trl_ablate.study.report.leverage import LENGTH, effects, leverage_page
+from trl_ablate.study.report.markdown import write_markdown
+
+SWITCHES = {"grpo": {}, "none": {"baseline": "none"}, "kl": {"beta": 0.04}}
+PLAN = replace(
+    make_plan(
+        {
+            f"{world}.{switch}": {"dataset": f"miniature/{world}", "baseline": "group_mean"} | given
+            for world in ("hills", "plain")
+            for switch, given in SWITCHES.items()
+        }
+    ),
+    against={
+        f"{world}.{switch}": f"{world}.grpo" for world in ("hills", "plain") for switch in SWITCHES
+        if switch != "grpo"
+    },
+)  # fmt: skip
+NOISE = (0.0, 0.01, -0.01)
+
+
+def run(arm: str, seed: int, final: float, length: float, status: str = "finished") -> Run:
+    """From 0.2 to `final` over ten steps, so that its area is half way between the two."""
+    rewards = Series([0.0, 10.0], [0.2, final])
+    lengths = Series([1.0 * i for i in range(1, 11)], [99.0] * 5 + [length] * 5)
+    series = {"eval_reward": rewards, LENGTH: lengths}
+    return Run(arm=arm, seed=seed, status=status, series=series, planned_steps=10)
+
+
+def planted(seeds: int = 3) -> list[Run]:
+    """Only `none` acts, and only in the hills: -0.5 with a spread of 0.01, and 20 tokens less."""
+    runs = []
+    for world in ("hills", "plain"):
+        for seed, noise in enumerate(NOISE[:seeds]):
+            bad = world == "hills"
+            runs += [
+                run(f"{world}.grpo", seed, 0.8 + 10 * noise, 30),
+                run(f"{world}.none", seed, (0.3 if bad else 0.8) + 11 * noise, 10 if bad else 30),
+                run(f"{world}.kl", seed, 0.8 + 10 * noise + NOISE[seed - 1], 30 + seed),
+            ]
+    return runs
+
+
+def found(seeds: int = 3):
+    return {(e.world, e.switch): e for e in effects(PLAN, planted(seeds))}
+
+
+def test_an_effect_is_a_paired_difference_within_its_world():
+    effect = found()["hills", "none"]
+    final, area, length = (effect.of[name] for name in ("final", "area", "length"))
+    assert final.difference.mean == pytest.approx(-0.5)
+    assert area.difference.mean == pytest.approx(-0.25)
+    assert length.difference.mean == -20 and effect.change == "baseline none"
+    # differences -0.50, -0.49, -0.51: s = 0.01, t(2) = 4.3027, half = 4.3027 * 0.01 / sqrt(3)
+    assert final.difference.half_width == pytest.approx(0.02484, abs=1e-5)
+    assert final.verdict == "worse" and effect.separated
+
+
+def test_a_world_separates_what_acts_there_only():
+    assert {place for place, effect in found().items() if effect.separated} == {("hills", "none")}
+    page = write_markdown(leverage_page(PLAN, planted(), "command")).replace("\\", "")
+    assert "- hills: none\n- plain: nothing so far\n- separated by no world so far: kl\n" in page
+    assert "| none | grpo | -0.500 * | +0.000 |" in page
+    assert "| none | baseline none | grpo | -0.500 [-0.525, -0.475] | -0.250" in page
+    assert "grpo ended at 0.800, 0.900, 0.700." in page
+
+
+def test_two_seeds_give_no_verdict_and_are_named():
+    assert all(effect.undecided for effect in found(2).values())
+    page = write_markdown(leverage_page(PLAN, planted(2), "command"))
+    assert "fewer than 3 seeds, no verdict yet: none, kl" in page
+    assert "- separated by no world so far: none\n" in page
+
+
+def test_a_run_that_is_not_done_counts_for_nothing():
+    runs = planted()
+    next(one for one in runs if (one.arm, one.seed) == ("hills.none", 2)).status = "running"
+    effect = next(e for e in effects(PLAN, runs) if (e.world, e.switch) == ("hills", "none"))
+    assert effect.runs == 2 and effect.of["final"].difference.n == 2
+
+
+def test_a_collapse_is_counted():
+    runs = [each for each in planted() if each.arm != "hills.none"]
+    for seed in range(3):
+        fallen = run("hills.none", seed, 0.1, 5)
+        steps, values = [0.0, 4.0, 8.0, 10.0], [0.2, 0.6, 0.1, 0.1]
+        fallen.series["eval_reward"] = Series(steps, values)
+        runs.append(fallen)
+    effect = next(e for e in effects(PLAN, runs) if (e.world, e.switch) == ("hills", "none"))
+    assert (effect.collapsed, effect.runs) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ({"hills.grpo": {}, "kl": {}}, "arm 'kl' is not called WORLD.SWITCH"),
+        ({"hills.grpo": {}, "plain.kl": {}}, "'plain.kl' is compared with 'hills.grpo', which is"),
+    ],
+)
+def test_names_that_are_no_world_and_switch_are_refused(names, sentence):
+    first, second = names
+    with pytest.raises(ConfigurationError, match=sentence):
+        effects(replace(make_plan(names), against={second: first}), [])
+
+
+def test_the_command_writes_the_page_of_a_study_that_has_begun(tmp_path, monkeypatch, capsys):
+    from trl_ablate.study.definition import load_study
+    from trl_ablate.study.plan import save_plan
+    from trl_ablate.study.store import RunStore
+
+    file = tmp_path / "made_up.yaml"
+    file.write_text("question: Does it work?\narms: [grpo.yaml]\nseeds: [0]\n")
+    store = RunStore(tmp_path / "runs")
+    save_plan(replace(PLAN, study="made_up"), load_study(file), store.plans)
+    for arm in PLAN.arms:
+        for planned in arm.runs:
+            rows = [
+                {"step": step, "grpo_step": float(step), "seconds": 1.0, "eval_reward": value}
+                for step, value in ((0, 0.2), (20, 0.3 if arm.name == "hills.none" else 0.8))
+            ]
+            if not store.directory(planned.id).path.exists():
+                write_run(store, planned, arm.declared, iter(rows))
+    words = [str(file), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "PAGE.md")]
+    assert leverage.main(words) == 0
+    assert "| none | grpo | -0.500" in (tmp_path / "PAGE.md").read_text()

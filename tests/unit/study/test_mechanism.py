@@ -1,0 +1,72 @@
+"""The picture of a world's styles over a training, from planted rows."""
+
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from trl_ablate.cli import mechanism
+from trl_ablate.study.report.mechanism import draw_mechanism, styles_of, trajectory
+
+
+def row(step: int, short: float, **more: float) -> dict[str, float]:
+    """`short` of the answers are right in 0.1 with 5 tokens, the others in 0.8 with 30."""
+    return {
+        "step": step,
+        "grpo_step": float(step),
+        "style/terse": 1 - short,
+        "style/terse_length": 30.0,
+        "style/terse_reward": 0.8,
+        "style/direct": short,
+        "style/direct_length": 5.0,
+        "style/direct_reward": 0.1,
+        **{f"advantages/weight/q{quarter}": 0.25 for quarter in range(1, 5)},
+        **more,
+    }
+
+
+ROWS = [row(step, short=0.5) for step in range(1, 13)]
+
+
+def test_the_styles_are_those_with_a_share_shortest_first():
+    assert styles_of(ROWS) == ["direct", "terse"]
+    assert styles_of([{"grpo_step": 1.0, "reward": 0.5}]) == []
+
+
+def test_a_point_is_the_mean_of_six_steps_by_the_number_of_answers():
+    # lengths 10 and 20 with shares 0.1 and 0.3: (1 + 6) / 0.4 = 17.5; rewards 0 and 1: 0.3 / 0.4
+    rows = [
+        row(1, 0.1, **{"style/direct_length": 10.0, "style/direct_reward": 0.0}),
+        row(2, 0.3, **{"style/direct_length": 20.0, "style/direct_reward": 1.0}),
+        *(row(step, 0.5) for step in range(7, 9)),
+    ]
+    assert trajectory(rows[:2], "direct") == [pytest.approx((17.5, 0.75))]
+    twelve = trajectory([row(step, 0.5 if step < 7 else 0.4) for step in range(1, 13)], "terse")
+    assert twelve == [pytest.approx((30.0, 0.8))] * 2
+
+
+def test_a_style_that_has_vanished_has_no_point():
+    assert trajectory([row(step, 0.001) for step in range(1, 7)], "direct") == []
+
+
+def test_the_same_rows_give_the_same_picture_and_other_rows_another():
+    first = draw_mechanism({"one": ROWS, "two": ROWS})
+    assert first == draw_mechanism({"one": ROWS, "two": ROWS})
+    changed = [{**one, "advantages/weight/q4": 0.9} for one in ROWS]
+    assert first != draw_mechanism({"one": ROWS, "two": changed})
+    assert Image.open(io.BytesIO(first)).size == (700, 760)
+
+
+def test_the_command_takes_titles_and_refuses_runs_without_styles(tmp_path, capsys):
+    for name, rows in (("good", ROWS), ("bare", [{"step": 1, "grpo_step": 1.0, "reward": 0.5}])):
+        (tmp_path / name).mkdir()
+        text = "".join(json.dumps(one) + "\n" for one in rows)
+        (tmp_path / name / "metrics.jsonl").write_text(text)
+    out = tmp_path / "drawn.png"
+    words = [f"no baseline={tmp_path / 'good'}", str(tmp_path / "good"), "--out", str(out)]
+    assert mechanism.main(words) == 0
+    assert Image.open(out).size == (700, 760)
+    assert mechanism.main([str(tmp_path / "bare"), "--out", str(out)]) == 2
+    assert "run bare logged no style of answers; give runs on a world" in capsys.readouterr().err
+    assert mechanism.main([str(tmp_path / "none")]) == 2

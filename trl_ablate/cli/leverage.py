@@ -1,0 +1,57 @@
+"""`trl-ablate leverage`: which world separates which setting, as a page. No torch if the plan is
+saved."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from trl_ablate.cli.ending import DONE, exit_code_of
+from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.terminal import console
+
+DESCRIPTION = """\
+Write the table of worlds × switches from the runs of a study, which may still be running.
+
+The study's arms are called WORLD.SWITCH; `against` in it names the arm of the
+same world that each is compared with."""
+
+EXAMPLES = (
+    "trl-ablate study run leverage --runs runs",
+    "trl-ablate leverage --runs runs --out LEVERAGE.md",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code_of(lambda: run(parse(argv)), stopped="the page was not written")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(EXAMPLES, prog="trl-ablate leverage", description=DESCRIPTION)
+    parser.add_argument(
+        "study", metavar="STUDY", nargs="?", default="leverage",
+        help="a study's name, a study.yaml, or its folder; default: leverage",
+    )  # fmt: skip
+    parser.add_argument(
+        "--runs", metavar="FOLDER", type=Path, default=Path("runs"), help="folder of all runs"
+    )
+    parser.add_argument("--profile", help="profile to use instead of the study's own")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, default=Path("LEVERAGE.md"), help="page to write"
+    )
+    options, unknown = parser.parse_known_args(argv)
+    parser.refuse(unknown)
+    return options
+
+
+def run(options: argparse.Namespace) -> int:
+    from trl_ablate.cli.study import known
+    from trl_ablate.study.report.curves import planned_runs
+    from trl_ablate.study.report.leverage import leverage_page
+    from trl_ablate.study.report.markdown import write_markdown
+
+    plan, store = known(options)
+    command = f"trl-ablate study run {options.study}; trl-ablate leverage {options.study}"
+    page = leverage_page(plan, planned_runs(plan, store), command)
+    options.out.write_text(write_markdown(page), encoding="utf-8")
+    console.print(str(options.out))
+    return DONE

@@ -1,0 +1,51 @@
+"""`trl-ablate mechanism RUN [RUN …]`: the styles of a world's answers over training, as a picture.
+No torch."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from trl_ablate.cli.ending import DONE, exit_code_of
+from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.terminal import console
+from trl_ablate.errors import ConfigurationError
+
+DESCRIPTION = """\
+Draw why a setting acts in a world of the miniature: the share of each style of answers, its pass
+rate against its length, and the weight of short and long answers in the loss, run beside run."""
+
+EXAMPLES = (
+    "trl-ablate mechanism runs/grpo-seed0 runs/no_baseline-seed0 --out mechanism.png",
+    "trl-ablate mechanism 'no baseline=runs/no_baseline-seed0'",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code_of(lambda: run(parse(argv)), stopped="the picture was not written")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(EXAMPLES, prog="trl-ablate mechanism", description=DESCRIPTION)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder, or TITLE=FOLDER")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, default=Path("mechanism.png"), help="picture to write"
+    )
+    options, unknown = parser.parse_known_args(argv)
+    parser.refuse(unknown)
+    return options
+
+
+def run(options: argparse.Namespace) -> int:
+    from trl_ablate.run.directory import RunDirectory
+    from trl_ablate.study.report.mechanism import draw_mechanism
+
+    rows = {}
+    for given in options.runs:
+        title, equals, folder = given.rpartition("=")
+        directory = RunDirectory(Path(folder))
+        if not directory.metrics_file.is_file():
+            raise ConfigurationError(f"{folder} holds no metrics.jsonl; give a run's folder")
+        rows[title if equals else directory.path.name] = list(directory.metrics())
+    options.out.write_bytes(draw_mechanism(rows))
+    console.print(str(options.out))
+    return DONE

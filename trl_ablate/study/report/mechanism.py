@@ -1,0 +1,142 @@
+"""Why a setting acts: the styles of a world's answers over a training, drawn run beside run.
+
+Three panels a run, from its logged metrics: the share of each style; its pass rate against its
+length, from the first steps to the last, with a line of equal pass rate per token; and the share of
+the loss's weight that the shortest to the longest quarter of the answers get. No torch.
+"""
+
+import io
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.picture import FAINT, INK, STYLE, points
+from trl_ablate.run.untrusted import for_picture
+from trl_ablate.study.report.pictures import PALETTE
+
+SHARE = re.compile(r"style/(?P<style>[^/]+?)(?<!_length)(?<!_reward)")
+QUARTERS = ("#9ecae1", "#6baed6", "#3182bd", "#08519c")
+"""Light for the shortest answers, dark for the longest."""
+NAMES_OF_QUARTERS = ("shortest", "second", "third", "longest")
+NAMES_OF_ROWS = ("share of answers", "pass rate", "share of the loss's weight")
+WINDOW = 6
+"""A point of a trajectory is the mean over so many steps."""
+SMOOTH = 5
+LEAST_TOKENS = 10.0
+SEEN = 0.02
+"""A style with a smaller share has too few answers for a pass rate."""
+WIDTH, HEIGHT, DPI, COLOURS = 3.3, 7.6, 100, 128
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def styles_of(rows: Rows) -> list[str]:
+    """The styles that a run logged, shortest answers first."""
+    found = (SHARE.fullmatch(name) for row in rows for name in row)
+    names = {match["style"] for match in found if match}
+    lengths = {name: points(rows, f"style/{name}_length")[1] for name in names}
+    return sorted(names, key=lambda name: (statistics.fmean(lengths[name] or [0.0]), name))
+
+
+def draw_mechanism(runs: Mapping[str, Rows]) -> bytes:
+    """A column of three panels for each run; the columns share their axes.
+
+    Args:
+        runs: title of a run -> its logged rows.
+    """
+    styles = list(dict.fromkeys(style for rows in runs.values() for style in styles_of(rows)))
+    without = [title for title, rows in runs.items() if not styles_of(rows)]
+    if without:
+        raise ConfigurationError(
+            f"run {', '.join(without)} logged no style of answers; give runs on a world "
+            "that has styles, such as miniature/chains"
+        )
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((WIDTH * len(runs) + 0.4, HEIGHT), dpi=DPI, layout="constrained")
+        panels: Any = figure.subplots(3, len(runs), sharey="row", sharex="row", squeeze=False)
+        for (shares, paths, weights), (title, rows) in zip(panels.T, runs.items(), strict=True):
+            _shares(shares, rows, styles)
+            _trajectories(paths, rows, styles)
+            _weights(weights, rows)
+            shares.set_title(for_picture(title, 60), loc="left", fontweight="bold", color=INK)
+        for row, name in zip(panels, NAMES_OF_ROWS, strict=True):
+            row[0].set_ylabel(name)
+        for row in (panels[0], panels[2]):
+            row[0].legend(frameon=False, fontsize=8)
+        return _png(figure)
+
+
+def _shares(axes: Axes, rows: Rows, styles: Sequence[str]) -> None:
+    for style, colour in zip(styles, PALETTE, strict=False):
+        axes.plot(*points(rows, f"style/{style}"), color=colour, linewidth=1.8, label=style)
+    axes.set_xlabel("GRPO steps")
+    axes.set_ylim(0, 1)
+
+
+def _trajectories(axes: Axes, rows: Rows, styles: Sequence[str]) -> None:
+    """Small dots are early, the large one is last. Dashed: the same pass rate per token as that of
+    the style which had the highest at the beginning."""
+    rates = [0.0]
+    for style, colour in zip(styles, PALETTE, strict=False):
+        path = trajectory(rows, style)
+        if path:
+            rates.append(path[0][1] / max(path[0][0], 1.0))
+            lengths, rewards = zip(*path, strict=True)
+            axes.plot(lengths, rewards, color=colour, linewidth=0.8, alpha=0.6)
+            sizes = [10 + 60 * (place + 1) / len(path) for place in range(len(path))]
+            axes.scatter(lengths, rewards, s=sizes, color=colour, label=style, linewidth=0)
+    axes.axline((0, 0), slope=max(rates), color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set_xlabel("length (tokens); larger dots are later")
+    axes.set_ylim(0, 1)
+    axes.set_xlim(0, max([*axes.get_xlim(), LEAST_TOKENS]))
+
+
+def trajectory(rows: Rows, style: str) -> list[tuple[float, float]]:
+    """(length, pass rate) of a style's answers, averaged over windows of steps by their number."""
+    series = [
+        dict(zip(*points(rows, f"style/{style}{end}"), strict=True))
+        for end in ("", "_length", "_reward")
+    ]
+    shares, lengths, rewards = series
+    steps = sorted(shares)
+    path = []
+    for first in range(0, len(steps), WINDOW):
+        window = steps[first : first + WINDOW]
+        graded = [step for step in window if step in lengths and step in rewards]
+        total = sum(shares[step] for step in graded)
+        if graded and total / len(window) >= SEEN:
+            path.append(
+                tuple(sum(shares[s] * of[s] for s in graded) / total for of in (lengths, rewards))
+            )
+    return path
+
+
+def _weights(axes: Axes, rows: Rows) -> None:
+    for quarter, (colour, name) in enumerate(zip(QUARTERS, NAMES_OF_QUARTERS, strict=True), 1):
+        steps, values = points(rows, f"advantages/weight/q{quarter}")
+        smooth = [
+            statistics.fmean(values[max(0, place - SMOOTH + 1) : place + 1])
+            for place in range(len(values))
+        ]
+        axes.plot(steps, smooth, color=colour, linewidth=1.6, label=name)
+    axes.axhline(0.25, color=FAINT, linewidth=0.6)
+    axes.set_xlabel("GRPO steps")
+    axes.set_ylim(0, 1)
+
+
+def _png(figure: Figure) -> bytes:
+    """Few colours keep a committed picture small; the same rows give the same bytes."""
+    FigureCanvasAgg(figure)
+    buffer, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
+    image = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    image.save(small, format="png", optimize=True)
+    return small.getvalue()
