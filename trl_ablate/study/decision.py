@@ -31,9 +31,9 @@ from typing import Literal
 import numpy as np
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.study.looks import LOOKS, check_looks, check_margin
 from trl_ablate.study.nominal import critical_t, nominal_level
 
-LOOKS = (3, 5, 8, 12)
 LEVEL = 0.05
 MOST_FLIPPED = 30
 """Pairs up to which all sign flips are counted; with more, the t test leans on little."""
@@ -133,7 +133,7 @@ def _look(
     if confirmed and (differs or mixed):
         verdict = BETTER if mean > 0 else WORSE
     elif not differs and not mixed and margin is not None:
-        verdict = EQUIVALENT if _is_within(values, 2 * nominal, margin) else verdict
+        verdict = EQUIVALENT if is_within(values, 2 * nominal, margin) else verdict
     return Decision(
         verdict, n, mean, mean - half, mean + half, nominal, exact,
         exact_disagrees=differs and not confirmed, is_mixed=mixed,
@@ -150,7 +150,7 @@ def half_width(values: Sequence[float], level: float) -> tuple[float, float]:
     return mean, critical_t(n, level) * spread / math.sqrt(n)
 
 
-def _is_within(values: Sequence[float], level: float, margin: float) -> bool:
+def is_within(values: Sequence[float], level: float, margin: float) -> bool:
     """Two one-sided tests at level / 2: the interval at 1 - level lies inside the margin."""
     mean, half = half_width(values, level)
     return abs(mean) + half < margin
@@ -192,24 +192,3 @@ def _checked(looks: Sequence[int], level: float, margin: float | None) -> tuple[
     if margin is not None:
         check_margin(margin, "margin")
     return found
-
-
-def check_looks(looks: Sequence[int], what: str) -> tuple[int, ...]:
-    """The looks; raises if they are not whole ascending numbers from 2 on: one difference has no
-    spread."""
-    found = tuple(looks)
-    whole = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in found)
-    ascending = whole and all(a < b for a, b in zip(found, found[1:], strict=False))
-    if not found or not ascending or found[0] < 2:
-        raise ConfigurationError(
-            f"{what} are {list(found)}; allowed: ascending numbers of pairs from 2 on, "
-            f"such as {list(LOOKS)}"
-        )
-    return tuple(int(n) for n in found)
-
-
-def check_margin(margin: float, what: str) -> None:
-    if not (math.isfinite(margin) and margin > 0):
-        raise ConfigurationError(
-            f"{what} is {margin}; allowed: a positive number, on the scale of the metric"
-        )
