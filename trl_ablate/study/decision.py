@@ -61,7 +61,8 @@ class Decision:
     """The mean difference over these pairs; None without a look."""
     low: float | None
     high: float | None
-    """The t interval at the nominal level: over all looks it covers with 1 - level."""
+    """The t interval at the nominal level: over all looks it covers with 1 - level. Where the
+    verdict is `equivalent`, the interval of the two one-sided tests, which lies in the margin."""
     nominal_level: float
     exact_p: float | None = None
     """The p-value of the sign-flip test over these pairs; None if they are too few to reach the
@@ -132,8 +133,9 @@ def _look(
     verdict: Decided = NOT_DECIDED if last else UNDECIDED
     if confirmed and (differs or mixed):
         verdict = BETTER if mean > 0 else WORSE
-    elif not differs and not mixed and margin is not None:
-        verdict = EQUIVALENT if is_within(values, 2 * nominal, margin) else verdict
+    elif not differs and not mixed and margin is not None and is_within(values, nominal, margin):
+        verdict = EQUIVALENT
+        half = half_width(values, 2 * nominal)[1]
     return Decision(
         verdict, n, mean, mean - half, mean + half, nominal, exact,
         exact_disagrees=differs and not confirmed, is_mixed=mixed,
@@ -151,8 +153,8 @@ def half_width(values: Sequence[float], level: float) -> tuple[float, float]:
 
 
 def is_within(values: Sequence[float], level: float, margin: float) -> bool:
-    """Two one-sided tests at level / 2: the interval at 1 - level lies inside the margin."""
-    mean, half = half_width(values, level)
+    """Two one-sided tests at the level: the interval at 1 - 2 * level lies inside the margin."""
+    mean, half = half_width(values, 2 * level)
     return abs(mean) + half < margin
 
 

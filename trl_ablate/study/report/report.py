@@ -1,4 +1,4 @@
-"""Write a report: REPORT.md, report.html, curves.png, differences.png, runs.csv. No torch.
+"""Write a report: REPORT.md, report.html, report.json, pictures, runs.csv. No torch.
 
 Each time, all is computed again from run directories, or from a CSV file of published curves.
 """
@@ -9,15 +9,18 @@ from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
+from trl_ablate.run.files import write_json
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.plan import Plan
-from trl_ablate.study.report import background, sections
+from trl_ablate.study.report import background, sections, verdicts
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.curves import Run, planned_runs, read_curves
 from trl_ablate.study.report.document import Document, Picture, Section, with_texts
 from trl_ablate.study.report.markdown import write_markdown
 from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import draw_curves, draw_differences, references
+from trl_ablate.study.report.record import numbers_of
+from trl_ablate.study.rounds import needed
 from trl_ablate.study.store import RunStore
 
 PICTURES_ABOUT = (
@@ -39,17 +42,19 @@ def report_study(
         raise ConfigurationError(
             f"study {study}: no run has logged {plan.primary_metric} yet; `run` the study first"
         )
-    analysis = analyse(runs, plan.primary_metric, plan.decide_on, plan.against)
-    pictures = _pictures(analysis, reference)
-    document = Document(plan.study, plan.question, [sections.answer(analysis, plan)])
+    analysis = _analysis(plan, runs)
+    headline, curves = _pictures(analysis, reference)
+    document = Document(plan.study, plan.question, [sections.answer(analysis, plan, headline)])
     document.sections += [
         section
         for section in (
+            verdicts.expectations(analysis, plan),
             background.seeds_answer(plan),
-            Section("Curves", [*pictures]),
+            Section("Curves", [curves]),
             sections.arms_table(analysis),
             sections.comparisons_table(analysis),
             sections.published_table(reference, plan.primary_metric) if reference else None,
+            verdicts.what_would_change(analysis),
             sections.differences_table(plan),
             background.warnings(plan),
             sections.runs_table(analysis),
@@ -59,7 +64,29 @@ def report_study(
         )
         if section is not None and section.blocks
     ]
-    return _write(document, analysis, pictures, out)
+    return _write(document, analysis, [*headline, curves], out)
+
+
+def _analysis(plan: Plan, runs: Sequence[Run]) -> Analysis:
+    """With looks, runs at the end of an arm that no comparison needs yet are left out."""
+
+    def judged(some: Sequence[Run]) -> Analysis:
+        return analyse(
+            some, plan.primary_metric, plan.decide_on, plan.against,
+            plan.looks, plan.equivalence_margin,
+        )  # fmt: skip
+
+    analysis = judged(runs)
+    if not plan.looks:
+        return analysis
+    wanted = needed(plan, analysis)
+    kept: list[Run] = []
+    for arm in plan.arms:
+        own = [run for run in runs if run.arm == arm.name]
+        while own[-1].status == "to do" and arm.runs[len(own) - 1].id not in wanted:
+            own.pop()
+        kept += own
+    return judged(kept)
 
 
 def report_curves(
@@ -73,31 +100,34 @@ def report_curves(
             f"curves {curves} have no metric '{metric}'; they have {', '.join(known)}"
         )
     analysis = analyse(runs, metric)
-    pictures = _pictures(analysis, reference)
+    headline, drawn = _pictures(analysis, reference)
     document = Document(
         curves.stem.replace("_", " "),
         f"{len(runs)} published runs, read from {curves.name}",
         [
-            sections.answer(analysis, None),
-            Section("Curves", [*pictures]),
+            sections.answer(analysis, None, headline),
+            Section("Curves", [drawn]),
             sections.arms_table(analysis),
             sections.comparisons_table(analysis),
-            sections.runs_table(analysis),
         ],
     )
+    changing = verdicts.what_would_change(analysis)
+    document.sections += [changing] if changing else []
+    document.sections.append(sections.runs_table(analysis))
     if reference:
         document.sections.append(sections.published_table(reference, metric))
-    return _write(document, analysis, pictures, out)
+    return _write(document, analysis, [*headline, drawn], out)
 
 
-def _pictures(analysis: Analysis, reference: Sequence[Run]) -> list[Picture]:
+def _pictures(analysis: Analysis, reference: Sequence[Run]) -> tuple[list[Picture], Picture]:
+    """The picture of the headline, if there is an interval to draw, and the curves."""
     about = PICTURES_ABOUT.format(metric=analysis.metric)
     curves = Picture("curves.png", draw_curves(analysis, reference), about)
     differences = draw_differences(analysis)
     if differences is None:
-        return [curves]
+        return [], curves
     about = f"each arm's difference from {references(analysis)} with its 95 % interval"
-    return [Picture("differences.png", differences, about), curves]
+    return [Picture("differences.png", differences, about)], curves
 
 
 def _write(
@@ -111,7 +141,14 @@ def _write(
     (out / "REPORT.md").write_text(write_markdown(document), encoding="utf-8")
     (out / "report.html").write_text(write_page(document), encoding="utf-8")
     write_runs(analysis, out / "runs.csv", masker.text)
-    names = ("REPORT.md", "report.html", "runs.csv", *(picture.file for picture in pictures))
+    write_json(out / "report.json", numbers_of(analysis, clean=masker.text))
+    names = (
+        "REPORT.md",
+        "report.html",
+        "report.json",
+        "runs.csv",
+        *(picture.file for picture in pictures),
+    )
     return [out / name for name in names]
 
 

@@ -274,7 +274,7 @@ def _verdict(pairs: Pairs, p: float | None, margin: float | None, comparisons: i
         return BETTER if statistics.fmean(pairs.differences) > 0 else WORSE
     if p >= ALPHA and margin is not None and not pairs.is_mixed:
         level = ALPHA / comparisons
-        return EQUIVALENT if is_within(pairs.differences, 2 * level, margin) else SAME
+        return EQUIVALENT if is_within(pairs.differences, level, margin) else SAME
     return SAME
 
 
