@@ -12,7 +12,7 @@ from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.run.files import write_json
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.plan import Plan
-from trl_ablate.study.report import background, sections, verdicts
+from trl_ablate.study.report import background, outcomes, sections, verdicts
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.curves import Run, planned_runs, read_curves
 from trl_ablate.study.report.document import Document, Picture, Section, with_texts
@@ -53,6 +53,7 @@ def report_study(
             Section("Curves", [curves]),
             sections.arms_table(analysis),
             sections.comparisons_table(analysis),
+            outcomes.outcomes_table(analysis),
             sections.published_table(reference, plan.primary_metric) if reference else None,
             verdicts.what_would_change(analysis),
             sections.differences_table(plan),
@@ -111,8 +112,8 @@ def report_curves(
             sections.comparisons_table(analysis),
         ],
     )
-    changing = verdicts.what_would_change(analysis)
-    document.sections += [changing] if changing else []
+    more = (outcomes.outcomes_table(analysis), verdicts.what_would_change(analysis))
+    document.sections += [section for section in more if section]
     document.sections.append(sections.runs_table(analysis))
     if reference:
         document.sections.append(sections.published_table(reference, metric))

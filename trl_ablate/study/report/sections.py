@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from trl_ablate.study.definition import Statistic
 from trl_ablate.study.plan import Plan, setting, silent_differences
+from trl_ablate.study.report import outcomes
 from trl_ablate.study.report.analysis import STATISTICS, Analysis, ArmResult
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Block, Grid, Items, Picture, Section, Text
@@ -56,6 +57,7 @@ def answer(analysis: Analysis, plan: Plan | None, pictures: Sequence[Picture] = 
         f"{_arm_interval(reference, analysis.decide_on)} ({reference.outcome()})."
     )
     sentences = [sentence(c, analysis) for c in analysis.decisive.values()]
+    sentences += outcomes.sentences(analysis)
     blocks: list[Block] = [Text(lead), Items(sentences)] if sentences else [Text(lead)]
     blocks += [Text(words) for words in finality(analysis)]
     blocks += pictures
