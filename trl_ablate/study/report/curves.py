@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.metrics import ENTROPY, GRAD_NORM, LENGTH, stderr_of, translated
+from trl_ablate.metrics import (
+    ENTROPY,
+    GENERATED_TOKENS,
+    GRAD_NORM,
+    LENGTH,
+    stderr_of,
+    translated,
+)
 from trl_ablate.recipe.strict import nearest
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.report.series import Series, read_series
@@ -152,7 +159,7 @@ def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
             if state.status != "to do" and directory.metrics_file.is_file():
                 metric = plan.primary_metric
                 curves, skipped = read_series(
-                    directory.metrics_file, metric, [stderr_of(metric)], DRAWN
+                    directory.metrics_file, metric, [stderr_of(metric)], (*DRAWN, GENERATED_TOKENS)
                 )
             diverged_at = state.record.get("diverged_at")
             if diverged_at is not None:

@@ -12,7 +12,7 @@ from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.run.files import write_json
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.plan import Plan
-from trl_ablate.study.report import background, outcomes, sections, verdicts
+from trl_ablate.study.report import background, costs, growth, outcomes, sections, verdicts
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.curves import Run, planned_runs, read_curves
 from trl_ablate.study.report.document import Document, Picture, Section, with_texts
@@ -20,8 +20,11 @@ from trl_ablate.study.report.markdown import write_markdown
 from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import draw_curves, draw_differences, references
 from trl_ablate.study.report.record import numbers_of
+from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.rounds import needed
 from trl_ablate.study.store import RunStore
+
+Parameters = dict[str, dict[str, Interval]]
 
 PICTURES_ABOUT = (
     "{metric} against GRPO steps and time, gradient norm, response length and entropy; lines are "
@@ -43,6 +46,7 @@ def report_study(
             f"study {study}: no run has logged {plan.primary_metric} yet; `run` the study first"
         )
     analysis = _analysis(plan, runs)
+    parameters = growth.parameters(analysis)
     headline, curves = _pictures(analysis, reference)
     document = Document(plan.study, plan.question, [sections.answer(analysis, plan, headline)])
     document.sections += [
@@ -54,6 +58,8 @@ def report_study(
             sections.arms_table(analysis),
             sections.comparisons_table(analysis),
             outcomes.outcomes_table(analysis),
+            costs.costs_table(analysis),
+            growth.growth_table(parameters),
             sections.published_table(reference, plan.primary_metric) if reference else None,
             verdicts.what_would_change(analysis),
             sections.differences_table(plan),
@@ -65,7 +71,7 @@ def report_study(
         )
         if section is not None and section.blocks
     ]
-    return _write(document, analysis, [*headline, curves], out)
+    return _write(document, analysis, [*headline, curves], parameters, out)
 
 
 def _analysis(plan: Plan, runs: Sequence[Run]) -> Analysis:
@@ -101,6 +107,7 @@ def report_curves(
             f"curves {curves} have no metric '{metric}'; they have {', '.join(known)}"
         )
     analysis = analyse(runs, metric)
+    parameters = growth.parameters(analysis)
     headline, drawn = _pictures(analysis, reference)
     document = Document(
         curves.stem.replace("_", " "),
@@ -112,12 +119,17 @@ def report_curves(
             sections.comparisons_table(analysis),
         ],
     )
-    more = (outcomes.outcomes_table(analysis), verdicts.what_would_change(analysis))
+    more = (
+        outcomes.outcomes_table(analysis),
+        costs.costs_table(analysis),
+        growth.growth_table(parameters),
+        verdicts.what_would_change(analysis),
+    )
     document.sections += [section for section in more if section]
     document.sections.append(sections.runs_table(analysis))
     if reference:
         document.sections.append(sections.published_table(reference, metric))
-    return _write(document, analysis, [*headline, drawn], out)
+    return _write(document, analysis, [*headline, drawn], parameters, out)
 
 
 def _pictures(analysis: Analysis, reference: Sequence[Run]) -> tuple[list[Picture], Picture]:
@@ -132,7 +144,11 @@ def _pictures(analysis: Analysis, reference: Sequence[Run]) -> tuple[list[Pictur
 
 
 def _write(
-    document: Document, analysis: Analysis, pictures: Sequence[Picture], out: Path
+    document: Document,
+    analysis: Analysis,
+    pictures: Sequence[Picture],
+    parameters: Parameters,
+    out: Path,
 ) -> list[Path]:
     masker = Masker(known_secrets([], [], None))
     document = with_texts(document, masker.text)
@@ -142,7 +158,7 @@ def _write(
     (out / "REPORT.md").write_text(write_markdown(document), encoding="utf-8")
     (out / "report.html").write_text(write_page(document), encoding="utf-8")
     write_runs(analysis, out / "runs.csv", masker.text)
-    write_json(out / "report.json", numbers_of(analysis, clean=masker.text))
+    write_json(out / "report.json", numbers_of(analysis, (), _means(parameters), masker.text))
     names = (
         "REPORT.md",
         "report.html",
@@ -151,6 +167,12 @@ def _write(
         *(picture.file for picture in pictures),
     )
     return [out / name for name in names]
+
+
+def _means(parameters: Parameters) -> dict[str, dict[str, float | None]]:
+    return {
+        arm: {name: found.mean for name, found in each.items()} for arm, each in parameters.items()
+    }
 
 
 def write_runs(analysis: Analysis, path: Path, clean: Callable[[str], str] = str) -> None:
