@@ -9,6 +9,7 @@ LENGTH_SPREAD = "completions/length_spread"
 ONLY_SPECIAL = "completions/only_special"
 NO_VARIANCE = "frac_reward_zero_std"
 TURNS = "tools/turns"
+GENERATED_TOKENS = "rollouts/generated_tokens"
 SAMPLING_GAP = "sampling/sampling_logp_difference/mean"
 
 READ_BY = {

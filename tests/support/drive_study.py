@@ -11,9 +11,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.synthetic_study import make_plan  # noqa: E402
+from trl_ablate.cli.study_runs import run_until_decided  # noqa: E402
 from trl_ablate.run.termination import Termination  # noqa: E402
 from trl_ablate.study.engines import Engine  # noqa: E402
 from trl_ablate.study.engines.local import LocalEngine  # noqa: E402
+from trl_ablate.study.plan import Plan  # noqa: E402
 from trl_ablate.study.runner import Runner
 from trl_ablate.study.store import RunStore  # noqa: E402
 
@@ -28,14 +30,24 @@ def main() -> int:
     parser.add_argument("arms", type=json.loads)
     parser.add_argument("--only", action="append")
     parser.add_argument("--ray_address")
+    parser.add_argument("--looks", type=json.loads, default=[], help="seeds until decided")
+    parser.add_argument("--max_hours", type=float)
     options = parser.parse_args()
     Termination().listen()
-    plan, store = make_plan(options.arms), RunStore(options.runs)
+    plan, store = plan_of(options.arms, options.looks), RunStore(options.runs)
     try:
+        if plan.looks:
+            options.study, options.retries = "made_up", 1
+            options.make_engine = lambda options, plan: engine(options)
+            return run_until_decided(options, plan, store)
         outcome = Runner(plan, store, engine(options), only=options.only, say=say).run()
     except KeyboardInterrupt:
         return 130
     return 1 if outcome.failed else 3 if outcome.left else 0
+
+
+def plan_of(arms: dict, looks: list[int]) -> Plan:
+    return make_plan(arms, range(looks[-1]), looks=looks) if looks else make_plan(arms)
 
 
 def engine(options: argparse.Namespace) -> Engine:

@@ -56,6 +56,8 @@ def make_plan(
         compared=250,
         for_gpu=False,
         arms=planned,
+        looks=tuple(entries.get("looks", ())),
+        equivalence_margin=entries.get("equivalence_margin"),
     )
 
 

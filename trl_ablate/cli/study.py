@@ -7,15 +7,14 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE, FAILED, exit_code_of
+from trl_ablate.cli.ending import DONE, exit_code_of
 from trl_ablate.cli.engines import add_engine
 from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.study_runs import bring_to_an_end, run_until_decided, wanted_of
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED, study_path
 from trl_ablate.run.termination import Termination
-
-UNFINISHED = 3
 
 LEAST = {"jobs": 1, "cpus_per_run": 1, "retries": 0}
 """The smallest value of options that count."""
@@ -128,6 +127,11 @@ def add_run_options(parser: Parser, words: list[str]) -> None:
     parser.add_argument(
         "--only", metavar="RUN", help="run only this one; skip it if another process holds it"
     )
+    parser.add_argument(
+        "--until",
+        choices=("decided",),
+        help="add seeds, look by look, only where a comparison is undecided",
+    )
     add_engine(parser, words)
 
 
@@ -150,27 +154,33 @@ def plan(options: argparse.Namespace) -> int:
     engine = LocalEngine(options.jobs, on_gpu=planned.for_gpu)
     if options.probe:
         probe(planned, store, engine, console.print)
-    foreseen = estimate(planned, store, engine.slots)
-    show_plan(console, planned, store, foreseen, engine.slots, options.price_per_hour)
+    whole = estimate(planned, store, engine.slots)
+    at_best = estimate(planned, store, engine.slots, planned.looks[0]) if planned.looks else None
+    show_plan(console, planned, store, whole, engine.slots, options.price_per_hour, at_best)
     return DONE
 
 
 def run(options: argparse.Namespace) -> int:
     Termination().listen()  # SIGTERM stops the study and its runs as Ctrl-C does; the runs save
     planned, store = known(options) if options.only else resolve(options)
+    wanted = None
+    if options.until:
+        wanted = wanted_of(options, planned, store)
     if options.engine == "slurm":
-        return run_on_slurm(options, planned, store)
+        return run_on_slurm(options, planned, store, wanted)
+    if wanted is not None and not options.detach:
+        return run_until_decided(options, planned, store)
     return bring_to_an_end(
         options.study, planned, store, options.make_engine(options, planned),
         retries=options.retries, max_hours=options.max_hours, stay=not options.detach,
-        only=only_of(options, planned),
+        only=only_of(options, planned) if wanted is None else wanted,
     )  # fmt: skip
 
 
-def run_on_slurm(options: argparse.Namespace, planned, store) -> int:
+def run_on_slurm(options: argparse.Namespace, planned, store, wanted: list[str] | None) -> int:
     from trl_ablate.study.engines import slurm
 
-    runs = slurm.to_submit(planned, store)
+    runs = [r for r in slurm.to_submit(planned, store) if wanted is None or r in wanted]
     if not runs:
         console.print("nothing to do")
         return DONE
@@ -198,29 +208,6 @@ def fetch(options: argparse.Namespace) -> int:
         how = {"retries": 0, "stay": False, "only": runs}
         codes.append(bring_to_an_end(options.study, planned, store, engine, **how))
     return max(codes)
-
-
-def bring_to_an_end(study: str, planned, store, engine, **how) -> int:
-    from trl_ablate.study.progress import LiveGrid, grid
-    from trl_ablate.study.runner import Runner
-
-    with LiveGrid(planned, store, console) as live:
-        outcome = Runner(planned, store, engine, say=live.say, watch=live.redraw, **how).run()
-    console.print(grid(planned, store))
-    for run_id in outcome.failed:
-        console.print(f"failed: {store.state(run_id).reason}; see {store.log(run_id)}")
-    if outcome.failed:
-        return FAILED
-    if any(store.away(run_id).exists() for run_id in outcome.left):
-        console.print(
-            f"runs continue on the service; collect them with: trl-ablate study fetch {study}",
-        )
-        return DONE
-    if outcome.left:
-        console.print("time limit reached; rerun this command to continue")
-        return UNFINISHED
-    console.print(f"done; next: trl-ablate study report {study}")
-    return DONE
 
 
 def status(options: argparse.Namespace) -> int:

@@ -1,5 +1,7 @@
 """Studies: run arms × seeds, and answer the question with intervals.
 
+    decision     the verdict on one comparison, at planned looks; exported: `decide`
+    nominal      the level of each look
     definition   read and check study.yaml
     plan         a resolved study: its arms, settings and runs; saved as JSON
     resolution   recipes -> plan, and the proof that nothing undeclared differs (imports torch)
@@ -15,3 +17,23 @@
 
 All modules except `resolution` work without torch, so reading results takes only a second.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trl_ablate.study.decision import Decision, decide
+
+_HOMES = {
+    "Decision": "trl_ablate.study.decision",
+    "decide": "trl_ablate.study.decision",
+}
+
+__all__ = ["Decision", "decide"]
+
+
+def __getattr__(name: str):
+    """Import public names on first use: `study status` needs no scipy."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trl_ablate.study' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)

@@ -2,11 +2,15 @@
 
     question: ...                 the question of the study
     arms: [a.yaml, b.yaml]        recipes; the first is the reference. Or a mapping of names to
-                                  recipes, or to {recipe, overrides, seeds}
-    seeds: [0, 1, 2]
+                                  recipes, or to {recipe, overrides, seeds, against, expect}
+    seeds: [0, 1, 2]              or {looks: [3, 5, 8, 12]}: seeds are added at these numbers, until
+                                  a comparison is decided
     profile: miniature            where it runs; default: `auto`
     primary_metric: eval_reward   the metric that decides; higher is better
     decide_on: final              or best, or auc: the summary of its curve that decides
+    equivalence_margin: 0.02      smaller differences of the primary metric count as equal
+    expect: {a: better}           what theory predicts, written before the runs: better, worse,
+                                  equal or collapse
     overrides: {grpo_steps: 30}   settings for every arm
     stopping: {...}               the same, for settings that end a run early
     seeds_answer: ...             an earlier result, for the report
@@ -18,7 +22,7 @@ Recipes are searched in the study's folder, in every folder above it, and among 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,23 +30,34 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.recipe.places import SHIPPED, SUFFIXES
 from trl_ablate.recipe.strict import check_value, nearest, read_mapping
+from trl_ablate.study.looks import check_looks, check_margin
 
 Statistic = Literal["final", "best", "auc"]
+Expectation = Literal["better", "worse", "equal", "collapse"]
 
 KEYS: dict[str, Any] = {
     "question": str,
     "arms": list[str] | dict,
-    "seeds": list[int],
+    "seeds": list[int] | dict,
     "profile": str,
     "primary_metric": str,
     "decide_on": Statistic,
+    "equivalence_margin": float,
+    "expect": dict,
     "overrides": dict,
     "stopping": dict,
     "seeds_answer": str,
     "against": dict,
     "notes": list[str],
 }
-ARM_KEYS: dict[str, Any] = {"recipe": str, "overrides": dict, "seeds": list[int]}
+ARM_KEYS: dict[str, Any] = {
+    "recipe": str,
+    "overrides": dict,
+    "seeds": list[int],
+    "against": str,
+    "expect": Expectation,
+}
+SEEDS_KEYS: dict[str, Any] = {"looks": list[int]}
 REQUIRED = ("question", "arms", "seeds")
 
 RESERVED = ("arm", "extends", "output_dir", "profile", "run_name", "seed", "study")
@@ -76,6 +91,10 @@ class Study:
     against: Mapping[str, str]
     """Arms with their own reference, and that reference."""
     notes: tuple[str, ...]
+    looks: tuple[int, ...] = ()
+    """Numbers of seeds at which comparisons may be decided; none: the seeds are fixed."""
+    equivalence_margin: float | None = None
+    expect: Mapping[str, Expectation] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -89,11 +108,18 @@ def load_study(path: Path) -> Study:
     for key in REQUIRED:
         if not given.get(key):
             raise ConfigurationError(f"study {path} has no `{key}`; add it")
-    seeds = _seeds(given["seeds"], f"study {path}: seeds")
+    looks, seeds = _looks_and_seeds(given["seeds"], f"study {path}: seeds")
     overrides = {**given.get("overrides", {}), **given.get("stopping", {})}
     _check_free(overrides, f"study {path}")
     arms = _arms(given["arms"], seeds, path)
-    _check_references(given.get("against", {}), [arm.name for arm in arms], path)
+    names = [arm.name for arm in arms]
+    against = {**given.get("against", {}), **_of_arms(given["arms"], "against")}
+    _check_references(against, names, path)
+    expect = {**given.get("expect", {}), **_of_arms(given["arms"], "expect")}
+    _check_expectations(expect, names, path)
+    margin = given.get("equivalence_margin")
+    if margin is not None:
+        check_margin(margin, f"study {path}: equivalence_margin")
     return Study(
         path=path,
         question=given["question"],
@@ -104,8 +130,11 @@ def load_study(path: Path) -> Study:
         decide_on=given.get("decide_on", "final"),
         overrides=overrides,
         seeds_answer=given.get("seeds_answer", ""),
-        against=given.get("against", {}),
+        against=against,
         notes=tuple(given.get("notes", ())),
+        looks=looks,
+        equivalence_margin=margin,
+        expect=expect,
     )
 
 
@@ -141,6 +170,21 @@ def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
             f"position, so give {len(seeds)}"
         )
     return Arm(name, find_recipe(given["recipe"], study), given.get("overrides", {}), own)
+
+
+def _of_arms(arms: list[str] | dict[str, Any], key: str) -> dict[str, Any]:
+    """What single arms give under a key that the study can give for all of them."""
+    entries = arms.items() if isinstance(arms, dict) else ()
+    return {name: arm[key] for name, arm in entries if isinstance(arm, dict) and key in arm}
+
+
+def _check_expectations(expect: Mapping[str, Any], names: Sequence[str], study: Path) -> None:
+    for arm, expected in expect.items():
+        if arm not in names:
+            raise ConfigurationError(
+                f"study {study}: expect has '{arm}', which is not an arm{nearest(str(arm), names)}"
+            )
+        check_value(f"study {study}: expect: {arm}", expected, Expectation)
 
 
 def _check_references(against: Mapping[str, Any], names: Sequence[str], study: Path) -> None:
@@ -191,6 +235,19 @@ def _checked(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> d
         if key not in known:
             raise ConfigurationError(f"{what}: unknown key '{key}'{nearest(key, known)}")
     return {key: check_value(f"{what}: {key}", value, known[key]) for key, value in given.items()}
+
+
+def _looks_and_seeds(
+    given: list[int] | dict[str, Any], what: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The looks, if any, and the seeds: with looks, 0, 1, 2, ... up to the last one."""
+    if isinstance(given, list):
+        return (), _seeds(given, what)
+    known = _checked(given, SEEDS_KEYS, what)
+    if "looks" not in known:
+        raise ConfigurationError(f"{what} have no `looks`; add them, such as looks: [3, 5, 8, 12]")
+    looks = check_looks(known["looks"], f"{what}: looks")
+    return looks, tuple(range(looks[-1]))
 
 
 def _seeds(seeds: list[int], what: str) -> tuple[int, ...]:

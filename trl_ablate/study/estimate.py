@@ -45,24 +45,26 @@ class Estimate:
     """Arms without measurements of their own; they are estimated from the other arms."""
 
 
-def estimate(plan: Plan, store: RunStore, slots: int) -> Estimate:
-    """Estimate the runs that are not done, with `slots` processes at once."""
-    done = {run_id for run_id in plan.runs() if store.state(run_id).done}
+def estimate(plan: Plan, store: RunStore, slots: int, seeds: int | None = None) -> Estimate:
+    """Estimate the runs that are not done, with `slots` processes at once; with `seeds`, those of
+    the first seeds of every arm."""
+    planned = {run.id for arm in plan.arms for run in arm.runs[:seeds]}
+    done = {run_id for run_id in planned if store.state(run_id).done}
     own = {arm.name: measured_for(arm, store) for arm in plan.arms}
     common = _typical([measured for measured in own.values() if measured])
     hours, size = [], []
     seen = set(done)
     for arm in plan.arms:
         measured = own[arm.name] or common
-        for run in arm.runs:
+        for run in arm.runs[:seeds]:
             if run.id in seen or measured is None:
                 continue
             seen.add(run.id)
             hours.append(measured.seconds(arm) / 3600)
             size.append(measured.bytes / 1e9)
-    unknown = common is None and len(done) < len(plan.runs())
+    unknown = common is None and len(done) < len(planned)
     return Estimate(
-        runs=len(plan.runs()),
+        runs=len(planned),
         done=len(done),
         wall_hours=None if unknown else _wall(hours, slots),
         machine_hours=None if unknown else sum(hours),

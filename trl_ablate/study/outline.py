@@ -1,6 +1,6 @@
 """Print a plan, for a check before the study starts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -19,13 +19,27 @@ def show_plan(
     expected: Estimate,
     slots: int,
     price_per_hour: float | None,
+    at_best: Estimate | None = None,
 ) -> None:
-    for part in _parts(plan, store, expected, slots, price_per_hour):
+    """Print a plan.
+
+    Args:
+        expected: of all runs; with looks, this is the worst case.
+        at_best: of the runs up to the first look.
+    """
+    cases = {"": expected}
+    if at_best:
+        first, last = plan.looks[0], plan.looks[-1]
+        cases = {
+            f"best case, all comparisons decided with {first} seeds: ": at_best,
+            f"worst case, comparisons undecided until {last} seeds: ": expected,
+        }
+    for part in _parts(plan, store, cases, slots, price_per_hour):
         console.print(part)
 
 
 def _parts(
-    plan: Plan, store: RunStore, expected: Estimate, slots: int, price: float | None
+    plan: Plan, store: RunStore, cases: Mapping[str, Estimate], slots: int, price: float | None
 ) -> Iterator[RenderableType]:
     yield Text(f"{plan.question.strip()}\n", style="bold")
     yield Text(f"profile '{plan.profile}' ({plan.profile_reason})")
@@ -38,7 +52,9 @@ def _parts(
     yield Text(f"compared with {plan.arms[0].name}{', but' * bool(own)}{own.removeprefix(',')}\n")
     yield from _remarks(plan)
     yield grid(plan, store)
-    yield Text(f"\n{_what_it_takes(expected, plan, slots, price)}")
+    yield Text("")
+    for case, expected in cases.items():
+        yield Text(f"{case}{_what_it_takes(expected, plan, slots, price)}")
 
 
 def _differences(plan: Plan) -> Table:

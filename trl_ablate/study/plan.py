@@ -14,7 +14,7 @@ from typing import Any
 from trl_ablate.recipe.files import changed_files
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.files import write_json
-from trl_ablate.study.definition import Statistic, Study
+from trl_ablate.study.definition import Expectation, Statistic, Study
 
 WHO_AND_WHERE = {
     "arm", "output_dir", "project", "report_to", "run_name", "seed", "study", "use_cpu",
@@ -77,6 +77,10 @@ class Plan:
     notes: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """`Resolved.files` of all arms."""
+    looks: tuple[int, ...] = ()
+    """Numbers of seeds at which comparisons may be decided; none: the seeds are fixed."""
+    equivalence_margin: float | None = None
+    expect: Mapping[str, Expectation] = field(default_factory=dict)
 
     def runs(self) -> dict[str, PlannedRun]:
         """Every run once, by id; arms with equal settings share runs."""
@@ -128,8 +132,9 @@ def saved_plan(study: Study, folder: Path) -> Plan | None:
         kept = json.loads(file.read_bytes())
         if kept.pop("made_from") != fingerprint(study) or changed_files(kept.get("files", {})):
             return None
-        arms, notes = tuple(_arm(arm) for arm in kept["arms"]), tuple(kept.get("notes", ()))
-        return Plan(**{**kept, "arms": arms, "notes": notes}) if arms else None
+        arms = tuple(_arm(arm) for arm in kept["arms"])
+        lists = {key: tuple(kept.get(key, ())) for key in ("notes", "looks")}
+        return Plan(**{**kept, **lists, "arms": arms}) if arms else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 

@@ -54,6 +54,9 @@ def resolve_plan(study: Study) -> Plan:
         ),
         against=dict(study.against),
         notes=study.notes,
+        looks=study.looks,
+        equivalence_margin=study.equivalence_margin,
+        expect=dict(study.expect),
         files={path: known for one in resolved for path, known in one.files.items()},
     )
 

@@ -69,13 +69,14 @@ class Runner:
         max_hours: float | None = None,
         stay: bool = True,
         only: Container[str] | None = None,
+        waits_for_others: bool = False,
         say: Callable[[str], None] = lambda text: None,
         watch: Callable[[], None] = lambda: None,
     ):
         self._store, self._engine = store, engine
         self._retries, self._say, self._watch = retries, say, watch
         self._until = None if max_hours is None else time.monotonic() + max_hours * 3600
-        self._stay, self._waits_for_others = stay, only is None
+        self._stay, self._waits_for_others = stay, waits_for_others or only is None
         self._waiting = deque((run, 1) for run in in_order(plan) if only is None or run.id in only)
         self._active: list[Active] = []
         self._outcome = Outcome()

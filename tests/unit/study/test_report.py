@@ -219,7 +219,7 @@ def test_what_a_report_holds(tmp_path):
 
     written = report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
     assert sorted(path.name for path in written) == [
-        "REPORT.md", "curves.png", "differences.png", "report.html", "runs.csv",
+        "REPORT.md", "curves.png", "differences.png", "report.html", "report.json", "runs.csv",
     ]  # fmt: skip
     text = (tmp_path / "out" / "REPORT.md").read_text(encoding="utf-8")
     for expected in (
@@ -315,7 +315,7 @@ def test_published_curves_with_seeds_in_their_names(tmp_path):
     assert "Published curves" in text
     alone = report_curves(path, tmp_path / "alone")
     height = {out: Image.open(tmp_path / out / "curves.png").height for out in ("out", "alone")}
-    assert height["out"] > height["alone"] and len(alone) == 5
+    assert height["out"] > height["alone"] and len(alone) == 6
 
 
 @pytest.mark.parametrize(

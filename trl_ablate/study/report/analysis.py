@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from trl_ablate.study.definition import Statistic
 from trl_ablate.study.report.curves import LOST_SHARE, NOISE_FLOOR, Run, Summary
-from trl_ablate.study.report.stats import Comparison, Interval, compare, t_interval
+from trl_ablate.study.report.stats import (
+    Comparison,
+    Interval,
+    Pairs,
+    judge,
+    judge_at_looks,
+    pairs_of,
+    t_interval,
+)
 
 STATISTICS: tuple[Statistic, ...] = ("final", "best", "auc")
 
@@ -25,6 +33,10 @@ class ArmResult:
     @property
     def collapsed(self) -> int:
         return sum(s is not None and s.collapsed_at is not None for s in self.summaries)
+
+    def has_collapsed(self, position: int) -> bool:
+        summary = self.summaries[position] if position < len(self.summaries) else None
+        return summary is not None and summary.collapsed_at is not None
 
     @property
     def ended(self) -> int:
@@ -77,6 +89,10 @@ class Analysis:
     comparisons: dict[Statistic, dict[str, Comparison]]
     against: Mapping[str, str]
     """Arms that are not compared with the first arm, and the arm they are compared with."""
+    looks: tuple[int, ...] = ()
+    """Numbers of seeds at which comparisons are decided; none: the seeds are fixed."""
+    margin: float | None = None
+    """Differences of the metric within it count as equivalent."""
 
     @property
     def reference(self) -> ArmResult:
@@ -113,6 +129,8 @@ def analyse(
     metric: str,
     decide_on: Statistic = "final",
     against: Mapping[str, str] | None = None,
+    looks: Sequence[int] = (),
+    margin: float | None = None,
 ) -> Analysis:
     """Group runs by arm, in the order of first appearance, and compare them by position: with the
     first arm, or with the one that `against` names.
@@ -122,26 +140,35 @@ def analyse(
     value.
     """
     names = list(dict.fromkeys(run.arm for run in runs))
-    arms = tuple(_arm_result(name, [r for r in runs if r.arm == name], metric) for name in names)
-    longest = max(len(arm.runs) for arm in arms)
-    values: dict[Statistic, dict[str, list[float | None]]] = {
-        statistic: {arm.name: _padded(arm.values(statistic), longest) for arm in arms}
-        for statistic in STATISTICS
-    }
+    arms = {name: _arm_result(name, [r for r in runs if r.arm == name], metric) for name in names}
+    references = {name: arms[(against or {}).get(name, names[0])] for name in names[1:]}
+    comparisons: dict[Statistic, dict[str, Comparison]] = {}
+    for statistic in STATISTICS:
+        pairs = {name: paired(arms[name], of, statistic) for name, of in references.items()}
+        within = margin if statistic == decide_on else None
+        comparisons[statistic] = (
+            judge_at_looks(pairs, looks, within) if looks else judge(pairs, within)
+        )
     return Analysis(
         metric=metric,
         decide_on=decide_on,
-        arms=arms,
-        comparisons={
-            statistic: compare(
-                of[names[0]],
-                {name: of[name] for name in names[1:]},
-                {name: of[reference] for name, reference in (against or {}).items()},
-            )
-            for statistic, of in values.items()
-        },
+        arms=tuple(arms.values()),
+        comparisons=comparisons,
         against=dict(against or {}),
+        looks=tuple(looks),
+        margin=margin,
     )
+
+
+def paired(arm: ArmResult, reference: ArmResult, statistic: Statistic) -> Pairs:
+    """The runs of an arm and of its reference, by position."""
+    longest = max(len(arm.runs), len(reference.runs))
+    first, second = (_padded(each.values(statistic), longest) for each in (reference, arm))
+    collapsed = [
+        arm.has_collapsed(position) or reference.has_collapsed(position)
+        for position in range(longest)
+    ]
+    return pairs_of(first, second, collapsed)
 
 
 def _arm_result(name: str, runs: Sequence[Run], metric: str) -> ArmResult:

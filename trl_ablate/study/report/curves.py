@@ -7,13 +7,20 @@ package's names; W&B's `eval/reward`, `train/grad_norm` and the like are transla
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.metrics import ENTROPY, GRAD_NORM, LENGTH, stderr_of, translated
+from trl_ablate.metrics import (
+    ENTROPY,
+    GENERATED_TOKENS,
+    GRAD_NORM,
+    LENGTH,
+    stderr_of,
+    translated,
+)
 from trl_ablate.recipe.strict import nearest
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.report.series import Series, read_series
@@ -152,7 +159,7 @@ def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
             if state.status != "to do" and directory.metrics_file.is_file():
                 metric = plan.primary_metric
                 curves, skipped = read_series(
-                    directory.metrics_file, metric, [stderr_of(metric)], DRAWN
+                    directory.metrics_file, metric, [stderr_of(metric)], (*DRAWN, GENERATED_TOKENS)
                 )
             diverged_at = state.record.get("diverged_at")
             if diverged_at is not None:
@@ -174,35 +181,91 @@ def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
 
 
 def read_curves(path: Path) -> list[Run]:
-    """Published curves in long form: run_name, metric, step, value.
+    """Published curves in long form: run_name, metric, step, value, and perhaps arm and seed.
 
-    `NAME-seed3` is arm NAME with seed 3; any other name is an arm with one run. Values that are not
-    finite numbers are skipped.
+    With the columns `arm` and `seed` (or one of them), they say which run is whose. Without, or
+    where a cell is empty, `NAME-seed3` is arm NAME with seed 3, and any other name is an arm with
+    one run. Values that are not finite numbers are skipped. The runs of an arm are in the order of
+    their seeds, as arms are compared run by run.
     """
     if not path.is_file():
         raise ConfigurationError(f"curves {path} do not exist; name a CSV file")
-    points: dict[str, dict[str, dict[float, float]]] = {}
+    points: dict[Place, dict[str, dict[float, float]]] = {}
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         _check_columns(path, reader.fieldnames or ())
         for number, row in enumerate(reader, start=2):
             step, value = _numbers(path, number, row)
             if math.isfinite(value):
-                metrics = points.setdefault(row["run_name"], {})
+                metrics = points.setdefault(_place(path, number, row), {})
                 metrics.setdefault(translated(row["metric"]), {})[step] = value
     if not points:
         raise ConfigurationError(f"curves {path} have no rows")
-    return [_published(name, metrics) for name, metrics in points.items()]
+    _check_one_run_each(path, points)
+    arms = list(dict.fromkeys(place.arm for place in points))
+    ordered = sorted(points, key=lambda place: (arms.index(place.arm), place.seed or 0))
+    return _aligned([_published(place, points[place]) for place in ordered])
 
 
-def _published(name: str, metrics: Mapping[str, Mapping[float, float]]) -> Run:
+def _aligned(runs: list[Run]) -> list[Run]:
+    """The runs with an empty one where an arm lacks a seed that others have, as arms are compared
+    by position. Arms that have no seed in common are compared in the order of their seeds."""
+    arms: dict[str, dict[int | None, Run]] = {}
+    for run in runs:
+        arms.setdefault(run.arm, {})[run.seed] = run
+    common = set.intersection(*({*found} for found in arms.values()))
+    if None in common or not common:
+        return runs
+    seeds = sorted({run.seed for run in runs if run.seed is not None})
+    return [
+        found.get(seed) or Run(arm=arm, seed=seed, status="missing")
+        for arm, found in arms.items()
+        for seed in seeds
+    ]
+
+
+class Place(NamedTuple):
+    """Which run a row belongs to."""
+
+    run_name: str
+    arm: str
+    seed: int | None
+
+
+def _place(path: Path, line: int, row: Mapping[str, str]) -> Place:
+    name = row["run_name"]
     seeded = re.fullmatch(r"(.+)[-_]seed(\d+)", name)
+    arm, seed = (seeded[1], int(seeded[2])) if seeded else (name, None)
+    if row.get("arm"):
+        arm = row["arm"]
+    if row.get("seed"):
+        try:
+            seed = int(row["seed"])
+        except ValueError as error:
+            raise ConfigurationError(
+                f"curves {path}, line {line}: seed is '{row['seed']}'; it takes a whole number"
+            ) from error
+    return Place(name, arm, seed)
+
+
+def _check_one_run_each(path: Path, places: Iterable[Place]) -> None:
+    """Two runs of one arm with one seed cannot be paired."""
+    owners: dict[tuple[str, int | None], str] = {}
+    for place in places:
+        other = owners.setdefault((place.arm, place.seed), place.run_name)
+        if other != place.run_name:
+            raise ConfigurationError(
+                f"curves {path}: the runs '{other}' and '{place.run_name}' have the same arm "
+                f"'{place.arm}' and the same seed ({place.seed}); give each run its own seed"
+            )
+
+
+def _published(place: Place, metrics: Mapping[str, Mapping[float, float]]) -> Run:
     series = {
         metric: Series(sorted(found), [found[step] for step in sorted(found)])
         for metric, found in metrics.items()
     }
-    arm, seed = (seeded[1], int(seeded[2])) if seeded else (name, None)
-    return Run(arm=arm, seed=seed, status="finished", series=series)
+    return Run(arm=place.arm, seed=place.seed, status="finished", series=series)
 
 
 def _check_columns(path: Path, columns: Sequence[str]) -> None:

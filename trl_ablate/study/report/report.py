@@ -1,4 +1,4 @@
-"""Write a report: REPORT.md, report.html, curves.png, differences.png, runs.csv. No torch.
+"""Write a report: REPORT.md, report.html, report.json, pictures, runs.csv. No torch.
 
 Each time, all is computed again from run directories, or from a CSV file of published curves.
 """
@@ -9,16 +9,22 @@ from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
+from trl_ablate.run.files import write_json
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.plan import Plan
-from trl_ablate.study.report import background, sections
+from trl_ablate.study.report import background, costs, growth, outcomes, sections, verdicts
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.curves import Run, planned_runs, read_curves
 from trl_ablate.study.report.document import Document, Picture, Section, with_texts
 from trl_ablate.study.report.markdown import write_markdown
 from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import draw_curves, draw_differences, references
+from trl_ablate.study.report.record import numbers_of
+from trl_ablate.study.report.stats import Interval
+from trl_ablate.study.rounds import needed
 from trl_ablate.study.store import RunStore
+
+Parameters = dict[str, dict[str, Interval]]
 
 PICTURES_ABOUT = (
     "{metric} against GRPO steps and time, gradient norm, response length and entropy; lines are "
@@ -39,17 +45,23 @@ def report_study(
         raise ConfigurationError(
             f"study {study}: no run has logged {plan.primary_metric} yet; `run` the study first"
         )
-    analysis = analyse(runs, plan.primary_metric, plan.decide_on, plan.against)
-    pictures = _pictures(analysis, reference)
-    document = Document(plan.study, plan.question, [sections.answer(analysis, plan)])
+    analysis = _analysis(plan, runs)
+    parameters = growth.parameters(analysis)
+    headline, curves = _pictures(analysis, reference)
+    document = Document(plan.study, plan.question, [sections.answer(analysis, plan, headline)])
     document.sections += [
         section
         for section in (
+            verdicts.expectations(analysis, plan),
             background.seeds_answer(plan),
-            Section("Curves", [*pictures]),
+            Section("Curves", [curves]),
             sections.arms_table(analysis),
             sections.comparisons_table(analysis),
+            outcomes.outcomes_table(analysis),
+            costs.costs_table(analysis),
+            growth.growth_table(parameters),
             sections.published_table(reference, plan.primary_metric) if reference else None,
+            verdicts.what_would_change(analysis),
             sections.differences_table(plan),
             background.warnings(plan),
             sections.runs_table(analysis),
@@ -59,7 +71,29 @@ def report_study(
         )
         if section is not None and section.blocks
     ]
-    return _write(document, analysis, pictures, out)
+    return _write(document, analysis, [*headline, curves], parameters, out)
+
+
+def _analysis(plan: Plan, runs: Sequence[Run]) -> Analysis:
+    """With looks, runs at the end of an arm that no comparison needs yet are left out."""
+
+    def judged(some: Sequence[Run]) -> Analysis:
+        return analyse(
+            some, plan.primary_metric, plan.decide_on, plan.against,
+            plan.looks, plan.equivalence_margin,
+        )  # fmt: skip
+
+    analysis = judged(runs)
+    if not plan.looks:
+        return analysis
+    wanted = needed(plan, analysis)
+    kept: list[Run] = []
+    for arm in plan.arms:
+        own = [run for run in runs if run.arm == arm.name]
+        while own[-1].status == "to do" and arm.runs[len(own) - 1].id not in wanted:
+            own.pop()
+        kept += own
+    return judged(kept)
 
 
 def report_curves(
@@ -73,35 +107,48 @@ def report_curves(
             f"curves {curves} have no metric '{metric}'; they have {', '.join(known)}"
         )
     analysis = analyse(runs, metric)
-    pictures = _pictures(analysis, reference)
+    parameters = growth.parameters(analysis)
+    headline, drawn = _pictures(analysis, reference)
     document = Document(
         curves.stem.replace("_", " "),
         f"{len(runs)} published runs, read from {curves.name}",
         [
-            sections.answer(analysis, None),
-            Section("Curves", [*pictures]),
+            sections.answer(analysis, None, headline),
+            Section("Curves", [drawn]),
             sections.arms_table(analysis),
             sections.comparisons_table(analysis),
-            sections.runs_table(analysis),
         ],
     )
+    more = (
+        outcomes.outcomes_table(analysis),
+        costs.costs_table(analysis),
+        growth.growth_table(parameters),
+        verdicts.what_would_change(analysis),
+    )
+    document.sections += [section for section in more if section]
+    document.sections.append(sections.runs_table(analysis))
     if reference:
         document.sections.append(sections.published_table(reference, metric))
-    return _write(document, analysis, pictures, out)
+    return _write(document, analysis, [*headline, drawn], parameters, out)
 
 
-def _pictures(analysis: Analysis, reference: Sequence[Run]) -> list[Picture]:
+def _pictures(analysis: Analysis, reference: Sequence[Run]) -> tuple[list[Picture], Picture]:
+    """The picture of the headline, if there is an interval to draw, and the curves."""
     about = PICTURES_ABOUT.format(metric=analysis.metric)
     curves = Picture("curves.png", draw_curves(analysis, reference), about)
     differences = draw_differences(analysis)
     if differences is None:
-        return [curves]
+        return [], curves
     about = f"each arm's difference from {references(analysis)} with its 95 % interval"
-    return [Picture("differences.png", differences, about), curves]
+    return [Picture("differences.png", differences, about)], curves
 
 
 def _write(
-    document: Document, analysis: Analysis, pictures: Sequence[Picture], out: Path
+    document: Document,
+    analysis: Analysis,
+    pictures: Sequence[Picture],
+    parameters: Parameters,
+    out: Path,
 ) -> list[Path]:
     masker = Masker(known_secrets([], [], None))
     document = with_texts(document, masker.text)
@@ -111,8 +158,21 @@ def _write(
     (out / "REPORT.md").write_text(write_markdown(document), encoding="utf-8")
     (out / "report.html").write_text(write_page(document), encoding="utf-8")
     write_runs(analysis, out / "runs.csv", masker.text)
-    names = ("REPORT.md", "report.html", "runs.csv", *(picture.file for picture in pictures))
+    write_json(out / "report.json", numbers_of(analysis, (), _means(parameters), masker.text))
+    names = (
+        "REPORT.md",
+        "report.html",
+        "report.json",
+        "runs.csv",
+        *(picture.file for picture in pictures),
+    )
     return [out / name for name in names]
+
+
+def _means(parameters: Parameters) -> dict[str, dict[str, float | None]]:
+    return {
+        arm: {name: found.mean for name, found in each.items()} for arm, each in parameters.items()
+    }
 
 
 def write_runs(analysis: Analysis, path: Path, clean: Callable[[str], str] = str) -> None:

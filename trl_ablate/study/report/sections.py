@@ -5,19 +5,27 @@ from collections.abc import Sequence
 
 from trl_ablate.study.definition import Statistic
 from trl_ablate.study.plan import Plan, setting, silent_differences
+from trl_ablate.study.report import outcomes
 from trl_ablate.study.report.analysis import STATISTICS, Analysis, ArmResult
 from trl_ablate.study.report.curves import Run
-from trl_ablate.study.report.document import Block, Grid, Items, Section, Text
-from trl_ablate.study.report.stats import SAME, TOO_FEW, Comparison, Interval
+from trl_ablate.study.report.document import Block, Grid, Items, Picture, Section, Text
+from trl_ablate.study.report.numbers import MIXED, NOTHING, interval, number, p_value, step
+from trl_ablate.study.report.verdicts import difference_of, finality, sentence
 
 NAMES: dict[Statistic, str] = {"final": "final", "best": "best", "auc": "mean over training"}
-NOTHING = "–"
 MINIATURES = {
     "miniature": "a 0.13 M parameter model on chains of additions and subtractions",
     "miniature-sums": "a 0.35 M parameter model on two-digit arithmetic",
 }
 """Profiles whose answers are those of a miniature, and which one."""
 
+LOOKS_NOTE = (
+    "Differences are paired by seed, over the seeds of the look that decides; the intervals cover "
+    "with 95 % over all looks and comparisons together, whenever a study ends. Each look is a "
+    "paired t test at a lower level (nominal), computed for these looks; 'leans on' names what the "
+    "verdict assumes. 'Detectable' is the smallest true difference that one look at these seeds "
+    "finds with 80 % probability, given the spread seen here."
+)
 COMPARISON_NOTE = (
     "Differences are paired by seed, with 95 % t intervals of their own; verdicts rest on the "
     "p-values of the paired t test with Holm's correction over all comparisons of the study, so "
@@ -31,7 +39,6 @@ RUNS_NOTE = (
     "what they ended at. Failed and unfinished ones are shown with what they had reached, and "
     "enter no mean."
 )
-MIXED = " †"
 MIXED_NOTE = (
     " † Some seeds of an arm collapsed or never learned and others did not (named in the answer): "
     "the interval assumes one bell-shaped population and is misleading there."
@@ -42,36 +49,20 @@ ARMS_NOTE = (
 )
 
 
-def answer(analysis: Analysis, plan: Plan | None) -> Section:
-    """The verdicts as sentences, with the necessary remarks."""
+def answer(analysis: Analysis, plan: Plan | None, pictures: Sequence[Picture] = ()) -> Section:
+    """The verdicts as sentences, their picture, and the necessary remarks."""
     reference = analysis.reference
     lead = (
         f"Reference {reference.name}: {NAMES[analysis.decide_on]} {analysis.metric} "
         f"{_arm_interval(reference, analysis.decide_on)} ({reference.outcome()})."
     )
-    sentences = [_sentence(c, analysis) for c in analysis.decisive.values()]
+    sentences = [sentence(c, analysis) for c in analysis.decisive.values()]
+    sentences += outcomes.sentences(analysis)
     blocks: list[Block] = [Text(lead), Items(sentences)] if sentences else [Text(lead)]
+    blocks += [Text(words) for words in finality(analysis)]
+    blocks += pictures
     blocks += [Text(caveat) for caveat in _caveats(analysis, plan)]
     return Section("Answer", blocks)
-
-
-def _sentence(comparison: Comparison, analysis: Analysis) -> str:
-    arm, reference = analysis.arm(comparison.arm), analysis.reference_of(comparison.arm)
-    numbers = f"{_arm_difference(comparison, analysis)}; {arm.outcome()}"
-    if comparison.verdict == TOO_FEW:
-        return (
-            f"{arm.name}: too few seeds for a verdict ({comparison.difference.n} pair"
-            f"{'' if comparison.difference.n == 1 else 's'}; {numbers})."
-        )
-    if comparison.verdict == SAME:
-        return (
-            f"{arm.name} is not distinguishable from {reference.name} ({numbers}); a "
-            f"difference below {number(comparison.detectable)} would likely have gone unseen."
-        )
-    return (
-        f"{arm.name} is {comparison.verdict} than {reference.name} ({numbers}; "
-        f"p = {p_value(comparison.p_corrected)})."
-    )
 
 
 def _caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
@@ -149,23 +140,26 @@ def arms_table(analysis: Analysis) -> Section:
 def comparisons_table(analysis: Analysis) -> Section:
     others: list[Statistic] = [s for s in STATISTICS if s != analysis.decide_on]
     header = [
-        "arm", "against", "verdict", f"{NAMES[analysis.decide_on]}: difference", "p", "detectable",
-        *(f"{NAMES[s]}: difference" for s in others),
+        "arm", "against", "verdict", f"{NAMES[analysis.decide_on]}: difference",
+        "pairs" if analysis.looks else "p", "detectable",
+        *(f"{NAMES[s]}: difference" for s in others), "leans on",
     ]  # fmt: skip
     rows = [
         [
             c.arm,
             analysis.reference_of(c.arm).name,
             c.verdict,
-            _arm_difference(c, analysis),
-            p_value(c.p_corrected),
+            difference_of(c, analysis),
+            str(c.difference.n) if analysis.looks else p_value(c.p_corrected),
             number(c.detectable),
-            *(_arm_difference(analysis.comparisons[s][c.arm], analysis) for s in others),
+            *(difference_of(analysis.comparisons[s][c.arm], analysis) for s in others),
+            c.leans_on,
         ]
         for c in analysis.decisive.values()
     ]
     title = "Comparisons" if analysis.against else f"Against {analysis.reference.name}"
-    note = COMPARISON_NOTE + MIXED_NOTE * any(arm.is_mixed for arm in analysis.arms)
+    note = LOOKS_NOTE if analysis.looks else COMPARISON_NOTE
+    note += MIXED_NOTE * any(arm.is_mixed for arm in analysis.arms)
     return Section(title, [Grid(header, rows, note, numbers_from=3)] if rows else [])
 
 
@@ -218,39 +212,3 @@ def published_table(runs: Sequence[Run], metric: str) -> Section:
 
 def _arm_interval(arm: ArmResult, statistic: Statistic) -> str:
     return interval(arm.intervals[statistic]) + MIXED * arm.is_mixed
-
-
-def _arm_difference(comparison: Comparison, analysis: Analysis) -> str:
-    pair = (analysis.arm(comparison.arm), analysis.reference_of(comparison.arm))
-    return difference(comparison.difference) + MIXED * any(arm.is_mixed for arm in pair)
-
-
-def interval(found: Interval) -> str:
-    if found.mean is None:
-        return NOTHING
-    half = found.half_width
-    return number(found.mean) + ("" if half is None else f" ± {half:.3f}")
-
-
-def difference(found: Interval) -> str:
-    if found.mean is None:
-        return NOTHING
-    if found.low is None or found.high is None:
-        return signed(found.mean)
-    return f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]"
-
-
-def signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")
-
-
-def number(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3f}".replace("-", "−")
-
-
-def p_value(value: float | None) -> str:
-    return NOTHING if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def step(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:g}"

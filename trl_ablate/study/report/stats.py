@@ -16,14 +16,31 @@ from typing import Literal
 import numpy as np
 from scipy import optimize, special
 
+from trl_ablate.study.decision import (
+    BETTER,
+    EQUIVALENT,
+    EXACT,
+    NORMAL,
+    WORSE,
+    Decision,
+    can_reach,
+    decide,
+    is_within,
+    sign_flip_p,
+)
+
 ALPHA = 0.05
 POWER = 0.8
 MIN_SEEDS = 3
 """Fewest pairs of runs for a verdict: two differences show too little of the spread."""
 
-BETTER, WORSE = "better", "worse"
 SAME, TOO_FEW = "not distinguishable", "too few seeds"
-Verdict = Literal["better", "worse", "not distinguishable", "too few seeds"]
+Verdict = Literal[
+    "better", "worse", "equivalent", "not distinguishable", "too few seeds",
+    "undecided", "not decided",
+]  # fmt: skip
+"""With fixed seeds a comparison without a difference is not distinguishable, or has too few seeds;
+with looks it is undecided before the last look and not decided after it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,27 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """The paired differences of an arm, in the order of the seeds."""
+
+    differences: Sequence[float]
+    collapsed: Sequence[bool] = ()
+    """For each pair, whether one of its runs collapsed."""
+    first: int | None = None
+    """Pairs before the first that is missing; None: none is missing."""
+
+    @property
+    def is_mixed(self) -> bool:
+        return 0 < sum(self.collapsed) < len(self.differences)
+
+    @property
+    def unbroken(self) -> "Pairs":
+        """The pairs before the first that is missing: looks count these alone, so that a verdict
+        stays when a missing run is done later."""
+        return Pairs(self.differences[: self.first], self.collapsed[: self.first])
+
+
+@dataclass(frozen=True)
 class Comparison:
     """An arm against the reference: the paired difference and the verdict."""
 
@@ -51,6 +89,14 @@ class Comparison:
     verdict: Verdict
     detectable: float | None
     """Smallest true difference that this study finds with 80 % probability; None below 2 pairs."""
+    leans_on: str = NORMAL
+    """What the verdict assumes, or the test that needs no assumption."""
+    exact_p: float | None = None
+    """The p-value of the sign-flip test; None if the pairs are too few for it."""
+    exact_disagrees: bool = False
+    """Whether the t test found a difference that the sign-flip test did not confirm."""
+    next_look: int | None = None
+    """The number of seeds at which an undecided comparison may be decided."""
 
 
 def t_interval(values: Sequence[float], confidence: float = 1 - ALPHA) -> Interval:
@@ -118,6 +164,8 @@ def compare(
     reference: Sequence[float | None],
     arms: Mapping[str, Sequence[float | None]],
     own_references: Mapping[str, Sequence[float | None]] | None = None,
+    *,
+    margin: float | None = None,
 ) -> dict[str, Comparison]:
     """Every arm against the reference, or against its own; higher is better.
 
@@ -126,37 +174,108 @@ def compare(
     their references.
     """
     references = {name: reference for name in arms} | dict(own_references or {})
-    differences = {
-        name: [
-            b - a
-            for a, b in zip(references[name], values, strict=True)
-            if a is not None and b is not None
-        ]
-        for name, values in arms.items()
-    }
-    tested = [name for name, pairs in differences.items() if len(pairs) >= MIN_SEEDS]
-    p_values = [paired_p(differences[name]) for name in tested]
-    p = dict(zip(tested, p_values, strict=True))
-    corrected = dict(zip(tested, holm(p_values), strict=True))
-    return {
-        name: Comparison(
+    return judge({name: pairs_of(references[name], arms[name]) for name in arms}, margin)
+
+
+def pairs_of(
+    reference: Sequence[float | None],
+    arm: Sequence[float | None],
+    collapsed: Sequence[bool] | None = None,
+) -> Pairs:
+    """The differences where both have a value."""
+    both = [
+        (b - a, position)
+        for position, (a, b) in enumerate(zip(reference, arm, strict=True))
+        if a is not None and b is not None
+    ]
+    missing = next((i for i, (_, position) in enumerate(both) if i != position), None)
+    flags = [bool(collapsed and collapsed[position]) for _, position in both]
+    return Pairs([difference for difference, _ in both], flags, missing)
+
+
+def judge(arms: Mapping[str, Pairs], margin: float | None = None) -> dict[str, Comparison]:
+    """The verdicts over all pairs, with Holm's correction."""
+    tested = [name for name, pairs in arms.items() if len(pairs.differences) >= MIN_SEEDS]
+    p = {name: _p(arms[name]) for name in tested}
+    corrected = dict(zip(tested, holm(list(p.values())), strict=True))
+    found = {}
+    for name, pairs in arms.items():
+        exact = _exact_p(pairs)
+        found[name] = Comparison(
             arm=name,
-            difference=t_interval(pairs),
+            difference=t_interval(pairs.differences),
             p=p.get(name),
             p_corrected=corrected.get(name),
-            verdict=_verdict(pairs, corrected.get(name)),
-            detectable=_detectable(pairs, len(tested)),
+            verdict=_verdict(pairs, corrected.get(name), margin, len(tested)),
+            detectable=_detectable(pairs.differences, len(tested)),
+            leans_on=NORMAL if exact is None and not pairs.is_mixed else EXACT,
+            exact_p=exact,
+            exact_disagrees=name in p and corrected[name] < ALPHA and not _confirmed(pairs),
         )
-        for name, pairs in differences.items()
+    return found
+
+
+def judge_at_looks(
+    arms: Mapping[str, Pairs], looks: Sequence[int], margin: float | None = None
+) -> dict[str, Comparison]:
+    """The verdicts at planned looks; the comparisons share the level."""
+    level = ALPHA / max(1, len(arms))
+    return {
+        name: _looked_at(name, pairs.unbroken, tuple(looks), level, margin)
+        for name, pairs in arms.items()
     }
 
 
-def _verdict(differences: Sequence[float], p: float | None) -> Verdict:
+def _looked_at(
+    name: str, pairs: Pairs, looks: tuple[int, ...], level: float, margin: float | None
+) -> Comparison:
+    found: Decision = decide(
+        pairs.differences, looks=looks, level=level, margin=margin, collapsed=pairs.collapsed
+    )
+    seen = pairs.differences[: found.n]
+    detectable = None
+    if found.n > 1:
+        detectable = detectable_difference(_std(seen), found.n, alpha=found.nominal_level)
+    return Comparison(
+        arm=name,
+        difference=Interval(found.n, found.difference, found.low, found.high),
+        p=None,
+        p_corrected=None,
+        verdict=found.verdict,
+        detectable=detectable,
+        leans_on=found.leans_on,
+        exact_p=found.exact_p,
+        exact_disagrees=found.exact_disagrees,
+        next_look=None if found.is_final else next((n for n in looks if n > found.n), None),
+    )
+
+
+def _p(pairs: Pairs) -> float:
+    """Of the t test; where some pairs collapsed and others did not, of the sign-flip test, if the
+    pairs are enough for it."""
+    exact = _exact_p(pairs)
+    return exact if pairs.is_mixed and exact is not None else paired_p(pairs.differences)
+
+
+def _exact_p(pairs: Pairs) -> float | None:
+    enough = can_reach(len(pairs.differences), ALPHA)
+    return sign_flip_p(pairs.differences) if enough else None
+
+
+def _confirmed(pairs: Pairs) -> bool:
+    exact = _exact_p(pairs)
+    return not pairs.is_mixed if exact is None else exact <= ALPHA
+
+
+def _verdict(pairs: Pairs, p: float | None, margin: float | None, comparisons: int) -> Verdict:
     if p is None:
         return TOO_FEW
-    if p >= ALPHA:
-        return SAME
-    return BETTER if statistics.fmean(differences) > 0 else WORSE
+    if p < ALPHA and _confirmed(pairs):
+        return BETTER if statistics.fmean(pairs.differences) > 0 else WORSE
+    if p >= ALPHA and margin is not None and not pairs.is_mixed:
+        level = ALPHA / comparisons
+        return EQUIVALENT if is_within(pairs.differences, level, margin) else SAME
+    return SAME
 
 
 def _detectable(differences: Sequence[float], comparisons: int) -> float | None:

@@ -1,0 +1,126 @@
+"""Comparisons at equal cost, and learning curves as parameters."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.conftest import SHARED_DATA
+from tests.support.synthetic_study import METRIC, write_study
+from trl_ablate.metrics import GENERATED_TOKENS
+from trl_ablate.study.report.analysis import analyse
+from trl_ablate.study.report.costs import at_equal_cost, costs_table, generated_tokens, time_alone
+from trl_ablate.study.report.curves import Run, Series, read_curves
+from trl_ablate.study.report.growth import Growth, fit, parameters
+from trl_ablate.study.report.report import report_study
+
+PUBLISHED = SHARED_DATA / "curves" / "std_dev_normalization.csv"
+
+
+def run(arm: str, seed: int, values: list[float], tokens: float, **more) -> Run:
+    """A run that generates that many tokens in each of its steps 1, 2, 3, ..."""
+    steps = [float(step) for step in range(len(values))]
+    drawn = {
+        METRIC: Series(steps, values, [60 * step for step in steps]),
+        GENERATED_TOKENS: Series(steps[1:], [tokens * step for step in steps[1:]]),
+    }
+    return Run(arm=arm, seed=seed, status=more.pop("status", "finished"), series=drawn, **more)
+
+
+def test_equal_tokens_by_hand():
+    """The arm writes twice as much: after two of its four steps both have generated 400 tokens; it
+    stands at 0.5 there, and the reference ends at 0.6."""
+    runs = [run("grpo", s, [0.1, 0.2, 0.3, 0.5, 0.6 + 0.01 * s], 100) for s in range(3)]
+    runs += [run("long", s, [0.1, 0.3, 0.5, 0.7, 0.9 + 0.01 * s], 200) for s in range(3)]
+    analysis = analyse(runs, METRIC)
+    found = at_equal_cost(analysis, generated_tokens)["long"]
+    assert found.difference.mean == pytest.approx(0.5 - 0.61)
+    assert analysis.decisive["long"].difference.mean == pytest.approx(0.3)
+    assert found.verdict == "worse" and analysis.decisive["long"].verdict == "better"
+    (grid,) = costs_table(analysis).blocks
+    row = dict(zip(grid.header, grid.rows[0], strict=True))
+    assert row["equal tokens"].startswith("−0.110") and row["equal steps"].startswith("+0.300")
+    assert row["learns"] == "sooner" and row["equal time"] == "–"
+
+
+def test_a_stopped_run_keeps_its_last_value():
+    """It is compared at the tokens of the run that finished, not at the few that it generated."""
+    runs = [run("grpo", s, [0.1, 0.4, 0.8, 0.8], 100) for s in range(2)]
+    runs += [run("b", s, [0.1, 0.0], 100, status="stopped") for s in range(2)]
+    found = at_equal_cost(analyse(runs, METRIC), generated_tokens)["b"]
+    assert found.difference.mean == pytest.approx(0.0 - 0.8)
+
+
+def test_times_count_only_if_the_machine_was_free():
+    def record(minute: int, host: str = "one") -> dict:
+        return {"host": host, "started": f"2026-01-01T00:{minute:02}:00+00:00", "seconds": 180.0}
+
+    values = [0.1, 0.5, 0.6, 0.7]
+    runs = [run("a", s, values, 1, record=record(10 * s)) for s in range(3)]
+    runs += [run("b", s, values, 1, record=record(10 * s + 5)) for s in range(3)]
+    cost = time_alone(runs)
+    found = at_equal_cost(analyse(runs, METRIC), cost)["b"]
+    assert found.difference.n == 3 and found.difference.mean == 0.0
+    runs[3].record = record(1)  # beside the first run of the other arm
+    assert at_equal_cost(analyse(runs, METRIC), time_alone(runs))["b"].difference.n == 2
+    runs[3].record = record(1, host="two")
+    assert at_equal_cost(analyse(runs, METRIC), time_alone(runs))["b"].difference.n == 3
+
+
+def planted(growth: Growth, noise: float = 0.0, seed: int = 0) -> Series:
+    steps = np.arange(0.0, 61.0, 4.0)
+    values = np.concatenate([[growth.start], growth.at(steps[1:])])
+    values += np.random.default_rng(seed).normal(0, noise, len(values)) if noise else 0.0
+    return Series(steps.tolist(), values.tolist())
+
+
+@pytest.mark.parametrize("growth", [Growth(0.05, 0.9, 2.0, 10.0), Growth(0.2, 0.6, 3.0, 30.0)])
+def test_planted_parameters_are_found(growth):
+    found = fit(planted(growth))
+    assert found is not None
+    assert pytest.approx(growth.A, abs=0.02) == found.A
+    assert pytest.approx(growth.B, rel=0.15) == found.B
+    assert found.C_mid == pytest.approx(growth.C_mid, rel=0.1)
+
+
+def test_the_parameters_of_an_arm_are_near_with_the_noise_of_an_evaluation():
+    truth = Growth(0.05, 0.9, 2.0, 10.0)
+    runs = [Run("a", s, "finished", series={METRIC: planted(truth, 0.01, s)}) for s in range(5)]
+    found = parameters(analyse(runs, METRIC))["a"]
+    assert found["A"].n == 5 and found["A"].mean == pytest.approx(0.9, abs=0.03)
+    assert found["C_mid"].mean == pytest.approx(10.0, abs=1.0)
+
+
+def test_what_has_no_fit():
+    assert fit(Series([0.0, 1.0, 2.0], [0.1, 0.2, 0.3])) is None  # too few points
+    steps = [float(step) for step in range(10)]
+    assert fit(Series(steps, [0.5] + [0.4] * 9)) is None  # never above its start
+    assert fit(Series([], [])) is None
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published curves are not here")
+def test_the_first_half_of_a_published_curve_predicts_the_second_better_than_its_last_value():
+    """Not better than a power law on other runs, as the module says: no verdict rests on it."""
+    for one in read_curves(PUBLISHED):
+        curve = one.series[METRIC]
+        half = len(curve.steps) // 2 + 1
+        found = fit(Series(curve.steps[:half], curve.values[:half]), most=1.0)
+        assert found is not None
+        rest = np.array(curve.values[half:])
+        fitted = np.sqrt(np.mean((found.at(np.array(curve.steps[half:])) - rest) ** 2))
+        assert fitted < np.sqrt(np.mean((curve.values[half - 1] - rest) ** 2))
+
+
+def test_the_record_has_the_parameters_of_every_arm(tmp_path):
+    arms = {"grpo": {"top": 0.8}, "b": {"top": 0.6}}
+    plan, store = write_study(tmp_path / "runs", arms, steps=40)
+    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert set(record) == {"reference", "metric", "arms", "effects", "curves"}
+    assert (record["reference"], record["metric"], record["effects"]) == ("grpo", METRIC, [])
+    assert set(record["arms"]) == {"b"} and set(record["curves"]) == {"grpo", "b"}
+    assert set(record["arms"]["b"]) == {
+        "verdict", "difference", "low", "high", "pairs", "collapsed", "equivalence_margin",
+    }  # fmt: skip
+    assert 0.5 < record["curves"]["b"]["A"] < 0.7 < record["curves"]["grpo"]["A"] < 0.9
+    assert set(record["curves"]["b"]) == {"A", "B", "C_mid"}

@@ -1,0 +1,264 @@
+"""Verdicts at planned looks: nominal levels, golden values, finality, simulated error rates."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from scipy import special
+
+from trl_ablate import ConfigurationError
+from trl_ablate.study import Decision, decide
+from trl_ablate.study.decision import LOOKS, can_reach, sign_flip_p
+from trl_ablate.study.nominal import error_over_looks, nominal_level
+
+STUDIES = 2000
+TWO_ERRORS = 2.5 * math.sqrt(0.05 * 0.95 / STUDIES)
+"""The Monte-Carlo error of a share of 5 % over the simulated studies, at 99 % on either side."""
+
+Draw = Callable[[np.random.Generator], np.ndarray]
+
+
+def test_one_look_has_the_whole_level():
+    assert nominal_level((5,), 0.05) == 0.05
+    # the recursion itself, which is not used for one look
+    assert error_over_looks((3,), 0.05) == pytest.approx(0.05, rel=1e-3)
+    assert error_over_looks((12,), 0.0157) == pytest.approx(0.0157, rel=1e-3)
+
+
+def test_two_looks_by_hand():
+    """Looks at 2 and 3 pairs, in polar and spherical coordinates: at two pairs |t| = |tan(θ - 45°)|
+    rotated, so that P(reject at 2) is the nominal level; the joint probability is counted over a
+    fine grid of directions on the sphere (the t statistics depend on the direction alone)."""
+    nominal = 0.1
+    heights = (np.arange(2000) + 0.5) / 2000 * 2 - 1  # equal areas, after Archimedes
+    turns = (np.arange(2000) + 0.5) / 2000 * 2 * np.pi
+    z, angle = np.meshgrid(heights, turns)
+    x, y = np.sqrt(1 - z**2) * np.cos(angle), np.sqrt(1 - z**2) * np.sin(angle)
+    rejected = np.zeros_like(z, dtype=bool)
+    for parts in ([x, y], [x, y, z]):
+        n = len(parts)
+        mean = sum(parts) / n
+        spread = np.sqrt(sum((part - mean) ** 2 for part in parts) / (n - 1))
+        rejected |= np.abs(mean) > special.stdtrit(n - 1, 1 - nominal / 2) * spread / math.sqrt(n)
+    assert error_over_looks((2, 3), nominal) == pytest.approx(rejected.mean(), abs=2e-4)
+
+
+def test_the_level_of_four_and_of_seven_looks():
+    """0.0157 and 0.0119 were simulated independently of this code, with two digits each."""
+    assert nominal_level(LOOKS, 0.05) == pytest.approx(0.0157, abs=1e-4)
+    assert nominal_level((3, 4, 5, 6, 8, 10, 12), 0.05) == pytest.approx(0.0119, abs=2e-4)
+
+
+def test_many_degrees_of_freedom_give_pococks_level():
+    """Pocock (1977), Biometrika 64, table 1: two and three equally large groups at 5 % take nominal
+    levels of 0.0294 and 0.0221 if the spread is known; with 20 pairs per group it nearly is."""
+    assert nominal_level((20, 40), 0.05) == pytest.approx(0.0294, rel=0.025)
+    assert nominal_level((20, 40, 60), 0.05) == pytest.approx(0.0221, rel=0.025)
+
+
+def test_a_verdict_by_hand():
+    # mean 2, s = 1, three pairs: t(2 degrees) at 0.0157 two-sided is 7.90, half width 4.56
+    nominal = nominal_level(LOOKS, 0.05)
+    t = float(special.stdtrit(2, 1 - nominal / 2))
+    found = decide([1.0, 2.0, 3.0])
+    assert (found.verdict, found.n, found.difference) == ("undecided", 3, 2.0)
+    assert found.low == pytest.approx(2 - t / math.sqrt(3)) and t == pytest.approx(7.89, abs=0.02)
+    assert decide([9.0, 10.0, 11.0]).verdict == "better"  # 10 > 4.56
+    assert decide([-9.0, -10.0, -11.0]).verdict == "worse"
+    assert decide([9.0, 10.0, 11.0]).nominal_level == nominal
+
+
+def test_sign_flips_by_hand():
+    """Of the 8 sums of ±1 ±2 ±3 two are as far from 0 as 6, and four as far as 4. Darwin's 15 pairs
+    of maize (Fisher 1935, The Design of Experiments, section 21): 1726 of 32768 sums are as large
+    in absolute value, p = 0.0527."""
+    assert sign_flip_p([1.0, 2.0, 3.0]) == 2 / 8
+    assert sign_flip_p([-1.0, 2.0, 3.0]) == 4 / 8
+    darwin = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+    assert sign_flip_p(darwin) == 1726 / 32768
+    assert sign_flip_p([0.0, 0.0]) == 1.0
+    assert sign_flip_p([0.1] * 7) == 2 / 128  # sums that differ by rounding are equal
+    assert can_reach(6, 0.05) and not can_reach(5, 0.05)
+
+
+def test_pairs_between_looks_do_not_count():
+    first = [1.0, 2.0, 3.0]
+    assert decide([*first, 1e6]) == decide(first)
+    assert decide([0.1, 0.2]) == Decision(
+        "undecided", 0, None, None, None, decide([]).nominal_level
+    )
+    assert decide([1.0, -1.0, 1.0, -1.0, 1.0] * 3).verdict == "not decided"
+    assert decide([1.0, -1.0, 1.0, -1.0, 1.0] * 3).n == 12
+
+
+def test_a_final_verdict_stays_whatever_comes_later():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        values = list(rng.normal(rng.choice([0.0, 0.6, 2.0]), 1.0, 12))
+        margin = float(rng.choice([0.5, 1.5]))
+        last = None
+        for n in range(13):
+            found = decide(values[:n], margin=margin)
+            if last is not None and last.is_final:
+                assert found == last
+            last = found
+        earlier = decide([*values[:8], *[-100.0] * 4], margin=margin)
+        if decide(values[:8], margin=margin).is_final:
+            assert earlier == decide(values, margin=margin)
+
+
+def test_equivalence_is_two_one_sided_tests():
+    # half widths of the interval at 1 - 2 * 0.0157: t(2 degrees) = 5.50, s = 0.01: 0.0318
+    values = [-0.01, 0.0, 0.01]
+    assert decide(values, margin=0.031).verdict == "undecided"
+    assert decide(values, margin=0.033).verdict == "equivalent"
+    assert decide(values).verdict == "undecided"
+    assert decide([0.09, 0.10, 0.11], margin=0.5).verdict == "better"  # small, and seen
+
+
+def test_differences_without_spread():
+    assert decide([0.0, 0.0, 0.0]).verdict == "undecided"
+    assert decide([0.0] * 12).verdict == "not decided"
+    assert decide([0.0, 0.0, 0.0], margin=0.01).verdict == "equivalent"
+    found = decide([0.1, 0.1, 0.1])
+    assert (found.verdict, found.low, found.high) == ("better", 0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ({"differences": [0.1, math.nan]}, "difference 1 is nan"),
+        ({"differences": [math.inf]}, "difference 0 is inf"),
+        ({"looks": ()}, "looks are []"),
+        ({"looks": (5, 3)}, "ascending"),
+        ({"looks": (3, 3)}, "ascending"),
+        ({"looks": (1, 3)}, "from 2 on"),
+        ({"looks": (3.5, 5)}, "ascending"),
+        ({"level": 0.0}, "level is 0.0"),
+        ({"level": math.nan}, "level is nan"),
+        ({"margin": 0.0}, "margin is 0.0"),
+        ({"margin": math.inf}, "margin is inf"),
+    ],
+)
+def test_what_is_refused(words, complaint):
+    with pytest.raises(ConfigurationError, match=complaint.replace("[", r"\[")):
+        decide(**{"differences": [], **words})
+
+
+def test_where_the_exact_test_disagrees_the_verdict_is_the_weaker_one():
+    """Seven differences of 1 and one of -0.4: t is large, but four of the 256 sums of flipped signs
+    are at least as far from 0, p = 0.0156, and with another sign more, they are too many."""
+    values = [1.0, 1.0, 1.0, 1.0, 1.0, -0.45, 1.0, 1.0]
+    found = decide(values, looks=(8,), level=0.01)
+    assert found.exact_p == 4 / 256 and found.exact_disagrees
+    assert found.verdict == "not decided" and found.leans_on == "an exact sign-flip test"
+    assert decide(values, looks=(8,), level=0.02).verdict == "better"
+    assert decide(values[:3], looks=(3,), level=0.01).leans_on == "near-normal differences"
+
+
+def test_a_mixture_where_the_mean_misleads():
+    """The arm is better by 0.1 where it does not collapse, and one of its three seeds collapses; or
+    all three do. Near-normal differences cannot be assumed of the first."""
+    mixed = decide([-0.70, -0.71, -0.69], collapsed=[True, True, False])
+    assert mixed.verdict == "undecided" and mixed.exact_disagrees and mixed.is_mixed
+    assert decide([-0.70, -0.71, -0.69], collapsed=[True] * 3).verdict == "worse"
+    eight = [0.1] * 7 + [0.01]
+    assert decide(eight, looks=(8,), collapsed=[False] * 7 + [True]).verdict == "better"
+    assert decide([0.0] * 3, margin=0.1, collapsed=[True, False, False]).verdict == "undecided"
+
+
+def test_it_takes_less_than_a_millisecond():
+    values = list(np.random.default_rng(0).normal(size=12))
+    decide(values)
+    start = time.process_time()
+    for _ in range(200):
+        decide(values, margin=0.1)
+    assert (time.process_time() - start) / 200 < 1e-3
+
+
+def outcomes(kind: str, rng: np.random.Generator, n: int) -> np.ndarray:
+    match kind:
+        case "gaussian":
+            return rng.normal(size=n)
+        case "skewed":
+            return rng.exponential(size=n)
+        case _:  # collapse in that share of the runs
+            collapsed = rng.random(n) < float(kind)
+            return np.where(collapsed, rng.normal(0.05, 0.01, n), rng.normal(0.8, 0.03, n))
+
+
+def alarms(kind: str, studies: int = STUDIES, seed: int = 0) -> float:
+    rng = np.random.default_rng(seed)
+    found = 0
+    for _ in range(studies):
+        differences = outcomes(kind, rng, 12) - outcomes(kind, rng, 12)
+        found += decide(differences.tolist()).verdict in ("better", "worse")
+    return found / studies
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "skewed", "0.2", "0.5"])
+def test_false_alarms_over_all_looks(kind):
+    """Two arms with the same outcomes. Collapse in half of the runs is the hardest mixture: three
+    pairs of the same sign look like a steady difference."""
+    assert alarms(kind) <= 0.05 + TWO_ERRORS
+    if kind == "gaussian":
+        assert alarms(kind) >= 0.05 - TWO_ERRORS  # the levels are not wasted
+
+
+def seeds_and_power(shift: float, studies: int) -> tuple[float, float]:
+    rng = np.random.default_rng(2)
+    found = [decide((rng.normal(size=12) + shift).tolist()) for _ in range(studies)]
+    power = sum(each.verdict == "better" for each in found) / studies
+    return power, sum(each.n for each in found) / studies
+
+
+def test_power_and_seeds():
+    """0.75 with 9.3 seeds and 1.00 with 5.7 without the sign-flip test, which costs a little."""
+    power, seeds = seeds_and_power(1.0, STUDIES)
+    assert power == pytest.approx(0.74, abs=0.03) and seeds == pytest.approx(9.5, abs=0.25)
+    power, seeds = seeds_and_power(2.0, STUDIES)
+    assert power >= 0.995 and seeds == pytest.approx(5.75, abs=0.15)
+
+
+def test_false_equivalence_at_the_margin():
+    rng = np.random.default_rng(3)
+    found = [decide((rng.normal(size=12) + 1.5).tolist(), margin=1.5) for _ in range(STUDIES)]
+    share = sum(each.verdict == "equivalent" for each in found) / STUDIES
+    assert share <= 0.05 + TWO_ERRORS
+
+
+def test_the_intervals_cover_over_all_looks():
+    """Wherever a study ends, its interval holds the true difference with 95 %."""
+    rng = np.random.default_rng(4)
+    covered = 0
+    for _ in range(STUDIES):
+        found = decide((rng.normal(size=12) + 1.0).tolist())
+        assert found.low is not None and found.high is not None
+        covered += found.low <= 1.0 <= found.high
+    assert covered / STUDIES >= 0.95 - TWO_ERRORS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gaussian", "skewed", "0.05", "0.2", "0.35", "0.5"])
+def test_false_alarms_over_all_looks_in_many_studies(kind):
+    share = alarms(kind, studies=20_000, seed=9)
+    assert share <= 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / 20_000)
+
+
+def shared_reference(rng: np.random.Generator, arms: int) -> Sequence[np.ndarray]:
+    reference = rng.normal(size=12)
+    return [rng.normal(size=12) - reference for _ in range(arms)]
+
+
+def test_false_alarms_of_four_arms_that_share_a_reference():
+    rng = np.random.default_rng(5)
+    found = 0
+    for _ in range(STUDIES):
+        verdicts = [
+            decide(differences.tolist(), level=0.05 / 4).verdict
+            for differences in shared_reference(rng, 4)
+        ]
+        found += any(verdict in ("better", "worse") for verdict in verdicts)
+    assert found / STUDIES <= 0.05 + TWO_ERRORS

@@ -1,0 +1,79 @@
+"""Start the runs of a study, and print how they ended."""
+
+import argparse
+import time
+
+from trl_ablate.cli.ending import DONE, FAILED
+from trl_ablate.cli.terminal import console
+from trl_ablate.errors import ConfigurationError
+
+UNFINISHED = 3
+
+
+def wanted_of(options: argparse.Namespace, planned, store) -> list[str]:
+    """The runs of the next look."""
+    from trl_ablate.study.rounds import check_has_looks, runs_of_next_look
+
+    if options.only:
+        raise ConfigurationError(
+            "--only names one run and --until decided chooses; use one of them"
+        )
+    check_has_looks(planned)
+    return runs_of_next_look(planned, store)
+
+
+def run_until_decided(options: argparse.Namespace, planned, store) -> int:
+    """Look after look, until all comparisons are decided, the last look or the time limit."""
+    from trl_ablate.study.rounds import analysis_of, runs_of_next_look, undecided
+    from trl_ablate.study.runner import Outcome
+
+    engine = options.make_engine(options, planned)
+    until = None if options.max_hours is None else time.monotonic() + options.max_hours * 3600
+    failed: list[str] = []
+    while runs := [r for r in runs_of_next_look(planned, store) if r not in failed]:
+        left = None if until is None else max(0.0, until - time.monotonic()) / 3600
+        outcome = executed(
+            planned, store, engine, retries=options.retries, max_hours=left, only=runs,
+            waits_for_others=True,
+        )  # fmt: skip
+        failed += outcome.failed
+        if outcome.left:
+            return ended(options.study, planned, store, outcome)
+        waiting = undecided(analysis_of(planned, store))
+        console.print(
+            f"undecided: {', '.join(waiting)}" if waiting else "no comparison is undecided"
+        )
+    return ended(options.study, planned, store, Outcome(failed=failed))
+
+
+def bring_to_an_end(study: str, planned, store, engine, **how) -> int:
+    return ended(study, planned, store, executed(planned, store, engine, **how))
+
+
+def executed(planned, store, engine, **how):
+    from trl_ablate.study.progress import LiveGrid
+    from trl_ablate.study.runner import Runner
+
+    with LiveGrid(planned, store, console) as live:
+        return Runner(planned, store, engine, say=live.say, watch=live.redraw, **how).run()
+
+
+def ended(study: str, planned, store, outcome) -> int:
+    """Print how the runs ended, and what to do next; the exit code."""
+    from trl_ablate.study.progress import grid
+
+    console.print(grid(planned, store))
+    for run_id in outcome.failed:
+        console.print(f"failed: {store.state(run_id).reason}; see {store.log(run_id)}")
+    if outcome.failed:
+        return FAILED
+    if any(store.away(run_id).exists() for run_id in outcome.left):
+        console.print(
+            f"runs continue on the service; collect them with: trl-ablate study fetch {study}",
+        )
+        return DONE
+    if outcome.left:
+        console.print("time limit reached; rerun this command to continue")
+        return UNFINISHED
+    console.print(f"done; next: trl-ablate study report {study}")
+    return DONE

@@ -1,0 +1,196 @@
+"""One comparison, judged at planned looks at a growing number of seeds. Pure: no files, no torch.
+
+At each look the paired t test over the first n pairs is made at a nominal level (`nominal`) with
+which all looks together keep the level that was asked for. A verdict is final at the first look
+that reaches it: pairs that come later never change it, so looking early costs nothing.
+
+Equivalence within a margin is two one-sided t tests, each at the same nominal level; it is looked
+for only where there is no difference to report. A false "equivalent" needs the test on one side to
+err, so it is no more frequent than a false difference.
+
+What a verdict leans on: with few pairs, on differences that are near to normal. From the number of
+pairs at which an exact sign-flip test can reach the nominal level, that test has to agree, or the
+comparison stays undecided. Where some pairs have a collapsed run and others do not, differences
+are not near to normal, and the sign-flip test decides alone. It needs no more than symmetry: two
+arms with the same outcomes, whatever their distribution, have symmetric differences.
+
+Several comparisons of one study share the level between them
+(`level / m`, Bonferroni): whatever the correlation of arms with a common reference, and however
+the seeds of each arm are chosen, the errors add up to the level at most. Holm's step would give a
+decided arm's share to the others; with equivalence as a second way to be decided, the sum of the
+shares is then no longer bounded by the level, so it is left out.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.study.looks import LOOKS, check_looks, check_margin
+from trl_ablate.study.nominal import critical_t, nominal_level
+
+LEVEL = 0.05
+MOST_FLIPPED = 30
+"""Pairs up to which all sign flips are counted; with more, the t test leans on little."""
+
+BETTER, WORSE, EQUIVALENT = "better", "worse", "equivalent"
+UNDECIDED, NOT_DECIDED = "undecided", "not decided"
+Decided = Literal["better", "worse", "equivalent", "undecided", "not decided"]
+NORMAL, EXACT = "near-normal differences", "an exact sign-flip test"
+FINAL: tuple[Decided, ...] = (BETTER, WORSE, EQUIVALENT)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The verdict on one comparison.
+
+    `better`, `worse` and `equivalent` are final. `undecided` needs more pairs; `not decided` was
+    still undecided at the last look.
+    """
+
+    verdict: Decided
+    n: int
+    """Pairs used: those of the first look at which the verdict is final; else of the last look that
+    is complete, or 0."""
+    difference: float | None
+    """The mean difference over these pairs; None without a look."""
+    low: float | None
+    high: float | None
+    """The t interval at the nominal level: over all looks it covers with 1 - level. Where the
+    verdict is `equivalent`, the interval of the two one-sided tests, which lies in the margin."""
+    nominal_level: float
+    exact_p: float | None = None
+    """The p-value of the sign-flip test over these pairs; None if they are too few to reach the
+    level."""
+    exact_disagrees: bool = False
+    """Whether the t test found a difference here that the sign-flip test did not confirm."""
+    is_mixed: bool = False
+    """Whether some of these pairs, and not all, have a collapsed run."""
+
+    @property
+    def leans_on(self) -> str:
+        """The assumption behind the verdict."""
+        return NORMAL if self.exact_p is None and not self.is_mixed else EXACT
+
+    @property
+    def is_final(self) -> bool:
+        return self.verdict in FINAL
+
+
+def decide(
+    differences: Sequence[float],
+    *,
+    looks: Sequence[int] = LOOKS,
+    level: float = LEVEL,
+    margin: float | None = None,
+    collapsed: Sequence[bool] = (),
+) -> Decision:
+    """Judge paired differences (arm minus reference, in the order of the seeds; higher is better).
+
+    Args:
+        differences: as many as there are; only those up to the last complete look count.
+        looks: numbers of pairs at which a verdict may be given, ascending.
+        level: the probability of a false difference over all looks.
+        margin: differences within ±margin count as equivalent; None: no such verdict.
+        collapsed: for each pair, whether one of its runs collapsed; default: none did.
+
+    Raises `ConfigurationError` for looks, levels, margins or differences that are none. Differences
+    that are all equal have no spread: a mean of 0 is no difference, any other is one.
+    """
+    planned = _checked(looks, level, margin)
+    values = [float(value) for value in differences]
+    for position, value in enumerate(values):
+        if not math.isfinite(value):
+            raise ConfigurationError(
+                f"difference {position} is {value}; differences are finite numbers: leave out "
+                "pairs without an outcome"
+            )
+    nominal = nominal_level(planned, level)
+    found = Decision(UNDECIDED, 0, None, None, None, nominal)
+    for n in planned:
+        if n > len(values):
+            return found
+        mixed = 0 < sum(collapsed[:n]) < n
+        found = _look(values[:n], nominal, margin, mixed=mixed, last=n == planned[-1])
+        if found.is_final:
+            break
+    return found
+
+
+def _look(
+    values: Sequence[float], nominal: float, margin: float | None, *, mixed: bool, last: bool
+) -> Decision:
+    n = len(values)
+    mean, half = half_width(values, nominal)
+    differs = half < abs(mean)
+    exact = sign_flip_p(values) if can_reach(n, nominal) else None
+    confirmed = not mixed if exact is None else exact <= nominal
+    verdict: Decided = NOT_DECIDED if last else UNDECIDED
+    if confirmed and (differs or mixed):
+        verdict = BETTER if mean > 0 else WORSE
+    elif not differs and not mixed and margin is not None and is_within(values, nominal, margin):
+        verdict = EQUIVALENT
+        half = half_width(values, 2 * nominal)[1]
+    return Decision(
+        verdict, n, mean, mean - half, mean + half, nominal, exact,
+        exact_disagrees=differs and not confirmed, is_mixed=mixed,
+    )  # fmt: skip
+
+
+def half_width(values: Sequence[float], level: float) -> tuple[float, float]:
+    """The mean, and half the width of its t interval at 1 - level."""
+    mean = statistics.fmean(values)
+    if min(values) == max(values):
+        return values[0], 0.0
+    n = len(values)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    return mean, critical_t(n, level) * spread / math.sqrt(n)
+
+
+def is_within(values: Sequence[float], level: float, margin: float) -> bool:
+    """Two one-sided tests at the level: the interval at 1 - 2 * level lies inside the margin."""
+    mean, half = half_width(values, 2 * level)
+    return abs(mean) + half < margin
+
+
+def can_reach(n: int, level: float) -> bool:
+    """Whether the two-sided sign-flip test over n pairs has a p-value as small as the level: from
+    six pairs on for 5 %, from eight on for 1 %. Its smallest one is 2 / 2^n."""
+    return n <= MOST_FLIPPED and 2.0 ** (1 - n) <= level
+
+
+def sign_flip_p(values: Sequence[float]) -> float:
+    """The exact two-sided p-value of the mean under independent flips of the signs.
+
+    Valid for differences that are symmetric around 0, as those of two arms with the same
+    distribution are, whatever it is. The 2^n sums are counted in two halves.
+    """
+    numbers = np.abs(np.asarray(values, dtype=float))
+    observed = abs(math.fsum(values))
+    limit = observed - 1e-9 * float(numbers.sum())  # sums that are equal but for rounding count
+    half = len(numbers) // 2
+    first, second = (_signs(len(part)) @ part for part in (numbers[:half], numbers[half:]))
+    second = np.sort(second)
+    above = len(second) - np.searchsorted(second, limit - first, side="left")
+    below = np.searchsorted(second, -limit - first, side="right")
+    return min(1.0, float(above.sum() + below.sum()) / 2 ** len(numbers))
+
+
+@functools.cache
+def _signs(n: int) -> np.ndarray:
+    """All 2^n rows of n signs."""
+    return 1.0 - 2.0 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+
+
+def _checked(looks: Sequence[int], level: float, margin: float | None) -> tuple[int, ...]:
+    found = check_looks(looks, "looks")
+    if not 0 < level < 1:
+        raise ConfigurationError(f"level is {level}; allowed: between 0 and 1, such as 0.05")
+    if margin is not None:
+        check_margin(margin, "margin")
+    return found

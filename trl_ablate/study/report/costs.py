@@ -1,0 +1,132 @@
+"""Each comparison at equal cost: equal steps, generated tokens or wall-clock, and by area.
+
+At the end of training an arm that writes longer answers has cost more than its reference. A pair of
+runs is compared at the largest cost that both have reached, read off their curves. A run that a
+rule stopped, or that diverged, keeps its last value: it is compared at the other's cost. Times are
+compared only if both runs had their machine to themselves.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+
+import numpy as np
+
+from trl_ablate.metrics import GENERATED_TOKENS
+from trl_ablate.study.report.analysis import Analysis
+from trl_ablate.study.report.curves import Run, Series
+from trl_ablate.study.report.document import Grid, Section
+from trl_ablate.study.report.numbers import NOTHING, difference
+from trl_ablate.study.report.stats import Comparison, Pairs, judge, judge_at_looks, pairs_of
+
+Cost = Callable[[Run, Series], np.ndarray | None]
+"""The cost of a run at each step of a curve; None if it is not known."""
+
+NOTE = (
+    "Paired differences, each with its interval. Equal steps: at the end of both runs. Equal "
+    "tokens: at the largest number of generated tokens that both runs of a pair reached. Equal "
+    "time: at the longest time that both took; '–' where runs shared a machine. The area under the "
+    "curve, divided by its length, says who learns sooner. One verdict decides, that of the "
+    "answer; these are looked at beside it, with their own correction over the arms."
+)
+
+
+def at_equal_cost(analysis: Analysis, cost: Cost) -> dict[str, Comparison]:
+    """The comparisons at equal cost, of the arms with a pair whose costs are known."""
+    pairs: dict[str, Pairs] = {}
+    for name in analysis.decisive:
+        arm, reference = analysis.arm(name), analysis.reference_of(name)
+        known = [
+            _at_equal(first, second, analysis.metric, cost) or (None, None)
+            for first, second in zip(reference.runs, arm.runs, strict=False)
+        ]
+        collapsed = [arm.has_collapsed(i) or reference.has_collapsed(i) for i in range(len(known))]
+        found = pairs_of([a for a, _ in known], [b for _, b in known], collapsed)
+        if found.differences:
+            pairs[name] = found
+    return judge_at_looks(pairs, analysis.looks) if analysis.looks else judge(pairs)
+
+
+def _at_equal(first: Run, second: Run, metric: str, cost: Cost) -> tuple[float, float] | None:
+    """The values of two runs where both have cost the same."""
+    curves = [run.series.get(metric) for run in (first, second)]
+    if not (first.counts and second.counts) or not all(curve and curve.steps for curve in curves):
+        return None
+    costs = [cost(run, curve) for run, curve in zip((first, second), curves, strict=True) if curve]
+    if any(found is None for found in costs):
+        return None
+    ends = [float(found[-1]) for found in costs if found is not None]
+    whole = [
+        end for end, run in zip(ends, (first, second), strict=True) if run.status == "finished"
+    ]
+    budget = min(whole) if whole else max(ends)
+    values = [
+        float(np.interp(budget, found, curve.values))
+        for found, curve in zip(costs, curves, strict=True)
+        if found is not None and curve
+    ]
+    return values[0], values[1]
+
+
+def generated_tokens(run: Run, curve: Series) -> np.ndarray | None:
+    tokens = run.series.get(GENERATED_TOKENS)
+    if tokens is None or len(tokens.steps) < 2:
+        return None
+    return np.interp(curve.steps, [0.0, *tokens.steps], [0.0, *tokens.values])
+
+
+def time_alone(runs: Iterable[Run]) -> Cost:
+    """Seconds, of the runs that shared their host with no other one."""
+    spans = {id(run): span for run in runs if (span := _span(run))}
+
+    def cost(run: Run, curve: Series) -> np.ndarray | None:
+        own = spans.get(id(run))
+        if own is None or not curve.seconds:
+            return None
+        others = (span for key, span in spans.items() if key != id(run) and span[0] == own[0])
+        if any(start < own[2] and own[1] < end for _, start, end in others):
+            return None
+        return np.asarray(curve.seconds, float)
+
+    return cost
+
+
+def _span(run: Run) -> tuple[str, float, float] | None:
+    """Host, start and end."""
+    record: Mapping[str, object] = run.record
+    host, started, seconds = (record.get(key) for key in ("host", "started", "seconds"))
+    if not isinstance(started, str) or not isinstance(seconds, (int, float)):
+        return None
+    try:
+        start = datetime.fromisoformat(started).timestamp()
+    except ValueError:
+        return None
+    return str(host), start, start + seconds
+
+
+def costs_table(analysis: Analysis) -> Section | None:
+    runs = [run for arm in analysis.arms for run in arm.runs]
+    tokens = at_equal_cost(analysis, generated_tokens)
+    time = at_equal_cost(analysis, time_alone(runs))
+    final, area = analysis.comparisons["final"], analysis.comparisons["auc"]
+    rows = [
+        [
+            name,
+            analysis.reference_of(name).name,
+            *(_shown(found.get(name)) for found in (final, tokens, time, area)),
+            _sooner(area[name]),
+        ]
+        for name in analysis.decisive
+    ]
+    header = [
+        "arm", "against", "equal steps", "equal tokens", "equal time", "area under the curve",
+        "learns",
+    ]  # fmt: skip
+    return Section("At equal cost", [Grid(header, rows, NOTE, 2)]) if rows else None
+
+
+def _shown(found: Comparison | None) -> str:
+    return NOTHING if found is None else difference(found.difference)
+
+
+def _sooner(area: Comparison) -> str:
+    return {"better": "sooner", "worse": "later"}.get(area.verdict, NOTHING)

@@ -1,0 +1,37 @@
+"""How a report writes numbers."""
+
+from trl_ablate.study.report.stats import Interval
+
+NOTHING = "–"
+MIXED = " †"
+
+
+def interval(found: Interval) -> str:
+    if found.mean is None:
+        return NOTHING
+    half = found.half_width
+    return number(found.mean) + ("" if half is None else f" ± {half:.3f}")
+
+
+def difference(found: Interval) -> str:
+    if found.mean is None:
+        return NOTHING
+    if found.low is None or found.high is None:
+        return signed(found.mean)
+    return f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]"
+
+
+def signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}".replace("-", "−")
+
+
+def p_value(value: float | None) -> str:
+    return NOTHING if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def step(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:g}"
