@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.synthetic_study import make_plan  # noqa: E402
+from tests.support.tuned_study import plan_of_words  # noqa: E402
 from trl_ablate.run.termination import Termination  # noqa: E402
 from trl_ablate.study.engines import Engine  # noqa: E402
 from trl_ablate.study.engines.local import LocalEngine  # noqa: E402
@@ -28,9 +29,10 @@ def main() -> int:
     parser.add_argument("arms", type=json.loads)
     parser.add_argument("--only", action="append")
     parser.add_argument("--ray_address")
+    parser.add_argument("--tune", type=plan_of_words)
     options = parser.parse_args()
     Termination().listen()
-    plan, store = make_plan(options.arms), RunStore(options.runs)
+    plan, store = options.tune or make_plan(options.arms), RunStore(options.runs)
     try:
         outcome = Runner(plan, store, engine(options), only=options.only, say=say).run()
     except KeyboardInterrupt:

@@ -182,6 +182,8 @@ def run_on_slurm(options: argparse.Namespace, planned, store) -> int:
     else:
         console.out(script, highlight=False, end="")
         sys.stderr.write("nothing was submitted: add --submit, or pipe this into sbatch\n")
+    if planned.tuning:
+        sys.stderr.write("more runs follow from these outcomes: then run this command again\n")
     return DONE
 
 
@@ -201,8 +203,10 @@ def fetch(options: argparse.Namespace) -> int:
 
 
 def bring_to_an_end(study: str, planned, store, engine, **how) -> int:
+    from trl_ablate.study.outcomes import finished
     from trl_ablate.study.progress import LiveGrid, grid
     from trl_ablate.study.runner import Runner
+    from trl_ablate.study.schedule import next_runs
 
     with LiveGrid(planned, store, console) as live:
         outcome = Runner(planned, store, engine, say=live.say, watch=live.redraw, **how).run()
@@ -219,6 +223,9 @@ def bring_to_an_end(study: str, planned, store, engine, **how) -> int:
     if outcome.left:
         console.print("time limit reached; rerun this command to continue")
         return UNFINISHED
+    if planned.tuning and next_runs(planned, finished(planned, store)):
+        console.print(f"more runs follow from these outcomes: trl-ablate study run {study}")
+        return DONE
     console.print(f"done; next: trl-ablate study report {study}")
     return DONE
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from typing import Any
 
@@ -71,6 +71,33 @@ def read_design(factors: Mapping[str, list[Any]], fraction: str, what: str) -> D
         fraction=fraction,
         words=[[name for name in factors if name in word] for word in words],
     )
+
+
+def without(design: Design, excluded: Mapping[str, str], what: str) -> Design:
+    """The design without the cells that no recipe may have.
+
+    Args:
+        excluded: cell -> why. The reference may not be among them, nor all cells of a level: then
+            the level itself is wrong.
+        what: the study, for messages.
+    """
+    left = {name: cell for name, cell in design.cells.items() if name not in excluded}
+    if REFERENCE not in left:
+        raise ConfigurationError(
+            f"{what}: the first level of every factor, the reference, is refused: "
+            f"{excluded[REFERENCE]}"
+        )
+    for factor, levels in design.factors.items():
+        for level in levels:
+            if _key(level) not in {_key(cell[factor]) for cell in left.values()}:
+                why = next(
+                    why for name, why in excluded.items()
+                    if _key(design.cells[name][factor]) == _key(level)
+                )  # fmt: skip
+                raise ConfigurationError(
+                    f"{what}: {factor} {level_text(level)} is refused in every cell: {why}"
+                )
+    return replace(design, cells=left, excluded=dict(excluded))
 
 
 def arm_name(levels: Mapping[str, Any]) -> str:

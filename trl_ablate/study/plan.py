@@ -15,6 +15,8 @@ from trl_ablate.recipe.files import changed_files
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.files import write_json
 from trl_ablate.study.definition import Statistic, Study
+from trl_ablate.study.factors import Design
+from trl_ablate.study.tuning import Tuning
 
 WHO_AND_WHERE = {
     "arm", "output_dir", "project", "report_to", "run_name", "seed", "study", "use_cpu",
@@ -77,6 +79,8 @@ class Plan:
     notes: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """`Resolved.files` of all arms."""
+    design: Design | None = None
+    tuning: Tuning | None = None
 
     def runs(self) -> dict[str, PlannedRun]:
         """Every run once, by id; arms with equal settings share runs."""
@@ -128,8 +132,11 @@ def saved_plan(study: Study, folder: Path) -> Plan | None:
         kept = json.loads(file.read_bytes())
         if kept.pop("made_from") != fingerprint(study) or changed_files(kept.get("files", {})):
             return None
-        arms, notes = tuple(_arm(arm) for arm in kept["arms"]), tuple(kept.get("notes", ()))
-        return Plan(**{**kept, "arms": arms, "notes": notes}) if arms else None
+        parts = {"arms": tuple(map(_arm, kept["arms"])), "notes": tuple(kept.get("notes", ()))}
+        design, tuning = kept.get("design"), kept.get("tuning")
+        parts |= {"design": Design(**design) if design else None}
+        parts |= {"tuning": Tuning(**tuning) if tuning else None}
+        return Plan(**{**kept, **parts}) if parts["arms"] else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 

@@ -13,7 +13,7 @@ NPK = """
     3:010=62.8 111=55.8 100=69.5 001=55.0  4:100=62.0 111=48.8 001=45.5 010=44.2
     5:110=52.0 000=51.5 101=49.8 011=48.8  6:101=57.2 110=59.0 011=53.2 000=56.0
 """
-"""R's data set `npk`: yield of peas for N, P, K in six blocks (Venables and Ripley 2002, p. 165)."""
+"""R's data set `npk`: yield of peas for N, P, K in six blocks (Venables and Ripley, MASS)."""
 
 FILTRATION = (45, 71, 48, 65, 68, 60, 80, 65, 43, 100, 45, 104, 75, 86, 70, 96)
 """Montgomery, Design and Analysis of Experiments, 8th edition, example 6.2, in standard order."""
@@ -101,8 +101,8 @@ def test_a_half_fraction_as_in_montgomery():
 def test_three_levels_by_hand():
     """Cell means over a (rows 0, 1) and b (columns 0, 1, 2), without noise:
 
-        1 2 6     a: (3 + 4 + 14) / 3 - (1 + 2 + 6) / 3 = 4
-        3 4 14    b1: 3 - 2 = 1; b2: 10 - 2 = 8; a x b1: (4 - 3) - (2 - 1) = 0; a x b2: 11 - 5 = 6
+    1 2 6     a: (3 + 4 + 14) / 3 - (1 + 2 + 6) / 3 = 4
+    3 4 14    b1: 3 - 2 = 1; b2: 10 - 2 = 8; a x b1: (4 - 3) - (2 - 1) = 0; a x b2: 11 - 5 = 6
     """
     means = {(0, 0): 1, (0, 1): 2, (0, 2): 6, (1, 0): 3, (1, 1): 4, (1, 2): 14}
     fit = Fit(
@@ -117,6 +117,36 @@ def test_three_levels_by_hand():
         assert fit.simple_effect(("a", 1), ("b", given)).estimate == pytest.approx(expected)
     assert fit.simple_effect(("b", 2), ("a", 1)).estimate == pytest.approx(11.0)
     assert [fit.level_mean(("b", j)) for j in range(3)] == pytest.approx([2.5, 3.5, 10.5])
+
+
+UNBALANCED = """
+    0000=.434 0001=.521 0010=.472 0100=.564 0101=.502 0102=.560 0110=.546 0111=.519 0200=.628
+    0201=.571 0202=.641 0210=.587 0211=.591 0212=.601 1000=.585 1001=.580 1002=.532 1011=.559
+    1012=.400 1100=.595 1101=.652 1102=.638 1110=.598 1111=.587 1112=.533 1200=.772 1201=.822
+    1202=.742 1210=.570 1211=.668 1212=.609
+"""
+"""Levels of a (2), b (3), c (2), then the seed: 31 of 36 runs, drawn for this test."""
+
+
+def test_missing_runs_and_three_levels_as_in_statsmodels():
+    """statsmodels 0.15.0, `ols("y ~ C(seed) + (a1 + b1 + b2 + c1) + two-way products")` with the
+    same columns: coefficients and p-values."""
+    observations = []
+    for word in UNBALANCED.split():
+        codes, value = word.split("=")
+        a, b, c, seed = map(int, codes)
+        observations.append(Observation({"a": a, "b": b, "c": c}, seed, float(value)))
+    fit = Fit(observations, {"a": 2, "b": 3, "c": 2})
+    assert fit.degrees == 19 and fit.sigma == pytest.approx(0.042836809, abs=1e-9)
+    expected = [  # a, b1, b2, c, a x b1, a x b2, a x c, b1 x c, b2 x c
+        (0.068654787, 0.000533275), (0.071242678, 0.002855385), (0.152682729, 0.000000491),
+        (-0.055344585, 0.002683367), (0.015129175, 0.719374109), (0.045582406, 0.283044510),
+        (-0.093720518, 0.008338401), (0.008606885, 0.836326843), (-0.050179680, 0.227339142),
+    ]  # fmt: skip
+    assert [e.found.estimate for e in fit.effects] == pytest.approx(
+        [estimate for estimate, _ in expected], abs=1e-9
+    )
+    assert [e.found.p for e in fit.effects] == pytest.approx([p for _, p in expected], abs=1e-9)
 
 
 def test_an_illegal_cell_leaves_an_interaction_that_is_named():

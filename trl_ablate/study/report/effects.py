@@ -22,7 +22,7 @@ Verdicts rest on p-values with Holm's correction over the same m estimates.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from scipy import special
@@ -199,9 +199,7 @@ class Fit:
         p_values = [each.p for each in found.values() if each.p is not None]
         decided = self.degrees >= MIN_DEGREES
         corrected = dict(zip(found, holm(p_values), strict=True)) if decided else {}
-        return [
-            self._effect(term, found.get(term), corrected.get(term)) for term in self.terms
-        ]
+        return [self._effect(term, found.get(term), corrected.get(term)) for term in self.terms]
 
     def _effect(self, term: Term, found: Estimate | None, p: float | None) -> Effect:
         if found is None:
