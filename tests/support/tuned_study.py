@@ -9,8 +9,6 @@ from tests.support.synthetic_study import make_plan
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.tuning import make_tuning
 
-VALUES = [1, 2, 3]
-
 
 def tuned_plan(
     tops: Mapping[str, Sequence[float]],
@@ -19,17 +17,23 @@ def tuned_plan(
     seeds: Sequence[int] = (0, 1, 2),
     halving: bool = False,
     against: Mapping[str, str] | None = None,
+    fails: Mapping[str, int] | None = None,
     **settings: Any,
 ) -> Plan:
     """Arm -> the reward that each value of `lr` (1, 2, ...) reaches; negative: it collapses from
-    there. `settings` go to every fake training."""
+    there. `settings` go to every fake training, `fails` to those of a candidate."""
     longest = max(map(len, tops.values()))
     tuning = make_tuning(
         {"lr": list(range(1, longest + 1))}, seeds=tuning_seeds, by="final", halving=halving,
         arms=list(tops), used=set(seeds), what="study",
     )  # fmt: skip
     arms = {
-        name: {"top": abs(top), **({"collapse": 8} if top < 0 else {}), **settings}
+        name: {
+            "top": abs(top),
+            **({"collapse": 8} if top < 0 else {}),
+            **({"fails": fails[name]} if fails and name in fails else {}),
+            **settings,
+        }
         for arm, names in tuning.arms.items()
         for name, top in zip(names, tops[arm], strict=True)
     }

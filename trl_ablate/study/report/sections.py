@@ -51,7 +51,7 @@ def answer(analysis: Analysis, plan: Plan | None) -> Section:
     )
     sentences = [_sentence(c, analysis) for c in analysis.decisive.values()]
     blocks: list[Block] = [Text(lead), Items(sentences)] if sentences else [Text(lead)]
-    blocks += [Text(caveat) for caveat in _caveats(analysis, plan)]
+    blocks += [Text(caveat) for caveat in caveats(analysis, plan)]
     return Section("Answer", blocks)
 
 
@@ -74,7 +74,8 @@ def _sentence(comparison: Comparison, analysis: Analysis) -> str:
     )
 
 
-def _caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
+def caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
+    """Remarks that a reader of the answer needs: notes, collapses, missing runs."""
     notes = [] if plan is None else [note.strip() for note in plan.notes]
     if plan is not None and plan.profile in MINIATURES:
         notes.append(
