@@ -27,6 +27,7 @@ MAX_HALVED = 8
 LEAST_RESOLUTION = 3
 """With a defining word of two factors, their main effects would be one and the same."""
 MAX_LETTERS = 80
+SEPARATOR = "--"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -50,7 +51,7 @@ def read_design(factors: Mapping[str, list[Any]], fraction: str, what: str) -> D
     if not factors:
         raise ConfigurationError(f"{what}: factors is empty; name a setting and its levels")
     for name, levels in factors.items():
-        if len({_key(level) for level in levels}) != len(levels) or len(levels) < 2:
+        if len({level_text(level) for level in levels}) != len(levels) or len(levels) < 2:
             raise ConfigurationError(
                 f"{what}: factor '{name}' has the levels {levels}; give at least two, and each once"
             )
@@ -100,16 +101,18 @@ def without(design: Design, excluded: Mapping[str, str], what: str) -> Design:
     return replace(design, cells=left, excluded=dict(excluded))
 
 
-def arm_name(levels: Mapping[str, Any]) -> str:
-    """A name for settings that can be part of a path: `baseline_none--learning_rate_3e-05`.
+def safe_name(parts: Sequence[str], identity: Any) -> str:
+    """A name that can be part of a path: `none--group--3e-05`.
 
-    If a letter had to be replaced, or the name is too long, a hash of the settings ends it.
+    If a letter had to be replaced, or parts could be confused, or the name is too long, it ends
+    with a hash of `identity`.
     """
-    plain = "--".join(f"{name}_{level_text(level)}" for name, level in levels.items())
+    plain = SEPARATOR.join(parts)
     safe = _UNSAFE.sub("_", plain)
-    if safe == plain and len(safe) <= MAX_LETTERS:
+    clear = safe == plain and not any(SEPARATOR in part for part in parts)
+    if clear and len(safe) <= MAX_LETTERS:
         return safe
-    digest = hashlib.sha256(_key(levels).encode()).hexdigest()[:6]
+    digest = hashlib.sha256(_key(identity).encode()).hexdigest()[:6]
     return f"{safe[: MAX_LETTERS - 7]}-{digest}"
 
 
@@ -175,10 +178,10 @@ def _codes(factors: Mapping[str, list[Any]], cell: Mapping[str, Any]) -> dict[st
 
 
 def _cell_name(cell: Mapping[str, Any], factors: Mapping[str, list[Any]]) -> str:
-    """Only levels that differ from the reference are in the name, so that it stays the same when
-    another factor or level is added."""
-    changed = {name: v for name, v in cell.items() if _key(v) != _key(factors[name][0])}
-    return arm_name(changed) if changed else REFERENCE
+    """The levels in the order of the factors, so that names stay when a factor gets more levels."""
+    if all(_key(level) == _key(factors[name][0]) for name, level in cell.items()):
+        return REFERENCE
+    return safe_name([level_text(level) for level in cell.values()], cell)
 
 
 def _ordered(effect: Word, names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.factors import arm_name, level_text
+from trl_ablate.study.factors import SEPARATOR, level_text, safe_name
 
 if TYPE_CHECKING:
     from trl_ablate.study.definition import Statistic
@@ -93,7 +93,7 @@ def make_tuning(
         seeds=_fresh_seeds(seeds, used),
         by=by,
         halving=halving,
-        arms={arm: [f"{arm}--{arm_name({key: value})}" for value in values] for arm in arms},
+        arms={arm: [_candidate(arm, key, value) for value in values] for arm in arms},
     )
 
 
@@ -123,6 +123,10 @@ def trials_per_arm(tuning: Tuning) -> int:
     """The number of trials, which does not depend on their outcomes."""
     every = product(range(len(tuning.values)), range(len(tuning.seeds)))
     return len(standing(tuning, dict.fromkeys(every, 0.0)).trials)
+
+
+def _candidate(arm: str, key: str, value: Any) -> str:
+    return f"{arm}{SEPARATOR}{safe_name([f'{key}_{level_text(value)}'], value)}"
 
 
 def _best_first(

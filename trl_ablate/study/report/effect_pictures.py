@@ -13,7 +13,7 @@ from trl_ablate.run.untrusted import for_picture
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.document import Picture
 from trl_ablate.study.report.effects import Effect, Level
-from trl_ablate.study.report.factorial import Factorial
+from trl_ablate.study.report.factorial import Factorial, index_of
 from trl_ablate.study.report.pictures import DPI, png_of
 from trl_ablate.study.report.sections import NAMES, signed
 from trl_ablate.study.report.stats import BETTER, WORSE
@@ -38,7 +38,7 @@ def effect_pictures(found: Factorial, analysis: Analysis) -> list[Picture]:
     if any(len(effect.term) == 2 for effect in found.effects):
         about = (
             "interactions as differences of differences; a frame marks one that is distinguishable "
-            "from none"
+            "from none, a star one that cannot be separated from another effect"
         )
         pictures.append(Picture("interactions.png", _draw_interactions(found), about))
     return pictures
@@ -63,7 +63,7 @@ def _main_panel(axes: Axes, factor: str, found: Factorial, analysis: Analysis) -
         mean = analysis.arm(name).intervals[analysis.decide_on].mean
         if mean is not None:
             mark = "x" if name in found.collapsed else "o"
-            axes.plot([levels.index(cell[factor])], [mean], mark, color=FAINT, markersize=4,
+            axes.plot([index_of(levels, cell[factor])], [mean], mark, color=FAINT, markersize=4,
                       alpha=0.7)  # fmt: skip
     unseen = {level for name, level in _unseen(found) if name == factor}
     places = [place for place in range(len(levels)) if place not in unseen]
@@ -114,11 +114,12 @@ def _draw_interactions(found: Factorial) -> bytes:
 
 def _interaction_cell(axes: Axes, column: int, row: int, effect: Effect, limit: float) -> None:
     if effect.found is None:
-        axes.text(column, row, "not\nestimable", ha="center", va="center", fontsize=7, color=FAINT)
+        axes.text(column, row, "not\nseparable", ha="center", va="center", fontsize=7, color=FAINT)
         return
     strong = effect.verdict in (BETTER, WORSE)
     dark = abs(effect.found.estimate) > 0.6 * limit
-    axes.text(column, row, signed(effect.found.estimate), ha="center", va="center", fontsize=8,
+    text = signed(effect.found.estimate) + "*" * bool(effect.aliases)
+    axes.text(column, row, text, ha="center", va="center", fontsize=8,
               color="white" if dark else INK,
               fontweight="bold" if strong else "normal")  # fmt: skip
     if strong:

@@ -11,16 +11,17 @@ from trl_ablate.study.report.stats import ALPHA, BETTER, SAME, TOO_FEW, WORSE
 
 STRONG = (BETTER, WORSE)
 NOTE = (
-    "A main effect is the mean of a level minus that of the factor's first level, all levels of the "
-    "other factors counting equally; an interaction is the difference of such differences. Least "
-    "squares over all runs, with the seed as a block. The intervals hold for all effects at once "
-    "with 95 % (Šidák); verdicts rest on p-values with Holm's correction over all effects, so an "
-    "interval may hold 0 where a verdict is 'better' or 'worse'. 'Better' means that the effect "
-    "raises the metric."
+    "A main effect is the mean of a level minus that of the factor's first level, all levels of "
+    "the other factors counting equally; an interaction is the difference of such differences. "
+    "Least squares over all runs, with the seed as a block. The intervals hold for all effects at "
+    "once with 95 % (Šidák); verdicts rest on p-values with Holm's correction over all effects, so "
+    "an interval may hold 0 where a verdict is 'better' or 'worse'. 'Better' is an effect above "
+    "0: a level that raises the metric, or two levels that together raise it by more than the sum "
+    "of what each raises it by."
 )
 
 
-def answer(found: Factorial, analysis: Analysis, plan: Plan) -> Section:
+def answer(found: Factorial, analysis: Analysis, plan: Plan | None) -> Section:
     """The verdict of each effect as a sentence, interactions first, with the necessary remarks."""
     blocks: list[Block] = [Text(_lead(found, analysis))]
     sentences = [_interaction(e, found) for e in found.effects if _is_strong_interaction(e)]
@@ -52,7 +53,7 @@ def effects_table(found: Factorial) -> Section:
 def _lead(found: Factorial, analysis: Analysis) -> str:
     ended = sum(arm.ended for arm in analysis.arms)
     text = (
-        f"{NAMES[analysis.decide_on]} {analysis.metric} of {ended} runs in "
+        f"Outcome: {NAMES[analysis.decide_on]} {analysis.metric} of {ended} runs in "
         f"{len(found.design.cells)} cells: main effects and two-way interactions"
     )
     fit = found.fit
@@ -86,17 +87,45 @@ def _main(effect: Effect, found: Factorial) -> str:
 
 
 def _interaction(effect: Effect, found: Factorial) -> str:
-    """Which setting matters only, more, or the other way round with which other one."""
+    """Which setting matters only, more, or the other way round with which other one.
+
+    Where cells cannot tell which of several interactions it is, nothing is said of either.
+    """
     numbers = (
         f" Difference of differences {_numbers(effect.found)}; p = {p_value(effect.p_corrected)}."
         if effect.found
         else ""
     )
+    if effect.aliases:
+        names = " or ".join(found.name(term) for term in (effect.term, *effect.aliases))
+        return (
+            f"There is an interaction, but these cells cannot tell which: {names}.{numbers} Cells "
+            "that the fraction or an exclusion leaves out would tell."
+        )
     first, second = effect.term
-    sentence = (
-        _only(first, second, found) or _only(second, first, found) or _both(first, second, found)
+    return (
+        _crossing(first, second, found)
+        or _crossing(second, first, found)
+        or _only(first, second, found)
+        or _only(second, first, found)
+        or _more(first, second, found)
+    ) + numbers
+
+
+def _crossing(term: Level, other: Level, found: Factorial) -> str | None:
+    """`X helps with Y = y and hurts with Y = z`, if both effects are seen."""
+    effects = found.simple_effects(term, other)
+    if effects is None or not all(map(_is_seen, effects)):
+        return None
+    signs = [effect.estimate > 0 for effect in effects]
+    if signs[0] == signs[1]:
+        return None
+    places = (found.reference(other[0]), other)
+    helps, hurts = (found.level(places[signs.index(sign)]) for sign in (True, False))
+    return (
+        f"{term[0]} helps with {other[0]} = {helps} and hurts with {other[0]} = {hurts}: "
+        f"{_changes(term, other, effects, found)}."
     )
-    return sentence + numbers + _also_contains(effect, found)
 
 
 def _only(term: Level, other: Level, found: Factorial) -> str | None:
@@ -114,27 +143,27 @@ def _only(term: Level, other: Level, found: Factorial) -> str | None:
     )
 
 
-def _both(term: Level, other: Level, found: Factorial) -> str:
+def _more(term: Level, other: Level, found: Factorial) -> str:
     effects = found.simple_effects(term, other)
-    factor, at = other[0], (found.level(found.reference(other[0])), found.level(other))
     if effects is None:
-        return f"The effect of {term[0]} depends on {factor}."
-    places = " and ".join(
-        f"{_numbers(each)} with {factor} = {level}" for each, level in zip(effects, at, strict=True)
+        return f"The effect of {term[0]} depends on {other[0]}."
+    changes = _changes(term, other, effects, found)
+    if not all(map(_is_seen, effects)):
+        return f"The effect of {term[0]} depends on {other[0]}: {changes}."
+    places = (found.reference(other[0]), other)
+    stronger = places[abs(effects[1].estimate) > abs(effects[0].estimate)]
+    return f"{term[0]} matters more with {other[0]} = {found.level(stronger)}: {changes}."
+
+
+def _changes(
+    term: Level, other: Level, effects: tuple[Estimate, Estimate], found: Factorial
+) -> str:
+    places = (found.level(found.reference(other[0])), found.level(other))
+    each = " and ".join(
+        f"{_numbers(effect)} with {other[0]} = {place}"
+        for effect, place in zip(effects, places, strict=True)
     )
-    low, high = sorted(effects, key=lambda each: each.estimate)
-    names = dict(zip(map(id, effects), at, strict=True))
-    if not (_is_seen(low) and _is_seen(high)):
-        how = f"{term[0]}: its effect depends on {factor}"
-    elif low.estimate < 0 < high.estimate:
-        how = (
-            f"{term[0]} helps with {factor} = {names[id(high)]} and hurts with {factor} = "
-            f"{names[id(low)]}"
-        )
-    else:
-        larger = max(effects, key=lambda each: abs(each.estimate))
-        how = f"{term[0]} matters more with {factor} = {names[id(larger)]}"
-    return f"{how}: {found.change(term)} is {places}."
+    return f"{found.change(term)} is {each}"
 
 
 def _is_seen(effect: Estimate) -> bool:

@@ -86,7 +86,11 @@ def effects_of(plan: Plan, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The effects for `report.json`; empty for a study without factors.
 
     `levels` has the compared levels of each factor, the reference first: for a main effect
-    `[a, b]`, for an interaction one such pair for each of its `factors`.
+    `[a, b]`, for an interaction one such pair for each of its `factors`. `aliases` names what these
+    cells cannot separate from an effect.
+
+    Args:
+        runs: the runs that the report judges; their arms are the cells.
     """
     if plan.design is None:
         return []
@@ -105,9 +109,8 @@ def _entry(found: Factorial, effect: Effect) -> dict[str, Any]:
         "estimate": estimate and estimate.estimate,
         "low": estimate and estimate.low,
         "high": estimate and estimate.high,
-        "p": effect.p_corrected,
         "verdict": effect.verdict,
-        "aliases": [found.name(term) for term in effect.aliases],
+        **({"aliases": [found.name(term) for term in effect.aliases]} if effect.aliases else {}),
     }
 
 
@@ -123,13 +126,13 @@ def _ended(
         summary = run.summary(metric) if run.counts else None
         if summary is not None:
             cell = design.cells[run.arm]
-            levels = {name: _index(design.factors[name], value) for name, value in cell.items()}
+            levels = {name: index_of(design.factors[name], value) for name, value in cell.items()}
             outcome = Observation(levels, position, summary.value(decide_on))
             found.append((run.arm, outcome, summary.collapsed_at is not None))
     return found
 
 
-def _index(levels: Sequence[Any], value: Any) -> int:
+def index_of(levels: Sequence[Any], value: Any) -> int:
     """`index` would take 1 for true."""
     return next(i for i, each in enumerate(levels) if each == value and type(each) is type(value))
 

@@ -11,13 +11,16 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.plan import Plan
-from trl_ablate.study.report import background, sections
+from trl_ablate.study.report import background, effect_sections, sections, tuning_sections
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.curves import Run, planned_runs, read_curves
 from trl_ablate.study.report.document import Document, Picture, Section, with_texts
+from trl_ablate.study.report.effect_pictures import effect_pictures
+from trl_ablate.study.report.factorial import Factorial, factorial
 from trl_ablate.study.report.markdown import write_markdown
 from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import draw_curves, draw_differences, references
+from trl_ablate.study.report.tuned import TunedRuns, split
 from trl_ablate.study.store import RunStore
 
 PICTURES_ABOUT = (
@@ -39,16 +42,20 @@ def report_study(
         raise ConfigurationError(
             f"study {study}: no run has logged {plan.primary_metric} yet; `run` the study first"
         )
-    analysis = analyse(runs, plan.primary_metric, plan.decide_on, plan.against)
-    pictures = _pictures(analysis, reference)
-    document = Document(plan.study, plan.question, [sections.answer(analysis, plan)])
+    tuned = split(plan, runs) if plan.tuning else None
+    judged = tuned.own if tuned else runs
+    analysis = analyse(judged, plan.primary_metric, plan.decide_on, plan.against)
+    effects = factorial(plan, judged) if plan.design else None
+    pictures = _pictures(analysis, reference, compared=effects is None)
+    opening, shown = _opening(plan, analysis, effects, tuned)
+    document = Document(plan.study, plan.question, opening)
     document.sections += [
         section
         for section in (
             background.seeds_answer(plan),
             Section("Curves", [*pictures]),
             sections.arms_table(analysis),
-            sections.comparisons_table(analysis),
+            sections.comparisons_table(analysis) if effects is None else None,
             sections.published_table(reference, plan.primary_metric) if reference else None,
             sections.differences_table(plan),
             background.warnings(plan),
@@ -59,7 +66,30 @@ def report_study(
         )
         if section is not None and section.blocks
     ]
-    return _write(document, analysis, pictures, out)
+    more = [run for values in tuned.trials.values() for runs in values for run in runs if run.counts
+            ] if tuned else []  # fmt: skip
+    return _write(document, analysis, [*shown, *pictures], out, more)
+
+
+def _opening(
+    plan: Plan, analysis: Analysis, effects: Factorial | None, tuned: TunedRuns | None
+) -> tuple[list[Section], list[Picture]]:
+    """The sections before the curves, and the pictures in them."""
+    if effects is None:
+        opening, shown = [sections.answer(analysis, plan)], []
+    else:
+        shown = effect_pictures(effects, analysis)
+        opening = [effect_sections.answer(effects, analysis, plan),
+                   Section("Pictures of the effects", [*shown]),
+                   effect_sections.effects_table(effects)]  # fmt: skip
+    if tuned is not None:
+        opening[0].blocks.insert(0, tuning_sections.lead(tuned))
+        picture = tuning_sections.sensitivity(tuned)
+        shared = tuning_sections.at_reference(tuned, plan, analysis)
+        opening += [shared] if shared else []
+        opening.append(tuning_sections.trials(tuned, picture))
+        shown = [*shown, *([picture] if picture else [])]
+    return [section for section in opening if section.blocks], shown
 
 
 def report_curves(
@@ -90,10 +120,12 @@ def report_curves(
     return _write(document, analysis, pictures, out)
 
 
-def _pictures(analysis: Analysis, reference: Sequence[Run]) -> list[Picture]:
+def _pictures(
+    analysis: Analysis, reference: Sequence[Run], *, compared: bool = True
+) -> list[Picture]:
     about = PICTURES_ABOUT.format(metric=analysis.metric)
     curves = Picture("curves.png", draw_curves(analysis, reference), about)
-    differences = draw_differences(analysis)
+    differences = draw_differences(analysis) if compared else None
     if differences is None:
         return [curves]
     about = f"each arm's difference from {references(analysis)} with its 95 % interval"
@@ -101,7 +133,11 @@ def _pictures(analysis: Analysis, reference: Sequence[Run]) -> list[Picture]:
 
 
 def _write(
-    document: Document, analysis: Analysis, pictures: Sequence[Picture], out: Path
+    document: Document,
+    analysis: Analysis,
+    pictures: Sequence[Picture],
+    out: Path,
+    trials: Sequence[Run] = (),
 ) -> list[Path]:
     masker = Masker(known_secrets([], [], None))
     document = with_texts(document, masker.text)
@@ -110,13 +146,19 @@ def _write(
         (out / picture.file).write_bytes(picture.png)
     (out / "REPORT.md").write_text(write_markdown(document), encoding="utf-8")
     (out / "report.html").write_text(write_page(document), encoding="utf-8")
-    write_runs(analysis, out / "runs.csv", masker.text)
+    write_runs(analysis, out / "runs.csv", masker.text, trials)
     names = ("REPORT.md", "report.html", "runs.csv", *(picture.file for picture in pictures))
     return [out / name for name in names]
 
 
-def write_runs(analysis: Analysis, path: Path, clean: Callable[[str], str] = str) -> None:
-    """One row per run, also without an outcome. The header has the metric; steps are GRPO steps."""
+def write_runs(
+    analysis: Analysis,
+    path: Path,
+    clean: Callable[[str], str] = str,
+    trials: Sequence[Run] = (),
+) -> None:
+    """One row per run, also without an outcome, and then one per trial of a study with tuning. The
+    header has the metric; steps are GRPO steps."""
     metric = analysis.metric
     header = [
         "run_name", "arm", "seed", "status", "reason", "last_step",
@@ -126,10 +168,9 @@ def write_runs(analysis: Analysis, path: Path, clean: Callable[[str], str] = str
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
-        for arm in analysis.arms:
-            for run in arm.runs:
-                cells = _csv_row(run, metric)
-                writer.writerow([clean(c) if isinstance(c, str) else c for c in cells])
+        for run in (*(run for arm in analysis.arms for run in arm.runs), *trials):
+            cells = _csv_row(run, metric)
+            writer.writerow([clean(c) if isinstance(c, str) else c for c in cells])
 
 
 def _csv_row(run: Run, metric: str) -> list[object]:
