@@ -67,14 +67,17 @@ def test_the_sentence_that_a_reader_needs(planted):
 def test_opposite_and_larger_effects_have_their_own_sentences(tmp_path):
     plan = factorial_plan({"scale": ["group", "none"], "lr": [1e-5, 1e-4]})
 
-    def said(folder: str, low: float, high: float) -> str:
+    def said(folder: str, rate: float, low: float, high: float) -> str:
         def top(cell) -> float:
-            return 0.5 + (cell["scale"] == "none") * (low if cell["lr"] == 1e-5 else high)
+            is_high = cell["lr"] == 1e-4
+            return 0.4 + rate * is_high + (cell["scale"] == "none") * (high if is_high else low)
 
         return words_of(plan, write_factorial(tmp_path / folder, plan, top))
 
-    assert "scale helps with lr = 1e-05 and hurts with lr = 0.0001" in said("a", 0.25, -0.25)
-    assert "scale matters more with lr = 0.0001" in said("b", 0.12, 0.45)
+    crossing = said("a", rate=0.0, low=0.25, high=-0.25)
+    assert "scale helps with lr = 1e-05 and hurts with lr = 0.0001: none instead" in crossing
+    more = said("b", rate=0.15, low=0.12, high=0.4)
+    assert "scale matters more with lr = 0.0001: none instead of group is +0.1" in more
 
 
 def test_a_fraction_does_not_say_which_of_two_interactions_it_is(tmp_path):
