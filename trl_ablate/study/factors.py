@@ -139,7 +139,7 @@ def alias_lines(design: Design) -> list[str]:
         shown = [alias for alias in aliases if len(alias) <= 3] or aliases[:1]
         if effect not in mentioned:
             lines.append(" = ".join(_ordered(each, names) for each in (effect, *shown)))
-        mentioned |= {effect, *(alias for alias in aliases if len(alias) == len(effect))}
+        mentioned |= {effect, *(alias for alias in aliases if len(alias) <= 2)}
     return lines
 
 

@@ -9,7 +9,8 @@ from trl_ablate.study.store import RunStore
 def outcome_of(plan: Plan, arm: PlannedArm, run: PlannedRun, store: RunStore) -> float | None:
     """The value by which a trial is judged; None if the run did not end, or logged nothing.
 
-    A run that collapsed or was stopped has ended, and counts with the value it ended at.
+    A run that collapsed or was stopped has ended, and counts with the value it ended at. Without
+    tuning nothing depends on outcomes, and no curve is read.
     """
     if plan.tuning is None:
         return None

@@ -38,7 +38,9 @@ def _parts(
         f"{plan.compared} settings; nothing else differs\n"
     )
     own = "".join(f", {arm} with {reference}" for arm, reference in plan.against.items())
-    yield Text(f"compared with {plan.arms[0].name}{', but' * bool(own)}{own.removeprefix(',')}\n")
+    first = next(iter(plan.tuning.arms)) if plan.tuning else plan.arms[0].name
+    if plan.design is None:
+        yield Text(f"compared with {first}{', but' * bool(own)}{own.removeprefix(',')}\n")
     yield from _design(plan)
     if plan.tuning:
         yield Text(f"{tuning_text(plan, finished(plan, store))}\n")

@@ -254,3 +254,33 @@ def test_a_model_that_does_not_fit_is_noticed():
 
 def test_a_model_with_every_interaction_has_no_misfit():
     assert filtration(lambda high: True).misfit_p() is None  # no cell is repeated
+
+
+MANY = 2000
+OUTCOMES = {
+    "gaussian": lambda rng, n: rng.normal(0.7, 0.03, n),
+    "skewed": lambda rng, n: 0.8 - 0.05 * rng.lognormal(0, 0.8, n),
+    "collapses": lambda rng, n: np.where(
+        rng.random(n) < 0.15, rng.normal(0.02, 0.01, n), rng.normal(0.7, 0.03, n)
+    ),
+}
+"""Outcomes of runs that do not depend on any factor; in the last, 15 % of the runs collapse."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("kind", OUTCOMES)
+def test_false_alarms_over_many_studies(kind, seeds):
+    """2^4 cells, no effect at all: some effect is found in 5 % of studies at most."""
+    rng, cells, alarms = np.random.default_rng(4), list(product((0, 1), repeat=4)), 0
+    for _ in range(MANY):
+        values = OUTCOMES[kind](rng, len(cells) * seeds)
+        fit = Fit(
+            [
+                Observation(dict(zip("ABCD", codes, strict=True)), seed, value)
+                for (codes, seed), value in zip(product(cells, range(seeds)), values, strict=True)
+            ],
+            dict.fromkeys("ABCD", 2),
+        )
+        alarms += any(effect.verdict != "not distinguishable" for effect in fit.effects)
+    assert alarms / MANY < 0.05 + 2.576 * math.sqrt(0.05 * 0.95 / MANY)

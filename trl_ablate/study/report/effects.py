@@ -98,6 +98,10 @@ class Fit:
         self._solve()
         self.effects = self._effects()
 
+    def reference_of(self, factor: str) -> int:
+        """The level that the others are compared with: the first one with an outcome."""
+        return self._levels[factor][0]
+
     def unseen(self, factors: Mapping[str, int]) -> list[Level]:
         """Levels without any outcome; nothing is estimated about them."""
         return [(f, j) for f, count in factors.items() for j in range(count)
@@ -148,10 +152,6 @@ class Fit:
     def _possible_terms(self) -> list[Term]:
         mains: list[Term] = [((f, j),) for f, seen in self._levels.items() for j in seen[1:]]
         return mains + [(a, b) for (a,), (b,) in combinations(mains, 2) if a[0] != b[0]]
-
-    def reference_of(self, factor: str) -> int:
-        """The level that the others are compared with: the first one with an outcome."""
-        return self._levels[factor][0]
 
     def _code(self, level: Level, at: int) -> float:
         """The column of `level` where its factor is at the level `at`."""
