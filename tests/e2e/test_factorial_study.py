@@ -6,14 +6,43 @@ import pytest
 
 from tests.support.warm import warm
 
-HEAD = (
-    "seeds: [0]
+HEAD = """
+seeds: [0]
 profile: miniature
-"
-    "overrides: {grpo_steps: 3, eval_size: 64, report_to: none}
-"
-)
+overrides: {grpo_steps: 3, eval_size: 64, report_to: none}
+"""
 
+
+def command(study: Path, name: str, *words: str) -> str:
+    ended = warm("study", name, study, "--runs", study.parent / "runs", *words).wait()
+    assert ended.code == 0, ended.printed
+    return " ".join(ended.stdout.split())
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    study = tmp_path / "study.yaml"
+    study.write_text(text + HEAD)
+    return study
+
+
+@pytest.mark.slow
+def test_a_factorial_study_from_plan_to_report(tmp_path):
+    study = written(
+        tmp_path,
+        "question: Do the settings act together?\n"
+        "factors: {surrogate: [clip, no_clip], delta: [null, 4.0], scale_rewards: [group, none]}\n",
+    )
+    assert "6 cells" in command(study, "plan") and "6 runs: 0 done" in command(study, "plan")
+    command(study, "run")
+    assert command(study, "status").count("✓") == 6 + 1  # and the legend
+    command(study, "report")
+    text = (tmp_path / "REPORT.md").read_text(encoding="utf-8")
+    assert "Excluded cell no_clip--4--group" in text
+    assert "scale_rewards: on average none" in text
+    assert (tmp_path / "effects.png").is_file() and (tmp_path / "interactions.png").is_file()
+
+
+@pytest.mark.slow
 def test_a_tuned_study_from_plan_to_report(tmp_path):
     study = written(
         tmp_path,
