@@ -146,6 +146,15 @@ def test_candidates_have_tuning_seeds_first_and_the_studys_after_them(write, cap
     assert "12 to 14 runs in all" in printed and "14 runs: 0 done, 14 to do" in printed
 
 
+def test_the_first_array_job_has_the_trials(write, capsys):
+    path = write(TUNE)
+    words = ["run", str(path), "--runs", str(path.parent / "runs"), "--engine", "slurm"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert "#SBATCH --array=0-7\n" in captured.out and "-seed10001" in captured.out
+    assert "more runs follow from these outcomes: then run this command again" in captured.err
+
+
 @pytest.mark.parametrize("text", [FACTORS, ILLEGAL, TUNE], ids=["factors", "illegal", "tune"])
 def test_the_kept_plan_has_the_design_and_the_tuning(write, text):
     study = load_study(write(text))

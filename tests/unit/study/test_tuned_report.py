@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from tests.support.synthetic_study import learning_rows, write_run
 from tests.support.tuned_study import tuned_plan
+from trl_ablate.study.estimate import estimate
 from trl_ablate.study.factors import read_design
 from trl_ablate.study.outcomes import finished
 from trl_ablate.study.plan import Plan, PlannedRun
+from trl_ablate.study.progress import grid
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.report.report import report_study
 from trl_ablate.study.report.tuned import split
@@ -20,8 +23,8 @@ from trl_ablate.study.report.tuning_sections import sensitivity
 from trl_ablate.study.schedule import next_runs
 from trl_ablate.study.store import RunStore
 
-TOPS = {"ref": [0.4, 0.7, -0.8], "other": [0.7, 0.3, -0.4]}
-"""Equal at their own best; `other` is worse at the second value, which is best for `ref`."""
+TOPS = {"ref": [0.4, 0.7, -0.8], "other": [0.701, 0.3, -0.4]}
+"""Nearly equal at their own best; `other` is worse at the second value, which is best for `ref`."""
 
 
 def do(plan: Plan, store: RunStore, runs: list[PlannedRun]) -> None:
@@ -107,6 +110,22 @@ def test_a_failed_trial_is_named(tmp_path):
     text = report(plan, store, tmp_path)
     assert "ref: 1 of 6 trials have no outcome; the choice rests on the others." in text
     assert "other is " in text
+
+
+def test_the_grid_has_no_cell_for_a_run_that_is_not_needed(done):
+    """12 trials, and 5 fresh runs each of `ref` at 2, and of `other` at 1 and 2."""
+    plan, store = done
+    console = Console(file=io.StringIO(), width=200)
+    console.print(grid(plan, store))
+    shown = console.file.getvalue().partition("✓ finished")[0]
+    assert shown.count("✓") == 12 + 15 and "·" not in shown
+    expected = estimate(plan, store, 1)
+    assert (expected.runs, expected.done) == (27, 27)
+
+
+def test_the_estimate_is_that_of_the_worst_case(tmp_path):
+    """Before any trial: 12 trials, and 3 fresh runs of `ref` and 6 of `other`."""
+    assert estimate(tuned_plan(TOPS), RunStore(tmp_path), 1).runs == 12 + 9
 
 
 def test_the_sensitivity_picture(done):

@@ -50,7 +50,8 @@ def at_reference(found: TunedRuns, plan: Plan, own: Analysis) -> Section | None:
     values = dict.fromkeys(found.best(found.references[arm]) for arm in found.arms)
     about = Text(
         f"The same arms, each at the {found.tuning.key} that is best for its reference "
-        f"({', '.join(values)})."
+        f"({', '.join(values)}). Its verdicts are a family of their own, corrected without those "
+        "above."
     )
     blocks: list[Block] = [about]
     if plan.design is not None:
