@@ -192,6 +192,8 @@ def run_on_slurm(options: argparse.Namespace, planned, store, wanted: list[str] 
     else:
         console.out(script, highlight=False, end="")
         sys.stderr.write("nothing was submitted: add --submit, or pipe this into sbatch\n")
+    if planned.tuning:
+        sys.stderr.write("more runs follow from these outcomes: then run this command again\n")
     return DONE
 
 

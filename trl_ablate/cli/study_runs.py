@@ -60,7 +60,9 @@ def executed(planned, store, engine, **how):
 
 def ended(study: str, planned, store, outcome) -> int:
     """Print how the runs ended, and what to do next; the exit code."""
+    from trl_ablate.study.outcomes import finished
     from trl_ablate.study.progress import grid
+    from trl_ablate.study.schedule import next_runs
 
     console.print(grid(planned, store))
     for run_id in outcome.failed:
@@ -75,5 +77,8 @@ def ended(study: str, planned, store, outcome) -> int:
     if outcome.left:
         console.print("time limit reached; rerun this command to continue")
         return UNFINISHED
+    if planned.tuning and next_runs(planned, finished(planned, store)):
+        console.print(f"more runs follow from these outcomes: trl-ablate study run {study}")
+        return DONE
     console.print(f"done; next: trl-ablate study report {study}")
     return DONE

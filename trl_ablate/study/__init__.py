@@ -3,10 +3,13 @@
     decision     the verdict on one comparison, at planned looks; exported: `decide`
     nominal      the level of each look
     definition   read and check study.yaml
+    factors      factorial designs: levels, cells, names (`fraction`: which cells, and aliases)
+    tuning       which trials an arm needs, and which value is its best
     plan         a resolved study: its arms, settings and runs; saved as JSON
     resolution   recipes -> plan, and the proof that nothing undeclared differs (imports torch)
     store        the folder of runs that studies share: states and locks
     engines      start a run's process: on this machine, with Ray, Modal or Slurm
+    schedule     which runs come next, given what has finished (`outcomes`: what has)
     runner       start, retry and stop the runs of a plan
     progress     the live grid of runs
     estimate     time, GPU-hours and disk space before the start

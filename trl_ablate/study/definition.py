@@ -17,12 +17,16 @@
     against: {a: b}               compare arm a with arm b, not with the first arm; b should differ
                                   from a only in the setting that the study asks about
     notes: [...]                  remarks for the reader of the report, one sentence each
+    factors: {key: [a, b]}        in place of arms: all combinations of these levels (see `factors`)
+    fraction: 1/2                 run only this share of the combinations
+    recipe: grpo.yaml             the recipe that the levels change; default: grpo.yaml
+    tune: {key: [a, b], seeds: 2} first find each arm's best value of one setting (see `tuning`)
 
 Recipes are searched in the study's folder, in every folder above it, and among the shipped ones.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +34,9 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.recipe.places import SHIPPED, SUFFIXES
 from trl_ablate.recipe.strict import check_value, nearest, read_mapping
+from trl_ablate.study.factors import Design, read_design
 from trl_ablate.study.looks import check_looks, check_margin
+from trl_ablate.study.tuning import Tuning, make_tuning
 
 Statistic = Literal["final", "best", "auc"]
 Expectation = Literal["better", "worse", "equal", "collapse"]
@@ -49,7 +55,13 @@ KEYS: dict[str, Any] = {
     "seeds_answer": str,
     "against": dict,
     "notes": list[str],
+    "factors": dict[str, list[Any]],
+    "fraction": str | int,
+    "recipe": str,
+    "tune": dict,
 }
+TUNE_KEYS: dict[str, Any] = {"seeds": int, "by": Statistic, "halving": bool}
+"""Options of `tune`; its one other key is the setting that is tuned."""
 ARM_KEYS: dict[str, Any] = {
     "recipe": str,
     "overrides": dict,
@@ -59,6 +71,9 @@ ARM_KEYS: dict[str, Any] = {
 }
 SEEDS_KEYS: dict[str, Any] = {"looks": list[int]}
 REQUIRED = ("question", "arms", "seeds")
+OF_FACTORS = ("fraction", "recipe")
+DEFAULT_RECIPE = "grpo.yaml"
+TUNING_SEEDS = 2
 
 RESERVED = ("arm", "extends", "output_dir", "profile", "run_name", "seed", "study")
 """Settings that the study sets for every run."""
@@ -95,6 +110,10 @@ class Study:
     """Numbers of seeds at which comparisons may be decided; none: the seeds are fixed."""
     equivalence_margin: float | None = None
     expect: Mapping[str, Expectation] = field(default_factory=dict)
+    design: Design | None = None
+    """The factorial design, whose cells are the arms."""
+    tuning: Tuning | None = None
+    """If the study tunes, its arms are the candidates."""
 
     @property
     def name(self) -> str:
@@ -105,22 +124,29 @@ class Study:
 def load_study(path: Path) -> Study:
     """Read and check a study; raises `ConfigurationError` if anything in it is wrong."""
     given = _checked(read_mapping(path, "study"), KEYS, f"study {path}")
+    design = _design(given, path)
     for key in REQUIRED:
-        if not given.get(key):
+        if not given.get(key) and not (design and key == "arms"):
             raise ConfigurationError(f"study {path} has no `{key}`; add it")
     looks, seeds = _looks_and_seeds(given["seeds"], f"study {path}: seeds")
     overrides = {**given.get("overrides", {}), **given.get("stopping", {})}
     _check_free(overrides, f"study {path}")
-    arms = _arms(given["arms"], seeds, path)
+    arms = _cells(design, given, seeds, path) if design else _arms(given["arms"], seeds, path)
     names = [arm.name for arm in arms]
-    against = {**given.get("against", {}), **_of_arms(given["arms"], "against")}
+    of_arms = given.get("arms", {})
+    against = {**given.get("against", {}), **_of_arms(of_arms, "against")}
     _check_references(against, names, path)
-    expect = {**given.get("expect", {}), **_of_arms(given["arms"], "expect")}
+    expect = {**given.get("expect", {}), **_of_arms(of_arms, "expect")}
     _check_expectations(expect, names, path)
     margin = given.get("equivalence_margin")
     if margin is not None:
         check_margin(margin, f"study {path}: equivalence_margin")
-    return Study(
+    if looks and (design or "tune" in given):
+        raise ConfigurationError(
+            f"study {path} has looks and {'factors' if design else 'tune'}, which need a fixed "
+            "number of seeds; give `seeds` as a list"
+        )
+    study = Study(
         path=path,
         question=given["question"],
         arms=arms,
@@ -135,7 +161,72 @@ def load_study(path: Path) -> Study:
         looks=looks,
         equivalence_margin=margin,
         expect=expect,
+        design=design,
     )
+    return _with_candidates(study, given["tune"]) if "tune" in given else study
+
+
+def _design(given: Mapping[str, Any], path: Path) -> Design | None:
+    """The factorial design of a study that has `factors` in place of `arms`."""
+    if "factors" not in given:
+        for key in OF_FACTORS:
+            if key in given:
+                raise ConfigurationError(
+                    f"study {path}: '{key}' applies to `factors` only; remove it, or give factors"
+                )
+        return None
+    if "arms" in given:
+        raise ConfigurationError(
+            f"study {path} has both `arms` and `factors`; keep one: the combinations of the "
+            "factors are the arms"
+        )
+    what = f"study {path}"
+    _check_free(given["factors"], what)
+    for key in given["factors"]:
+        if key in given.get("overrides", {}) or key in given.get("stopping", {}):
+            raise ConfigurationError(
+                f"{what}: '{key}' is a factor and an override, which would replace all its levels; "
+                "remove one of the two"
+            )
+    return read_design(given["factors"], str(given.get("fraction", "1")), what)
+
+
+def _cells(
+    design: Design, given: Mapping[str, Any], seeds: tuple[int, ...], path: Path
+) -> tuple[Arm, ...]:
+    recipe = find_recipe(given.get("recipe", DEFAULT_RECIPE), path)
+    return tuple(Arm(name, recipe, levels, seeds) for name, levels in design.cells.items())
+
+
+def _with_candidates(study: Study, tune: Mapping[str, Any]) -> Study:
+    """The study with each arm replaced by its candidates, whose first seeds are those of tuning."""
+    what = f"study {study.path}"
+    options = {key: tune[key] for key in TUNE_KEYS if key in tune}
+    options = _checked(options, TUNE_KEYS, f"{what}: tune")
+    values_of = {key: value for key, value in tune.items() if key not in TUNE_KEYS}
+    tuning = make_tuning(
+        values_of,
+        seeds=options.get("seeds", TUNING_SEEDS),
+        by=options.get("by", study.decide_on),
+        halving=options.get("halving", False),
+        arms=[arm.name for arm in study.arms],
+        used={seed for arm in study.arms for seed in arm.seeds},
+        what=what,
+    )
+    _check_free(values_of, f"{what}: tune")
+    for place in (study.overrides, *(arm.overrides for arm in study.arms)):
+        if tuning.key in place:
+            raise ConfigurationError(
+                f"{what}: tune replaces '{tuning.key}', which is also a factor or an override; "
+                "remove one of the two"
+            )
+    candidates = [
+        replace(arm, name=name, overrides={**arm.overrides, tuning.key: value},
+                seeds=(*tuning.seeds, *arm.seeds))
+        for arm in study.arms
+        for name, value in zip(tuning.arms[arm.name], tuning.values, strict=True)
+    ]  # fmt: skip
+    return replace(study, arms=tuple(candidates), tuning=tuning)
 
 
 def _arms(

@@ -9,7 +9,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trl_ablate.study.outcomes import finished
 from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
+from trl_ablate.study.schedule import bounds
 from trl_ablate.study.store import RunStore
 
 PROBES = "probes"
@@ -46,25 +48,27 @@ class Estimate:
 
 
 def estimate(plan: Plan, store: RunStore, slots: int, seeds: int | None = None) -> Estimate:
-    """Estimate the runs that are not done, with `slots` processes at once; with `seeds`, those of
-    the first seeds of every arm."""
-    planned = {run.id for arm in plan.arms for run in arm.runs[:seeds]}
-    done = {run_id for run_id in planned if store.state(run_id).done}
+    """Estimate the runs that are not done, with `slots` processes at once: with tuning, those of
+    the worst case; with `seeds`, those of the first seeds of every arm."""
+    _, most = bounds(plan, finished(plan, store))
+    first = {run.id for arm in plan.arms for run in arm.runs[:seeds]}
+    wanted = {run.id for run in most} & first
+    done = {run_id for run_id in wanted if store.state(run_id).done}
     own = {arm.name: measured_for(arm, store) for arm in plan.arms}
     common = _typical([measured for measured in own.values() if measured])
     hours, size = [], []
     seen = set(done)
     for arm in plan.arms:
         measured = own[arm.name] or common
-        for run in arm.runs[:seeds]:
-            if run.id in seen or measured is None:
+        for run in arm.runs:
+            if run.id in seen or run.id not in wanted or measured is None:
                 continue
             seen.add(run.id)
             hours.append(measured.seconds(arm) / 3600)
             size.append(measured.bytes / 1e9)
-    unknown = common is None and len(done) < len(planned)
+    unknown = common is None and len(done) < len(wanted)
     return Estimate(
-        runs=len(planned),
+        runs=len(wanted),
         done=len(done),
         wall_hours=None if unknown else _wall(hours, slots),
         machine_hours=None if unknown else sum(hours),

@@ -7,8 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from trl_ablate.study.estimate import Estimate
+from trl_ablate.study.factors import alias_lines, relation_text
+from trl_ablate.study.outcomes import finished
 from trl_ablate.study.plan import Plan, setting, silent_differences
 from trl_ablate.study.progress import grid
+from trl_ablate.study.schedule import tuning_text
 from trl_ablate.study.store import RunStore
 
 
@@ -49,12 +52,33 @@ def _parts(
         f"{plan.compared} settings; nothing else differs\n"
     )
     own = "".join(f", {arm} with {reference}" for arm, reference in plan.against.items())
-    yield Text(f"compared with {plan.arms[0].name}{', but' * bool(own)}{own.removeprefix(',')}\n")
+    first = next(iter(plan.tuning.arms)) if plan.tuning else plan.arms[0].name
+    if plan.design is None:
+        yield Text(f"compared with {first}{', but' * bool(own)}{own.removeprefix(',')}\n")
+    yield from _design(plan)
+    if plan.tuning:
+        yield Text(f"{tuning_text(plan, finished(plan, store))}\n")
     yield from _remarks(plan)
     yield grid(plan, store)
     yield Text("")
     for case, expected in cases.items():
         yield Text(f"{case}{_what_it_takes(expected, plan, slots, price)}")
+
+
+def _design(plan: Plan) -> Iterator[Text]:
+    """The factorial design: its size, what a fraction cannot separate, and excluded cells."""
+    design = plan.design
+    if design is None:
+        return
+    levels = " × ".join(f"{name} ({len(found)})" for name, found in design.factors.items())
+    share = f", fraction {design.fraction}" if design.words else ""
+    yield Text(f"factors: {levels}{share}: {len(design.cells)} cells")
+    if design.words:
+        yield Text(f"defining relation: {relation_text(design)}; not separable:")
+        yield from (Text(f"  {line}") for line in alias_lines(design))
+    for name, why in design.excluded.items():
+        yield Text(f"excluded: {name}: {why}", "yellow")
+    yield Text()
 
 
 def _differences(plan: Plan) -> Table:

@@ -15,6 +15,8 @@ from trl_ablate.recipe.files import changed_files
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.files import write_json
 from trl_ablate.study.definition import Expectation, Statistic, Study
+from trl_ablate.study.factors import Design
+from trl_ablate.study.tuning import Tuning
 
 WHO_AND_WHERE = {
     "arm", "output_dir", "project", "report_to", "run_name", "seed", "study", "use_cpu",
@@ -81,6 +83,8 @@ class Plan:
     """Numbers of seeds at which comparisons may be decided; none: the seeds are fixed."""
     equivalence_margin: float | None = None
     expect: Mapping[str, Expectation] = field(default_factory=dict)
+    design: Design | None = None
+    tuning: Tuning | None = None
 
     def runs(self) -> dict[str, PlannedRun]:
         """Every run once, by id; arms with equal settings share runs."""
@@ -132,9 +136,14 @@ def saved_plan(study: Study, folder: Path) -> Plan | None:
         kept = json.loads(file.read_bytes())
         if kept.pop("made_from") != fingerprint(study) or changed_files(kept.get("files", {})):
             return None
-        arms = tuple(_arm(arm) for arm in kept["arms"])
-        lists = {key: tuple(kept.get(key, ())) for key in ("notes", "looks")}
-        return Plan(**{**kept, **lists, "arms": arms}) if arms else None
+        design, tuning = kept.get("design"), kept.get("tuning")
+        parts = {
+            "arms": tuple(map(_arm, kept["arms"])),
+            **{key: tuple(kept.get(key, ())) for key in ("notes", "looks")},
+            "design": Design(**design) if design else None,
+            "tuning": Tuning(**tuning) if tuning else None,
+        }
+        return Plan(**{**kept, **parts}) if parts["arms"] else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 

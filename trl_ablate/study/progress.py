@@ -5,7 +5,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from trl_ablate.study.outcomes import finished
 from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
+from trl_ablate.study.schedule import needed
 from trl_ablate.study.store import RunStore
 
 MARKS = {
@@ -21,15 +23,21 @@ LEGEND = "✓ finished  ■ stopped by a rule  ✗ failed  ▶ running  … inte
 
 
 def grid(plan: Plan, store: RunStore) -> Table:
-    """The state of every run, its step while it runs, and the last value of the primary metric."""
+    """The state of every run, its step while it runs, and the last value of the primary metric.
+
+    Runs that the outcomes so far do not ask for, as another value was chosen, have no cell.
+    """
     table = Table(title=f"{plan.study}: {plan.primary_metric}", title_justify="left", box=None,
                   caption=LEGEND, caption_justify="left", padding=(0, 3, 0, 0))  # fmt: skip
     table.add_column("arm", no_wrap=True)
     for position in range(max(len(arm.runs) for arm in plan.arms)):
         seeds = sorted({arm.runs[position].seed for arm in plan.arms})
         table.add_column(f"seed {'/'.join(map(str, seeds))}", no_wrap=True)
+    known = needed(plan, finished(plan, store)) if plan.tuning else plan.runs().values()
+    ids = {run.id for run in known}
     for arm in plan.arms:
-        table.add_row(arm.name, *(_cell(arm, run, plan, store) for run in arm.runs))
+        cells = (_cell(arm, run, plan, store) if run.id in ids else Text() for run in arm.runs)
+        table.add_row(arm.name, *cells)
     return table
 
 

@@ -7,6 +7,7 @@ the arm. This covers all settings, derived ones included; there is no list of ex
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.run.identity import portable
 from trl_ablate.study.definition import Arm, Study
+from trl_ablate.study.factors import without
 from trl_ablate.study.plan import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, run_id
 
 NO_SETTINGS = ("changes", "inert", "files")
@@ -29,7 +31,7 @@ PLACES = WHO_AND_WHERE - {"seed"}
 def resolve_plan(study: Study) -> Plan:
     """Resolve the arms; raises `ConfigurationError` if an arm differs in an undeclared setting."""
     base = base_of(study.arms[0].recipe)
-    resolved = [_resolve(arm, study) for arm in study.arms]
+    study, resolved = _legal(study)
     compared = 0
     for arm, outcome in zip(study.arms, resolved, strict=True):
         _check_not_silenced(arm, outcome, study)
@@ -58,7 +60,38 @@ def resolve_plan(study: Study) -> Plan:
         equivalence_margin=study.equivalence_margin,
         expect=dict(study.expect),
         files={path: known for one in resolved for path, known in one.files.items()},
+        design=study.design,
+        tuning=study.tuning,
     )
+
+
+def _legal(study: Study) -> tuple[Study, list[Resolved]]:
+    """The study without the cells of its design that a recipe may not have, and its arms
+    resolved."""
+    design = study.design
+    if design is None:
+        return study, [_resolve(arm, study) for arm in study.arms]
+    found: dict[str, Resolved] = {}
+    refused: dict[str, str] = {}
+    for arm in study.arms:
+        try:
+            found[arm.name] = _resolve(arm, study)
+        except ConfigurationError as error:
+            refused[arm.name] = str(error)
+    candidates = study.tuning.arms if study.tuning else {cell: [cell] for cell in design.cells}
+    excluded = {
+        cell: next(refused[name] for name in names if name in refused)
+        for cell, names in candidates.items()
+        if not refused.keys().isdisjoint(names)
+    }
+    design = without(design, excluded, f"study {study.path}")
+    kept = {name for cell in design.cells for name in candidates[cell]}
+    arms = tuple(arm for arm in study.arms if arm.name in kept)
+    tuning = study.tuning and replace(
+        study.tuning, arms={cell: candidates[cell] for cell in design.cells}
+    )
+    study = replace(study, arms=arms, design=design, tuning=tuning)
+    return study, [found[arm.name] for arm in arms]
 
 
 def base_of(recipe: Path) -> Path:
@@ -103,8 +136,13 @@ def _as_json(resolved: Resolved) -> dict[str, Any]:
 
 
 def _check_not_silenced(arm: Arm, resolved: Resolved, study: Study) -> None:
-    """The study's overrides must not replace a setting that an arm ablates."""
+    """The study's overrides must not replace a setting that an arm ablates, nor may its tuning."""
     for key in resolved.changes:
+        if study.tuning and key == study.tuning.key:
+            raise ConfigurationError(
+                f"study {study.path}: tune replaces the '{key}' that {arm.recipe.name} declares, "
+                "so the arm changes nothing; remove one of the two"
+            )
         if key in study.overrides and key not in arm.overrides:
             raise ConfigurationError(
                 f"study {study.path}: the override '{key}' replaces what arm '{arm.name}' "

@@ -15,7 +15,9 @@ from trl_ablate.run.checkpoints import latest_whole_checkpoint
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.termination import Terminated
 from trl_ablate.study.engines import Engine, Job, Process
+from trl_ablate.study.outcomes import outcome_of
 from trl_ablate.study.plan import Plan, PlannedRun, in_order
+from trl_ablate.study.schedule import next_runs
 from trl_ablate.study.store import RunLock, RunStore
 
 POLL_SECONDS = 0.5
@@ -54,7 +56,7 @@ class Runner:
         stay: True: wait until all runs have ended. False: collect ended runs, start new ones and
             return, for engines whose runs then continue without this process.
         only: ids of the runs to do; those that another process holds are skipped. None: do all
-            runs, and wait for those that another process holds.
+            runs that the study needs, and wait for those that another process holds.
         say: called with a line of text at every start and end of a run.
         watch: called between polls, to redraw the grid.
     """
@@ -77,7 +79,11 @@ class Runner:
         self._retries, self._say, self._watch = retries, say, watch
         self._until = None if max_hours is None else time.monotonic() + max_hours * 3600
         self._stay, self._waits_for_others = stay, waits_for_others or only is None
-        self._waiting = deque((run, 1) for run in in_order(plan) if only is None or run.id in only)
+        self._plan, self._schedules = plan, only is None
+        chosen = [] if only is None else [run for run in in_order(plan) if run.id in only]
+        self._waiting = deque((run, 1) for run in chosen)
+        self._met = {run.id for run in chosen}
+        self._ended: dict[str, float | None] = {}
         self._active: list[Active] = []
         self._outcome = Outcome()
 
@@ -85,7 +91,7 @@ class Runner:
         """Run until all runs are done or have failed, or the time limit is reached. Ctrl-C ends the
         started runs; SIGTERM (`Terminated`) lets them save first."""
         try:
-            while self._waiting or self._active:
+            while self._plan_more() or self._waiting or self._active:
                 if self._until is not None and time.monotonic() >= self._until:
                     self._say("time limit reached: stopping the runs")
                     break
@@ -95,6 +101,8 @@ class Runner:
                 if not self._stay:
                     self._take_in()
                     self._hand_out()
+                    while self._plan_more():
+                        self._hand_out()
                     break
                 if self._waiting or self._active:
                     time.sleep(POLL_SECONDS)
@@ -108,6 +116,21 @@ class Runner:
             self._end_all()
         self._watch()
         return self._outcome
+
+    def _plan_more(self) -> bool:
+        """Queue the runs that can start now, given the outcomes so far; whether there are any."""
+        if not self._schedules:
+            return False
+        new = [run for run in next_runs(self._plan, self._ended) if run.id not in self._met]
+        self._waiting.extend((run, 1) for run in new)
+        self._met |= {run.id for run in new}
+        return bool(new)
+
+    def _end(self, run: PlannedRun, ids: list[str]) -> None:
+        """Add a run to `ids`, done or failed; runs may follow from its outcome."""
+        ids.append(run.id)
+        arm = next(arm for arm in self._plan.arms if run in arm.runs)
+        self._ended[run.id] = outcome_of(self._plan, arm, run, self._store)
 
     def _hand_out(self) -> None:
         """Start waiting runs while there are free slots; skip runs that another runner holds."""
@@ -131,10 +154,10 @@ class Runner:
         """Whether a run needs no start. The caller holds its lock, so the result stays valid."""
         state = self._store.state_unlocked(run.id)
         if state.done:
-            self._outcome.done.append(run.id)
+            self._end(run, self._outcome.done)
             return True
         if attempt > 1 + self._retries:
-            self._outcome.failed.append(run.id)
+            self._end(run, self._outcome.failed)
             return True
         return False
 
@@ -155,7 +178,7 @@ class Runner:
             self._active.remove(active)
             state = self._store.state_unlocked(active.run.id)
             if state.done:
-                self._outcome.done.append(active.run.id)
+                self._end(active.run, self._outcome.done)
                 self._say(f"{state.status} {describe(active.run)}")
             else:
                 reason = self._record_failure(active, state.reason if state.record else None)

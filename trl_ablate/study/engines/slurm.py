@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.plan import Plan, in_order
+from trl_ablate.study.outcomes import finished
+from trl_ablate.study.plan import Plan
+from trl_ablate.study.schedule import needed
 from trl_ablate.study.store import RunStore
 
 SECONDS_AHEAD = 300
@@ -52,8 +54,9 @@ class ArrayJob:
 
 
 def to_submit(plan: Plan, store: RunStore) -> list[str]:
-    """Ids of the runs that are not done and that no process is running."""
-    states = {run.id: store.state(run.id) for run in in_order(plan)}
+    """Ids of the runs that can start now: not done, and no process is running them."""
+    wanted = needed(plan, finished(plan, store))
+    states = {run.id: store.state(run.id) for run in wanted}
     return [name for name, state in states.items() if not state.done and state.status != "running"]
 
 

@@ -121,7 +121,7 @@ class Analysis:
 
 
 def value_of(summary: Summary, statistic: Statistic) -> float:
-    return {"final": summary.final, "best": summary.best, "auc": summary.auc}[statistic]
+    return summary.value(statistic)
 
 
 def analyse(

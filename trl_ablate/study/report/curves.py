@@ -22,7 +22,8 @@ from trl_ablate.metrics import (
     translated,
 )
 from trl_ablate.recipe.strict import nearest
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.definition import Statistic
+from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
 from trl_ablate.study.report.series import Series, read_series
 from trl_ablate.study.store import DONE, RunStore
 
@@ -48,6 +49,9 @@ class Summary:
     best_step: float
     auc: float
     collapsed_at: float | None
+
+    def value(self, statistic: Statistic) -> float:
+        return {"final": self.final, "best": self.best, "auc": self.auc}[statistic]
 
 
 @dataclass
@@ -149,35 +153,32 @@ def collapse_step(series: Series, stderr: float = 0.0) -> float | None:
 
 def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
     """Every run of a plan, arm by arm; runs that have not started have no curves."""
-    found = []
-    for arm in plan.arms:
-        for planned in arm.runs:
-            state = store.state(planned.id)
-            directory = store.directory(planned.id)
-            curves: dict[str, Series] = {}
-            skipped = 0
-            if state.status != "to do" and directory.metrics_file.is_file():
-                metric = plan.primary_metric
-                curves, skipped = read_series(
-                    directory.metrics_file, metric, [stderr_of(metric)], (*DRAWN, GENERATED_TOKENS)
-                )
-            diverged_at = state.record.get("diverged_at")
-            if diverged_at is not None:
-                end_at_zero(curves.setdefault(plan.primary_metric, Series()), diverged_at)
-            found.append(
-                Run(
-                    arm=arm.name,
-                    seed=planned.seed,
-                    status=state.status,
-                    reason=state.reason,
-                    series=curves,
-                    planned_steps=arm.grpo_steps or None,
-                    record=state.record,
-                    directory=directory.path,
-                    skipped=skipped,
-                )
-            )
-    return found
+    return [planned_run(plan, arm, run, store) for arm in plan.arms for run in arm.runs]
+
+
+def planned_run(plan: Plan, arm: PlannedArm, planned: PlannedRun, store: RunStore) -> Run:
+    state = store.state(planned.id)
+    directory = store.directory(planned.id)
+    metric = plan.primary_metric
+    curves: dict[str, Series] = {}
+    skipped = 0
+    if state.status != "to do" and directory.metrics_file.is_file():
+        drawn = (*DRAWN, GENERATED_TOKENS)
+        curves, skipped = read_series(directory.metrics_file, metric, [stderr_of(metric)], drawn)
+    diverged_at = state.record.get("diverged_at")
+    if diverged_at is not None:
+        end_at_zero(curves.setdefault(metric, Series()), diverged_at)
+    return Run(
+        arm=arm.name,
+        seed=planned.seed,
+        status=state.status,
+        reason=state.reason,
+        series=curves,
+        planned_steps=arm.grpo_steps or None,
+        record=state.record,
+        directory=directory.path,
+        skipped=skipped,
+    )
 
 
 def read_curves(path: Path) -> list[Run]:

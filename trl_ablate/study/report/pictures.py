@@ -78,7 +78,7 @@ def draw_curves(analysis: Analysis, published: Sequence[Run] = ()) -> bytes:
                 _watched_panel(axes, arms, name, styles)
         if published:
             _published_row(figure, bottoms[-1], published, metric)
-        return _png(figure)
+        return png_of(figure)
 
 
 def draw_differences(analysis: Analysis) -> bytes | None:
@@ -113,7 +113,7 @@ def draw_differences(analysis: Analysis) -> bytes | None:
             "the arm's reference" if analysis.against else for_picture(analysis.reference.name)
         )
         _title(axes, f"{_words(analysis)} minus that of {against}, 95 % intervals")
-        return _png(figure)
+        return png_of(figure)
 
 
 def references(analysis: Analysis) -> str:
@@ -267,7 +267,7 @@ def _time_unit(lines) -> tuple[float, str]:
     )
 
 
-def _png(figure: Figure) -> bytes:
+def png_of(figure: Figure) -> bytes:
     """Few colours keep a committed picture small; without a date it is reproducible."""
     FigureCanvasAgg(figure)
     buffer, small = io.BytesIO(), io.BytesIO()

@@ -4,23 +4,37 @@ Each time, all is computed again from run directories, or from a CSV file of pub
 """
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.run.files import write_json
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.plan import Plan
-from trl_ablate.study.report import background, costs, growth, outcomes, sections, verdicts
+from trl_ablate.study.report import (
+    background,
+    costs,
+    effect_sections,
+    growth,
+    outcomes,
+    sections,
+    tuning_sections,
+    verdicts,
+)
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.curves import Run, planned_runs, read_curves
 from trl_ablate.study.report.document import Document, Picture, Section, with_texts
+from trl_ablate.study.report.effect_pictures import effect_pictures
+from trl_ablate.study.report.factorial import Factorial, effects_of, factorial
 from trl_ablate.study.report.markdown import write_markdown
 from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import draw_curves, draw_differences, references
 from trl_ablate.study.report.record import numbers_of
 from trl_ablate.study.report.stats import Interval
+from trl_ablate.study.report.tuned import TunedRuns, split
 from trl_ablate.study.rounds import needed
 from trl_ablate.study.store import RunStore
 
@@ -45,10 +59,13 @@ def report_study(
         raise ConfigurationError(
             f"study {study}: no run has logged {plan.primary_metric} yet; `run` the study first"
         )
-    analysis = _analysis(plan, runs)
+    tuned = split(plan, runs) if plan.tuning else None
+    analysis = _analysis(plan, tuned.own if tuned else runs)
+    effects = factorial(plan, tuned.own if tuned else runs) if plan.design else None
     parameters = growth.parameters(analysis)
-    headline, curves = _pictures(analysis, reference)
-    document = Document(plan.study, plan.question, [sections.answer(analysis, plan, headline)])
+    compared, curves = _pictures(analysis, reference, compared=effects is None)
+    opening, shown = _opening(plan, analysis, effects, tuned, compared)
+    document = Document(plan.study, plan.question, opening)
     document.sections += [
         section
         for section in (
@@ -56,12 +73,12 @@ def report_study(
             background.seeds_answer(plan),
             Section("Curves", [curves]),
             sections.arms_table(analysis),
-            sections.comparisons_table(analysis),
-            outcomes.outcomes_table(analysis),
-            costs.costs_table(analysis),
+            sections.comparisons_table(analysis) if effects is None else None,
+            outcomes.outcomes_table(analysis) if effects is None else None,
+            costs.costs_table(analysis) if effects is None else None,
             growth.growth_table(parameters),
             sections.published_table(reference, plan.primary_metric) if reference else None,
-            verdicts.what_would_change(analysis),
+            verdicts.what_would_change(analysis) if effects is None else None,
             sections.differences_table(plan),
             background.warnings(plan),
             sections.runs_table(analysis),
@@ -71,7 +88,63 @@ def report_study(
         )
         if section is not None and section.blocks
     ]
-    return _write(document, analysis, [*headline, curves], parameters, out)
+    written = Written(
+        document=document,
+        analysis=analysis,
+        pictures=[*shown, curves],
+        numbers=numbers_of(
+            analysis,
+            effects_of(plan, tuned.own if tuned else runs),
+            _means(parameters),
+            _masker().text,
+        ),
+        trials=_trials(tuned),
+    )
+    return _write(written, out)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the files of a report hold."""
+
+    document: Document
+    analysis: Analysis
+    pictures: Sequence[Picture]
+    numbers: Mapping[str, Any]
+    trials: Sequence[Run] = ()
+    """Runs of tuning, which no comparison uses."""
+
+
+def _trials(tuned: TunedRuns | None) -> list[Run]:
+    values = tuned.trials.values() if tuned else ()
+    return [run for value in values for runs in value for run in runs if run.counts]
+
+
+def _opening(
+    plan: Plan,
+    analysis: Analysis,
+    effects: Factorial | None,
+    tuned: TunedRuns | None,
+    compared: Sequence[Picture],
+) -> tuple[list[Section], list[Picture]]:
+    """The sections before the curves, and the pictures in them."""
+    shown = [*compared]
+    if effects is None:
+        opening = [sections.answer(analysis, plan, compared)]
+    else:
+        drawn = effect_pictures(effects, analysis)
+        opening = [effect_sections.answer(effects, analysis, plan),
+                   Section("Pictures of the effects", [*drawn]),
+                   effect_sections.effects_table(effects)]  # fmt: skip
+        shown += drawn
+    if tuned is not None:
+        opening[0].blocks.insert(0, tuning_sections.lead(tuned))
+        picture = tuning_sections.sensitivity(tuned)
+        shared = tuning_sections.at_reference(tuned, plan, analysis)
+        opening += [shared] if shared else []
+        opening.append(tuning_sections.trials(tuned, picture))
+        shown += [picture] if picture else []
+    return [section for section in opening if section.blocks], shown
 
 
 def _analysis(plan: Plan, runs: Sequence[Run]) -> Analysis:
@@ -129,44 +202,39 @@ def report_curves(
     document.sections.append(sections.runs_table(analysis))
     if reference:
         document.sections.append(sections.published_table(reference, metric))
-    return _write(document, analysis, [*headline, drawn], parameters, out)
+    numbers = numbers_of(analysis, (), _means(parameters), _masker().text)
+    return _write(Written(document, analysis, [*headline, drawn], numbers), out)
 
 
-def _pictures(analysis: Analysis, reference: Sequence[Run]) -> tuple[list[Picture], Picture]:
+def _pictures(
+    analysis: Analysis, reference: Sequence[Run], *, compared: bool = True
+) -> tuple[list[Picture], Picture]:
     """The picture of the headline, if there is an interval to draw, and the curves."""
     about = PICTURES_ABOUT.format(metric=analysis.metric)
     curves = Picture("curves.png", draw_curves(analysis, reference), about)
-    differences = draw_differences(analysis)
+    differences = draw_differences(analysis) if compared else None
     if differences is None:
         return [], curves
     about = f"each arm's difference from {references(analysis)} with its 95 % interval"
     return [Picture("differences.png", differences, about)], curves
 
 
-def _write(
-    document: Document,
-    analysis: Analysis,
-    pictures: Sequence[Picture],
-    parameters: Parameters,
-    out: Path,
-) -> list[Path]:
-    masker = Masker(known_secrets([], [], None))
-    document = with_texts(document, masker.text)
+def _masker() -> Masker:
+    return Masker(known_secrets([], [], None))
+
+
+def _write(written: Written, out: Path) -> list[Path]:
+    masker = _masker()
+    document = with_texts(written.document, masker.text)
     out.mkdir(parents=True, exist_ok=True)
-    for picture in pictures:
+    for picture in written.pictures:
         (out / picture.file).write_bytes(picture.png)
     (out / "REPORT.md").write_text(write_markdown(document), encoding="utf-8")
     (out / "report.html").write_text(write_page(document), encoding="utf-8")
-    write_runs(analysis, out / "runs.csv", masker.text)
-    write_json(out / "report.json", numbers_of(analysis, (), _means(parameters), masker.text))
-    names = (
-        "REPORT.md",
-        "report.html",
-        "report.json",
-        "runs.csv",
-        *(picture.file for picture in pictures),
-    )
-    return [out / name for name in names]
+    write_runs(written.analysis, out / "runs.csv", masker.text, written.trials)
+    write_json(out / "report.json", written.numbers)
+    names = ("REPORT.md", "report.html", "report.json", "runs.csv")
+    return [out / name for name in (*names, *(picture.file for picture in written.pictures))]
 
 
 def _means(parameters: Parameters) -> dict[str, dict[str, float | None]]:
@@ -175,8 +243,14 @@ def _means(parameters: Parameters) -> dict[str, dict[str, float | None]]:
     }
 
 
-def write_runs(analysis: Analysis, path: Path, clean: Callable[[str], str] = str) -> None:
-    """One row per run, also without an outcome. The header has the metric; steps are GRPO steps."""
+def write_runs(
+    analysis: Analysis,
+    path: Path,
+    clean: Callable[[str], str] = str,
+    trials: Sequence[Run] = (),
+) -> None:
+    """One row per run, also without an outcome, and then one per trial of a study with tuning. The
+    header has the metric; steps are GRPO steps."""
     metric = analysis.metric
     header = [
         "run_name", "arm", "seed", "status", "reason", "last_step",
@@ -186,10 +260,9 @@ def write_runs(analysis: Analysis, path: Path, clean: Callable[[str], str] = str
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
-        for arm in analysis.arms:
-            for run in arm.runs:
-                cells = _csv_row(run, metric)
-                writer.writerow([clean(c) if isinstance(c, str) else c for c in cells])
+        for run in (*(run for arm in analysis.arms for run in arm.runs), *trials):
+            cells = _csv_row(run, metric)
+            writer.writerow([clean(c) if isinstance(c, str) else c for c in cells])
 
 
 def _csv_row(run: Run, metric: str) -> list[object]:

@@ -61,11 +61,12 @@ def answer(analysis: Analysis, plan: Plan | None, pictures: Sequence[Picture] = 
     blocks: list[Block] = [Text(lead), Items(sentences)] if sentences else [Text(lead)]
     blocks += [Text(words) for words in finality(analysis)]
     blocks += pictures
-    blocks += [Text(caveat) for caveat in _caveats(analysis, plan)]
+    blocks += [Text(caveat) for caveat in caveats(analysis, plan)]
     return Section("Answer", blocks)
 
 
-def _caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
+def caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
+    """Remarks that a reader of the answer needs: notes, collapses, missing runs."""
     notes = [] if plan is None else [note.strip() for note in plan.notes]
     if plan is not None and plan.profile in MINIATURES:
         notes.append(

@@ -1,0 +1,153 @@
+"""A study with tuning, from its first trial to its last run: interrupted, killed, on engines."""
+
+import sys
+
+import pytest
+
+from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
+from tests.support.studies import drive, kill_at_random, starts
+from tests.support.synthetic_study import METRIC
+from tests.support.tuned_study import tune_words, tuned_plan
+from trl_ablate.study.engines import Job, Process
+from trl_ablate.study.engines.local import LocalEngine
+from trl_ablate.study.engines.slurm import to_submit
+from trl_ablate.study.outcomes import finished
+from trl_ablate.study.plan import Plan
+from trl_ablate.study.report.curves import planned_runs
+from trl_ablate.study.runner import Outcome, Runner
+from trl_ablate.study.schedule import next_runs, tuned
+from trl_ablate.study.store import RunStore
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
+
+TOPS = {"ref": [0.4, 0.8], "own": [0.7, 0.3], "collapses": [0.5, -0.9]}
+"""`collapses` has the highest top at the second value, and does not keep it."""
+CHOSEN = {"ref": "ref--lr_2", "own": "own--lr_1", "collapses": "collapses--lr_1"}
+RUNS = 3 * 2 * 2 + (1 + 2 + 2) * 3
+
+
+def run_here(plan: Plan, store: RunStore, **options) -> Outcome:
+    engine = LocalEngine(6, command=FAKE_TRAIN, warm=FAKE_IMPORTS)
+    return Runner(plan, store, engine, **options).run()
+
+
+def chosen(plan: Plan, store: RunStore) -> dict[str, str | None]:
+    return {each.arm: each.best for each in tuned(plan, finished(plan, store))}
+
+
+def numbers(plan: Plan, store: RunStore) -> list:
+    """Every run's name, status and curve."""
+    runs = planned_runs(plan, store)
+    return [
+        (run.name, run.status, run.series[METRIC].values) for run in runs if METRIC in run.series
+    ]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory) -> tuple[Plan, RunStore]:
+    """The study without any interruption."""
+    plan, store = tuned_plan(TOPS, pause=0.0), RunStore(tmp_path_factory.mktemp("calm"))
+    outcome = run_here(plan, store)
+    assert len(outcome.done) == RUNS and not outcome.failed and not outcome.left
+    return plan, store
+
+
+def test_trials_first_then_the_runs_that_follow_from_them(calm):
+    plan, store = calm
+    assert chosen(plan, store) == CHOSEN
+    assert set(starts(store.path).values()) == {1} and len(starts(store.path)) == RUNS
+    assert next_runs(plan, finished(plan, store)) == []
+    again = run_here(plan, store)
+    assert len(again.done) == RUNS and set(starts(store.path).values()) == {1}
+
+
+def test_a_time_limit_between_trials_and_what_follows(tmp_path, calm):
+    plan, store = tuned_plan(TOPS, pause=0.0), RunStore(tmp_path)
+    trials = {run.id for run in next_runs(plan, {})}
+    assert not run_here(plan, store, only=trials).left
+    assert {name for name in starts(store.path)} == trials
+    outcome = run_here(plan, store, max_hours=0)
+    assert len(outcome.left) == len(trials)  # nothing was looked at
+    outcome = run_here(plan, store)
+    assert len(outcome.done) == RUNS and set(starts(store.path).values()) == {1}
+    assert numbers(plan, store) == numbers(*calm)
+
+
+def test_a_trial_that_always_fails_leaves_the_choice_to_the_others(tmp_path):
+    plan = tuned_plan(TOPS, pause=0.0, fails={"ref--lr_2": 99})
+    store = RunStore(tmp_path)
+    outcome = run_here(plan, store, retries=0)
+    assert len(outcome.failed) == 2 and not outcome.left
+    assert chosen(plan, store) == CHOSEN | {"ref": "ref--lr_1"}
+    assert len(outcome.done) == 10 + (1 + 1 + 1) * 3  # all have their best at the same value
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, calm, kills):
+    store = RunStore(tmp_path)
+    words = tune_words(TOPS, pause=0.01)
+    plan = tuned_plan(TOPS, pause=0.01)
+    kill_at_random(kills, store, lambda: drive(store, {}, *words), store.path)
+    assert chosen(plan, store) == CHOSEN
+    assert numbers(plan, store) == numbers(*calm)
+    assert not (store.path / "twice").exists()
+
+
+def test_one_array_job_for_the_trials_and_one_for_the_runs_that_follow(tmp_path, calm):
+    """A task does one run, whatever the schedule; `to_submit` lists those of the next array."""
+    plan, store, jobs = tuned_plan(TOPS, pause=0.0), RunStore(tmp_path), []
+    while missing := to_submit(plan, store):
+        jobs.append(len(missing))
+        assert len(run_here(plan, store, only=missing).done) == len(missing)
+    assert jobs == [12, 15]
+    assert numbers(plan, store) == numbers(*calm)
+
+
+def test_an_engine_whose_runs_outlive_the_runner_takes_a_call_for_each_stage(tmp_path, calm):
+    """`stay=False` collects what has ended and starts what can start, also what follows."""
+    plan, store = tuned_plan(TOPS, pause=0.0), RunStore(tmp_path)
+    engine = Detached(store)
+    calls = []
+    while next_runs(plan, finished(plan, store)):
+        before = engine.started
+        Runner(plan, store, engine, stay=False).run()
+        calls.append(engine.started - before)
+        assert len(calls) < 9
+    assert [call for call in calls if call] == [12, 15]
+    assert numbers(plan, store) == numbers(*calm)
+
+
+class Detached:
+    """Starts runs that end before the runner looks again, as a service's would."""
+
+    in_place, slots = False, 99
+
+    def __init__(self, store: RunStore):
+        self._local = LocalEngine(99, command=FAKE_TRAIN, warm=FAKE_IMPORTS)
+        self.started = 0
+
+    def start(self, job: Job, slot: int) -> "Left":
+        self.started += 1
+        return Left(self._local.start(job, slot))
+
+
+class Left:
+    """A process that has not ended when the runner looks, and is not stopped by it."""
+
+    def __init__(self, process: Process):
+        self._process = process
+
+    def poll(self) -> None:
+        return None
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+    def ask_to_end(self) -> None:
+        """It continues."""
+
+    def ask_to_save(self) -> None:
+        """It continues."""
+
+    def end(self, patience: float = 0.0) -> None:
+        self._process.wait()

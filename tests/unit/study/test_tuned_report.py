@@ -1,0 +1,152 @@
+"""Reports of studies with tuning: both answers, the trials, and the sensitivity picture."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from tests.support.synthetic_study import learning_rows, write_run
+from tests.support.tuned_study import tuned_plan
+from trl_ablate.study.estimate import estimate
+from trl_ablate.study.factors import read_design
+from trl_ablate.study.outcomes import finished
+from trl_ablate.study.plan import Plan, PlannedRun
+from trl_ablate.study.progress import grid
+from trl_ablate.study.report.curves import planned_runs
+from trl_ablate.study.report.report import report_study
+from trl_ablate.study.report.tuned import split
+from trl_ablate.study.report.tuning_sections import sensitivity
+from trl_ablate.study.schedule import next_runs
+from trl_ablate.study.store import RunStore
+
+TOPS = {"ref": [0.4, 0.7, -0.8], "other": [0.701, 0.3, -0.4]}
+"""Nearly equal at their own best; `other` is worse at the second value, which is best for `ref`."""
+
+
+def do(plan: Plan, store: RunStore, runs: list[PlannedRun]) -> None:
+    for run in runs:
+        number, arm = next((i, arm) for i, arm in enumerate(plan.arms) if run in arm.runs)
+        rows = learning_rows(
+            1000 * number + run.seed, arm.declared["top"], collapse=arm.declared.get("collapse")
+        )
+        write_run(store, run, arm.declared, rows)
+
+
+def do_all(plan: Plan, store: RunStore) -> None:
+    while coming := next_runs(plan, finished(plan, store)):
+        do(plan, store, coming)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> tuple[Plan, RunStore]:
+    plan = tuned_plan(TOPS, seeds=range(5))
+    store = RunStore(tmp_path_factory.mktemp("tuned"))
+    do_all(plan, store)
+    return plan, store
+
+
+def report(plan: Plan, store: RunStore, out: Path) -> str:
+    report_study(plan, store, Path("study.yaml"), out)
+    return (out / "REPORT.md").read_text(encoding="utf-8")
+
+
+def test_both_answers_and_why_they_differ(done, tmp_path):
+    text = report(*done, tmp_path)
+    own, _, rest = text.partition("## Answer at the reference's lr")
+    shared = rest.partition("## Tuning")[0]
+    assert "Each arm at its own best lr (ref 2, other 1)" in own
+    assert "other is not distinguishable from ref" in own
+    assert "each at the lr that is best for its reference (2)" in shared
+    assert "other is worse than ref" in shared
+    assert (
+        "other: worse at its reference's lr (2), not distinguishable at its own best (1): the "
+        "verdict depends on the lr." in shared
+    )
+
+
+def test_trials_stand_in_a_table_of_their_own_and_in_no_answer(done, tmp_path):
+    text = report(*done, tmp_path)
+    tuning = text.partition("## Tuning")[2].partition("\n## ")[0]
+    assert "| ref | 2 \\* | 2 | 0 |" in tuning and "| ref | 3 | 2 | 2 | 0.000 |" in tuning
+    assert "other: its best lr, 1, is at the edge of the values tried" in tuning
+    assert "ref: its best" not in tuning
+    assert "| ref | 5 finished |" in text  # the arm's row has fresh runs alone
+    with (tmp_path / "runs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["seed"] for row in rows if row["arm"] == "ref"] == ["0", "1", "2", "3", "4"]
+    assert sum(row["seed"].startswith("1000") for row in rows) == 2 * 3 * 2
+
+
+def test_no_seed_of_an_answer_was_used_to_choose(done):
+    plan, store = done
+    found = split(plan, planned_runs(plan, store))
+    tried = {run.seed for values in found.trials.values() for runs in values for run in runs}
+    judged = {run.seed for run in (*found.own, *found.at_reference)}
+    assert tried == {10_000, 10_001} and judged == {0, 1, 2, 3, 4}
+    folders = {run.directory for values in found.trials.values() for runs in values for run in runs}
+    assert not folders & {run.directory for run in (*found.own, *found.at_reference)}
+
+
+def test_a_report_between_trials_names_what_is_open(tmp_path):
+    plan, store = tuned_plan(TOPS), RunStore(tmp_path / "runs")
+    do(plan, store, next_runs(plan, {})[:5])
+    text = report(plan, store, tmp_path)
+    assert "Each arm at its own best lr (ref not known yet, other not known yet)" in text
+    assert "## Answer at the reference" not in text
+    assert "ref: tuning is not complete, 3 of 6 trials have an outcome" in text
+    assert (tmp_path / "sensitivity.png").is_file()
+
+
+def test_a_failed_trial_is_named(tmp_path):
+    plan, store = tuned_plan(TOPS), RunStore(tmp_path / "runs")
+    trials = next_runs(plan, {})
+    do(plan, store, trials)
+    store.directory(trials[0].id).update(status="failed", reason="it died")
+    do(plan, store, [run for run in next_runs(plan, finished(plan, store))])
+    text = report(plan, store, tmp_path)
+    assert "ref: 1 of 6 trials have no outcome; the choice rests on the others." in text
+    assert "other is " in text
+
+
+def test_the_grid_has_no_cell_for_a_run_that_is_not_needed(done):
+    """12 trials, and 5 fresh runs each of `ref` at 2, and of `other` at 1 and 2."""
+    plan, store = done
+    console = Console(file=io.StringIO(), width=200)
+    console.print(grid(plan, store))
+    shown = console.file.getvalue().partition("✓ finished")[0]
+    assert shown.count("✓") == 12 + 15 and "·" not in shown
+    expected = estimate(plan, store, 1)
+    assert (expected.runs, expected.done) == (27, 27)
+
+
+def test_the_estimate_is_that_of_the_worst_case(tmp_path):
+    """Before any trial: 12 trials, and 3 fresh runs of `ref` and 6 of `other`."""
+    assert estimate(tuned_plan(TOPS), RunStore(tmp_path), 1).runs == 12 + 9
+
+
+def test_the_sensitivity_picture(done):
+    plan, store = done
+    found = split(plan, planned_runs(plan, store))
+    picture = sensitivity(found)
+    assert picture is not None and picture.file == "sensitivity.png"
+    assert Image.open(io.BytesIO(picture.png)).width > 600
+    assert sensitivity(found).png == picture.png  # reproducible
+    assert sensitivity(split(plan, planned_runs(plan, RunStore(store.path / "none")))) is None
+
+
+def test_a_factorial_study_can_be_tuned(tmp_path):
+    """Cells × values; both answers are about the effects."""
+    design = read_design({"scale": ["group", "none"], "norm": ["mean", "constant"]}, "1", "study")
+    tops = {"reference": [0.4, 0.7], "group--constant": [0.41, 0.71], "none--mean": [0.69, 0.2],
+            "none--constant": [0.701, 0.21]}  # fmt: skip
+    plan = replace(tuned_plan(tops), design=design)
+    store = RunStore(tmp_path / "runs")
+    do_all(plan, store)
+    text = report(plan, store, tmp_path)
+    own, _, rest = text.partition("## Answer at the reference's lr")
+    assert "scale: on average none is not distinguishable from group" in own
+    assert "scale: on average none is worse than group" in rest.partition("## Tuning")[0]

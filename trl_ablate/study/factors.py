@@ -1,0 +1,193 @@
+"""Factorial designs: factors and their levels, the cells that run, and the names of their arms.
+
+    factors: {baseline: [group_mean, none], learning_rate: [1e-5, 3e-5, 1e-4]}
+    fraction: 1/2                 only with three or more factors of two levels
+
+The first level of every factor is the reference cell. A fraction halves the cells of the two-level
+factors; factors with more levels are crossed with all of them. Pure.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, product
+from typing import Any
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.study.fraction import Word, aliases_of, defining_words, in_fraction
+
+REFERENCE = "reference"
+"""The name of the cell of all first levels."""
+MAX_CELLS = 256
+HALVINGS = {"1": 0, "1/2": 1, "1/4": 2, "1/8": 3, "1/16": 4}
+MAX_HALVED = 8
+"""Two-level factors in a fraction; more would make the search for the best fraction long."""
+LEAST_RESOLUTION = 3
+"""With a defining word of two factors, their main effects would be one and the same."""
+MAX_LETTERS = 80
+SEPARATOR = "--"
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class Design:
+    """A factorial design. All fields are what JSON can hold."""
+
+    factors: Mapping[str, list[Any]]
+    """Factor -> its levels; the first one is the reference."""
+    cells: Mapping[str, Mapping[str, Any]]
+    """Arm -> factor -> level."""
+    fraction: str = "1"
+    words: list[list[str]] = field(default_factory=list)
+    """The defining relation of a fraction: the factors of each word."""
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    """Cells that no recipe may have, and why."""
+
+
+def read_design(factors: Mapping[str, list[Any]], fraction: str, what: str) -> Design:
+    """Check the factors of a study and list the cells; `what` names the study in messages."""
+    if not factors:
+        raise ConfigurationError(f"{what}: factors is empty; name a setting and its levels")
+    for name, levels in factors.items():
+        if len({level_text(level) for level in levels}) != len(levels) or len(levels) < 2:
+            raise ConfigurationError(
+                f"{what}: factor '{name}' has the levels {levels}; give at least two, and each once"
+            )
+    words = _words(factors, fraction, what)
+    cells = [
+        dict(zip(factors, levels, strict=True))
+        for levels in product(*factors.values())
+        if in_fraction(_codes(factors, dict(zip(factors, levels, strict=True))), words)
+    ]
+    if len(cells) > MAX_CELLS:
+        raise ConfigurationError(
+            f"{what}: the factors have {len(cells)} cells; the limit is {MAX_CELLS}; use fewer "
+            "levels, or a smaller `fraction`"
+        )
+    return Design(
+        factors=dict(factors),
+        cells={_cell_name(cell, factors): cell for cell in cells},
+        fraction=fraction,
+        words=[[name for name in factors if name in word] for word in words],
+    )
+
+
+def without(design: Design, excluded: Mapping[str, str], what: str) -> Design:
+    """The design without the cells that no recipe may have.
+
+    Args:
+        excluded: cell -> why. The reference may not be among them, nor all cells of a level: then
+            the level itself is wrong.
+        what: the study, for messages.
+    """
+    left = {name: cell for name, cell in design.cells.items() if name not in excluded}
+    if REFERENCE not in left:
+        raise ConfigurationError(
+            f"{what}: the first level of every factor, the reference, is refused: "
+            f"{excluded[REFERENCE]}"
+        )
+    for factor, levels in design.factors.items():
+        for level in levels:
+            if _key(level) not in {_key(cell[factor]) for cell in left.values()}:
+                why = next(
+                    why for name, why in excluded.items()
+                    if _key(design.cells[name][factor]) == _key(level)
+                )  # fmt: skip
+                raise ConfigurationError(
+                    f"{what}: {factor} {level_text(level)} is refused in every cell: {why}"
+                )
+    return replace(design, cells=left, excluded=dict(excluded))
+
+
+def safe_name(parts: Sequence[str], identity: Any) -> str:
+    """A name that can be part of a path: `none--group--3e-05`.
+
+    If a letter had to be replaced, or parts could be confused, or the name is too long, it ends
+    with a hash of `identity`.
+    """
+    plain = SEPARATOR.join(parts)
+    safe = _UNSAFE.sub("_", plain)
+    clear = safe == plain and not any(SEPARATOR in part for part in parts)
+    if clear and len(safe) <= MAX_LETTERS:
+        return safe
+    digest = hashlib.sha256(_key(identity).encode()).hexdigest()[:6]
+    return f"{safe[: MAX_LETTERS - 7]}-{digest}"
+
+
+def level_text(level: Any) -> str:
+    """A level as it stands in names, tables and sentences."""
+    if isinstance(level, float):
+        return f"{level:g}"
+    return level if isinstance(level, str) else json.dumps(level)
+
+
+def product_text(names: Sequence[str]) -> str:
+    return " × ".join(names)
+
+
+def alias_lines(design: Design) -> list[str]:
+    """What the fraction cannot separate, a line for each main effect and two-way interaction; of
+    several aliases, those of up to three factors and otherwise the shortest."""
+    words = [frozenset(word) for word in design.words]
+    names = list(design.factors)
+    effects = [frozenset(e) for size in (1, 2) for e in combinations(names, size)]
+    lines, mentioned = [], set()
+    for effect in effects if words else []:
+        aliases = aliases_of(effect, words)
+        shown = [alias for alias in aliases if len(alias) <= 3] or aliases[:1]
+        if effect not in mentioned:
+            lines.append(" = ".join(_ordered(each, names) for each in (effect, *shown)))
+        mentioned |= {effect, *(alias for alias in aliases if len(alias) <= 2)}
+    return lines
+
+
+def relation_text(design: Design) -> str:
+    """The defining relation: `I = a × b × c`; the sign is that of the reference cell."""
+    signed = [("" if len(word) % 2 == 0 else "−") + product_text(word) for word in design.words]
+    return " = ".join(["I", *signed])
+
+
+def _words(factors: Mapping[str, list[Any]], fraction: str, what: str) -> tuple[Word, ...]:
+    if fraction not in HALVINGS:
+        raise ConfigurationError(
+            f"{what}: fraction is {fraction}; it takes one of {', '.join(HALVINGS)}"
+        )
+    halvings = HALVINGS[fraction]
+    if not halvings:
+        return ()
+    halved = [name for name, levels in factors.items() if len(levels) == 2]
+    if len(halved) > MAX_HALVED:
+        raise ConfigurationError(
+            f"{what}: a fraction of {len(halved)} two-level factors; the limit is {MAX_HALVED}"
+        )
+    words = defining_words(halved, halvings) if len(halved) > halvings else ()
+    if not words or len(words[0]) < LEAST_RESOLUTION:
+        raise ConfigurationError(
+            f"{what}: fraction {fraction} of {len(halved)} two-level factors cannot separate their "
+            "main effects; use a larger fraction, or more factors of two levels"
+        )
+    return words
+
+
+def _codes(factors: Mapping[str, list[Any]], cell: Mapping[str, Any]) -> dict[str, int]:
+    return {
+        name: -1 if _key(cell[name]) == _key(levels[0]) else 1 for name, levels in factors.items()
+    }
+
+
+def _cell_name(cell: Mapping[str, Any], factors: Mapping[str, list[Any]]) -> str:
+    """The levels in the order of the factors, so that names stay when a factor gets more levels."""
+    if all(_key(level) == _key(factors[name][0]) for name, level in cell.items()):
+        return REFERENCE
+    return safe_name([level_text(level) for level in cell.values()], cell)
+
+
+def _ordered(effect: Word, names: Sequence[str]) -> str:
+    return product_text([name for name in names if name in effect])
+
+
+def _key(value: Any) -> str:
+    """Equal for equal settings only: `1` and `true` are equal in Python."""
+    return json.dumps(value, sort_keys=True)

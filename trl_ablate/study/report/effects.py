@@ -1,0 +1,262 @@
+"""Main effects and two-way interactions of a factorial study, by least squares. Pure.
+
+The model of the outcome y of a cell with one seed:
+
+    y = seed + sum of main effects + sum of two-way interactions + noise
+
+For level j > 0 of a factor with L levels there is one column, x_j = 1[level = j] - 1 / L. Then its
+coefficient is the *main effect*: the mean of level j minus the mean of the first level, where all
+levels of the other factors count equally. The coefficient of x_j z_k is the *interaction*: the
+difference of differences (y_jk - y_0k) - (y_j0 - y_00); textbooks of two-level designs often have
+half of it. Seeds are blocks: what a seed does to all cells alike is not noise.
+
+A column that follows from the ones before it (main effects first) is left out, and named with the
+effects that contain it: in a fraction, or where cells are missing, they cannot be separated.
+
+Intervals are simultaneous over all m estimates: t intervals with the confidence 0.95^(1/m) each.
+By Šidák's inequality, which holds for t statistics with a common variance estimate whatever their
+correlation (Šidák 1967), all cover at once with 95 % or more; Bonferroni's are slightly wider.
+Verdicts rest on p-values with Holm's correction over the same m estimates.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+from scipy import special
+
+from trl_ablate.study.report.stats import ALPHA, BETTER, SAME, TOO_FEW, WORSE, holm
+
+INESTIMABLE = "not estimable"
+EffectVerdict = Literal[
+    "better", "worse", "not distinguishable", "too few seeds", "not estimable"
+]  # fmt: skip
+MIN_DEGREES = 2
+"""Fewest residual degrees of freedom for a verdict; a paired comparison of three seeds has two."""
+TOLERANCE = 1e-8
+
+Level = tuple[str, int]
+"""A factor, and the index of one of its levels."""
+Term = tuple[Level, ...]
+"""One level for a main effect, two for an interaction; each against its factor's first level."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The outcome of one run."""
+
+    levels: Mapping[str, int]
+    """Factor -> index of its level."""
+    seed: Hashable
+    value: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An effect, or another linear combination of the coefficients."""
+
+    estimate: float
+    low: float | None
+    high: float | None
+    p: float | None
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A main effect or an interaction, and its verdict: better if it raises the outcome."""
+
+    term: Term
+    found: Estimate | None
+    """None for an effect that is left out."""
+    p_corrected: float | None
+    verdict: EffectVerdict
+    aliases: tuple[Term, ...]
+    """Effects that are left out and contained in this estimate; for an effect that is left out, the
+    ones that contain it."""
+
+
+class Fit:
+    """The fitted model. `effects` has one entry for each term, in the order of the factors.
+
+    Args:
+        factors: factor -> its number of levels.
+    """
+
+    def __init__(self, observations: Sequence[Observation], factors: Mapping[str, int]):
+        self._observations = list(observations)
+        self._levels = {name: self._seen(name, count) for name, count in factors.items()}
+        self.terms = self._possible_terms()
+        blocks = _indicators([each.seed for each in self._observations])
+        kept, mixtures = _independent(blocks, [self._column(term) for term in self.terms])
+        self._kept = [self.terms[i] for i in kept]
+        self._mixtures = {self.terms[i]: weights for i, weights in mixtures.items()}
+        columns = [self._column(term) for term in self._kept]
+        self._x = np.column_stack([blocks, *columns]) if columns else blocks
+        self._blocks = blocks.shape[1]
+        self._solve()
+        self.effects = self._effects()
+
+    def reference_of(self, factor: str) -> int:
+        """The level that the others are compared with: the first one with an outcome."""
+        return self._levels[factor][0]
+
+    def unseen(self, factors: Mapping[str, int]) -> list[Level]:
+        """Levels without any outcome; nothing is estimated about them."""
+        return [(f, j) for f, count in factors.items() for j in range(count)
+                if j not in self._levels[f]]  # fmt: skip
+
+    def simple_effect(self, term: Level, given: Level) -> Estimate | None:
+        """The effect of a level against its factor's first one where another factor has one level,
+        averaged over all others; with the critical value of the family. None if the main effect
+        itself is left out."""
+        if (term,) not in self._kept:
+            return None
+        weights = np.zeros(self._x.shape[1])
+        weights[self._place((term,))] = 1.0
+        for other in self._kept:
+            if len(other) == 2 and term in other:
+                (partner,) = (level for level in other if level != term)
+                if partner[0] == given[0]:
+                    weights[self._place(other)] = self._code(partner, given[1])
+        return self._estimate(weights)
+
+    def level_mean(self, level: Level) -> float:
+        """The fitted mean of a level, all levels of the other factors and all seeds equally."""
+        weights = np.zeros(self._x.shape[1])
+        weights[: self._blocks] = 1.0 / self._blocks
+        for term in self._kept:
+            if len(term) == 1 and term[0][0] == level[0]:
+                weights[self._place(term)] = self._code(term[0], level[1])
+        return float(weights @ self._beta)
+
+    def misfit_p(self) -> float | None:
+        """p-value of the F test of three-way and higher interactions: the spread between cells that
+        the model leaves, against the spread within cells. None without repeated cells."""
+        cells = _indicators([tuple(sorted(o.levels.items())) for o in self._observations])
+        full = np.column_stack([self._x[:, : self._blocks], cells])
+        rank = int(np.linalg.matrix_rank(full))
+        pure_degrees = len(self._y) - rank
+        extra = self.degrees - pure_degrees
+        pure = _residual_squares(full, self._y)
+        if extra < 1 or pure_degrees < 1 or pure <= TOLERANCE * self._scale:
+            return None
+        ratio = ((self._squares - pure) / extra) / (pure / pure_degrees)
+        return float(special.fdtrc(extra, pure_degrees, max(0.0, ratio)))
+
+    def _seen(self, name: str, count: int) -> list[int]:
+        seen = {each.levels[name] for each in self._observations}
+        return [level for level in range(count) if level in seen]
+
+    def _possible_terms(self) -> list[Term]:
+        mains: list[Term] = [((f, j),) for f, seen in self._levels.items() for j in seen[1:]]
+        return mains + [(a, b) for (a,), (b,) in combinations(mains, 2) if a[0] != b[0]]
+
+    def _code(self, level: Level, at: int) -> float:
+        """The column of `level` where its factor is at the level `at`."""
+        return float(at == level[1]) - 1 / len(self._levels[level[0]])
+
+    def _column(self, term: Term) -> np.ndarray:
+        found = np.ones(len(self._observations))
+        for factor, level in term:
+            seen = np.array([each.levels[factor] for each in self._observations])
+            found *= (seen == level) - 1 / len(self._levels[factor])
+        return found
+
+    def _place(self, term: Term) -> int:
+        return self._blocks + self._kept.index(term)
+
+    def _solve(self) -> None:
+        self._y = np.array([each.value for each in self._observations])
+        self.degrees = len(self._y) - self._x.shape[1]
+        self._inverse = np.linalg.inv(self._x.T @ self._x)
+        self._beta = self._inverse @ (self._x.T @ self._y)
+        self._squares = float(np.sum((self._y - self._x @ self._beta) ** 2))
+        self._scale = float(np.sum((self._y - self._y.mean()) ** 2))
+        if self._squares <= TOLERANCE**2 * max(self._scale, float(self._y @ self._y)):
+            self._squares = 0.0  # rounding of an exact fit
+        self.sigma = (self._squares / self.degrees) ** 0.5 if self.degrees > 0 else None
+        each = (1 - ALPHA) ** (1 / max(1, len(self._kept)))
+        self._critical = (
+            float(special.stdtrit(self.degrees, (1 + each) / 2)) if self.degrees > 0 else None
+        )
+
+    def _estimate(self, weights: np.ndarray) -> Estimate:
+        value = float(weights @ self._beta)
+        if self.sigma is None or self._critical is None:
+            return Estimate(value, None, None, None)
+        error = self.sigma * float(weights @ self._inverse @ weights) ** 0.5
+        half = self._critical * error
+        if error == 0:
+            p = float(abs(value) <= TOLERANCE)
+        else:
+            p = float(2 * special.stdtr(self.degrees, -abs(value) / error))
+        return Estimate(value, value - half, value + half, p)
+
+    def _effects(self) -> list[Effect]:
+        found = {term: self._estimate(self._unit(term)) for term in self._kept}
+        p_values = [each.p for each in found.values() if each.p is not None]
+        decided = self.degrees >= MIN_DEGREES
+        corrected = dict(zip(found, holm(p_values), strict=True)) if decided else {}
+        return [self._effect(term, found.get(term), corrected.get(term)) for term in self.terms]
+
+    def _effect(self, term: Term, found: Estimate | None, p: float | None) -> Effect:
+        if found is None:
+            return Effect(term, None, None, INESTIMABLE, self._containing(term))
+        contained = tuple(left for left in self._mixtures if term in self._containing(left))
+        if p is None:
+            verdict: EffectVerdict = TOO_FEW
+        elif p >= ALPHA:
+            verdict = SAME
+        else:
+            verdict = BETTER if found.estimate > 0 else WORSE
+        return Effect(term, found, p, verdict, contained)
+
+    def _containing(self, left_out: Term) -> tuple[Term, ...]:
+        """The kept effects whose estimates contain an effect that is left out."""
+        weights = self._mixtures[left_out][self._blocks :]
+        return tuple(
+            self.terms[place]
+            for place, weight in enumerate(weights)
+            if abs(weight) > TOLERANCE**0.5
+        )
+
+    def _unit(self, term: Term) -> np.ndarray:
+        weights = np.zeros(self._x.shape[1])
+        weights[self._place(term)] = 1.0
+        return weights
+
+
+def _indicators(labels: Sequence[Hashable]) -> np.ndarray:
+    """One column of 0 and 1 for each label."""
+    names = list(dict.fromkeys(labels))
+    return np.array([[float(label == name) for name in names] for label in labels])
+
+
+def _independent(
+    first: np.ndarray, columns: Sequence[np.ndarray]
+) -> tuple[list[int], dict[int, np.ndarray]]:
+    """Which columns do not follow from those before them; and for each other one, its weights on
+    `first` and then on all columns (0 for those that are left out)."""
+    if np.linalg.matrix_rank(np.column_stack([first, *columns])) == first.shape[1] + len(columns):
+        return list(range(len(columns))), {}
+    kept: list[int] = []
+    mixtures: dict[int, np.ndarray] = {}
+    for number, column in enumerate(columns):
+        basis = np.column_stack([first, *(columns[i] for i in kept)])
+        weights = np.linalg.lstsq(basis, column, rcond=None)[0]
+        left = np.linalg.norm(column - basis @ weights)
+        if left > TOLERANCE * max(1.0, float(np.linalg.norm(column))):
+            kept.append(number)
+            continue
+        whole = np.zeros(first.shape[1] + len(columns))
+        whole[: first.shape[1]] = weights[: first.shape[1]]
+        for place, weight in zip(kept, weights[first.shape[1] :], strict=True):
+            whole[first.shape[1] + place] = weight
+        mixtures[number] = whole
+    return kept, mixtures
+
+
+def _residual_squares(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.sum((y - x @ np.linalg.lstsq(x, y, rcond=None)[0]) ** 2))

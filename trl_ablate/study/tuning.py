@@ -1,0 +1,158 @@
+"""Fair tuning: every arm, the reference too, tries the same values with the same seeds. Pure.
+
+    tune: {learning_rate: [1e-5, 3e-5, 1e-4], seeds: 2, by: final, halving: true}
+
+An arm with one of the values is a *candidate*. Its first runs are *trials* with tuning seeds; the
+value with the best mean over trials is the arm's own best. Then the arm runs with the study's
+seeds, which no trial has used, at its own best and at its reference's best.
+
+With `halving`, the first tuning seed tries all values, and each further seed only the better half
+of those that are left (rounded up). Every arm still has the same number of trials.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.study.factors import SEPARATOR, level_text, safe_name
+
+if TYPE_CHECKING:
+    from trl_ablate.study.definition import Statistic
+
+FIRST_TUNING_SEED = 10_000
+"""Far from the seeds of a study, so that a study can get more seeds without new trials."""
+MIN_VALUES = 2
+
+Trial = tuple[int, int]
+"""The positions of a value and of a tuning seed."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is tuned, and how. All fields are what JSON can hold."""
+
+    key: str
+    values: list[Any]
+    seeds: list[int]
+    by: "Statistic"
+    halving: bool
+    arms: Mapping[str, list[str]]
+    """Arm -> the name of its candidate for each value."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far the tuning of one arm is."""
+
+    trials: list[Trial]
+    """The trials that are known to be needed so far, in order; some have ended."""
+    complete: bool
+    chosen: int | None
+    """The position of the best value; None before all trials have ended, or if none of them has an
+    outcome."""
+
+
+def make_tuning(
+    values_of: Mapping[str, Any],
+    *,
+    seeds: int,
+    by: "Statistic",
+    halving: bool,
+    arms: Sequence[str],
+    used: Collection[int],
+    what: str,
+) -> Tuning:
+    """Check what a study tunes, and name the candidates.
+
+    Args:
+        values_of: what `tune` has besides its options: one setting and its values.
+        seeds: number of tuning seeds.
+        arms: the arms of the study.
+        used: the seeds of the study; trials use others.
+        what: the study, for messages.
+    """
+    if len(values_of) != 1:
+        raise ConfigurationError(
+            f"{what}: tune has the settings {', '.join(values_of) or 'none'}; name one setting and "
+            "its values: tune: {learning_rate: [1e-5, 3e-5], seeds: 2}"
+        )
+    ((key, values),) = values_of.items()
+    distinct = {level_text(v) for v in values} if isinstance(values, list) else set()
+    if len(distinct) < MIN_VALUES or len(distinct) != len(values):
+        raise ConfigurationError(
+            f"{what}: tune has {values!r} for {key}; give a list of two or more different values"
+        )
+    if seeds < 1:
+        raise ConfigurationError(f"{what}: tune has {seeds} seeds; give 1 or more")
+    return Tuning(
+        key=key,
+        values=values,
+        seeds=_fresh_seeds(seeds, used),
+        by=by,
+        halving=halving,
+        arms={arm: [_candidate(arm, key, value) for value in values] for arm in arms},
+    )
+
+
+def standing(tuning: Tuning, scores: Mapping[Trial, float | None]) -> Standing:
+    """How far an arm's tuning is.
+
+    Args:
+        scores: the outcomes of the trials that have ended; None for one that ended without.
+    """
+    left, trials = list(range(len(tuning.values))), []
+    for seed in range(len(tuning.seeds)):
+        trials += [(value, seed) for value in left]
+        if seed + 1 < len(tuning.seeds) and tuning.halving:
+            if not all(trial in scores for trial in trials):
+                return Standing(trials, False, None)
+            left = sorted(_best_first(left, scores, seed)[: math.ceil(len(left) / 2)])
+            if len(left) == 1:
+                break
+    if not all(trial in scores for trial in trials):
+        return Standing(trials, False, None)
+    last = len(tuning.seeds) - 1
+    best = _best_first(left, scores, last)[0]
+    return Standing(trials, True, None if _mean(best, scores, last) is None else best)
+
+
+def trials_per_arm(tuning: Tuning) -> int:
+    """The number of trials, which does not depend on their outcomes."""
+    every = product(range(len(tuning.values)), range(len(tuning.seeds)))
+    return len(standing(tuning, dict.fromkeys(every, 0.0)).trials)
+
+
+def _candidate(arm: str, key: str, value: Any) -> str:
+    return f"{arm}{SEPARATOR}{safe_name([f'{key}_{level_text(value)}'], value)}"
+
+
+def _best_first(
+    values: Sequence[int], scores: Mapping[Trial, float | None], last_seed: int
+) -> list[int]:
+    """By the mean over the trials up to a seed; of equal values, the one that the study names
+    first."""
+
+    def key(value: int) -> float:
+        mean = _mean(value, scores, last_seed)
+        return math.inf if mean is None else -mean
+
+    return sorted(values, key=key)
+
+
+def _mean(value: int, scores: Mapping[Trial, float | None], last_seed: int) -> float | None:
+    """Later trials do not count: what was decided before them stays decided."""
+    tried = [scores.get((value, seed)) for seed in range(last_seed + 1)]
+    known = [score for score in tried if score is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _fresh_seeds(count: int, used: Collection[int]) -> list[int]:
+    found, seed = [], FIRST_TUNING_SEED
+    while len(found) < count:
+        if seed not in used:
+            found.append(seed)
+        seed += 1
+    return found
