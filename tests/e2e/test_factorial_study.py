@@ -32,7 +32,8 @@ def test_a_factorial_study_from_plan_to_report(tmp_path):
         "question: Do the settings act together?\n"
         "factors: {surrogate: [clip, no_clip], delta: [null, 4.0], scale_rewards: [group, none]}\n",
     )
-    assert "6 cells" in command(study, "plan") and "6 runs: 0 done" in command(study, "plan")
+    planned = command(study, "plan")
+    assert "6 cells" in planned and "6 runs: 0 done" in planned
     command(study, "run")
     assert command(study, "status").count("✓") == 6 + 1  # and the legend
     command(study, "report")

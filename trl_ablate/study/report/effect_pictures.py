@@ -1,5 +1,6 @@
 """The pictures of a factorial study, as PNG bytes: main effects, and a map of interactions."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -23,6 +24,8 @@ PANEL_WIDTH, PANEL_HEIGHT = 2.3, 2.9
 CELL_INCHES = 1.05
 COLOUR_MAP = "RdBu"
 LABEL_LETTERS = 24
+NOISE = 1.5
+"""The colours reach to this multiple of half an interval at least."""
 BLUE = "#0072B2"
 
 
@@ -33,7 +36,8 @@ def effect_pictures(found: Factorial, analysis: Analysis) -> list[Picture]:
     metric = f"{NAMES[analysis.decide_on]} {analysis.metric}"
     about = (
         f"fitted mean {metric} at each level of every factor, over all levels of the others; dots "
-        "are the cells, crosses those with collapsed runs"
+        "are the cells, crosses those with collapsed runs; bars are the intervals of the "
+        "difference from the first level"
     )
     pictures = [Picture("effects.png", _draw_main_effects(found, analysis, metric), about)]
     if any(len(effect.term) == 2 for effect in found.effects):
@@ -69,9 +73,15 @@ def _main_panel(axes: Axes, factor: str, found: Factorial, analysis: Analysis) -
     unseen = {level for name, level in _unseen(found) if name == factor}
     places = [place for place in range(len(levels)) if place not in unseen]
     means = [found.fit.level_mean((factor, place)) for place in places if found.fit]
-    verdicts = {e.verdict for e in found.effects if [level[0] for level in e.term] == [factor]}
-    strong = bool(verdicts & {BETTER, WORSE})
+    mains = [e for e in found.effects if [level[0] for level in e.term] == [factor]]
+    strong = any(effect.verdict in (BETTER, WORSE) for effect in mains)
     colour = BLUE if strong else INK
+    for effect in mains:
+        if effect.found and effect.found.low is not None and effect.found.high is not None:
+            half = (effect.found.high - effect.found.low) / 2
+            place = effect.term[0][1]
+            axes.errorbar([place], [means[places.index(place)]], [half], color=colour, capsize=4,
+                          linewidth=1.2)  # fmt: skip
     axes.plot(places, means, "o-", color=colour, linewidth=2.2 if strong else 1.4, markersize=6)
     axes.set_xticks(
         range(len(levels)), [_short(found.level((factor, i))) for i in range(len(levels))],
@@ -96,13 +106,13 @@ def _draw_interactions(found: Factorial) -> bytes:
     for (first, second), effect in pairs.items():
         if effect.found is not None:
             values[rows.index(second), columns.index(first)] = effect.found.estimate
-    limit = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
+    limit = _limit(list(pairs.values()))
     style: dict[Any, Any] = {**STYLE, "axes.grid": False}
     with matplotlib.rc_context(style):
-        size = (2.6 + CELL_INCHES * len(columns), 1.3 + 0.62 * CELL_INCHES * len(rows))
+        size = (max(5.0, 2.6 + CELL_INCHES * len(columns)), 1.3 + 0.62 * CELL_INCHES * len(rows))
         figure = Figure(size, dpi=DPI, layout="constrained")
         axes = figure.subplots()
-        axes.imshow(values, cmap=COLOUR_MAP, vmin=-limit or -1, vmax=limit or 1, aspect="auto")
+        axes.imshow(values, cmap=COLOUR_MAP, vmin=-limit, vmax=limit, aspect="auto")
         for (first, second), effect in pairs.items():
             _interaction_cell(axes, columns.index(first), rows.index(second), effect, limit)
         axes.set_xticks(range(len(columns)), [_label(found, c) for c in columns],
@@ -111,6 +121,18 @@ def _draw_interactions(found: Factorial) -> bytes:
         axes.set_title("interactions (differences of differences)", loc="left", fontsize=10,
                        fontweight="bold", color=INK)  # fmt: skip
         return png_of(figure)
+
+
+def _limit(effects: Sequence[Effect]) -> float:
+    """The end of the colours: the largest estimate, or an interval, so that noise stays pale."""
+    known = [effect.found for effect in effects if effect.found]
+    sizes = [abs(each.estimate) for each in known]
+    sizes += [
+        NOISE * (each.high - each.low) / 2
+        for each in known
+        if each.high is not None and each.low is not None
+    ]
+    return max(sizes, default=0.0) or 1.0
 
 
 def _interaction_cell(axes: Axes, column: int, row: int, effect: Effect, limit: float) -> None:
