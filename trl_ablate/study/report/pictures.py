@@ -100,14 +100,13 @@ def draw_differences(analysis: Analysis) -> bytes | None:
         axes.axvline(0, color=INK, linewidth=1)
         for row, comparison in enumerate(compared):
             difference, colour = comparison.difference, styles[comparison.arm][0]
-            has_interval = difference.low is not None and difference.high is not None
-            if has_interval:
+            if difference.low is not None and difference.high is not None:
                 axes.hlines(row, difference.low, difference.high, color=colour, linewidth=2.2)
             arm = analysis.arm(comparison.arm)
             collapsed = arm.collapsed
-            axes.plot([difference.mean], [row], "X" if collapsed else "o", color=colour,
-                      markersize=7 if collapsed else 6,
-                      markerfacecolor=colour if has_interval else "white")  # fmt: skip
+            axes.plot(np.array([difference.mean], float), [row], "X" if collapsed else "o",
+                      color=colour, markersize=7 if collapsed else 6,
+                      markerfacecolor="white" if difference.low is None else colour)  # fmt: skip
             strong = comparison.verdict in (BETTER, WORSE, EQUIVALENT)
             words = comparison.verdict + f", {collapsed}/{arm.ended} collapsed" * bool(collapsed)
             axes.annotate(
