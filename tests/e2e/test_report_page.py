@@ -77,3 +77,18 @@ def test_the_page_in_a_browser(browser, page):
     assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()]
     methods = {event["method"] for event in browser.events}
     assert not methods & {"Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"}
+
+
+def test_the_page_on_a_phone(browser, page):
+    """Text and pictures fit the width; a wide table scrolls by itself and still sorts."""
+    browser.size(390, 844)
+    browser.open(page.as_uri())
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert browser.evaluate("[...document.images].every(i => i.clientWidth <= innerWidth)")
+    assert browser.evaluate("parseFloat(getComputedStyle(document.body).fontSize)") >= 16
+    widest = "[...document.querySelectorAll('.wide')].map(e => e.scrollWidth - e.clientWidth)"
+    assert max(browser.evaluate(widest)) > 0
+    assert browser.evaluate("document.querySelector('h2').textContent") == "Answer"
+    click(browser, 0, 0)
+    click(browser, 0, 0)
+    assert cells(browser, 0, 0) == ["broken", "grpo", "weak"]

@@ -87,9 +87,11 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("status", status, "Print the state of every run.")
     added = add("fetch", fetch, "Download finished runs of Modal or Hugging Face.")
     added.add_argument("--keep_checkpoints", action="store_true", help="also fetch checkpoints")
-    added = add("report", report, "Write REPORT.md, report.html, pictures and runs.csv.", False)
+    added = add(
+        "report", report, "Write REPORT.md, report.html, report.json, pictures, runs.csv.", False
+    )
     added.add_argument(
-        "--curves", metavar="CSV", type=Path, help="report a CSV of published curves instead"
+        "--curves", metavar="CSV", type=Path, help="report a CSV of any curves instead"
     )
     added.add_argument("--metric", default="eval_reward", help="primary metric of --curves")
     added.add_argument(

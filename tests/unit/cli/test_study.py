@@ -123,3 +123,26 @@ def test_nothing_to_report(capsys):
     )
     assert main(["report", "--curves", "absent.csv"]) == 2
     assert "absent.csv" in capsys.readouterr().err
+
+
+def test_seeds_until_decided_need_looks(capsys, printed, where):
+    assert main(["run", *where, "--until", "decided"]) == 2
+    error = capsys.readouterr().err
+    assert "its seeds are fixed, so --until decided has nothing to add" in error
+    assert main(["run", *where, "--until", "decided", "--only", runs_of(printed)[0]]) == 2
+    assert "use one of them" in capsys.readouterr().err
+
+
+def test_a_plan_with_looks_has_a_best_and_a_worst_case(tmp_path, capsys):
+    (tmp_path / "study.yaml").write_text(
+        "question: q\narms: [grpo.yaml, std_dev_off.yaml]\nseeds: {looks: [3, 5]}\n"
+        "profile: miniature\n"
+    )
+    where = [str(tmp_path / "study.yaml"), "--runs", str(tmp_path / "runs")]
+    assert main(["plan", *where]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "best case, all comparisons decided with 3 seeds: 6 runs: 0 done" in printed
+    assert "worst case, comparisons undecided until 5 seeds: 10 runs: 0 done" in printed
+    assert main(["run", *where, "--engine", "slurm", "--until", "decided"]) == 0
+    seeds = [run.partition("-")[2] for run in runs_of(capsys.readouterr().out)]
+    assert seeds == ["seed0", "seed0", "seed1", "seed1", "seed2", "seed2"]  # the first look

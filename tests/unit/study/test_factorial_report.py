@@ -148,7 +148,8 @@ def test_a_report_of_a_factorial_study(planted, tmp_path):
     plan, store = planted
     written = {path.name for path in report_study(plan, store, Path("study.yaml"), tmp_path)}
     assert written == {
-        "REPORT.md", "report.html", "runs.csv", "curves.png", "effects.png", "interactions.png",
+        "REPORT.md", "report.html", "report.json", "runs.csv", "curves.png", "effects.png",
+        "interactions.png",
     }  # fmt: skip
     text = (tmp_path / "REPORT.md").read_text(encoding="utf-8")
     assert text.index("matters only") < text.index("## Effects") < text.index("## Curves")

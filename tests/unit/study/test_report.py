@@ -3,6 +3,7 @@
 import base64
 import csv
 import io
+import json
 import re
 import resource
 import subprocess
@@ -223,7 +224,7 @@ def test_what_a_report_holds(tmp_path):
     ]  # fmt: skip
     text = (tmp_path / "out" / "REPORT.md").read_text(encoding="utf-8")
     for expected in (
-        "Does it work?", "0.35 M parameter model", "Yes. One seed each.",
+        "Does it work?", "0.13 M parameter model", "Yes. One seed each.",
         "too few seeds", "failed: it \\| died", "in all 250 settings", "[response]",
         "scripts/study.py run", "1.16.0", "0123456789", "3 of 9 runs have no outcome",
     ):  # fmt: skip
@@ -316,6 +317,89 @@ def test_published_curves_with_seeds_in_their_names(tmp_path):
     alone = report_curves(path, tmp_path / "alone")
     height = {out: Image.open(tmp_path / out / "curves.png").height for out in ("out", "alone")}
     assert height["out"] > height["alone"] and len(alone) == 6
+
+
+def curves_with_seeds(path: Path, arms: dict[str, dict[int, float]]) -> Path:
+    """Runs named by letters, so that only the columns say whose they are."""
+    lines = ["run_name,arm,seed,metric,step,value"]
+    for arm, finals in arms.items():
+        for seed, final in finals.items():
+            lines += [f"{arm[0]}{chr(97 + seed)},{arm},{seed},eval/reward,{step},{final * step / 4}"
+                      for step in range(5)]  # fmt: skip
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_curves_with_arms_and_seeds_in_their_columns(tmp_path):
+    """The seeds pair the runs, in whatever order they stand; a missing one has no pair."""
+    arms = {
+        "plain": {2: 0.52, 0: 0.50, 1: 0.61, 3: 0.40},
+        "tuned": {0: 0.60, 1: 0.72, 3: 0.50, 4: 0.90, 2: 0.63},
+    }
+    path = curves_with_seeds(tmp_path / "mine.csv", arms)
+    report_curves(path, tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "report.json").read_text())
+    found = record["arms"]["tuned"]
+    assert record["reference"] == "plain" and found["verdict"] == "better"
+    assert found["pairs"] == 4 and found["collapsed"] == [0, 5]
+    assert found["difference"] == pytest.approx((0.10 + 0.11 + 0.11 + 0.10) / 4)
+    shown = "+0.105 [+0.096, +0.114]"
+    assert found["low"] == pytest.approx(0.096, abs=5e-4)
+    text = (tmp_path / "out" / "REPORT.md").read_text(encoding="utf-8").replace("\\", "")
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert text.count(shown) >= 2 and page.count(shown) == text.count(shown)
+    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open()))
+    assert [row["status"] for row in rows if row["arm"] == "plain"][4] == "missing"
+
+
+def test_two_runs_of_one_arm_and_seed_cannot_be_paired(tmp_path):
+    path = curves_with_seeds(tmp_path / "mine.csv", {"a": {0: 0.5, 1: 0.6}})
+    path.write_text(path.read_text() + "\nother,a,0,eval/reward,1,0.3\n")
+    with pytest.raises(ConfigurationError, match="the same arm 'a' and the same seed"):
+        read_curves(path)
+
+
+def test_the_same_numbers_in_all_three(tmp_path):
+    """What report.json has, the Markdown and the page show, rounded; and nothing else differs
+    between the two."""
+    arms = {"grpo": {"top": 0.8}, "weak": {"top": 0.4}, "broken": {"top": 0.8, "collapse": 8}}
+    plan, store = write_study(tmp_path / "runs", arms)
+    text, page = reported(plan, store, tmp_path)
+    record = json.loads((tmp_path / "out" / "report.json").read_text())
+    for name, found in record["arms"].items():
+        numbers = [f"{found[key]:+.3f}".replace("-", "−") for key in ("difference", "low", "high")]
+        shown = f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+        assert f"{name} is {found['verdict']} than grpo ({shown}" in text and shown in page
+        assert f"| {name} | {found['collapsed'][0]} of {found['collapsed'][1]} |" in text
+    for found in record["curves"].values():
+        assert f"| {found['A']:.3f} ±" in text and f">{found['A']:.3f} ±" in page
+    written = re.findall(r"[+−]?\d+\.\d{3}", text.partition("## What differs")[0])
+    on_page = re.findall(r"[+−]?\d+\.\d{3}", re.sub(r"base64,[^\"]*|<style>.*?</style>", "",
+                         page.partition("What differs")[0], flags=re.DOTALL))  # fmt: skip
+    assert written == on_page and len(written) > 40
+
+
+def test_expected_and_found(tmp_path):
+    arms = {"grpo": {"top": 0.8}, "weak": {"top": 0.4}, "alike": {"top": 0.801},
+            "broken": {"top": 0.8, "collapse": 8}}  # fmt: skip
+    plan, store = write_study(tmp_path / "runs", arms)
+    expect = {"weak": "better", "alike": "equal", "broken": "collapse", "grpo": "collapse"}
+    text = reported(replace(plan, expect=expect), store, tmp_path)[0]
+    assert "| weak | better | worse | no |" in text
+    assert "| alike | equal | not distinguishable | open |" in text
+    assert "| broken | collapse | collapse (3 of 3 runs) | yes |" in text
+    assert "| grpo | collapse | 0 of 3 runs collapsed | no |" in text
+    assert "Expected and found" not in reported(plan, store, tmp_path)[0]
+
+
+def test_the_answer_comes_first_and_its_picture_next(tmp_path):
+    plan, store = write_study(tmp_path / "runs", {"grpo": {"top": 0.8}, "b": {"top": 0.4}})
+    text = reported(plan, store, tmp_path)[0]
+    order = [text.index(part) for part in (
+        "Does it work?", "## Answer", "b is worse than grpo", "(differences.png)", "(curves.png)",
+        "## Arms, best first", "## Outcomes", "## What differs",
+    )]  # fmt: skip
+    assert order == sorted(order)
 
 
 @pytest.mark.parametrize(

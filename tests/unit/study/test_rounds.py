@@ -1,15 +1,18 @@
 """Seeds until decided: which runs the next look needs, what the report says between looks."""
 
 import json
+import math
+import random
 import re
 
 import pytest
 
-from tests.support.synthetic_study import learning_rows, make_plan, write_run
+from tests.support.synthetic_study import METRIC, flat_run, learning_rows, make_plan, write_run
 from trl_ablate import ConfigurationError
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.estimate import estimate
 from trl_ablate.study.plan import Plan
+from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.report import report_study
 from trl_ablate.study.rounds import analysis_of, check_has_looks, runs_of_next_look, undecided
 from trl_ablate.study.store import RunStore
@@ -163,3 +166,23 @@ def test_a_study_with_looks(tmp_path):
 def test_what_a_study_file_refuses(tmp_path, text, complaint):
     with pytest.raises(ConfigurationError, match=re.escape(complaint)):
         load_study(written(tmp_path, f"arms: [a.yaml, b.yaml]\n{text}"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arms", [2, 4])
+def test_false_alarms_of_an_aa_study_with_looks(arms):
+    """Whole studies of equal arms, some of whose runs collapse, through the analysis of a report:
+    a false difference of any arm at any look counts."""
+    rng, studies, alarms = random.Random(7), 600, 0
+    for _ in range(studies):
+        runs = []
+        for arm in range(arms):
+            for seed in range(12):
+                end = rng.gauss(0.7, 0.03)
+                values = [0.1, 0.8 * end, end, end]
+                if rng.random() < 0.2:
+                    values = [0.1, 0.8 * end, 0.02, 0.01]
+                runs.append(flat_run(f"arm{arm}", seed, values))
+        found = analyse(runs, METRIC, looks=(3, 5, 8, 12)).decisive.values()
+        alarms += any(each.verdict in ("better", "worse") for each in found)
+    assert alarms / studies <= 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / studies)

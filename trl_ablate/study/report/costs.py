@@ -69,7 +69,7 @@ def _at_equal(first: Run, second: Run, metric: str, cost: Cost) -> tuple[float, 
 
 def generated_tokens(run: Run, curve: Series) -> np.ndarray | None:
     tokens = run.series.get(GENERATED_TOKENS)
-    if tokens is None or len(tokens.steps) < 2:
+    if tokens is None or not tokens.steps:
         return None
     return np.interp(curve.steps, [0.0, *tokens.steps], [0.0, *tokens.values])
 

@@ -5,7 +5,10 @@ import base64
 from trl_ablate.run.untrusted import for_html
 from trl_ablate.study.report.document import Block, Code, Document, Grid, Items, Picture, Text
 
-MARKED = ("better", "worse", "collapsed", "failed", "stopped", "too few seeds")
+MARKED = (
+    "better", "worse", "equivalent", "undecided", "not decided", "collapsed", "failed", "stopped",
+    "too few seeds",
+)  # fmt: skip
 """Words that colour their cell."""
 
 CSS = """
@@ -28,12 +31,17 @@ th button:hover, th button:focus-visible { text-decoration: underline; }
 th[aria-sort=ascending] button::after { content: " \\2191"; }
 th[aria-sort=descending] button::after { content: " \\2193"; }
 .note { font-size: .85rem; color: var(--faint); }
-.better { color: #00684a; font-weight: 600; }
+.better, .equivalent { color: #00684a; font-weight: 600; }
 .worse, .collapsed, .failed { color: #a83e00; font-weight: 600; }
-.stopped, .too-few-seeds { color: #7a5b00; }
+.stopped, .too-few-seeds, .undecided, .not-decided { color: #7a5b00; }
 pre { background: #f6f6f6; padding: .8rem 1rem; overflow-x: auto; font-size: .82rem;
       white-space: pre-wrap; overflow-wrap: anywhere; }
 summary { cursor: pointer; }
+@media (max-width: 40rem) {
+  body { margin: 1rem auto; padding: 0 .75rem; }
+  h2 { margin-top: 1.8rem; }
+  li { overflow-wrap: anywhere; }
+}
 """
 
 SORT = """

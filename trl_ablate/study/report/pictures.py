@@ -17,11 +17,11 @@ from PIL import Image
 
 from trl_ablate.run.picture import FAINT, INK, STYLE, WATCHED
 from trl_ablate.run.untrusted import for_picture
+from trl_ablate.study.decision import BETTER, EQUIVALENT, WORSE
 from trl_ablate.study.report.analysis import Analysis, ArmResult
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.labels import LABEL_SIZE, gutter, label_ends
 from trl_ablate.study.report.lines import Line, line_of
-from trl_ablate.study.report.stats import BETTER, WORSE
 
 PALETTE = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933",
@@ -82,10 +82,10 @@ def draw_curves(analysis: Analysis, published: Sequence[Run] = ()) -> bytes:
 
 
 def draw_differences(analysis: Analysis) -> bytes | None:
-    """Each arm's difference from the reference with its 95 % interval; None if there is no
-    interval."""
-    compared = [c for c in analysis.decisive.values() if c.difference.low is not None]
-    if not compared:
+    """Each arm's difference from the reference with its 95 % interval, and its collapses; None if
+    no arm has an interval. An arm with one pair is a hollow point."""
+    compared = [c for c in analysis.decisive.values() if c.difference.mean is not None]
+    if all(c.difference.low is None for c in compared):
         return None
     compared.sort(key=lambda c: c.difference.mean or 0.0)
     styles = looks([arm.name for arm in analysis.arms])
@@ -94,16 +94,23 @@ def draw_differences(analysis: Analysis) -> bytes | None:
         figure = Figure((WIDTH * 0.75, height + TITLE_SPACE + 0.3), dpi=DPI)
         labels = [for_picture(_label(c.arm, analysis), PAIR_LETTERS) for c in compared]
         left = gutter(labels) - 0.1
-        axes = _axes(figure, left, 0.3, WIDTH * 0.75 - left - 1.6, height)
+        collapses = any(analysis.arm(c.arm).collapsed for c in compared)
+        right = 2.6 if collapses else 1.6
+        axes = _axes(figure, left, 0.3, WIDTH * 0.75 - left - right, height)
         axes.axvline(0, color=INK, linewidth=1)
         for row, comparison in enumerate(compared):
             difference, colour = comparison.difference, styles[comparison.arm][0]
-            ends = np.array([difference.low, difference.mean, difference.high], float)
-            axes.hlines(row, ends[0], ends[2], color=colour, linewidth=2.2)
-            axes.plot(ends[1:2], [row], "o", color=colour, markersize=6)
-            strong = comparison.verdict in (BETTER, WORSE)
+            if difference.low is not None and difference.high is not None:
+                axes.hlines(row, difference.low, difference.high, color=colour, linewidth=2.2)
+            arm = analysis.arm(comparison.arm)
+            collapsed = arm.collapsed
+            axes.plot(np.array([difference.mean], float), [row], "X" if collapsed else "o",
+                      color=colour, markersize=7 if collapsed else 6,
+                      markerfacecolor="white" if difference.low is None else colour)  # fmt: skip
+            strong = comparison.verdict in (BETTER, WORSE, EQUIVALENT)
+            words = comparison.verdict + f", {collapsed}/{arm.ended} collapsed" * bool(collapsed)
             axes.annotate(
-                comparison.verdict, (1.02, row), xycoords=("axes fraction", "data"), va="center",
+                words, (1.02, row), xycoords=("axes fraction", "data"), va="center",
                 fontsize=LABEL_SIZE, color=INK if strong else FAINT, annotation_clip=False,
                 fontweight="bold" if strong else "normal",
             )  # fmt: skip
@@ -112,7 +119,11 @@ def draw_differences(analysis: Analysis) -> bytes | None:
         against = (
             "the arm's reference" if analysis.against else for_picture(analysis.reference.name)
         )
-        _title(axes, f"{_words(analysis)} minus that of {against}, 95 % intervals")
+        _title(
+            axes,
+            f"{_words(analysis)} minus that of {against}, 95 % intervals"
+            + "  (a cross: collapses)" * collapses,
+        )
         return png_of(figure)
 
 

@@ -113,7 +113,7 @@ def what_would_change(analysis: Analysis) -> Section | None:
         "'Seeds for what was seen': about as many as find a true difference of the size that was "
         "seen here, with 80 % probability; the size seen is itself uncertain."
     )
-    return Section("What would change the answer", [Grid(header, rows, note)]) if rows else None
+    return Section("What would change the answer", [Grid(header, rows, note, 2)]) if rows else None
 
 
 def seeds_to_see(comparison: Comparison) -> int | None:
