@@ -223,7 +223,7 @@ def test_what_a_report_holds(tmp_path):
     ]  # fmt: skip
     text = (tmp_path / "out" / "REPORT.md").read_text(encoding="utf-8")
     for expected in (
-        "Does it work?", "0.35 M parameter model", "Yes. One seed each.",
+        "Does it work?", "0.13 M parameter model", "Yes. One seed each.",
         "too few seeds", "failed: it \\| died", "in all 250 settings", "[response]",
         "scripts/study.py run", "1.16.0", "0123456789", "3 of 9 runs have no outcome",
     ):  # fmt: skip
