@@ -11,7 +11,7 @@ from tests.conftest import REPOSITORY
 pytestmark = pytest.mark.slow
 
 
-def curve(folder, recipe: str, *words: str, profile: str = "miniature") -> list[dict]:
+def curve(folder, recipe: str, *words: str, profile: str = "miniature-sums") -> list[dict]:
     """Train by the command line; the evaluations, printed into the test log."""
     began = time.time()
     done = subprocess.run(
@@ -29,8 +29,8 @@ def curve(folder, recipe: str, *words: str, profile: str = "miniature") -> list[
 
 
 def test_the_quickstart_learns(tmp_path):
-    evaluations = curve(tmp_path, "quickstart")
-    assert evaluations[0]["eval_reward"] < 0.1
+    evaluations = curve(tmp_path, "quickstart", profile="miniature")
+    assert 0.1 < evaluations[0]["eval_reward"] < 0.3
     assert evaluations[-1]["eval_reward"] >= 0.6
 
 
@@ -58,7 +58,7 @@ def test_on_chains_a_missing_baseline_costs_the_steps_only_with_a_mean(
 ):
     """The pass rate divided by the length is maximised: direct answers win, and steps vanish."""
     words = ("--length_norm", length_norm, "--grpo_steps", "40", "--eval_size", "400")
-    first, *_, last = curve(tmp_path, "no_baseline", *words, profile="miniature-chains")
+    first, *_, last = curve(tmp_path, "no_baseline", *words, profile="miniature")
     assert 0.1 < first["eval_reward"] < 0.3
     assert 0.4 < first["eval_style/direct"] < 0.75
     if survives:
