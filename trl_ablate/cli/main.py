@@ -11,6 +11,7 @@ COMMANDS = {
     "train": "train one arm: a recipe, on this machine",
     "evaluate": "evaluate a saved model",
     "study": "compare arms over several seeds: plan, run, status, fetch, report, clean",
+    "xray": "compare the gradients of arms on the same rollouts, before any run",
     "publish": "publish a finished run on the Hugging Face Hub",
     "bench": "measure this package against stock TRL",
     "doctor": "print what a recipe lacks on this machine, and how to fix it",

@@ -1,0 +1,89 @@
+"""`trl-ablate xray STUDY_OR_RECIPES --checkpoint RUN/checkpoint-20`: gradients on equal rollouts."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from trl_ablate.cli.ending import DONE, exit_code_of
+from trl_ablate.cli.parsing import Parser, at_least_one
+from trl_ablate.cli.terminal import console
+
+DESCRIPTION = """\
+Compare the gradients that arms take on the same rollouts, before any of them is run. The rollouts
+are drawn by the reference; no weight is changed. It tells the same, a different and an opposite
+update apart, not which is better.
+
+ARMS are recipes, recipes with overrides (no_baseline+length_norm=constant), or one study. Settings
+for all arms are given as --key value, as for `train`."""
+
+EXAMPLES = (
+    "trl-ablate xray chains",
+    "trl-ablate xray grpo std_dev_off no_baseline --checkpoint runs/grpo-seed0/checkpoint-20",
+    "trl-ablate xray grpo no_baseline+length_norm=constant --profile miniature-chains --drift 8",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code_of(
+        lambda: run(*parse(argv)), stopped="the same command continues from what is stored"
+    )
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    parser = Parser(
+        EXAMPLES,
+        prog="trl-ablate xray",
+        description=DESCRIPTION,
+        usage="%(prog)s ARMS [options] [--key value ...]",
+    )
+    parser.add_argument("--profile", help="default: that of the study or the recipe, or `auto`")
+    parser.add_argument(
+        "--checkpoint", metavar="FOLDER", type=Path, action="append", default=[],
+        help="checkpoint-N of a run, several times for several; default: the reference's start",
+    )  # fmt: skip
+    parser.add_argument("--reference", metavar="ARM", help="default: the first arm")
+    parser.add_argument(
+        "--batches", type=at_least_one, default=8, help="rollout batches; default: 8"
+    )
+    parser.add_argument(
+        "--drift", type=int, default=0, metavar="K",
+        help="also K optimizer steps of the reference away, where clipping shows",
+    )  # fmt: skip
+    parser.add_argument("--rollouts", metavar="FOLDER", type=Path, help="stored ones to use")
+    parser.add_argument("--xray_seed", type=int, default=0, help="of questions and rollouts")
+    parser.add_argument(
+        "--output", metavar="FOLDER", type=Path, help="default: xray-FIRST_ARM; continued from"
+    )
+    options, words = parser.parse_known_args(argv)
+    arms = []
+    while words and not words[0].startswith("-"):
+        arms.append(words.pop(0))
+    options.arms = arms
+    if not arms:
+        parser.error("missing ARMS, which come first, such as grpo std_dev_off")
+    return options, words
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> int:
+    from accelerate import PartialState
+
+    from trl_ablate.xray import xray
+
+    output = options.output or Path(f"xray-{Path(options.arms[0].partition('+')[0]).stem}")
+    result = xray(
+        options.arms,
+        options.checkpoint,
+        options.batches,
+        drift=options.drift,
+        reference=options.reference,
+        profile=options.profile,
+        overrides=overrides,
+        seed=options.xray_seed,
+        output=output,
+        rollouts=options.rollouts,
+        say=lambda text: console.out(text, highlight=False),
+    )
+    if PartialState().is_main_process:
+        console.out(result.summary(), highlight=False)
+        console.out(f"written to {output}: xray.json, XRAY.md, xray.png", highlight=False)
+    return DONE
