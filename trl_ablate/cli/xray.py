@@ -1,4 +1,4 @@
-"""`trl-ablate xray STUDY_OR_RECIPES --checkpoint RUN/checkpoint-20`: gradients on equal rollouts."""
+"""`trl-ablate xray ARMS --checkpoint RUN/checkpoint-20`: gradients of arms on equal rollouts."""
 
 import argparse
 from collections.abc import Sequence

@@ -144,6 +144,11 @@ def _of_recipe(word: str, profile: str | None, settings: Mapping[str, Any]) -> X
     own = {**settings, **read_overrides(changes)}
     name = "+".join([Path(recipe).stem if "/" in recipe else recipe, *changes])
     resolved = load_recipe(recipe, profile or "auto", own)
+    for key in resolved.changes.keys() & settings.keys() - read_overrides(changes).keys():
+        raise ConfigurationError(
+            f"the setting '{key}' for all arms replaces what arm '{name}' declares, so the arm "
+            "changes nothing; remove one of the two"
+        )
     return XrayArm(name, resolved)
 
 

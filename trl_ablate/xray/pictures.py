@@ -1,7 +1,8 @@
 """The picture of an X-ray: cosine against norm ratio, and who gets the gradient.
 
 A row for each point; on the left all arms, the noise floor shaded; on the right, for each arm, bars
-of the shares by sign, length and difficulty. Pyplot is not used.
+of the shares by sign, length and difficulty. An arm's name has the colour of its mark. Pyplot is
+not used.
 """
 
 import io
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from trl_ablate.run.picture import FAINT, INK, STYLE
@@ -61,7 +63,7 @@ def _directions(axes: Axes, result: "Xray", point: "AtPoint") -> None:
             axes.vlines(plain.norm_ratio, max(-1, interval[0]), min(1, interval[1]), color=colour)
         axes.plot(
             [plain.norm_ratio], [plain.cosine_mean], marker, color=colour, markersize=7,
-            label=for_picture(arm), linestyle="none",
+            linestyle="none",
         )  # fmt: skip
     if point.floor is not None:
         axes.axhspan(point.floor, 1.0, color=FAINT, alpha=0.25, linewidth=0)
@@ -72,7 +74,6 @@ def _directions(axes: Axes, result: "Xray", point: "AtPoint") -> None:
     axes.set_xlabel("norm ratio")
     axes.set_ylabel("cosine of the mean gradients")
     _title(axes, f"{point.title}; noise floor shaded")
-    axes.legend(fontsize=7.5, frameon=False, loc="lower left")
 
 
 def _label_ratios(axes: Axes, result: "Xray", point: "AtPoint") -> None:
@@ -99,6 +100,9 @@ def _bars(
         range(len(arms)), [for_picture(arm, 24) for arm in arms] if labelled else [""] * len(arms),
         parse_math=False, fontsize=8,
     )  # fmt: skip
+    for number, label in enumerate(axes.get_yticklabels()):
+        label.set_color(_look(number)[0])
+        label.set_fontweight("bold")
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.grid(False)
@@ -109,7 +113,7 @@ def _bars(
 def _shade(place: int, classes: int) -> str:
     if classes <= len(SHADES):
         return SHADES[place * (len(SHADES) - 1) // max(1, classes - 1)]
-    return matplotlib.colors.to_hex(matplotlib.colormaps["viridis"](place / (classes - 1)))
+    return to_hex(matplotlib.colormaps["viridis"](place / (classes - 1)))
 
 
 def _look(number: int) -> tuple[str, str]:

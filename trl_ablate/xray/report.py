@@ -94,8 +94,9 @@ class Xray:
                 numbers += f"{_number(plain.cosine_mean, 4)} of the means"
                 lines.append(f"  {arm}: {verdict.words}; {numbers}; {verdict.sentence}")
                 occurring.add(verdict.words)
-        shown = [name for name in RULES if any(set(name.split(", ")) & _words(w) for w in occurring)]
-        return "\n".join([*lines, "rules:", *(f"  {name}: {RULES[name]}" for name in shown)])
+        names = set().union(*map(_words, occurring))
+        rules = [f"  {name}: {rule}" for name, rule in RULES.items() if {*name.split(", ")} & names]
+        return "\n".join([*lines, "rules:", *rules])
 
     def write(self, folder: Path) -> list[Path]:
         """Write xray.json, XRAY.md and xray.png; the written files."""
@@ -103,7 +104,8 @@ class Xray:
 
         write_json(folder / "xray.json", self.to_dict())
         (folder / "XRAY.md").write_text(
-            self.markdown() + "\n![cosine against norm ratio, and who gets the gradient](xray.png)\n",
+            self.markdown()
+            + "\n![cosine against norm ratio, and who gets the gradient](xray.png)\n",
             encoding="utf-8",
         )
         (folder / "xray.png").write_bytes(draw(self))
@@ -200,7 +202,9 @@ def _shares_table(point: AtPoint, arms: Sequence[str]) -> str:
     rows = []
     for arm in arms:
         figures = point.figures[arm]
-        shares = [_percents(figures.shares[n]) for n in ("sign", "length", "difficulty", "position")]
+        shares = [
+            _percents(figures.shares[n]) for n in ("sign", "length", "difficulty", "position")
+        ]
         lost = [f"{100 * figures.tokens[name]:.1f}" for name in LOST]
         rows.append([for_markdown(arm), *shares, *lost])
     return _table(header, rows)
@@ -210,9 +214,8 @@ def _modules_table(point: AtPoint, arms: Sequence[str]) -> str:
     names = list(next(iter(point.figures.values())).modules)
     rows = []
     for arm in arms:
-        modules = point.figures[arm].modules
-        cells = [f"{_number(modules[name]['cosine'], 2)} ({_number(modules[name]['norm_ratio'], 2)})"
-                 for name in names]  # fmt: skip
+        modules = [point.figures[arm].modules[name] for name in names]
+        cells = [f"{_number(m['cosine'], 2)} ({_number(m['norm_ratio'], 2)})" for m in modules]
         rows.append([for_markdown(arm), *cells])
     return _table(["arm", *names], rows)
 

@@ -1,8 +1,8 @@
 """The X-ray: rollouts once, then every arm's gradient on them, then figures and verdicts.
 
-    OUTPUT/rollouts/base/          the rollouts of a point; see `rollouts.py`
-    OUTPUT/gradients/base/         sketches of every arm's gradients; what is there is not repeated
-    OUTPUT/xray.json, XRAY.md, xray.png
+OUTPUT/rollouts/base/          the rollouts of a point; see `rollouts.py`
+OUTPUT/gradients/base/         sketches of every arm's gradients; what is there is not repeated
+OUTPUT/xray.json, XRAY.md, xray.png
 """
 
 import os
@@ -188,9 +188,7 @@ class _Machine:
             found[arm.name] = known
         return found, point.notes
 
-    def _key(
-        self, arm: XrayArm, point: Point, sources: Sources, about: dict[str, Any]
-    ) -> str:
+    def _key(self, arm: XrayArm, point: Point, sources: Sources, about: dict[str, Any]) -> str:
         return stored.key_of(
             {
                 "arm": arm.settings,
@@ -218,9 +216,7 @@ class _Machine:
             point.moments = taker.estimate(ADAM_EPS)
         return point
 
-    def _judged(
-        self, point: Point, taken: dict[str, TakenGradients], notes: list[str]
-    ) -> AtPoint:
+    def _judged(self, point: Point, taken: dict[str, TakenGradients], notes: list[str]) -> AtPoint:
         first = taken[self.reference.name]
         floor, adam = floor_of(first), is_adam(self.reference.resolved)
         figures: dict[str, ArmFigures] = {n: figures_of(one, first) for n, one in taken.items()}

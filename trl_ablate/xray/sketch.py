@@ -32,7 +32,8 @@ def places_and_signs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Place, int64, and sign, float32, of the coordinates `first` to `first + count - 1`."""
     hashed_n = torch.arange(first + 1, first + count + 1, dtype=torch.int64, device=device)
-    hashed_n = _mixed(_mixed(hashed_n * _GOLDEN) + seed * _FIRST + _GOLDEN)
+    of_seed = (seed * _FIRST + _GOLDEN + 2**63) % 2**64 - 2**63  # wraps around, as torch does
+    hashed_n = _mixed(_mixed(hashed_n * _GOLDEN) + of_seed)
     return hashed_n & (SIZE - 1), 1.0 - 2.0 * ((hashed_n >> 40) & 1).float()
 
 

@@ -26,11 +26,12 @@ def key_of(values: Mapping[str, Any]) -> str:
 def write(file: Path, key: str, taken: TakenGradients) -> None:
     """Write atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    values = {name: one for name in ARRAYS if (one := vars(taken)[name]) is not None}
-    pushes = {f"pushes_{name}": one for name, one in taken.pushes.items()}
+    known: dict[str, Any] = vars(taken)
+    values = {name: known[name] for name in ARRAYS if known[name] is not None}
+    values |= {f"pushes_{name}": one for name, one in taken.pushes.items()}
     about = json.dumps({"key": key, "cells": taken.cells, "tokens": taken.tokens})
     part = file.with_suffix(".part.npz")
-    np.savez(part, **values, **pushes, about=np.array(about))
+    np.savez(part, allow_pickle=False, **{**values, ABOUT: np.array(about)})
     part.replace(file)
 
 
@@ -53,6 +54,4 @@ def read(file: Path, key: str) -> TakenGradients | None:
     }
     fields = {one.name for one in dataclasses.fields(TakenGradients)}
     values = {name: named.get(name) for name in ARRAYS if name in fields}
-    return TakenGradients(
-        **values, cells=about["cells"], tokens=about["tokens"], pushes=pushes
-    )  # pyright: ignore[reportArgumentType]
+    return TakenGradients(**values, cells=about["cells"], tokens=about["tokens"], pushes=pushes)  # pyright: ignore[reportArgumentType]

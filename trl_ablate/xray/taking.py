@@ -138,7 +138,7 @@ def check_fits(trainer: XrayTrainer, checkpoint: Path) -> None:
     shapes = {name: list(one.shape) for name, one in model.state_dict().items()}
     for file in files:
         with safe_open(file, "pt") as stored:
-            for name in stored.keys():
+            for name in stored.keys():  # noqa: SIM118
                 shape = stored.get_slice(name).get_shape()
                 if name in shapes and shapes[name] != shape:
                     raise ConfigurationError(

@@ -21,7 +21,8 @@ from trl_ablate.trainer.rollouts import response_mask
 from trl_ablate.xray.rollouts import RolloutBatch, RolloutFolder
 
 PushHook = Callable[[int, Batch, torch.Tensor], None]
-"""Gets the number of the rollout batch, a microbatch and the derivative of its loss by each token's log-probability, `(N, T)`."""
+"""Gets the number of the rollout batch, a microbatch, and the derivative of its loss by each
+token's log-probability, `(N, T)`."""
 
 
 class XrayTrainer(AblationTrainer):

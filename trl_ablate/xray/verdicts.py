@@ -10,7 +10,10 @@ SAME = 0.9999
 SAME_NORM = 0.001
 HALF = 0.5**0.5
 """Cosine below which less than half of the squared gradient is along the reference's."""
-SHIFTED = 0.05
+SHIFTED = 0.1
+"""Share of the gradient from which on a move to other classes is named."""
+LEAST_FLOOR = 0.95
+"""Gradients of few or noisy batches have a low floor, but arms are compared on equal batches."""
 STEADY = 0.1
 NAMED = ("sign", "length", "difficulty")
 
@@ -18,11 +21,12 @@ RULES = {
     "no gradient": "the gradients are zero on every rollout batch",
     "inert": "cosine of 1.0000 with the reference on every rollout batch, and a norm ratio of "
     "1 ± 0.001",
-    "only rescales": "cosine of the mean gradients not below the noise floor: the cosine of the "
-    "reference's mean gradient with that of one batch less",
+    "only rescales": "cosine of the mean gradients not below the noise floor (the cosine of the "
+    "reference's mean gradient with that of one batch less, and at least 0.95), and less than 10 % "
+    "of the gradient moved to another class",
     "other direction": "cosine of the mean gradients below 0.71, so that less than half of the "
     "squared gradient is along the reference's; against: below 0",
-    "reweights": "everything between; names by what at least 5 % of the gradient moved to another "
+    "reweights": "everything between; names by what at least 10 % of the gradient moved to another "
     "class: sign of the advantage, response length, question difficulty",
     "steadier, noisier": "the 95 % interval of the ratio of signal to noise, relative to the "
     "reference's, is above or below 1, and the ratio differs from 1 by at least a tenth",
@@ -49,12 +53,12 @@ def verdict_of(found: ArmFigures, floor: float | None, *, adam: bool) -> Verdict
     """
     plain, reweights = found.plain, moved(found)
     named = ", ".join(name for name, share in reweights.items() if share)
-    least = SAME if floor is None else floor
+    least = SAME if floor is None else max(floor, LEAST_FLOOR)
     if math.isnan(plain.cosine_mean):
         return Verdict("no gradient", "the gradients are zero on every rollout batch", reweights)
     if plain.cosine_batch_min >= SAME and abs(plain.norm_ratio - 1) <= SAME_NORM:
         return Verdict("inert", "the same gradient as the reference's", reweights)
-    if plain.cosine_mean >= least:
+    if plain.cosine_mean >= least and not named:
         return Verdict("only rescales", _rescales(plain.norm_ratio, adam), reweights)
     if plain.cosine_mean < HALF:
         words = "other direction" + ", against" * (plain.cosine_mean < 0)
@@ -73,7 +77,7 @@ def verdict_of(found: ArmFigures, floor: float | None, *, adam: bool) -> Verdict
 
 
 def moved(found: ArmFigures) -> dict[str, float]:
-    """By what the gradient is shared out differently, the largest share first; 0 if below 5 %."""
+    """By what the gradient is shared out differently, the largest share first; 0 if below 10 %."""
     shares = {name: found.shifts[name] if found.shifts[name] >= SHIFTED else 0.0 for name in NAMED}
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
