@@ -84,6 +84,9 @@ def parse(words: list[str]) -> argparse.Namespace:
         "--price_per_hour", type=float, metavar="PRICE", help="of one GPU, for the cost"
     )
     added.add_argument("--probe", action="store_true", help="measure two steps of unmeasured arms")
+    added.add_argument(
+        "--xray", action="store_true", help="compare the arms' gradients on the same rollouts first"
+    )
     add_run_options(add("run", run, "Do all runs; runs that are done already are skipped."), words)
     add("status", status, "Print the state of every run.")
     added = add("fetch", fetch, "Download finished runs of Modal or Hugging Face.")
@@ -152,6 +155,10 @@ def plan(options: argparse.Namespace) -> int:
         probe(planned, store, engine, console.print)
     foreseen = estimate(planned, store, engine.slots)
     show_plan(console, planned, store, foreseen, engine.slots, options.price_per_hour)
+    if options.xray:
+        from trl_ablate.cli.xray import show_for_plan
+
+        show_for_plan(study_path(options.study), options.profile, planned, store)
     return DONE
 
 

@@ -3,10 +3,15 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, exit_code_of
 from trl_ablate.cli.parsing import Parser, at_least_one
 from trl_ablate.cli.terminal import console
+
+if TYPE_CHECKING:
+    from trl_ablate.study.plan import Plan
+    from trl_ablate.study.store import RunStore
 
 DESCRIPTION = """\
 Compare the gradients that arms take on the same rollouts, before any of them is run. The rollouts
@@ -64,6 +69,22 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     return options, words
 
 
+def show_for_plan(study: Path, profile: str | None, planned: "Plan", store: "RunStore") -> None:
+    """The X-ray of a study at its start, and the runs that it makes needless."""
+    from trl_ablate.study.report.xray import xray_folder
+    from trl_ablate.xray import xray
+    from trl_ablate.xray.saving import saved_runs
+
+    output = xray_folder(store, planned.study)
+    result = xray(study, profile=profile, output=output, say=_say)
+    for line in (result.summary(), *saved_runs(result, planned, store), f"written to {output}"):
+        _say(line)
+
+
+def _say(text: str) -> None:
+    console.out(text, highlight=False)
+
+
 def run(options: argparse.Namespace, overrides: list[str]) -> int:
     from accelerate import PartialState
 
@@ -81,9 +102,9 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
         seed=options.xray_seed,
         output=output,
         rollouts=options.rollouts,
-        say=lambda text: console.out(text, highlight=False),
+        say=_say,
     )
     if PartialState().is_main_process:
-        console.out(result.summary(), highlight=False)
-        console.out(f"written to {output}: xray.json, XRAY.md, xray.png", highlight=False)
+        _say(result.summary())
+        _say(f"written to {output}: xray.json, XRAY.md, xray.png")
     return DONE

@@ -18,6 +18,7 @@ from trl_ablate.study.report.document import Document, Picture, Section, with_te
 from trl_ablate.study.report.markdown import write_markdown
 from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import draw_curves, draw_differences, references
+from trl_ablate.study.report.xray import xray_section
 from trl_ablate.study.store import RunStore
 
 PICTURES_ABOUT = (
@@ -49,6 +50,7 @@ def report_study(
             Section("Curves", [*pictures]),
             sections.arms_table(analysis),
             sections.comparisons_table(analysis),
+            xray_section(store, plan.study, analysis),
             sections.published_table(reference, plan.primary_metric) if reference else None,
             sections.differences_table(plan),
             background.warnings(plan),
