@@ -54,7 +54,10 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         "--drift", type=int, default=0, metavar="K",
         help="also K optimizer steps of the reference away, where clipping shows",
     )  # fmt: skip
-    parser.add_argument("--rollouts", metavar="FOLDER", type=Path, help="stored ones to use")
+    parser.add_argument(
+        "--rollouts", metavar="PATH", type=Path,
+        help="rollouts to use: a folder of an earlier X-ray, or a run's rollouts/STEP.jsonl",
+    )  # fmt: skip
     parser.add_argument("--xray_seed", type=int, default=0, help="of questions and rollouts")
     parser.add_argument(
         "--output", metavar="FOLDER", type=Path, help="default: xray-FIRST_ARM; continued from"

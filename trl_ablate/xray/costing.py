@@ -13,8 +13,8 @@ from typing import Any
 from trl_ablate.bench.tables import median
 from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.rewards import grader_of
+from trl_ablate.xray.drawing import questions_of
 from trl_ablate.xray.rollouts import RolloutFolder
-from trl_ablate.xray.running import questions_of
 from trl_ablate.xray.taking import Point, Sources, make_trainer, take
 
 

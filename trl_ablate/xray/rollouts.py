@@ -78,9 +78,9 @@ class RolloutFolder:
         """Write what the rollouts are drawn with; refuse a folder with other rollouts."""
         if (self.path / ABOUT).exists():
             check_same(self.path, about)
-            return
         self.path.mkdir(parents=True, exist_ok=True)
-        write_jsonl(self.path / QUESTIONS, questions)
+        if len(questions) > len(self.questions()):
+            write_jsonl(self.path / QUESTIONS, questions)
         write_json(self.path / ABOUT, dict(about))
 
     def check(self, about: Mapping[str, Any]) -> None:

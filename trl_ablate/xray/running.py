@@ -6,7 +6,6 @@ OUTPUT/xray.json, XRAY.md, xray.png
 """
 
 import os
-import random
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,29 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from datasets import Dataset
-
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import grader_of
-from trl_ablate.training.building import check_enough, task_dataset
-from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
 from trl_ablate.xray import stored
-from trl_ablate.xray.arms import (
-    OF_GENERATION,
-    OF_THE_MODEL,
-    OF_THE_QUESTIONS,
-    XrayArm,
-    arms_of,
-    chosen,
-    out_of_reach,
-    scores_again,
-)
+from trl_ablate.xray.arms import XrayArm, arms_of, chosen, out_of_reach, scores_again
+from trl_ablate.xray.drawing import drawn, wait
 from trl_ablate.xray.figures import ArmFigures, figures_of, floor_of
 from trl_ablate.xray.gradients import TakenGradients
 from trl_ablate.xray.report import AtPoint, Xray
-from trl_ablate.xray.rollouts import RolloutFolder
 from trl_ablate.xray.taking import ADAM_EPS, Point, Sources, stored_moments, take, walk
 from trl_ablate.xray.verdicts import Verdict, verdict_of
 
@@ -71,7 +56,8 @@ def xray(
         profile: as for `train`; default: that of the study or the recipe.
         overrides: settings for every arm, as for `train`.
         output: folder to write to and to continue from; None: nothing is kept.
-        rollouts: a folder of stored rollouts of an earlier X-ray, to use in place of new ones.
+        rollouts: a folder of stored rollouts of an earlier X-ray, to use in place of new ones; or a
+            run's rollouts/STEP.jsonl, if the run saved whole batches.
         say: is given a line for each step.
     """
     found = arms_of(arms, profile, overrides)
@@ -117,46 +103,15 @@ class _Machine:
         point = Point(checkpoint, drift)
         label = label_of(checkpoint)
         with grader_of(self.reference.resolved.task) as grader:
-            rollouts = RolloutFolder(given or self.folder / "rollouts" / label)
-            about = self._about(point)
-            sources = Sources(rollouts, self._questions(rollouts, about, given), self.batches,
-                              self.seed, grader, self.folder / "work")  # fmt: skip
-            self._draw(point, sources, given)
+            self.say(f"{point.name}: rollouts")
+            sources, about = drawn(
+                self.reference, point, self.folder / "rollouts" / label, grader, given=given,
+                batches=self.batches, seed=self.seed, work=self.folder / "work",
+            )  # fmt: skip
             taken, notes = self._take_all(point, sources, about, label)
         for note in notes:
             self.say(f"{point.name}: {note}")
         return self._judged(point, taken, notes)
-
-    def _about(self, point: Point) -> dict[str, Any]:
-        """What the rollouts depend on."""
-        settings = self.reference.settings
-        keys = (*OF_THE_MODEL, *OF_THE_QUESTIONS, *OF_GENERATION)
-        drawn_with = {key: settings[key] for key in keys if key in settings}
-        weights = "" if point.checkpoint is None else str(sorted(
-            (file.name, file.stat().st_size, file.stat().st_mtime_ns)
-            for file in point.checkpoint.glob("*.safetensors")
-        ))  # fmt: skip
-        return {**drawn_with, "seed": self.seed, "weights": stored.key_of({"files": weights})}
-
-    def _questions(self, rollouts: RolloutFolder, about: dict[str, Any], given: Path | None):
-        if given is not None:
-            check = {key: value for key, value in about.items() if key not in ("seed", "weights")}
-            rollouts.check(check)
-            return rollouts.questions()
-        if self.is_main:
-            rollouts.begin(about, questions_of(self.reference.resolved, self.batches, self.seed))
-        _wait()
-        return rollouts.questions()
-
-    def _draw(self, point: Point, sources: Sources, given: Path | None) -> None:
-        missing = [n for n in range(self.batches) if sources.folder.batch(n) is None]
-        if missing and given is not None:
-            sources.folder.batches(self.batches)  # refuses
-        _wait()
-        if missing:
-            self.say(f"{point.name}: drawing {len(missing)} of {self.batches} rollout batches")
-            take(self.reference.resolved, Point(point.checkpoint), sources, draws=True)
-            _wait()
 
     def _take_all(
         self, point: Point, sources: Sources, about: dict[str, Any], label: str
@@ -168,7 +123,7 @@ class _Machine:
         }
         taken = {name: stored.read(*where) for name, where in files.items()}
         note_file = place / "notes.txt"
-        _wait()
+        wait()
         if None not in taken.values() and note_file.exists():
             notes = note_file.read_text(encoding="utf-8").splitlines()
             return {name: one for name, one in taken.items() if one}, notes
@@ -232,18 +187,6 @@ def _nothing(text: str) -> None:
     """Other processes than the first print nothing."""
 
 
-def questions_of(resolved: Resolved, batches: int, seed: int) -> list[dict[str, Any]]:
-    """Rows of the training set for so many rollout batches, in a seeded order."""
-    config: Any = resolved.config
-    tokenizer = checked_tokenizer(resolve_model(starting_point(resolved)), resolved)
-    dataset: Dataset = task_dataset(resolved.task, "train", tokenizer)
-    check_enough(dataset, config)
-    order = list(range(len(dataset)))
-    random.Random(seed).shuffle(order)
-    wanted = batches * config.generation_batch_size // config.num_generations
-    return [dataset[order[place % len(order)]] for place in range(wanted)]
-
-
 def is_adam(resolved: Resolved) -> bool:
     return "adam" in str(resolved.config.optim).lower()
 
@@ -301,9 +244,3 @@ def _folder(output: str | os.PathLike | None, reference: XrayArm):
     else:
         with tempfile.TemporaryDirectory(prefix="xray-") as folder:
             yield Path(folder)
-
-
-def _wait() -> None:
-    """Until every process is here."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()

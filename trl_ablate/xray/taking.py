@@ -181,6 +181,7 @@ def take(
     scores_again: bool = False,
     estimates: bool = False,
     draws: bool = False,
+    recorded: list[list[int]] | None = None,
 ) -> tuple[TakenGradients, GradientTaker]:
     """The gradients of an arm on all rollout batches of a point.
 
@@ -188,6 +189,7 @@ def take(
         scores_again: the arm's own reward functions score the stored completions.
         estimates: sum the squared gradients.
         draws: rollout batches may be missing; they are drawn, and no classes are summed.
+        recorded: completions of a run, to store in place of drawn ones.
     """
     per_batch = resolved.config.optimizer_steps_per_rollout
     engine = draws and resolved.config.use_vllm
@@ -205,6 +207,7 @@ def take(
         apart=point.drift > 0,
         scores_again=scores_again,
         on_push=pushes,
+        recorded=recorded,
     )
     taker.start_clock()
     trainer.train()

@@ -37,6 +37,7 @@ class XrayTrainer(AblationTrainer):
     _apart = False
     _scores_again = False
     _on_push: PushHook | None = None
+    _recorded: list[list[int]] | None = None
     _drawn: dict[str, Any]
     lost_tokens: dict[str, int]
     """Tokens of this process that were stored, masked, and dropped with their group."""
@@ -50,6 +51,7 @@ class XrayTrainer(AblationTrainer):
         apart: bool = False,
         scores_again: bool = False,
         on_push: PushHook | None = None,
+        recorded: list[list[int]] | None = None,
     ) -> None:
         """Set the source of the rollouts.
 
@@ -58,10 +60,11 @@ class XrayTrainer(AblationTrainer):
             apart: the weights are not those that sampled, so ratios are taken to the stored
                 log-probabilities.
             scores_again: the arm's own reward functions score the stored completions.
+            recorded: completions of all batches, to take instead of generating.
         """
         self._folder, self._count, self._seed = folder, count, seed
         self._apart, self._scores_again, self._on_push = apart, scores_again, on_push
-        self._drawn = {}
+        self._recorded, self._drawn = recorded, {}
         self.lost_tokens = {"stored": 0, "masked": 0, "dropped": 0}
 
     @property
@@ -82,9 +85,12 @@ class XrayTrainer(AblationTrainer):
     ):
         stored = self._folder.batch(self._number)
         if stored is None:
-            completion_ids, sampling_logps = super()._generate_single_turn(
-                prompt_ids, images, multimodal_fields, num_generations, **kwargs
-            )
+            if self._recorded is None:
+                completion_ids, sampling_logps = super()._generate_single_turn(
+                    prompt_ids, images, multimodal_fields, num_generations, **kwargs
+                )
+            else:
+                completion_ids, sampling_logps = self._of_record(len(prompt_ids)), None
             self._drawn = {"prompt_ids": prompt_ids, "completion_ids": completion_ids}
             self._drawn["sampling_logps"] = sampling_logps
             return completion_ids, sampling_logps
@@ -99,6 +105,12 @@ class XrayTrainer(AblationTrainer):
         if logps is None and self.args.use_vllm:
             logps = stored.logps  # sampled by the trainer itself: its own are the engine's
         return stored.completion_ids[local], None if logps is None else logps[local]
+
+    def _of_record(self, rows: int) -> list[list[int]]:
+        """This process's completions of the batch."""
+        whole: list[list[int]] = self._recorded or []
+        first = self._number * rows * self.accelerator.num_processes
+        return whole[first:][local_rows(self, rows)]
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         stored = self._folder.batch(self._number)
