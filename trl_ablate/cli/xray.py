@@ -55,6 +55,10 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         help="also K optimizer steps of the reference away, where clipping shows",
     )  # fmt: skip
     parser.add_argument(
+        "--outcomes", metavar="XRAY.JSON=RUNS.CSV", nargs="+",
+        help="instead: compare distances in X-rays with those in the outcomes of studies",
+    )  # fmt: skip
+    parser.add_argument(
         "--rollouts", metavar="PATH", type=Path,
         help="rollouts to use: a folder of an earlier X-ray, or a run's rollouts/STEP.jsonl",
     )  # fmt: skip
@@ -67,7 +71,9 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     while words and not words[0].startswith("-"):
         arms.append(words.pop(0))
     options.arms = arms
-    if not arms:
+    if options.outcomes and (arms or words):
+        parser.error("--outcomes takes no arms and no settings")
+    if not arms and not options.outcomes:
         parser.error("missing ARMS, which come first, such as grpo std_dev_off")
     return options, words
 
@@ -88,7 +94,21 @@ def _say(text: str) -> None:
     console.out(text, highlight=False)
 
 
+def show_outcomes(options: argparse.Namespace) -> int:
+    from trl_ablate.xray.outcomes import markdown, read_pairs, scatter
+
+    output, pairs = options.output or Path("xray-outcomes"), read_pairs(options.outcomes)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "OUTCOMES.md").write_text(markdown(pairs), encoding="utf-8")
+    (output / "outcomes.png").write_bytes(scatter(pairs))
+    _say(markdown(pairs))
+    _say(f"written to {output}: OUTCOMES.md, outcomes.png")
+    return DONE
+
+
 def run(options: argparse.Namespace, overrides: list[str]) -> int:
+    if options.outcomes:
+        return show_outcomes(options)
     from accelerate import PartialState
 
     from trl_ablate.xray import xray

@@ -136,7 +136,7 @@ def _of_study(word: str, profile: str | None, settings: Mapping[str, Any]) -> li
 
 def _is_study_file(word: str) -> bool:
     path = Path(word)
-    return path.is_dir() or (path.is_file() and path.name == "study.yaml")
+    return (path / "study.yaml").is_file() or (path.is_file() and path.name == "study.yaml")
 
 
 def _of_recipe(word: str, profile: str | None, settings: Mapping[str, Any]) -> XrayArm:

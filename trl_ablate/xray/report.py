@@ -211,7 +211,8 @@ def _shares_table(point: AtPoint, arms: Sequence[str]) -> str:
 
 
 def _modules_table(point: AtPoint, arms: Sequence[str]) -> str:
-    names = list(next(iter(point.figures.values())).modules)
+    known = next(iter(point.figures.values())).modules
+    names = sorted(known, key=lambda name: name.startswith("layer "))  # kinds first
     rows = []
     for arm in arms:
         modules = [point.figures[arm].modules[name] for name in names]
