@@ -17,10 +17,10 @@ from trl_ablate.recipe.places import SHIPPED
 
 COMMANDS = (
     "train", "evaluate", "study", "publish", "bench", "doctor", "recipes", "check", "new",
-    "inspect",
+    "inspect", "xray",
 )  # fmt: skip
 STUDY_COMMANDS = ("plan", "run", "status", "fetch", "report", "clean")
-BENCH_MODES = ("train", "eval", "reward", "step", "scale")
+BENCH_MODES = ("train", "eval", "reward", "step", "scale", "xray")
 OPTIONS_WITH_VALUES = ("--config_file", "--nproc-per-node", "--num_processes", "--profile")
 """Options that a page gives before a recipe."""
 

@@ -28,7 +28,7 @@ from trl_ablate.run.picture import INK, STYLE
 from trl_ablate.run.untrusted import for_markdown, for_picture
 from trl_ablate.xray.pictures import PALETTE
 
-DRAWS = 10_000
+DRAWS = 2_000
 LEAST = 4
 """Arms for a rank correlation."""
 FINAL = "final_"

@@ -8,6 +8,7 @@ refers to that; then it loads the weights of the point.
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from datasets import Dataset
 from safetensors import safe_open
 from torch.optim.lr_scheduler import LambdaLR
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils import logging
 from trl.trainer import grpo_trainer
 
 from trl_ablate.bench.replay import NoEngine
@@ -75,7 +76,7 @@ def make_trainer(
         engine: start the arm's vLLM; only drawing needs it.
         changes: further settings.
     """
-    disable_progress_bar()
+    logging.disable_progress_bar()
     config = copy.copy(resolved.config)
     settings = {
         "output_dir": str(sources.work),
@@ -120,11 +121,22 @@ def load_point(trainer: XrayTrainer, point: Point) -> None:
     """Load the weights of the point into the trainer's model."""
     if point.checkpoint is not None:
         check_fits(trainer, point.checkpoint)
-        trainer._load_from_checkpoint(str(point.checkpoint))
+        with _without_warnings():  # about a head that shares the embedding's weights
+            trainer._load_from_checkpoint(str(point.checkpoint))
     if point.moved is not None:
         with torch.no_grad():
             for name, parameter in trainable(trainer).items():
                 parameter.copy_(point.moved[name])
+
+
+@contextmanager
+def _without_warnings():
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def check_fits(trainer: XrayTrainer, checkpoint: Path) -> None:
