@@ -32,6 +32,8 @@ DRAWS = 2_000
 LEAST = 4
 """Arms for a rank correlation."""
 FINAL = "final_"
+LABELLED = 0.09
+"""Arms nearer than this in both have no label in the picture; the table has all."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Pair:
     collapsed: int
     """Runs that collapsed."""
     runs: int
+    on_policy: bool
+    """Whether it takes as many optimizer steps per rollout batch as the reference."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ def pairs_of(xray_json: Path, runs_csv: Path, reference: str | None = None) -> l
             f"{runs_csv} has no finished run of '{first}', the reference of {xray_json}; it has "
             f"{', '.join(sorted(finals))}"
         )
+    steps = found["arms"][found["reference"]][-1].get("optimizer_steps")
     middle = statistics.fmean(finals[first])
     pairs = []
     for arm, entries in found["arms"].items():
@@ -91,6 +96,7 @@ def pairs_of(xray_json: Path, runs_csv: Path, reference: str | None = None) -> l
                 difference=difference,
                 collapsed=collapsed[arm],
                 runs=len(finals[arm]),
+                on_policy=entries[-1].get("optimizer_steps") == steps,
             )
         )
     return pairs
@@ -123,13 +129,19 @@ def markdown(pairs: Sequence[Pair]) -> str:
 
 
 def sentence(pairs: Sequence[Pair]) -> str:
+    """The correlation over all arms, and without those that take more steps per batch."""
+    alike = [pair for pair in pairs if pair.on_policy]
+    text = f"Rank correlation of distance and outcome over {_text(pairs)}."
+    return text if len(alike) == len(pairs) else (
+        f"{text} With as many optimizer steps per batch as the reference: {_text(alike)}."
+    )  # fmt: skip
+
+
+def _text(pairs: Sequence[Pair]) -> str:
     found = correlation(pairs)
     if found is None:
-        return f"{len(pairs)} arms: too few for a rank correlation."
-    return (
-        f"Rank correlation of distance and outcome over {found.arms} arms: {found.value:.2f} "
-        f"[{found.low:.2f}, {found.high:.2f}]."
-    )
+        return f"{len(pairs)} arms: too few"
+    return f"{found.arms} arms: {found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def scatter(pairs: Sequence[Pair]) -> bytes:
@@ -142,6 +154,8 @@ def scatter(pairs: Sequence[Pair]) -> bytes:
             colour = PALETTE[studies.index(pair.study) % len(PALETTE)]
             marker = "X" if pair.collapsed else "o"
             axes.plot([pair.distance], [pair.outcome], marker, color=colour, markersize=7)
+            if max(pair.distance, pair.outcome) < LABELLED:
+                continue
             axes.annotate(
                 for_picture(pair.arm, 28), (pair.distance, pair.outcome), xytext=(5, 3),
                 textcoords="offset points", fontsize=6.5, color=INK, parse_math=False,
@@ -151,7 +165,7 @@ def scatter(pairs: Sequence[Pair]) -> bytes:
             axes.plot([], [], "o", color=colour, label=for_picture(study))
         axes.set_xlabel("distance in the X-ray: 1 − cosine of the mean gradients")
         axes.set_ylabel("distance in the outcome")
-        axes.set_title(f"{sentence(pairs)} Cross: a run collapsed", loc="left", fontsize=9)
+        axes.set_title("Do X-rays predict outcomes? Cross: a run collapsed", loc="left", fontsize=9)
         axes.legend(fontsize=8, frameon=False, loc="upper left")
         FigureCanvasAgg(figure)
         buffer = io.BytesIO()

@@ -26,6 +26,8 @@ class AtPoint:
     verdicts: Mapping[str, Verdict]
     seconds: Mapping[str, float]
     """Of a rollout batch, without generation."""
+    steps: Mapping[str, int]
+    """Optimizer steps per rollout batch."""
     notes: Sequence[str]
 
     @property
@@ -157,6 +159,7 @@ def _entry(point: AtPoint, arm: str) -> dict[str, Any]:
         "shares": figures.shares,
         "shifts": figures.shifts,
         "tokens": figures.tokens,
+        "optimizer_steps": point.steps[arm],
         "seconds_per_batch": point.seconds[arm],
     }
 

@@ -173,14 +173,17 @@ class _Machine:
 
     def _judged(self, point: Point, taken: dict[str, TakenGradients], notes: list[str]) -> AtPoint:
         first = taken[self.reference.name]
+        steps = {arm.name: arm.resolved.config.optimizer_steps_per_rollout for arm in self.arms}
         floor, adam = floor_of(first), is_adam(self.reference.resolved)
         figures: dict[str, ArmFigures] = {n: figures_of(one, first) for n, one in taken.items()}
         verdicts = {
-            name: REFERENCE if name == self.reference.name else verdict_of(one, floor, adam=adam)
+            name: REFERENCE
+            if name == self.reference.name
+            else verdict_of(one, floor, adam=adam, steps=steps[name] / steps[self.reference.name])
             for name, one in figures.items()
         }
         seconds = {name: float(one.seconds_B.mean()) for name, one in taken.items()}
-        return AtPoint(point.name, point.drift, floor, figures, verdicts, seconds, notes)
+        return AtPoint(point.name, point.drift, floor, figures, verdicts, seconds, steps, notes)
 
 
 def _nothing(text: str) -> None:

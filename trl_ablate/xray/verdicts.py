@@ -44,12 +44,15 @@ class Verdict:
     """Share of the gradient that moved to another class; 0 below `SHIFTED`."""
 
 
-def verdict_of(found: ArmFigures, floor: float | None, *, adam: bool) -> Verdict:
+def verdict_of(
+    found: ArmFigures, floor: float | None, *, adam: bool, steps: float = 1.0
+) -> Verdict:
     """The verdict by `RULES`.
 
     Args:
         floor: the noise floor; None: that of rounding.
         adam: whether the optimizer undoes a common factor of the gradient.
+        steps: optimizer steps per rollout batch, divided by those of the reference.
     """
     plain, reweights = found.plain, moved(found)
     named = ", ".join(name for name, share in reweights.items() if share)
@@ -59,7 +62,7 @@ def verdict_of(found: ArmFigures, floor: float | None, *, adam: bool) -> Verdict
     if plain.cosine_batch_min >= SAME and abs(plain.norm_ratio - 1) <= SAME_NORM:
         return Verdict("inert", "the same gradient as the reference's", reweights)
     if plain.cosine_mean >= least and not named:
-        return Verdict("only rescales", _rescales(plain.norm_ratio, adam), reweights)
+        return Verdict("only rescales", _rescales(plain.norm_ratio, adam, steps), reweights)
     if plain.cosine_mean < HALF:
         words = "other direction" + ", against" * (plain.cosine_mean < 0)
         where = "against the reference's" if plain.cosine_mean < 0 else "off the reference's"
@@ -90,7 +93,13 @@ def noise_of(found: ArmFigures) -> str | None:
     return "steadier" if interval[0] > 1 else "noisier" if interval[1] < 1 else None
 
 
-def _rescales(ratio: float, adam: bool) -> str:
+def _rescales(ratio: float, adam: bool, steps: float) -> str:
+    if steps != 1:
+        return (
+            f"the sum over × {steps:.3g} optimizer steps per rollout batch is × {ratio:.3g}; the "
+            "number of steps is undone neither by a learning rate nor by Adam, and only --drift "
+            "shows how later steps differ"
+        )
     undone = f"a learning rate × {1 / ratio:.3g} undoes it" if ratio else "it takes no gradient"
     return undone + ("; Adam undoes it by itself" if adam and ratio else "")
 

@@ -149,5 +149,8 @@ def test_verdicts(words, moved, changes):
 def test_the_factor_of_the_learning_rate():
     found = verdict_of(figures(norm_ratio=3.0), None, adam=True)
     assert found.sentence == "a learning rate × 0.333 undoes it; Adam undoes it by itself"
+    found = verdict_of(figures(norm_ratio=4.0), None, adam=True, steps=4)
+    assert found.words == "only rescales"
+    assert "× 4 optimizer steps" in found.sentence and "nor by Adam" in found.sentence
     found = verdict_of(figures(norm_ratio=0.5), 0.98, adam=False)
     assert found.sentence == "a learning rate × 2 undoes it"
