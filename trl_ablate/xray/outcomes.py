@@ -166,7 +166,7 @@ def scatter(pairs: Sequence[Pair]) -> bytes:
         axes.set_xlabel("distance in the X-ray: 1 − cosine of the mean gradients")
         axes.set_ylabel("distance in the outcome")
         axes.set_title("Do X-rays predict outcomes? Cross: a run collapsed", loc="left", fontsize=9)
-        axes.legend(fontsize=8, frameon=False, loc="upper left")
+        axes.legend(fontsize=8, frameon=False, loc="upper center")
         FigureCanvasAgg(figure)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
