@@ -17,10 +17,10 @@ from trl_ablate.recipe.places import SHIPPED
 
 COMMANDS = (
     "train", "evaluate", "study", "publish", "bench", "doctor", "recipes", "check", "new",
-    "inspect", "leverage", "mechanism",
+    "inspect", "leverage", "mechanism", "xray",
 )  # fmt: skip
 STUDY_COMMANDS = ("plan", "run", "status", "fetch", "report", "clean")
-BENCH_MODES = ("train", "eval", "reward", "step", "scale")
+BENCH_MODES = ("train", "eval", "reward", "step", "scale", "xray")
 OPTIONS_WITH_VALUES = ("--config_file", "--nproc-per-node", "--num_processes", "--profile")
 """Options that a page gives before a recipe."""
 
@@ -172,7 +172,8 @@ def test_the_pages_are_found_and_show_commands():
     )
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     shown = {command.split()[1] for command in commands(text) if command.startswith("trl-ablate ")}
-    assert shown == set(COMMANDS) - {"bench", "leverage", "mechanism"}  # of other pages
+    own_pages = {"bench", "leverage", "mechanism", "xray"}
+    assert shown == set(COMMANDS) - own_pages
 
 
 @pytest.mark.parametrize(

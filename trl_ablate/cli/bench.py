@@ -39,6 +39,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         ("rollout", add_rollout, "generation by transformers, for three distributions of lengths"),
         ("step", add_step, "whole GRPO steps, with generation"),
         ("scale", add_scale, "cost of a token against rollout batch, length and processes"),
+        ("xray", add_xray, "an arm of an X-ray against a training phase"),
     ):
         mode = modes.add_parser(
             name,
@@ -228,6 +229,30 @@ def step(options: argparse.Namespace) -> None:
         f"{options.model_shape}",
         rows,
         {"ratio": rows[0]["s/step"] / rows[1]["s/step"]},
+        options.output,
+    )
+
+
+def add_xray(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--recipe", default="grpo")
+    parser.add_argument("--profile", default="miniature-chains")
+    parser.add_argument("--rows", type=at_least_one, default=128, help="completions per batch")
+    parser.add_argument("--batches", type=at_least_one, default=5, help="per round, one to warm up")
+    parser.add_argument("--rounds", type=at_least_one, default=3)
+    parser.set_defaults(run=xray)
+
+
+def xray(options: argparse.Namespace) -> None:
+    from trl_ablate.bench import tables
+    from trl_ablate.xray import costing
+
+    rows, facts = costing.compare(
+        options.recipe, options.profile, options.rows, options.batches, options.rounds
+    )
+    tables.publish(
+        f"an arm of an X-ray, {options.rows} completions a batch, {options.recipe}",
+        rows,
+        facts,
         options.output,
     )
 

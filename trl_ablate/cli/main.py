@@ -13,6 +13,7 @@ COMMANDS = {
     "study": "compare arms over several seeds: plan, run, status, fetch, report, clean",
     "leverage": "which world separates which setting: a table from the runs of a study",
     "mechanism": "draw the styles of answers over a training: why a setting acts in a world",
+    "xray": "compare the gradients of arms on the same rollouts, before any run",
     "publish": "publish a finished run on the Hugging Face Hub",
     "bench": "measure this package against stock TRL",
     "doctor": "print what a recipe lacks on this machine, and how to fix it",

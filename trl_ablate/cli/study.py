@@ -83,6 +83,9 @@ def parse(words: list[str]) -> argparse.Namespace:
         "--price_per_hour", type=float, metavar="PRICE", help="of one GPU, for the cost"
     )
     added.add_argument("--probe", action="store_true", help="measure two steps of unmeasured arms")
+    added.add_argument(
+        "--xray", action="store_true", help="compare the arms' gradients on the same rollouts first"
+    )
     add_run_options(add("run", run, "Do all runs; runs that are done already are skipped."), words)
     add("status", status, "Print the state of every run.")
     added = add("fetch", fetch, "Download finished runs of Modal or Hugging Face.")
@@ -159,6 +162,10 @@ def plan(options: argparse.Namespace) -> int:
     whole = estimate(planned, store, engine.slots)
     at_best = estimate(planned, store, engine.slots, planned.looks[0]) if planned.looks else None
     show_plan(console, planned, store, whole, engine.slots, options.price_per_hour, at_best)
+    if options.xray:
+        from trl_ablate.cli.xray import show_for_plan
+
+        show_for_plan(study_path(options.study), options.profile, planned, store)
     return DONE
 
 

@@ -32,7 +32,9 @@ ROW_WEIGHTS = "row_weights"
 """Key of a factor of each row's loss; a batch without it has factor 1."""
 BONUS_WEIGHTS = "bonus_weights"
 """Key of a factor of the entropy bonus; a batch without it has factor 1."""
-ROW_KEYS = ("advantages", ROW_WEIGHTS, BONUS_WEIGHTS)
+ROW = "row"
+"""Key of each row's place in its rollout batch; only an X-ray has it."""
+ROW_KEYS = ("advantages", ROW_WEIGHTS, BONUS_WEIGHTS, ROW)
 SCALAR_KEYS = ("num_items_in_batch",)
 DRAWN = "drawn_microbatch"
 """Key of a regrouped batch: for each row, the index of the microbatch that TRL put it into."""

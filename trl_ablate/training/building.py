@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from datasets import Dataset
 from transformers import (
@@ -44,6 +44,8 @@ from trl_ablate.training.rehearsal import (
     check_optimizer,
 )
 from trl_ablate.training.rewards import rewards_of_sets, task_rewards
+
+Built = TypeVar("Built", bound=AblationTrainer)
 
 
 def build_trainer(
@@ -135,7 +137,8 @@ def put_together(
     train_dataset: Dataset,
     evaluated: Dataset | dict[str, Dataset] | None,
     callbacks: list[TrainerCallback] | None = None,
-) -> AblationTrainer:
+    kind: type[Built] = AblationTrainer,
+) -> Built:
     config, model_args = copy.copy(resolved.config), resolved.model
     rewards = task_rewards(resolved.task, tokenizer, grader, resolved)
     if rewards.functions:
@@ -154,7 +157,7 @@ def put_together(
     config.model_init_kwargs = cast(Any, loading if isinstance(model, str) else None)
     environment = environment_of(resolved.task)
     with tolerated_integrations(config) as integrations, explained(environment):
-        trainer = AblationTrainer(
+        trainer = kind(
             model=model,
             reward_funcs=rewards.functions or None,
             args=config,

@@ -23,7 +23,8 @@ def test_neither_the_help_nor_a_commands_help_loads_torch():
         "from io import StringIO\n"
         "from trl_ablate.cli.main import main\n"
         "main(['--help'])\n"
-        "for name in ('evaluate', 'study', 'publish', 'bench', 'doctor', 'recipes', 'inspect'):\n"
+        "for name in ('evaluate', 'study', 'publish', 'bench', 'doctor', 'recipes', 'inspect', "
+        "'xray'):\n"
         "    with suppress(SystemExit), redirect_stdout(StringIO()):\n"
         "        main([name, '--help'])\n"
         "main(['recipes'])\n"
@@ -52,7 +53,8 @@ def test_an_unknown_command(capsys, word, sentence):
 
 
 @pytest.mark.parametrize(
-    "name", ["evaluate", "study", "publish", "bench", "doctor", "recipes", "inspect", "check"]
+    "name",
+    ["evaluate", "study", "publish", "bench", "doctor", "recipes", "inspect", "check", "xray"],
 )
 def test_a_commands_help_has_examples_and_exit_codes(capsys, name):
     with pytest.raises(SystemExit) as end:

@@ -35,6 +35,7 @@ from trl_ablate.study.report.pictures import draw_curves, draw_differences, refe
 from trl_ablate.study.report.record import numbers_of
 from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.report.tuned import TunedRuns, split
+from trl_ablate.study.report.xray import xray_section
 from trl_ablate.study.rounds import needed
 from trl_ablate.study.store import RunStore
 
@@ -76,6 +77,7 @@ def report_study(
             sections.comparisons_table(analysis) if effects is None else None,
             outcomes.outcomes_table(analysis) if effects is None else None,
             costs.costs_table(analysis) if effects is None else None,
+            xray_section(store, plan.study, analysis),
             growth.growth_table(parameters),
             sections.published_table(reference, plan.primary_metric) if reference else None,
             verdicts.what_would_change(analysis) if effects is None else None,

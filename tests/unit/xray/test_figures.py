@@ -1,0 +1,156 @@
+"""Figures of gradients that are written down, against numbers computed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from trl_ablate.xray.figures import (
+    ArmFigures,
+    Directions,
+    by_module,
+    directions,
+    floor_of,
+    jackknife,
+    shift,
+    t_interval,
+)
+from trl_ablate.xray.gradients import TakenGradients, cell_of
+from trl_ablate.xray.verdicts import verdict_of
+
+REFERENCE_BM = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, -1.0]])
+"""A common direction of length 1, and noise of length 1 across it."""
+
+
+def norms(sketches_BM):
+    return np.linalg.norm(sketches_BM, axis=1)
+
+
+def found(arm_BM, reference_BM=REFERENCE_BM):
+    return directions(arm_BM, reference_BM, norms(arm_BM), norms(reference_BM))
+
+
+def test_signal_and_noise():
+    same = found(REFERENCE_BM)
+    # pairs: (1, 2) 0, (3, 4) 0, the other four 1: mean 4/6; squared norms 2
+    assert same.signal == pytest.approx(math.sqrt(2 / 3))
+    assert same.noise == pytest.approx(math.sqrt(2 - 2 / 3))
+    assert same.self_cosine == pytest.approx(2 / 3 / 2)
+    assert same.signal_to_noise == pytest.approx(math.sqrt(0.5))
+    assert same.cosine_mean == same.cosine_batch == same.norm_ratio == same.steadiness == 1
+
+
+def test_a_steady_arm():
+    steady = found(np.tile([1.0, 0.0, 0.0], (4, 1)) + 0.1 * REFERENCE_BM)
+    assert steady.cosine_mean == pytest.approx(1)
+    assert steady.cosine_batch == pytest.approx((1.1 + 0.1) / math.sqrt((1.21 + 0.01) * 2))
+    assert steady.steadiness > 5
+
+
+def test_across_and_against():
+    across = found(np.tile([0.0, 0.0, 0.5], (4, 1)))
+    assert across.cosine_mean == pytest.approx(0)
+    assert across.norm_ratio == pytest.approx(0.5 / math.sqrt(2))
+    assert found(-REFERENCE_BM).cosine_mean == pytest.approx(-1)
+
+
+def test_zero_gradients_have_no_cosine():
+    half = found(np.vstack([REFERENCE_BM[:2], np.zeros((2, 3))]))
+    assert half.cosine_batch == pytest.approx(0.5)
+    assert math.isnan(found(np.zeros((4, 3))).cosine_mean)
+    assert math.isnan(found(np.zeros((4, 3)), np.zeros((4, 3))).cosine_batch)
+
+
+def test_the_floor_is_the_reference_with_one_batch_less():
+    # without the first: (3, -1, 0); the whole: (4, 0, 0)
+    assert floor_of(taken(REFERENCE_BM)) == pytest.approx(3 / math.sqrt(10))
+    assert floor_of(taken(REFERENCE_BM[:1])) is None
+
+
+def test_intervals():
+    low, high = t_interval(np.array([1.0, 2.0, 3.0]))
+    assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=1e-3)
+    assert t_interval(np.array([1.0, 2.0])) is None
+    values = np.array([1.0, 2.0, 3.0])
+    of_mean = jackknife(lambda rows: float(values[rows].mean()), 3)
+    assert of_mean == pytest.approx((low, high))  # the jackknife of a mean is its t interval
+
+
+def test_shifts_and_modules():
+    assert shift(np.array([0.75, 0.25]), np.array([0.5, 0.5])) == 0.25
+    both = taken(REFERENCE_BM)
+    turned = taken(REFERENCE_BM)
+    turned.cell_sketches_CM = np.array([[0.0, 2.0], [1.0, 0.0]])
+    modules = by_module(turned, both)
+    assert modules["embeddings"] == {"norm_ratio": 2.0, "cosine": 0.0}
+    assert modules["attention"] == modules["layer 3"] == {"norm_ratio": 1.0, "cosine": 1.0}
+
+
+def test_kinds_of_modules():
+    names = {
+        "model.embed_tokens.weight": "embeddings",
+        "model.layers.3.self_attn.q_proj.weight": "3 attention",
+        "model.layers.11.mlp.gate_proj.weight": "11 MLP",
+        "model.layers.0.post_attention_layernorm.weight": "0 norm",
+        "model.norm.weight": "norm",
+        "lm_head.weight": "head",
+        "transformer.h.2.ln_1.weight": "2 norm",
+    }
+    assert {name: cell_of(name) for name in names} == names
+
+
+def taken(sketches_BM):
+    return TakenGradients(
+        norms_B=norms(sketches_BM),
+        sketches_BM=sketches_BM,
+        adam_norms_B=None,
+        adam_sketches_BM=None,
+        cells=["embeddings", "3 attention"],
+        cell_sketches_CM=np.array([[1.0, 0.0], [1.0, 0.0]]),
+    )
+
+
+def figures(moved=None, **changes):
+    values = {
+        "norm_ratio": 1.0, "cosine_batch": 1.0, "cosine_batch_interval": (1.0, 1.0),
+        "cosine_batch_min": 1.0, "cosine_mean": 1.0, "cosine_mean_interval": (1.0, 1.0),
+        "self_cosine": 0.3, "signal": 1.0, "noise": 1.0, "signal_to_noise": 1.0,
+        "steadiness": 1.0, "steadiness_interval": (0.9, 1.1), **changes,
+    }  # fmt: skip
+    shifts = {"sign": 0.0, "length": 0.0, "difficulty": 0.0, "position": 0.0, **(moved or {})}
+    return ArmFigures(Directions(**values), None, {}, {}, shifts, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "moved", "changes"),
+    [
+        ("inert", {}, {}),
+        ("only rescales", {}, {"norm_ratio": 0.5}),
+        ("only rescales", {}, {"cosine_batch_min": 0.98, "cosine_mean": 0.985}),
+        ("reweights", {}, {"cosine_batch_min": 0.9, "cosine_mean": 0.96}),
+        ("reweights sign", {"sign": 0.2}, {"cosine_batch_min": 0.9, "cosine_mean": 0.985}),
+        ("reweights length, sign", {"sign": 0.11, "length": 0.2},
+         {"cosine_batch_min": 0.8, "cosine_mean": 0.8}),
+        ("other direction", {}, {"cosine_batch_min": 0.1, "cosine_mean": 0.6}),
+        ("other direction, against", {}, {"cosine_batch_min": -0.1, "cosine_mean": -0.2}),
+        ("other direction, steadier", {}, {"cosine_batch_min": 0.1, "cosine_mean": 0.6,
+                                           "steadiness": 2.0, "steadiness_interval": (1.2, 2.8)}),
+        ("other direction", {}, {"cosine_batch_min": 0.1, "cosine_mean": 0.6,
+                                 "steadiness": 2.0, "steadiness_interval": (0.9, 3.1)}),
+        ("other direction, noisier", {}, {"cosine_batch_min": 0.1, "cosine_mean": 0.6,
+                                          "steadiness": 0.5, "steadiness_interval": (0.1, 0.9)}),
+        ("no gradient", {}, {"cosine_mean": math.nan}),
+    ],
+)  # fmt: skip
+def test_verdicts(words, moved, changes):
+    assert verdict_of(figures(moved, **changes), 0.98, adam=True).words == words
+
+
+def test_the_factor_of_the_learning_rate():
+    found = verdict_of(figures(norm_ratio=3.0), None, adam=True)
+    assert found.sentence == "a learning rate × 0.333 undoes it; Adam undoes it by itself"
+    found = verdict_of(figures(norm_ratio=4.0), None, adam=True, steps=4)
+    assert found.words == "only rescales"
+    assert "× 4 optimizer steps" in found.sentence and "nor by Adam" in found.sentence
+    found = verdict_of(figures(norm_ratio=0.5), 0.98, adam=False)
+    assert found.sentence == "a learning rate × 2 undoes it"

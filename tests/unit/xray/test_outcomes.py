@@ -1,0 +1,61 @@
+"""Distances in X-rays against those in outcomes, from files that are written down."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from trl_ablate.cli.main import main
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.xray.outcomes import correlation, markdown, pairs_of
+
+COSINES = {"grpo": 1.0, "same": 0.99, "turned": 0.7, "across": 0.1, "against": -0.3, "not_run": 0.5}
+FINALS = {"grpo": (0.8, 0.9), "same": (0.84, 0.88), "turned": (0.9, 0.94), "across": (0.7, 0.72),
+          "against": (0.1, 0.2)}  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path):
+    arms = {name: [{"cosine_mean": value, "verdict": "x"}] for name, value in COSINES.items()}
+    (tmp_path / "xray.json").write_text(json.dumps({"reference": "grpo", "arms": arms}))
+    lines = ["arm,final_eval_reward,collapsed_at"]
+    for arm, values in FINALS.items():
+        lines += [f"{arm},{value},{'20.0' if arm == 'against' else ''}" for value in values]
+    (tmp_path / "runs.csv").write_text("\n".join([*lines, "same,,"]))  # one has not ended
+    return tmp_path / "xray.json", tmp_path / "runs.csv"
+
+
+def test_pairs_and_their_rank_correlation(files):
+    pairs = {pair.arm: pair for pair in pairs_of(*files)}
+    assert set(pairs) == {"same", "turned", "across", "against"}
+    assert pairs["across"].distance == pytest.approx(0.9)
+    assert pairs["across"].difference == pytest.approx(-0.14)
+    assert pairs["across"].outcome == pytest.approx(0.14)
+    assert (pairs["against"].collapsed, pairs["same"].runs) == (2, 2)
+    # outcomes 0.01, 0.07, 0.14, 0.70 in the order of the distances
+    found = correlation(list(pairs.values()))
+    assert found.value == pytest.approx(1)
+    assert found.low <= found.value == found.high
+    assert correlation(list(pairs.values())[:3]) is None
+
+
+def test_a_wrong_order_lowers_it(files):
+    swapped = {pair.arm: pair for pair in pairs_of(*files)}
+    order = [swapped[name] for name in ("same", "turned", "across", "against")]
+    order[0], order[3] = replace(order[0], outcome=0.7), replace(order[3], outcome=0.01)
+    # ranks of outcomes 4, 2, 3, 1 against 1, 2, 3, 4: 1 - 6 · 18 / (4 · 15)
+    assert correlation(order).value == pytest.approx(-0.8)
+
+
+def test_the_command(files, tmp_path, capsys):
+    word = f"{files[0]}={files[1]}"
+    assert main(["xray", "--outcomes", word, "--output", str(tmp_path / "out")]) == 0
+    assert "Rank correlation of distance and outcome over 4 arms: 1.00" in capsys.readouterr().out
+    assert (tmp_path / "out" / "OUTCOMES.md").read_text() == markdown(pairs_of(*files))
+    assert (tmp_path / "out" / "outcomes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_outcomes_without_the_reference_are_refused(files):
+    files[1].write_text("arm,final_eval_reward,collapsed_at\nsame,0.8,\n")
+    with pytest.raises(ConfigurationError, match="has no finished run of 'grpo'"):
+        pairs_of(*files)

@@ -1,0 +1,127 @@
+"""What cannot be compared is refused, or noted, in one sentence."""
+
+import pytest
+import torch
+
+from tests.support.tiny_models import save_tiny_qwen2
+from tests.support.xray_cases import small_xray
+from trl_ablate.cli.main import main
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.overrides import as_words
+from trl_ablate.run.files import read_jsonl, write_jsonl
+from trl_ablate.xray import xray
+
+ARMS = ["grpo", "std_dev_off"]
+
+
+def refused(settings, *arguments, **more) -> str:
+    with pytest.raises(ConfigurationError) as error:
+        xray(*arguments, overrides=settings, **more)
+    sentence = str(error.value)
+    assert "\n" not in sentence and len(sentence) < 400
+    return sentence
+
+
+def test_no_arms_left(tiny_model):
+    sentence = refused(small_xray(tiny_model), ["grpo", "grpo+temperature=0.5"])
+    assert sentence == (
+        "no arm is left to compare with 'grpo': grpo+temperature=0.5 generates differently: "
+        "temperature is 0.5, not 1.0; name arms that differ in the objective alone"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("template=question_only", "asks other questions: template is 'question_only'"),
+        ("num_generations=8", "generates differently: num_generations is 8, not 4"),
+        ("start=sft_mid", "trains another model: start is 'sft_mid'"),
+        ("group_filter=resample", "generates differently: group_filter 'resample'"),
+        ("optimizer_batch_size=32", "an optimizer step takes several rollout batches"),
+    ],
+)
+def test_why_an_arm_is_out_of_reach(tiny_model, change, why):
+    settings = small_xray(tiny_model)
+    settings.pop(change.partition("=")[0], None)
+    reference = {key: small_xray(tiny_model)[key] for key in small_xray(tiny_model).keys()
+                 - settings.keys()}  # fmt: skip
+    first = "+".join(["grpo", *(f"{key}={value}" for key, value in reference.items())])
+    assert why in refused(settings, [first, f"grpo+{change}"])
+
+
+def test_a_setting_for_all_must_not_silence_an_arm(tiny_model):
+    settings = small_xray(tiny_model, scale_rewards="group")
+    assert "'scale_rewards' for all arms replaces" in refused(settings, ARMS)
+
+
+def test_a_checkpoint_of_another_model(tiny_model, tmp_path):
+    other = save_tiny_qwen2(tmp_path / "checkpoint-3", hidden_size=32)
+    sentence = refused(small_xray(tiny_model), ARMS, [other], 1)
+    assert "is a checkpoint of another model: its" in sentence
+
+
+def test_a_checkpoint_that_is_none(tiny_model, tmp_path):
+    assert "does not exist" in refused(small_xray(tiny_model), ARMS, [tmp_path / "x"], 1)
+    (tmp_path / "empty").mkdir()
+    assert "holds no weights" in refused(small_xray(tiny_model), ARMS, [tmp_path / "empty"], 1)
+
+
+def test_a_missing_optimizer_state_is_noted_and_others_are_used(tiny_model, tmp_path):
+    checkpoint = tmp_path / "checkpoint-3"
+    save_tiny_qwen2(checkpoint, max_position_embeddings=256)
+    settings = small_xray(tiny_model)
+    result = xray(ARMS, [checkpoint], 1, overrides=settings)
+    assert result.points[0].notes == [
+        f"{checkpoint} has no plain second moments (optimizer.pt); they are estimated from the "
+        "reference's gradients"
+    ]
+    write_moments(tiny_model, checkpoint)
+    result = xray(ARMS, [checkpoint], 2, overrides=settings)
+    assert result.points[0].notes == []
+    figures = result.points[0].figures["std_dev_off"]
+    # second moments of 1, corrected by 1 - 0.95², divide every coordinate by the same number
+    divisor = (1 / (1 - 0.95**2)) ** 0.5
+    assert figures.adam.cosine_mean == pytest.approx(figures.plain.cosine_mean, abs=1e-5)
+    assert figures.adam.noise == pytest.approx(figures.plain.noise / divisor, rel=1e-4)
+
+
+def write_moments(model, checkpoint):
+    """The state of an Adam after two steps, whose second moments are all 1."""
+    from transformers import AutoModelForCausalLM
+
+    weights = AutoModelForCausalLM.from_pretrained(model)
+    decayed = [n for n, _ in weights.named_parameters() if "norm" not in n and "bias" not in n]
+    named = dict(weights.named_parameters())
+    groups = [[named[n] for n in decayed], [p for n, p in named.items() if n not in decayed]]
+    optimizer = torch.optim.AdamW([{"params": group} for group in groups], betas=(0.9, 0.95))
+    for parameter in named.values():
+        ones = torch.ones_like(parameter)
+        optimizer.state[parameter] = {
+            "step": torch.tensor(2.0), "exp_avg": ones.clone(), "exp_avg_sq": ones,
+        }  # fmt: skip
+    torch.save(optimizer.state_dict(), checkpoint / "optimizer.pt")
+
+
+def test_rollouts_of_another_template(tiny_model, tmp_path):
+    settings = small_xray(tiny_model)
+    xray(ARMS, (), 1, overrides=settings, output=tmp_path)
+    rollouts = tmp_path / "rollouts" / "base"
+    other = {**settings, "template": "question_only"}
+    sentence = refused(other, ARMS, (), 1, rollouts=rollouts)
+    assert "were drawn with template 'r1_zero', and the reference has 'question_only'" in sentence
+    assert "has 1 of 2 rollout batches" in refused(settings, ARMS, (), 2, rollouts=rollouts)
+    rows = list(read_jsonl(rollouts / "questions.jsonl"))
+    write_jsonl(rollouts / "questions.jsonl", [{**row, "prompt": "1+1="} for row in rows])
+    assert "answer other prompts" in refused(settings, ARMS, (), 1, rollouts=rollouts)
+
+
+def test_the_command(tiny_model, tmp_path, capsys):
+    settings = small_xray(tiny_model)
+    profile = settings.pop("profile")
+    words = ["xray", *ARMS, "--profile", profile, "--batches", "2", "--output", str(tmp_path / "x")]
+    assert main([*words, *as_words(settings)]) == 0
+    shown = capsys.readouterr().out
+    assert "std_dev_off: " in shown and "rules:" in shown
+    assert {one.name for one in (tmp_path / "x").iterdir()} >= {"xray.json", "XRAY.md", "xray.png"}
+    assert main(["xray", "--batches", "2"]) == 2
+    assert "missing ARMS" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""Arms whose effect on the gradient is known, on the rollouts of a tiny model."""
+
+import json
+
+import pytest
+
+from tests.support.xray_cases import small_xray
+from trl_ablate.xray import xray
+
+BATCHES = 3
+ARMS = [
+    "grpo", "grpo", "grpo+surrogate=no_clip", "grpo+positive_weight=3", "length_norm_constant",
+    "grpo+num_generations=8",
+]  # fmt: skip
+NO_STD = ["std_dev_off", "std_dev_off+reward_weights=3"]
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    return tmp_path_factory.mktemp("xray")
+
+
+@pytest.fixture(scope="module")
+def on_policy(tiny_model, output):
+    return xray(ARMS, (), BATCHES, overrides=small_xray(tiny_model), output=output)
+
+
+def entry(result, arm, place=0):
+    return result.to_dict()["arms"][arm][place]
+
+
+def test_the_same_arm_twice_is_inert(on_policy):
+    twin = entry(on_policy, "grpo (2)")
+    assert twin["verdict"] == "inert"
+    assert twin["cosine_batch"] == twin["cosine_mean"] == twin["norm_ratio"] == 1.0
+    assert not any(twin["reweights"].values())
+
+
+def test_clipping_is_inert_on_policy(on_policy):
+    assert entry(on_policy, "grpo+surrogate=no_clip")["verdict"] == "inert"
+
+
+def test_a_planted_weight_of_a_sign_is_named(on_policy):
+    found = entry(on_policy, "grpo+positive_weight=3")
+    assert found["verdict"].startswith("reweights sign")
+    assert found["shares"]["sign"][0] == pytest.approx(0.75, abs=0.02)
+    assert found["reweights"]["sign"] == pytest.approx(0.25, abs=0.02)
+    assert found["reweights"]["sign"] > found["reweights"]["length"]
+
+
+def test_a_planted_weight_of_length_is_named(on_policy):
+    found = entry(on_policy, "length_norm_constant")
+    assert found["verdict"].startswith("reweights length")
+    assert found["shares"]["length"][-1] > entry(on_policy, "grpo")["shares"]["length"][-1]
+
+
+def test_an_arm_that_generates_differently_is_named_and_skipped(on_policy):
+    arm = "grpo+num_generations=8"
+    assert "num_generations is 8, not 4" in on_policy.to_dict()["skipped"][arm]
+    assert arm not in on_policy.to_dict()["arms"]
+
+
+def test_a_reward_times_three_without_std_only_rescales_by_three(tiny_model, output):
+    rollouts = output / "rollouts" / "base"
+    settings = small_xray(tiny_model)
+    result = xray(NO_STD, (), BATCHES, overrides=settings, rollouts=rollouts)
+    found = entry(result, NO_STD[1])
+    assert found["norm_ratio"] == pytest.approx(3, rel=1e-4)
+    assert found["cosine_batch_min"] > 0.999999
+    assert found["verdict"] == "only rescales"
+    assert "learning rate × 0.333" in found["sentence"]
+
+
+def test_the_std_only_rescales_where_all_groups_have_the_same(tiny_model):
+    settings = small_xray(tiny_model, "alternating")
+    found = entry(xray(["grpo", "std_dev_off"], (), 2, overrides=settings), "std_dev_off")
+    assert found["norm_ratio"] == pytest.approx((1 / 3) ** 0.5, rel=1e-4)  # of 0, 1, 0, 1
+    assert found["cosine_batch_min"] > 0.999999
+    assert found["verdict"] == "only rescales"
+
+
+def test_clipping_shows_at_a_drift(tiny_model, output):
+    arms = ["grpo", "grpo+surrogate=no_clip"]
+    rollouts = output / "rollouts" / "base"
+    result = xray(arms, (), BATCHES, drift=8, overrides=small_xray(tiny_model), rollouts=rollouts)
+    assert entry(result, arms[1], 0)["verdict"] == "inert"
+    away = entry(result, arms[1], 1)
+    assert away["drift"] == 8
+    assert away["verdict"] != "inert"
+    assert away["tokens"]["clipped"] == 0 < entry(result, arms[0], 1)["tokens"]["clipped"]
+
+
+def test_it_continues_from_what_is_stored(tiny_model, output, on_policy):
+    settings, said = small_xray(tiny_model), []
+    again = xray(ARMS, (), BATCHES, overrides=settings, output=output, say=said.append)
+    assert again.to_dict() == on_policy.to_dict()
+    assert said[1:] == ["base: rollouts", f"base: {on_policy.points[0].notes[0]}"]
+    (output / "gradients" / "base" / "length_norm_constant.npz").unlink()
+    (output / "rollouts" / "base" / "batch-001.npz").unlink()
+    again = xray(ARMS, (), BATCHES, overrides=settings, output=output, say=said.append)
+    assert (output / "rollouts" / "base" / "batch-001.npz").exists()
+    assert _without_times(again) == _without_times(on_policy)
+
+
+def test_what_is_written_is_the_documented_schema(on_policy, output):
+    written = json.loads((output / "xray.json").read_text())
+    assert written["reference"] == "grpo"
+    keys = {
+        "checkpoint", "norm_ratio", "cosine_batch", "cosine_batch_min", "cosine_mean",
+        "self_cosine", "verdict", "reweights",
+    }  # fmt: skip
+    for entries in written["arms"].values():
+        for one in entries:
+            assert keys <= one.keys()
+            assert set(one["reweights"]) == {"sign", "length", "difficulty"}
+    assert (output / "xray.png").read_bytes().startswith(b"\x89PNG")
+    assert "| grpo (2) |" in (output / "XRAY.md").read_text()
+
+
+def _without_times(result):
+    found = result.to_dict()
+    for entries in found["arms"].values():
+        for one in entries:
+            del one["seconds_per_batch"]
+    return found

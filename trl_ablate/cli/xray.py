@@ -1,0 +1,133 @@
+"""`trl-ablate xray ARMS --checkpoint RUN/checkpoint-20`: gradients of arms on equal rollouts."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trl_ablate.cli.ending import DONE, exit_code_of
+from trl_ablate.cli.parsing import Parser, at_least_one
+from trl_ablate.cli.terminal import console
+
+if TYPE_CHECKING:
+    from trl_ablate.study.plan import Plan
+    from trl_ablate.study.store import RunStore
+
+DESCRIPTION = """\
+Compare the gradients that arms take on the same rollouts, before any of them is run. The rollouts
+are drawn by the reference; no weight is changed. It tells the same, a different and an opposite
+update apart, not which is better.
+
+ARMS are recipes, recipes with overrides (no_baseline+length_norm=constant), or one study. Settings
+for all arms are given as --key value, as for `train`."""
+
+EXAMPLES = (
+    "trl-ablate xray chains",
+    "trl-ablate xray grpo std_dev_off no_baseline --checkpoint runs/grpo-seed0/checkpoint-20",
+    "trl-ablate xray grpo no_baseline+length_norm=constant --profile miniature-chains --drift 8",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code_of(
+        lambda: run(*parse(argv)), stopped="the same command continues from what is stored"
+    )
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    parser = Parser(
+        EXAMPLES,
+        prog="trl-ablate xray",
+        description=DESCRIPTION,
+        usage="%(prog)s ARMS [options] [--key value ...]",
+    )
+    parser.add_argument("--profile", help="default: that of the study or the recipe, or `auto`")
+    parser.add_argument(
+        "--checkpoint", metavar="FOLDER", type=Path, action="append", default=[],
+        help="checkpoint-N of a run, several times for several; default: the reference's start",
+    )  # fmt: skip
+    parser.add_argument("--reference", metavar="ARM", help="default: the first arm")
+    parser.add_argument(
+        "--batches", type=at_least_one, default=8, help="rollout batches; default: 8"
+    )
+    parser.add_argument(
+        "--drift", type=int, default=0, metavar="K",
+        help="also K optimizer steps of the reference away, where clipping shows",
+    )  # fmt: skip
+    parser.add_argument(
+        "--outcomes", metavar="XRAY.JSON=RUNS.CSV", nargs="+",
+        help="instead: compare distances in X-rays with those in the outcomes of studies",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rollouts", metavar="PATH", type=Path,
+        help="rollouts to use: a folder of an earlier X-ray, or a run's rollouts/STEP.jsonl",
+    )  # fmt: skip
+    parser.add_argument("--xray_seed", type=int, default=0, help="of questions and rollouts")
+    parser.add_argument(
+        "--output", metavar="FOLDER", type=Path, help="default: xray-FIRST_ARM; continued from"
+    )
+    options, words = parser.parse_known_args(argv)
+    arms = []
+    while words and not words[0].startswith("-"):
+        arms.append(words.pop(0))
+    options.arms = arms
+    if options.outcomes and (arms or words):
+        parser.error("--outcomes takes no arms and no settings")
+    if not arms and not options.outcomes:
+        parser.error("missing ARMS, which come first, such as grpo std_dev_off")
+    return options, words
+
+
+def show_for_plan(study: Path, profile: str | None, planned: "Plan", store: "RunStore") -> None:
+    """The X-ray of a study at its start, and the runs that it makes needless."""
+    from trl_ablate.study.report.xray import xray_folder
+    from trl_ablate.xray import xray
+    from trl_ablate.xray.saving import saved_runs
+
+    output = xray_folder(store, planned.study)
+    result = xray(study, profile=profile, output=output, say=_say)
+    for line in (result.summary(), *saved_runs(result, planned, store), f"written to {output}"):
+        _say(line)
+
+
+def _say(text: str) -> None:
+    console.out(text, highlight=False)
+
+
+def show_outcomes(options: argparse.Namespace) -> int:
+    from trl_ablate.xray.outcomes import markdown, read_pairs, scatter
+
+    output, pairs = options.output or Path("xray-outcomes"), read_pairs(options.outcomes)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "OUTCOMES.md").write_text(markdown(pairs), encoding="utf-8")
+    (output / "outcomes.png").write_bytes(scatter(pairs))
+    _say(markdown(pairs))
+    _say(f"written to {output}: OUTCOMES.md, outcomes.png")
+    return DONE
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> int:
+    if options.outcomes:
+        return show_outcomes(options)
+    from accelerate import PartialState
+
+    from trl_ablate.xray import xray
+
+    output = options.output or Path(f"xray-{Path(options.arms[0].partition('+')[0]).stem}")
+    result = xray(
+        options.arms,
+        options.checkpoint,
+        options.batches,
+        drift=options.drift,
+        reference=options.reference,
+        profile=options.profile,
+        overrides=overrides,
+        seed=options.xray_seed,
+        output=output,
+        rollouts=options.rollouts,
+        say=_say,
+    )
+    if PartialState().is_main_process:
+        _say(result.summary())
+        _say(f"written to {output}: xray.json, XRAY.md, xray.png")
+    return DONE

@@ -1,0 +1,161 @@
+"""The arms of an X-ray: recipes, recipes with overrides, or the arms of a study.
+
+    no_baseline                               a shipped recipe, or a path
+    no_baseline+length_norm=constant          a recipe with overrides
+    recipes/studies/chains, chains            a study: all of its arms
+
+An arm that would generate other rollouts than the reference is out of reach: on the reference's
+rollouts, its gradient would not be the one that it takes.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.overrides import read_overrides
+from trl_ablate.recipe.places import shipped_studies, study_path
+from trl_ablate.recipe.resolving import Resolved, load_recipe
+from trl_ablate.recipe.strict import nearest
+from trl_ablate.study.definition import load_study
+from trl_ablate.study.plan import WHO_AND_WHERE
+
+OF_THE_MODEL = (
+    "start", "model_name_or_path", "model_revision", "use_peft", "lora_r", "lora_target_modules",
+    "load_in_4bit", "load_in_8bit", "cast_lm_head_to_fp32",
+)  # fmt: skip
+OF_THE_QUESTIONS = (
+    "dataset", "dataset_config", "gym", "train_split", "question_column", "answer_column",
+    "prompt_column", "filter", "levels", "subjects", "train_size", "subset_seed", "pass_rate",
+    "template", "system_prompt", "chat_template", "prompt_style",
+)  # fmt: skip
+OF_GENERATION = (
+    "generation_batch_size", "num_generations", "temperature", "top_p", "top_k", "min_p",
+    "repetition_penalty", "max_completion_length", "min_tokens", "stop", "generation_kwargs",
+    "rollout_staleness", "sampler_dtype", "correct_truncation", "use_vllm", "tools",
+    "environment_factory", "rollout_func",
+)  # fmt: skip
+OF_THE_REWARD = ("reward", "reward_funcs", "eos_penalty")
+"""With another value, the arm's own reward functions score the stored completions."""
+
+
+@dataclass(frozen=True)
+class XrayArm:
+    """A named, resolved arm."""
+
+    name: str
+    resolved: Resolved
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings but names and places, as JSON has them."""
+        whole = self.resolved.to_dict()
+        found = {**whole["config"], **whole["task"], **whole["model"]}
+        return {key: value for key, value in found.items() if key not in WHO_AND_WHERE}
+
+
+def arms_of(
+    given: str | os.PathLike | Sequence[str | os.PathLike] | Mapping[str, Resolved],
+    profile: str | None = None,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+) -> list[XrayArm]:
+    """The arms in the order given; a second arm of the same name gets a number."""
+    if isinstance(given, Mapping):
+        return [XrayArm(name, resolved) for name, resolved in given.items()]
+    words = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    settings = read_overrides(overrides)
+    found: list[XrayArm] = []
+    for word in map(str, words):
+        found += _of_study(word, profile, settings) or [_of_recipe(word, profile, settings)]
+    if not found:
+        raise ConfigurationError("there are no arms; name recipes, or a study")
+    return _named_apart(found)
+
+
+def chosen(arms: Sequence[XrayArm], reference: str | None) -> XrayArm:
+    """The reference among the arms; the first if none is named."""
+    if reference is None:
+        return arms[0]
+    names = {arm.name: arm for arm in arms}
+    if reference not in names:
+        raise ConfigurationError(
+            f"--reference {reference} is not among the arms{nearest(reference, names)}; name one "
+            f"of {', '.join(names)}"
+        )
+    return names[reference]
+
+
+def out_of_reach(arm: XrayArm, reference: XrayArm) -> str | None:
+    """Why the reference's rollouts do not do for an arm; None if they do."""
+    theirs, ours = reference.settings, arm.settings
+    kinds = (
+        ("trains another model", OF_THE_MODEL),
+        ("asks other questions", OF_THE_QUESTIONS),
+        ("generates differently", OF_GENERATION),
+    )
+    for why, keys in kinds:
+        changed = [key for key in keys if ours.get(key) != theirs.get(key)]
+        if changed:
+            key = changed[0]
+            return f"{why}: {key} is {ours.get(key)!r}, not {theirs.get(key)!r}"
+    config: Any = arm.resolved.config
+    if config.group_filter == "resample":
+        return "generates differently: group_filter 'resample' draws further rollouts"
+    microbatches = config.steps_per_generation * config.num_iterations
+    if microbatches % config.gradient_accumulation_steps:
+        return "an optimizer step takes several rollout batches, or a part of one"
+    return None
+
+
+def scores_again(arm: XrayArm, reference: XrayArm) -> bool:
+    """Whether the arm has other rewards than those that are stored."""
+    theirs, ours = reference.settings, arm.settings
+    return any(ours.get(key) != theirs.get(key) for key in OF_THE_REWARD)
+
+
+def _of_study(word: str, profile: str | None, settings: Mapping[str, Any]) -> list[XrayArm]:
+    """The arms of a study; empty if the word is no study."""
+    if not (_is_study_file(word) or word in shipped_studies()):
+        return []
+    study = load_study(study_path(word))
+    return [
+        XrayArm(
+            arm.name,
+            load_recipe(
+                arm.recipe,
+                profile or study.profile,
+                {**study.overrides, **arm.overrides, **settings, "arm": arm.name},
+            ),
+        )
+        for arm in study.arms
+    ]
+
+
+def _is_study_file(word: str) -> bool:
+    path = Path(word)
+    return (path / "study.yaml").is_file() or (path.is_file() and path.name == "study.yaml")
+
+
+def _of_recipe(word: str, profile: str | None, settings: Mapping[str, Any]) -> XrayArm:
+    recipe, *changes = word.split("+")
+    own = {**settings, **read_overrides(changes)}
+    name = "+".join([Path(recipe).stem if "/" in recipe else recipe, *changes])
+    resolved = load_recipe(recipe, profile or "auto", own)
+    for key in resolved.changes.keys() & settings.keys() - read_overrides(changes).keys():
+        raise ConfigurationError(
+            f"the setting '{key}' for all arms replaces what arm '{name}' declares, so the arm "
+            "changes nothing; remove one of the two"
+        )
+    return XrayArm(name, resolved)
+
+
+def _named_apart(arms: Sequence[XrayArm]) -> list[XrayArm]:
+    found: list[XrayArm] = []
+    for arm in arms:
+        times = sum(one.name.partition(" (")[0] == arm.name for one in found)
+        name = f"{arm.name} ({times + 1})" if times else arm.name
+        found.append(dataclasses.replace(arm, name=name))
+    return found

@@ -1,0 +1,51 @@
+"""What an arm on stored rollouts costs, in training phases of the same rollouts.
+
+Both read the same stored rollouts, alternately for several rounds: a training of the reference with
+its optimizer, of which the training phase is measured (`time/train`: forward, backward, update),
+and the X-ray, of which everything is measured that follows the one-time start. The first rollout
+batch of a round is warm-up and is not counted.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.bench.tables import median
+from trl_ablate.recipe.resolving import load_recipe
+from trl_ablate.rewards import grader_of
+from trl_ablate.xray.drawing import questions_of
+from trl_ablate.xray.rollouts import RolloutFolder
+from trl_ablate.xray.taking import Point, Sources, make_trainer, take
+
+
+def compare(
+    recipe: str, profile: str, rows: int, batches: int, rounds: int
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """The table of `trl-ablate bench xray`, and the ratio."""
+    sizes = {"generation_batch_size": rows, "optimizer_batch_size": rows}
+    resolved = load_recipe(recipe, profile, {**sizes, "report_to": "none"})
+    with grader_of(resolved.task) as grader, tempfile.TemporaryDirectory() as folder:
+        rollouts = RolloutFolder(Path(folder) / "rollouts")
+        rollouts.begin({}, questions_of(resolved, batches, 0))
+        sources = Sources(rollouts, rollouts.questions(), batches, 0, grader, Path(folder))
+        take(resolved, Point(None), sources, draws=True)
+        training: list[float] = []
+        arm: list[float] = []
+        for _ in range(rounds):
+            training += _training_phases(resolved, sources)[1:]
+            taken, _ = take(resolved, Point(None), sources)
+            arm += taken.seconds_B.tolist()[1:]
+    ratio = median(arm) / median(training)
+    table = [
+        {"what": "training phase", "s/batch": median(training), "ratio": 1.0},
+        {"what": "an arm on stored rollouts", "s/batch": median(arm), "ratio": ratio},
+    ]
+    return table, {"training phases per arm and batch": ratio}
+
+
+def _training_phases(resolved: Any, sources: Sources) -> list[float]:
+    """Seconds of the training phase of each step; the batches are those of the X-ray."""
+    trainer = make_trainer(resolved, sources, steps=sources.batches, max_grad_norm=1.0)
+    trainer.reads(sources.folder, count=sources.batches, seed=sources.seed)
+    trainer.train()
+    return [row["time/train"] for row in trainer.state.log_history if "time/train" in row]

@@ -1,0 +1,106 @@
+"""The rollouts of a point: drawn by the reference, continued, or given."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from trl_ablate.recipe.resolving import Resolved
+from trl_ablate.rewards import MathGrader
+from trl_ablate.training.building import check_enough, task_dataset
+from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
+from trl_ablate.xray.arms import OF_GENERATION, OF_THE_MODEL, OF_THE_QUESTIONS, XrayArm
+from trl_ablate.xray.recorded import SUFFIX, read_recorded
+from trl_ablate.xray.rollouts import RolloutFolder
+from trl_ablate.xray.stored import key_of
+from trl_ablate.xray.taking import Point, Sources, take
+
+OF_THE_DRAW = ("seed", "weights", "recorded")
+"""What given rollouts may differ in."""
+
+
+def drawn(
+    reference: XrayArm,
+    point: Point,
+    folder: Path,
+    grader: MathGrader,
+    *,
+    given: Path | None,
+    batches: int,
+    seed: int,
+    work: Path,
+) -> tuple[Sources, dict[str, Any]]:
+    """The rollouts of a point, all of them stored, and what they depend on.
+
+    Args:
+        folder: where they are stored; what is there is not drawn again.
+        given: a folder of stored rollouts, used as it is; or a run's rollouts, which are scored and
+            stored in `folder`.
+    """
+    resolved, about = reference.resolved, about_rollouts(reference, point, seed, given)
+    recorded = None
+    if given is not None and given.suffix == SUFFIX:
+        dataset, tokenizer = training_set(resolved)
+        recorded = read_recorded(given, resolved, dataset, tokenizer, batches)
+    stored_at = RolloutFolder(folder if given is None or recorded else given)
+    if stored_at.path == given:
+        stored_at.check({key: value for key, value in about.items() if key not in OF_THE_DRAW})
+    elif resolved.config.process_index == 0:
+        asked = recorded.questions if recorded else questions_of(resolved, batches, seed)
+        stored_at.begin(about, asked)
+    wait()
+    questions = stored_at.questions()[: batches * _questions_per_batch(resolved)]
+    sources = Sources(stored_at, questions, batches, seed, grader, work)
+    missing = [number for number in range(batches) if stored_at.batch(number) is None]
+    wait()
+    if missing and stored_at.path == given:
+        stored_at.batches(batches)  # refuses
+    if missing:
+        completions = recorded.completion_ids if recorded else None
+        take(resolved, Point(point.checkpoint), sources, draws=True, recorded=completions)
+        wait()
+    return sources, about
+
+
+def about_rollouts(
+    reference: XrayArm, point: Point, seed: int, given: Path | None
+) -> dict[str, Any]:
+    """What the rollouts depend on."""
+    settings = reference.settings
+    keys = (*OF_THE_MODEL, *OF_THE_QUESTIONS, *OF_GENERATION)
+    about = {key: settings[key] for key in keys if key in settings}
+    folder = point.checkpoint
+    files = sorted(folder.glob("*.safetensors")) if folder else []
+    weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    about |= {"seed": seed, "weights": key_of({"files": weights})}
+    return about | ({"recorded": str(given)} if given else {})
+
+
+def questions_of(resolved: Resolved, batches: int, seed: int) -> list[dict[str, Any]]:
+    """Rows of the training set for so many rollout batches, in a seeded order. More batches begin
+    with the same questions."""
+    dataset, _ = training_set(resolved)
+    check_enough(dataset, resolved.config)
+    order = list(range(len(dataset)))
+    random.Random(seed).shuffle(order)
+    wanted = batches * _questions_per_batch(resolved)
+    return [dataset[order[place % len(order)]] for place in range(wanted)]
+
+
+def training_set(resolved: Resolved) -> tuple[Dataset, Any]:
+    """The training questions, and the tokenizer."""
+    tokenizer = checked_tokenizer(resolve_model(starting_point(resolved)), resolved)
+    return task_dataset(resolved.task, "train", tokenizer), tokenizer
+
+
+def _questions_per_batch(resolved: Resolved) -> int:
+    config: Any = resolved.config
+    return config.generation_batch_size // config.num_generations
+
+
+def wait() -> None:
+    """Until every process is here."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()

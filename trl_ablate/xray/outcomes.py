@@ -1,0 +1,208 @@
+"""Does distance in the X-ray predict distance in the outcome? Checked over arms that were run.
+
+For each arm with an entry in `xray.json` and runs in a study's `runs.csv`:
+
+    distance    1 - cosine of the mean gradients, averaged over the points of the X-ray
+    outcome     |mean final value of the arm's runs - that of the reference's runs|
+
+and over all arms the rank correlation of the two (Spearman), with the 95 % interval of a seeded
+bootstrap over arms. An arm of several studies counts once per study.
+"""
+
+import csv
+import io
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from scipy import stats
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.files import read_object
+from trl_ablate.run.picture import INK, STYLE
+from trl_ablate.run.untrusted import for_markdown, for_picture
+from trl_ablate.xray.pictures import PALETTE
+
+DRAWS = 2_000
+LEAST = 4
+"""Arms for a rank correlation."""
+FINAL = "final_"
+LABELLED = 0.09
+"""Arms nearer than this in both have no label in the picture; the table has all."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One arm of one study."""
+
+    study: str
+    arm: str
+    verdict: str
+    distance: float
+    outcome: float
+    difference: float
+    """With its sign: above 0 the arm ended higher than the reference."""
+    collapsed: int
+    """Runs that collapsed."""
+    runs: int
+    on_policy: bool
+    """Whether it takes as many optimizer steps per rollout batch as the reference."""
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman's rank correlation and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    arms: int
+
+
+def pairs_of(xray_json: Path, runs_csv: Path, reference: str | None = None) -> list[Pair]:
+    """The arms that are in both.
+
+    Args:
+        reference: the arm that outcomes are compared with; default: that of the X-ray.
+    """
+    found = read_object(xray_json)
+    first = reference or str(found["reference"])
+    finals, collapsed = _finals(runs_csv)
+    if first not in finals:
+        raise ConfigurationError(
+            f"{runs_csv} has no finished run of '{first}', the reference of {xray_json}; it has "
+            f"{', '.join(sorted(finals))}"
+        )
+    steps = found["arms"][found["reference"]][-1].get("optimizer_steps")
+    middle = statistics.fmean(finals[first])
+    pairs = []
+    for arm, entries in found["arms"].items():
+        cosines = [one["cosine_mean"] for one in entries if one["cosine_mean"] is not None]
+        if arm == found["reference"] or arm not in finals or not cosines:
+            continue
+        difference = statistics.fmean(finals[arm]) - middle
+        pairs.append(
+            Pair(
+                study=_study_of(runs_csv),
+                arm=arm,
+                verdict=entries[-1]["verdict"],
+                distance=1 - statistics.fmean(cosines),
+                outcome=abs(difference),
+                difference=difference,
+                collapsed=collapsed[arm],
+                runs=len(finals[arm]),
+                on_policy=entries[-1].get("optimizer_steps") == steps,
+            )
+        )
+    return pairs
+
+
+def correlation(pairs: Sequence[Pair], seed: int = 0) -> Correlation | None:
+    """The rank correlation over arms; None with fewer than `LEAST`."""
+    if len(pairs) < LEAST:
+        return None
+    table_A2 = np.array([(pair.distance, pair.outcome) for pair in pairs])
+    draws = np.random.default_rng(seed).integers(0, len(pairs), (DRAWS, len(pairs)))
+    values = np.array([_spearman(table_A2[rows]) for rows in draws])
+    low, high = np.nanquantile(values, [0.025, 0.975])
+    return Correlation(_spearman(table_A2), float(low), float(high), len(pairs))
+
+
+def markdown(pairs: Sequence[Pair]) -> str:
+    """A table of the arms, the nearest first, and the correlation."""
+    lines = [
+        "| study | arm | verdict | 1 − cosine | final, minus the reference's | runs | collapsed |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for pair in sorted(pairs, key=lambda one: one.distance):
+        cells = [
+            for_markdown(pair.study), for_markdown(pair.arm), pair.verdict,
+            f"{pair.distance:.4f}", f"{pair.difference:+.3f}", str(pair.runs), str(pair.collapsed),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", sentence(pairs)]) + "\n"
+
+
+def sentence(pairs: Sequence[Pair]) -> str:
+    """The correlation over all arms, and without those that take more steps per batch."""
+    alike = [pair for pair in pairs if pair.on_policy]
+    text = f"Rank correlation of distance and outcome over {_text(pairs)}."
+    return text if len(alike) == len(pairs) else (
+        f"{text} With as many optimizer steps per batch as the reference: {_text(alike)}."
+    )  # fmt: skip
+
+
+def _text(pairs: Sequence[Pair]) -> str:
+    found = correlation(pairs)
+    if found is None:
+        return f"{len(pairs)} arms: too few"
+    return f"{found.arms} arms: {found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def scatter(pairs: Sequence[Pair]) -> bytes:
+    """The picture as PNG: a colour per study, a cross where runs collapsed."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((8.5, 4.6), dpi=110, layout="constrained")
+        axes = figure.add_subplot()
+        studies = list(dict.fromkeys(pair.study for pair in pairs))
+        for pair in pairs:
+            colour = PALETTE[studies.index(pair.study) % len(PALETTE)]
+            marker = "X" if pair.collapsed else "o"
+            axes.plot([pair.distance], [pair.outcome], marker, color=colour, markersize=7)
+            if max(pair.distance, pair.outcome) < LABELLED:
+                continue
+            axes.annotate(
+                for_picture(pair.arm, 28), (pair.distance, pair.outcome), xytext=(5, 3),
+                textcoords="offset points", fontsize=6.5, color=INK, parse_math=False,
+            )  # fmt: skip
+        for study in studies:
+            colour = PALETTE[studies.index(study) % len(PALETTE)]
+            axes.plot([], [], "o", color=colour, label=for_picture(study))
+        axes.set_xlabel("distance in the X-ray: 1 − cosine of the mean gradients")
+        axes.set_ylabel("distance in the outcome")
+        axes.set_title("Do X-rays predict outcomes? Cross: a run collapsed", loc="left", fontsize=9)
+        axes.legend(fontsize=8, frameon=False, loc="upper center")
+        FigureCanvasAgg(figure)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
+        return buffer.getvalue()
+
+
+def _spearman(table_A2: np.ndarray) -> float:
+    if any(len(set(column)) < 2 for column in table_A2.T):
+        return float("nan")
+    ranks = [stats.rankdata(column) for column in table_A2.T]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _finals(runs_csv: Path) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Final values and number of collapsed runs of every arm."""
+    finals: dict[str, list[float]] = {}
+    collapsed: dict[str, int] = {}
+    with runs_csv.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            value = next((row[name] for name in row if name.startswith(FINAL)), "")
+            if value:
+                finals.setdefault(row["arm"], []).append(float(value))
+                collapsed[row["arm"]] = collapsed.get(row["arm"], 0) + bool(row["collapsed_at"])
+    return finals, collapsed
+
+
+def _study_of(runs_csv: Path) -> str:
+    return runs_csv.resolve().parent.name
+
+
+def read_pairs(words: Iterable[str]) -> list[Pair]:
+    """The pairs of `XRAY_JSON=RUNS_CSV` words."""
+    pairs = []
+    for word in words:
+        xray_json, equals, runs_csv = word.partition("=")
+        if not equals:
+            raise ConfigurationError(f"'{word}' is not XRAY.JSON=RUNS.CSV; give both files")
+        pairs += pairs_of(Path(xray_json), Path(runs_csv))
+    return pairs

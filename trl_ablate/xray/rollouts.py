@@ -1,0 +1,152 @@
+"""The rollouts of an X-ray on disk: drawn once, read by every arm. No pickles.
+
+    questions.jsonl    the rows of the training set, in the order in which they are asked
+    about.json         what they were drawn with
+    batch-000.npz      one rollout batch: tokens, log-probabilities, rewards, passes
+
+A batch holds the rows of all processes, in the order of the questions, groups together.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.files import read_jsonl, read_object, write_json, write_jsonl
+
+QUESTIONS, ABOUT = "questions.jsonl", "about.json"
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """One rollout batch of N completions, of all processes."""
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    logps: list[list[float]]
+    """Of each token, under the checkpoint that sampled it."""
+    rewards_NF: np.ndarray
+    """Of each reward function; NaN where it gave none."""
+    reward_names: list[str]
+    passed_N: np.ndarray
+    sampling_logps: list[list[float]] | None = None
+    """The engine's own, if it is another one than the trainer."""
+
+    @property
+    def lengths_N(self) -> np.ndarray:
+        return np.array([len(ids) for ids in self.completion_ids])
+
+
+RAGGED = ("prompt_ids", "completion_ids", "logps", "sampling_logps")
+
+
+class RolloutFolder:
+    """Reads and writes rollout batches; a batch is read once."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._read: dict[int, RolloutBatch] = {}
+
+    def batch(self, number: int) -> RolloutBatch | None:
+        """A stored batch; None if it has not been drawn."""
+        if number not in self._read and self._file(number).exists():
+            self._read[number] = _read_batch(self._file(number))
+        return self._read.get(number)
+
+    def put(self, number: int, batch: RolloutBatch, *, write: bool) -> None:
+        """Keep a batch that was drawn; one process also writes it."""
+        self._read[number] = batch
+        if write:
+            _write_batch(self._file(number), batch)
+
+    def batches(self, count: int) -> list[RolloutBatch]:
+        """The first `count` batches, all of which have been drawn."""
+        found = [self.batch(number) for number in range(count)]
+        if None in found:
+            raise ConfigurationError(
+                f"{self.path} has {count - found.count(None)} of {count} rollout batches; lower "
+                "--batches, or draw new rollouts with another --output"
+            )
+        return [one for one in found if one is not None]
+
+    def begin(self, about: Mapping[str, Any], questions: Sequence[dict[str, Any]]) -> None:
+        """Write what the rollouts are drawn with; refuse a folder with other rollouts."""
+        if (self.path / ABOUT).exists():
+            check_same(self.path, about)
+        self.path.mkdir(parents=True, exist_ok=True)
+        if len(questions) > len(self.questions()):
+            write_jsonl(self.path / QUESTIONS, questions)
+        write_json(self.path / ABOUT, dict(about))
+
+    def check(self, about: Mapping[str, Any]) -> None:
+        """Refuse rollouts that were drawn with other settings than these."""
+        check_same(self.path, about)
+
+    def questions(self) -> list[dict[str, Any]]:
+        return list(read_jsonl(self.path / QUESTIONS))
+
+    def _file(self, number: int) -> Path:
+        return self.path / f"batch-{number:03}.npz"
+
+
+def check_same(folder: Path, about: Mapping[str, Any]) -> None:
+    """Refuse rollouts that were drawn with other settings than these."""
+    if not (folder / ABOUT).exists():
+        raise ConfigurationError(
+            f"{folder} holds no rollouts of an X-ray ({ABOUT}); give the `rollouts/…` folder of an "
+            "--output, or a run's rollouts/STEP.jsonl"
+        )
+    drawn = read_object(folder / ABOUT)
+    for key, value in about.items():
+        if drawn.get(key) != value:
+            raise ConfigurationError(
+                f"the rollouts in {folder} were drawn with {key} {str(drawn.get(key))[:120]!r}, "
+                f"and the reference has {str(value)[:120]!r}; give other rollouts, or draw new "
+                "ones with another --output"
+            )
+
+
+def _write_batch(file: Path, batch: RolloutBatch) -> None:
+    arrays: dict[str, Any] = {
+        "rewards_NF": batch.rewards_NF,
+        "reward_names": np.array(batch.reward_names),
+        "passed_N": batch.passed_N,
+    }
+    for name in RAGGED:
+        rows = dataclasses.asdict(batch)[name]
+        if rows is not None:
+            kind = np.int64 if name.endswith("ids") else np.float32
+            arrays[name] = np.array([value for row in rows for value in row], kind)
+            arrays[f"{name}_lengths"] = np.array([len(row) for row in rows])
+    part = file.with_suffix(".part.npz")
+    np.savez_compressed(part, **arrays)
+    part.replace(file)
+
+
+def _read_batch(file: Path) -> RolloutBatch:
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            ragged = {
+                name: _split(stored[name], stored[f"{name}_lengths"])
+                for name in RAGGED
+                if name in stored
+            }
+            return RolloutBatch(
+                **ragged,
+                rewards_NF=stored["rewards_NF"],
+                reward_names=[str(name) for name in stored["reward_names"]],
+                passed_N=stored["passed_N"],
+            )
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise ConfigurationError(
+            f"{file} could not be read ({str(error)[:200]}); delete it, and it is drawn again"
+        ) from error
+
+
+def _split(flat: np.ndarray, lengths: np.ndarray) -> list[list[Any]]:
+    return [part.tolist() for part in np.split(flat, np.cumsum(lengths)[:-1])]

@@ -1,0 +1,282 @@
+"""One arm at one point: its trainer, made as `train` makes it, and its gradients on the rollouts.
+
+A point is a checkpoint of the reference (or the model that it starts from) and, with a drift, k
+optimizer steps of the reference away from it. The trainer starts from the arm's own model, so a KL
+refers to that; then it loads the weights of the point.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from safetensors import safe_open
+from torch.optim.lr_scheduler import LambdaLR
+from transformers.utils import logging
+from trl.trainer import grpo_trainer
+
+from trl_ablate.bench.replay import NoEngine
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.resolving import Resolved
+from trl_ablate.rewards import MathGrader
+from trl_ablate.trainer.temporary import replaced
+from trl_ablate.training.building import put_together
+from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
+from trl_ablate.xray.gradients import GradientTaker, Moments, TakenGradients
+from trl_ablate.xray.pushes import BY, Pushes, classes_of
+from trl_ablate.xray.rollouts import RolloutFolder
+from trl_ablate.xray.trainer import XrayTrainer
+
+ADAM_EPS = 1e-8
+OPTIMIZER = "optimizer.pt"
+
+
+@dataclass
+class Point:
+    """Where gradients are taken."""
+
+    checkpoint: Path | None
+    """None: the model that the reference starts from."""
+    drift: int = 0
+    moved: dict[str, torch.Tensor] | None = None
+    """The weights after the drift; set once the reference has walked."""
+    moments: Moments | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return "base" if self.checkpoint is None else str(self.checkpoint)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What all arms of a point share."""
+
+    folder: RolloutFolder
+    questions: Sequence[dict[str, Any]]
+    batches: int
+    seed: int
+    grader: MathGrader
+    work: Path
+    """A folder for what TRL writes."""
+
+
+def make_trainer(
+    resolved: Resolved, sources: Sources, *, steps: int, engine: bool = False, **changes: Any
+) -> XrayTrainer:
+    """A trainer of an arm on the questions of the X-ray, which writes and evaluates nothing.
+
+    Args:
+        steps: optimizer steps.
+        engine: start the arm's vLLM; only drawing needs it.
+        changes: further settings.
+    """
+    logging.disable_progress_bar()
+    config = copy.copy(resolved.config)
+    settings = {
+        "output_dir": str(sources.work),
+        "max_steps": steps,
+        "max_grad_norm": 0.0,
+        "seed": sources.seed,
+        "shuffle_dataset": False,
+        "eval_strategy": "no",
+        "eval_on_start": False,
+        "save_strategy": "no",
+        "load_best_model_at_end": False,
+        "push_to_hub": False,
+        "report_to": [],
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "log_completions": False,
+        "log_memory": False,
+        "disable_tqdm": True,
+        **changes,
+    }
+    for name, value in settings.items():
+        setattr(config, name, value)
+    resolved = dataclasses.replace(resolved, config=config)
+    model = resolve_model(starting_point(resolved))
+    tokenizer = checked_tokenizer(model, resolved)
+    questions = Dataset.from_list(list(sources.questions))
+    parts = (resolved, sources.grader, model, tokenizer, questions, None)
+    if engine:
+        trainer = put_together(*parts, kind=XrayTrainer)
+    else:
+        with replaced(grpo_trainer, VLLMGeneration=NoEngine):
+            trainer = put_together(*parts, kind=XrayTrainer)
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise ConfigurationError(
+            "an X-ray needs whole gradients in every process, which FSDP and DeepSpeed shard; use "
+            "DDP or one process"
+        )
+    return trainer
+
+
+def load_point(trainer: XrayTrainer, point: Point) -> None:
+    """Load the weights of the point into the trainer's model."""
+    if point.checkpoint is not None:
+        check_fits(trainer, point.checkpoint)
+        with _without_warnings():  # about a head that shares the embedding's weights
+            trainer._load_from_checkpoint(str(point.checkpoint))
+    if point.moved is not None:
+        with torch.no_grad():
+            for name, parameter in trainable(trainer).items():
+                parameter.copy_(point.moved[name])
+
+
+@contextmanager
+def _without_warnings():
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def check_fits(trainer: XrayTrainer, checkpoint: Path) -> None:
+    """Refuse a checkpoint whose tensors are not those of the model."""
+    files = sorted(checkpoint.glob("*.safetensors"))
+    if not files:
+        raise ConfigurationError(
+            f"{checkpoint} holds no weights (*.safetensors); give a checkpoint-N folder of a run"
+        )
+    model: Any = trainer.model
+    shapes = {name: list(one.shape) for name, one in model.state_dict().items()}
+    for file in files:
+        with safe_open(file, "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118
+                shape = stored.get_slice(name).get_shape()
+                if name in shapes and shapes[name] != shape:
+                    raise ConfigurationError(
+                        f"{checkpoint} is a checkpoint of another model: its {name} is {shape}, "
+                        f"and that of the reference's model is {shapes[name]}; give a checkpoint "
+                        "of a run of the reference, or its --profile"
+                    )
+
+
+def trainable(trainer: XrayTrainer) -> dict[str, torch.nn.Parameter]:
+    """The parameters that are trained, by name."""
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    return {name: one for name, one in model.named_parameters() if one.requires_grad}
+
+
+def load_moments(trainer: XrayTrainer, point: Point) -> bool:
+    """Load the optimizer's state of the checkpoint into the trainer's optimizer; whether it has
+    one."""
+    trainer.create_optimizer()
+    file = point.checkpoint / OPTIMIZER if point.checkpoint else None
+    if file is None or not file.is_file():
+        return False
+    state = torch.load(file, map_location=trainer.args.device, weights_only=True)
+    optimizer: Any = trainer.optimizer
+    try:
+        optimizer.load_state_dict(state)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{file} is the state of another optimizer or model ({error}); delete it, and the "
+            "second moments are estimated from the rollouts"
+        ) from error
+    return True
+
+
+def take(
+    resolved: Resolved,
+    point: Point,
+    sources: Sources,
+    *,
+    scores_again: bool = False,
+    estimates: bool = False,
+    draws: bool = False,
+    recorded: list[list[int]] | None = None,
+) -> tuple[TakenGradients, GradientTaker]:
+    """The gradients of an arm on all rollout batches of a point.
+
+    Args:
+        scores_again: the arm's own reward functions score the stored completions.
+        estimates: sum the squared gradients.
+        draws: rollout batches may be missing; they are drawn, and no classes are summed.
+        recorded: completions of a run, to store in place of drawn ones.
+    """
+    per_batch = resolved.config.optimizer_steps_per_rollout
+    engine = draws and resolved.config.use_vllm
+    trainer = make_trainer(resolved, sources, steps=per_batch * sources.batches, engine=engine)
+    load_point(trainer, point)
+    taker = GradientTaker(
+        trainable(trainer).items(), per_batch, sources.seed, point.moments, estimates
+    )
+    trainer.optimizer, trainer.lr_scheduler = taker, LambdaLR(taker, lambda step: 1.0)
+    pushes = None if draws else _pushes(resolved, sources)
+    trainer.reads(
+        sources.folder,
+        count=sources.batches,
+        seed=sources.seed,
+        apart=point.drift > 0,
+        scores_again=scores_again,
+        on_push=pushes,
+        recorded=recorded,
+    )
+    taker.start_clock()
+    trainer.train()
+    taken = taker.taken()
+    taken.tokens = token_shares(trainer)
+    if pushes is not None:
+        taken.pushes = {name: _summed(trainer, pushes.sums[name]) for name in BY}
+    return taken, taker
+
+
+def walk(resolved: Resolved, point: Point, sources: Sources) -> Point:
+    """The point after the reference has taken `point.drift` optimizer steps on its rollouts.
+
+    The optimizer continues from the checkpoint's state, at the recipe's learning rate.
+    """
+    clipping = {"max_grad_norm": resolved.config.max_grad_norm, "lr_scheduler_type": "constant"}
+    trainer = make_trainer(resolved, sources, steps=point.drift, warmup_steps=0, **clipping)
+    load_point(trainer, point)
+    load_moments(trainer, point)
+    trainer.reads(sources.folder, count=sources.batches, seed=sources.seed, apart=True)
+    trainer.train()
+    named = trainable(trainer)
+    optimizer: Any = trainer.optimizer
+    moved = {name: one.detach().cpu().clone() for name, one in named.items()}
+    moments = Moments.of_optimizer(optimizer.optimizer, named)
+    return dataclasses.replace(point, moved=moved, moments=moments)
+
+
+def stored_moments(resolved: Resolved, point: Point, sources: Sources) -> Moments | None:
+    """The second moments in the checkpoint; None without plain ones."""
+    trainer = make_trainer(resolved, sources, steps=1)
+    if not load_moments(trainer, point):
+        return None
+    return Moments.of_optimizer(trainer.optimizer, trainable(trainer))
+
+
+def token_shares(trainer: XrayTrainer) -> dict[str, float]:
+    """Shares of the stored tokens: clipped by the surrogate, masked as truncated, and dropped with
+    their group."""
+    lost: Mapping[str, int] = trainer.lost_tokens
+    counts: Any = trainer.accelerator.reduce(
+        torch.tensor([lost[name] for name in ("stored", "masked", "dropped")], dtype=torch.float32)
+        .to(trainer.accelerator.device)
+    )  # fmt: skip
+    stored, masked, dropped = counts.tolist()
+    clipped = [row["clip_fraction"] for row in trainer.state.log_history if "clip_fraction" in row]
+    mean = sum(clipped) / max(1, len(clipped))
+    return {"clipped": mean, "masked": masked / stored, "dropped": dropped / stored}
+
+
+def _pushes(resolved: Resolved, sources: Sources) -> Pushes:
+    group: Any = resolved.config.num_generations
+    return Pushes(classes_of(sources.folder.batches(sources.batches), group), group)
+
+
+def _summed(trainer: XrayTrainer, table: torch.Tensor) -> Any:
+    """Over all processes."""
+    local = table.float().to(trainer.accelerator.device)
+    total: Any = trainer.accelerator.reduce(local, reduction="sum")
+    return total.cpu().double().numpy()

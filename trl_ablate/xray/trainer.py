@@ -1,0 +1,201 @@
+"""`XrayTrainer`: an `AblationTrainer` that takes stored rollouts in place of generating its own.
+
+Everything else is the arm's own code: its advantages from the stored rewards, its filters, its
+loss. A rollout batch that is not stored yet is drawn and stored. Each batch has its own seed, so
+what is drawn does not depend on which batches were drawn before.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.trainer.batching import ROW, Batch, is_text
+from trl_ablate.trainer.groups import Scored, local_rows
+from trl_ablate.trainer.rollouts import response_mask
+from trl_ablate.xray.rollouts import RolloutBatch, RolloutFolder
+
+PushHook = Callable[[int, Batch, torch.Tensor], None]
+"""Gets the number of the rollout batch, a microbatch, and the derivative of its loss by each
+token's log-probability, `(N, T)`."""
+
+
+class XrayTrainer(AblationTrainer):
+    """A trainer on stored rollouts. Call `reads` before `train`."""
+
+    _folder: RolloutFolder
+    _count = 1
+    _seed = 0
+    _calls = 0
+    _left = 0
+    """Tokens of this process's part of the batch that the group filter got."""
+    _apart = False
+    _scores_again = False
+    _on_push: PushHook | None = None
+    _recorded: list[list[int]] | None = None
+    _drawn: dict[str, Any]
+    lost_tokens: dict[str, int]
+    """Tokens of this process that were stored, masked, and dropped with their group."""
+
+    def reads(
+        self,
+        folder: RolloutFolder,
+        *,
+        count: int,
+        seed: int,
+        apart: bool = False,
+        scores_again: bool = False,
+        on_push: PushHook | None = None,
+        recorded: list[list[int]] | None = None,
+    ) -> None:
+        """Set the source of the rollouts.
+
+        Args:
+            count: rollout batches; after the last one comes the first again.
+            apart: the weights are not those that sampled, so ratios are taken to the stored
+                log-probabilities.
+            scores_again: the arm's own reward functions score the stored completions.
+            recorded: completions of all batches, to take instead of generating.
+        """
+        self._folder, self._count, self._seed = folder, count, seed
+        self._apart, self._scores_again, self._on_push = apart, scores_again, on_push
+        self._recorded, self._drawn = recorded, {}
+        self.lost_tokens = {"stored": 0, "masked": 0, "dropped": 0}
+
+    @property
+    def _number(self) -> int:
+        return self._calls % self._count
+
+    def _generate_and_score_completions(self, inputs):
+        place = self.accelerator.process_index + 1000 * self._number
+        torch.manual_seed(1_000_000 * self._seed + place)
+        batch = super()._generate_and_score_completions(inputs)
+        self.lost_tokens["dropped"] += self._left - int(response_mask(batch).sum())
+        self._calls += 1
+        torch.manual_seed(self._seed)  # for TRL's shuffle, the same in every arm
+        return batch
+
+    def _generate_single_turn(
+        self, prompt_ids, images, multimodal_fields, num_generations, **kwargs
+    ):
+        stored = self._folder.batch(self._number)
+        if stored is None:
+            if self._recorded is None:
+                completion_ids, sampling_logps = super()._generate_single_turn(
+                    prompt_ids, images, multimodal_fields, num_generations, **kwargs
+                )
+            else:
+                completion_ids, sampling_logps = self._of_record(len(prompt_ids)), None
+            self._drawn = {"prompt_ids": prompt_ids, "completion_ids": completion_ids}
+            self._drawn["sampling_logps"] = sampling_logps
+            return completion_ids, sampling_logps
+        local = local_rows(self, len(prompt_ids))
+        if [list(ids) for ids in prompt_ids] != stored.prompt_ids[local]:
+            raise ConfigurationError(
+                f"the rollouts in {self._folder.path} answer other prompts than those of "
+                f"'{self.args.arm}': they are of another template, tokenizer or data; draw new "
+                "rollouts with another --output"
+            )
+        logps = stored.sampling_logps
+        if logps is None and self.args.use_vllm:
+            logps = stored.logps  # sampled by the trainer itself: its own are the engine's
+        return stored.completion_ids[local], None if logps is None else logps[local]
+
+    def _of_record(self, rows: int) -> list[list[int]]:
+        """This process's completions of the batch."""
+        whole: list[list[int]] = self._recorded or []
+        first = self._number * rows * self.accelerator.num_processes
+        return whole[first:][local_rows(self, rows)]
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        stored = self._folder.batch(self._number)
+        if stored is None or self._scores_again:
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if stored.reward_names != self.reward_func_names:
+            raise ConfigurationError(
+                f"the rollouts in {self._folder.path} have the rewards "
+                f"{', '.join(stored.reward_names)}, and '{self.args.arm}' has "
+                f"{', '.join(self.reward_func_names)}; draw new rollouts with another --output"
+            )
+        self._rewards_NF = torch.tensor(
+            stored.rewards_NF, dtype=torch.float32, device=self.accelerator.device
+        )
+        return self._rewards_NF
+
+    def scored(self, inputs: list[dict[str, Any]], turn: int = 0) -> Scored:
+        found = super().scored(inputs, turn)
+        batch = dict(found.batch)
+        if not is_text(batch) or "tool_mask" in batch:
+            raise ConfigurationError(
+                "an X-ray is for text without tools, but a batch has "
+                f"{', '.join(sorted(batch))}; leave out images, tools and environments"
+            )
+        if self._folder.batch(self._number) is None:
+            self._store(found)
+        local = local_rows(self, len(batch["prompt_mask"]))
+        if self._apart:
+            batch["old_per_token_logps"] = self._stored_logps(batch, local)
+        stored = sum(map(len, self._completion_ids))
+        self._left = int(response_mask(batch).sum())
+        self.lost_tokens["stored"] += stored
+        self.lost_tokens["masked"] += stored - self._left
+        batch[ROW] = torch.arange(local.start, local.stop, device=self.accelerator.device)
+        return dataclasses.replace(found, batch=batch)
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        loss_pass, notify = self._loss_pass, self._on_push
+        if loss_pass is not None and notify is not None and result[0].requires_grad:
+            number = (self._calls - 1) % self._count
+            batch = {**loss_pass.inputs, "mask": loss_pass.mask_NT}
+            result[0].register_hook(lambda gradient: notify(number, batch, gradient.detach()))
+        return result
+
+    def _stored_logps(self, batch: Batch, local: slice) -> torch.Tensor:
+        stored = self._folder.batch(self._number)
+        rows = stored.logps[local] if stored else []
+        logps_NT = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
+        for row, logps in enumerate(rows):
+            logps_NT[row, : len(logps)] = torch.tensor(logps)
+        return logps_NT
+
+    def _store(self, found: Scored) -> None:
+        """Store the batch that was drawn, with the rows of all processes."""
+        lengths = [len(ids) for ids in self._drawn["completion_ids"]]
+        logps_NT = self._logps(found.batch, lengths)
+        rows = [row[:n] for row, n in zip(logps_NT.tolist(), lengths, strict=True)]
+        sampled = self._drawn["sampling_logps"]
+        if sampled is not None:
+            sampled = gather_object([[_number(value) for value in row] for row in sampled])
+        batch = RolloutBatch(
+            prompt_ids=gather_object([list(ids) for ids in self._drawn["prompt_ids"]]),
+            completion_ids=gather_object([list(ids) for ids in self._drawn["completion_ids"]]),
+            logps=gather_object(rows),
+            rewards_NF=self._rewards_NF.float().cpu().numpy(),
+            reward_names=list(self.reward_func_names),
+            passed_N=found.passed_N.cpu().numpy(),
+            sampling_logps=sampled,
+        )
+        self._folder.put(self._number, batch, write=self.accelerator.is_main_process)
+
+    def _logps(self, batch: Batch, lengths: list[int]) -> torch.Tensor:
+        """Of every completion, also of those that the loss masks."""
+        places_T = torch.arange(batch["completion_ids"].size(1))
+        mask_NT = (places_T < torch.tensor(lengths).unsqueeze(1)).to(batch["prompt_mask"])
+        ids_NL = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask_NL = torch.cat([batch["prompt_mask"], mask_NT], dim=1)
+        at_once = self.args.per_device_train_batch_size
+        with torch.no_grad():
+            found: Any = self._get_per_token_logps_and_entropies(
+                self.model, ids_NL, mask_NL, len(places_T), batch_size=at_once
+            )
+        return found[0]
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
