@@ -25,21 +25,31 @@
 Recipes are searched in the study's folder, in every folder above it, and among the shipped ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
-from trl_ablate.recipe.places import SHIPPED, SUFFIXES
-from trl_ablate.recipe.strict import check_value, nearest, read_mapping
+from trl_ablate.recipe.strict import read_mapping
+from trl_ablate.study.arms import (
+    Arm,
+    Expectation,
+    check_expectations,
+    check_free,
+    check_references,
+    checked,
+    find_recipe,
+    of_arms,
+    read_arms,
+    read_seeds,
+)
 from trl_ablate.study.factors import Design, read_design
 from trl_ablate.study.looks import check_looks, check_margin
 from trl_ablate.study.tuning import Tuning, make_tuning
 
 Statistic = Literal["final", "best", "auc"]
-Expectation = Literal["better", "worse", "equal", "collapse"]
 
 KEYS: dict[str, Any] = {
     "question": str,
@@ -62,31 +72,11 @@ KEYS: dict[str, Any] = {
 }
 TUNE_KEYS: dict[str, Any] = {"seeds": int, "by": Statistic, "halving": bool}
 """Options of `tune`; its one other key is the setting that is tuned."""
-ARM_KEYS: dict[str, Any] = {
-    "recipe": str,
-    "overrides": dict,
-    "seeds": list[int],
-    "against": str,
-    "expect": Expectation,
-}
 SEEDS_KEYS: dict[str, Any] = {"looks": list[int]}
 REQUIRED = ("question", "arms", "seeds")
 OF_FACTORS = ("fraction", "recipe")
 DEFAULT_RECIPE = "grpo.yaml"
 TUNING_SEEDS = 2
-
-RESERVED = ("arm", "extends", "output_dir", "profile", "run_name", "seed", "study")
-"""Settings that the study sets for every run."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A named recipe. If an arm has its own seeds, they are paired with the study's by position."""
-
-    name: str
-    recipe: Path
-    overrides: Mapping[str, Any]
-    seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -123,21 +113,21 @@ class Study:
 
 def load_study(path: Path) -> Study:
     """Read and check a study; raises `ConfigurationError` if anything in it is wrong."""
-    given = _checked(read_mapping(path, "study"), KEYS, f"study {path}")
+    given = checked(read_mapping(path, "study"), KEYS, f"study {path}")
     design = _design(given, path)
     for key in REQUIRED:
         if not given.get(key) and not (design and key == "arms"):
             raise ConfigurationError(f"study {path} has no `{key}`; add it")
     looks, seeds = _looks_and_seeds(given["seeds"], f"study {path}: seeds")
     overrides = {**given.get("overrides", {}), **given.get("stopping", {})}
-    _check_free(overrides, f"study {path}")
-    arms = _cells(design, given, seeds, path) if design else _arms(given["arms"], seeds, path)
+    check_free(overrides, f"study {path}")
+    arms = _cells(design, given, seeds, path) if design else read_arms(given["arms"], seeds, path)
     names = [arm.name for arm in arms]
-    of_arms = given.get("arms", {})
-    against = {**given.get("against", {}), **_of_arms(of_arms, "against")}
-    _check_references(against, names, path)
-    expect = {**given.get("expect", {}), **_of_arms(of_arms, "expect")}
-    _check_expectations(expect, names, path)
+    own = given.get("arms", {})
+    against = {**given.get("against", {}), **of_arms(own, "against")}
+    check_references(against, names, path)
+    expect = {**given.get("expect", {}), **of_arms(own, "expect")}
+    check_expectations(expect, names, path)
     margin = given.get("equivalence_margin")
     if margin is not None:
         check_margin(margin, f"study {path}: equivalence_margin")
@@ -181,7 +171,7 @@ def _design(given: Mapping[str, Any], path: Path) -> Design | None:
             "factors are the arms"
         )
     what = f"study {path}"
-    _check_free(given["factors"], what)
+    check_free(given["factors"], what)
     for key in given["factors"]:
         if key in given.get("overrides", {}) or key in given.get("stopping", {}):
             raise ConfigurationError(
@@ -202,7 +192,7 @@ def _with_candidates(study: Study, tune: Mapping[str, Any]) -> Study:
     """The study with each arm replaced by its candidates, whose first seeds are those of tuning."""
     what = f"study {study.path}"
     options = {key: tune[key] for key in TUNE_KEYS if key in tune}
-    options = _checked(options, TUNE_KEYS, f"{what}: tune")
+    options = checked(options, TUNE_KEYS, f"{what}: tune")
     values_of = {key: value for key, value in tune.items() if key not in TUNE_KEYS}
     tuning = make_tuning(
         values_of,
@@ -213,7 +203,7 @@ def _with_candidates(study: Study, tune: Mapping[str, Any]) -> Study:
         used={seed for arm in study.arms for seed in arm.seeds},
         what=what,
     )
-    _check_free(values_of, f"{what}: tune")
+    check_free(values_of, f"{what}: tune")
     for place in (study.overrides, *(arm.overrides for arm in study.arms)):
         if tuning.key in place:
             raise ConfigurationError(
@@ -229,127 +219,14 @@ def _with_candidates(study: Study, tune: Mapping[str, Any]) -> Study:
     return replace(study, arms=tuple(candidates), tuning=tuning)
 
 
-def _arms(
-    given: list[str] | dict[str, Any], seeds: tuple[int, ...], study: Path
-) -> tuple[Arm, ...]:
-    named = given.items() if isinstance(given, dict) else [(_stem(name), name) for name in given]
-    arms = tuple(_arm(name, entry, seeds, study) for name, entry in named)
-    names = [arm.name for arm in arms]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigurationError(
-                f"study {study}: arm '{name}' occurs twice; give one of the two another name "
-                "(arms: a mapping of names to recipes)"
-            )
-    return arms
-
-
-def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
-    what = f"study {study}: arm '{name}'"
-    if not isinstance(entry, (str, dict)):
-        raise ConfigurationError(
-            f"{what} is {entry!r}; allowed: a recipe file, or {{recipe, overrides, seeds}}"
-        )
-    given = _checked({"recipe": entry} if isinstance(entry, str) else entry, ARM_KEYS, what)
-    if "recipe" not in given:
-        raise ConfigurationError(f"{what} has no `recipe`; name a recipe file")
-    _check_free(given.get("overrides", {}), what)
-    own = _seeds(given["seeds"], f"{what}: seeds") if "seeds" in given else seeds
-    if len(own) != len(seeds):
-        raise ConfigurationError(
-            f"{what} has {len(own)} seeds and the study has {len(seeds)}; seeds are paired by "
-            f"position, so give {len(seeds)}"
-        )
-    return Arm(name, find_recipe(given["recipe"], study), given.get("overrides", {}), own)
-
-
-def _of_arms(arms: list[str] | dict[str, Any], key: str) -> dict[str, Any]:
-    """What single arms give under a key that the study can give for all of them."""
-    entries = arms.items() if isinstance(arms, dict) else ()
-    return {name: arm[key] for name, arm in entries if isinstance(arm, dict) and key in arm}
-
-
-def _check_expectations(expect: Mapping[str, Any], names: Sequence[str], study: Path) -> None:
-    for arm, expected in expect.items():
-        if arm not in names:
-            raise ConfigurationError(
-                f"study {study}: expect has '{arm}', which is not an arm{nearest(str(arm), names)}"
-            )
-        check_value(f"study {study}: expect: {arm}", expected, Expectation)
-
-
-def _check_references(against: Mapping[str, Any], names: Sequence[str], study: Path) -> None:
-    """Check that each arm except the first has one reference, and that all chains of references
-    end at the first arm."""
-    for arm, reference in against.items():
-        for name in (arm, reference):
-            if name not in names:
-                raise ConfigurationError(
-                    f"study {study}: against has '{name}', which is not an arm"
-                    f"{nearest(str(name), names)}"
-                )
-        if arm == names[0]:
-            raise ConfigurationError(
-                f"study {study}: against has '{arm}', the first arm, which is the study's "
-                "reference; remove it, or put another arm first"
-            )
-        passed = [arm]
-        while passed[-1] in against:
-            if against[passed[-1]] in passed:
-                raise ConfigurationError(
-                    f"study {study}: against compares {' with '.join(passed)} in a circle; let one "
-                    f"of them be compared with {names[0]}"
-                )
-            passed.append(against[passed[-1]])
-
-
-def find_recipe(name: str, study: Path) -> Path:
-    """The recipe in the study's folder, in the nearest folder above it, or among the shipped
-    ones."""
-    folders = [study.parent, *study.resolve().parent.parents, SHIPPED]
-    for folder in folders:
-        for file in (folder / name, folder / f"{name}.yaml"):
-            if file.is_file():
-                return file
-    known = (path.name for path in SHIPPED.glob("*.yaml"))
-    raise ConfigurationError(f"study {study}: recipe '{name}' does not exist{nearest(name, known)}")
-
-
-def _stem(name: str) -> str:
-    """The name of an arm that is given as a recipe: the file name without its suffix, or the given
-    name itself (`lr_1.5e-5`)."""
-    return Path(name).stem if name.endswith(SUFFIXES) else Path(name).name
-
-
-def _checked(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> dict[str, Any]:
-    for key in given:
-        if key not in known:
-            raise ConfigurationError(f"{what}: unknown key '{key}'{nearest(key, known)}")
-    return {key: check_value(f"{what}: {key}", value, known[key]) for key, value in given.items()}
-
-
 def _looks_and_seeds(
     given: list[int] | dict[str, Any], what: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The looks, if any, and the seeds: with looks, 0, 1, 2, ... up to the last one."""
     if isinstance(given, list):
-        return (), _seeds(given, what)
-    known = _checked(given, SEEDS_KEYS, what)
+        return (), read_seeds(given, what)
+    known = checked(given, SEEDS_KEYS, what)
     if "looks" not in known:
         raise ConfigurationError(f"{what} have no `looks`; add them, such as looks: [3, 5, 8, 12]")
     looks = check_looks(known["looks"], f"{what}: looks")
     return looks, tuple(range(looks[-1]))
-
-
-def _seeds(seeds: list[int], what: str) -> tuple[int, ...]:
-    if len(set(seeds)) != len(seeds) or not seeds:
-        raise ConfigurationError(f"{what} are {seeds}; give at least one, and give each once")
-    return tuple(seeds)
-
-
-def _check_free(overrides: Mapping[str, Any], what: str) -> None:
-    for key in overrides:
-        if key in RESERVED:
-            raise ConfigurationError(
-                f"{what}: '{key}' cannot be overridden: the study sets it for every run; remove it"
-            )
