@@ -25,7 +25,9 @@ from trl_ablate.study.report.stats import Interval, t_interval
 
 LEAST_POINTS = 6
 """Fewest points after the first for a fit of three parameters."""
-CEILINGS, MIDDLES = 80, 80
+MOST_POINTS = 50
+"""A longer curve is averaged in blocks: the fit looks at all points for each pair on the grid."""
+CEILINGS, MIDDLES = 60, 60
 EDGE = 0.01
 """The log odds are taken of shares of the way between this and one minus this."""
 STEEPEST = 12.0
@@ -62,7 +64,7 @@ def fit(series: Series, most: float | None = None) -> Growth | None:
     later = steps > max(0.0, steps[0]) if len(steps) else np.zeros(0, bool)
     if later.sum() < LEAST_POINTS or values[later].max() <= values[0]:
         return None
-    start, steps, values = float(values[0]), steps[later], values[later]
+    start, steps, values = float(values[0]), _thinned(steps[later]), _thinned(values[later])
     way = values.max() - start
     highest = start + 2 * way if most is None else max(most, start + way)
     ceilings = np.linspace(start + 0.6 * way, highest, CEILINGS)[:, None, None]
@@ -79,6 +81,12 @@ def fit(series: Series, most: float | None = None) -> Growth | None:
         start, float(ceilings[first, 0, 0]), float(slope[first, second, 0]),
         float(middles[0, second, 0]),
     )  # fmt: skip
+
+
+def _thinned(values: np.ndarray) -> np.ndarray:
+    if len(values) <= MOST_POINTS:
+        return values
+    return np.array([block.mean() for block in np.array_split(values, MOST_POINTS)])
 
 
 def _share(steps: np.ndarray, slope, middle) -> np.ndarray:

@@ -104,9 +104,14 @@ def middle_interval(values: Sequence[float]) -> tuple[float, float]:
 def improvement_interval(arm: Sequence[float], reference: Sequence[float]) -> tuple[float, float]:
     """The 95 % bootstrap interval of the probability of improvement; each arm is a stratum."""
     rng = np.random.default_rng(0)
-    first = rng.integers(len(arm), size=(RESAMPLES, len(arm), 1))
-    second = rng.integers(len(reference), size=(RESAMPLES, 1, len(reference)))
-    return _percentiles(_wins(arm, reference)[first, second].mean(axis=(1, 2)))
+    first, second = (_counts(rng, len(sample)) for sample in (arm, reference))
+    wins = ((first @ _wins(arm, reference)) * second).sum(axis=1)
+    return _percentiles(wins / (len(arm) * len(reference)))
+
+
+def _counts(rng: np.random.Generator, runs: int) -> np.ndarray:
+    """How often each run is drawn, for every resample."""
+    return rng.multinomial(runs, np.full(runs, 1 / runs), size=RESAMPLES)
 
 
 def _percentiles(found: np.ndarray) -> tuple[float, float]:
