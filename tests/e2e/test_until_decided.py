@@ -1,13 +1,16 @@
 """`study run --until decided` with processes: killed, out of time, and to the same verdicts."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.test_study_slurm import sbatch  # noqa: F401
 from tests.support.drive_study import plan_of
-from tests.support.studies import SECONDS, children, drive, starts, wait_for
-from trl_ablate.study.rounds import analysis_of
+from tests.support.studies import DRIVER, SECONDS, children, drive, starts, wait_for
+from trl_ablate.study.engines.slurm import array_job, submit
+from trl_ablate.study.rounds import analysis_of, runs_of_next_look
 from trl_ablate.study.store import RunStore
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
@@ -51,6 +54,24 @@ def test_killed_between_looks_it_reaches_the_same_verdicts(tmp_path, calm):
     assert drive(store, arms, *LOOKS).wait(SECONDS) == 0
     assert verdicts(store.path, arms) == calm
     assert not (tmp_path / "twice").exists()
+
+
+def test_moved_to_another_engine_between_looks_it_reaches_the_same_verdicts(
+    tmp_path,
+    calm,
+    sbatch,  # noqa: F811
+):
+    """The first look as an array job, the others by processes of this machine."""
+    store, arms = RunStore(tmp_path / "runs"), paused(0.0)
+    store.path.mkdir()
+    plan = plan_of(arms, [3, 5])
+    first = runs_of_next_look(plan, store)
+    command = [sys.executable, str(DRIVER), str(store.path), json.dumps(arms)]
+    submit(array_job(plan, first, store, command, cpus=1, at_once=2))
+    assert len(first) == 9 and set(starts(store.path)) == set(first)
+    assert drive(store, arms, *LOOKS).wait(SECONDS) == 0
+    assert set(starts(store.path).values()) == {1}
+    assert verdicts(store.path, arms) == calm
 
 
 @pytest.mark.slow

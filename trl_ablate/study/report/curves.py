@@ -30,6 +30,9 @@ from trl_ablate.study.store import DONE, RunStore
 DRAWN = (GRAD_NORM, LENGTH, ENTROPY)
 """Metrics that are drawn beside the deciding one."""
 
+PASSES = tuple(2**power for power in range(10))
+"""The k of `pass@k` that are read: evaluation logs the powers of two up to its samples."""
+
 CURVE_COLUMNS = ("run_name", "metric", "step", "value")
 
 LOST_SHARE = 0.5
@@ -151,6 +154,10 @@ def collapse_step(series: Series, stderr: float = 0.0) -> float | None:
     return series.steps[first]
 
 
+def passes_name(k: int) -> str:
+    return f"eval_pass@{k}"
+
+
 def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
     """Every run of a plan, arm by arm; runs that have not started have no curves."""
     return [planned_run(plan, arm, run, store) for arm in plan.arms for run in arm.runs]
@@ -164,7 +171,8 @@ def planned_run(plan: Plan, arm: PlannedArm, planned: PlannedRun, store: RunStor
     skipped = 0
     if state.status != "to do" and directory.metrics_file.is_file():
         drawn = (*DRAWN, GENERATED_TOKENS)
-        curves, skipped = read_series(directory.metrics_file, metric, [stderr_of(metric)], drawn)
+        beside = (stderr_of(metric), *map(passes_name, PASSES))
+        curves, skipped = read_series(directory.metrics_file, metric, beside, drawn)
     diverged_at = state.record.get("diverged_at")
     if diverged_at is not None:
         end_at_zero(curves.setdefault(metric, Series()), diverged_at)

@@ -33,6 +33,7 @@ from trl_ablate.study.report.markdown import write_markdown
 from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import draw_curves, draw_differences, references
 from trl_ablate.study.report.record import numbers_of
+from trl_ablate.study.report.sharpening import sharpening_table
 from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.report.tuned import TunedRuns, split
 from trl_ablate.study.report.xray import xray_section
@@ -79,6 +80,7 @@ def report_study(
             costs.costs_table(analysis) if effects is None else None,
             xray_section(store, plan.study, analysis),
             growth.growth_table(parameters),
+            sharpening_table(analysis),
             sections.published_table(reference, plan.primary_metric) if reference else None,
             verdicts.what_would_change(analysis) if effects is None else None,
             sections.differences_table(plan),
