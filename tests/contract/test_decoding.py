@@ -197,6 +197,15 @@ def test_other_ways_of_generating_are_left_alone(settings, make_trainer):
         assert trainer.model.generate != generate
 
 
+def test_probabilities_that_are_not_numbers_raise_what_torch_raises():
+    model = model_of()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(torch.nan)
+    for custom in ({}, {"custom_generate": decode}):
+        with pytest.raises(RuntimeError, match="probability tensor contains either `inf`, `nan`"):
+            model.generate(**prompts(), generation_config=config(), **custom)
+
+
 def test_how_often_a_prompt_is_repeated():
     rows = torch.tensor([[1, 2], [1, 2], [3, 2], [3, 2]])
     ones = torch.ones_like(rows)

@@ -72,7 +72,8 @@ def test_the_package_is_the_installed_one_and_holds_every_yaml(installed, tmp_pa
     )
     assert Path(done.stdout.strip()).is_relative_to(installed)
     recipes, shipped = REPOSITORY / "recipes", installed / "trl_ablate" / "shipped"
-    assert names(shipped) == {name for name in names(recipes) if name.endswith(".yaml")}
+    kinds = (".yaml", ".jinja")  # and what they name
+    assert names(shipped) == {name for name in names(recipes) if name.endswith(kinds)}
     assert "accelerate/zero3.yaml" in names(shipped)
     prompts = Path("trl_ablate", "prompts")
     assert names(installed / prompts, "*.txt") == names(REPOSITORY / prompts, "*.txt")

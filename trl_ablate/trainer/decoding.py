@@ -68,6 +68,8 @@ LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 INPUTS = frozenset(("attention_mask", "position_ids"))
 """Inputs of the model with one row for each of the batch."""
 OTHERS = frozenset(("past_key_values", "use_cache", "logits_to_keep"))
+NOT_FINITE = "probability tensor contains either `inf`, `nan` or element < 0"
+"""What `torch.multinomial` raises, by which a training that diverged is known."""
 LEAVE = 0.125
 """Share of the batch that has to have ended before it leaves: each time, the cache is copied."""
 
@@ -176,6 +178,8 @@ class Rows:
         if not sample:
             return scores_MV.argmax(dim=-1)
         p_MV = scores_MV.softmax(dim=-1)
+        if not p_MV.max() < torch.inf:  # nan is not
+            raise RuntimeError(NOT_FINITE)
         draws_NV = p_MV.new_empty(len(self._finished), p_MV.size(1)).exponential_(1)
         return (p_MV / draws_NV[self._places_M]).argmax(dim=-1)
 

@@ -13,7 +13,7 @@ from trl_ablate.study.plan import run_id, save_plan, saved_plan
 from trl_ablate.study.resolution import resolve_plan
 from trl_ablate.study.schedule import next_runs
 
-HEAD = "question: q\nseeds: [0, 1]\nprofile: miniature-sums\n"
+HEAD = "question: q\nseeds: [0, 1]\nprofile: miniature\n"
 FACTORS = HEAD + "factors: {scale_rewards: [group, none], learning_rate: [1e-5, 3e-5]}\n"
 ILLEGAL = HEAD + "factors: {surrogate: [clip, no_clip], delta: [null, 4.0], beta: [0.0, 0.1]}\n"
 TUNE = HEAD + "arms: [grpo.yaml, std_dev_off.yaml]\ntune: {learning_rate: [1e-5, 3e-5]}\n"
@@ -39,7 +39,7 @@ def test_a_cell_is_the_recipe_with_its_levels_and_nothing_else_differs(write):
         assert arm.values["learning_rate"] == pytest.approx(20 * rate)  # scaled by the profile
         assert set(arm.declared) == {"scale_rewards", "learning_rate"}
         alone = load_recipe(
-            SHIPPED / "grpo.yaml", "miniature-sums", {"scale_rewards": scale, "learning_rate": rate}
+            SHIPPED / "grpo.yaml", "miniature", {"scale_rewards": scale, "learning_rate": rate}
         )
         assert arm.runs[0].id == run_id(alone.to_dict()["settings"], 0)
         words = arm.runs[1].words
@@ -50,7 +50,7 @@ def test_a_cell_is_the_recipe_with_its_levels_and_nothing_else_differs(write):
 
 def test_a_design_shares_the_runs_of_studies_with_arms(write):
     """grpo.yaml gives both keys: the cell of its own values has the run ids of the arm `grpo`."""
-    text = FACTORS.replace("[1e-5, 3e-5]", "[3e-5, 1e-5]")
+    text = FACTORS.replace("[1e-5, 3e-5]", "[3e-5, 1e-5]").replace("miniature", "miniature-sums")
     cells = resolve_plan(load_study(write(text)))
     arms = resolve_plan(load_study(SHIPPED / "studies" / "std_dev" / "study.yaml"))
     assert cells.arms[0].runs[0].id == arms.arms[0].runs[0].id == "152919170b-seed0"
@@ -129,7 +129,7 @@ def test_what_cannot_be_planned(write, text, complaint):
 
 
 def test_candidates_have_tuning_seeds_first_and_the_studys_after_them(write, capsys):
-    path = write(TUNE)
+    path = write(TUNE.replace("miniature", "miniature-sums"))
     plan = resolve_plan(load_study(path))
     assert plan.tuning is not None
     assert plan.tuning.arms["std_dev_off"] == [

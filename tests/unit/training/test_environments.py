@@ -60,12 +60,11 @@ def test_they_reach_the_trainer(recipe, monkeypatch):
         given.update(arguments)
         raise ValueError("tools need\na chat template")
 
-    monkeypatch.setattr(building, "AblationTrainer", refuse)
     monkeypatch.setattr(building, "task_rewards", lambda *parts: Rewards([], []))
     monkeypatch.setattr(building, "check_columns", lambda *parts: None)
     resolved = load_recipe(recipe, overrides={"tools": ["world.py:add"]})
     with pytest.raises(ConfigurationError, match="TRL refuses tools of this recipe: ValueError: t"):
-        building.put_together(resolved, None, "m", None, None, None)  # type: ignore
+        building.put_together(resolved, None, "m", None, None, None, kind=refuse)  # type: ignore
     assert given["tools"][0](2, 3) == 5 and "rollout_func" not in given
 
 

@@ -195,7 +195,6 @@ def test_a_trainer_of_a_recipe_has_tolerated_integrations(monkeypatch):
         given.update(arguments, seen=list(arguments["args"].report_to))
         return SimpleNamespace(remove_callback=lambda callback: None, model=torch.nn.Linear(1, 1))
 
-    monkeypatch.setattr(building, "AblationTrainer", stand_in)
     monkeypatch.setattr(building, "task_rewards", lambda *parts: Rewards([], []))
     monkeypatch.setattr(building, "check_columns", lambda *parts: None)
     from trl_ablate import load_recipe
@@ -203,7 +202,7 @@ def test_a_trainer_of_a_recipe_has_tolerated_integrations(monkeypatch):
 
     resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", {"report_to": "trackio"})
     mine = TrainerCallback()
-    put_together(resolved, None, "m", None, None, None, [mine])  # type: ignore
+    put_together(resolved, None, "m", None, None, None, [mine], kind=stand_in)  # type: ignore
     first, second = given["callbacks"]
     assert isinstance(first, Tolerated) and first.name == "trackio" and second is mine
     assert given["seen"] == [] and resolved.config.report_to == ["trackio"]
