@@ -126,8 +126,8 @@ COMMANDS = {
     "status": Command("study status study", STUDIED, ("runs/studies/*",)),
     "report": Command(
         "study report study", STUDIED,
-        ("study/REPORT.md", "study/report.html", "study/*.csv", "study/*.png", "study/*.svg",
-         "runs/studies/*"), seconds=3,
+        ("study/REPORT.md", "study/report.html", "study/report.json", "study/*.csv", "study/*.png",
+         "study/*.svg", "runs/studies/*"), seconds=3,
     ),
     "clean": Command("study clean study --checkpoints --yes", STUDIED, ("runs/*",)),
     "doctor": Command(
