@@ -95,9 +95,10 @@ def test_the_server_stops_where_the_other_backends_do(client, model, tmp_path):
 
 
 def test_every_question_of_an_evaluation_has_a_seed_of_its_own(client, model):
-    """One question twice, four samples each: eight draws, which a second evaluation repeats."""
+    """One question twice, four samples each: draws of their own, which a second evaluation
+    repeats."""
     question = AutoTokenizer.from_pretrained(model).encode("User: 11+23=?\nAssistant: <think>")
-    asked = {"prompts": [question, question], "n": 4, "max_tokens": 24, "temperature": 4.0}
+    asked = {"prompts": [question, question], "n": 4, "max_tokens": 24, "temperature": 1.5}
     config = SimpleNamespace(seed=0, use_vllm=True, vllm_mode="server")
     accelerator = SimpleNamespace(process_index=0, is_main_process=True, device=torch.device("cpu"))
     engine = SimpleNamespace(vllm_client=client)
@@ -107,7 +108,8 @@ def test_every_question_of_an_evaluation_has_a_seed_of_its_own(client, model):
         with own_randomness(trainer):
             found.append(client.generate(**asked))
     assert found[0]["completion_ids"] == found[1]["completion_ids"]
-    assert len({tuple(ids) for ids in found[0]["completion_ids"]}) == 8
+    different = {tuple(ids) for ids in found[0]["completion_ids"]}
+    assert len(different) > 4  # with one seed for both questions there would be four at most
     assert found[0]["prompt_ids"] == [question, question]
     assert all(map(len, found[0]["logprobs"]))
 
