@@ -195,7 +195,7 @@ def leak() -> None:
         left.append((bytearray(os.urandom(1_000_000)), open(os.devnull)))  # noqa: SIM115
         if len(left) % EVERY == 0:
             multiprocessing.get_context("fork").Process(target=linger, daemon=True).start()
-        until = time.process_time() + len(left) * 0.002
+        until = time.process_time() + len(left) * 0.005
         while time.process_time() < until:
             pass
         return score(*args, **kwargs)
