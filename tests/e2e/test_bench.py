@@ -66,6 +66,12 @@ def test_rollouts_are_the_same_in_less_time(tmp_path):
     assert rows["equal, trl_ablate"]["ratio"] > 0.8
 
 
+def test_an_arm_of_an_x_ray_costs_about_a_training_phase(tmp_path):
+    rows, facts = bench(tmp_path, "xray", "--batches", 2, "--rounds", 2)
+    assert list(rows) == ["training phase", "an arm on stored rollouts"]
+    assert 0.7 < facts["training phases per arm and batch"] < 1.5
+
+
 def test_whole_steps_and_their_parts(tmp_path):
     rows, _ = bench(tmp_path, "step", "--steps", 2, "--rows", 64)
     ours = rows["trl_ablate"]

@@ -235,9 +235,9 @@ def step(options: argparse.Namespace) -> None:
 
 def add_xray(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", default="grpo")
-    parser.add_argument("--profile", default="miniature-chains")
+    parser.add_argument("--profile", default="miniature")
     parser.add_argument("--rows", type=at_least_one, default=128, help="completions per batch")
-    parser.add_argument("--batches", type=at_least_one, default=5, help="per round, one to warm up")
+    parser.add_argument("--batches", type=at_least_one, default=4, help="counted, per round")
     parser.add_argument("--rounds", type=at_least_one, default=3)
     parser.set_defaults(run=xray)
 
@@ -247,7 +247,7 @@ def xray(options: argparse.Namespace) -> None:
     from trl_ablate.xray import costing
 
     rows, facts = costing.compare(
-        options.recipe, options.profile, options.rows, options.batches, options.rounds
+        options.recipe, options.profile, options.rows, options.batches + 1, options.rounds
     )
     tables.publish(
         f"an arm of an X-ray, {options.rows} completions a batch, {options.recipe}",

@@ -24,7 +24,7 @@ for all arms are given as --key value, as for `train`."""
 EXAMPLES = (
     "trl-ablate xray chains",
     "trl-ablate xray grpo std_dev_off no_baseline --checkpoint runs/grpo-seed0/checkpoint-20",
-    "trl-ablate xray grpo no_baseline+length_norm=constant --profile miniature-chains --drift 8",
+    "trl-ablate xray grpo no_baseline+length_norm=constant --profile miniature --drift 8",
 )
 
 
