@@ -1,6 +1,7 @@
 """The report's section on the X-ray of a study, if there is one: what it says, and what the runs
 said. No torch: it reads `xray.json`, which `trl-ablate study plan STUDY --xray` writes."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def xray_folder(store: RunStore, study: str) -> Path:
 def xray_section(store: RunStore, study: str, analysis: Analysis) -> Section | None:
     """None if there is no X-ray of the study."""
     file = xray_folder(store, study) / "xray.json"
-    if not file.is_file():
+    if not os.path.isfile(file):  # which is false for a name that is too long for a file
         return None
     found = read_object(file)
     reference = str(found.get("reference"))
