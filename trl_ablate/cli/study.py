@@ -10,7 +10,7 @@ from pathlib import Path
 from trl_ablate.cli.ending import DONE, exit_code_of
 from trl_ablate.cli.engines import add_engine
 from trl_ablate.cli.parsing import Parser
-from trl_ablate.cli.study_runs import bring_to_an_end, run_until_decided, wanted_of
+from trl_ablate.cli.study_runs import bring_to_an_end, check_until, next_look, run_until_decided
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED, study_path
@@ -172,13 +172,13 @@ def plan(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     Termination().listen()  # SIGTERM stops the study and its runs as Ctrl-C does; the runs save
     planned, store = known(options) if options.only else resolve(options)
-    wanted = None
     if options.until:
-        wanted = wanted_of(options, planned, store)
+        check_until(options, planned)
+        if options.engine != "slurm" and not options.detach:
+            return run_until_decided(options, planned, store)
+    wanted = next_look(planned, store) if options.until else None
     if options.engine == "slurm":
         return run_on_slurm(options, planned, store, wanted)
-    if wanted is not None and not options.detach:
-        return run_until_decided(options, planned, store)
     return bring_to_an_end(
         options.study, planned, store, options.make_engine(options, planned),
         retries=options.retries, max_hours=options.max_hours, stay=not options.detach,

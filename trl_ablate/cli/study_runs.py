@@ -10,27 +10,33 @@ from trl_ablate.errors import ConfigurationError
 UNFINISHED = 3
 
 
-def wanted_of(options: argparse.Namespace, planned, store) -> list[str]:
-    """The runs of the next look."""
-    from trl_ablate.study.rounds import check_has_looks, runs_of_next_look
+def check_until(options: argparse.Namespace, planned) -> None:
+    """Refuse `--until decided` beside `--only`, and for a study without looks."""
+    from trl_ablate.study.rounds import check_has_looks
 
     if options.only:
         raise ConfigurationError(
             "--only names one run and --until decided chooses; use one of them"
         )
     check_has_looks(planned)
+
+
+def next_look(planned, store) -> list[str]:
+    from trl_ablate.study.rounds import runs_of_next_look
+
     return runs_of_next_look(planned, store)
 
 
 def run_until_decided(options: argparse.Namespace, planned, store) -> int:
     """Look after look, until all comparisons are decided, the last look or the time limit."""
-    from trl_ablate.study.rounds import analysis_of, runs_of_next_look, undecided
+    from trl_ablate.study.rounds import analysis_of, to_do, undecided
     from trl_ablate.study.runner import Outcome
 
     engine = options.make_engine(options, planned)
     until = None if options.max_hours is None else time.monotonic() + options.max_hours * 3600
     failed: list[str] = []
-    while runs := [r for r in runs_of_next_look(planned, store) if r not in failed]:
+    analysis = analysis_of(planned, store)
+    while runs := [run for run in to_do(planned, store, analysis) if run not in failed]:
         left = None if until is None else max(0.0, until - time.monotonic()) / 3600
         outcome = executed(
             planned, store, engine, retries=options.retries, max_hours=left, only=runs,
@@ -39,7 +45,8 @@ def run_until_decided(options: argparse.Namespace, planned, store) -> int:
         failed += outcome.failed
         if outcome.left:
             return ended(options.study, planned, store, outcome)
-        waiting = undecided(analysis_of(planned, store))
+        analysis = analysis_of(planned, store)
+        waiting = undecided(analysis)
         console.print(
             f"undecided: {', '.join(waiting)}" if waiting else "no comparison is undecided"
         )

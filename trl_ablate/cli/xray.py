@@ -98,10 +98,11 @@ def show_outcomes(options: argparse.Namespace) -> int:
     from trl_ablate.xray.outcomes import markdown, read_pairs, scatter
 
     output, pairs = options.output or Path("xray-outcomes"), read_pairs(options.outcomes)
+    text = markdown(pairs)
     output.mkdir(parents=True, exist_ok=True)
-    (output / "OUTCOMES.md").write_text(markdown(pairs), encoding="utf-8")
+    (output / "OUTCOMES.md").write_text(text, encoding="utf-8")
     (output / "outcomes.png").write_bytes(scatter(pairs))
-    _say(markdown(pairs))
+    _say(text)
     _say(f"written to {output}: OUTCOMES.md, outcomes.png")
     return DONE
 

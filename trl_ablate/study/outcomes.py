@@ -1,9 +1,10 @@
 """The outcomes of runs that have ended, from which `schedule` decides what runs next. No torch."""
 
 from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
-from trl_ablate.study.report.curves import planned_run
+from trl_ablate.study.report.curves import Run, planned_run
 from trl_ablate.study.schedule import Finished
 from trl_ablate.study.store import RunStore
+from trl_ablate.study.tuning import Tuning
 
 
 def outcome_of(plan: Plan, arm: PlannedArm, run: PlannedRun, store: RunStore) -> float | None:
@@ -14,9 +15,13 @@ def outcome_of(plan: Plan, arm: PlannedArm, run: PlannedRun, store: RunStore) ->
     """
     if plan.tuning is None:
         return None
-    found = planned_run(plan, arm, run, store)
-    summary = found.summary(plan.primary_metric) if found.counts else None
-    return None if summary is None else summary.value(plan.tuning.by)
+    return score(planned_run(plan, arm, run, store), plan.primary_metric, plan.tuning)
+
+
+def score(run: Run, metric: str, tuning: Tuning) -> float | None:
+    """The outcome by which a trial is judged; None without one."""
+    summary = run.outcome(metric)
+    return None if summary is None else summary.value(tuning.by)
 
 
 def finished(plan: Plan, store: RunStore) -> Finished:

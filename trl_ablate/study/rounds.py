@@ -4,10 +4,12 @@ All is computed again from the run directories each time, so a study that was in
 moved to another engine goes on where it was, to the same verdicts.
 """
 
+from collections.abc import Sequence
+
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.plan import Plan, PlannedArm, in_order
 from trl_ablate.study.report.analysis import Analysis, analyse
-from trl_ablate.study.report.curves import planned_runs
+from trl_ablate.study.report.curves import Run, planned_runs
 from trl_ablate.study.store import RunStore
 
 
@@ -21,7 +23,11 @@ def check_has_looks(plan: Plan) -> None:
 
 def analysis_of(plan: Plan, store: RunStore) -> Analysis:
     """The numbers of a plan, as far as its runs are done."""
-    runs = planned_runs(plan, store)
+    return analysis_of_runs(plan, planned_runs(plan, store))
+
+
+def analysis_of_runs(plan: Plan, runs: Sequence[Run]) -> Analysis:
+    """Runs of a plan, compared as the plan says."""
     return analyse(
         runs, plan.primary_metric, plan.decide_on, plan.against,
         plan.looks, plan.equivalence_margin,
@@ -31,7 +37,12 @@ def analysis_of(plan: Plan, store: RunStore) -> Analysis:
 def runs_of_next_look(plan: Plan, store: RunStore) -> list[str]:
     """Ids of the runs that are not done and that the next look of an undecided comparison needs,
     in the order of the seeds."""
-    wanted = needed(plan, analysis_of(plan, store))
+    return to_do(plan, store, analysis_of(plan, store))
+
+
+def to_do(plan: Plan, store: RunStore, analysis: Analysis) -> list[str]:
+    """The same of an analysis that is known."""
+    wanted = needed(plan, analysis)
     return [run.id for run in in_order(plan) if run.id in wanted and not store.state(run.id).done]
 
 

@@ -16,28 +16,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from transformers import DynamicCache
+from transformers import DynamicCache, generation
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-from transformers.generation import (
-    EosTokenCriteria,
-    GenerationConfig,
-    GenerationMode,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    MaxLengthCriteria,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    StopStringCriteria,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
+from transformers.generation import GenerationConfig, GenerationMode
 
 from trl_ablate.trainer.generation import CompletionCriteria
 from trl_ablate.trainer.temporary import replaced
@@ -45,22 +26,22 @@ from trl_ablate.trainer.temporary import replaced
 BY_ROW = frozenset(
     (
         CompletionCriteria,
-        EosTokenCriteria,
-        InfNanRemoveLogitsProcessor,
-        LogitNormalization,
-        MaxLengthCriteria,
-        MinLengthLogitsProcessor,
-        MinNewTokensLengthLogitsProcessor,
-        MinPLogitsWarper,
-        NoBadWordsLogitsProcessor,
-        NoRepeatNGramLogitsProcessor,
-        RepetitionPenaltyLogitsProcessor,
-        StopStringCriteria,
-        SuppressTokensLogitsProcessor,
-        TemperatureLogitsWarper,
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-        TypicalLogitsWarper,
+        generation.EosTokenCriteria,
+        generation.InfNanRemoveLogitsProcessor,
+        generation.LogitNormalization,
+        generation.MaxLengthCriteria,
+        generation.MinLengthLogitsProcessor,
+        generation.MinNewTokensLengthLogitsProcessor,
+        generation.MinPLogitsWarper,
+        generation.NoBadWordsLogitsProcessor,
+        generation.NoRepeatNGramLogitsProcessor,
+        generation.RepetitionPenaltyLogitsProcessor,
+        generation.StopStringCriteria,
+        generation.SuppressTokensLogitsProcessor,
+        generation.TemperatureLogitsWarper,
+        generation.TopKLogitsWarper,
+        generation.TopPLogitsWarper,
+        generation.TypicalLogitsWarper,
     )
 )
 """Processors and criteria whose result for a row depends on this row alone."""
@@ -123,7 +104,7 @@ def decode(
 def ends_by_row(criteria: Iterable[object], processors: Iterable[object]) -> bool:
     """Whether a row's tokens and its end do not depend on the others, and padding follows."""
     known = {type(one) for one in (*processors, *criteria)} <= BY_ROW
-    return known and any(isinstance(one, EosTokenCriteria) for one in criteria)
+    return known and any(isinstance(one, generation.EosTokenCriteria) for one in criteria)
 
 
 def has_rows(inputs: dict[str, Any], count: int) -> bool:

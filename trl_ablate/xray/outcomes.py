@@ -26,7 +26,8 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.files import read_object
 from trl_ablate.run.picture import INK, STYLE
 from trl_ablate.run.untrusted import for_markdown, for_picture
-from trl_ablate.xray.pictures import PALETTE
+from trl_ablate.study.report.pictures import PALETTE
+from trl_ablate.xray.report import table
 
 DRAWS = 2_000
 LEAST = 4
@@ -115,17 +116,16 @@ def correlation(pairs: Sequence[Pair], seed: int = 0) -> Correlation | None:
 
 def markdown(pairs: Sequence[Pair]) -> str:
     """A table of the arms, the nearest first, and the correlation."""
-    lines = [
-        "| study | arm | verdict | 1 − cosine | final, minus the reference's | runs | collapsed |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for pair in sorted(pairs, key=lambda one: one.distance):
-        cells = [
+    header = ["study", "arm", "verdict", "1 − cosine", "final, minus the reference's", "runs",
+              "collapsed"]  # fmt: skip
+    rows = [
+        [
             for_markdown(pair.study), for_markdown(pair.arm), pair.verdict,
             f"{pair.distance:.4f}", f"{pair.difference:+.3f}", str(pair.runs), str(pair.collapsed),
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", sentence(pairs)]) + "\n"
+        ]
+        for pair in sorted(pairs, key=lambda one: one.distance)
+    ]  # fmt: skip
+    return f"{table(header, rows)}\n\n{sentence(pairs)}\n"
 
 
 def sentence(pairs: Sequence[Pair]) -> str:

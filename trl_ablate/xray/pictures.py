@@ -18,13 +18,11 @@ from matplotlib.figure import Figure
 
 from trl_ablate.run.picture import FAINT, INK, STYLE
 from trl_ablate.run.untrusted import for_picture
+from trl_ablate.study.report.pictures import PALETTE
 
 if TYPE_CHECKING:
     from trl_ablate.xray.report import AtPoint, Xray
 
-PALETTE = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933",
-)  # fmt: skip
 MARKERS = "osD^v"
 WIDTH, DPI = 12.5, 110
 LEAST_HEIGHT, HEIGHT_OF_AN_ARM = 3.2, 0.3

@@ -169,7 +169,7 @@ def _directions_table(point: AtPoint, arms: Sequence[str]) -> str:
         "arm", "norm ×", "cosine, same batch", "lowest", "cosine of the means", "its own batches",
         "signal / noise", "after Adam: norm ×", "cosine of the means", "verdict",
     ]  # fmt: skip
-    return _table(header, [_directions_row(point, arm) for arm in arms])
+    return table(header, [_directions_row(point, arm) for arm in arms])
 
 
 def _directions_row(point: AtPoint, arm: str) -> list[str]:
@@ -210,7 +210,7 @@ def _shares_table(point: AtPoint, arms: Sequence[str]) -> str:
         ]
         lost = [f"{100 * figures.tokens[name]:.1f}" for name in LOST]
         rows.append([for_markdown(arm), *shares, *lost])
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _modules_table(point: AtPoint, arms: Sequence[str]) -> str:
@@ -221,10 +221,10 @@ def _modules_table(point: AtPoint, arms: Sequence[str]) -> str:
         modules = [point.figures[arm].modules[name] for name in names]
         cells = [f"{_number(m['cosine'], 2)} ({_number(m['norm_ratio'], 2)})" for m in modules]
         rows.append([for_markdown(arm), *cells])
-    return _table(["arm", *names], rows)
+    return table(["arm", *names], rows)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 

@@ -172,7 +172,7 @@ def paired(arm: ArmResult, reference: ArmResult, statistic: Statistic) -> Pairs:
 
 
 def _arm_result(name: str, runs: Sequence[Run], metric: str) -> ArmResult:
-    summaries = tuple(run.summary(metric) if run.counts else None for run in runs)
+    summaries = tuple(run.outcome(metric) for run in runs)
     known = [summary for summary in summaries if summary is not None]
     return ArmResult(
         name=name,

@@ -106,6 +106,10 @@ class Run:
             collapsed_at=self._collapsed_at(series, max(errors.values) if errors else 0.0),
         )
 
+    def outcome(self, metric: str) -> Summary | None:
+        """The summary of a run that counts; None for one that failed or goes on."""
+        return self.summary(metric) if self.counts else None
+
     def _collapsed_at(self, series: Series, stderr: float) -> float | None:
         if self.diverged_at is not None:
             return self.diverged_at

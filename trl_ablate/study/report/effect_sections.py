@@ -6,7 +6,7 @@ from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.document import Block, Grid, Items, Section, Text
 from trl_ablate.study.report.effects import INESTIMABLE, Effect, Estimate, Level
 from trl_ablate.study.report.factorial import Factorial
-from trl_ablate.study.report.numbers import signed
+from trl_ablate.study.report.numbers import within
 from trl_ablate.study.report.sections import NAMES, NOTHING, caveats, p_value
 from trl_ablate.study.report.stats import ALPHA, BETTER, SAME, TOO_FEW, WORSE
 
@@ -254,8 +254,4 @@ def _collapses(found: Factorial) -> list[str]:
 
 
 def _numbers(found: Estimate | None) -> str:
-    if found is None:
-        return NOTHING
-    if found.low is None or found.high is None:
-        return signed(found.estimate)
-    return f"{signed(found.estimate)} [{signed(found.low)}, {signed(found.high)}]"
+    return NOTHING if found is None else within(found.estimate, found.low, found.high)

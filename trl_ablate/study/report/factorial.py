@@ -94,7 +94,11 @@ def effects_of(plan: Plan, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """
     if plan.design is None:
         return []
-    found = factorial(plan, runs)
+    return entries_of(factorial(plan, runs))
+
+
+def entries_of(found: Factorial) -> list[dict[str, Any]]:
+    """The effects of a factorial study for `report.json`; see `effects_of`."""
     return [_entry(found, effect) for effect in found.effects]
 
 
@@ -123,7 +127,7 @@ def _ended(
     found = []
     for run in runs:
         position = positions[run.arm] = positions.get(run.arm, -1) + 1
-        summary = run.summary(metric) if run.counts else None
+        summary = run.outcome(metric)
         if summary is not None:
             cell = design.cells[run.arm]
             levels = {name: index_of(design.factors[name], value) for name, value in cell.items()}

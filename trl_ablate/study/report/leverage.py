@@ -135,7 +135,7 @@ def _short(value: object) -> str:
 def _values(arm: str, runs: Sequence[Run], plan: Plan) -> Values:
     """By seed; None for a run without an outcome."""
     of_arm = [run for run in runs if run.arm == arm]
-    summaries = [run.summary(plan.primary_metric) if run.counts else None for run in of_arm]
+    summaries = [run.outcome(plan.primary_metric) for run in of_arm]
     return {
         "final": [None if one is None else one.final for one in summaries],
         "area": [None if one is None else one.auc for one in summaries],
@@ -149,7 +149,7 @@ def _length(run: Run) -> float | None:
 
 
 def _collapsed(run: Run, plan: Plan) -> bool:
-    summary = run.summary(plan.primary_metric) if run.counts else None
+    summary = run.outcome(plan.primary_metric)
     return summary is not None and summary.collapsed_at is not None
 
 

@@ -16,9 +16,14 @@ def interval(found: Interval) -> str:
 def difference(found: Interval) -> str:
     if found.mean is None:
         return NOTHING
-    if found.low is None or found.high is None:
-        return signed(found.mean)
-    return f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]"
+    return within(found.mean, found.low, found.high)
+
+
+def within(value: float, low: float | None, high: float | None) -> str:
+    """A difference with its limits, if it has some."""
+    if low is None or high is None:
+        return signed(value)
+    return f"{signed(value)} [{signed(low)}, {signed(high)}]"
 
 
 def signed(value: float) -> str:

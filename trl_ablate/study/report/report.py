@@ -28,7 +28,7 @@ from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.curves import Run, planned_runs, read_curves
 from trl_ablate.study.report.document import Document, Picture, Section, with_texts
 from trl_ablate.study.report.effect_pictures import effect_pictures
-from trl_ablate.study.report.factorial import Factorial, effects_of, factorial
+from trl_ablate.study.report.factorial import Factorial, entries_of, factorial
 from trl_ablate.study.report.markdown import write_markdown
 from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import draw_curves, draw_differences, references
@@ -37,7 +37,7 @@ from trl_ablate.study.report.sharpening import sharpening_table
 from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.report.tuned import TunedRuns, split
 from trl_ablate.study.report.xray import xray_section
-from trl_ablate.study.rounds import needed
+from trl_ablate.study.rounds import analysis_of_runs, needed
 from trl_ablate.study.store import RunStore
 
 Parameters = dict[str, dict[str, Interval]]
@@ -62,8 +62,9 @@ def report_study(
             f"study {study}: no run has logged {plan.primary_metric} yet; `run` the study first"
         )
     tuned = split(plan, runs) if plan.tuning else None
-    analysis = _analysis(plan, tuned.own if tuned else runs)
-    effects = factorial(plan, tuned.own if tuned else runs) if plan.design else None
+    judged = tuned.own if tuned else runs
+    analysis = _analysis(plan, judged)
+    effects = factorial(plan, judged) if plan.design else None
     parameters = growth.parameters(analysis)
     compared, curves = _pictures(analysis, reference, compared=effects is None)
     opening, shown = _opening(plan, analysis, effects, tuned, compared)
@@ -98,7 +99,7 @@ def report_study(
         pictures=[*shown, curves],
         numbers=numbers_of(
             analysis,
-            effects_of(plan, tuned.own if tuned else runs),
+            entries_of(effects) if effects else (),
             _means(parameters),
             _masker().text,
         ),
@@ -153,14 +154,7 @@ def _opening(
 
 def _analysis(plan: Plan, runs: Sequence[Run]) -> Analysis:
     """With looks, runs at the end of an arm that no comparison needs yet are left out."""
-
-    def judged(some: Sequence[Run]) -> Analysis:
-        return analyse(
-            some, plan.primary_metric, plan.decide_on, plan.against,
-            plan.looks, plan.equivalence_margin,
-        )  # fmt: skip
-
-    analysis = judged(runs)
+    analysis = analysis_of_runs(plan, runs)
     if not plan.looks:
         return analysis
     wanted = needed(plan, analysis)
@@ -170,7 +164,7 @@ def _analysis(plan: Plan, runs: Sequence[Run]) -> Analysis:
         while own[-1].status == "to do" and arm.runs[len(own) - 1].id not in wanted:
             own.pop()
         kept += own
-    return judged(kept)
+    return analysis_of_runs(plan, kept)
 
 
 def report_curves(

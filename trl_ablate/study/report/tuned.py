@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trl_ablate.study.factors import level_text
+from trl_ablate.study.outcomes import score
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.schedule import Finished, Tuned, reference_of, tuned
@@ -66,12 +67,6 @@ def split(plan: Plan, runs: Sequence[Run]) -> TunedRuns:
         references={arm: reference_of(plan, arm) for arm in arms},
         metric=plan.primary_metric,
     )
-
-
-def score(run: Run, metric: str, tuning: Tuning) -> float | None:
-    """The outcome by which a trial is judged; None without one."""
-    summary = run.summary(metric) if run.counts else None
-    return None if summary is None else summary.value(tuning.by)
 
 
 def _finished(plan: Plan, by_candidate: dict[str, list[Run]], tuning: Tuning) -> Finished:
