@@ -40,9 +40,10 @@ def test_the_correction_costs_no_forward_pass_of_its_own(tmp_path):
 
 
 def test_uniform_lengths_cost_nothing_extra(tmp_path):
+    """A few percent are looked for, and other work can cost a median more: so the fastest steps."""
     rows, facts = bench(tmp_path, "train", "--uniform", "--mean_length", 128, "--rows", 32)
     assert facts["gradient norms, relative"] < 1e-5
-    assert rows["trl_ablate"]["ratio"] > 0.9
+    assert rows["stock TRL"]["fastest"] / rows["trl_ablate"]["fastest"] > 0.9
 
 
 def test_one_shot_evaluation_grades_the_same_in_less_time(tmp_path):

@@ -104,13 +104,17 @@ def compare(model, tokenizer, load: Workload, builds: dict[str, Build]) -> dict[
 
 
 def rows_of(found: dict[str, Measured], load: Workload) -> list[dict[str, Any]]:
-    """The table: seconds per step, ratio to the first row, tokens/s, padding, peak memory."""
+    """The table: seconds per step, ratio to the first row, tokens/s, padding, peak memory.
+
+    Other work on the machine only slows a step down, so `fastest` depends least on it.
+    """
     tokens = sum(load.lengths_N)
     first = next(iter(found.values()))
     return [
         {
             "what": name,
             "s/step": median(one.seconds),
+            "fastest": min(one.seconds),
             "ratio": median([a / b for a, b in zip(first.seconds, one.seconds, strict=True)]),
             "tokens/s": tokens / median(one.seconds),
             "padded": one.padded,
