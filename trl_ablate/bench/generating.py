@@ -87,10 +87,10 @@ def generate(
 
 
 def prompts(lengths_N: list[int], group: int, prompt_length: int) -> torch.Tensor:
-    """`(N, S)`: a prompt for each group, whose rows all have the length of its first."""
-    stated_N = torch.tensor(lengths_N)[::group].repeat_interleave(group)
+    """`(N, S)`: a prompt for each group, which states the length of its rows."""
+    stated_N = torch.tensor(lengths_N)
     draw = torch.Generator().manual_seed(0)
-    prompts_PS = torch.randint(10, BASE, (len(stated_N) // group, prompt_length), generator=draw)
+    prompts_PS = torch.randint(10, BASE, (len(lengths_N) // group, prompt_length), generator=draw)
     prompts_NS = prompts_PS.repeat_interleave(group, dim=0)
     prompts_NS[:, 0], prompts_NS[:, 1] = stated_N // BASE + 1, stated_N % BASE + 1
     return prompts_NS
@@ -111,6 +111,8 @@ def rows_of(name: str, found: dict[str, Rollouts], tokens: int) -> list[dict[str
     ]
 
 
-def lengths_of(name: str, rows: int, seed: int) -> list[int]:
+def lengths_of(name: str, rows: int, group: int, seed: int) -> list[int]:
+    """The rows of a group share a prompt, which states their length."""
     mean, cap = DISTRIBUTIONS[name]
-    return [cap] * rows if mean == cap else lengths(rows, mean, cap, seed)
+    drawn = [cap] * rows if mean == cap else lengths(rows, mean, cap, seed)
+    return [length for length in drawn[::group] for _ in range(group)]

@@ -186,7 +186,7 @@ def rollout(options: argparse.Namespace) -> None:
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     rows, differing = [], 0
     for name in generating.DISTRIBUTIONS:
-        lengths_N = generating.lengths_of(name, options.rows, options.seed)
+        lengths_N = generating.lengths_of(name, options.rows, options.group, options.seed)
         found = generating.compare(
             model,
             lengths_N,

@@ -4,6 +4,7 @@ The same rows give the same bytes, so that publishing again does not upload the 
 """
 
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,19 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.run.untrusted import for_picture
 
 INK, FAINT = "#222222", "#8a8a8a"
+
+PALETTE = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933",
+)  # fmt: skip
+"""Okabe and Ito's colours, then two of Tol's: distinguishable with any colour vision and in grey
+print."""
+COLOURS_OF_A_FILE = 200
 
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -79,9 +88,19 @@ def draw_curves(
             axes = figure.add_subplot(grid[1, column])
             axes.plot(*points(rows, metric), color=INK, linewidth=1.2)
             _finish(axes, WATCHED[metric], unit)
-        buffer = io.BytesIO()
-        FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
-        return buffer.getvalue()
+        return png_of(figure)
+
+
+def png_of(figure: Figure) -> bytes:
+    """Few colours keep a committed picture small; without a date it is reproducible."""
+    FigureCanvasAgg(figure)
+    buffer, small = io.BytesIO(), io.BytesIO()
+    with warnings.catch_warnings():  # a character that the font lacks is drawn as a box
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
+        figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
+    image = Image.open(buffer).convert("RGB").quantize(COLOURS_OF_A_FILE, dither=Image.Dither.NONE)
+    image.save(small, format="png", optimize=True)
+    return small.getvalue()
 
 
 def points(rows: Rows, metric: str) -> tuple[list[float], list[float]]:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from trl_ablate.study.report.stats import t_interval
 from trl_ablate.xray.gradients import TakenGradients
 from trl_ablate.xray.pushes import BY
 
@@ -97,7 +98,7 @@ def directions(arm_BM: Any, reference_BM: Any, norms_B: Any, reference_norms_B: 
     return Directions(
         norm_ratio=_ratio(float(np.mean(norms_B)), float(np.mean(reference_norms_B))),
         cosine_batch=_mean(known_B),
-        cosine_batch_interval=t_interval(known_B),
+        cosine_batch_interval=_of_mean(known_B),
         cosine_batch_min=float(known_B.min()) if len(known_B) else math.nan,
         cosine_mean=gram.mean_cosine(everything),
         cosine_mean_interval=jackknife(gram.mean_cosine, len(everything)),
@@ -202,14 +203,12 @@ def shift(shares_C: np.ndarray, reference_C: np.ndarray) -> float:
     return float(np.abs(shares_C - reference_C).sum() / 2)
 
 
-def t_interval(values_B: np.ndarray) -> Interval:
+def _of_mean(values_B: np.ndarray) -> Interval:
     """The 95 % t interval of the mean; None with fewer than `LEAST` values."""
-    count = len(values_B)
-    if count < LEAST:
+    found = t_interval(values_B.tolist())
+    if len(values_B) < LEAST or found.low is None or found.high is None:
         return None
-    half = float(stats.t.ppf(0.975, count - 1) * values_B.std(ddof=1) / math.sqrt(count))
-    mean = float(values_B.mean())
-    return mean - half, mean + half
+    return found.low, found.high
 
 
 def jackknife(statistic: Callable[[np.ndarray], float | None], count: int) -> Interval:

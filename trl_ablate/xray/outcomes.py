@@ -10,7 +10,6 @@ bootstrap over arms. An arm of several studies counts once per study.
 """
 
 import csv
-import io
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,15 +17,13 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy import stats
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.files import read_object
-from trl_ablate.run.picture import INK, STYLE
+from trl_ablate.run.picture import INK, PALETTE, STYLE, png_of
 from trl_ablate.run.untrusted import for_markdown, for_picture
-from trl_ablate.study.report.pictures import PALETTE
 from trl_ablate.xray.report import table
 
 DRAWS = 2_000
@@ -167,10 +164,7 @@ def scatter(pairs: Sequence[Pair]) -> bytes:
         axes.set_ylabel("distance in the outcome")
         axes.set_title("Do X-rays predict outcomes? Cross: a run collapsed", loc="left", fontsize=9)
         axes.legend(fontsize=8, frameon=False, loc="upper center")
-        FigureCanvasAgg(figure)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
-        return buffer.getvalue()
+        return png_of(figure)
 
 
 def _spearman(table_A2: np.ndarray) -> float:

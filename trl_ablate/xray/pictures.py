@@ -5,20 +5,17 @@ of the shares by sign, length and difficulty. An arm's name has the colour of it
 not used.
 """
 
-import io
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from trl_ablate.run.picture import FAINT, INK, STYLE
+from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, png_of
 from trl_ablate.run.untrusted import for_picture
-from trl_ablate.study.report.pictures import PALETTE
 
 if TYPE_CHECKING:
     from trl_ablate.xray.report import AtPoint, Xray
@@ -42,10 +39,7 @@ def draw(result: "Xray") -> bytes:
             for column, (name, title) in enumerate(BARS.items(), start=1):
                 axes = figure.add_subplot(grid[row, column])
                 _bars(axes, result.arms, point, name, title, labelled=column == 1)
-        FigureCanvasAgg(figure)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
-        return buffer.getvalue()
+        return png_of(figure)
 
 
 def _directions(axes: Axes, result: "Xray", point: "AtPoint") -> None:

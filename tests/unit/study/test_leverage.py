@@ -69,8 +69,8 @@ def test_a_world_separates_what_acts_there_only():
     assert {place for place, effect in found().items() if effect.separated} == {("hills", "none")}
     page = write_markdown(leverage_page(PLAN, planted(), "command")).replace("\\", "")
     assert "- hills: none\n- plain: nothing so far\n- separated by no world so far: kl\n" in page
-    assert "| none | grpo | -0.500 * | +0.000 |" in page
-    assert "| none | baseline none | grpo | -0.500 [-0.525, -0.475] | -0.250" in page
+    assert "| none | grpo | −0.500 * | +0.000 |" in page
+    assert "| none | baseline none | grpo | −0.500 [−0.525, −0.475] | −0.250" in page
     assert "grpo ended at 0.800, 0.900, 0.700." in page
 
 

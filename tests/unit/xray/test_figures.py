@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from trl_ablate.study.report.stats import t_interval
 from trl_ablate.xray.figures import (
     ArmFigures,
     Directions,
@@ -13,7 +14,6 @@ from trl_ablate.xray.figures import (
     floor_of,
     jackknife,
     shift,
-    t_interval,
 )
 from trl_ablate.xray.gradients import TakenGradients, cell_of
 from trl_ablate.xray.verdicts import verdict_of
@@ -68,12 +68,12 @@ def test_the_floor_is_the_reference_with_one_batch_less():
 
 
 def test_intervals():
-    low, high = t_interval(np.array([1.0, 2.0, 3.0]))
-    assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=1e-3)
-    assert t_interval(np.array([1.0, 2.0])) is None
     values = np.array([1.0, 2.0, 3.0])
     of_mean = jackknife(lambda rows: float(values[rows].mean()), 3)
-    assert of_mean == pytest.approx((low, high))  # the jackknife of a mean is its t interval
+    whole = t_interval(values.tolist())  # the jackknife of a mean is its t interval
+    assert of_mean == pytest.approx((whole.low, whole.high))
+    assert found(REFERENCE_BM[:2], REFERENCE_BM[:2]).cosine_batch_interval is None
+    assert found(REFERENCE_BM[:3], REFERENCE_BM[:3]).cosine_batch_interval is not None
 
 
 def test_shifts_and_modules():

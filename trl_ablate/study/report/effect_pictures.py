@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from trl_ablate.run.picture import FAINT, INK, STYLE
+from trl_ablate.run.picture import FAINT, INK, STYLE, png_of
 from trl_ablate.run.untrusted import for_picture
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.document import Picture
 from trl_ablate.study.report.effects import Effect, Level
 from trl_ablate.study.report.factorial import Factorial, index_of
 from trl_ablate.study.report.numbers import signed
-from trl_ablate.study.report.pictures import DPI, png_of
+from trl_ablate.study.report.pictures import DPI
 from trl_ablate.study.report.sections import NAMES
 from trl_ablate.study.report.stats import BETTER, WORSE
 

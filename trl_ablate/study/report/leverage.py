@@ -14,13 +14,13 @@ from trl_ablate.metrics import LENGTH
 from trl_ablate.study.plan import Plan, PlannedArm
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Document, Grid, Items, Section, Text
+from trl_ablate.study.report.numbers import NOTHING, difference, signed
 from trl_ablate.study.report.stats import (
     BETTER,
     MIN_SEEDS,
     TOO_FEW,
     WORSE,
     Comparison,
-    Interval,
     compare,
 )
 
@@ -28,7 +28,6 @@ OF_THE_WORLD = ("dataset", "model_name_or_path", "template", "eval_by", "eval_si
 """Settings by which worlds differ; all others belong to the switch."""
 LAST_ROWS = 5
 """The length at the end is the mean over so many logged steps."""
-NOTHING = "–"
 QUANTITIES = ("final", "area", "length")
 Values = dict[str, list[float | None]]
 
@@ -199,7 +198,7 @@ def _brief(effect: Effect | None) -> str:
     if effect is None or effect.of["final"].difference.mean is None:
         return NOTHING
     final = effect.of["final"]
-    return f"{final.difference.mean:+.3f}" + " *" * (final.verdict in (BETTER, WORSE))
+    return signed(final.difference.mean) + " *" * (final.verdict in (BETTER, WORSE))
 
 
 def _table(found: Sequence[Effect], runs: Sequence[Run], plan: Plan, world: str) -> Grid:
@@ -209,9 +208,9 @@ def _table(found: Sequence[Effect], runs: Sequence[Run], plan: Plan, world: str)
             effect.switch,
             effect.change,
             effect.against,
-            _interval(effect.of["final"].difference, 3),
-            _interval(effect.of["area"].difference, 3),
-            _interval(effect.of["length"].difference, 1),
+            difference(effect.of["final"].difference, 3),
+            difference(effect.of["area"].difference, 3),
+            difference(effect.of["length"].difference, 1),
             f"{effect.collapsed}/{effect.runs}",
             effect.of["final"].verdict,
         ]
@@ -230,12 +229,3 @@ def _reference(runs: Sequence[Run], plan: Plan, world: str, found: Sequence[Effe
         finals = [f"{v:.3f}" for v in _values(name, runs, plan)["final"] if v is not None]
         lines.append(f"{switch_of(name)} ended at {', '.join(finals) or NOTHING}")
     return "; ".join(lines) + "." if lines else ""
-
-
-def _interval(interval: Interval, digits: int) -> str:
-    if interval.mean is None:
-        return NOTHING
-    text = f"{interval.mean:+.{digits}f}"
-    if interval.low is None or interval.high is None:
-        return text
-    return f"{text} [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]"

@@ -5,7 +5,6 @@ length, from the first steps to the last, with a line of equal pass rate per tok
 the loss's weight that the shortest to the longest quarter of the answers get. No torch.
 """
 
-import io
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,14 +12,11 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.picture import FAINT, INK, STYLE, points
+from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, png_of, points
 from trl_ablate.run.untrusted import for_picture
-from trl_ablate.study.report.pictures import PALETTE
 
 SHARE = re.compile(r"style/(?P<style>[^/]+?)(?<!_length)(?<!_reward)")
 QUARTERS = ("#9ecae1", "#6baed6", "#3182bd", "#08519c")
@@ -33,7 +29,7 @@ SMOOTH = 5
 LEAST_TOKENS = 10.0
 SEEN = 0.02
 """A style with a smaller share has too few answers for a pass rate."""
-WIDTH, HEIGHT, DPI, COLOURS = 3.3, 7.6, 100, 128
+WIDTH, HEIGHT, DPI = 3.3, 7.6, 100
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -71,7 +67,7 @@ def draw_mechanism(runs: Mapping[str, Rows]) -> bytes:
             row[0].set_ylabel(name)
         for row in (panels[0], panels[2]):
             row[0].legend(frameon=False, fontsize=8)
-        return _png(figure)
+        return png_of(figure)
 
 
 def _shares(axes: Axes, rows: Rows, styles: Sequence[str]) -> None:
@@ -130,13 +126,3 @@ def _weights(axes: Axes, rows: Rows) -> None:
     axes.axhline(0.25, color=FAINT, linewidth=0.6)
     axes.set_xlabel("GRPO steps")
     axes.set_ylim(0, 1)
-
-
-def _png(figure: Figure) -> bytes:
-    """Few colours keep a committed picture small; the same rows give the same bytes."""
-    FigureCanvasAgg(figure)
-    buffer, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
-    image = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    image.save(small, format="png", optimize=True)
-    return small.getvalue()

@@ -13,21 +13,21 @@ def interval(found: Interval) -> str:
     return number(found.mean) + ("" if half is None else f" ± {half:.3f}")
 
 
-def difference(found: Interval) -> str:
+def difference(found: Interval, digits: int = 3) -> str:
     if found.mean is None:
         return NOTHING
-    return within(found.mean, found.low, found.high)
+    return within(found.mean, found.low, found.high, digits)
 
 
-def within(value: float, low: float | None, high: float | None) -> str:
+def within(value: float, low: float | None, high: float | None, digits: int = 3) -> str:
     """A difference with its limits, if it has some."""
     if low is None or high is None:
-        return signed(value)
-    return f"{signed(value)} [{signed(low)}, {signed(high)}]"
+        return signed(value, digits)
+    return f"{signed(value, digits)} [{signed(low, digits)}, {signed(high, digits)}]"
 
 
-def signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")
+def signed(value: float, digits: int = 3) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def number(value: float | None) -> str:

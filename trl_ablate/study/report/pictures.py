@@ -4,18 +4,14 @@ One colour per arm in every panel; names at the ends of the lines instead of a l
 band from lowest to highest. Pyplot is not used: figures are created and saved without a display.
 """
 
-import io
-import warnings
 from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
 
-from trl_ablate.run.picture import FAINT, INK, STYLE, WATCHED
+from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, WATCHED, png_of
 from trl_ablate.run.untrusted import for_picture
 from trl_ablate.study.decision import BETTER, EQUIVALENT, WORSE
 from trl_ablate.study.report.analysis import Analysis, ArmResult
@@ -23,16 +19,11 @@ from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.labels import LABEL_SIZE, gutter, label_ends
 from trl_ablate.study.report.lines import Line, line_of
 
-PALETTE = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933",
-)  # fmt: skip
-"""Okabe and Ito's colours, then two of Tol's: distinguishable with any colour vision and in grey
-print."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
 WIDTH, MARGIN, GAP = 11.5, 0.62, 0.75
 TOP_HEIGHT, SMALL_HEIGHT, TITLE_SPACE, AXIS_SPACE = 3.3, 1.75, 0.42, 0.55
-DPI, COLOURS = 110, 200
+DPI = 110
 LOG_SCALE_RANGE = 30.0
 BANDS_IN_SMALL_PANELS = 3
 PAIR_LETTERS = 60
@@ -276,15 +267,3 @@ def _time_unit(lines) -> tuple[float, str]:
     return (
         (3600.0, "hours") if longest > 7200 else (60.0, "minutes") if longest > 120 else (1.0, "s")
     )
-
-
-def png_of(figure: Figure) -> bytes:
-    """Few colours keep a committed picture small; without a date it is reproducible."""
-    FigureCanvasAgg(figure)
-    buffer, small = io.BytesIO(), io.BytesIO()
-    with warnings.catch_warnings():  # a character that the font lacks is drawn as a box
-        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
-        figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
-    image = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    image.save(small, format="png", optimize=True)
-    return small.getvalue()

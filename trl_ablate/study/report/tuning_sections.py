@@ -6,7 +6,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trl_ablate.run.picture import STYLE
+from trl_ablate.run.picture import STYLE, png_of
 from trl_ablate.run.untrusted import for_picture
 from trl_ablate.study.factors import level_text
 from trl_ablate.study.plan import Plan
@@ -15,7 +15,7 @@ from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.document import Block, Grid, Items, Picture, Section, Text
 from trl_ablate.study.report.factorial import factorial
 from trl_ablate.study.report.labels import gutter, label_ends
-from trl_ablate.study.report.pictures import DPI, Look, looks, png_of
+from trl_ablate.study.report.pictures import DPI, Look, looks
 from trl_ablate.study.report.stats import TOO_FEW
 from trl_ablate.study.report.tuned import TunedRuns
 
