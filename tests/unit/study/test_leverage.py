@@ -131,4 +131,4 @@ def test_the_command_writes_the_page_of_a_study_that_has_begun(tmp_path, monkeyp
                 write_run(store, planned, arm.declared, iter(rows))
     words = [str(file), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "PAGE.md")]
     assert leverage.main(words) == 0
-    assert "| none | grpo | -0.500" in (tmp_path / "PAGE.md").read_text()
+    assert "| none | grpo | −0.500" in (tmp_path / "PAGE.md").read_text()

@@ -195,9 +195,9 @@ def _overview(found: Sequence[Effect], worlds: Sequence[str]) -> Grid:
 
 
 def _brief(effect: Effect | None) -> str:
-    if effect is None or effect.of["final"].difference.mean is None:
+    final = effect.of["final"] if effect else None
+    if final is None or final.difference.mean is None:
         return NOTHING
-    final = effect.of["final"]
     return signed(final.difference.mean) + " *" * (final.verdict in (BETTER, WORSE))
 
 
