@@ -154,9 +154,10 @@ class WorkerPool:
         if self._failed_starts >= _FAILED_STARTS:
             self._failed_starts = 0
             raise RuntimeError(
-                f"{_FAILED_STARTS} grader processes in a row ended before they were ready; see "
-                "their output above, and check that math-verify, or what your own reward imports, "
-                "is installed for this Python."
+                f"{_FAILED_STARTS} grader processes in a row ended before they were ready, or took "
+                f"longer than {self._start_timeout:g} s; see their output above, check that "
+                "math-verify, or what your own reward imports, is installed for this Python, and "
+                "that the machine has processor time left."
             )
         self.restarts += 1
         self.start()
