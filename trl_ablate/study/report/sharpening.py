@@ -36,8 +36,10 @@ def rises(analysis: Analysis) -> dict[str, dict[str, Any]]:
     """Arm -> `k`, its `verdict`, and `first`, `rise`, `low`, `high` of pass@1 (`one`) and of pass@k
     (`many`); no arm, if evaluations drew one sample of each question."""
     most = largest_k(analysis)
+    if most is None:
+        return {}
     found = {}
-    for arm in analysis.arms if most else ():
+    for arm in analysis.arms:
         ends = [ends for run in arm.runs if run.counts and (ends := _ends(run, most))]
         if ends:
             parts = [_rise([each[place] for each in ends]) for place in (0, 1)]
