@@ -57,14 +57,14 @@ def run(options: argparse.Namespace) -> int:
 
 def write_reports(chosen: Path, runs: Path) -> None:
     """The reports of all studies of a list that have an outcome."""
-    from trl_ablate.cli.study import known
+    from trl_ablate.cli.study_all import plan_of
     from trl_ablate.study.findings import read_findings, studies_of, study_file
     from trl_ablate.study.report.curves import planned_runs
     from trl_ablate.study.report.report import report_study
 
     for study in studies_of(read_findings(chosen)):
         file = study_file(chosen, study)
-        plan, store = known(argparse.Namespace(study=str(file), runs=runs, profile=None))
+        plan, store = plan_of(file, runs)
         if any(plan.primary_metric in run.series for run in planned_runs(plan, store)):
             report_study(plan, store, file, file.parent)
             console.print(f"report of {study}")
