@@ -1,6 +1,7 @@
 """`trl-ablate findings`: the answers of all studies, as pages. No torch without `--runs`."""
 
 import argparse
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,17 +57,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def write_reports(chosen: Path, runs: Path) -> None:
-    """The reports of all studies of a list that have an outcome."""
+    """The reports of all studies of a list that have an outcome, and their X-rays beside them."""
     from trl_ablate.cli.study_all import plan_of
     from trl_ablate.study.findings import read_findings, studies_of, study_file
     from trl_ablate.study.report.curves import planned_runs
     from trl_ablate.study.report.report import report_study
+    from trl_ablate.study.report.xray import xray_folder
 
     for study in studies_of(read_findings(chosen)):
         file = study_file(chosen, study)
         plan, store = plan_of(file, runs)
         if any(plan.primary_metric in run.series for run in planned_runs(plan, store)):
             report_study(plan, store, file, file.parent)
+            xray = xray_folder(store, study) / "xray.json"
+            if xray.is_file():
+                shutil.copyfile(xray, file.parent / "xray.json")
             console.print(f"report of {study}")
 
 

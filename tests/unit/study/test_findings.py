@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 
+from tests.support.factorial_study import factorial_plan, write_factorial
+from tests.support.synthetic_study import learning_rows, write_run, write_study
+from tests.support.tuned_study import tuned_plan
 from trl_ablate import ConfigurationError
 from trl_ablate.cli.findings import main, pages_of
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.study.definition import load_study
-from trl_ablate.study.findings import LIST, read_findings, studies_of
+from trl_ablate.study.findings import LIST, Question, read_findings, studies_of
+from trl_ablate.study.report.findings import find
 from trl_ablate.study.report.findings_page import BEGIN, END, README_HEADING
+from trl_ablate.study.report.findings_pictures import draw_answers
+from trl_ablate.study.report.report import report_study
+from trl_ablate.study.store import RunStore
 
 STUDY = "question: Is it so?\narms: [grpo.yaml]\nseeds: [0]\n"
 MARKED = f"# Studies\n\n{BEGIN}\nold\n{END}\n\nend\n"
@@ -329,3 +336,56 @@ def test_the_shipped_list_names_arms_of_its_studies_with_expectations():
             assert set(row.arms) <= set(study.expect), row.study
     of_chains = {path.parent.name for path in LIST.parent.glob("chains*/study.yaml")}
     assert of_chains | {"gym_objective"} == set(studies_of(rows))
+
+
+def test_planted_reports_have_the_shape_of_real_ones(tmp_path):
+    arms = {"grpo": {"top": 0.8}, "weak": {"top": 0.4}, "broken": {"top": 0.8, "collapse": 8}}
+    plan, store = write_study(tmp_path / "runs", arms)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "study.yaml").write_text(STUDY)
+    report_study(plan, store, tmp_path / "one" / "study.yaml", tmp_path / "one")
+    real = json.loads((tmp_path / "one" / "report.json").read_text())
+    planted = report({"weak": arm("worse")})
+    assert planted.keys() == real.keys() and planted["details"].keys() == real["details"].keys()
+    for part in (planted, planted["details"]), (real, real["details"]):
+        assert part[0]["arms"]["weak"].keys() == planted["arms"]["weak"].keys()
+        assert part[1]["arms"]["weak"].keys() == planted["details"]["arms"]["weak"].keys()
+    words = {"weak": "it", "broken": "that"}
+    found = find([Question("Is it?", "question", "one", words)], tmp_path)
+    text = (tmp_path / "one" / "REPORT.md").read_text(encoding="utf-8").replace("\\", "")
+    assert f"weak is worse than grpo ({found[0].arms[0].difference}" in text
+    assert [one.kind for one in found[0].arms] == ["worse", "collapse"]
+    assert draw_answers(found[0].arms) is not None
+
+
+def test_real_factorial_and_tuned_reports_are_read(tmp_path):
+    factors = {"scale": ["group", "none"], "norm": ["mean", "constant"]}
+    plans = {
+        "one": (factorial_plan(factors), lambda plan, runs: write_factorial(runs, plan, _top)),
+        "two": (tuned_plan({"grpo": [0.4, 0.8], "b": [0.5, 0.6]}), _write_tuned),
+    }
+    for name, (plan, write) in plans.items():
+        (tmp_path / name).mkdir()
+        file = tmp_path / name / "study.yaml"
+        file.write_text(STUDY)
+        report_study(plan, write(plan, tmp_path / f"runs_{name}"), file, file.parent)
+    asked_of = [Question("Q?", "factors", "one"), Question("Q?", "papers", "two")]
+    one, two = find(asked_of, tmp_path)
+    assert [effect.name for effect in one.strong_effects][0] == "scale none"
+    assert all(effect.sentence for effect in one.strong_effects)
+    assert [(found.arm, found.against, found.kind) for found in two.arms] == [
+        ("b", "grpo", "worse")
+    ]
+
+
+def _top(cell: dict[str, Any]) -> float:
+    return 0.8 if cell["scale"] == "group" else 0.5
+
+
+def _write_tuned(plan, folder: Path) -> RunStore:
+    store = RunStore(folder)
+    for number, each in enumerate(plan.arms):
+        for run in each.runs:
+            rows = learning_rows(1000 * number + run.seed, each.declared["top"])
+            write_run(store, run, each.declared, rows)
+    return store

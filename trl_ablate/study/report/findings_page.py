@@ -3,6 +3,7 @@
 A page is a list of rows and a template. Studies without runs appear as not run yet.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from trl_ablate.errors import ConfigurationError
@@ -20,6 +21,7 @@ from trl_ablate.study.report.findings import (
 )
 from trl_ablate.study.report.numbers import NOTHING, within
 
+_INTERVAL = re.compile(r"\\\[([+−]\d+\.\d+, [+−]\d+\.\d+)\\\]")
 BEGIN, END = "<!-- findings: begin -->", "<!-- findings: end -->"
 NOT_RUN = "not run yet"
 README_ROWS = 4
@@ -91,7 +93,7 @@ def _studies(found: Sequence[Found]) -> list[Found]:
 
 def _leaderboard_row(row: Found) -> list[str]:
     asked = row.asked
-    question = for_markdown(asked.question)
+    question = _text(asked.question)
     if not row.is_run:
         return [f"[{question}]({asked.study}/study.yaml)", NOT_RUN, *[""] * 3, _seen(row), ""]
     strong = row.strong_effects
@@ -107,7 +109,7 @@ def _leaderboard_row(row: Found) -> list[str]:
     cells[1] += dagger * ("†" not in cells[1])
     xray = _listed(dict.fromkeys(arm.xray for arm in row.arms[:1] if arm.xray)) or NOTHING
     agreement = row.agreement if asked.at_1_5b else ""
-    texts = map(for_markdown, [*cells, row.seeds, xray, _seen(row), agreement])
+    texts = map(_text, [*cells, row.seeds, xray, _seen(row), agreement])
     return [f"[{question}]({asked.study}/REPORT.md)", *texts]
 
 
@@ -126,8 +128,8 @@ def _readme_row(row: Found) -> str:
         answer = "; ".join(strong) or "no effect is distinguishable"
     else:
         answer = f"{row.arms[0].brief}, {row.arms[0].difference}"
-    link = f"[{for_markdown(row.asked.question)}](recipes/studies/{row.asked.study}/REPORT.md)"
-    return f"| {link} | {for_markdown(answer)} | {row.seeds} |"
+    link = f"[{_text(row.asked.question)}](recipes/studies/{row.asked.study}/REPORT.md)"
+    return f"| {link} | {_text(answer)} | {row.seeds} |"
 
 
 def between_markers(page: str, text: str) -> str:
@@ -273,16 +275,21 @@ def _counted(arms: Sequence[ArmFound]) -> str:
     )
 
 
+def _text(text: str) -> str:
+    """Plain text for Markdown; the brackets of intervals need no escape."""
+    return _INTERVAL.sub(r"[\1]", for_markdown(text))
+
+
 def _listed(texts: Iterable[str]) -> str:
     return "; ".join(texts)
 
 
 def _bullets(texts: Iterable[str]) -> str:
-    return "\n".join(f"- {for_markdown(text)}" for text in texts)
+    return "\n".join(f"- {_text(text)}" for text in texts)
 
 
 def _safe_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return _table(header, [list(map(for_markdown, row)) for row in rows]) if rows else ""
+    return _table(header, [list(map(_text, row)) for row in rows]) if rows else ""
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
