@@ -23,6 +23,7 @@ ROW: dict[str, Any] = {
     "part": Part,
     "study": str,
     "arms": dict[str, str],
+    "names": dict[str, str],
     "at_1_5b": dict[str, str],
     "why": dict[str, str],
     "readme": bool,
@@ -41,6 +42,8 @@ class Question:
     study: str
     arms: Mapping[str, str] = field(default_factory=dict)
     """Arm -> what it is, in words; the first is the headline. None: all arms of the study."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """References that are no answers, in words."""
     at_1_5b: Mapping[str, str] = field(default_factory=dict)
     """`answer` and `seen`: what one seed showed at 1.5 B parameters about the headline."""
     why: Mapping[str, str] = field(default_factory=dict)

@@ -192,8 +192,8 @@ def test_main_effects_and_interactions_have_the_sentences_of_the_report(written)
         "- What of one? baseline matters only with norm = mean. On average none is worse."
     )
     assert (
-        "| [What of one?](one/REPORT.md) | baseline none × norm constant is better, baseline none "
-        "is worse | +0.500 [+0.400, +0.600]; −0.300 [−0.400, −0.200] | 48 runs |"
+        "| [What of one?](one/REPORT.md) | baseline none × norm constant raises it, baseline none "
+        "lowers it | +0.500 [+0.400, +0.600]; −0.300 [−0.400, −0.200] | 48 runs |"
     ) in pages["README.md"]
 
 
@@ -255,6 +255,7 @@ def test_pass_at_k_and_what_only_rescales(written, tmp_path):
         "- The X-ray finds that it only rescales the gradient. It is equivalent to grpo"
     )
     assert "| only rescales |" in pages["README.md"]
+    assert "| only rescales | 0 | 1 | 0 |" in section(page, "X-ray and outcomes")
 
 
 def test_a_study_without_runs_is_not_run_yet(written):

@@ -86,9 +86,10 @@ class ArmFound:
 
     @property
     def brief(self) -> str:
+        bound = number(self.details["detectable"])
         words = {
             COLLAPSE: "collapses",
-            NOT_DECIDED: f"is not decided (above {number(self.details['detectable'])} is excluded)",
+            NOT_DECIDED: f"is not decided (above {bound} would have been seen)",
         }
         return f"{self.words} {words.get(self.kind, f'is {self.kind}')}"
 
@@ -118,6 +119,10 @@ class EffectFound:
     @property
     def is_strong(self) -> bool:
         return self.verdict in (BETTER, WORSE)
+
+    @property
+    def brief(self) -> str:
+        return f"{self.name} {'raises' if self.verdict == BETTER else 'lowers'} it"
 
     @property
     def is_interaction(self) -> bool:
@@ -226,7 +231,8 @@ def _found(asked: Question, folder: Path) -> Found:
     names = asked.arms or {name: name for name in report["arms"]}
     seen = [name for name in names if name in report["arms"]]
     xrays = _xrays(asked.study, folder)
-    return Found(asked, report, [_arm(name, names, report, xrays) for name in seen])
+    words = {**names, **asked.names}
+    return Found(asked, report, [_arm(name, words, report, xrays) for name in seen])
 
 
 def _arm(name: str, words: Mapping[str, str], report: Json, xrays: Json) -> ArmFound:

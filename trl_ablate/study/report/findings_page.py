@@ -64,6 +64,7 @@ def findings_page(found: Sequence[Found], has_picture: bool) -> str:
         ("What matters", _bullets(_by_kind(found, MATTERS))),
         ("What does not", _bullets(_by_kind(found, DOES_NOT))),
         ("What only rescales", _bullets(_rescaling(found))),
+        ("X-ray and outcomes", _xray_counts(found)),
         ("What depends on what", _bullets(_interactions(found))),
         ("Papers", _papers(found)),
         ("Sharper or more able", _passes(found)),
@@ -98,7 +99,7 @@ def _leaderboard_row(row: Found) -> list[str]:
         return [f"[{question}]({asked.study}/study.yaml)", NOT_RUN, *[""] * 3, _seen(row), ""]
     strong = row.strong_effects
     if row.effects:
-        names = ", ".join(f"{effect.name} is {effect.verdict}" for effect in strong)
+        names = ", ".join(effect.brief for effect in strong)
         cells = [names or "no effect is distinguishable", _listed(e.estimate for e in strong)]
     elif asked.part in IN_WORDS:
         cells = [_listed(arm.brief for arm in row.arms), _listed(a.difference for a in row.arms)]
@@ -123,13 +124,15 @@ def readme_section(found: Sequence[Found]) -> str | None:
 
 
 def _readme_row(row: Found) -> str:
-    if row.effects:
-        strong = [f"{effect.name} {effect.estimate}" for effect in row.strong_effects[:2]]
-        answer = "; ".join(strong) or "no effect is distinguishable"
+    """The headline alone: README is short."""
+    if row.headline:
+        answer = f"{row.headline.brief}, {row.headline.difference}"
+        seeds = str(row.headline.numbers["pairs"])
     else:
-        answer = f"{row.arms[0].brief}, {row.arms[0].difference}"
+        strong = [f"{effect.name} {effect.estimate}" for effect in row.strong_effects[:1]]
+        answer, seeds = _listed(strong) or "no effect is distinguishable", row.seeds
     link = f"[{_text(row.asked.question)}](recipes/studies/{row.asked.study}/REPORT.md)"
-    return f"| {link} | {_text(answer)} | {row.seeds} |"
+    return f"| {link} | {_text(answer)} | {seeds} |"
 
 
 def between_markers(page: str, text: str) -> str:
@@ -179,6 +182,19 @@ def _rescaling(found: Sequence[Found]) -> Iterator[str]:
         if arm.xray.startswith(ONLY_RESCALES) and arm.arm not in seen:
             seen.add(arm.arm)
             yield f"The X-ray finds that {arm.words} {arm.xray} the gradient. {arm.sentence}"
+
+
+def _xray_counts(found: Sequence[Found]) -> str:
+    """How often the runs found a difference, for each verdict of the X-ray."""
+    arms = {(arm.arm, arm.against): arm for row in found for arm in row.arms if arm.xray}
+    rows = []
+    for verdict in dict.fromkeys(arm.xray for arm in arms.values()):
+        of = [arm for arm in arms.values() if arm.xray == verdict]
+        different = sum(arm.kind in MATTERS for arm in of)
+        same = sum(arm.kind in DOES_NOT for arm in of)
+        rows.append([verdict, str(different), str(same), str(len(of) - different - same)])
+    header = ["the X-ray says", "runs differ", "runs do not", "open"]
+    return _safe_table(header, rows)
 
 
 def _interactions(found: Sequence[Found]) -> Iterator[str]:

@@ -12,8 +12,9 @@ from trl_ablate.study.report.findings import DOES_NOT, MATTERS, ArmFound
 from trl_ablate.study.report.labels import LABEL_SIZE, gutter
 from trl_ablate.study.report.pictures import DPI, PALETTE, png_of
 
-WIDTH, ROW, EDGE, RIGHT = 8.6, 0.3, 0.55, 1.5
-LETTERS = 52
+WIDTH, ROW, EDGE, RIGHT = 9.6, 0.25, 0.5, 1.2
+LETTERS = 64
+TITLE = "Final evaluation reward minus that of the reference, with intervals (a cross: collapses)"
 
 
 def draw_answers(arms: Sequence[ArmFound]) -> bytes | None:
@@ -44,10 +45,9 @@ def draw_answers(arms: Sequence[ArmFound]) -> bytes | None:
             )  # fmt: skip
         axes.set_yticks(range(len(drawn)), labels, parse_math=False)
         axes.set_ylim(-0.6, len(drawn) - 0.4)
-        axes.set_title(
-            "final evaluation reward minus that of the reference (a cross: runs collapsed)",
-            loc="left", fontsize=10, fontweight="bold",
-        )  # fmt: skip
+        figure.text(
+            0.2 / WIDTH, 1 - 0.32 / (height + 2 * EDGE), TITLE, fontsize=10, fontweight="bold"
+        )
         return png_of(figure)
 
 
