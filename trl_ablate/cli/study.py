@@ -10,11 +10,13 @@ from pathlib import Path
 from trl_ablate.cli.ending import DONE, exit_code_of
 from trl_ablate.cli.engines import add_engine
 from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.study_all import check_one, plan_all, run_all
 from trl_ablate.cli.study_runs import bring_to_an_end, check_until, next_look, run_until_decided
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED, study_path
 from trl_ablate.run.termination import Termination
+from trl_ablate.study.findings import LIST
 
 LEAST = {"jobs": 1, "cpus_per_run": 1, "retries": 0}
 """The smallest value of options that count."""
@@ -28,6 +30,7 @@ EXAMPLES = (
     "trl-ablate study plan std_dev",
     "trl-ablate study run std_dev --jobs 2",
     "trl-ablate study report std_dev",
+    "trl-ablate study run --all --until decided --max_hours 10",
     "trl-ablate study run recipes/studies/std_dev/study.yaml --engine slurm | sbatch",
 )
 
@@ -75,7 +78,8 @@ def parse(words: list[str]) -> argparse.Namespace:
         added.set_defaults(command=command, parser=added)
         return added
 
-    added = add("plan", plan, "Print arms, proof, runs, time and cost. Starts no run but a probe.")
+    text = "Print arms, proof, runs, time and cost. Starts no run but a probe."
+    added = add("plan", plan, text, False)
     added.add_argument(
         "--jobs", type=int, metavar="N", help="runs at once; default: one per free GPU, or one"
     )
@@ -86,7 +90,11 @@ def parse(words: list[str]) -> argparse.Namespace:
     added.add_argument(
         "--xray", action="store_true", help="compare the arms' gradients on the same rollouts first"
     )
-    add_run_options(add("run", run, "Do all runs; runs that are done already are skipped."), words)
+    add_all(added)
+    text = "Do all runs; runs that are done already are skipped."
+    added = add("run", run, text, False)
+    add_run_options(added, words)
+    add_all(added)
     add("status", status, "Print the state of every run.")
     added = add("fetch", fetch, "Download finished runs of Modal or Hugging Face.")
     added.add_argument("--keep_checkpoints", action="store_true", help="also fetch checkpoints")
@@ -140,6 +148,13 @@ def add_run_options(parser: Parser, words: list[str]) -> None:
     add_engine(parser, words)
 
 
+def add_all(parser: Parser) -> None:
+    parser.add_argument(
+        "--all", metavar="LIST", nargs="?", type=Path, const=LIST,
+        help="all studies of a list instead; default: the shipped findings.yaml",
+    )  # fmt: skip
+
+
 def check_counts(options: argparse.Namespace) -> None:
     given = vars(options)
     for name, least in LEAST.items():
@@ -149,6 +164,9 @@ def check_counts(options: argparse.Namespace) -> None:
 
 
 def plan(options: argparse.Namespace) -> int:
+    check_one(options)
+    if options.all:
+        return plan_all(options)
     from trl_ablate.study.engines.local import LocalEngine
     from trl_ablate.study.estimate import estimate
     from trl_ablate.study.outline import show_plan
@@ -170,7 +188,10 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    check_one(options)
     Termination().listen()  # SIGTERM stops the study and its runs as Ctrl-C does; the runs save
+    if options.all:
+        return run_all(options)
     planned, store = known(options) if options.only else resolve(options)
     if options.until:
         check_until(options, planned)

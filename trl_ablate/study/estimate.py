@@ -55,7 +55,7 @@ def estimate(plan: Plan, store: RunStore, slots: int, seeds: int | None = None) 
     wanted = {run.id for run in most} & first
     done = {run_id for run_id in wanted if store.state(run_id).done}
     own = {arm.name: measured_for(arm, store) for arm in plan.arms}
-    common = _typical([measured for measured in own.values() if measured])
+    common = typical([measured for measured in own.values() if measured])
     hours, size = [], []
     seen = set(done)
     for arm in plan.arms:
@@ -70,7 +70,7 @@ def estimate(plan: Plan, store: RunStore, slots: int, seeds: int | None = None) 
     return Estimate(
         runs=len(wanted),
         done=len(done),
-        wall_hours=None if unknown else _wall(hours, slots),
+        wall_hours=None if unknown else wall_hours(hours, slots),
         machine_hours=None if unknown else sum(hours),
         gigabytes=None if unknown else sum(size),
         unmeasured=tuple(name for name, measured in own.items() if measured is None),
@@ -81,7 +81,7 @@ def measured_for(arm: PlannedArm, store: RunStore) -> Measured | None:
     """The mean over the arm's finished runs; without one, its probe."""
     finished = [run.id for run in arm.runs if store.state(run.id).status == "finished"]
     found = [measured for run_id in finished if (measured := measure(store, run_id))]
-    return _typical(found) or measure(store, probe_name(arm.runs[0]))
+    return typical(found) or measure(store, probe_name(arm.runs[0]))
 
 
 def measure(store: RunStore, run_id: str) -> Measured | None:
@@ -107,7 +107,8 @@ def probe_name(run: PlannedRun) -> str:
     return f"{PROBES}/{run.id}"
 
 
-def _typical(found: Sequence[Measured]) -> Measured | None:
+def typical(found: Sequence[Measured]) -> Measured | None:
+    """The mean of each part; None without any."""
     if not found:
         return None
     return Measured(
@@ -118,7 +119,7 @@ def _typical(found: Sequence[Measured]) -> Measured | None:
     )
 
 
-def _wall(hours: Sequence[float], slots: int) -> float:
+def wall_hours(hours: Sequence[float], slots: int) -> float:
     """Hours until all runs have ended, if each run starts in the slot that is free first."""
     ends = [0.0] * slots
     for run in hours:

@@ -73,6 +73,8 @@ def _legal(study: Study) -> tuple[Study, list[Resolved]]:
         return study, [_resolve(arm, study) for arm in study.arms]
     found: dict[str, Resolved] = {}
     refused: dict[str, str] = {}
+    defaults = _defaults(study.arms[0], design.factors, study)
+    study = replace(study, arms=tuple(_without(arm, defaults) for arm in study.arms))
     for arm in study.arms:
         try:
             found[arm.name] = _resolve(arm, study)
@@ -92,6 +94,23 @@ def _legal(study: Study) -> tuple[Study, list[Resolved]]:
     )
     study = replace(study, arms=arms, design=design, tuning=tuning)
     return study, [found[arm.name] for arm in arms]
+
+
+def _defaults(arm: Arm, factors: Mapping[str, Any], study: Study) -> dict[str, Any]:
+    """The factors that no layer of the recipe gives, and the defaults that they then have."""
+    others = {key: value for key, value in arm.overrides.items() if key not in factors}
+    bare = _as_json(_resolve(replace(arm, overrides=others), study))
+    given = bare["settings"]
+    return {key: value for key, value in _in_groups(bare).items()
+            if key in factors and key not in given}  # fmt: skip
+
+
+def _without(arm: Arm, defaults: Mapping[str, Any]) -> Arm:
+    """The arm without overrides that give a default, so that a cell has the runs of an arm that
+    does not mention the setting."""
+    kept = {key: value for key, value in arm.overrides.items()
+            if key not in defaults or json.dumps(value) != json.dumps(defaults[key])}  # fmt: skip
+    return replace(arm, overrides=kept)
 
 
 def base_of(recipe: Path) -> Path:
@@ -124,11 +143,16 @@ def _prove(base: Path, arm: Arm, resolved: Resolved, study: Study) -> int:
 def _settings(resolved: Resolved) -> dict[str, Any]:
     """All settings of all groups as in `resolved_config.json`, without names and places."""
     whole = _as_json(resolved)
-    found = {"profile": whole["profile"]}
+    found = {"profile": whole["profile"]} | _in_groups(whole)
+    return {key: value for key, value in found.items() if key not in PLACES}
+
+
+def _in_groups(whole: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name, group in whole.items():
         if isinstance(group, dict) and name not in NO_SETTINGS:
             found |= group
-    return {key: value for key, value in found.items() if key not in PLACES}
+    return found
 
 
 def _as_json(resolved: Resolved) -> dict[str, Any]:

@@ -116,7 +116,9 @@ def test_the_record_has_the_parameters_of_every_arm(tmp_path):
     plan, store = write_study(tmp_path / "runs", arms, steps=40)
     report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
     record = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert set(record) == {"reference", "metric", "arms", "effects", "curves"}
+    assert set(record) == {
+        "reference", "metric", "arms", "effects", "curves", "details",
+    }  # fmt: skip
     assert (record["reference"], record["metric"], record["effects"]) == ("grpo", METRIC, [])
     assert set(record["arms"]) == {"b"} and set(record["curves"]) == {"grpo", "b"}
     assert set(record["arms"]["b"]) == {

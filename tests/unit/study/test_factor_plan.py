@@ -56,6 +56,22 @@ def test_a_design_shares_the_runs_of_studies_with_arms(write):
     assert cells.arms[0].runs[0].id == arms.arms[0].runs[0].id == "152919170b-seed0"
 
 
+def test_a_level_that_is_the_default_shares_the_runs_of_an_arm_without_it(write):
+    """grpo.yaml does not mention group_filter, whose default is none; zero_var_resample does."""
+    text = HEAD + "factors: {group_filter: [none, resample], num_generations: [8, 4]}\n"
+    cells = resolve_plan(load_study(write(text))).arms
+    text = HEAD + "arms: [grpo.yaml, zero_var_resample.yaml, group_size_4.yaml]\n"
+    arms = resolve_plan(load_study(write(text))).arms
+    assert [cells[place].runs[1].id for place in (0, 2, 1)] == [arm.runs[1].id for arm in arms]
+    assert [cell.values["group_filter"] for cell in cells] == ["none"] * 2 + ["resample"] * 2
+
+
+def test_a_default_that_the_study_replaces_stays_a_level(write):
+    text = HEAD + "recipe: zero_var_resample.yaml\nfactors: {group_filter: [none, resample]}\n"
+    cells = resolve_plan(load_study(write(text))).arms
+    assert [cell.values["group_filter"] for cell in cells] == ["none", "resample"]
+
+
 def test_illegal_cells_are_excluded_and_named(write, capsys):
     path = write(ILLEGAL)
     plan = resolve_plan(load_study(path))

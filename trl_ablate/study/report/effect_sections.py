@@ -25,12 +25,25 @@ NOTE = (
 def answer(found: Factorial, analysis: Analysis, plan: Plan | None) -> Section:
     """The verdict of each effect as a sentence, interactions first, with the necessary remarks."""
     blocks: list[Block] = [Text(_lead(found, analysis))]
-    sentences = [_interaction(e, found) for e in found.effects if _is_strong_interaction(e)]
-    sentences += [_main(e, found) for e in found.effects if len(e.term) == 1]
+    each = list(zip(found.effects, sentences_of(found), strict=True))
+    sentences = [text for effect, text in each if text and len(effect.term) == 2]
+    sentences += [text for effect, text in each if text and len(effect.term) == 1]
     sentences += _without_interaction(found)
     blocks += [Items(sentences)] if sentences else []
     blocks += [Text(text) for text in (*_remarks(found), *caveats(analysis, plan))]
     return Section("Answer", blocks)
+
+
+def sentences_of(found: Factorial) -> list[str | None]:
+    """The sentence of each effect; None for an interaction without a verdict."""
+    return [
+        _main(effect, found)
+        if len(effect.term) == 1
+        else _interaction(effect, found)
+        if _is_strong_interaction(effect)
+        else None
+        for effect in found.effects
+    ]
 
 
 def effects_table(found: Factorial) -> Section:

@@ -4,15 +4,27 @@
      "arms": {arm: {"verdict", "difference", "low", "high", "pairs", "collapsed": [k, n],
                     "equivalence_margin"}},
      "effects": [{"factor" or "factors", "levels", "estimate", "low", "high", "verdict"}],
-     "curves": {arm: {"A", "B", "C_mid"}}}
+     "curves": {arm: {"A", "B", "C_mid"}},
+     "details": {"question", "runs", "margin", "means": {arm: mean}, "mixed": [arm],
+                 "arms": {arm: {"against", "expected", "agreement", "detectable", "next_look",
+                                "area", "tokens"}},
+                 "sentences": [the sentence of each effect, or null],
+                 "passes": {arm: {"k", "one", "many", "verdict"}}}}
 
-`arms` has every arm that is compared; numbers that are not known are null.
+`arms` has every arm that is compared; numbers that are not known are null. `details` is what the
+pages about several studies need besides: `area` and `tokens` are the comparisons by the area under
+the curve and at equal generated tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from trl_ablate.study.plan import Plan
 from trl_ablate.study.report.analysis import Analysis
+from trl_ablate.study.report.costs import at_equal_cost, generated_tokens
+from trl_ablate.study.report.sharpening import rises
+from trl_ablate.study.report.stats import Comparison
+from trl_ablate.study.report.verdicts import agreement, found_of
 
 
 def numbers_of(
@@ -20,15 +32,61 @@ def numbers_of(
     effects: Sequence[Mapping[str, Any]] = (),
     curves: Mapping[str, Mapping[str, float | None]] | None = None,
     clean: Callable[[str], str] = str,
+    *,
+    plan: Plan | None = None,
+    sentences: Sequence[str | None] = (),
 ) -> dict[str, Any]:
-    """The content of `report.json`, with `clean` applied to all names."""
+    """The content of `report.json`, with `clean` applied to all names and sentences.
+
+    Args:
+        plan: the plan of a study; other curves have none.
+        sentences: the sentence of each effect.
+    """
     return {
         "reference": clean(analysis.reference.name),
         "metric": clean(analysis.metric),
         "arms": {clean(name): _arm(name, analysis) for name in analysis.decisive},
         "effects": [dict(effect) for effect in effects],
         "curves": {clean(name): dict(found) for name, found in (curves or {}).items()},
+        "details": {
+            "question": clean(plan.question) if plan else None,
+            "runs": sum(arm.ended for arm in analysis.arms),
+            "margin": analysis.margin,
+            "means": {clean(a.name): a.intervals[analysis.decide_on].mean for a in analysis.arms},
+            "mixed": [clean(arm.name) for arm in analysis.arms if arm.is_mixed],
+            "arms": _details(analysis, plan, clean),
+            "sentences": [text and clean(text) for text in sentences],
+            "passes": {clean(name): each for name, each in rises(analysis).items()},
+        },
     }
+
+
+def _details(
+    analysis: Analysis, plan: Plan | None, clean: Callable[[str], str]
+) -> dict[str, dict[str, Any]]:
+    tokens = at_equal_cost(analysis, generated_tokens)
+    area, expect = analysis.comparisons["auc"], plan.expect if plan else {}
+    return {
+        clean(name): {
+            "against": clean(analysis.reference_of(name).name),
+            "expected": expect.get(name),
+            "agreement": agreement(expect[name], found_of(name, analysis))
+            if name in expect
+            else None,
+            "detectable": found.detectable,
+            "next_look": found.next_look,
+            "area": _compared(area.get(name)),
+            "tokens": _compared(tokens.get(name)),
+        }
+        for name, found in analysis.decisive.items()
+    }
+
+
+def _compared(found: Comparison | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    of = found.difference
+    return {"verdict": found.verdict, "difference": of.mean, "low": of.low, "high": of.high}
 
 
 def _arm(name: str, analysis: Analysis) -> dict[str, Any]:

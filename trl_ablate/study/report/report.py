@@ -102,6 +102,8 @@ def report_study(
             entries_of(effects) if effects else (),
             _means(parameters),
             _masker().text,
+            plan=plan,
+            sentences=effect_sections.sentences_of(effects) if effects else (),
         ),
         trials=_trials(tuned),
     )

@@ -5,10 +5,13 @@ pass@k does not, answers that the model gave now and then have become its usual 
 is near 1 from the start, it cannot show new ability.
 """
 
-from trl_ablate.study.report.analysis import Analysis, ArmResult
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.curves import PASSES, Run, Series, passes_name
 from trl_ablate.study.report.document import Grid, Section
-from trl_ablate.study.report.numbers import difference, number
+from trl_ablate.study.report.numbers import number, within
 from trl_ablate.study.report.stats import Interval, t_interval
 
 NOTE = (
@@ -24,9 +27,31 @@ def sharpening_table(analysis: Analysis) -> Section | None:
     most = largest_k(analysis)
     if most is None:
         return None
-    rows = [row for arm in analysis.arms if (row := _row(arm, most))]
+    rows = [_row(name, found) for name, found in rises(analysis).items()]
     header = ["arm", "pass@1 at first", "its rise", f"pass@{most} at first", "its rise", "verdict"]
     return Section("pass@1 and pass@k", [Grid(header, rows, NOTE)]) if rows else None
+
+
+def rises(analysis: Analysis) -> dict[str, dict[str, Any]]:
+    """Arm -> `k`, its `verdict`, and `first`, `rise`, `low`, `high` of pass@1 (`one`) and of pass@k
+    (`many`); no arm, if evaluations drew one sample of each question."""
+    most = largest_k(analysis)
+    if most is None:
+        return {}
+    found = {}
+    for arm in analysis.arms:
+        ends = [ends for run in arm.runs if run.counts and (ends := _ends(run, most))]
+        if ends:
+            parts = [_rise([each[place] for each in ends]) for place in (0, 1)]
+            word = verdict(*(Interval(len(ends), p["rise"], p["low"], p["high"]) for p in parts))
+            found[arm.name] = {"k": most, "one": parts[0], "many": parts[1], "verdict": word}
+    return found
+
+
+def _rise(ends: Sequence[tuple[float, float]]) -> dict[str, float | None]:
+    change = t_interval([last - first for first, last in ends])
+    first = t_interval([first for first, _ in ends]).mean
+    return {"first": first, "rise": change.mean, "low": change.low, "high": change.high}
 
 
 def largest_k(analysis: Analysis) -> int | None:
@@ -51,16 +76,11 @@ def verdict(of_one: Interval, of_k: Interval) -> str:
     return "sharper" if of_one.low > 0 else "neither is seen to rise"
 
 
-def _row(arm: ArmResult, most: int) -> list[str] | None:
-    found = [ends for run in arm.runs if run.counts and (ends := _ends(run, most))]
-    if not found:
-        return None
-    cells, rises = [], []
-    for place in (0, 1):
-        first = t_interval([ends[place][0] for ends in found])
-        rises.append(t_interval([ends[place][1] - ends[place][0] for ends in found]))
-        cells += [number(first.mean), difference(rises[-1])]
-    return [arm.name, *cells, verdict(*rises)]
+def _row(name: str, found: Mapping[str, Any]) -> list[str]:
+    cells = []
+    for part in (found["one"], found["many"]):
+        cells += [number(part["first"]), within(part["rise"], part["low"], part["high"])]
+    return [name, *cells, found["verdict"]]
 
 
 def _ends(run: Run, most: int) -> list[tuple[float, float]] | None:

@@ -143,16 +143,16 @@ def _what_to_do(comparison: Comparison, analysis: Analysis) -> str:
 def expectations(analysis: Analysis, plan: Plan) -> Section | None:
     """What was expected before the runs, against what was found."""
     rows = [
-        [name, expected, found, _agreement(expected, found)]
+        [name, expected, found, agreement(expected, found)]
         for name, expected in plan.expect.items()
-        if (found := _found(name, analysis))
+        if (found := found_of(name, analysis))
     ]
     header = ["arm", "expected", "found", "as expected"]
     note = "Expectations are written in the study file; 'open': the runs do not decide it."
     return Section("Expected and found", [Grid(header, rows, note, 4)]) if rows else None
 
 
-def _found(name: str, analysis: Analysis) -> str:
+def found_of(name: str, analysis: Analysis) -> str:
     """The verdict of an arm; `collapse` where most runs of the arm collapsed."""
     arm = analysis.arm(name)
     if arm.ended and arm.collapsed > MOSTLY * arm.ended:
@@ -161,7 +161,7 @@ def _found(name: str, analysis: Analysis) -> str:
     return comparison.verdict if comparison else f"{arm.collapsed} of {arm.ended} runs collapsed"
 
 
-def _agreement(expected: Expectation, found: str) -> str:
+def agreement(expected: Expectation, found: str) -> str:
     collapsed = found.startswith("collapse")
     if expected == "collapse":
         return "yes" if collapsed else "no"

@@ -1,0 +1,62 @@
+"""From nothing to the findings: plan, runs, reports and pages of a tiny list, with real runs."""
+
+import json
+import re
+
+import pytest
+
+from tests.support.warm import warm
+from trl_ablate.run.directory import RunDirectory
+
+HEAD = """
+profile: miniature
+overrides: {grpo_steps: 2, eval_size: 64, report_to: none}
+"""
+STUDIES = {
+    "one": "question: Does it differ?\narms: [grpo.yaml, std_dev_off.yaml]\nseeds: {looks: [2]}\n",
+    "two": "question: Together?\nseeds: [0]\nfactors: {scale_rewards: [group, none], "
+    "length_norm: [mean, constant]}\n",
+}
+ROWS = [
+    {"question": "Without the std?", "part": "question", "study": "one",
+     "arms": {"std_dev_off": "no std"}},
+    {"question": "Both?", "part": "factors", "study": "two"},
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_findings_come_out_of_their_runs(tmp_path):
+    for name, text in STUDIES.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "study.yaml").write_text(text + HEAD)
+    chosen, runs = tmp_path / "findings.yaml", tmp_path / "runs"
+    chosen.write_text(json.dumps({"rows": ROWS}))
+    whole = ["--all", chosen, "--runs", runs]
+
+    def done(*words) -> str:
+        ended = warm(*words).wait()
+        assert ended.code == 0, ended.printed
+        return " ".join(ended.stdout.split())
+
+    assert "6 different runs, 0 done" in done("study", "plan", *whole)
+    done("findings", chosen)
+    assert "Without the std? (one)" in (tmp_path / "FINDINGS.md").read_text()
+    assert "trl-ablate findings --runs" in done("study", "run", *whole, "--until", "decided")
+    assert "6 different runs, 6 done" in done("study", "plan", *whole)
+    done("findings", chosen, "--runs", runs)
+
+    page = (tmp_path / "FINDINGS.md").read_text(encoding="utf-8").replace("\\", "")
+    assert "Not run yet" not in page
+    plan = json.loads((runs / "studies" / "one.json").read_text())
+    ends = [[last_reward(runs / run["id"]) for run in arm["runs"][:2]] for arm in plan["arms"]]
+    expected = sum(b - a for a, b in zip(*ends, strict=True)) / 2
+    (shown,) = re.findall(r"No std [^(]*\(([+−]\d\.\d{3})", page)
+    assert float(shown.replace("−", "-")) == pytest.approx(expected, abs=6e-4)
+    before = page
+    done("findings", chosen)  # from the reports alone
+    assert (tmp_path / "FINDINGS.md").read_text(encoding="utf-8").replace("\\", "") == before
+
+
+def last_reward(folder) -> float:
+    rows = RunDirectory(folder).metrics()
+    return [row["eval_reward"] for row in rows if row.get("eval_reward") is not None][-1]

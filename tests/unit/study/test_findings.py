@@ -1,0 +1,392 @@
+"""The findings: a list of questions, planted reports with every kind of verdict, and the pages."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.factorial_study import factorial_plan, write_factorial
+from tests.support.synthetic_study import learning_rows, write_run, write_study
+from tests.support.tuned_study import tuned_plan
+from trl_ablate import ConfigurationError
+from trl_ablate.cli.findings import main, pages_of
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.study.definition import load_study
+from trl_ablate.study.findings import LIST, Question, read_findings, studies_of
+from trl_ablate.study.report.findings import find
+from trl_ablate.study.report.findings_page import BEGIN, END, README_HEADING
+from trl_ablate.study.report.findings_pictures import draw_answers
+from trl_ablate.study.report.report import report_study
+from trl_ablate.study.store import RunStore
+
+STUDY = "question: Is it so?\narms: [grpo.yaml]\nseeds: [0]\n"
+MARKED = f"# Studies\n\n{BEGIN}\nold\n{END}\n\nend\n"
+
+
+def arm(verdict: str, difference: float | None = 0.1, **other: Any) -> dict[str, Any]:
+    """An entry of `arms`, with its details beside it."""
+    known = difference is not None
+    details = {
+        "against": "grpo", "expected": "better", "agreement": "open", "detectable": 0.042,
+        "next_look": 8, "area": {"verdict": "not distinguishable"}, "tokens": None,
+    }  # fmt: skip
+    entry = {
+        "verdict": verdict, "difference": difference, "low": difference - 0.05 if known else None,
+        "high": difference + 0.05 if known else None, "pairs": 5, "collapsed": [0, 5],
+        "equivalence_margin": 0.05,
+    }  # fmt: skip
+    taken = {key: value for key, value in other.items() if key in entry}
+    return {
+        "entry": entry | taken,
+        "details": details | {k: other[k] for k in other if k not in entry},
+    }
+
+
+def effect(name: list[str], levels: list, estimate: float, verdict: str, sentence: str | None):
+    entry = {"factors": name} if len(name) > 1 else {"factor": name[0]}
+    numbers = {"estimate": estimate, "low": estimate - 0.1, "high": estimate + 0.1}
+    return ({**entry, "levels": levels, **numbers, "verdict": verdict}, sentence)
+
+
+def report(arms: dict[str, dict], effects=(), mixed=(), passes=None) -> dict[str, Any]:
+    return {
+        "reference": "grpo", "metric": "eval_reward", "curves": {},
+        "arms": {name: each["entry"] for name, each in arms.items()},
+        "effects": [entry for entry, _ in effects],
+        "details": {
+            "question": "Is it so?", "runs": 48, "margin": 0.05, "means": {}, "mixed": list(mixed),
+            "arms": {name: each["details"] for name, each in arms.items()},
+            "sentences": [sentence for _, sentence in effects], "passes": passes or {},
+        },
+    }  # fmt: skip
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a list, its studies and reports; returns the pages by name."""
+
+    def written(rows: list[dict], reports: dict[str, dict], readme: str | None = None):
+        studies = {name for row in rows for name in row.get("worlds", [row["study"]])}
+        for name in studies:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "study.yaml").write_text(STUDY)
+        for name, found in reports.items():
+            (tmp_path / name / "report.json").write_text(json.dumps(found))
+        (tmp_path / "findings.yaml").write_text(json.dumps({"rows": rows}))
+        (tmp_path / "README.md").write_text(MARKED)
+        if readme is not None:
+            (tmp_path / "TOP.md").write_text(readme)
+        top = tmp_path / "TOP.md" if readme is not None else None
+        _, pages = pages_of(tmp_path / "findings.yaml", top)
+        return {path.name: text.replace("\\", "") for path, text in pages.items()}
+
+    return written
+
+
+def asked(study: str = "one", part: str = "question", **other: Any) -> dict[str, Any]:
+    return {"question": f"What of {study}?", "part": part, "study": study, **other}
+
+
+def section(page: str, title: str) -> str:
+    return page.partition(f"## {title}\n")[2].partition("\n## ")[0].strip()
+
+
+SHOWN = "+0.100 [+0.050, +0.150]"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "title", "sentence"),
+    [
+        ("better", "What matters", f"It is better than grpo ({SHOWN}, 5 seeds)."),
+        ("worse", "What matters", f"It is worse than grpo ({SHOWN}, 5 seeds)."),
+        (
+            "equivalent",
+            "What does not",
+            f"It is equivalent to grpo within 0.050 ({SHOWN}, 5 seeds).",
+        ),
+        (
+            "not decided",
+            "What does not",
+            f"It is not decided against grpo ({SHOWN}, 5 seeds): a difference above 0.042 would "
+            "have been seen.",
+        ),
+        (
+            "undecided",
+            "Not decided yet",
+            f"It is undecided against grpo ({SHOWN}, 5 seeds); the next look is at 8 seeds.",
+        ),
+        (
+            "not distinguishable",
+            "Not decided yet",
+            f"It is not distinguishable from grpo ({SHOWN}, 5 seeds): a difference below 0.042 "
+            "would likely have gone unseen.",
+        ),
+        (
+            "too few seeds",
+            "Not decided yet",
+            f"It has too few seeds for a verdict ({SHOWN}, 5 seeds against grpo).",
+        ),
+    ],
+)
+def test_every_verdict_has_its_sentence_and_its_section(written, verdict, title, sentence):
+    pages = written([asked(arms={"a": "it"})], {"one": report({"a": arm(verdict)})})
+    assert section(pages["FINDINGS.md"], title) == f"- {sentence}"
+    assert "Not run yet" not in pages["FINDINGS.md"]
+
+
+def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):
+    arms = {"a": arm("not decided", -0.6, collapsed=[4, 5]), "b": arm("worse", collapsed=[2, 5])}
+    rows = [asked(arms={"a": "this", "b": "that"}, at_1_5b={"answer": "collapse", "seen": "0.3"})]
+    pages = written(rows, {"one": report(arms, mixed=["a"])})
+    lines = section(pages["FINDINGS.md"], "What matters").splitlines()
+    shown = "−0.600 [−0.650, −0.550] †"
+    assert lines[0] == (
+        f"- This collapses in 4 of 5 runs ({shown}, 5 seeds against grpo). At 1.5 B, one seed: "
+        "0.3; it agrees."
+    )
+    assert lines[1].startswith("- That is worse than grpo")
+    assert "| this collapses; that is worse | −0.600 [−0.650, −0.550] †;" in pages["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "agreement"),
+    [
+        ("worse", "worse", "agrees"),
+        ("collapse", "worse", "agrees"),
+        ("equal", "equivalent", "agrees"),
+        ("better", "worse", "does not"),
+        ("equal", "better", "does not"),
+        ("worse", "equivalent", "does not"),
+        ("worse", "not decided", "cannot say"),
+        ("equal", "undecided", "cannot say"),
+        ("better", "not distinguishable", "cannot say"),
+    ],
+)
+def test_agreement_with_one_seed_at_1_5_b(written, answer, verdict, agreement):
+    at = {"answer": answer, "seen": "0.7 against 0.6"}
+    pages = written([asked(arms={"a": "it"}, at_1_5b=at)], {"one": report({"a": arm(verdict)})})
+    assert f"| 0.7 against 0.6 | {agreement} |" in pages["README.md"]
+    misleads = section(pages["FINDINGS.md"], "Where small worlds mislead")
+    assert bool(misleads) is (agreement == "does not")
+
+
+def test_the_reason_is_that_of_the_verdict(written):
+    row = asked(arms={"a": "it"}, why={"better": "It sees more.", "worse": "It sees less."})
+    page = written([row], {"one": report({"a": arm("worse", -0.2)})})["FINDINGS.md"]
+    assert "It sees less." in page and "It sees more." not in page
+
+
+def test_main_effects_and_interactions_have_the_sentences_of_the_report(written):
+    effects = [
+        effect(["baseline"], ["group_mean", "none"], -0.3, "worse", "On average none is worse."),
+        effect(["lr"], [3e-5, 7.5e-6], 0.01, "not distinguishable", "On average the same."),
+        effect(["baseline", "norm"], [["group_mean", "none"], ["mean", "constant"]], 0.5, "better",
+               "baseline matters only with norm = mean."),
+        effect(["lr", "norm"], [[3e-5, 7.5e-6], ["mean", "constant"]], 0.0, "not distinguishable",
+               None),
+    ]  # fmt: skip
+    pages = written([asked(part="factors")], {"one": report({}, effects)})
+    assert section(pages["FINDINGS.md"], "What depends on what") == (
+        "- What of one? baseline matters only with norm = mean. On average none is worse."
+    )
+    assert (
+        "| [What of one?](one/REPORT.md) | baseline none × norm constant raises it, baseline none "
+        "lowers it | +0.500 [+0.400, +0.600]; −0.300 [−0.400, −0.200] | 48 runs |"
+    ) in pages["README.md"]
+
+
+def test_papers_say_whether_they_end_higher_or_are_only_faster(written):
+    faster = {"verdict": "better"}
+    arms = {
+        "dapo": arm("better", expected="better", agreement="yes"),
+        "gspo": arm("equivalent", 0.0, area=faster),
+        "rloo": arm("equivalent", 0.01),
+        "nsr": arm("worse", -0.2, area=faster),
+        "raft": arm("not distinguishable", 0.02),
+    }
+    pages = written([asked(part="papers")], {"one": report(arms)})
+    table = section(pages["FINDINGS.md"], "Papers")
+    ends = {
+        line.split(" | ")[0][2:]: line.split(" | ")[-1][:-2] for line in table.splitlines()[2:7]
+    }
+    assert ends == {"dapo": "ends higher", "gspo": "only faster", "rloo": "neither",
+                    "nsr": "ends lower", "raft": "cannot say"}  # fmt: skip
+    assert f"| dapo | grpo | {SHOWN} | better | better | yes |" in table
+    assert "better: dapo; equivalent: gspo, rloo; worse: nsr;" in pages["README.md"]
+
+
+def test_which_effects_keep_their_sign_in_other_worlds(written):
+    def world(*estimates: tuple[float, str]) -> dict[str, Any]:
+        names = zip("abc", estimates, strict=True)
+        return report({}, [effect([n], [0, 1], e, v, f"{n}.") for n, (e, v) in names])
+
+    same = "not distinguishable"
+    reports = {
+        "one": world((0.3, "better"), (0.2, "better"), (0.1, same)),
+        "two": world((0.1, same), (-0.3, "worse"), (-0.1, "worse")),
+    }
+    rows = [asked(part="carry", worlds={"one": "small", "two": "large", "three": "other"})]
+    pages = written(rows, reports)
+    table = section(pages["FINDINGS.md"], "Does it carry over?").splitlines()
+    assert table[0] == "| effect | small | large | other | keeps its sign |"
+    assert [line.split(" | ")[0][2:] + ":" + line.split(" | ")[-1][:-2] for line in table[2:]] == [
+        "a 1:yes", "b 1:no",
+    ]  # fmt: skip
+    misleads = section(pages["FINDINGS.md"], "Where small worlds mislead")
+    assert misleads == "- b 1 changes its sign in another world."
+    assert section(pages["FINDINGS.md"], "Not run yet") == "- What of one? other (three)"
+    assert "(two/REPORT.md)" in pages["README.md"] and "(three/study.yaml)" in pages["README.md"]
+
+
+def test_pass_at_k_and_what_only_rescales(written, tmp_path):
+    rise = {"first": 0.2, "rise": 0.1, "low": 0.05, "high": 0.15}
+    passes = {"grpo": {"k": 8, "one": rise, "many": rise, "verdict": "more able"}}
+    (tmp_path / "xray" / "chains").mkdir(parents=True)
+    xray = {"reference": "grpo", "arms": {"a": [{"verdict": "only rescales"}]}}
+    (tmp_path / "xray" / "chains" / "xray.json").write_text(json.dumps(xray))
+    rows = [asked("chains_a", arms={"a": "it"}), asked("two", part="passes")]
+    pages = written(rows, {"chains_a": report({"a": arm("equivalent")}),
+                           "two": report({"a": arm("better")}, passes=passes)})  # fmt: skip
+    page = pages["FINDINGS.md"]
+    assert f"| grpo | {SHOWN} | {SHOWN} | 8 | more able |" in section(page, "Sharper or more able")
+    assert section(page, "What only rescales").startswith(
+        "- The X-ray finds that it only rescales the gradient. It is equivalent to grpo"
+    )
+    assert "| only rescales |" in pages["README.md"]
+    assert "| only rescales | 0 | 1 | 0 |" in section(page, "X-ray and outcomes")
+
+
+def test_a_study_without_runs_is_not_run_yet(written):
+    pages = written([asked(arms={"a": "it"}), asked("two", part="papers")], {})
+    assert section(pages["FINDINGS.md"], "Not run yet") == (
+        "- What of one? (one)\n- What of two? (two)"
+    )
+    assert "What matters" not in pages["FINDINGS.md"]
+    assert "| [What of one?](one/study.yaml) | not run yet |" in pages["README.md"]
+    assert pages["README.md"].startswith("# Studies\n") and pages["README.md"].endswith("\nend\n")
+    assert "\nold\n" not in pages["README.md"]
+
+
+def test_an_arm_without_a_difference_has_no_number(written):
+    found = {"one": report({"a": arm("too few seeds", None, pairs=0)})}
+    page = written([asked(arms={"a": "it"})], found)["FINDINGS.md"]
+    assert "- It has too few seeds for a verdict (–, 0 seeds against grpo)." in page
+
+
+def test_the_readme_is_rewritten_once_four_questions_have_answers(written, tmp_path):
+    readme = f"# Top\n\n{README_HEADING}\nold rows\n\n## Switches\n\nlast\n"
+    rows = [asked(n, arms={"a": n}, readme=True) for n in ("one", "two", "three", "four", "five")]
+    found = {n: report({"a": arm("better")}) for n in ("one", "two", "four")}
+    assert "TOP.md" not in written(rows, found, readme)
+    (tmp_path / "five" / "report.json").write_text(json.dumps(report({"a": arm("worse")})))
+    text = pages_of(tmp_path / "findings.yaml", tmp_path / "TOP.md")[1][tmp_path / "TOP.md"]
+    text = text.replace("\\", "")
+    assert "old rows" not in text and text.endswith("\n## Switches\n\nlast\n")
+    row = f"| [What of two?](recipes/studies/two/REPORT.md) | two is better, {SHOWN} | 5 |"
+    assert row in text and text.count("REPORT.md") == 4
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"study": "one", "part": "question"}, "has no `question`"),
+        (asked("gone"), "study 'gone' of 'What of gone?' does not exist"),
+        (asked(part="answer"), "it takes one of"),
+        (asked(armz={}), "unknown key 'armz'"),
+        (asked(why={"perhaps": "so"}), "it takes one of"),
+        (asked(at_1_5b={"answer": "worse"}), "needs both answer and seen"),
+        (asked(part="carry"), "worlds belong to part 'carry'"),
+    ],
+)
+def test_wrong_lists_are_refused(tmp_path, row, complaint):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "study.yaml").write_text(STUDY)
+    (tmp_path / "findings.yaml").write_text(json.dumps({"rows": [row]}))
+    with pytest.raises(ConfigurationError, match=re.escape(complaint)):
+        read_findings(tmp_path / "findings.yaml")
+
+
+def test_a_page_without_markers_is_refused(tmp_path, capsys):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "study.yaml").write_text(STUDY)
+    (tmp_path / "findings.yaml").write_text(json.dumps({"rows": [asked()]}))
+    (tmp_path / "README.md").write_text("# Mine\n")
+    assert main([str(tmp_path / "findings.yaml")]) == 2
+    assert "add them where the table shall stand" in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "README.md").read_text() == "# Mine\n"
+
+
+def test_the_committed_pages_are_those_of_the_committed_reports():
+    _, pages = pages_of(LIST, SHIPPED.parent / "README.md")
+    assert {"FINDINGS.md", "README.md"} <= {path.name for path in pages}
+    for path, text in pages.items():
+        assert path.read_text(encoding="utf-8") == text, f"run trl-ablate findings: {path} differs"
+    if "(findings.png)" in pages[SHIPPED / "studies" / "FINDINGS.md"]:
+        assert (SHIPPED / "studies" / "findings.png").is_file()
+
+
+def test_the_shipped_list_names_arms_of_its_studies_with_expectations():
+    rows = read_findings(LIST)
+    for row in rows:
+        study = load_study(Path(LIST.parent / row.study / "study.yaml"))
+        names = {found.name for found in study.arms}
+        assert set(row.arms) <= names
+        if row.part in ("question", "control"):
+            assert set(row.arms) <= set(study.expect), row.study
+    of_chains = {path.parent.name for path in LIST.parent.glob("chains*/study.yaml")}
+    assert of_chains | {"gym_objective"} == set(studies_of(rows))
+
+
+def test_planted_reports_have_the_shape_of_real_ones(tmp_path):
+    arms = {"grpo": {"top": 0.8}, "weak": {"top": 0.4}, "broken": {"top": 0.8, "collapse": 8}}
+    plan, store = write_study(tmp_path / "runs", arms)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "study.yaml").write_text(STUDY)
+    report_study(plan, store, tmp_path / "one" / "study.yaml", tmp_path / "one")
+    real = json.loads((tmp_path / "one" / "report.json").read_text())
+    planted = report({"weak": arm("worse")})
+    assert planted.keys() == real.keys() and planted["details"].keys() == real["details"].keys()
+    for part in (planted, planted["details"]), (real, real["details"]):
+        assert part[0]["arms"]["weak"].keys() == planted["arms"]["weak"].keys()
+        assert part[1]["arms"]["weak"].keys() == planted["details"]["arms"]["weak"].keys()
+    words = {"weak": "it", "broken": "that"}
+    found = find([Question("Is it?", "question", "one", words)], tmp_path)
+    text = (tmp_path / "one" / "REPORT.md").read_text(encoding="utf-8").replace("\\", "")
+    assert f"weak is worse than grpo ({found[0].arms[0].difference}" in text
+    assert [one.kind for one in found[0].arms] == ["worse", "collapse"]
+    assert draw_answers(found[0].arms) is not None
+
+
+def test_real_factorial_and_tuned_reports_are_read(tmp_path):
+    factors = {"scale": ["group", "none"], "norm": ["mean", "constant"]}
+    plans = {
+        "one": (factorial_plan(factors), lambda plan, runs: write_factorial(runs, plan, _top)),
+        "two": (tuned_plan({"grpo": [0.4, 0.8], "b": [0.5, 0.6]}), _write_tuned),
+    }
+    for name, (plan, write) in plans.items():
+        (tmp_path / name).mkdir()
+        file = tmp_path / name / "study.yaml"
+        file.write_text(STUDY)
+        report_study(plan, write(plan, tmp_path / f"runs_{name}"), file, file.parent)
+    asked_of = [Question("Q?", "factors", "one"), Question("Q?", "papers", "two")]
+    one, two = find(asked_of, tmp_path)
+    assert [effect.name for effect in one.strong_effects][0] == "scale none"
+    assert all(effect.sentence for effect in one.strong_effects)
+    assert [(found.arm, found.against, found.kind) for found in two.arms] == [
+        ("b", "grpo", "worse")
+    ]
+
+
+def _top(cell: dict[str, Any]) -> float:
+    return 0.8 if cell["scale"] == "group" else 0.5
+
+
+def _write_tuned(plan, folder: Path) -> RunStore:
+    store = RunStore(folder)
+    for number, each in enumerate(plan.arms):
+        for run in each.runs:
+            rows = learning_rows(1000 * number + run.seed, each.declared["top"])
+            write_run(store, run, each.declared, rows)
+    return store

@@ -1,0 +1,119 @@
+"""`trl-ablate findings`: the answers of all studies, as pages. No torch without `--runs`."""
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from trl_ablate.cli.ending import DONE, exit_code_of
+from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.terminal import console
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.places import PACKAGE, SHIPPED
+
+DESCRIPTION = """\
+Write FINDINGS.md, the table of answers in README.md beside it, and README's section on answers,
+from the report.json of the studies in a list.
+
+LIST names the questions and their studies, which are folders beside it; default: the shipped one.
+Studies without a report appear as not run yet."""
+
+EXAMPLES = (
+    "trl-ablate study run --all --until decided --runs runs",
+    "trl-ablate findings --runs runs",
+    "trl-ablate findings my_studies/findings.yaml",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code_of(lambda: run(parse(argv)), stopped="the pages were not written")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(EXAMPLES, prog="trl-ablate findings", description=DESCRIPTION)
+    parser.add_argument("list", metavar="LIST", nargs="?", type=Path, help="a findings.yaml")
+    parser.add_argument(
+        "--runs", metavar="FOLDER", type=Path, help="first write the reports of these runs"
+    )
+    options, unknown = parser.parse_known_args(argv)
+    parser.refuse(unknown)
+    return options
+
+
+def run(options: argparse.Namespace) -> int:
+    from trl_ablate.study.findings import LIST
+
+    chosen = options.list or LIST
+    if options.list is None and SHIPPED.is_relative_to(PACKAGE):
+        raise ConfigurationError(
+            "the shipped list belongs to an installed package, which is not written to; copy "
+            f"{SHIPPED / 'studies'} and give the copy's findings.yaml"
+        )
+    if options.runs is not None:
+        write_reports(chosen, options.runs)
+    for path in write_pages(chosen, SHIPPED.parent / "README.md" if chosen == LIST else None):
+        console.print(str(path))
+    return DONE
+
+
+def write_reports(chosen: Path, runs: Path) -> None:
+    """The reports of all studies of a list that have an outcome, and their X-rays beside them."""
+    from trl_ablate.cli.study_all import plan_of
+    from trl_ablate.study.findings import read_findings, studies_of, study_file
+    from trl_ablate.study.report.curves import planned_runs
+    from trl_ablate.study.report.report import report_study
+    from trl_ablate.study.report.xray import xray_folder
+
+    for study in studies_of(read_findings(chosen)):
+        file = study_file(chosen, study)
+        plan, store = plan_of(file, runs)
+        if any(plan.primary_metric in run.series for run in planned_runs(plan, store)):
+            report_study(plan, store, file, file.parent)
+            xray = xray_folder(store, study) / "xray.json"
+            if xray.is_file():
+                shutil.copyfile(xray, file.parent / "xray.json")
+            console.print(f"report of {study}")
+
+
+def write_pages(chosen: Path, readme: Path | None) -> list[Path]:
+    """Write the pages beside the list, and the section of README; returns the written files."""
+    from trl_ablate.study.report.findings_pictures import draw_answers
+
+    found, pages = pages_of(chosen, readme)
+    written = list(pages)
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
+    picture = draw_answers(answered_arms(found))
+    if picture is not None:
+        written.append(chosen.parent / "findings.png")
+        written[-1].write_bytes(picture)
+    return written
+
+
+def pages_of(chosen: Path, readme: Path | None):
+    """The answers, and the text of every page by its file."""
+    from trl_ablate.study.findings import read_findings
+    from trl_ablate.study.report import findings_page as page
+    from trl_ablate.study.report.findings import find
+
+    folder = chosen.parent
+    found = find(read_findings(chosen), folder)
+    has_picture = any(arm.numbers["low"] is not None for arm in answered_arms(found))
+
+    pages = {folder / "FINDINGS.md": page.findings_page(found, has_picture)}
+    table = folder / "README.md"
+    if table.is_file():
+        pages[table] = page.between_markers(
+            table.read_text(encoding="utf-8"), page.leaderboard(found)
+        )
+    section = page.readme_section(found)
+    if readme is not None and section is not None:
+        pages[readme] = page.with_section(readme.read_text(encoding="utf-8"), section)
+    return found, pages
+
+
+def answered_arms(found):
+    """The arms of the answers that are sentences."""
+    from trl_ablate.study.report.findings_page import IN_WORDS
+
+    return [arm for row in found if row.asked.part in IN_WORDS for arm in row.arms]

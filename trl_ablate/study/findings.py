@@ -1,0 +1,96 @@
+"""Read `findings.yaml`: which study answers which question. No torch.
+
+The file itself explains its keys. Studies are folders beside it, each with a `study.yaml`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.strict import check_value, read_mapping
+from trl_ablate.study.arms import checked
+
+Part = Literal["question", "factors", "papers", "control", "passes", "carry"]
+Answer = Literal["better", "worse", "equal", "collapse"]
+Kind = Literal["better", "worse", "collapse", "equivalent"]
+
+LIST = SHIPPED / "studies" / "findings.yaml"
+ROW: dict[str, Any] = {
+    "question": str,
+    "part": Part,
+    "study": str,
+    "arms": dict[str, str],
+    "names": dict[str, str],
+    "at_1_5b": dict[str, str],
+    "why": dict[str, str],
+    "readme": bool,
+    "worlds": dict[str, str],
+}
+REQUIRED = ("question", "part", "study")
+AT_1_5B: dict[str, Any] = {"answer": Answer, "seen": str}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, and the study and arms that answer it."""
+
+    question: str
+    part: Part
+    study: str
+    arms: Mapping[str, str] = field(default_factory=dict)
+    """Arm -> what it is, in words; the first is the headline. None: all arms of the study."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """References that are no answers, in words."""
+    at_1_5b: Mapping[str, str] = field(default_factory=dict)
+    """`answer` and `seen`: what one seed showed at 1.5 B parameters about the headline."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """Verdict -> a reason."""
+    readme: bool = False
+    worlds: Mapping[str, str] = field(default_factory=dict)
+    """Study -> its world, for an answer that is looked for in several worlds."""
+
+
+def read_findings(path: Path) -> list[Question]:
+    """The questions of a list, in its order; raises `ConfigurationError` if anything is wrong."""
+    given = checked(read_mapping(path, "list of findings"), {"rows": list[dict]}, f"list {path}")
+    if not given.get("rows"):
+        raise ConfigurationError(f"list {path} has no rows; add a question and its study")
+    rows = [_question(row, f"list {path}: row {n}") for n, row in enumerate(given["rows"], 1)]
+    for row in rows:
+        for study in row.worlds or [row.study]:
+            if not study_file(path, study).is_file():
+                raise ConfigurationError(
+                    f"list {path}: study '{study}' of '{row.question}' does not exist; write "
+                    f"{study_file(path, study)}, or name another study"
+                )
+    return rows
+
+
+def studies_of(rows: list[Question]) -> list[str]:
+    """The studies in the order of the questions, each once."""
+    return list(dict.fromkeys(study for row in rows for study in row.worlds or [row.study]))
+
+
+def study_file(path: Path, study: str) -> Path:
+    return path.parent / study / "study.yaml"
+
+
+def _question(given: dict[str, Any], what: str) -> Question:
+    row = checked(given, ROW, what)
+    for key in REQUIRED:
+        if not row.get(key):
+            raise ConfigurationError(f"{what} has no `{key}`; add it")
+    row["at_1_5b"] = checked(row.get("at_1_5b", {}), AT_1_5B, f"{what}: at_1_5b")
+    for kind in row.get("why", {}):
+        check_value(f"{what}: why", kind, Kind)
+    if row["at_1_5b"].keys() not in (set(), AT_1_5B.keys()):
+        raise ConfigurationError(f"{what}: at_1_5b needs both {' and '.join(AT_1_5B)}")
+    if (row["part"] == "carry") != bool(row.get("worlds")):
+        raise ConfigurationError(
+            f"{what}: part is '{row['part']}'; worlds belong to part 'carry', and to no other of "
+            f"{', '.join(get_args(Part))}"
+        )
+    return Question(**row)

@@ -1,0 +1,267 @@
+"""Answers of several studies in words, from their `report.json`. Pure but for reading the files.
+
+A verdict is never written by hand: every sentence is chosen by the verdict in the JSON.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.run.files import read_object
+from trl_ablate.study.findings import Question
+from trl_ablate.study.report.numbers import MIXED, NOTHING, number, within
+from trl_ablate.study.report.verdicts import MOSTLY
+
+Json = Mapping[str, Any]
+
+COLLAPSE, BETTER, WORSE, EQUIVALENT = "collapse", "better", "worse", "equivalent"
+NOT_DECIDED, UNDECIDED, SAME, TOO_FEW = (
+    "not decided", "undecided", "not distinguishable", "too few seeds",
+)  # fmt: skip
+MATTERS, DOES_NOT = (BETTER, WORSE, COLLAPSE), (EQUIVALENT, NOT_DECIDED)
+AGREES, DOES_NOT_AGREE, CANNOT_SAY = "agrees", "does not", "cannot say"
+AT_1_5B = {"better": BETTER, "worse": WORSE, "collapse": WORSE, "equal": EQUIVALENT}
+ONLY_RESCALES = "only rescales"
+SHARED_XRAY = Path("xray") / "chains" / "xray.json"
+"""The X-ray of the arms of chains; a study can have its own beside its `study.yaml`."""
+ON_CHAINS = "chains"
+
+
+@dataclass(frozen=True)
+class ArmFound:
+    """The answer on one arm."""
+
+    arm: str
+    words: str
+    against: str
+    kind: str
+    """The verdict, or `collapse` where most runs of the arm collapsed."""
+    numbers: Json
+    """Its entry among the arms of `report.json`."""
+    details: Json
+    xray: str
+    """The verdict of the X-ray; empty without one."""
+    is_mixed: bool
+
+    @property
+    def difference(self) -> str:
+        of = self.numbers
+        if of["difference"] is None:
+            return NOTHING
+        return within(of["difference"], of["low"], of["high"]) + MIXED * self.is_mixed
+
+    @property
+    def sentence(self) -> str:
+        name, other, seeds = self.words, self.against, self.numbers["pairs"]
+        shown = f"{self.difference}, {seeds} seeds"
+        bound = number(self.details["detectable"])
+        match self.kind:
+            case "collapse":
+                k, n = self.numbers["collapsed"]
+                words = f"{name} collapses in {k} of {n} runs ({shown} against {other})"
+            case "equivalent":
+                margin = number(self.numbers["equivalence_margin"])
+                words = f"{name} is equivalent to {other} within {margin} ({shown})"
+            case "not decided":
+                words = (
+                    f"{name} is not decided against {other} ({shown}): a difference above {bound} "
+                    "would have been seen"
+                )
+            case "undecided":
+                words = (
+                    f"{name} is undecided against {other} ({shown}); the next look is at "
+                    f"{self.details['next_look']} seeds"
+                )
+            case "not distinguishable":
+                words = (
+                    f"{name} is not distinguishable from {other} ({shown}): a difference below "
+                    f"{bound} would likely have gone unseen"
+                )
+            case "too few seeds":
+                words = f"{name} has too few seeds for a verdict ({shown} against {other})"
+            case _:
+                words = f"{name} is {self.kind} than {other} ({shown})"
+        return f"{words[:1].upper()}{words[1:]}."
+
+    @property
+    def brief(self) -> str:
+        bound = number(self.details["detectable"])
+        words = {
+            COLLAPSE: "collapses",
+            NOT_DECIDED: f"is not decided (above {bound} would have been seen)",
+        }
+        return f"{self.words} {words.get(self.kind, f'is {self.kind}')}"
+
+    @property
+    def effect_on_learning(self) -> str:
+        """Whether it ends higher, is only faster, or neither."""
+        area = (self.details["area"] or {}).get("verdict")
+        if self.kind == BETTER:
+            return "ends higher"
+        if self.kind in (WORSE, COLLAPSE):
+            return "ends lower"
+        if area == BETTER:
+            return "only faster"
+        return "neither" if self.kind in DOES_NOT else CANNOT_SAY
+
+
+@dataclass(frozen=True)
+class EffectFound:
+    """The answer on one effect of a factorial study."""
+
+    name: str
+    verdict: str
+    numbers: Json
+    """Its entry among the effects of `report.json`."""
+    sentence: str | None
+
+    @property
+    def is_strong(self) -> bool:
+        return self.verdict in (BETTER, WORSE)
+
+    @property
+    def brief(self) -> str:
+        return f"{self.name} {'raises' if self.verdict == BETTER else 'lowers'} it"
+
+    @property
+    def is_interaction(self) -> bool:
+        return "factors" in self.numbers
+
+    @property
+    def estimate(self) -> str:
+        of = self.numbers
+        return NOTHING if of["estimate"] is None else within(of["estimate"], of["low"], of["high"])
+
+    @property
+    def sign(self) -> int:
+        estimate = self.numbers["estimate"] or 0.0
+        return (estimate > 0) - (estimate < 0)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A question with what its study found; without runs, nothing."""
+
+    asked: Question
+    report: Json | None
+    arms: Sequence[ArmFound] = ()
+    effects: Sequence[EffectFound] = ()
+    worlds: Sequence["Found"] = ()
+    """The same question in each of its worlds, if it has some."""
+
+    @property
+    def is_run(self) -> bool:
+        return bool(self.arms or self.effects)
+
+    @property
+    def headline(self) -> ArmFound | None:
+        return self.arms[0] if self.arms else None
+
+    @property
+    def strong_effects(self) -> list[EffectFound]:
+        """Largest first."""
+        strong = [effect for effect in self.effects if effect.is_strong]
+        return sorted(strong, key=lambda e: -abs(e.numbers["estimate"]))
+
+    @property
+    def agreement(self) -> str:
+        """Whether the headline has the sign that one seed showed at 1.5 B parameters."""
+        answer = self.asked.at_1_5b.get("answer")
+        kind = self.headline.kind if self.headline else None
+        found = WORSE if kind == COLLAPSE else kind
+        if answer is None or found not in (BETTER, WORSE, EQUIVALENT):
+            return CANNOT_SAY
+        return AGREES if AT_1_5B[answer] == found else DOES_NOT_AGREE
+
+    @property
+    def why(self) -> str:
+        return self.asked.why.get(self.headline.kind, "") if self.headline else ""
+
+    @property
+    def seeds(self) -> str:
+        if self.effects and self.report:
+            return f"{self.report['details']['runs']} runs"
+        counts = sorted({arm.numbers["pairs"] for arm in self.arms})
+        ends = dict.fromkeys([counts[0], counts[-1]]) if counts else ()
+        return " to ".join(map(str, ends)) or NOTHING
+
+
+def find(rows: Sequence[Question], folder: Path) -> list[Found]:
+    """The answers to the questions, from the reports of the studies in `folder`."""
+    return [_with_worlds(row, folder) if row.worlds else _found(row, folder) for row in rows]
+
+
+def _with_worlds(asked: Question, folder: Path) -> Found:
+    each = [
+        _found(Question(f"{asked.question} {world}", asked.part, study), folder)
+        for study, world in asked.worlds.items()
+    ]
+    return Found(asked, None, worlds=each)
+
+
+def _effects(report: Json) -> list[EffectFound]:
+    sentences = report["details"]["sentences"]
+    return [
+        EffectFound(_effect_name(entry), entry["verdict"], entry, sentence)
+        for entry, sentence in zip(report["effects"], sentences, strict=True)
+    ]
+
+
+def _effect_name(entry: Json) -> str:
+    """`baseline`, or `baseline × length_norm`; of a level that is not the only one, with it."""
+    if "factors" not in entry:
+        return f"{entry['factor']} {_level(entry['levels'])}"
+    pairs = zip(entry["factors"], entry["levels"], strict=True)
+    return " × ".join(f"{name} {_level(levels)}" for name, levels in pairs)
+
+
+def _level(levels: Sequence[Any]) -> str:
+    value = levels[1]
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
+def _found(asked: Question, folder: Path) -> Found:
+    file = folder / asked.study / "report.json"
+    if not file.is_file():
+        return Found(asked, None)
+    report = read_object(file)
+    if report["effects"]:
+        return Found(asked, report, effects=_effects(report))
+    names = asked.arms or {name: name for name in report["arms"]}
+    seen = [name for name in names if name in report["arms"]]
+    xrays = _xrays(asked.study, folder)
+    words = {**names, **asked.names}
+    return Found(asked, report, [_arm(name, words, report, xrays) for name in seen])
+
+
+def _arm(name: str, words: Mapping[str, str], report: Json, xrays: Json) -> ArmFound:
+    numbers, details = report["arms"][name], report["details"]
+    against = details["arms"][name]["against"]
+    k, n = numbers["collapsed"]
+    return ArmFound(
+        arm=name,
+        words=words[name],
+        against=words.get(against, against),
+        kind=COLLAPSE if n and k > MOSTLY * n else numbers["verdict"],
+        numbers=numbers,
+        details=details["arms"][name],
+        xray=_xray(name, against, xrays),
+        is_mixed=bool({name, against} & set(details["mixed"])),
+    )
+
+
+def _xrays(study: str, folder: Path) -> Json:
+    own = folder / study / "xray.json"
+    if own.is_file():
+        return read_object(own)
+    shared = folder / SHARED_XRAY
+    return read_object(shared) if study.startswith(ON_CHAINS) and shared.is_file() else {}
+
+
+def _xray(arm: str, against: str, xrays: Json) -> str:
+    points = xrays.get("arms", {}).get(arm, [])
+    reference = xrays.get("reference")
+    if not points or arm == reference:
+        return ""
+    return str(points[0]["verdict"]) + f" (against {reference})" * (reference != against)
