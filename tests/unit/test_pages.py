@@ -20,7 +20,7 @@ COMMANDS = (
     "inspect", "leverage", "mechanism", "xray",
 )  # fmt: skip
 STUDY_COMMANDS = ("plan", "run", "status", "fetch", "report", "clean")
-BENCH_MODES = ("train", "eval", "reward", "step", "scale", "xray")
+BENCH_MODES = ("train", "eval", "reward", "step", "scale", "xray", "rollout", "gpu")
 OPTIONS_WITH_VALUES = ("--config_file", "--nproc-per-node", "--num_processes", "--profile")
 """Options that a page gives before a recipe."""
 

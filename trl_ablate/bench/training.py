@@ -80,8 +80,8 @@ class StepTimer(TrainerCallback):
         self.seconds.append(_now() - self._began)
 
 
-def stock(model, tokenizer, load: Workload, timer: TrainerCallback) -> GRPOTrainer:
-    return _build(GRPOTrainer, GRPOConfig, model, tokenizer, load, timer, {})
+def stock(model, tokenizer, load: Workload, timer: TrainerCallback, **settings) -> GRPOTrainer:
+    return _build(GRPOTrainer, GRPOConfig, model, tokenizer, load, timer, settings)
 
 
 def ours(model, tokenizer, load: Workload, timer: TrainerCallback, **settings) -> GRPOTrainer:
@@ -158,7 +158,7 @@ def padding_as_drawn(lengths_N: list[int], prompt_length: int) -> float:
 def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings) -> GRPOTrainer:
     on_gpu = torch.cuda.is_available()
     at_once = load.microbatch * PartialState().num_processes
-    arguments = config_class(
+    arguments: dict[str, Any] = dict(
         output_dir="unused",
         loss_type="grpo",
         use_cpu=not on_gpu,
@@ -178,13 +178,12 @@ def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings)
         use_vllm=load.corrected,
         vllm_mode="server",
         vllm_importance_sampling_mode="token_truncate",
-        **settings,
     )
     with mock.patch.object(grpo_trainer, "VLLMGeneration", NoEngine):
         return cls(
             model=model,
             reward_funcs=length_reward,
-            args=arguments,
+            args=config_class(**arguments | settings),
             train_dataset=prompts(load.rows * (load.steps + 1) // load.num_generations),
             processing_class=tokenizer,
             rollout_func=Replay(load.lengths_N, len(tokenizer), load.prompt_length),

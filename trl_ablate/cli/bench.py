@@ -5,11 +5,13 @@ Every mode prints a table and writes JSON.
 
 import argparse
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.cli import bench_gpu
 from trl_ablate.cli.ending import exit_code_of
 from trl_ablate.cli.parsing import Parser, at_least_one
 from trl_ablate.errors import ConfigurationError
@@ -22,11 +24,14 @@ EXAMPLES = (
     "trl-ablate bench train",
     "trl-ablate bench step --rows 256 --output step.json",
     "torchrun --nproc-per-node 2 -m trl_ablate bench train --only",
+    "trl-ablate bench gpu",
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(lambda: run(parse(argv)), stopped="nothing was written")
+    words = sys.argv[1:] if argv is None else list(argv)
+    stopped = "finished parts are kept" if words[:1] == ["gpu"] else "nothing was written"
+    return exit_code_of(lambda: run(parse(words)), stopped=stopped)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -40,6 +45,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         ("step", add_step, "whole GRPO steps, with generation"),
         ("scale", add_scale, "cost of a token against rollout batch, length and processes"),
         ("xray", add_xray, "an arm of an X-ray against a training phase"),
+        ("gpu", bench_gpu.add, "what no CPU can show, part by part, in ten minutes"),
     ):
         mode = modes.add_parser(
             name,
@@ -63,8 +69,7 @@ def run(options: argparse.Namespace) -> int:
         )
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore")
-    options.run(options)
-    return 0
+    return options.run(options) or 0
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
