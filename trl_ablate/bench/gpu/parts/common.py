@@ -34,8 +34,8 @@ def save_random_model(setup: Setup, folder: Path, shape: str | None = None) -> N
 
 
 def lengths(setup: Setup, rows: int) -> list[int]:
-    """Forced lengths of completions: log-normal, mean 343 and cap 1024; a tenth at toy size."""
-    mean, cap = (34.0, 102) if setup.toy else (343.0, 1024)
+    """Forced lengths of completions: log-normal, mean 343 and cap 1024; a twentieth at toy size."""
+    mean, cap = (17.0, 51) if setup.toy else (343.0, 1024)
     return replay.lengths(rows, mean, cap, seed=0)
 
 
