@@ -25,7 +25,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from trl_ablate.bench.replay import NoEngine, Replay, length_reward, prompts
-from trl_ablate.bench.tables import median
+from trl_ablate.bench.tables import median, ratio, spread
 from trl_ablate.config import AblationConfig
 from trl_ablate.metrics import GRAD_NORM
 from trl_ablate.trainer.ablation import AblationTrainer
@@ -104,14 +104,16 @@ def compare(model, tokenizer, load: Workload, builds: dict[str, Build]) -> dict[
 
 
 def rows_of(found: dict[str, Measured], load: Workload) -> list[dict[str, Any]]:
-    """The table: seconds per step, ratio to the first row, tokens/s, padding, peak memory."""
+    """The table: seconds per step and their spread, ratio to the first row, tokens/s, padding, peak
+    memory."""
     tokens = sum(load.lengths_N)
     first = next(iter(found.values()))
     return [
         {
             "what": name,
             "s/step": median(one.seconds),
-            "ratio": median([a / b for a, b in zip(first.seconds, one.seconds, strict=True)]),
+            "spread": spread(one.seconds),
+            "ratio": ratio(first.seconds, one.seconds),
             "tokens/s": tokens / median(one.seconds),
             "padded": one.padded,
             "peak MiB": one.peak / 2**20,

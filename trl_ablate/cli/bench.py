@@ -215,7 +215,8 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=at_least_one, default=256, help="completions per step")
     parser.add_argument("--microbatch", type=at_least_one, default=64)
     parser.add_argument("--max_completion_length", type=at_least_one, default=48)
-    parser.add_argument("--steps", type=at_least_one, default=5, help="counted steps")
+    parser.add_argument("--steps", type=at_least_one, default=5, help="counted steps per round")
+    parser.add_argument("--rounds", type=at_least_one, default=3)
     parser.set_defaults(run=step)
 
 
@@ -227,13 +228,14 @@ def step(options: argparse.Namespace) -> None:
         microbatch=options.microbatch,
         max_completion_length=options.max_completion_length,
         steps=options.steps,
+        rounds=options.rounds,
     )
     rows = stepping.compare(options.model_shape, load)
     tables.publish(
         f"whole steps, {options.rows} rollouts of up to {options.max_completion_length} tokens, "
         f"{options.model_shape}",
         rows,
-        {"ratio": rows[0]["s/step"] / rows[1]["s/step"]},
+        {"ratio": rows[1]["ratio"]},
         options.output,
     )
 
@@ -266,12 +268,15 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=at_least_one, nargs="+", default=[64, 128, 256, 512, 1024])
     parser.add_argument("--mean_lengths", type=float, nargs="+", default=[128, 64, 256, 512])
     parser.add_argument("--processes", type=at_least_one, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=at_least_one, default=2)
+    parser.add_argument("--steps", type=at_least_one, default=2, help="counted steps per round")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="over all points")
     parser.set_defaults(run=scale)
 
 
 def scale(options: argparse.Namespace) -> None:
     from trl_ablate.bench import scaling, tables
 
-    rows = scaling.measure(options.rows, options.mean_lengths, options.processes, options.steps)
+    rows = scaling.measure(
+        options.rows, options.mean_lengths, options.processes, options.steps, options.rounds
+    )
     tables.publish("the training phase, cost of a token", rows, {}, options.output)
