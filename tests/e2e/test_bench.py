@@ -74,15 +74,16 @@ def test_an_arm_of_an_x_ray_costs_about_a_training_phase(tmp_path):
 
 
 def test_whole_steps_and_their_parts(tmp_path):
-    rows, _ = bench(tmp_path, "step", "--steps", 2, "--rows", 64)
+    rows, facts = bench(tmp_path, "step", "--steps", 2, "--rounds", 2, "--rows", 64)
     ours = rows["trl_ablate"]
+    assert facts["ratio"] == ours["ratio"] > 0 and rows["stock TRL"]["ratio"] == 1
     assert 0 < ours["s rollout"] + ours["s reward"] + ours["s train"] <= 1.2 * ours["s/step"]
 
 
 def test_every_axis_of_scale_has_its_points(tmp_path):
     rows, _ = bench(
         tmp_path, "scale", "--rows", 16, 32, "--mean_lengths", 32, 64, "--processes", 1, 2,
-        "--steps", 1,
+        "--steps", 1, "--rounds", 2,
     )  # fmt: skip
     assert list(rows) == [
         "16 rollouts of 32 tokens, 1 process(es)",
@@ -90,4 +91,4 @@ def test_every_axis_of_scale_has_its_points(tmp_path):
         "16 rollouts of 64 tokens, 1 process(es)",
         "16 rollouts of 32 tokens, 2 process(es)",
     ]
-    assert all(row["µs/token"] > 0 for row in rows.values())
+    assert all(row["µs/token"] > 0 and row["spread"] > 0 for row in rows.values())

@@ -9,7 +9,7 @@ import sys
 
 from tests.conftest import REPOSITORY
 
-LIGHT = ["run", "guard", "prompts", "study", "hub", "data", "miniature"]
+LIGHT = ["run", "guard", "prompts", "study", "hub", "data", "miniature", "plan"]
 """Rooms of which every module is light, but for `HEAVY`."""
 HEAVY = ["study.resolution"]
 

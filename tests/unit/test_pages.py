@@ -17,10 +17,10 @@ from trl_ablate.recipe.places import SHIPPED
 
 COMMANDS = (
     "train", "evaluate", "study", "publish", "bench", "doctor", "recipes", "check", "new",
-    "findings", "inspect", "leverage", "mechanism", "xray",
+    "findings", "inspect", "leverage", "mechanism", "plan", "xray",
 )  # fmt: skip
 STUDY_COMMANDS = ("plan", "run", "status", "fetch", "report", "clean")
-BENCH_MODES = ("train", "eval", "reward", "step", "scale", "xray")
+BENCH_MODES = ("train", "eval", "reward", "step", "scale", "xray", "rollout", "gpu")
 OPTIONS_WITH_VALUES = ("--config_file", "--nproc-per-node", "--num_processes", "--profile")
 """Options that a page gives before a recipe."""
 
@@ -172,7 +172,7 @@ def test_the_pages_are_found_and_show_commands():
     )
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     shown = {command.split()[1] for command in commands(text) if command.startswith("trl-ablate ")}
-    own_pages = {"bench", "findings", "leverage", "mechanism", "xray"}
+    own_pages = {"bench", "findings", "leverage", "mechanism", "plan", "xray"}
     assert shown == set(COMMANDS) - own_pages
 
 

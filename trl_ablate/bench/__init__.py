@@ -6,7 +6,8 @@
     evaluating  one-shot evaluation against TRL's `evaluate`
     grading     the grader's pool against math-verify in one process
     scaling     cost per token by batch size, length and number of processes
-    tables      medians, the printed table and the JSON
+    tables      medians and spreads, the printed table and the JSON
+    gpu/        what no CPU can show, part by part
 
 The command is `trl-ablate bench`.
 """

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ablate import miniature
-from trl_ablate.bench.tables import median
+from trl_ablate.bench.tables import median, ratio, spread
 from trl_ablate.config import AblationConfig
 from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions, to_prompts
@@ -56,9 +56,14 @@ def compare(prompts: int, batches: list[int], rounds: int) -> tuple[list[dict], 
             for name, trainer in trainers.items():
                 seconds[name].append(_seconds(trainer))
         facts = _agreement(rewards, dataset, largest=max(batches))
-    ours = median(seconds["trl_ablate, one shot"])
+    ours = seconds["trl_ablate, one shot"]
     rows = [
-        {"what": name, "s": median(taken), "ratio to ours": median(taken) / ours}
+        {
+            "what": name,
+            "s": median(taken),
+            "spread": spread(taken),
+            "ratio to ours": ratio(taken, ours),
+        }
         for name, taken in seconds.items()
     ]
     return rows, facts

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from trl_ablate.bench.replay import lengths
-from trl_ablate.bench.tables import median
+from trl_ablate.bench.tables import median, ratio, spread
 from trl_ablate.trainer import decoding
 from trl_ablate.trainer.temporary import replaced
 
@@ -103,8 +103,8 @@ def rows_of(name: str, found: dict[str, Rollouts], tokens: int) -> list[dict[str
         {
             "what": f"{name}, {way}",
             "s/batch": median(one.seconds),
-            "spread": max(one.seconds) - min(one.seconds),
-            "ratio": median([a / b for a, b in zip(first.seconds, one.seconds, strict=True)]),
+            "spread": spread(one.seconds),
+            "ratio": ratio(first.seconds, one.seconds),
             "tokens/s": tokens / median(one.seconds),
         }
         for way, one in found.items()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trl_ablate.bench.recorded import values_of
-from trl_ablate.bench.tables import median
+from trl_ablate.bench.tables import median, ratio, spread
 from trl_ablate.rewards import MathGrader
 
 Batch = tuple[list[str], list[str]]
@@ -70,14 +70,19 @@ def compare(file: Path | None, count: int, rounds: int, workers: int) -> tuple[l
                 began = time.perf_counter()
                 verdicts[name] += grade(*batch)
                 seconds[name].append(time.perf_counter() - began)
-    first, ours = (median(taken[2:]) for taken in seconds.values())
+    counted = {name: taken[2:] for name, taken in seconds.items()}
     rows = [
-        {"what": name, "s": median(taken[2:]), "answers/s": count / median(taken[2:])}
-        for name, taken in seconds.items()
+        {
+            "what": name,
+            "s": median(taken),
+            "spread": spread(taken),
+            "answers/s": count / median(taken),
+        }
+        for name, taken in counted.items()
     ]
     theirs, mine = verdicts.values()
     return rows, {
-        "ratio": first / ours,
+        "ratio": ratio(*counted.values()),
         "answers": len(mine),
         "verdicts that differ": sum(a != b for a, b in zip(theirs, mine, strict=True)),
     }

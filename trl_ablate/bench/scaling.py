@@ -12,18 +12,25 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.bench.tables import median, spread
+
 
 def measure(
-    rows: list[int], mean_lengths: list[float], processes: list[int], steps: int
+    rows: list[int], mean_lengths: list[float], processes: list[int], steps: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """One row per point. The first value of each list is used while another list varies."""
+    """One row per point; each round measures all points. The first value of each list is used while
+    another list varies."""
     points = [(n, mean_lengths[0], processes[0]) for n in rows]
     points += [(rows[0], mean, processes[0]) for mean in mean_lengths[1:]]
     points += [(rows[0], mean_lengths[0], count) for count in processes[1:]]
-    return [_point(*point, steps) for point in points]
+    found: list[list[dict[str, Any]]] = [[] for _ in points]
+    for _ in range(rounds):
+        for point, measured in zip(points, found, strict=True):
+            measured.append(_measured(*point, steps))
+    return [_row(*point, measured) for point, measured in zip(points, found, strict=True)]
 
 
-def _point(rows: int, mean_length: float, processes: int, steps: int) -> dict[str, Any]:
+def _measured(rows: int, mean_length: float, processes: int, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "train.json"
         words = ["train", "--only", "--rows", rows, "--mean_length", mean_length]
@@ -39,9 +46,17 @@ def _point(rows: int, mean_length: float, processes: int, steps: int) -> dict[st
             env=os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))},
         )
         (row,) = json.loads(output.read_text("utf-8"))["rows"]
+    return row
+
+
+def _row(
+    rows: int, mean_length: float, processes: int, found: list[dict[str, Any]]
+) -> dict[str, Any]:
+    seconds = [one["s/step"] for one in found]
     return {
         "what": f"{rows} rollouts of {mean_length:g} tokens, {processes} process(es)",
-        "s/step": row["s/step"],
-        "µs/token": 1e6 / row["tokens/s"],
-        "peak MiB": row["peak MiB"],
+        "s/step": median(seconds),
+        "spread": spread(seconds),
+        "µs/token": median([1e6 / one["tokens/s"] for one in found]),
+        "peak MiB": max(one["peak MiB"] for one in found),
     }

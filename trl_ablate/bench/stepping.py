@@ -2,7 +2,9 @@
 
 On a CPU the model is the miniature, and transformers generates. On a GPU the model has the given
 shape and random weights, and vLLM generates in the same process. A random model almost never ends a
-completion, so all completions have the full length: this is the worst case.
+completion, so all completions have the full length: this is the worst case. Both trainers start
+from the same weights in every round. With vLLM there is one round, as a process can start an engine
+only once for each trainer.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_ablate import miniature
 from trl_ablate.bench import replay
-from trl_ablate.bench.tables import median
+from trl_ablate.bench.tables import median, ratio, spread
 from trl_ablate.bench.training import StepTimer
 from trl_ablate.config import AblationConfig
 from trl_ablate.data.choice import Selection, Source
@@ -31,26 +33,45 @@ PARTS = ("rollout", "reward", "train")
 
 @dataclass
 class Load:
-    """The size of a step. Both trainers take `warmup` extra steps, which are not counted."""
+    """The size of a step. In each round, both trainers take `warmup` extra steps, which are not
+    counted."""
 
     rows: int = 256
     microbatch: int = 64
     num_generations: int = 8
     max_completion_length: int = 48
     steps: int = 5
+    rounds: int = 3
     warmup: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class Measured:
+    """The counted steps of one trainer, over all rounds: their seconds, and what they logged."""
+
+    seconds: list[float] = field(default_factory=list)
+    logs: list[dict[str, float]] = field(default_factory=list)
+    peak: float = 0.0
+
+
+TRAINERS: dict[str, tuple[type[GRPOTrainer], type[GRPOConfig]]] = {
+    "stock TRL": (GRPOTrainer, GRPOConfig),
+    "trl_ablate": (AblationTrainer, AblationConfig),
+}
+
+
 def compare(shape: str, load: Load) -> list[dict[str, Any]]:
-    """The table: one trainer after the other, both from the same weights."""
+    """The table: the trainers alternate for `load.rounds` rounds."""
     model = model_folder(shape)
+    found = {name: Measured() for name in TRAINERS}
     with MathGrader(workers=2) as grader:
         rewards, _ = build_rewards("r1_zero", grader=grader)
-        return [
-            _row("stock TRL", _build(GRPOTrainer, GRPOConfig, model, rewards, load), load),
-            _row("trl_ablate", _build(AblationTrainer, AblationConfig, model, rewards, load), load),
-        ]
+        for _ in range(1 if torch.cuda.is_available() else load.rounds):
+            for name, classes in TRAINERS.items():
+                _measure(_build(*classes, model, rewards, load), load, found[name])
+    first = next(iter(found.values()))
+    return [_row(name, one, first) for name, one in found.items()]
 
 
 def model_folder(shape: str) -> str:
@@ -65,26 +86,33 @@ def model_folder(shape: str) -> str:
     return str(folder)
 
 
-def _row(name: str, trainer: GRPOTrainer, load: Load) -> dict[str, Any]:
+def _measure(trainer: GRPOTrainer, load: Load, into: Measured) -> None:
     timer = StepTimer()
     trainer.add_callback(timer)
     trainer.remove_callback(PrinterCallback)
     reset_peak_memory(trainer.args.device)
     trainer.train()
-    log = [row for row in trainer.state.log_history if GRAD_NORM in row][load.warmup :]
-    lengths = [row[LENGTH] for row in log]
+    log = [row for row in trainer.state.log_history if GRAD_NORM in row]
+    into.logs += log[load.warmup :]
+    into.seconds += timer.seconds[load.warmup :]
+    into.peak = max(into.peak, peak_memory(trainer.args.device))
+
+
+def _row(name: str, one: Measured, first: Measured) -> dict[str, Any]:
     parts = {
-        f"s {part}": median([row[f"time/{part}"] for row in log])
-        if f"time/{part}" in log[0]
+        f"s {part}": median([row[f"time/{part}"] for row in one.logs])
+        if f"time/{part}" in one.logs[0]
         else ""
         for part in PARTS
     }
     return {
         "what": name,
-        "s/step": median(timer.seconds[load.warmup :]),
+        "s/step": median(one.seconds),
+        "spread": spread(one.seconds),
+        "ratio": ratio(first.seconds, one.seconds),
         **parts,
-        "tokens": median(lengths),
-        "peak GiB": peak_memory(trainer.args.device) / 2**30,
+        "tokens": median([row[LENGTH] for row in one.logs]),
+        "peak GiB": one.peak / 2**30,
     }
 
 

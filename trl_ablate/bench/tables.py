@@ -1,4 +1,4 @@
-"""Medians, the printed table, and the JSON file."""
+"""Medians and spreads of alternating rounds, the printed table, and the JSON file."""
 
 import platform
 import statistics
@@ -16,6 +16,17 @@ from trl_ablate.run.untrusted import SafeConsole
 
 def median(values: Sequence[float]) -> float:
     return statistics.median(values)
+
+
+def spread(values: Sequence[float]) -> float:
+    """The largest minus the smallest."""
+    return max(values) - min(values)
+
+
+def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
+    """How many times as long the first took: the median over pairs that were measured next to each
+    other, so that a load of the machine that comes and goes falls on both."""
+    return median([a / b for a, b in zip(theirs, ours, strict=True)])
 
 
 def machine() -> str:

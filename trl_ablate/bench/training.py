@@ -25,7 +25,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from trl_ablate.bench.replay import NoEngine, Replay, length_reward, prompts
-from trl_ablate.bench.tables import median
+from trl_ablate.bench.tables import median, ratio, spread
 from trl_ablate.config import AblationConfig
 from trl_ablate.metrics import GRAD_NORM
 from trl_ablate.trainer.ablation import AblationTrainer
@@ -80,8 +80,8 @@ class StepTimer(TrainerCallback):
         self.seconds.append(_now() - self._began)
 
 
-def stock(model, tokenizer, load: Workload, timer: TrainerCallback) -> GRPOTrainer:
-    return _build(GRPOTrainer, GRPOConfig, model, tokenizer, load, timer, {})
+def stock(model, tokenizer, load: Workload, timer: TrainerCallback, **settings) -> GRPOTrainer:
+    return _build(GRPOTrainer, GRPOConfig, model, tokenizer, load, timer, settings)
 
 
 def ours(model, tokenizer, load: Workload, timer: TrainerCallback, **settings) -> GRPOTrainer:
@@ -104,7 +104,8 @@ def compare(model, tokenizer, load: Workload, builds: dict[str, Build]) -> dict[
 
 
 def rows_of(found: dict[str, Measured], load: Workload) -> list[dict[str, Any]]:
-    """The table: seconds per step, ratio to the first row, tokens/s, padding, peak memory.
+    """The table: seconds per step and their spread, ratio to the first row, tokens/s, padding, peak
+    memory.
 
     Other work on the machine only slows a step down, so `fastest` depends least on it.
     """
@@ -115,7 +116,8 @@ def rows_of(found: dict[str, Measured], load: Workload) -> list[dict[str, Any]]:
             "what": name,
             "s/step": median(one.seconds),
             "fastest": min(one.seconds),
-            "ratio": median([a / b for a, b in zip(first.seconds, one.seconds, strict=True)]),
+            "spread": spread(one.seconds),
+            "ratio": ratio(first.seconds, one.seconds),
             "tokens/s": tokens / median(one.seconds),
             "padded": one.padded,
             "peak MiB": one.peak / 2**20,
@@ -162,7 +164,7 @@ def padding_as_drawn(lengths_N: list[int], prompt_length: int) -> float:
 def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings) -> GRPOTrainer:
     on_gpu = torch.cuda.is_available()
     at_once = load.microbatch * PartialState().num_processes
-    arguments = config_class(
+    arguments: dict[str, Any] = dict(
         output_dir="unused",
         loss_type="grpo",
         use_cpu=not on_gpu,
@@ -182,13 +184,12 @@ def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings)
         use_vllm=load.corrected,
         vllm_mode="server",
         vllm_importance_sampling_mode="token_truncate",
-        **settings,
     )
     with mock.patch.object(grpo_trainer, "VLLMGeneration", NoEngine):
         return cls(
             model=model,
             reward_funcs=length_reward,
-            args=arguments,
+            args=config_class(**arguments | settings),
             train_dataset=prompts(load.rows * (load.steps + 1) // load.num_generations),
             processing_class=tokenizer,
             rollout_func=Replay(load.lengths_N, len(tokenizer), load.prompt_length),

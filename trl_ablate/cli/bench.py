@@ -5,11 +5,13 @@ Every mode prints a table and writes JSON.
 
 import argparse
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.cli import bench_gpu
 from trl_ablate.cli.ending import exit_code_of
 from trl_ablate.cli.parsing import Parser, at_least_one
 from trl_ablate.errors import ConfigurationError
@@ -22,11 +24,14 @@ EXAMPLES = (
     "trl-ablate bench train",
     "trl-ablate bench step --rows 256 --output step.json",
     "torchrun --nproc-per-node 2 -m trl_ablate bench train --only",
+    "trl-ablate bench gpu",
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(lambda: run(parse(argv)), stopped="nothing was written")
+    words = sys.argv[1:] if argv is None else list(argv)
+    stopped = "finished parts are kept" if words[:1] == ["gpu"] else "nothing was written"
+    return exit_code_of(lambda: run(parse(words)), stopped=stopped)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -40,6 +45,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         ("step", add_step, "whole GRPO steps, with generation"),
         ("scale", add_scale, "cost of a token against rollout batch, length and processes"),
         ("xray", add_xray, "an arm of an X-ray against a training phase"),
+        ("gpu", bench_gpu.add, "what no CPU can show, part by part, in ten minutes"),
     ):
         mode = modes.add_parser(
             name,
@@ -63,8 +69,7 @@ def run(options: argparse.Namespace) -> int:
         )
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore")
-    options.run(options)
-    return 0
+    return options.run(options) or 0
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
@@ -210,7 +215,8 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=at_least_one, default=256, help="completions per step")
     parser.add_argument("--microbatch", type=at_least_one, default=64)
     parser.add_argument("--max_completion_length", type=at_least_one, default=48)
-    parser.add_argument("--steps", type=at_least_one, default=5, help="counted steps")
+    parser.add_argument("--steps", type=at_least_one, default=5, help="counted steps per round")
+    parser.add_argument("--rounds", type=at_least_one, default=3)
     parser.set_defaults(run=step)
 
 
@@ -222,13 +228,14 @@ def step(options: argparse.Namespace) -> None:
         microbatch=options.microbatch,
         max_completion_length=options.max_completion_length,
         steps=options.steps,
+        rounds=options.rounds,
     )
     rows = stepping.compare(options.model_shape, load)
     tables.publish(
         f"whole steps, {options.rows} rollouts of up to {options.max_completion_length} tokens, "
         f"{options.model_shape}",
         rows,
-        {"ratio": rows[0]["s/step"] / rows[1]["s/step"]},
+        {"ratio": rows[1]["ratio"]},
         options.output,
     )
 
@@ -261,12 +268,15 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=at_least_one, nargs="+", default=[64, 128, 256, 512, 1024])
     parser.add_argument("--mean_lengths", type=float, nargs="+", default=[128, 64, 256, 512])
     parser.add_argument("--processes", type=at_least_one, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=at_least_one, default=2)
+    parser.add_argument("--steps", type=at_least_one, default=2, help="counted steps per round")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="over all points")
     parser.set_defaults(run=scale)
 
 
 def scale(options: argparse.Namespace) -> None:
     from trl_ablate.bench import scaling, tables
 
-    rows = scaling.measure(options.rows, options.mean_lengths, options.processes, options.steps)
+    rows = scaling.measure(
+        options.rows, options.mean_lengths, options.processes, options.steps, options.rounds
+    )
     tables.publish("the training phase, cost of a token", rows, {}, options.output)

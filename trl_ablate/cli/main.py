@@ -17,6 +17,7 @@ COMMANDS = {
     "xray": "compare the gradients of arms on the same rollouts, before any run",
     "publish": "publish a finished run on the Hugging Face Hub",
     "bench": "measure this package against stock TRL",
+    "plan": "estimate on paper what fits on a machine and how long a step takes",
     "doctor": "print what a recipe lacks on this machine, and how to fix it",
     "new": "write a folder with a task or a world of your own, ready to train in miniature",
     "check": "try out a recipe's data, prompt and reward before training",

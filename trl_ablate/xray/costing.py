@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.bench.tables import median
+from trl_ablate.bench.tables import median, ratio, spread
 from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.rewards import grader_of
 from trl_ablate.xray.drawing import questions_of
@@ -35,12 +35,16 @@ def compare(
             training += _training_phases(resolved, sources)[1:]
             taken, _ = take(resolved, Point(None), sources)
             arm += taken.seconds_B.tolist()[1:]
-    ratio = median(arm) / median(training)
     table = [
-        {"what": "training phase", "s/batch": median(training), "ratio": 1.0},
-        {"what": "an arm on stored rollouts", "s/batch": median(arm), "ratio": ratio},
+        {
+            "what": name,
+            "s/batch": median(seconds),
+            "spread": spread(seconds),
+            "ratio": ratio(seconds, training),
+        }
+        for name, seconds in (("training phase", training), ("an arm on stored rollouts", arm))
     ]
-    return table, {"training phases per arm and batch": ratio}
+    return table, {"training phases per arm and batch": ratio(arm, training)}
 
 
 def _training_phases(resolved: Any, sources: Sources) -> list[float]:

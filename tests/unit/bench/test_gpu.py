@@ -1,0 +1,238 @@
+"""`bench gpu` without a GPU: its runner over planted parts, its page, its command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from tests.conftest import REPOSITORY
+from trl_ablate.bench.gpu import page as pages
+from trl_ablate.bench.gpu import running
+from trl_ablate.bench.gpu.one import result_of
+from trl_ablate.bench.gpu.registry import PARTS, Found, Part, Setup
+from trl_ablate.bench.gpu.running import Results, run
+from trl_ablate.cli import bench, bench_gpu
+from trl_ablate.errors import ConfigurationError
+
+TOY = Setup("cpu", True)
+
+PLANTED = {
+    "good": "return Found([{'what': 'x', 's': 0.5}], {'it holds': True}, {'ratio': 2.0})",
+    "wrong": "return Found([{'what': 'x', 's': 0.5}], {'it holds': True, 'so does this': False})",
+    "absent": "raise NotHere('there is no engine')",
+    "raises": "raise ValueError('a | bar and a `tick`')",
+    "refused": "raise ConfigurationError('give another value')",
+    "hangs": "import subprocess, time; subprocess.Popen(['sleep', '300']); time.sleep(300)",
+    "killed": "import os; print('before', flush=True); os.kill(os.getpid(), 9)",
+    "exits": "import os; os._exit(3)",
+    "sized": "return Found([{'what': setup.device, 'toy': setup.toy}])",
+}
+LIMITS = {name: Part(f"the part {name}", 2.0 if name == "hangs" else 60.0) for name in PLANTED}
+HEAD = """
+from trl_ablate.bench.gpu.registry import Found, NotHere
+from trl_ablate.errors import ConfigurationError
+
+def measure(setup):
+    """
+START = """
+import sys
+from trl_ablate.bench.gpu.one import measure_into
+name, device, toy, file = sys.argv[1:]
+sys.exit(measure_into(name, device, bool(int(toy)), file, room="planted"))
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a planted part as `fresh` starts a real one; notes its name."""
+    folder = tmp_path / "planted"
+    folder.mkdir()
+    for name, code in PLANTED.items():
+        (folder / f"{name}.py").write_text(HEAD + code + "\n")
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+
+    def begin(part, setup, result, log):
+        begin.started.append(part)
+        process = subprocess.Popen(
+            [sys.executable, "-c", START, part, setup.device, str(int(setup.toy)), str(result)],
+            stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
+        )  # fmt: skip
+        begin.last = process
+        return process
+
+    begin.started = []
+    return begin
+
+
+def measured(tmp_path, start, *names, budget=100.0, results=None):
+    results = results or Results(tmp_path / "gpu.json", TOY)
+    run(names, results, budget, start=start, parts=LIMITS)
+    return json.loads(results.file.read_text())["parts"]
+
+
+def test_a_failure_in_one_part_does_not_stop_the_rest(tmp_path, start):
+    names = ["raises", "killed", "exits", "refused", "absent", "wrong", "good", "sized"]
+    parts = measured(tmp_path, start, *names)
+    assert list(parts) == names
+    assert {name: (one["status"], one.get("reason")) for name, one in parts.items()} == {
+        "raises": ("failed", "ValueError: a | bar and a `tick`"),
+        "killed": ("failed", "killed by SIGKILL without a result; its last line: before"),
+        "exits": ("failed", "ended with code 3 without a result"),
+        "refused": ("failed", "give another value"),
+        "absent": ("skipped", "there is no engine"),
+        "wrong": ("wrong", "does not hold: so does this"),
+        "good": ("ok", ""),
+        "sized": ("ok", ""),
+    }
+    assert parts["good"]["rows"] == [{"what": "x", "s": 0.5}]
+    assert parts["sized"]["rows"] == [{"what": "cpu", "toy": True}]
+    assert parts["good"]["seconds"] > 0
+
+
+def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path, start):
+    began = time.monotonic()
+    parts = measured(tmp_path, start, "hangs", "good")
+    assert parts["hangs"]["reason"] == "not finished after 2 s; killed"
+    assert parts["good"]["status"] == "ok"
+    assert time.monotonic() - began < 40
+    assert not running_in_group_of(start.last)
+
+
+def running_in_group_of(process: subprocess.Popen) -> list[psutil.Process]:
+    """What runs of the process and of what it started; each has at most ten seconds to end."""
+    found = []
+    for each in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(each.pid) == process.pid and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+    return psutil.wait_procs(found, timeout=10)[1]
+
+
+def test_the_budget_limits_a_part_and_the_number_of_parts(tmp_path, start, monkeypatch):
+    monkeypatch.setattr(running, "LEAST", 3.0)
+    monkeypatch.setitem(LIMITS, "hangs", Part("hangs", 60.0))
+    parts = measured(tmp_path, start, "hangs", "good", budget=4.0)
+    assert parts["hangs"]["reason"] == "not finished after 4 s; killed"
+    assert (parts["good"]["status"], start.started) == ("not run", ["hangs"])
+    assert parts["good"]["reason"] == "the budget of 4 s is used up"
+
+
+def test_a_continued_run_repeats_only_what_is_not_finished(tmp_path, start):
+    measured(tmp_path, start, "good", "raises", "absent")
+    results = Results.continued(tmp_path / "gpu.json", TOY)
+    assert not results.all_well
+    start.started.clear()
+    parts = measured(tmp_path, start, "good", "raises", "absent", "wrong", results=results)
+    assert start.started == ["raises", "wrong"]
+    assert list(parts) == ["good", "raises", "absent", "wrong"]
+
+
+def test_only_results_of_the_same_device_and_size_are_continued(tmp_path, start):
+    measured(tmp_path, start, "good")
+    with pytest.raises(ConfigurationError, match="holds no results of device cuda with toy=False"):
+        Results.continued(tmp_path / "gpu.json", Setup("cuda", False))
+    assert Results.continued(tmp_path / "new.json", TOY).parts == {}
+
+
+def test_ctrl_c_kills_the_part_keeps_the_finished_and_prints_how_to_continue(
+    tmp_path, start, monkeypatch, capsys
+):
+    output = tmp_path / "my gpu.json"
+
+    def begin(part, setup, result, log):
+        if part == "step":
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return start("hangs" if part == "step" else "good", setup, result, log)
+
+    monkeypatch.setattr(bench_gpu, "starter", lambda setup: begin)
+    words = ["gpu", "--device", "cpu", "--toy", "--parts", "gradients", "step", "--output"]
+    assert bench.main([*words, str(output)]) == 130
+    printed = capsys.readouterr()
+    command = "trl-ablate bench gpu --resume --output"
+    assert f"continue with: {command} '{output}' --device cpu --toy" in printed.out
+    assert printed.out.strip().endswith("--parts gradients step")
+    assert printed.err == "stopped; finished parts are kept\n"
+    parts = json.loads(output.read_text())["parts"]
+    assert {name: one["status"] for name, one in parts.items()} == {"gradients": "ok"}
+    assert not running_in_group_of(start.last)
+
+
+@pytest.mark.parametrize(("planted", "code"), [("good", 0), ("absent", 0), ("wrong", 1)])
+def test_the_exit_code_and_the_page(tmp_path, start, monkeypatch, planted, code):
+    monkeypatch.setattr(
+        bench_gpu, "starter", lambda setup: lambda part, *more: start(planted, *more)
+    )
+    output = tmp_path / "gpu.json"
+    words = ["gpu", "--device", "cpu", "--toy", "--parts", "head", "--output", str(output)]
+    assert bench.main(words) == code
+    page = (tmp_path / "gpu.md").read_text()
+    assert page.startswith("# bench gpu: cpu, toy size\n")
+    assert "| head | " in page
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--parts", "speed"], "error: 'speed' is not a part of bench gpu; use gradients, step"),
+        (["--device", "cpu"], "error: a model of 1.5 B parameters takes hours on a CPU; add --toy"),
+        (["--device", "tpu"], "error: argument --device: invalid choice: 'tpu'"),
+        (["--budget", "0"], "error: argument --budget: '0' is no whole number of at least 1"),
+        ([], "error: torch finds no GPU here; run this on a machine with one, or give"),
+    ],
+)
+def test_what_it_refuses(capsys, monkeypatch, words, sentence):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert bench.main(["gpu", *words]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(sentence) and printed.count("\n") == 1
+
+
+def test_the_page_of_results():
+    written = {
+        "device": "cuda", "toy": False, "machine": "a card", "git": {"commit": "abc", "diff": ""},
+        "parts": {
+            "head": {"status": "wrong", "seconds": 12.3, "reason": "a | bar",
+                     "rows": [{"what": "one", "s": 0.12345}, {"what": "two", "MB": 3}],
+                     "checks": {"this": True, "that": False}, "facts": {"ratio": 2.0}},
+            "step": {"status": "skipped", "seconds": 0.0, "reason": "no engine"},
+        },
+    }  # fmt: skip
+    assert pages.page(written) == (
+        "# bench gpu: cuda, full size\n\n"
+        "Machine: a card. Commit: abc.\n\n"
+        "| part | result | s | what | why |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        f"| head | wrong | 12.3 | {PARTS['head'].shows} | a \\| bar |\n"
+        f"| step | skipped | 0 | {PARTS['step'].shows} | no engine |\n\n"
+        "## head\n\n"
+        "| what | s | MB |\n"
+        "| --- | --- | --- |\n"
+        "| one | 0.1235 |  |\n"
+        "| two |  | 3 |\n\n"
+        "- ratio: 2\n- this: yes\n- that: NO\n"
+    )
+
+
+def test_every_part_has_its_file_and_every_file_its_part():
+    folder = REPOSITORY / "trl_ablate" / "bench" / "gpu" / "parts"
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "common"}
+    assert files == PARTS.keys()
+
+
+def test_a_result_without_checks_is_well():
+    assert result_of(Found([]))["status"] == "ok"
+
+
+def test_on_a_cpu_a_part_sees_no_gpu():
+    assert running.environment(TOY)["CUDA_VISIBLE_DEVICES"] == ""
+    full = running.environment(Setup("cuda", False))
+    assert full.get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,0 +1,109 @@
+"""`trl-ablate plan`: what it prints, takes from recipes, and refuses."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from trl_ablate.cli.plan import main
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.plan.recipes import from_recipe, size_in
+from trl_ablate.plan.setup import OPTIONS
+
+SHARDED = ["--model", "7B", "--gpus", "8", "--sharding", "zero3"]
+
+
+def test_every_assumption_is_printed_with_its_value_and_origin(capsys):
+    assert main([*SHARDED, "--mfu", "0.4"]) == 0
+    printed = capsys.readouterr().out
+    rows = dict(re.findall(r"^ --(\w+) +(\S+ +\w+)", printed, re.MULTILINE))
+    assert rows.keys() == OPTIONS.keys()
+    origins = {name: value.split() for name, value in rows.items()}
+    assert origins["mfu"] == ["0.4", "given"] and origins["rollouts"] == ["256", "default"]
+    assert "7.62 B parameters, on 8 × h100" in printed
+    assert "NVIDIA H100 SXM data sheet" in printed
+
+
+def test_what_does_not_fit(capsys):
+    assert main(SHARDED[:4]) == 1
+    printed = capsys.readouterr().out
+    assert "does not fit: training needs 174.1 GB on a card" in printed
+    assert "--sharding zero3" in printed and "seconds of a step" not in printed
+
+
+def test_json(capsys):
+    assert main([*SHARDED, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] and found["assumptions"]["model"] == "7B"
+    parts = [sum(phase.values()) for phase in found["seconds"].values()]
+    assert found["seconds_per_step"] == pytest.approx(sum(parts))
+
+
+def test_an_engine_without_room_is_json_too(capsys):
+    assert main(["--model", "72B", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["fits"] and found["seconds"]["rollout"]["decoding"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--gpu", "h1000"], "error: argument --gpu: invalid choice: 'h1000'"),
+        (["--sleep", "off"], "error: argument --sleep: 'off' is neither true nor false"),
+        (["--gpuss", "2"], "error: unknown option '--gpuss'; did you mean '--gpus'?"),
+        (["--model", "9B"], "error: '9B' is neither a known size"),
+        (["--gpus", "many"], "error: argument --gpus: invalid int value: 'many'"),
+    ],
+)
+def test_a_wrong_word(capsys, words, sentence):
+    assert main(words) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(sentence) and printed.count("\n") == 1
+
+
+def test_a_recipe_and_its_profile(capsys):
+    assert main(["--recipe", "grpo", "--profile", "rtx4090", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["assumptions"]
+    expected = {
+        "model": "1.5B", "gpu": "rtx4090", "rollouts": 256, "max_length": 1024, "microbatch": 1,
+        "weights": "float32", "optimizer": "adamw_8bit", "checkpointing": True, "lora_rank": 0,
+        "engine": "vllm", "engine_share": 0.2, "sleep": True, "epochs": 1, "optimizer_steps": 1,
+        "steps": 200, "evaluations": 51, "eval_questions": 1024, "padded": False,
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_options_override_a_recipe(capsys):
+    words = ["--recipe", "lora", "--profile", "h100", "--model", "7B", "--rollouts", "512"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["assumptions"]
+    assert (found["model"], found["rollouts"], found["lora_rank"]) == ("7B", 512, 16)
+
+
+def test_sizes_in_names():
+    assert size_in("Qwen/Qwen2.5-Math-1.5B") == "1.5B"
+    assert size_in("Qwen/Qwen2.5-7B-Instruct") == "7B"
+    for name in ("HuggingFaceTB/SmolLM2-360M-Instruct", "some/model-9B"):
+        with pytest.raises(ConfigurationError, match="is no size that is known"):
+            size_in(name)
+
+
+def test_settings_that_a_recipe_leaves_out_are_left_to_the_plan():
+    found = from_recipe({"model_name_or_path": "x/y-7B", "eval_size": None}, "mine")
+    assert found == {
+        "model": "7B", "engine": "transformers", "lora_rank": 0, "padded": False,
+    }  # fmt: skip
+
+
+def test_a_plan_without_a_recipe_imports_no_torch():
+    code = (
+        "import sys; from trl_ablate.cli.plan import main; main(['--json']);"
+        "sys.exit(bool({'torch', 'transformers', 'trl'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

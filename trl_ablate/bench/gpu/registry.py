@@ -1,0 +1,63 @@
+"""The parts of `trl-ablate bench gpu`, most telling first, and what they are given. No torch."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where and at what size the parts run. `device`: cuda or cpu; `toy`: a miniature model."""
+
+    device: str
+    toy: bool
+
+    @property
+    def shape(self) -> str:
+        return "miniature" if self.toy else "qwen2.5-math-1.5b"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part. Its code is `trl_ablate/bench/gpu/parts/NAME.py: measure`.
+
+    Args:
+        shows: what it measures, for the page.
+        seconds: its time limit.
+    """
+
+    shows: str
+    seconds: float
+
+
+@dataclass
+class Found:
+    """What a part found.
+
+    Attributes:
+        rows: its table.
+        checks: what must hold -> whether it does.
+        facts: single numbers and words.
+    """
+
+    rows: list[dict[str, Any]]
+    checks: dict[str, bool] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class NotHere(Exception):
+    """A part cannot run here; the message states what is missing."""
+
+
+PARTS = {
+    "gradients": Part("gradients of stock TRL and of trl_ablate, in float32 and bfloat16", 120),
+    "step": Part("a step of 256 rollouts: rollout, reward, training, against stock TRL", 240),
+    "engine": Part("vLLM in the process: log-probability gap over ten steps, sleep mode", 180),
+    "memory_cap": Part("the 24 GB profile under a cap on the card's memory", 90),
+    "resume": Part("a run that is stopped and resumed ends in the same bits", 90),
+    "sigterm": Part("SIGTERM ends a training after its step, with a whole checkpoint", 120),
+    "microbatches": Part("microbatches of 1 to 16 rows: time and memory", 150),
+    "optimizers": Part("AdamW with 32 and with 8 bits: time and memory", 60),
+    "checkpointing": Part("gradient checkpointing: time, memory, the same gradients", 60),
+    "head": Part("a vocabulary of 151,936: the positions that the LM head computes", 90),
+    "packing": Part("padding that regrouping leaves for packing to remove", 60),
+}

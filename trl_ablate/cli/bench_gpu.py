@@ -1,0 +1,104 @@
+"""`trl-ablate bench gpu`: its options, and what it prints. No torch."""
+
+import argparse
+import shlex
+from pathlib import Path
+
+from trl_ablate.bench.gpu import running
+from trl_ablate.bench.gpu.page import page
+from trl_ablate.bench.gpu.registry import PARTS, Setup
+from trl_ablate.cli.ending import DONE, FAILED
+from trl_ablate.cli.parsing import at_least_one
+from trl_ablate.cli.terminal import console
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.files import read_object
+
+IMPORTS = ("trl_ablate.bench.training", "trl_ablate.recipe.resolving")
+"""What nearly all parts need; at toy size it is imported once."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--parts", nargs="+", metavar="PART", default=list(PARTS), help=f"of {', '.join(PARTS)}"
+    )
+    parser.add_argument(
+        "--budget", type=at_least_one, default=600, metavar="SECONDS", help="default: 600"
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--toy", action="store_true", help="a miniature model and few rollouts")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the finished parts in --output; run the others"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    running.check_names(options.parts)
+    setup = Setup(options.device, options.toy)
+    if setup.device == "cpu" and not setup.toy:
+        raise ConfigurationError(
+            "a model of 1.5 B parameters takes hours on a CPU; add --toy to --device cpu"
+        )
+    if setup.device == "cuda":
+        check_card()
+    results = running.Results(options.output, setup)
+    if options.resume:
+        results = running.Results.continued(options.output, setup)
+    try:
+        running.run(
+            options.parts, results, options.budget, start=starter(setup), tell=console.print
+        )
+    except KeyboardInterrupt:
+        console.print(f"continue with: {command(options)}")
+        raise
+    report(options, results)
+    return DONE if results.all_well else FAILED
+
+
+def check_card() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigurationError(
+            "torch finds no GPU here; run this on a machine with one, or give --device cpu --toy "
+            "to try the same code at toy size"
+        )
+
+
+def starter(setup: Setup) -> running.Start:
+    """On a GPU every part has a new interpreter. On a CPU it is forked from one that has imported
+    torch, where that is safe, as ten imports would take longer than the parts."""
+    from trl_ablate.bench.gpu import one
+    from trl_ablate.study.engines.warm import SUPPORTED, ForkServer
+
+    if setup.device != "cpu" or not SUPPORTED:
+        return running.fresh
+    server = ForkServer(IMPORTS, running.environment(setup))
+
+    def forked(part: str, setup: Setup, result: Path, log) -> running.Process:
+        words = (part, setup.device, setup.toy, str(result))
+        return server.start(one.measure_into, *words, stdout=log.fileno(), stderr=log.fileno())
+
+    return forked
+
+
+def report(options: argparse.Namespace, results: running.Results) -> None:
+    """Write the page beside the JSON, and print its first table."""
+    if not results.file.exists():
+        return
+    text = page(read_object(results.file))
+    beside = options.output.with_suffix(".md")
+    beside.write_text(text, encoding="utf-8")
+    console.print(f"written to {options.output} and {beside}")
+    if not results.all_well:
+        console.print(f"repeat what is not ok with: {command(options)}")
+
+
+def command(options: argparse.Namespace) -> str:
+    """The command that continues this run."""
+    words = ["trl-ablate", "bench", "gpu", "--resume", "--output", str(options.output)]
+    words += ["--device", options.device] if options.device != "cuda" else []
+    words += ["--toy"] if options.toy else []
+    words += ["--budget", str(options.budget)] if options.budget != 600 else []
+    words += ["--parts", *options.parts] if options.parts != list(PARTS) else []
+    return shlex.join(words)

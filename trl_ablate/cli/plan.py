@@ -1,0 +1,161 @@
+"""`trl-ablate plan --model 7B --gpus 8`: memory and time of a step on paper. No torch without a
+recipe."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from trl_ablate.cli.ending import DONE, FAILED, exit_code_of
+from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.terminal import console
+from trl_ablate.plan.gpus import GPUS
+from trl_ablate.plan.models import MODELS
+from trl_ablate.plan.planning import Answer, plan
+from trl_ablate.plan.recipes import from_recipe
+from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, allowed, meaning
+
+DESCRIPTION = """\
+Estimate what a training needs: memory of a card during rollouts and training, and seconds of each
+phase of a step. Every assumption is printed with its value, and is an option. Nothing is measured
+and no model is loaded; see trl_ablate/plan/README.md for how far the estimates were off.
+
+The exit code is 1 if it does not fit."""
+
+EXAMPLES = (
+    "trl-ablate plan --model 7B --gpus 8 --sharding zero3",
+    "trl-ablate plan --model 1.5B --gpu rtx4090 --microbatch 1 --checkpointing true",
+    "trl-ablate plan --recipe std_dev_off --profile h100 --json",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return exit_code_of(lambda: run(parse(argv)), stopped="nothing was written")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(EXAMPLES, prog="trl-ablate plan", description=DESCRIPTION)
+    parser.add_argument("--recipe", help="take the settings of this recipe, where none is given")
+    parser.add_argument("--profile", default="h100", help="of the recipe; default: h100")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    for name, option in OPTIONS.items():
+        parser.add_argument(
+            f"--{name}",
+            default=argparse.SUPPRESS,
+            help=f"{meaning(name)}; default: {_shown(option.default)}".replace("%", "%%"),
+            **_reading(name),
+        )
+    options, unknown = parser.parse_known_args(argv)
+    parser.refuse(unknown)
+    return options
+
+
+def _reading(name: str) -> dict[str, Any]:
+    """How argparse reads this option."""
+    if name == "model":
+        return {"metavar": "|".join([*MODELS, "CONFIG.JSON"])}
+    if name == "gpu":
+        return {"choices": tuple(GPUS)}
+    if HINTS[name] is bool:
+        return {"type": _boolean, "metavar": "true|false"}
+    if choices := allowed(name):
+        return {"choices": choices}
+    return {"type": HINTS[name], "metavar": "N" if HINTS[name] is int else "X"}
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither true nor false")
+    return text == "true"
+
+
+def run(options: argparse.Namespace) -> int:
+    given = {name: value for name, value in vars(options).items() if name in OPTIONS}
+    of_recipe = {}
+    if options.recipe:
+        from trl_ablate.recipe.resolving import load_recipe
+
+        resolved = load_recipe(options.recipe, options.profile)
+        named = {"model_name_or_path": given["model"]} if "model" in given else {}
+        of_recipe = from_recipe({**resolved.settings, **named}, resolved.profile)
+    answer = plan(Setup(**{**of_recipe, **given}))
+    if options.json:
+        console.print(json.dumps(_finite(answer.to_dict()), indent=1))
+    else:
+        show(answer, given, of_recipe)
+    return FAILED if answer.problems else DONE
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no infinity, which is the time of an engine without room."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return None if value == float("inf") else value
+
+
+def show(answer: Answer, given: dict[str, Any], of_recipe: dict[str, Any]) -> None:
+    setup = answer.setup
+    cards = f"{setup.gpus} × {setup.gpu}, {answer.gpu.memory / 1e9:.1f} GB each"
+    console.print(f"{setup.model}: {answer.shape.parameters / 1e9:.2f} B parameters, on {cards}\n")
+    for title, phase in (("training", answer.training), ("rollout", answer.rollout)):
+        rows = {part: f"{size / 1e9:.1f}" for part, size in phase.parts.items() if size}
+        console.print(_table(f"GB on a card, {title}", rows, f"{phase.total / 1e9:.1f}"))
+    if setup.engine == "vllm":
+        console.print(f"KV cache of the engine: {max(0, answer.cache_tokens):.0f} tokens\n")
+    if answer.problems:
+        for problem in answer.problems:
+            console.print(f"does not fit: {problem}")
+        changes = "\n  ".join(answer.changes) or "none of those that are tried"
+        console.print(f"each of these would fit:\n  {changes}\n")
+    else:
+        _show_times(answer)
+    _show_assumptions(answer, given, of_recipe)
+
+
+def _show_times(answer: Answer) -> None:
+    parts = {
+        f"{phase}: {part}": f"{seconds:.1f}"
+        for phase, found in answer.seconds.items()
+        for part, seconds in found.items()
+        if seconds
+    }
+    console.print("fits")
+    console.print(_table("seconds of a step", parts, f"{answer.step:.1f}"))
+    setup = answer.setup
+    console.print(
+        f"a run of {setup.steps} steps and {setup.evaluations} evaluations of "
+        f"{answer.evaluation:.0f} s: {answer.run / 3600:.1f} h\n"
+    )
+
+
+def _show_assumptions(answer: Answer, given: dict[str, Any], of_recipe: dict[str, Any]) -> None:
+    table = Table(title="assumptions; each is an option", title_justify="left", box=None)
+    for column in ("option", "value", "from", "meaning"):
+        table.add_column(column, no_wrap=column != "meaning")
+    for name in OPTIONS:
+        origin = "given" if name in given else "recipe" if name in of_recipe else "default"
+        value = _shown(getattr(answer.setup, name))
+        table.add_row(f"--{name}", value, origin, meaning(name))
+    console.print(table)
+    gpu = answer.gpu
+    console.print(
+        f"\n{answer.setup.gpu}: {gpu.memory / 2**30:.0f} GiB, {gpu.bandwidth / 1e9:.0f} GB/s, "
+        f"{gpu.flops / 1e12:.4g} TFLOP/s in bfloat16, {gpu.link / 1e9:.0f} GB/s to other cards "
+        f"({gpu.source})"
+    )
+
+
+def _table(title: str, rows: dict[str, str], total: str) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    table.add_row("together", total)
+    return table
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

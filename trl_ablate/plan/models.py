@@ -1,0 +1,120 @@
+"""Shapes of decoders with gated MLPs and grouped queries, such as Qwen and Llama."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.files import read_object
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder. `tied`: the LM head is the embedding."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    tied: bool
+    head_size: int
+
+    @property
+    def queries(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def keys(self) -> int:
+        """Width of the keys of a token, and of its values."""
+        return self.kv_heads * self.head_size
+
+    @property
+    def embedding(self) -> int:
+        return self.vocabulary * self.hidden
+
+    @property
+    def of_a_layer(self) -> int:
+        """Parameters of one layer's matrices."""
+        attention = 2 * self.hidden * (self.queries + self.keys)
+        return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def parameters(self) -> int:
+        """All parameters; norms and biases, below a thousandth, are left out."""
+        return self.layers * self.of_a_layer + self.embedding * (1 if self.tied else 2)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache of a token in bfloat16."""
+        return 2 * 2 * self.layers * self.keys
+
+    def adapter(self, rank: int) -> int:
+        """Parameters of LoRA adapters of this rank on all matrices of all layers."""
+        ends = [
+            *[self.hidden + self.queries] * 2,
+            *[self.hidden + self.keys] * 2,
+            *[self.hidden + self.intermediate] * 3,
+        ]
+        return self.layers * rank * sum(ends)
+
+
+MODELS = {
+    "0.5B": Shape(24, 896, 4864, 14, 2, 151936, True, 64),
+    "1.5B": Shape(28, 1536, 8960, 12, 2, 151936, True, 128),
+    "3B": Shape(36, 2048, 11008, 16, 2, 151936, True, 128),
+    "7B": Shape(28, 3584, 18944, 28, 4, 152064, False, 128),
+    "8B": Shape(32, 4096, 14336, 32, 8, 128256, False, 128),
+    "14B": Shape(48, 5120, 13824, 40, 8, 152064, False, 128),
+    "32B": Shape(64, 5120, 27648, 40, 8, 152064, False, 128),
+    "72B": Shape(80, 8192, 29568, 64, 8, 152064, False, 128),
+    "miniature": Shape(4, 128, 384, 4, 2, 299, True, 32),
+}
+"""8B is Llama 3.1's; miniature is that of `trl-ablate bench train`; the others are Qwen2.5's."""
+
+KEYS = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "vocab_size",
+)
+
+
+def shape_of(name: str) -> Shape:
+    """A shape by its name, or from a config.json or a folder that holds one."""
+    named = {known.lower(): shape for known, shape in MODELS.items()}
+    if name.lower() in named:
+        return named[name.lower()]
+    file = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if not file.is_file():
+        raise ConfigurationError(
+            f"'{name}' is neither a known size ({', '.join(MODELS)}) nor a config.json; give one "
+            "of them"
+        )
+    return _read(file, read_object(file))
+
+
+def _read(file: Path, config: dict[str, Any]) -> Shape:
+    wrong = [key for key in KEYS if type(config.get(key)) is not int or config[key] < 1]
+    if wrong:
+        raise ConfigurationError(
+            f"{file} has no whole number for {wrong[0]}; give the config.json of a decoder such as "
+            "Qwen2 or Llama"
+        )
+    if config.get("num_experts") or config.get("num_local_experts"):
+        raise ConfigurationError(
+            f"{file} is of a mixture of experts, which is not estimated; give a dense decoder"
+        )
+    layers, hidden, intermediate, heads, vocabulary = (config[key] for key in KEYS)
+    return Shape(
+        layers,
+        hidden,
+        intermediate,
+        heads,
+        config.get("num_key_value_heads") or heads,
+        vocabulary,
+        bool(config.get("tie_word_embeddings", False)),
+        config.get("head_dim") or hidden // heads,
+    )

@@ -1,0 +1,117 @@
+"""What is asked: a model, a machine, and every assumption with its value and its meaning.
+
+Each field of `Setup` is an option of `trl-ablate plan` of the same name.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+from trl_ablate.errors import ConfigurationError
+
+Precision = Literal["float32", "bfloat16"]
+Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
+Sharding = Literal["none", "zero3"]
+Engine = Literal["vllm", "transformers"]
+
+
+def assumed(value: Any, meaning: str) -> Any:
+    return field(default=value, metadata={"meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One question to the plan. Sizes are of the whole run unless they say otherwise."""
+
+    model: str = assumed("1.5B", "a size, or a config.json")
+    gpu: str = assumed("h100", "a card")
+    gpus: int = assumed(1, "cards, in one machine")
+
+    rollouts: int = assumed(256, "completions of a step, of all cards together")
+    prompt_tokens: int = assumed(150, "mean length of a prompt; r1_zero's on MATH")
+    mean_length: int = assumed(343, "mean length of a completion")
+    max_length: int = assumed(1024, "longest completion; a batch of this size has one")
+    spread: float = assumed(0.55, "variance of the lengths over the square of their mean")
+    optimizer_steps: int = assumed(1, "optimizer steps per rollout batch")
+    epochs: int = assumed(1, "passes over a rollout batch")
+
+    steps: int = assumed(200, "rollout batches of the run")
+    evaluations: int = assumed(51, "of the run: before it, and every four steps")
+    eval_questions: int = assumed(1024, "completions of an evaluation, one per question")
+    start_s: float = assumed(90.0, "imports, loading the model, starting the engine")
+
+    microbatch: int = assumed(4, "rows of a microbatch on a card")
+    weights: Precision = assumed("float32", "precision of the weights that are trained")
+    optimizer: Optimizer = assumed("adamw", "AdamW with states of 32, 16 or 8 bits")
+    checkpointing: bool = assumed(False, "gradient checkpointing: activations computed twice")
+    sharding: Sharding = assumed(
+        "none", "none: a whole copy on every card (DDP); zero3: as ZeRO-3 and FSDP"
+    )
+    lora_rank: int = assumed(0, "of adapters on all matrices, with frozen weights; 0: none")
+    fused_head: bool = assumed(True, "logits in chunks, as TRL 1.16 does; false: all at once")
+    logit_chunk: int = assumed(256, "tokens of a chunk of logits")
+    padded: bool = assumed(False, "true: rows padded to the longest, as stock TRL does")
+    padding_left: float = assumed(0.06, "padding that trimming and regrouping leave")
+    extra_forwards: int = assumed(
+        0, "forward passes for old or reference log-probabilities; with vLLM TRL makes 1"
+    )
+
+    engine: Engine = assumed("vllm", "who generates; transformers does so with the trained weights")
+    engine_share: float = assumed(0.3, "of a card's memory, for vLLM: vllm_gpu_memory_utilization")
+    sleep: bool = assumed(True, "vLLM's weights and KV cache leave the card during training")
+    engine_buffers_gb: float = assumed(1.0, "vLLM's activations and CUDA graphs")
+    context_gb: float = assumed(1.0, "CUDA context and what a sleeping engine keeps, per card")
+
+    mfu: float = assumed(0.5, "share of a card's operations that large matrix products reach")
+    bandwidth_use: float = assumed(0.7, "share of the published bandwidth that is reached")
+    layer_ms: float = assumed(
+        1.2, "a pass through a layer takes at least this long: Python starts its kernels"
+    )
+    decode_ms: float = assumed(4.0, "time of a decoding step that depends on no size")
+    link_use: float = assumed(0.7, "share of the published speed between cards that is reached")
+    other_s: float = assumed(1.0, "rewards, text, sleep and wake-up of a step")
+
+
+OPTIONS = {each.name: each for each in fields(Setup)}
+HINTS = get_type_hints(Setup)
+
+
+def meaning(name: str) -> str:
+    return OPTIONS[name].metadata["meaning"]
+
+
+def allowed(name: str) -> tuple[str, ...]:
+    """The allowed values of a setting that has a list of them."""
+    return get_args(HINTS[name])
+
+
+SHARES = ("engine_share", "mfu", "bandwidth_use", "link_use")
+FROM_ZERO = ("lora_rank", "extra_forwards", "spread", "padding_left", "engine_buffers_gb",
+             "context_gb", "layer_ms", "decode_ms", "other_s",
+             "evaluations", "start_s")  # fmt: skip
+
+
+def check(setup: Setup) -> None:
+    """Refuse values that no machine can have."""
+    for name, hint in HINTS.items():
+        value = getattr(setup, name)
+        if hint not in (int, float):
+            continue
+        if name in SHARES and not 0 < value <= 1:
+            raise ConfigurationError(f"{name} is {value:g}; give a share above 0 and at most 1")
+        least = 0 if name in FROM_ZERO else 1
+        if name not in SHARES and not least <= value < float("inf"):
+            raise ConfigurationError(f"{name} is {value:g}; give a number of at least {least}")
+    if setup.max_length < setup.mean_length:
+        raise ConfigurationError(
+            f"max_length {setup.max_length} is below mean_length {setup.mean_length}; raise it"
+        )
+    if setup.sharding == "zero3" and setup.gpus == 1:
+        raise ConfigurationError(
+            "zero3 shards over cards, and there is one; give --gpus 2 or more, or leave out "
+            "--sharding"
+        )
+    if setup.rollouts % (setup.gpus * setup.microbatch):
+        raise ConfigurationError(
+            f"{setup.rollouts} rollouts are no whole number of microbatches of {setup.microbatch} "
+            f"on {setup.gpus} cards; change --rollouts, --microbatch or --gpus"
+        )
