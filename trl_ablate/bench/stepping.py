@@ -1,17 +1,18 @@
 """Whole GRPO steps, with generation and grading: stock `GRPOTrainer` against `AblationTrainer`.
 
-On a CPU the model is the miniature, and transformers generates. On a GPU the model has the given
-shape and random weights, and vLLM generates in the same process. A random model almost never ends a
-completion, so all completions have the full length: this is the worst case.
+On a CPU the model is a world of the miniature, and transformers generates. On a GPU the model has
+the given shape and random weights, and vLLM generates in the same process. A random model almost
+never ends a completion, so all completions have the full length: this is the worst case.
 """
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PrinterCallback
+from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ablate import miniature
@@ -31,60 +32,99 @@ PARTS = ("rollout", "reward", "train")
 
 @dataclass
 class Load:
-    """The size of a step. Both trainers take `warmup` extra steps, which are not counted."""
+    """The size of a step. Both trainers take `warmup` extra steps, which are not counted, in each
+    round."""
 
-    rows: int = 256
+    rows: int = 128
     microbatch: int = 64
     num_generations: int = 8
-    max_completion_length: int = 48
+    max_completion_length: int = 60
+    world: str = "chains"
+    rounds: int = 3
     steps: int = 5
     warmup: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class Steps:
+    """What the counted steps of one trainer took, over all rounds."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    log: list[dict[str, float]] = field(default_factory=list)
+    peak: float = 0.0
+
+
+class CPUTimer(TrainerCallback):
+    """Measures the CPU seconds of every optimizer step, of this process with all threads."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._began = 0.0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._began = time.process_time()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seconds.append(time.process_time() - self._began)
+
+
 def compare(shape: str, load: Load) -> list[dict[str, Any]]:
-    """The table: one trainer after the other, both from the same weights."""
-    model = model_folder(shape)
+    """The table: the two trainers alternately, each time from the same weights."""
+    model = model_folder(shape, load.world)
+    trainers = {
+        "stock TRL": (GRPOTrainer, GRPOConfig),
+        "trl_ablate": (AblationTrainer, AblationConfig),
+    }
+    found = {name: Steps() for name in trainers}
     with MathGrader(workers=2) as grader:
         rewards, _ = build_rewards("r1_zero", grader=grader)
-        return [
-            _row("stock TRL", _build(GRPOTrainer, GRPOConfig, model, rewards, load), load),
-            _row("trl_ablate", _build(AblationTrainer, AblationConfig, model, rewards, load), load),
-        ]
+        for _ in range(load.rounds):
+            for name, (cls, config_class) in trainers.items():
+                _train(_build(cls, config_class, model, rewards, load), load, found[name])
+    return [_row(name, steps) for name, steps in found.items()]
 
 
-def model_folder(shape: str) -> str:
+def model_folder(shape: str, world: str) -> str:
     """The folder of the miniature's base model, or of a random model of this shape."""
     if shape == "miniature":
-        return str(miniature.build(world="sums"))
+        return str(miniature.build(world=world))
     folder = Path(mkdtemp(prefix="trl_ablate_bench_"))
-    tokenizer = miniature.tokenizer("sums")
+    tokenizer = miniature.tokenizer(world)
     torch.manual_seed(0)
     replay.random_model(shape, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
-def _row(name: str, trainer: GRPOTrainer, load: Load) -> dict[str, Any]:
-    timer = StepTimer()
+def _train(trainer: GRPOTrainer, load: Load, into: Steps) -> None:
+    timer, cpu = StepTimer(), CPUTimer()
     trainer.add_callback(timer)
+    trainer.add_callback(cpu)
     trainer.remove_callback(PrinterCallback)
     reset_peak_memory(trainer.args.device)
     trainer.train()
-    log = [row for row in trainer.state.log_history if GRAD_NORM in row][load.warmup :]
-    lengths = [row[LENGTH] for row in log]
+    into.peak = max(into.peak, peak_memory(trainer.args.device))
+    into.seconds += timer.seconds[load.warmup :]
+    into.cpu += cpu.seconds[load.warmup :]
+    into.log += [row for row in trainer.state.log_history if GRAD_NORM in row][load.warmup :]
+
+
+def _row(name: str, steps: Steps) -> dict[str, Any]:
     parts = {
-        f"s {part}": median([row[f"time/{part}"] for row in log])
-        if f"time/{part}" in log[0]
+        f"s {part}": median([row[f"time/{part}"] for row in steps.log])
+        if f"time/{part}" in steps.log[0]
         else ""
         for part in PARTS
     }
     return {
         "what": name,
-        "s/step": median(timer.seconds[load.warmup :]),
+        "s/step": median(steps.seconds),
+        "CPU s/step": median(steps.cpu),
         **parts,
-        "tokens": median(lengths),
-        "peak GiB": peak_memory(trainer.args.device) / 2**30,
+        "tokens": median([row[LENGTH] for row in steps.log]),
+        "peak GiB": steps.peak / 2**30,
     }
 
 
@@ -119,7 +159,7 @@ def _build(cls, config_class, model: str, rewards, load: Load) -> GRPOTrainer:
             **load.settings,
         ),
         train_dataset=to_prompts(
-            load_questions(Source("miniature/sums", "train"), Selection(4096)),
+            load_questions(Source(f"miniature/{load.world}", "train"), Selection(None)),
             "r1_zero",
             style="short",
         ),

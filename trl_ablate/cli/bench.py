@@ -207,10 +207,12 @@ def rollout(options: argparse.Namespace) -> None:
 
 def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model_shape", default="miniature", choices=MODEL_SHAPES)
-    parser.add_argument("--rows", type=at_least_one, default=256, help="completions per step")
+    parser.add_argument("--world", default="chains", help="of the miniature")
+    parser.add_argument("--rows", type=at_least_one, default=128, help="completions per step")
     parser.add_argument("--microbatch", type=at_least_one, default=64)
-    parser.add_argument("--max_completion_length", type=at_least_one, default=48)
-    parser.add_argument("--steps", type=at_least_one, default=5, help="counted steps")
+    parser.add_argument("--max_completion_length", type=at_least_one, default=60)
+    parser.add_argument("--steps", type=at_least_one, default=5, help="counted steps per round")
+    parser.add_argument("--rounds", type=at_least_one, default=3)
     parser.set_defaults(run=step)
 
 
@@ -221,14 +223,16 @@ def step(options: argparse.Namespace) -> None:
         rows=options.rows,
         microbatch=options.microbatch,
         max_completion_length=options.max_completion_length,
+        world=options.world,
+        rounds=options.rounds,
         steps=options.steps,
     )
     rows = stepping.compare(options.model_shape, load)
     tables.publish(
         f"whole steps, {options.rows} rollouts of up to {options.max_completion_length} tokens, "
-        f"{options.model_shape}",
+        f"{options.model_shape}, {options.world}",
         rows,
-        {"ratio": rows[0]["s/step"] / rows[1]["s/step"]},
+        {name: rows[0][name] / rows[1][name] for name in ("s/step", "CPU s/step")},
         options.output,
     )
 
