@@ -69,6 +69,9 @@ def run(options: argparse.Namespace) -> int:
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model_shape", default="miniature", choices=MODEL_SHAPES)
+    parser.add_argument(
+        "--vocabulary", type=at_least_one, help="of the model; default: the tokenizer's, or 151936"
+    )
     parser.add_argument("--rows", type=at_least_one, default=64, help="completions per step")
     parser.add_argument("--microbatch", type=at_least_one, default=4)
     parser.add_argument("--prompt_length", type=at_least_one, default=96)
@@ -98,7 +101,7 @@ def train(options: argparse.Namespace) -> None:
     main_process = PartialState(cpu=not torch.cuda.is_available()).is_main_process
     tokenizer = miniature.tokenizer()
     torch.manual_seed(options.seed)
-    model = replay.random_model(options.model_shape, tokenizer)
+    model = replay.random_model(options.model_shape, tokenizer, options.vocabulary)
     if options.uniform:
         lengths_N = [round(options.mean_length)] * options.rows
     elif options.lengths:
