@@ -104,7 +104,7 @@ def largest_change(model) -> float:
     starts = prompt - torch.tensor(PROMPTS)[:, None]
     mask = ((columns >= starts) & (columns < prompt + torch.tensor(COMPLETIONS)[:, None])).long()
 
-    def forward(ids_NL, mask_NL, completion):
+    def forward(ids_NL, mask_NL, completion, labelled_NL=None):
         logits = model(input_ids=ids_NL, attention_mask=mask_NL, use_cache=False).logits
         logps = torch.log_softmax(logits[:, :-1].float(), -1)
         return logps.gather(2, ids_NL[:, 1:, None]).squeeze(2)[:, -completion:], None

@@ -1,13 +1,23 @@
 """Decoding without ended rows gives the tokens of transformers' `generate`, and takes its draws."""
 
+import inspect
 from collections import Counter
 from itertools import product
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+)
 
+from trl_ablate.trainer import draws
 from trl_ablate.trainer.decoding import decode, repeats, without_ended_rows
+from trl_ablate.trainer.draws import exponential_draws, made_of_uniform_draws
+from trl_ablate.trainer.next_token import ModelForward, ShortForward, may_be_short
 from trl_ablate.trainer.temporary import replaced
 
 EOS, PAD = 1, 0
@@ -103,6 +113,135 @@ def test_rows_that_have_ended_leave_and_a_prompt_is_read_once(times):
     for step, rows in enumerate(seen[1:], start=1):
         going = int((lengths > step).sum())
         assert going <= rows <= going / (1 - 0.125) + 1
+
+
+def short_passes(model, inputs: dict, settings: GenerationConfig) -> list[int]:
+    """Rows of each forward pass of `ShortForward`."""
+    seen = []
+    logits = ShortForward.logits
+
+    def counted(self, ids_ML):
+        seen.append(len(ids_ML))
+        return logits(self, ids_ML)
+
+    with replaced(ShortForward, logits=counted):
+        (theirs, _), (ours, _) = both(model, inputs, settings)
+    assert torch.equal(ours, theirs)
+    return seen
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_known_models_have_a_short_forward_pass(architecture, heads):
+    """With padding, without, and after the rows with padding have left; past the cache's room."""
+    model = model_of(architecture, num_key_value_heads=heads)
+    unending = config(max_new_tokens=80, suppress_tokens=[EOS])
+    assert short_passes(model, prompts(), unending) == [12] * 79
+    assert min(short_passes(model, prompts(), config())) < 6
+    even = {name: value[:3] for name, value in prompts().items()}
+    assert short_passes(model, even, config())
+
+
+def test_the_logits_of_the_short_pass_are_the_models():
+    """Bit by bit: of four tokens after prompts with padding, of which one has left."""
+    model, inputs = model_of(), prompts(times=1)
+    read = ModelForward(model, model_inputs(model, inputs))
+    ids, kept = inputs["input_ids"], torch.tensor([0, 1, 3])
+    with torch.no_grad():
+        token = read.read_prompts(ids, 1).argmax(-1, keepdim=True)
+        short = ShortForward(model, read.inputs, 20)
+        for step in range(4):
+            ids = torch.cat([ids, token], dim=1)
+            if step == 2:
+                ids = ids[kept]
+                read.keep(kept), short.keep(kept)
+            theirs, ours = read.logits(ids), short.logits(ids)
+            assert torch.equal(ours, theirs)
+            token = theirs.argmax(-1, keepdim=True)
+
+
+def model_inputs(model, inputs: dict) -> dict:
+    positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    more = {"position_ids": positions, "past_key_values": DynamicCache(config=model.config)}
+    return {"attention_mask": inputs["attention_mask"], "use_cache": True, **more}
+
+
+def hooked(model):
+    model.model.norm.register_forward_hook(lambda module, given, found: found * 1.5)
+
+
+def patched(model):
+    model.model.layers[0].mlp.forward = torch.zeros_like
+
+
+def subclassed(model):
+    model.model.norm.__class__ = type("Norm", (type(model.model.norm),), {})
+
+
+def dropping(model):
+    model.config.attention_dropout = 0.5
+    model.train()
+
+
+@pytest.mark.parametrize(
+    ("changes", "change"),
+    [
+        ({}, hooked),
+        ({}, patched),
+        ({}, subclassed),
+        ({}, dropping),
+        ({}, torch.nn.Module.bfloat16),
+        ({"attn_implementation": "eager"}, None),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, None),
+        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, None),
+    ],
+    ids=["hook", "patch", "class", "dropout", "bf16", "eager", "rope", "sliding window"],
+)
+def test_other_models_have_no_short_forward_pass(changes, change):
+    model = model_of(**changes)
+    assert may_be_short(model_of(), model_inputs_after_prompts(model_of()))
+    if change is not None:
+        change(model)
+    assert not may_be_short(model, model_inputs_after_prompts(model))
+
+
+def model_inputs_after_prompts(model) -> dict:
+    found = model_inputs(model, prompts())
+    return {**found, "logits_to_keep": 1}
+
+
+def test_a_short_pass_that_differs_from_the_models_is_not_used():
+    """The model's forward pass is changed where the parts of the model do not show it."""
+    model = model_of()
+    forward = type(model).forward
+
+    def doubled(self, *args, **keywords):
+        found = forward(self, *args, **keywords)
+        found.logits = found.logits * 2
+        return found
+
+    doubled.__signature__ = inspect.signature(forward)
+    with replaced(type(model), forward=doubled):
+        assert len(short_passes(model, prompts(), config())) == 1
+
+
+def test_draws_are_those_of_torch_with_and_without_all_rows():
+    for places in (torch.arange(6), torch.tensor([1, 4])):
+        torch.manual_seed(3)
+        theirs, after = torch.empty(6, 40).exponential_(1)[places], torch.rand(1)
+        torch.manual_seed(3)
+        ours = exponential_draws(torch.empty(len(places), 40), 6, places)
+        assert torch.equal(ours, theirs)
+        assert torch.equal(torch.rand(1), after)
+    assert made_of_uniform_draws()
+
+
+def test_another_build_of_torch_draws_all_rows(monkeypatch):
+    monkeypatch.setattr(draws, "made_of_uniform_draws", lambda: False)
+    torch.manual_seed(3)
+    theirs = torch.empty(6, 40).exponential_(1)[1:2]
+    torch.manual_seed(3)
+    assert torch.equal(exponential_draws(torch.empty(1, 40), 6, torch.tensor([1])), theirs)
 
 
 def test_long_and_short_rows_with_one_that_goes_to_the_end():

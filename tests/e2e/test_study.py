@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.support.studies import (
 )
 from tests.support.synthetic_study import METRIC, make_plan
 from tests.support.warm import warm
-from trl_ablate.study.engines.local import LocalEngine, free_gpus
+from trl_ablate.study.engines.local import LocalEngine, engine_of, free_gpus
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.runner import Outcome, Runner
@@ -164,6 +165,14 @@ def test_free_gpus_are_those_that_nobody_uses(tmp_path, monkeypatch):
     assert free_gpus() == ["2"]
     fake.write_text("#!/bin/sh\nexit 9\n")
     assert free_gpus() == [] and LocalEngine(on_gpu=True).slots == 1
+
+
+@pytest.mark.parametrize(("cores", "slots"), [(1, 1), (2, 2), (64, 8)])
+def test_runs_of_the_miniature_take_a_core_each(monkeypatch, cores, slots):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    assert engine_of(SimpleNamespace(for_gpu=False, of_one_core=True), None).slots == slots
+    assert engine_of(SimpleNamespace(for_gpu=False, of_one_core=True), 3).slots == 3
+    assert engine_of(SimpleNamespace(for_gpu=False, of_one_core=False), None).slots == 1
 
 
 @pytest.mark.slow

@@ -50,9 +50,13 @@ SHAPES: dict[str, dict[str, int | bool]] = {
 """Qwen2 shapes for measuring the training phase, with random weights."""
 
 
-def random_model(shape: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """A Qwen2 of this shape with random weights."""
+def random_model(
+    shape: str, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None = None
+) -> PreTrainedModel:
+    """A Qwen2 of this shape with random weights; None: its own vocabulary, or the tokenizer's."""
     settings = {"vocab_size": len(tokenizer), "max_position_embeddings": 4096, **SHAPES[shape]}
+    if vocabulary is not None:
+        settings["vocab_size"] = vocabulary
     return Qwen2ForCausalLM(
         Qwen2Config(
             **settings,

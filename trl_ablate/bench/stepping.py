@@ -1,19 +1,20 @@
 """Whole GRPO steps, with generation and grading: stock `GRPOTrainer` against `AblationTrainer`.
 
-On a CPU the model is the miniature, and transformers generates. On a GPU the model has the given
-shape and random weights, and vLLM generates in the same process. A random model almost never ends a
-completion, so all completions have the full length: this is the worst case. Both trainers start
-from the same weights in every round. With vLLM there is one round, as a process can start an engine
-only once for each trainer.
+On a CPU the model is a world of the miniature, and transformers generates. On a GPU the model has
+the given shape and random weights, and vLLM generates in the same process. A random model almost
+never ends a completion, so all completions have the full length: this is the worst case. Both
+trainers start from the same weights in every round. With vLLM there is one round, as a process can
+start an engine only once for each trainer.
 """
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PrinterCallback
+from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ablate import miniature
@@ -36,10 +37,11 @@ class Load:
     """The size of a step. In each round, both trainers take `warmup` extra steps, which are not
     counted."""
 
-    rows: int = 256
+    rows: int = 128
     microbatch: int = 64
     num_generations: int = 8
-    max_completion_length: int = 48
+    max_completion_length: int = 60
+    world: str = "chains"
     steps: int = 5
     rounds: int = 3
     warmup: int = 1
@@ -51,8 +53,23 @@ class Measured:
     """The counted steps of one trainer, over all rounds: their seconds, and what they logged."""
 
     seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
     logs: list[dict[str, float]] = field(default_factory=list)
     peak: float = 0.0
+
+
+class CPUTimer(TrainerCallback):
+    """Measures the CPU seconds of every optimizer step, of this process with all threads."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._began = 0.0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._began = time.process_time()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seconds.append(time.process_time() - self._began)
 
 
 TRAINERS: dict[str, tuple[type[GRPOTrainer], type[GRPOConfig]]] = {
@@ -63,7 +80,7 @@ TRAINERS: dict[str, tuple[type[GRPOTrainer], type[GRPOConfig]]] = {
 
 def compare(shape: str, load: Load) -> list[dict[str, Any]]:
     """The table: the trainers alternate for `load.rounds` rounds."""
-    model = model_folder(shape)
+    model = model_folder(shape, load.world)
     found = {name: Measured() for name in TRAINERS}
     with MathGrader(workers=2) as grader:
         rewards, _ = build_rewards("r1_zero", grader=grader)
@@ -74,12 +91,12 @@ def compare(shape: str, load: Load) -> list[dict[str, Any]]:
     return [_row(name, one, first) for name, one in found.items()]
 
 
-def model_folder(shape: str) -> str:
+def model_folder(shape: str, world: str) -> str:
     """The folder of the miniature's base model, or of a random model of this shape."""
     if shape == "miniature":
-        return str(miniature.build(world="sums"))
+        return str(miniature.build(world=world))
     folder = Path(mkdtemp(prefix="trl_ablate_bench_"))
-    tokenizer = miniature.tokenizer("sums")
+    tokenizer = miniature.tokenizer(world)
     torch.manual_seed(0)
     replay.random_model(shape, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -87,14 +104,16 @@ def model_folder(shape: str) -> str:
 
 
 def _measure(trainer: GRPOTrainer, load: Load, into: Measured) -> None:
-    timer = StepTimer()
+    timer, cpu = StepTimer(), CPUTimer()
     trainer.add_callback(timer)
+    trainer.add_callback(cpu)
     trainer.remove_callback(PrinterCallback)
     reset_peak_memory(trainer.args.device)
     trainer.train()
     log = [row for row in trainer.state.log_history if GRAD_NORM in row]
     into.logs += log[load.warmup :]
     into.seconds += timer.seconds[load.warmup :]
+    into.cpu += cpu.seconds[load.warmup :]
     into.peak = max(into.peak, peak_memory(trainer.args.device))
 
 
@@ -110,6 +129,8 @@ def _row(name: str, one: Measured, first: Measured) -> dict[str, Any]:
         "s/step": median(one.seconds),
         "spread": spread(one.seconds),
         "ratio": ratio(first.seconds, one.seconds),
+        "CPU s/step": median(one.cpu),
+        "CPU ratio": ratio(first.cpu, one.cpu),
         **parts,
         "tokens": median([row[LENGTH] for row in one.logs]),
         "peak GiB": one.peak / 2**30,

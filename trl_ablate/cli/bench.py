@@ -74,6 +74,9 @@ def run(options: argparse.Namespace) -> int:
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model_shape", default="miniature", choices=MODEL_SHAPES)
+    parser.add_argument(
+        "--vocabulary", type=at_least_one, help="of the model; default: the tokenizer's, or 151936"
+    )
     parser.add_argument("--rows", type=at_least_one, default=64, help="completions per step")
     parser.add_argument("--microbatch", type=at_least_one, default=4)
     parser.add_argument("--prompt_length", type=at_least_one, default=96)
@@ -103,7 +106,7 @@ def train(options: argparse.Namespace) -> None:
     main_process = PartialState(cpu=not torch.cuda.is_available()).is_main_process
     tokenizer = miniature.tokenizer()
     torch.manual_seed(options.seed)
-    model = replay.random_model(options.model_shape, tokenizer)
+    model = replay.random_model(options.model_shape, tokenizer, options.vocabulary)
     if options.uniform:
         lengths_N = [round(options.mean_length)] * options.rows
     elif options.lengths:
@@ -212,9 +215,10 @@ def rollout(options: argparse.Namespace) -> None:
 
 def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model_shape", default="miniature", choices=MODEL_SHAPES)
-    parser.add_argument("--rows", type=at_least_one, default=256, help="completions per step")
+    parser.add_argument("--world", default="chains", help="of the miniature")
+    parser.add_argument("--rows", type=at_least_one, default=128, help="completions per step")
     parser.add_argument("--microbatch", type=at_least_one, default=64)
-    parser.add_argument("--max_completion_length", type=at_least_one, default=48)
+    parser.add_argument("--max_completion_length", type=at_least_one, default=60)
     parser.add_argument("--steps", type=at_least_one, default=5, help="counted steps per round")
     parser.add_argument("--rounds", type=at_least_one, default=3)
     parser.set_defaults(run=step)
@@ -227,15 +231,16 @@ def step(options: argparse.Namespace) -> None:
         rows=options.rows,
         microbatch=options.microbatch,
         max_completion_length=options.max_completion_length,
-        steps=options.steps,
+        world=options.world,
         rounds=options.rounds,
+        steps=options.steps,
     )
     rows = stepping.compare(options.model_shape, load)
     tables.publish(
         f"whole steps, {options.rows} rollouts of up to {options.max_completion_length} tokens, "
-        f"{options.model_shape}",
+        f"{options.model_shape}, {options.world}",
         rows,
-        {"ratio": rows[1]["ratio"]},
+        {name: rows[1][name] for name in ("ratio", "CPU ratio")},
         options.output,
     )
 

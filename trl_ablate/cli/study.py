@@ -18,6 +18,7 @@ from trl_ablate.recipe.places import PACKAGE, SHIPPED, study_path
 from trl_ablate.run.termination import Termination
 from trl_ablate.study.findings import LIST
 
+JOBS = "runs at once; default: one per free GPU, or per core for the miniature, or one"
 LEAST = {"jobs": 1, "cpus_per_run": 1, "retries": 0}
 """The smallest value of options that count."""
 
@@ -80,9 +81,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
     text = "Print arms, proof, runs, time and cost. Starts no run but a probe."
     added = add("plan", plan, text, False)
-    added.add_argument(
-        "--jobs", type=int, metavar="N", help="runs at once; default: one per free GPU, or one"
-    )
+    added.add_argument("--jobs", type=int, metavar="N", help=JOBS)
     added.add_argument(
         "--price_per_hour", type=float, metavar="PRICE", help="of one GPU, for the cost"
     )
@@ -124,9 +123,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def add_run_options(parser: Parser, words: list[str]) -> None:
-    parser.add_argument(
-        "--jobs", type=int, metavar="N", help="runs at once; default: one per free GPU, or one"
-    )
+    parser.add_argument("--jobs", type=int, metavar="N", help=JOBS)
     parser.add_argument(
         "--retries",
         type=int,
@@ -167,14 +164,14 @@ def plan(options: argparse.Namespace) -> int:
     check_one(options)
     if options.all:
         return plan_all(options)
-    from trl_ablate.study.engines.local import LocalEngine
+    from trl_ablate.study.engines.local import engine_of
     from trl_ablate.study.estimate import estimate
     from trl_ablate.study.outline import show_plan
     from trl_ablate.study.probing import probe
 
     Termination().listen()
     planned, store = resolve(options)
-    engine = LocalEngine(options.jobs, on_gpu=planned.for_gpu)
+    engine = engine_of(planned, options.jobs)
     if options.probe:
         probe(planned, store, engine, console.print)
     whole = estimate(planned, store, engine.slots)

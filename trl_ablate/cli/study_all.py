@@ -91,10 +91,10 @@ def show_total(plans, options: argparse.Namespace) -> None:
     """Print a line for each study, and the runs and hours of all."""
     from rich.table import Table
 
-    from trl_ablate.study.engines.local import LocalEngine
+    from trl_ablate.study.engines.local import engine_of
     from trl_ablate.study.together import total_of
 
-    slots = LocalEngine(options.jobs, on_gpu=plans[0][0].for_gpu).slots
+    slots = engine_of(plans[0][0], options.jobs).slots
     total = total_of([plan for plan, _ in plans], plans[0][1], slots)
     table = Table(box=None, padding=(0, 3, 0, 0))
     for name in ("study", "runs", "new", "done", "process-hours"):

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from trl_ablate.cli.ending import DONE, PREEMPTED, exit_code_of
+from trl_ablate.cli.imports import put_off, spare_models
 from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING, Parser
 from trl_ablate.cli.terminal import console, show_end, show_recipe
 from trl_ablate.run import directory
@@ -64,8 +65,9 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 
 def run(options: argparse.Namespace, overrides: list[str], termination: Termination) -> int:
+    put_off()
     if options.dry_run:
-        spare_imports()
+        spare_models()
     from trl_ablate.recipe.resolving import load_recipe
 
     resolved = load_recipe(options.recipe, profile=options.profile, overrides=overrides)
@@ -88,12 +90,3 @@ def run(options: argparse.Namespace, overrides: list[str], termination: Terminat
         for line in lifecycle.publish(start):
             console.print(line)
     return DONE
-
-
-def spare_imports() -> None:
-    """Skip imports that load models and adapters: a dry run does neither, and they would take more
-    than half of its time. transformers imports them to check whether it runs in Kubeflow."""
-    from transformers import integrations
-
-    sys.modules["peft"] = None  # pyright: ignore[reportArgumentType]
-    integrations.is_kubeflow_available = lambda: False

@@ -85,6 +85,8 @@ class Plan:
     expect: Mapping[str, Expectation] = field(default_factory=dict)
     design: Design | None = None
     tuning: Tuning | None = None
+    of_one_core: bool = False
+    """Whether every arm trains a world of the miniature on a CPU, for which one core is enough."""
 
     def runs(self) -> dict[str, PlannedRun]:
         """Every run once, by id; arms with equal settings share runs."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.miniature.registry import is_miniature
 from trl_ablate.recipe.overrides import as_word, as_words
 from trl_ablate.recipe.places import beside_or_shipped, suitable_profile
 from trl_ablate.recipe.resolving import Resolved, load_recipe
@@ -62,7 +63,12 @@ def resolve_plan(study: Study) -> Plan:
         files={path: known for one in resolved for path, known in one.files.items()},
         design=study.design,
         tuning=study.tuning,
+        of_one_core=all(map(_of_one_core, resolved)),
     )
+
+
+def _of_one_core(resolved: Resolved) -> bool:
+    return not resolved.for_gpu and is_miniature(str(resolved.model.model_name_or_path))
 
 
 def _legal(study: Study) -> tuple[Study, list[Resolved]]:

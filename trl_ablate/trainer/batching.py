@@ -1,10 +1,10 @@
 """Microbatches with less padding: trimming, and regrouping by length.
 
 TRL pads every completion to the longest of the rollout batch and splits the batch into microbatches
-at random, so the model mostly processes padding. Three measures reduce it, without changing the
+at random, so the model mostly processes padding. Four measures reduce it, without changing the
 gradient: each microbatch is cut to its own longest prompt and completion; the rows of an optimizer
 step are sorted by length before they are split into microbatches; in the forward pass, rows are
-moved to the left.
+moved to the left; on a CPU, a microbatch is split into several forward passes of similar rows.
 
 The gradient of an optimizer step is a sum over its rows if the contribution of a row does not
 depend on the other rows. If it does (a divisor or quantile over the microbatch), regrouping would
@@ -39,6 +39,10 @@ SCALAR_KEYS = ("num_items_in_batch",)
 DRAWN = "drawn_microbatch"
 """Key of a regrouped batch: for each row, the index of the microbatch that TRL put it into."""
 
+POSITIONS_OF_A_PASS = 256
+"""On a CPU, a forward and backward pass of the miniature costs about as much as this many positions
+in a larger one. It is less in a larger model."""
+
 TEXT_KEYS = frozenset((*PROMPT_KEYS, *COMPLETION_KEYS, *ROW_KEYS, *SCALAR_KEYS))
 """The keys of a text batch; a batch with other keys (such as images) is not changed."""
 
@@ -72,20 +76,29 @@ def weigh_microbatches(microbatches: list[Batch], key: str, total: Callable[[Any
 
 
 def without_needless_padding(
-    microbatches: list[Batch], together: int, multiple: int | None
+    microbatches: list[Batch],
+    together: int,
+    multiple: int | None,
+    least_saved: int | None = None,
 ) -> tuple[list[Batch], dict[str, float]]:
     """Regroup and trim one rollout batch; also return its padded share before and after.
 
     Args:
         together: number of microbatches to regroup together; 1: do not regroup.
         multiple: round trimmed widths up to a multiple of this; None: do not trim.
+        least_saved: as in `forward_trimmed`.
     """
     drawn = padded_fraction(microbatches)
     if together > 1:
         microbatches = regroup_by_length(microbatches, together)
     if multiple is not None:
         microbatches = [trim(batch, multiple) for batch in microbatches]
-    left = padded_fraction(microbatches, moved_left=multiple is not None, multiple=multiple or 1)
+    left = padded_fraction(
+        microbatches,
+        moved_left=multiple is not None,
+        multiple=multiple or 1,
+        least_saved=least_saved,
+    )
     return microbatches, {"padding/fraction_drawn": drawn, "padding/fraction": left}
 
 
@@ -143,24 +156,53 @@ def forward_trimmed(
     completion_length: int,
     rows_at_once: int | None = None,
     multiple: int = 1,
+    least_saved: int | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
-    """The results of `forward(ids, mask, completion_length)` for each token, at lower cost.
+    """The results of `forward(ids, mask, completion_length, labelled)` for each token, at lower
+    cost.
 
-    Rows are sorted by length and processed in groups of `rows_at_once`, each group cut to its
-    longest row, rounded up to a `multiple`. The results, each `(N, completion_length)` or None,
-    are in the original order of the rows and 0 at padding.
+    Rows are sorted by length and processed in groups of at most `rows_at_once`, each group cut to
+    its longest row, rounded up to a `multiple`. A group is split further where this saves at least
+    `least_saved` positions of padding. The results, each `(N, completion_length)` or None, are in
+    the original order of the rows and 0 at padding. `labelled` is 1 at the tokens whose results are
+    used.
     """
-    if rows_at_once is None or rows_at_once >= len(ids_NL):
+    groups = groups_by_length(mask_NL.sum(dim=1), rows_at_once, least_saved)
+    if len(groups) == 1:
         return _forward_rows(forward, ids_NL, mask_NL, completion_length, multiple)
-    order_N = torch.argsort(mask_NL.sum(dim=1), stable=True)
     parts = [
         _forward_rows(forward, ids_NL[rows], mask_NL[rows], completion_length, multiple)
-        for rows in order_N.split(rows_at_once)
+        for rows in groups
     ]
-    back_N = torch.argsort(order_N)
+    back_N = torch.argsort(torch.cat(groups))
     return tuple(
         None if None in column else torch.cat(column)[back_N] for column in zip(*parts, strict=True)
     )
+
+
+def groups_by_length(
+    lengths_N: torch.Tensor, at_most: int | None = None, least_saved: int | None = None
+) -> list[torch.Tensor]:
+    """The rows sorted by length, in groups of at most `at_most`; each is split where this saves at
+    least `least_saved` positions of padding."""
+    order_N = torch.argsort(lengths_N, stable=True)
+    groups = order_N.split(at_most or len(order_N))
+    if least_saved is None:
+        return list(groups)
+    return [part for rows in groups for part in _split(rows, lengths_N[rows], least_saved)]
+
+
+def _split(rows: torch.Tensor, lengths_M: torch.Tensor, least_saved: int) -> list[torch.Tensor]:
+    """Split sorted rows where the shorter ones save most, as often as it is worth it."""
+    saved_M = torch.arange(len(rows), device=rows.device) * (lengths_M[-1] - lengths_M.roll(1))
+    at = int(saved_M.argmax())
+    if at == 0 or saved_M[at] < least_saved:
+        return [rows]
+    return [
+        part
+        for few in (slice(0, at), slice(at, None))
+        for part in _split(rows[few], lengths_M[few], least_saved)
+    ]
 
 
 def _forward_rows(
@@ -176,17 +218,20 @@ def _forward_rows(
     its faster, purely causal path, and the width is that of the longest row. Padded separately,
     prompts and completions need the longest prompt plus the longest completion.
     """
-    if mask_NL.all():
-        return forward(ids_NL, mask_NL, width)
     prompt_width = mask_NL.size(1) - width
+    labelled_NL = mask_NL.clone()
+    labelled_NL[:, :prompt_width] = 0
+    if mask_NL.all():
+        return forward(ids_NL, mask_NL, width, labelled_NL)
     first_N1 = mask_NL.argmax(dim=1, keepdim=True)
     longest_row = min(mask_NL.size(1), width_of(mask_NL, multiple))
     shortest_prompt = prompt_width - int(first_N1.max())
-    left_NL = (first_N1 + torch.arange(longest_row, device=ids_NL.device)).clamp(
-        max=mask_NL.size(1) - 1
-    )
+    columns_NL = first_N1 + torch.arange(longest_row, device=ids_NL.device)
+    left_NL = columns_NL.clamp(max=mask_NL.size(1) - 1)
     ids_NL = ids_NL.gather(1, left_NL)
-    found = forward(ids_NL, torch.ones_like(ids_NL), max(1, longest_row - shortest_prompt))
+    labelled_NL = labelled_NL.gather(1, left_NL) * (columns_NL == left_NL)
+    completion = max(1, longest_row - shortest_prompt)
+    found = forward(ids_NL, torch.ones_like(ids_NL), completion, labelled_NL)
     place_NT = first_N1.max() - first_N1 + torch.arange(width, device=ids_NL.device)
     padding_NT = mask_NL[:, prompt_width:] == 0
     return tuple(
@@ -198,17 +243,27 @@ def _forward_rows(
 
 
 def padded_fraction(
-    batches: Sequence[Batch], *, moved_left: bool = False, multiple: int = 1
+    batches: Sequence[Batch],
+    *,
+    moved_left: bool = False,
+    multiple: int = 1,
+    least_saved: int | None = None,
 ) -> float:
     """The share of padding among the positions of these microbatches.
 
     With `moved_left`: among the positions that the model processes in `forward_trimmed`.
     """
     masks = [torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1) for batch in batches]
-    widths = [mask_NL.size(1) for mask_NL in masks]
     if moved_left:
-        widths = [min(mask_NL.size(1), width_of(mask_NL, multiple)) for mask_NL in masks]
-    positions = sum(width * len(mask_NL) for width, mask_NL in zip(widths, masks, strict=True))
+        masks = [
+            mask_NL[rows]
+            for mask_NL in masks
+            for rows in groups_by_length(mask_NL.sum(dim=1), None, least_saved)
+        ]
+    positions = 0
+    for mask_NL in masks:
+        width = min(mask_NL.size(1), width_of(mask_NL, multiple))
+        positions += len(mask_NL) * (width if moved_left else mask_NL.size(1))
     return 1 - sum(int(mask_NL.sum()) for mask_NL in masks) / positions
 
 

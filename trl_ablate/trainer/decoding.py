@@ -1,9 +1,10 @@
 """Generation by transformers without the rows that have ended.
 
 `generate` decodes the whole batch until its longest row has ended. Here, a row that has ended
-leaves the batch and the cache, and a prompt that several rows share is read once. The random
-numbers are drawn for all rows as `torch.multinomial` draws them, so tokens are those of `generate`,
-except where two roundings of a probability choose differently.
+leaves the batch and the cache, a prompt that several rows share is read once, and where the model
+is known, the forward pass of a token is shorter (`next_token.py`). The random numbers are drawn for
+all rows as `torch.multinomial` draws them, so tokens are those of `generate`, except where two
+roundings of a probability choose differently.
 
 Whatever is not known to treat each row by itself (other caches, processors, stopping criteria or
 inputs) is decoded by transformers.
@@ -20,7 +21,10 @@ from transformers import DynamicCache, generation
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationConfig, GenerationMode
 
+from trl_ablate.trainer.draws import exponential_draws
 from trl_ablate.trainer.generation import CompletionCriteria
+from trl_ablate.trainer.next_token import BY_ROW as BY_ROW_INPUTS
+from trl_ablate.trainer.next_token import ModelForward, ShortIfEqual
 from trl_ablate.trainer.temporary import replaced
 
 BY_ROW = frozenset(
@@ -46,8 +50,6 @@ BY_ROW = frozenset(
 )
 """Processors and criteria whose result for a row depends on this row alone."""
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
-INPUTS = frozenset(("attention_mask", "position_ids"))
-"""Inputs of the model with one row for each of the batch."""
 OTHERS = frozenset(("past_key_values", "use_cache", "logits_to_keep"))
 NOT_FINITE = "probability tensor contains either `inf`, `nan` or element < 0"
 """What `torch.multinomial` raises, by which a training that diverged is known."""
@@ -78,27 +80,25 @@ def decode(
 ) -> Any:
     """What `generate` calls in place of its own decoding; `(N, L)`, padded right."""
     by_row = has_rows(inputs, len(input_ids)) and ends_by_row(stopping_criteria, logits_processor)
-    if not by_row or generation_config.prefill_chunk_size or inputs.keys() - INPUTS - OTHERS:
+    if not by_row or generation_config.prefill_chunk_size or inputs.keys() - BY_ROW_INPUTS - OTHERS:
         return model._sample(
             input_ids, logits_processor, stopping_criteria, generation_config, **inputs
         )
-    rows = Rows(input_ids, generation_config, inputs)
+    rows = Rows(input_ids, generation_config)
+    read = ModelForward(model, inputs)
     with model._optimize_model_for_decode():
-        outputs = rows.read_prompts(model)
+        logits_MV = read.read_prompts(rows.ids, repeats(rows.ids, inputs["attention_mask"]))
+        forward = ShortIfEqual(model, read, generation_config.max_length)
         while True:
-            rows.inputs = model._update_model_kwargs_for_generation(outputs, rows.inputs)
-            logits_MV = outputs.logits[:, -1].to(torch.float32, copy=True)
-            del outputs  # the prompts' logits may be large
             scores_MV = logits_processor(rows.ids, logits_MV)
             rows.append(rows.chosen(scores_MV, sample=bool(generation_config.do_sample)))
             rows.going_M &= ~stopping_criteria(rows.ids, scores_MV)
             if not rows.going_M.any():
                 return rows.all_ids()
-            rows.leave()
-            step = model.prepare_inputs_for_generation(
-                rows.ids, next_sequence_length=1, **rows.inputs
-            )
-            outputs = model(**step, return_dict=True)
+            kept_M = rows.leave()
+            if kept_M is not None:
+                forward.keep(kept_M)
+            logits_MV = forward.logits(rows.ids)
 
 
 def ends_by_row(criteria: Iterable[object], processors: Iterable[object]) -> bool:
@@ -115,7 +115,7 @@ def has_rows(inputs: dict[str, Any], count: int) -> bool:
         and all(type(layer) in LAYERS for layer in cache.layers)
         and cache.get_seq_length() == 0
         and bool(inputs.get("use_cache"))
-        and all(len(inputs[name]) == count for name in INPUTS & inputs.keys())
+        and all(len(inputs[name]) == count for name in BY_ROW_INPUTS & inputs.keys())
         and "attention_mask" in inputs
     )
 
@@ -123,7 +123,7 @@ def has_rows(inputs: dict[str, Any], count: int) -> bool:
 class Rows:
     """The rows of a batch that are still decoded, M of N, and those that have left it."""
 
-    def __init__(self, input_ids: torch.Tensor, config: Any, inputs: dict[str, Any]):
+    def __init__(self, input_ids: torch.Tensor, config: Any):
         count, self._length = input_ids.shape
         self._padding = int(config._pad_token_tensor)
         self._finished = input_ids.new_full((count, config.max_length), self._padding)
@@ -131,27 +131,11 @@ class Rows:
         self._ids = self._finished.clone()
         self._places_M = torch.arange(count, device=input_ids.device)
         self.going_M = torch.ones(count, dtype=torch.bool, device=input_ids.device)
-        self.inputs = inputs
 
     @property
     def ids(self) -> torch.Tensor:
         """Prompts and completions so far, `(M, L)`."""
         return self._ids[:, : self._length]
-
-    def read_prompts(self, model: Any) -> Any:
-        """The first forward pass, of each prompt once; then the cache has a row for each of M."""
-        times = repeats(self.ids, self.inputs["attention_mask"])
-        once = {
-            name: value[::times] if name in INPUTS else value for name, value in self.inputs.items()
-        }
-        step = model.prepare_inputs_for_generation(
-            self.ids[::times], is_first_iteration=True, **once
-        )
-        outputs = model(**step, return_dict=True)
-        if times > 1:
-            outputs.past_key_values.batch_repeat_interleave(times)
-            outputs.logits = outputs.logits[:, -1:].repeat_interleave(times, dim=0)
-        return outputs
 
     def chosen(self, scores_MV: torch.Tensor, *, sample: bool) -> torch.Tensor:
         """The next token of each row. `torch.multinomial` divides by a draw for each probability
@@ -161,26 +145,24 @@ class Rows:
         p_MV = scores_MV.softmax(dim=-1)
         if not p_MV.max() < torch.inf:  # nan is not
             raise RuntimeError(NOT_FINITE)
-        draws_NV = p_MV.new_empty(len(self._finished), p_MV.size(1)).exponential_(1)
-        return (p_MV / draws_NV[self._places_M]).argmax(dim=-1)
+        draws_MV = exponential_draws(p_MV, len(self._finished), self._places_M)
+        return (p_MV / draws_MV).argmax(dim=-1)
 
     def append(self, tokens_M: torch.Tensor) -> None:
         """Add a token to each row; padding, if the row has ended."""
         self._ids[:, self._length] = tokens_M.where(self.going_M, self._padding)
         self._length += 1
 
-    def leave(self) -> None:
-        """Let the rows that have ended leave the batch and the cache, if they are enough."""
+    def leave(self) -> torch.Tensor | None:
+        """Let the rows that have ended leave, if they are enough; the places of those that stay."""
         ended_M = ~self.going_M
         if ended_M.sum() < max(1, LEAVE * len(ended_M)):
-            return
+            return None
         self._finished[self._places_M[ended_M]] = self._ids[ended_M]
         (kept,) = self.going_M.nonzero(as_tuple=True)
         self._ids, self._places_M = self._ids[kept], self._places_M[kept]
         self.going_M = self.going_M[kept]
-        self.inputs["past_key_values"].batch_select_indices(kept)
-        for name in INPUTS & self.inputs.keys():
-            self.inputs[name] = self.inputs[name][kept]
+        return kept
 
     def all_ids(self) -> torch.Tensor:
         """All N rows, as wide as the longest."""

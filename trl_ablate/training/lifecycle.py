@@ -20,7 +20,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from trl_ablate.errors import PublishError
 from trl_ablate.guard.rules import NONFINITE
-from trl_ablate.hub import check_token, push_run
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import grader_of
 from trl_ablate.run.checkpoints import (
@@ -112,6 +111,8 @@ def claim(start: Start) -> AbstractContextManager[None]:
     config = start.resolved.config
     check_device(start.resolved)
     if config.push_to_hub:
+        from trl_ablate.hub import check_token  # it draws: matplotlib takes long to import
+
         check_token(config.hub_token)
     return claimed(start.directory, start.mode)
 
@@ -283,6 +284,8 @@ def publish(start: Start) -> Iterator[str]:
     A failure does not change the run. It is a `PublishError`, which names the command that
     publishes the run later.
     """
+    from trl_ablate.hub import push_run
+
     config = start.resolved.config
     private = config.hub_private_repo is not False
     try:

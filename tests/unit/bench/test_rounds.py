@@ -18,6 +18,7 @@ def test_whole_steps_alternate_from_the_same_weights(monkeypatch):
 
     def measure(trainer, load, into):
         into.seconds += [2.0, 4.0] if trainer == "GRPOTrainer" else [1.0, 1.0]
+        into.cpu += [3.0, 3.0] if trainer == "GRPOTrainer" else [2.0, 2.0]
         into.logs.append({"completions/mean_length": 8.0})
 
     def build(cls, config_class, model, rewards, load):
@@ -26,12 +27,13 @@ def test_whole_steps_alternate_from_the_same_weights(monkeypatch):
 
     monkeypatch.setattr(stepping, "_build", build)
     monkeypatch.setattr(stepping, "_measure", measure)
-    monkeypatch.setattr(stepping, "model_folder", lambda shape: "folder")
+    monkeypatch.setattr(stepping, "model_folder", lambda shape, world: "folder")
     monkeypatch.setattr(stepping.torch.cuda, "is_available", lambda: False)
     stock, ours = stepping.compare("miniature", load)
     assert built == 3 * [("GRPOTrainer", "folder"), ("AblationTrainer", "folder")]
     assert (stock["s/step"], stock["spread"], stock["ratio"]) == (3.0, 2.0, 1.0)
     assert (ours["s/step"], ours["spread"], ours["ratio"]) == (1.0, 0.0, 3.0)
+    assert (stock["CPU s/step"], ours["CPU s/step"], ours["CPU ratio"]) == (3.0, 2.0, 1.5)
 
 
 def test_every_round_of_scale_measures_all_points(monkeypatch):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from trl_ablate.trainer.batching import (
     forward_trimmed,
+    groups_by_length,
     is_text,
     padded_fraction,
     regroup_by_length,
@@ -94,7 +95,7 @@ def test_images_are_left_alone():
     assert not is_text({**batch([1], [1]), "pixel_values": torch.zeros(1)})
 
 
-def sums_so_far(ids_NL, mask_NL, width):
+def sums_so_far(ids_NL, mask_NL, width, labelled_NL):
     """A simple causal model: the value of a token is the sum of all tokens up to it."""
     return (ids_NL * mask_NL).cumsum(dim=1).float()[:, -width:], None
 
@@ -102,26 +103,46 @@ def sums_so_far(ids_NL, mask_NL, width):
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=1, max_size=7),
     st.sampled_from([None, 1, 2, 3, 9]),
+    st.sampled_from([None, 1, 3, 10]),
 )
 @settings(deadline=None)
-def test_a_trimmed_forward_gives_every_token_what_the_padded_one_does(lengths, at_once):
+def test_a_trimmed_forward_gives_every_token_what_the_padded_one_does(lengths, at_once, least):
     rows = batch([p for p, _ in lengths], [c for _, c in lengths])
     ids_NL = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
     mask_NL = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-    expected_NT = sums_so_far(ids_NL, mask_NL, 6)[0] * rows["completion_mask"]
-    found_NT, nothing = forward_trimmed(sums_so_far, ids_NL, mask_NL, 6, at_once)
+    expected_NT = sums_so_far(ids_NL, mask_NL, 6, mask_NL)[0] * rows["completion_mask"]
+    found_NT, nothing = forward_trimmed(sums_so_far, ids_NL, mask_NL, 6, at_once, least_saved=least)
     assert nothing is None
     assert torch.equal(found_NT, expected_NT)
+
+
+def test_labels_are_at_response_tokens_only():
+    """Prompts of 4 and 1, responses of 2 and 5: after moving, from columns 4 and 1 on."""
+    rows = batch([4, 1], [2, 5])
+    seen = []
+
+    def forward(ids_NL, mask_NL, width, labelled_NL):
+        seen.append(labelled_NL.tolist())
+        return sums_so_far(ids_NL, mask_NL, width, labelled_NL)
+
+    ids_NL = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+    mask_NL = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+    forward_trimmed(forward, ids_NL, mask_NL, 6)
+    assert seen.pop() == [[0, 0, 0, 0, 1, 1], [0, 1, 1, 1, 1, 1]]
+    forward_trimmed(forward, ids_NL[:1, :6], mask_NL[:1, :6], 2)
+    assert seen.pop() == [[0, 0, 0, 0, 1, 1]]
+    forward_trimmed(forward, ids_NL, mask_NL, 6, multiple=8)
+    assert seen.pop() == [[0, 0, 0, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0, 0]]
 
 
 def test_a_trimmed_forward_is_as_wide_as_its_longest_row_and_masks_nothing():
     rows = batch([4, 1], [2, 5])
     widths = []
 
-    def forward(ids_NL, mask_NL, width):
+    def forward(ids_NL, mask_NL, width, labelled_NL):
         widths.append((*ids_NL.shape, width))
         assert mask_NL.all()
-        return sums_so_far(ids_NL, mask_NL, width)
+        return sums_so_far(ids_NL, mask_NL, width, labelled_NL)
 
     ids_NL = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
     mask_NL = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
@@ -136,15 +157,17 @@ def test_a_trimmed_forward_is_as_wide_as_a_multiple_as_far_as_there_are_columns(
     rows = batch([4, 1], [2, 5])
     widths = []
 
-    def forward(ids_NL, mask_NL, completion):
+    def forward(ids_NL, mask_NL, completion, labelled_NL):
         widths.append(ids_NL.shape[1])
-        return sums_so_far(ids_NL, mask_NL, completion)
+        return sums_so_far(ids_NL, mask_NL, completion, labelled_NL)
 
     ids_NL = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
     mask_NL = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
     found_NT, _ = forward_trimmed(forward, ids_NL, mask_NL, 6, multiple=multiple)
     assert widths == [width]
-    assert torch.equal(found_NT, sums_so_far(ids_NL, mask_NL, 6)[0] * rows["completion_mask"])
+    assert torch.equal(
+        found_NT, sums_so_far(ids_NL, mask_NL, 6, mask_NL)[0] * rows["completion_mask"]
+    )
     assert padded_fraction([rows], moved_left=True, multiple=multiple) == 1 - 12 / (2 * width)
 
 
@@ -160,3 +183,27 @@ def test_without_any_kept_row_the_factor_is_finite():
     microbatches = [{"row_weights": torch.zeros(2)}]
     weigh_microbatches(microbatches, "row_weights", lambda counts: counts)
     assert microbatches[0]["row_weights"].tolist() == [1.0, 1.0]
+
+
+def test_rows_are_split_where_this_saves_padding():
+    """Lengths 1, 2, 10, 12, 3: the three short rows apart save 3 · (12 - 3) = 27 positions."""
+    lengths_N = torch.tensor([1, 2, 10, 12, 3])
+    in_order = [0, 1, 4, 2, 3]
+
+    def found(*arguments):
+        return [rows.tolist() for rows in groups_by_length(lengths_N, *arguments)]
+
+    assert found() == [in_order]
+    assert found(2) == [[0, 1], [4, 2], [3]]
+    assert found(None, 28) == [in_order]
+    assert found(None, 27) == [[0, 1, 4], [2, 3]]
+    assert found(None, 2) == [[0], [1, 4], [2], [3]]
+    assert found(3, 27) == [[0, 1, 4], [2, 3]]
+    assert groups_by_length(torch.tensor([4, 4, 4]), None, 1)[0].tolist() == [0, 1, 2]
+
+
+def test_the_padded_share_of_split_rows_by_hand():
+    """Rows of 2 and 6 tokens: 4 of 12 positions are padding, and none in two passes."""
+    rows = batch([1, 1], [1, 5])
+    assert padded_fraction([rows], moved_left=True, least_saved=5) == pytest.approx(1 / 3)
+    assert padded_fraction([rows], moved_left=True, least_saved=4) == 0

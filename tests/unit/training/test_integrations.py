@@ -10,6 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import integration_utils
 from transformers.trainer_callback import CallbackHandler
 
+from trl_ablate import hub
 from trl_ablate.errors import ConfigurationError, PublishError
 from trl_ablate.guard.rules import Alert
 from trl_ablate.rewards.own.chosen import Rewards
@@ -256,7 +257,7 @@ def test_a_failed_push_says_how_to_publish_the_finished_run(tmp_path, monkeypatc
     def fail(*given, **more):
         raise error
 
-    monkeypatch.setattr(lifecycle, "push_run", fail)
+    monkeypatch.setattr(hub, "push_run", fail)
     config = SimpleNamespace(
         output_dir=str(tmp_path), hub_model_id=None, hub_private_repo=None, hub_token=None,
         hub_revision=None,

@@ -1,4 +1,5 @@
-"""This machine: one process per free GPU, or one on the CPU unless `--jobs` asks for more.
+"""This machine: one process per free GPU, or on the CPU one process for each core if the runs are
+of the miniature, whose arithmetic is too small to share, else one; or as many as `--jobs` asks for.
 
 On the CPU, runs are forked from a process that has already imported their modules (`warm`), and
 start in tenths of a second. A run on a GPU starts a new interpreter: libraries access the GPU while
@@ -28,6 +29,8 @@ from trl_ablate.study.engines.warm import (
 from trl_ablate.study.plan import Plan
 
 PACKAGE = Path(__file__).resolve().parents[2]
+MOST_AT_ONCE = 8
+"""Runs on a CPU, unless `--jobs` asks for more: each takes up to a GiB of memory."""
 FREE_SHARE = 0.05
 """A GPU of whose memory less than this is in use counts as free."""
 
@@ -37,15 +40,20 @@ def add_options(group: _ArgumentGroup) -> None:
 
 
 def make(options: Namespace, plan: Plan) -> "LocalEngine":
-    return LocalEngine(options.jobs, on_gpu=plan.for_gpu)
+    return engine_of(plan, options.jobs)
+
+
+def engine_of(plan: Plan, jobs: int | None) -> "LocalEngine":
+    return LocalEngine(jobs, on_gpu=plan.for_gpu, of_one_core=plan.of_one_core)
 
 
 class LocalEngine:
     """Processes of this machine.
 
     Args:
-        jobs: how many at once; None: one per free GPU, or one without a GPU.
+        jobs: how many at once; None: one per free GPU; without a GPU one, or one per core.
         on_gpu: whether the runs need a GPU. Slots take the free GPUs in turn.
+        of_one_core: whether a run is too small to use more than one core.
         command: the command of a training, without its arguments; the interpreter is first.
         warm: modules to import once for all runs; None: every run is a new interpreter.
     """
@@ -57,11 +65,13 @@ class LocalEngine:
         jobs: int | None = None,
         *,
         on_gpu: bool = False,
+        of_one_core: bool = False,
         command: Sequence[str] = TRAIN,
         warm: Sequence[str] | None = IMPORTS_OF_A_TRAINING,
     ):
         self._gpus = free_gpus() if on_gpu else []
-        self._slots = jobs or max(1, len(self._gpus))
+        most = min(MOST_AT_ONCE, len(os.sched_getaffinity(0))) if of_one_core else 1
+        self._slots = jobs or len(self._gpus) or most
         self._command = command
         self._imports = warm or ()
         self._forks = warm is not None and SUPPORTED and not on_gpu

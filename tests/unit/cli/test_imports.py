@@ -1,0 +1,63 @@
+"""Modules that are put off are imported when they are used, and a run imports none of them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trl_ablate.cli.imports import Later, put_off
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package, the attribute by which it shows that it was imported, and its submodule."""
+    folder = tmp_path / "put_off_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("import sys\nsys.was_imported = True\nvalue = 1\n")
+    (folder / "part.py").write_text("from put_off_package import value\ndouble = 2 * value\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "was_imported", False, raising=False)
+    put_off((folder.name,))
+    yield folder.name
+    for name in [name for name in sys.modules if name.startswith(folder.name)]:
+        del sys.modules[name]
+
+
+def test_a_module_is_imported_when_it_is_used(package):
+    import put_off_package  # pyright: ignore[reportMissingImports]
+
+    assert isinstance(put_off_package, Later) and not sys.was_imported
+    assert not hasattr(put_off_package, "__wrapped__") and put_off_package.__file__
+    assert not sys.was_imported
+    assert put_off_package.value == 1 and sys.was_imported
+    assert not isinstance(sys.modules[package], Later)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = put_off_package.nothing
+
+
+def test_its_submodules_can_be_imported_first(package):
+    from put_off_package.part import double  # pyright: ignore[reportMissingImports]
+
+    assert double == 2 and sys.was_imported
+
+
+def test_what_is_imported_or_missing_is_left_alone():
+    put_off(("json", "no_such_module"))
+    assert sys.modules["json"] is json and "no_such_module" not in sys.modules
+
+
+def test_a_training_imports_no_compiler_no_quantization_and_no_pictures():
+    """What takes seconds to import and is used by few runs; not the time, which depends on the
+    machine."""
+    code = (
+        "import sys\n"
+        "from trl_ablate.cli.imports import Later, put_off\n"
+        "put_off()\n"
+        "from trl_ablate.training import lifecycle\n"
+        "seldom = {'bitsandbytes', 'matplotlib', 'trackio', 'torch._inductor.compile_fx', 'vllm'}\n"
+        "real = {name for name in seldom if not isinstance(sys.modules.get(name), Later | None)}\n"
+        "assert not real, real\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
+    assert (done.returncode, done.stderr[-500:]) == (0, "")

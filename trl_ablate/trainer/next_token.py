@@ -1,0 +1,250 @@
+"""The logits of the next token of each row, by the model's own forward pass or by a shorter one.
+
+For one token per row, a small model on a CPU spends most of its time not on arithmetic, but on what
+its forward pass does around it: masks, configuration, and a copy of the whole cache for each token.
+`ShortForward` does the arithmetic alone, with the same operations. It is used only for models whose
+every part is known, without hooks or adapters, and only if its first logits are the model's own.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.cache_utils import DynamicLayer
+
+BY_ROW = frozenset(("attention_mask", "position_ids"))
+"""Inputs of the model with one row for each of the batch."""
+HOMES = frozenset(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2"))
+"""Where the models that `ShortForward` computes, and their modules, are defined."""
+ACTIVATIONS = "transformers.activations"
+COMMON = frozenset((nn.Embedding, nn.Linear, nn.ModuleList, nn.SiLU))
+SHORT_INPUTS = BY_ROW | {"logits_to_keep", "past_key_values", "use_cache"}
+ROUNDING = 1e-4
+"""Tolerance of logits, relative and absolute."""
+ROOM = 32
+"""Columns by which a cache grows at least, when it is full."""
+
+
+class NextToken(Protocol):
+    """Computes the logits of the next token of each row, `(M, V)`."""
+
+    def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
+        """After the last token of `ids_ML` was added to each row."""
+        ...
+
+    def keep(self, kept_M: torch.Tensor) -> None:
+        """Only these rows continue."""
+        ...
+
+
+class ModelForward:
+    """The model's own forward pass, for any model."""
+
+    def __init__(self, model: Any, inputs: dict[str, Any]):
+        self._model = model
+        self.inputs = inputs
+
+    def read_prompts(self, ids_NL: torch.Tensor, times: int) -> torch.Tensor:
+        """The first pass: one of every `times` rows, which have the same prompt."""
+        once = {
+            name: value[::times] if name in BY_ROW else value for name, value in self.inputs.items()
+        }
+        step = self._model.prepare_inputs_for_generation(
+            ids_NL[::times], is_first_iteration=True, **once
+        )
+        outputs = self._model(**step, return_dict=True)
+        logits_NV = outputs.logits[:, -1].to(torch.float32, copy=True)  # the others may be large
+        if times > 1:
+            outputs.past_key_values.batch_repeat_interleave(times)
+            logits_NV = logits_NV.repeat_interleave(times, dim=0)
+        self.inputs = self._model._update_model_kwargs_for_generation(outputs, self.inputs)
+        return logits_NV
+
+    def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
+        step = self._model.prepare_inputs_for_generation(
+            ids_ML, next_sequence_length=1, **self.inputs
+        )
+        outputs = self._model(**step, return_dict=True)
+        self.inputs = self._model._update_model_kwargs_for_generation(outputs, self.inputs)
+        return outputs.logits[:, -1].to(torch.float32, copy=True)
+
+    def keep(self, kept_M: torch.Tensor) -> None:
+        self.inputs["past_key_values"].batch_select_indices(kept_M)
+        for name in BY_ROW & self.inputs.keys():
+            self.inputs[name] = self.inputs[name][kept_M]
+
+
+class ShortIfEqual:
+    """The model's own forward pass for the first token, and from then on `ShortForward`, if the
+    model `may_be_short` and both computed the same logits up to rounding.
+
+    Args:
+        read: the model's own forward pass, after it has read the prompts.
+        longest: length of the longest row at its end.
+    """
+
+    def __init__(self, model: Any, read: ModelForward, longest: int):
+        self._forward: NextToken = read
+        fits = may_be_short(model, read.inputs)
+        self._short = ShortForward(model, read.inputs, longest) if fits else None
+
+    def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
+        logits_MV = self._forward.logits(ids_ML)
+        if self._short is not None:
+            if torch.allclose(self._short.logits(ids_ML), logits_MV, rtol=ROUNDING, atol=ROUNDING):
+                self._forward = self._short
+            self._short = None
+        return logits_MV
+
+    def keep(self, kept_M: torch.Tensor) -> None:
+        self._forward.keep(kept_M)
+        if self._short is not None:
+            self._short.keep(kept_M)
+
+
+class ShortForward:
+    """The forward pass of one token per row, for a model that `may_be_short`.
+
+    Args:
+        inputs: of the model's own forward pass, after it has read the prompts.
+        longest: length of the longest row at its end.
+    """
+
+    def __init__(self, model: Any, inputs: dict[str, Any], longest: int):
+        self._inner, self._head = model.model, model.lm_head
+        self._mask_ML = inputs["attention_mask"].bool()
+        self._masked = not bool(self._mask_ML.all())
+        self._length = self._mask_ML.size(1) - 1
+        """Columns of the cache; the mask has one more, for the next token."""
+        self._positions_M = inputs["position_ids"][:, -1]
+        self._layers = [
+            Layer(layer, cached)
+            for layer, cached in zip(
+                self._inner.layers, inputs["past_key_values"].layers, strict=True
+            )
+        ]
+        places = torch.arange(longest, device=self._mask_ML.device)[None]
+        self._cos_LD, self._sin_LD = (
+            table[0] for table in self._inner.rotary_emb(self._head.weight, places)
+        )
+
+    def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
+        hidden_MH = functional.embedding(ids_ML[:, -1], self._inner.embed_tokens.weight)
+        cos_M1D = self._cos_LD[self._positions_M][:, None]
+        sin_M1D = self._sin_LD[self._positions_M][:, None]
+        mask = self._mask_ML[:, None, None] if self._masked else None
+        for layer in self._layers:
+            hidden_MH = layer.forward(hidden_MH, cos_M1D, sin_M1D, self._length, mask)
+        self._length += 1
+        self._positions_M = self._positions_M + 1
+        if self._masked:
+            going_M1 = self._mask_ML.new_ones(len(self._mask_ML), 1)
+            self._mask_ML = torch.cat([self._mask_ML, going_M1], dim=1)
+        hidden_MH = normalized(hidden_MH, self._inner.norm)
+        return linear(hidden_MH, self._head)
+
+    def keep(self, kept_M: torch.Tensor) -> None:
+        self._mask_ML, self._positions_M = self._mask_ML[kept_M], self._positions_M[kept_M]
+        self._masked = self._masked and not bool(self._mask_ML.all())
+        for layer in self._layers:
+            layer.keep(kept_M)
+
+
+class Layer:
+    """A decoder layer and its cache, which has room for more columns than are filled."""
+
+    def __init__(self, layer: Any, cached: DynamicLayer):
+        self._layer = layer
+        self._keys, self._values = cached.keys, cached.values
+        projections = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
+        self._weight = torch.cat([one.weight for one in projections])
+        biases = [one.bias for one in projections if one.bias is not None]
+        self._bias = torch.cat(biases) if biases else None
+
+    def forward(
+        self,
+        hidden_MH: torch.Tensor,
+        cos_M1D: torch.Tensor,
+        sin_M1D: torch.Tensor,
+        length: int,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        layer, attention = self._layer, self._layer.self_attn
+        normed_MH = normalized(hidden_MH, layer.input_layernorm)
+        heads_MAD = functional.linear(normed_MH, self._weight, self._bias)
+        heads_MAD = heads_MAD.view(len(hidden_MH), -1, attention.head_dim)
+        groups: int = attention.num_key_value_groups
+        owners = heads_MAD.size(1) // (groups + 2)
+        turned_MAD = heads_MAD[:, :-owners]
+        turned_MAD = turned_MAD * cos_M1D + half_turned(turned_MAD) * sin_M1D
+        self._grow(length)
+        self._keys[:, :, length] = turned_MAD[:, -owners:]
+        self._values[:, :, length] = heads_MAD[:, -owners:]
+        keys, values = self._keys[:, :, : length + 1], self._values[:, :, : length + 1]
+        if groups > 1 and mask is not None:  # as transformers does
+            keys, values = (one.repeat_interleave(groups, dim=1) for one in (keys, values))
+        mixed = functional.scaled_dot_product_attention(
+            turned_MAD[:, :-owners, None],
+            keys,
+            values,
+            attn_mask=mask,
+            scale=attention.scaling,
+            enable_gqa=groups > 1 and mask is None,
+        )
+        hidden_MH = hidden_MH + linear(mixed.reshape(len(hidden_MH), -1), attention.o_proj)
+        normed_MH = normalized(hidden_MH, layer.post_attention_layernorm)
+        gate = layer.mlp.act_fn(linear(normed_MH, layer.mlp.gate_proj))
+        return hidden_MH + linear(gate * linear(normed_MH, layer.mlp.up_proj), layer.mlp.down_proj)
+
+    def _grow(self, length: int) -> None:
+        if length == self._keys.size(2):
+            more = (0, 0, 0, max(ROOM, length // 4))
+            self._keys = functional.pad(self._keys, more)
+            self._values = functional.pad(self._values, more)
+
+    def keep(self, kept_M: torch.Tensor) -> None:
+        self._keys, self._values = self._keys[kept_M], self._values[kept_M]
+
+
+def may_be_short(model: Any, inputs: dict[str, Any]) -> bool:
+    """Whether `ShortForward` computes what this model computes: on a CPU, where it was measured,
+    with rotary positions of the usual kind, attention to all tokens, and in float32."""
+    modules = list(model.modules())
+    home = type(model).__module__
+    own = {type(one) for one in modules} - COMMON
+    if home not in HOMES or not {one.__module__ for one in own} <= {home, ACTIVATIONS}:
+        return False
+    return (
+        type(model).__name__.endswith("ForCausalLM")
+        and inputs.keys() == SHORT_INPUTS
+        and inputs["position_ids"].dim() == 2
+        and not any("forward" in vars(one) for one in modules if one is not model)
+        and not any(one._forward_hooks or one._forward_pre_hooks for one in modules)
+        and {(one.device.type, one.dtype) for one in model.parameters()} == {("cpu", torch.float32)}
+        and model.config._attn_implementation == "sdpa"
+        and model.model.rotary_emb.rope_type == "default"
+        and not (model.training and model.config.attention_dropout)
+        and all(type(layer) is DynamicLayer for layer in inputs["past_key_values"].layers)
+        and len({one.bias is None for one in projections(model)}) == 1
+    )
+
+
+def projections(model: Any) -> list[nn.Linear]:
+    """Of queries, keys and values, in all layers."""
+    attentions = [layer.self_attn for layer in model.model.layers]
+    return [one for a in attentions for one in (a.q_proj, a.k_proj, a.v_proj)]
+
+
+def linear(x: torch.Tensor, module: nn.Linear) -> torch.Tensor:
+    return functional.linear(x, module.weight, module.bias)
+
+
+def normalized(x: torch.Tensor, norm: Any) -> torch.Tensor:
+    return functional.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def half_turned(x: torch.Tensor) -> torch.Tensor:
+    """(a, b) becomes (-b, a), as rotary positions need it."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
