@@ -91,7 +91,16 @@ def test_the_base_of_sums_starts_where_the_story_wants_it(template, lowest, high
     assert lowest < right < highest
 
 
-@pytest.mark.parametrize("template", ["r1_zero", "question_only", "reasoning_xml", "think_xml"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "r1_zero",
+        *(
+            pytest.param(template, marks=pytest.mark.slow)
+            for template in ("question_only", "reasoning_xml", "think_xml")
+        ),
+    ],
+)
 def test_the_base_of_chains_is_right_at_times(template):
     right, _ = sampled_rewards(miniature.build("base"), template, world="chains")
     assert 0.1 < right < 0.3
