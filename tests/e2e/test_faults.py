@@ -34,7 +34,7 @@ from trl_ablate.run.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 
-CASES = int(os.environ.get("TRL_ABLATE_FAULTS", "39"))
+CASES = int(os.environ.get("TRL_ABLATE_FAULTS", "26"))
 STEPS = 5
 ROWS = 9
 """Lines of metrics.jsonl: the steps, and evaluations at 0, 2, 4 and 5."""

@@ -156,9 +156,8 @@ def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(
     there = hub.url + "".join(template[1:])
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", there)
     before, env = contents(run.path), environment(hub, tmp_path / "home")
-    words = publish_command(run)
-    done = subprocess.run(words, cwd=REPOSITORY, env=env, **CAPTURED)
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(publish_command(run), cwd=REPOSITORY, env=env, **CAPTURED)
+    assert (done.returncode, done.stderr) == (0, "")
     assert f"published: {hub.url}/{REPO}" in done.stdout
     assert hub.repositories[REPO].private
     assert hub.commits(REPO) == 1
@@ -170,8 +169,7 @@ def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(
     root, best, last, local_best, local_last = load([*remote, *local], tmp_path / "cache")
     assert root == best == local_best != last == local_last
     hub.requests.clear()
-    done = subprocess.run(words, cwd=REPOSITORY, env=env, **CAPTURED)
-    assert done.returncode == 0, done.stderr
+    push_run(run)
     assert hub.commits(REPO) == 1
     assert [line for line in hub.requests if not line.startswith("GET")] == [
         "POST /api/repos/create"

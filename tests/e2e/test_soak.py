@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="counts a process's open files in /proc"),
 ]
 
-STEPS = int(os.environ.get("TRL_ABLATE_SOAK", "500"))
+STEPS = int(os.environ.get("TRL_ABLATE_SOAK", "300"))
 LEAKY_STEPS = 120
 EVERY = 10
 """Steps from an evaluation and a checkpoint to the next."""
