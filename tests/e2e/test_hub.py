@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.support.contents import contents
+from tests.support.commands import loud
 from tests.support.hub_endpoint import Fault, HubEndpoint, wait_until
 from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate.hub import PublishError, check_token, client, push_run
@@ -155,7 +156,8 @@ def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{repo_id}")
     there = hub.url + "".join(template[1:])
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", there)
-    before, env = contents(run.path), environment(hub, tmp_path / "home")
+    before = contents(run.path)
+    env = loud(environment(hub, tmp_path / "home", HF_HUB_DISABLE_PROGRESS_BARS="1"))
     done = subprocess.run(publish_command(run), cwd=REPOSITORY, env=env, **CAPTURED)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"published: {hub.url}/{REPO}" in done.stdout

@@ -24,7 +24,7 @@ from trl_ablate.run.checkpoints import latest_whole_checkpoint
 SMALL = [
     "--profile", "miniature", "--generation_batch_size", "32",
     "--per_device_train_batch_size", "8", "--train_size", "12", "--eval_size", "16",
-    "--eval_steps", "2", "--save_steps", "1", "--report_to", "none",
+    "--eval_steps", "2", "--save_steps", "1", "--report_to", "none", "--grader_workers", "1",
 ]  # fmt: skip
 """Several epochs: of three rollout batches each."""
 FIVE_STEPS, EIGHT_STEPS = ("--grpo_steps", "5"), ("--grpo_steps", "8")
