@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.contents import contents
 from tests.support.commands import loud
+from tests.support.contents import contents
 from tests.support.hub_endpoint import Fault, HubEndpoint, wait_until
 from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate.hub import PublishError, check_token, client, push_run

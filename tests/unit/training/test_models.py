@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
