@@ -47,8 +47,17 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> str:
-    """Folder of a Qwen2 of two layers, 16 wide, random weights, with the miniature's tokenizer."""
+    """Folder of a Qwen2 of one layer, 16 wide, random weights, with the miniature's tokenizer."""
     return save_tiny_qwen2(tmp_path_factory.mktemp("tiny"), max_position_embeddings=256)
+
+
+@pytest.fixture
+def graders_when_needed(monkeypatch):
+    """Graders start no process before an answer needs algebra; see `tests.support.graders`."""
+    from tests.support.graders import start_when_needed
+    from trl_ablate.rewards import MathGrader
+
+    monkeypatch.setattr(MathGrader, "__enter__", start_when_needed)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.differential import Pair, measure
 from tests.support.trl_features import CORRECTIONS, TERMS
 
-CONFIGURATIONS = int(os.environ.get("TRL_ABLATE_CONFIGS", "24"))
+CONFIGURATIONS = int(os.environ.get("TRL_ABLATE_CONFIGS", "16"))
 WEIGHTS = 1e-5
 METRICS = 1e-4
 NEARLY_ZERO = 2e-6

@@ -24,8 +24,8 @@ from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.carried import counts_the_steps_of_this_call
 
 FIRST = int(os.environ.get("TRL_ABLATE_FIRST", "0"))
-CONFIGS = range(FIRST, FIRST + int(os.environ.get("TRL_ABLATE_CONFIGS", "6")))
-MORE = range(6, 46)
+CONFIGS = range(FIRST, FIRST + int(os.environ.get("TRL_ABLATE_CONFIGS", "3")))
+MORE = range(3, 46)
 
 
 def reward(completions, **kwargs):

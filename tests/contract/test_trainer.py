@@ -133,6 +133,22 @@ def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
     assert logged[1] != pytest.approx(1.0, abs=1e-6)
 
 
+TWO_STEPS = {"max_steps": 2, "epsilon": 0.01, "optim": "sgd", "learning_rate": 1.0}
+_PLAIN: dict[str, list[torch.Tensor]] = {}
+"""The weights of trainings that several switches are compared with, by their settings."""
+
+
+@pytest.fixture
+def trained_plainly(make_trainer):
+    def plainly(settings):
+        key = repr(settings)
+        if key not in _PLAIN:
+            _PLAIN[key] = trained(make_trainer(**TWO_STEPS, **settings))
+        return _PLAIN[key]
+
+    return plainly
+
+
 @pytest.mark.parametrize(
     ("switch", "plain"),
     [
@@ -183,10 +199,9 @@ def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
         ",".join(f"{k}={v}" for k, v in settings.items() if k != "reward") or "default"
     ),
 )
-def test_ignoring_a_switch_would_show(make_trainer, switch, plain):
-    common = {"max_steps": 2, "epsilon": 0.01, "optim": "sgd", "learning_rate": 1.0}
-    switched = trained(make_trainer(**common, **switch))
-    assert not equal(switched, trained(make_trainer(**common, **plain)))
+def test_ignoring_a_switch_would_show(make_trainer, trained_plainly, switch, plain):
+    switched = trained(make_trainer(**TWO_STEPS, **switch))
+    assert not equal(switched, trained_plainly(plain))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 
 import pytest
 import torch
@@ -14,6 +13,8 @@ from tests.support.trainers import PROMPTS
 from trl_ablate.cli import train
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import load_recipe
+
+pytestmark = pytest.mark.usefixtures("graders_when_needed")
 
 REWARD = """
 def even(completions, level, **kwargs):
@@ -72,7 +73,7 @@ def write(folder, model, out, extra=""):
     return folder / f"{out}.yaml"
 
 
-EVALUATING = "eval_strategy: steps\neval_steps: 1\nper_device_eval_batch_size: 4\n"
+EVALUATING = "eval_strategy: steps\neval_steps: 2\nper_device_eval_batch_size: 4\n"
 
 
 @pytest.mark.parametrize(("extra", "words"), [("", ()), (EVALUATING, ("--evaluation", "trl"))])
@@ -81,7 +82,8 @@ def test_a_configuration_of_trl_grpo_trains_to_the_same_bits(folder, tiny_model,
     from trl.scripts import grpo
 
     if extra:
-        shutil.copy(folder / "data" / "train.jsonl", folder / "data" / "test.jsonl")
+        four_rows = (folder / "data" / "train.jsonl").read_text().splitlines()[:4]
+        (folder / "data" / "test.jsonl").write_text("\n".join(four_rows))
     parsed = grpo.make_parser().parse_args_and_config(
         ["--config", str(write(folder, tiny_model, "stock", extra))]
     )

@@ -39,7 +39,8 @@ def train(folder, output, *words):
     done = subprocess.run(
         [sys.executable, "scripts/train.py", "recipes/quickstart.yaml", "--output_dir", output,
          "--project", "tried", "--run_name", "mine", "--study", "tries", "--eval_size", "16",
-         "--eval_steps", "2", *words],
+         "--eval_steps", "2", "--generation_batch_size", "32", "--optimizer_batch_size", "32",
+         "--per_device_train_batch_size", "32", "--grader_workers", "1", *words],
         cwd=REPOSITORY, env={**os.environ, "TRACKIO_DIR": str(folder)},
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip

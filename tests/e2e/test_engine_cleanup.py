@@ -29,7 +29,7 @@ pytestmark = [
 STARTING = 400
 """Seconds that a run may take to its first logged step on a busy machine."""
 
-GONE = 20
+GONE = 60
 """Seconds that its processes may take to notice the end."""
 
 
@@ -117,7 +117,7 @@ def assert_nothing_stays(session: int) -> None:
 def test_a_killed_training_leaves_no_process(tmp_path, end):
     with training(["scripts/train.py"], tmp_path / "run") as process:
         os.kill(process.pid, end)
-        process.wait(timeout=60)
+        process.wait(timeout=STARTING)
         assert_nothing_stays(process.pid)
 
 
@@ -125,7 +125,7 @@ def test_an_engine_that_is_killed_ends_the_run_in_one_sentence(tmp_path):
     driver = tmp_path / "driver.py"
     driver.write_text(textwrap.dedent(ENGINE_THAT_IS_KILLED))
     with training([str(driver)], tmp_path / "run") as process:
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=STARTING)
         assert process.returncode == 1, said
         assert_nothing_stays(process.pid)
     assert said.splitlines().count(f"error: {ENGINE_DIED}") == 1, said

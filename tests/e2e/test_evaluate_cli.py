@@ -44,8 +44,9 @@ def test_a_run_is_evaluated_to_its_own_last_number(tmp_path):
     run, output = tmp_path / "run", tmp_path / "found.json"
     done = script(
         "train", "recipes/question_only.yaml", "--profile", "miniature", "--grpo_steps", 1,
-        "--eval_size", 64, "--eval_on_start", "false", "--report_to", "none", "--seed", 5,
-        "--learning_rate", "3e-4", "--output_dir", run,
+        "--eval_size", 16, "--generation_batch_size", 16, "--optimizer_batch_size", 16,
+        "--per_device_train_batch_size", 16, "--eval_on_start", "false", "--report_to", "none",
+        "--seed", 5, "--learning_rate", "3e-4", "--output_dir", run,
     )  # fmt: skip
     assert done.code == 0, done.stdout + done.stderr
     last = [row for row in rows_of(run / "metrics.jsonl") if "eval_reward" in row][-1]

@@ -9,7 +9,8 @@ from tests.support.warm import warm
 HEAD = """
 seeds: [0]
 profile: miniature
-overrides: {grpo_steps: 3, eval_size: 64, report_to: none}
+overrides: {grpo_steps: 3, eval_size: 64, report_to: none, grader_workers: 1,
+  generation_batch_size: 32, optimizer_batch_size: 32, per_device_train_batch_size: 32}
 """
 
 

@@ -34,7 +34,7 @@ from trl_ablate.run.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 
-CASES = int(os.environ.get("TRL_ABLATE_FAULTS", "39"))
+CASES = int(os.environ.get("TRL_ABLATE_FAULTS", "26"))
 STEPS = 5
 ROWS = 9
 """Lines of metrics.jsonl: the steps, and evaluations at 0, 2, 4 and 5."""
@@ -64,9 +64,17 @@ class Case:
         self.model = world / "model"
         self.data = world / "data"
 
-    def start(self, *more: str, sabotage: Callable[[], None] | None = None) -> Running:
+    def start(
+        self,
+        *more: str,
+        sabotage: Callable[[], None] | None = None,
+        graders_at_once: bool = False,
+    ) -> Running:
         words = [*WORDS, "--model_name_or_path", str(self.model), "--dataset", str(self.data)]
-        return warm("train", *words, "--output_dir", self.output, *more, sabotage=sabotage)
+        return warm(
+            "train", *words, "--output_dir", self.output, *more,
+            sabotage=sabotage, graders_at_once=graders_at_once,
+        )  # fmt: skip
 
     def own(self, name: str) -> Path:
         """The model or the data as this case's own, to be broken."""
@@ -123,7 +131,7 @@ def killed(case: Case, number: signal.Signals) -> Ended:
 
 def killed_worker(case: Case) -> Ended:
     """The grader's processes, its watcher or its fork, up to twice."""
-    training = case.start()
+    training = case.start(graders_at_once=True)
     for _ in range(case.random.randint(1, 2)):
         case.at_some_moment(training)
         workers = grader_processes(training.pid)

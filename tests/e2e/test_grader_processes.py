@@ -60,14 +60,15 @@ def descendants(grader: MathGrader) -> list[int]:
 
 @pytest.fixture(scope="module")
 def grader():
-    with MathGrader(workers=2, timeout=5.0) as shared:
+    with MathGrader(workers=1, timeout=5.0) as shared:
         yield shared
 
 
 @pytest.mark.parametrize("victim", ["watchers", "forks"])
 def test_a_killed_worker_loses_no_item(victim):
     answers, golds = equal_in_other_words(60)
-    with MathGrader(workers=2, timeout=5.0) as grader:
+    workers = 1 if victim == "watchers" else 2  # a new watcher loads sympy: two seconds each
+    with MathGrader(workers=workers, timeout=5.0) as grader:
         grader.grade(["(x-1)(x+1)"], ["x^2-1"])
         result: list = []
         thread = threading.Thread(target=lambda: result.extend(grader.grade(answers, golds)))
@@ -165,7 +166,8 @@ if "wait" in sys.argv:
 
 
 ENDS = ("exit", "raise", "SIGTERM", "SIGKILL", "SIGINT")
-QUICK = {("exit", False), ("raise", True), ("SIGTERM", True), ("SIGKILL", False), ("SIGINT", True)}
+QUICK = {("SIGINT", True), ("SIGKILL", False)}
+"""Python's own end, with an exception, and one that Python does not see."""
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ import httpx
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.support.commands import loud
 from tests.support.contents import contents
 from tests.support.hub_endpoint import Fault, HubEndpoint, wait_until
+from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate.hub import PublishError, check_token, client, push_run
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.files import append_jsonl, write_json
@@ -43,12 +45,13 @@ def hub(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def finished_run(tiny_model, tmp_path_factory) -> Path:
+def finished_run(tmp_path_factory) -> Path:
     """A run that ended: two models and six rollout files, optimizer states and pickles beside."""
     import torch
     from safetensors.torch import load_file, save_file
 
     path = tmp_path_factory.mktemp("runs") / "run"
+    tiny_model = save_tiny_qwen2(tmp_path_factory.mktemp("tiny"), num_hidden_layers=2)  # two parts
     for name, step in (("checkpoint_best", 0.5), ("checkpoint_last", 1.0), ("checkpoint-8", 1.0)):
         shutil.copytree(tiny_model, path / name)
         weights = path / name / "model.safetensors"
@@ -130,32 +133,33 @@ def publish_command(run: RunDirectory, *words: str) -> list[str]:
     return [sys.executable, "scripts/publish.py", str(run.path), *words]
 
 
-LOAD = """
-import hashlib, json, sys
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-for place in sys.argv[1:]:
-    name, _, folder = place.partition("#")
-    model = AutoModelForCausalLM.from_pretrained(name, subfolder=folder)
-    state = model.state_dict()
-    content = b"".join(state[key].numpy().tobytes() for key in sorted(state))
-    words = AutoTokenizer.from_pretrained(name, subfolder=folder)("User: 12+34=?")["input_ids"]
-    print("loaded", hashlib.sha256(content).hexdigest(), *words)
-"""
-
-
-def load(places: list[str], env: dict[str, str]) -> list[str]:
+def load(places: list[str], cache: Path) -> list[str]:
     """What `from_pretrained` makes of `PLACE` or `PLACE#FOLDER`: a hash of all weights, tokens."""
-    done = subprocess.run([sys.executable, "-c", LOAD, *places], env=env, **CAPTURED)
-    assert done.returncode == 0, done.stderr
-    return [line for line in done.stdout.splitlines() if line.startswith("loaded")]
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    found = []
+    for place in places:
+        name, _, folder = place.partition("#")
+        where = {"subfolder": folder, "cache_dir": cache}
+        state = AutoModelForCausalLM.from_pretrained(name, **where).state_dict()
+        content = b"".join(state[key].numpy().tobytes() for key in sorted(state))
+        words = AutoTokenizer.from_pretrained(name, **where)("User: 12+34=?")["input_ids"]
+        found.append(f"{hashlib.sha256(content).hexdigest()} {words}")
+    return found
 
 
-def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(hub, run, tmp_path):
-    before, env = contents(run.path), environment(hub, tmp_path / "home")
-    words = publish_command(run)
-    done = subprocess.run(words, cwd=REPOSITORY, env=env, **CAPTURED)
-    assert done.returncode == 0, done.stderr
+def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(
+    hub, run, tmp_path, monkeypatch
+):
+    from huggingface_hub import constants
+
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{repo_id}")
+    there = hub.url + "".join(template[1:])
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", there)
+    before = contents(run.path)
+    env = loud(environment(hub, tmp_path / "home", HF_HUB_DISABLE_PROGRESS_BARS="1"))
+    done = subprocess.run(publish_command(run), cwd=REPOSITORY, env=env, **CAPTURED)
+    assert (done.returncode, done.stderr) == (0, "")
     assert f"published: {hub.url}/{REPO}" in done.stdout
     assert hub.repositories[REPO].private
     assert hub.commits(REPO) == 1
@@ -164,11 +168,10 @@ def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(hu
     )  # two models and a picture, in two parts
     local = [str(run.path / name) for name in ("checkpoint_best", "checkpoint_last")]
     remote = [REPO, f"{REPO}#checkpoint_best", f"{REPO}#checkpoint_last"]
-    root, best, last, local_best, local_last = load([*remote, *local], env)
+    root, best, last, local_best, local_last = load([*remote, *local], tmp_path / "cache")
     assert root == best == local_best != last == local_last
     hub.requests.clear()
-    done = subprocess.run(words, cwd=REPOSITORY, env=env, **CAPTURED)
-    assert done.returncode == 0, done.stderr
+    push_run(run)
     assert hub.commits(REPO) == 1
     assert [line for line in hub.requests if not line.startswith("GET")] == [
         "POST /api/repos/create"

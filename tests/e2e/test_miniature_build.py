@@ -91,7 +91,16 @@ def test_the_base_of_sums_starts_where_the_story_wants_it(template, lowest, high
     assert lowest < right < highest
 
 
-@pytest.mark.parametrize("template", ["r1_zero", "question_only", "reasoning_xml", "think_xml"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "r1_zero",
+        *(
+            pytest.param(template, marks=pytest.mark.slow)
+            for template in ("question_only", "reasoning_xml", "think_xml")
+        ),
+    ],
+)
 def test_the_base_of_chains_is_right_at_times(template):
     right, _ = sampled_rewards(miniature.build("base"), template, world="chains")
     assert 0.1 < right < 0.3
@@ -107,13 +116,15 @@ def test_each_sft_stage_is_better_than_the_one_before():
 
 
 @pytest.mark.slow
-def test_a_full_build_takes_about_a_minute(tmp_path):
-    """In processor time, which on an idle machine is the wait: a build runs in one thread."""
+def test_a_full_build_takes_about_a_minute(tmp_path, monkeypatch):
+    """In processor time, which on an idle machine is the wait: a build runs in one thread. By a
+    quarter of its steps, which take all of the time."""
+    monkeypatch.setitem(WORLDS, "sums", shortened(SUMS.lesson.steps // 4))
     start, cpu_start = time.monotonic(), time.process_time()
     folder = miniature.build("base", world="sums", cache_dir=tmp_path)
     seconds, cpu_seconds = time.monotonic() - start, time.process_time() - cpu_start
     print(f"made {folder.name} in {seconds:.0f} s, {cpu_seconds:.0f} s of one core")  # noqa: T201
-    assert cpu_seconds < 120
+    assert 4 * cpu_seconds < 120
     assert (folder / "model.safetensors").is_file()
 
 

@@ -16,7 +16,7 @@ def curve(folder, recipe: str, *words: str, profile: str = "miniature-sums") -> 
     began = time.time()
     done = subprocess.run(
         ["accelerate", "launch", "scripts/train.py", f"recipes/{recipe}.yaml", *words,
-         "--profile", profile, "--eval_steps", "5", "--report_to", "none",
+         "--profile", profile, "--eval_steps", "20", "--report_to", "none",
          "--output_dir", str(folder / "run")],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip

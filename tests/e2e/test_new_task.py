@@ -12,7 +12,11 @@ from trl_ablate.cli import check, new
 from trl_ablate.study.engines import Job
 from trl_ablate.study.engines.shipping import begin, pack
 
-FEW = ["--grpo_steps", "2", "--eval_steps", "2", "--report_to", "none"]
+FEW = [
+    "--grpo_steps", "2", "--eval_steps", "2", "--report_to", "none",
+    "--generation_batch_size", "16", "--optimizer_batch_size", "16",
+    "--per_device_train_batch_size", "16",
+]  # fmt: skip
 
 
 @pytest.fixture

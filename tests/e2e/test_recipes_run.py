@@ -37,6 +37,7 @@ def train(arm: str, *words: str) -> Ended:
 @pytest.mark.parametrize("arm", ARMS)
 def test_two_steps(arm, tmp_path):
     words = ["--profile", "miniature", "--grpo_steps", "2", "--eval_size", "16"]
+    words += ["--grader_workers", "1"]
     ended = train(arm, *words, "--train_size", "512", "--output_dir", str(tmp_path / "run"))
     assert ended.code == 0, ended.printed
     run = json.loads((tmp_path / "run" / "run.json").read_text())

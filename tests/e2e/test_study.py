@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -133,7 +132,7 @@ def test_the_time_is_up(tmp_path):
     assert len(run_here(store, arms).done) == 3
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [5, pytest.param(12, marks=pytest.mark.slow)])
 def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, kills):
     """kill -9 of the runner or of a run at random moments: every run once, nothing else changed."""
     arms = {"a": {"top": 0.8, "pause": 0.01}, "b": {"top": 0.5, "pause": 0.01, "collapse": 8}}
@@ -181,7 +180,9 @@ def test_a_real_study_from_plan_to_report(tmp_path):
     study.parent.mkdir()
     study.write_text(
         "question: Does the whole way work?\narms: [grpo.yaml, std_dev_off.yaml]\nseeds: [0]\n"
-        "profile: miniature\noverrides: {grpo_steps: 3, eval_size: 64, report_to: none}\n"
+        "profile: miniature\noverrides: {grpo_steps: 3, eval_size: 64, report_to: none,\n"
+        "  generation_batch_size: 32, optimizer_batch_size: 32, per_device_train_batch_size: 32,\n"
+        "  grader_workers: 1}\n"
     )
 
     def command(name: str, *words: str) -> str:
@@ -196,7 +197,7 @@ def test_a_real_study_from_plan_to_report(tmp_path):
     assert command("status").count("✓") == 3  # two runs and the legend
     command("report")
     assert "std_dev_off" in (study.parent / "REPORT.md").read_text(encoding="utf-8")
-    started = time.monotonic()
+    records = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/run.json")}
     command("run")  # nothing to do
-    assert time.monotonic() - started < 60
+    assert {path: path.read_bytes() for path in records} == records
     assert "0.00 GB" in command("clean")

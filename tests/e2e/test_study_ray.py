@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc"),
 ]
 
-KILLS = int(os.environ.get("TRL_ABLATE_KILLS", "8"))
+KILLS = int(os.environ.get("TRL_ABLATE_KILLS", "6"))
 
 ARMS = {"a": {"top": 0.8, "pause": 0.1}, "b": {"top": 0.5, "pause": 0.1, "collapse": 8}}
 

@@ -14,7 +14,8 @@ from tests.support.warm import Ended, warm
 
 QUICK = [
     "--grpo_steps", "2", "--eval_size", "16", "--train_size", "256", "--report_to", "none",
-    "--generation_batch_size", "64", "--optimizer_batch_size", "64",
+    "--generation_batch_size", "16", "--optimizer_batch_size", "16",
+    "--per_device_train_batch_size", "16", "--grader_workers", "1",
 ]  # fmt: skip
 
 
@@ -145,8 +146,8 @@ def test_an_existing_run_is_not_touched(finished):
 
 def test_ctrl_c_says_so_and_leaves_no_process(tmp_path):
     output = tmp_path / "run"
-    words = ["recipes/quickstart.yaml", "--report_to", "none", "--output_dir", output]
-    training = warm("train", *words)
+    words = ["recipes/quickstart.yaml", *QUICK, "--grpo_steps", "1000", "--output_dir", output]
+    training = warm("train", *words, graders_at_once=True)
     training.wait_for((output / "metrics.jsonl").exists)
     os.killpg(training.pid, signal.SIGINT)
     ended = training.wait()

@@ -82,7 +82,7 @@ def test_a_trial_that_always_fails_leaves_the_choice_to_the_others(tmp_path):
     assert len(outcome.done) == 10 + (1 + 1 + 1) * 3  # all have their best at the same value
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.slow)])
 def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, calm, kills):
     store = RunStore(tmp_path)
     words = tune_words(TOPS, pause=0.01)

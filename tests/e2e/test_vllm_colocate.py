@@ -71,10 +71,11 @@ def test_the_reward_rises(rows):
 
 
 def last_evaluation(output, seed: int, use_vllm: bool) -> float:
-    """The reward that the quickstart, cut to 16 steps, ends at."""
+    """The reward that the quickstart, cut to 12 steps, ends at, on 512 questions."""
     words = ["recipes/quickstart.yaml", "--profile", "miniature", "--output_dir", str(output)]
     words += ["--use_vllm", str(use_vllm).lower(), "--vllm_max_model_length", "128"]
-    words += ["--report_to", "none", "--grpo_steps", "16", "--eval_steps", "16"]
+    words += ["--report_to", "none", "--grpo_steps", "12", "--eval_steps", "12"]
+    words += ["--eval_size", "512", "--eval_on_start", "false", "--grader_workers", "1"]
     logged = train(output, *words, "--seed", str(seed))
     return [row["eval_reward"] for row in logged if "eval_reward" in row][-1]
 

@@ -3,6 +3,11 @@
 from xdist.scheduler import LoadScopeScheduling
 
 
+COMMANDS = "tests/e2e/"
+ONE_BY_ONE = ("test_faults.py", "test_miniature_learns.py", "test_recipes_run.py")
+"""Long files of commands whose tests share nothing, or what all workers have."""
+
+
 class WholeFilesOfCommands(LoadScopeScheduling):
     """Tests of whole commands share what is slow to start, such as a cluster or a finished run:
     each of their files goes to one worker, the large ones first. The others follow one by one, so
@@ -10,4 +15,5 @@ class WholeFilesOfCommands(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return file if file.startswith("tests/e2e/") else nodeid
+        together = file.startswith(COMMANDS) and file.removeprefix(COMMANDS) not in ONE_BY_ONE
+        return file if together else nodeid

@@ -18,7 +18,8 @@ from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.store import RunStore
 
 DRIVER = Path(__file__).with_name("drive_study.py")
-SECONDS = 120
+SECONDS = 300
+"""A deadline for what ends by itself, on a busy machine."""
 
 
 def drive(store: RunStore, arms: dict, *more: str) -> subprocess.Popen:

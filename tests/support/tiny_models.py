@@ -1,4 +1,4 @@
-"""A Qwen2 of two layers with random weights, as small as the test at hand allows."""
+"""A Qwen2 of one layer with random weights, as small as the test at hand allows."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 SMALLEST = {
     "hidden_size": 16,
     "intermediate_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }

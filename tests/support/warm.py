@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -31,7 +31,10 @@ SMALL = [
 """A training of small steps that saves and evaluates; intervals and length are to be added."""
 
 PATIENCE = 300
-IMPORTS = (*IMPORTS_OF_A_TRAINING, "trl_ablate.cli.evaluate", "trl_ablate.evaluation.evaluating")
+IMPORTS = (
+    *IMPORTS_OF_A_TRAINING, "trl_ablate.cli.evaluate", "trl_ablate.evaluation.evaluating",
+    "tests.support.warmed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,14 +97,18 @@ def warm(
     *words: object,
     sabotage: Callable[[], object] | None = None,
     environment: Mapping[str, str] | None = None,
+    graders_at_once: bool = False,
 ) -> Running:
     """A command of the package, such as `train`, started with these words.
 
     Args:
         sabotage: called in the process first; a function of a module, or a `partial` of one.
         environment: set in the process; libraries that were imported before do not see it.
+        graders_at_once: the grader's processes start with the run, as they do outside of tests,
+            and not with the first answer that needs algebra; for tests about these processes.
     """
-    return fork(_command, command, [str(word) for word in words], sabotage, environment or {})
+    words = tuple(str(word) for word in words)
+    return fork(_command, command, words, sabotage, environment or {}, graders_at_once)
 
 
 def fork(target: Callable[..., int | None], *arguments: object) -> Running:
@@ -136,17 +143,20 @@ def _logs() -> tempfile.TemporaryDirectory:
 
 def _command(
     command: str,
-    words: list[str],
+    words: Sequence[str],
     sabotage: Callable[[], object] | None,
     environment: Mapping[str, str],
+    graders_at_once: bool,
 ) -> None:
     os.chdir(REPOSITORY)
     os.environ.update(environment)
+    if graders_at_once:
+        import_module("tests.support.warmed").start_graders_at_once()
     if sabotage:
         sabotage()
     _run_command(command, words)
 
 
-def _run_command(command: str, words: list[str]) -> None:
+def _run_command(command: str, words: Sequence[str]) -> None:
     sys.argv = [f"trl-ablate {command}", *words]
-    sys.exit(import_module(f"trl_ablate.cli.{command}").main(words))
+    sys.exit(import_module(f"trl_ablate.cli.{command}").main(list(words)))

@@ -300,10 +300,10 @@ def only_of(options: argparse.Namespace, planned) -> list[str] | None:
 
 def resolve(options: argparse.Namespace):
     """Make the plan of a study from its recipes, and save it for the commands that only read."""
+    study, store = opened(options)  # a wrong name is refused before torch is imported
     from trl_ablate.study.plan import save_plan
     from trl_ablate.study.resolution import resolve_plan
 
-    study, store = opened(options)
     planned = resolve_plan(study)
     save_plan(planned, study, store.plans)
     return planned, store

@@ -15,7 +15,9 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -124,7 +126,7 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:int", _decimal)
 def parse_yaml(text: str) -> Any:
     """The value of a YAML text; raises `ValueError` with a one-line message."""
     try:
-        return yaml.load(text, Loader=_StrictLoader)
+        return deepcopy(_loaded(text))
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{brief(str(error.problem), 300)}{line}") from error
@@ -132,6 +134,12 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(brief(str(error), 300)) from error
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+@lru_cache(maxsize=128)
+def _loaded(text: str) -> Any:
+    """Loading takes most of the time of a plan, whose arms have the same base and profile."""
+    return yaml.load(text, Loader=_StrictLoader)
 
 
 def read_mapping(path: Path, what: str) -> dict[str, Any]:

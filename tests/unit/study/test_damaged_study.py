@@ -15,6 +15,11 @@ ARMS = {"a": {"top": 0.6}, "b": {"top": 0.7}}
 CONTENTS = ["", "{", "[]", "5", "null", '"text"', "{}", '{"settings": 5}', '{"made_from": 5}',
             "\x00", "[" * 5000, '{"status": []}',
             '{"status": {"a": 1}, "seconds": "x"}']  # fmt: skip
+IN_REPORTS = [
+    pytest.param(content, marks=() if content in CONTENTS[::3] else pytest.mark.slow)
+    for content in CONTENTS
+]
+"""A report takes half a second, so that all of them are longer tests."""
 
 
 @pytest.fixture
@@ -55,7 +60,7 @@ def test_nothing_is_removed_while_another_plan_cannot_be_read(study, content):
 
 
 @pytest.mark.parametrize("name", ["run.json", "resolved_config.json"])
-@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("content", IN_REPORTS)
 def test_a_record_of_another_shape_is_one_sentence_or_a_run_to_do(study, tmp_path, name, content):
     _, plan, store = study
     run = plan.arms[0].runs[0]

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, Qwen2Config, Qwen2ForCausalLM
 
+from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
@@ -32,8 +32,9 @@ def resolved():
 
 
 @pytest.fixture
-def folder(tiny_model, tmp_path) -> Path:
-    return shutil.copytree(tiny_model, tmp_path / "model")
+def folder(tmp_path) -> Path:
+    """A model of two layers, of which one may lack its tensors."""
+    return Path(save_tiny_qwen2(tmp_path / "model", num_hidden_layers=2))
 
 
 def test_a_whole_model_is_let_through(folder, resolved):
