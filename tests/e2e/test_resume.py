@@ -137,14 +137,14 @@ def test_sigterm_saves_behind_the_next_step_and_resume_goes_on(tmp_path, whole):
     ("launcher", "code", "like"),
     [
         (ACCELERATE, -signal.SIGTERM, ()),
-        (TWO_BY_ACCELERATE, 1, TWO_PROCESSES),
+        (TWO_BY_ACCELERATE, 1, TWO_BY_ACCELERATE),
         (TWO_PROCESSES, 1, TWO_PROCESSES),
     ],
     ids=["accelerate", "accelerate, two", "torchrun, two"],
 )
 def test_sigterm_to_the_launcher_alone_reaches_the_training(tmp_path, whole, launcher, code, like):
     """The launcher chooses its own exit code; the run's end is in the record. Its weights are those
-    of an undisturbed run by another launcher, or none, of as many processes."""
+    of an undisturbed run, for one process by no launcher."""
     output = tmp_path / "run"
     process = start(output, OFF_POLICY, "--save_steps", "100", launcher=launcher)
     wait_for_step(output, process)

@@ -2,7 +2,6 @@
 
 from xdist.scheduler import LoadScopeScheduling
 
-
 COMMANDS = "tests/e2e/"
 ONE_BY_ONE = ("test_faults.py", "test_miniature_learns.py", "test_recipes_run.py")
 """Long files of commands whose tests share nothing, or what all workers have."""
