@@ -154,7 +154,8 @@ def test_the_logits_of_the_short_pass_are_the_models():
             ids = torch.cat([ids, token], dim=1)
             if step == 2:
                 ids = ids[kept]
-                read.keep(kept), short.keep(kept)
+                read.keep(kept)
+                short.keep(kept)
             theirs, ours = read.logits(ids), short.logits(ids)
             assert torch.equal(ours, theirs)
             token = theirs.argmax(-1, keepdim=True)

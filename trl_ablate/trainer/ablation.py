@@ -41,11 +41,11 @@ from trl_ablate.trainer.architectures import has_virtual_tokens, may_move_rows
 from trl_ablate.trainer.batching import (
     BONUS_WEIGHTS,
     DRAWN,
-    POSITIONS_OF_A_PASS,
     ROW_WEIGHTS,
     forward_trimmed,
     is_text,
     is_text_forward,
+    positions_of_a_pass,
     weigh_microbatches,
     without_needless_padding,
 )
@@ -61,7 +61,7 @@ from trl_ablate.trainer.generation import (
     sampling_by,
 )
 from trl_ablate.trainer.groups import Scored, check_outcome_gate, scored, with_advantages
-from trl_ablate.trainer.head import labelled_positions_only, with_labels
+from trl_ablate.trainer.head import of_responses
 from trl_ablate.trainer.idle_steps import IdleSteps
 from trl_ablate.trainer.kl import kl_loss
 from trl_ablate.trainer.loss_pass import (
@@ -110,8 +110,7 @@ class AblationTrainer(GRPOTrainer):
             aux_loss=self.aux_loss_enabled,
             virtual_tokens=has_virtual_tokens(self.model),
         )
-        alone_on_cpu = self.accelerator.num_processes == 1 and args.device.type == "cpu"
-        self._least_saved = POSITIONS_OF_A_PASS if alone_on_cpu else None
+        self._least_saved = positions_of_a_pass(self.accelerator)
         self._training_logs = self._logs
         factories: Any = self.environment_factories
         self.evaluation_environments = {name: [] for name in factories or ()}
@@ -226,16 +225,8 @@ class AblationTrainer(GRPOTrainer):
         forward = partial(super()._get_per_token_logps_and_entropies, **kwargs)
         rows = (input_ids, attention_mask, logits_to_keep, batch_size)
         if self._trims and is_text_forward(kwargs):
-            multiple, least_saved = self.args.trimmed_to_multiple_of, self._least_saved
-            with labelled_positions_only(input_ids.device):
-                result = forward_trimmed(
-                    lambda ids, mask, width, labelled: forward(
-                        with_labels(model, labelled), ids, mask, width
-                    ),
-                    *rows,
-                    multiple=multiple,
-                    least_saved=least_saved,
-                )
+            padding = (self.args.trimmed_to_multiple_of, self._least_saved)
+            result = forward_trimmed(of_responses(forward, model), *rows, *padding)
         else:
             result = forward(model, *rows)
         if self._loss_pass is not None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 Batch = dict[str, Any]
 
@@ -45,6 +46,13 @@ in a larger one. It is less in a larger model."""
 
 TEXT_KEYS = frozenset((*PROMPT_KEYS, *COMPLETION_KEYS, *ROW_KEYS, *SCALAR_KEYS))
 """The keys of a text batch; a batch with other keys (such as images) is not changed."""
+
+
+def positions_of_a_pass(accelerator: Accelerator) -> int | None:
+    """The padding that is worth one more forward pass; None: never, as with a GPU, on which a pass
+    has a high fixed cost, or with several processes, which have to take equally many."""
+    alone = accelerator.num_processes == 1 and accelerator.device.type == "cpu"
+    return POSITIONS_OF_A_PASS if alone else None
 
 
 def is_text(batch: Mapping[str, Any]) -> bool:

@@ -16,6 +16,19 @@ from trl.trainer import utils as trl_utils
 from trl_ablate.trainer.temporary import replaced
 
 
+def of_responses(forward: Callable[..., tuple], model: Any) -> Callable[..., tuple]:
+    """TRL's `forward(model, ids, mask, completion_length)` as a forward pass for
+    `forward_trimmed`."""
+
+    def call(
+        ids_NL: torch.Tensor, mask_NL: torch.Tensor, width: int, labelled_NL: torch.Tensor
+    ) -> tuple:
+        with labelled_positions_only(ids_NL.device):
+            return forward(with_labels(model, labelled_NL), ids_NL, mask_NL, width)
+
+    return call
+
+
 def with_labels(model: Any, labelled_NL: torch.Tensor) -> Callable[..., Any]:
     """The model with labels at these tokens only; the others are ignored as TRL ignores padding."""
 

@@ -154,7 +154,7 @@ class ShortForward:
 class Layer:
     """A decoder layer and its cache, which has room for more columns than are filled."""
 
-    def __init__(self, layer: Any, cached: DynamicLayer):
+    def __init__(self, layer: Any, cached: Any):
         self._layer = layer
         self._keys, self._values = cached.keys, cached.values
         projections = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
