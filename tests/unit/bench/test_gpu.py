@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,8 +16,8 @@ import pytest
 from tests.conftest import REPOSITORY
 from trl_ablate.bench.gpu import page as pages
 from trl_ablate.bench.gpu import running
-from trl_ablate.bench.gpu.one import result_of
-from trl_ablate.bench.gpu.registry import PARTS, Found, Part, Setup
+from trl_ablate.bench.gpu.one import check_card, result_of
+from trl_ablate.bench.gpu.registry import PARTS, Found, NotHere, Part, Setup
 from trl_ablate.bench.gpu.running import Results, run
 from trl_ablate.cli import bench, bench_gpu
 from trl_ablate.errors import ConfigurationError
@@ -226,6 +227,23 @@ def test_every_part_has_its_file_and_every_file_its_part():
     folder = REPOSITORY / "trl_ablate" / "bench" / "gpu" / "parts"
     files = {path.stem for path in folder.glob("*.py")} - {"__init__", "common"}
     assert files == PARTS.keys()
+
+
+@pytest.mark.parametrize(("gib", "skipped"), [(24, 6), (39, 6), (79, 0), (16, 7)])
+def test_parts_that_a_card_is_too_small_for_are_skipped(monkeypatch, gib, skipped):
+    import torch
+
+    card = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    reasons = []
+    for part in PARTS:
+        check_card(part, TOY)
+        try:
+            check_card(part, Setup("cuda", False))
+        except NotHere as missing:
+            reasons.append(str(missing))
+    assert len(reasons) == skipped
+    assert all(reason.startswith(f"the card has {gib:.0f} GiB; this") for reason in reasons)
 
 
 def test_a_result_without_checks_is_well():

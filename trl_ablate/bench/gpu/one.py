@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.bench.gpu.registry import Found, NotHere, Setup
+from trl_ablate.bench.gpu.registry import PARTS, Found, NotHere, Setup
 from trl_ablate.run.failures import message_of
 from trl_ablate.run.files import write_json
 
@@ -19,6 +19,7 @@ ROOM = "trl_ablate.bench.gpu.parts"
 def measure_into(part: str, device: str, toy: bool, file: str, room: str = ROOM) -> int:
     """Run a part and write its result; always 0, as the result says what went wrong."""
     try:
+        check_card(part, Setup(device, toy))
         result = result_of(import_module(f"{room}.{part}").measure(Setup(device, toy)))
     except NotHere as missing:
         result = {"status": "skipped", "reason": str(missing)}
@@ -28,6 +29,16 @@ def measure_into(part: str, device: str, toy: bool, file: str, room: str = ROOM)
         result = {"status": "failed", "reason": known}
     write_json(Path(file), result | {"machine": machine()})
     return 0
+
+
+def check_card(part: str, setup: Setup) -> None:
+    """Skip a part at full size if the card is too small for it."""
+    if setup.device == "cuda" and not setup.toy:
+        import torch
+
+        found = torch.cuda.get_device_properties(0).total_memory / 2**30
+        if found < PARTS[part].card:
+            raise NotHere(f"the card has {found:.0f} GiB; this part needs {PARTS[part].card:.0f}")
 
 
 def result_of(found: Found) -> dict[str, Any]:

@@ -23,10 +23,12 @@ class Part:
     Args:
         shows: what it measures, for the page.
         seconds: its time limit.
+        card: GiB that it needs of a card at full size.
     """
 
     shows: str
     seconds: float
+    card: float = 8.0
 
 
 @dataclass
@@ -48,16 +50,25 @@ class NotHere(Exception):
     """A part cannot run here; the message states what is missing."""
 
 
+UNSAVED = 40.0
+"""GiB for 1.5 B parameters trained without memory savings, beside an engine."""
+
 PARTS = {
-    "gradients": Part("gradients of stock TRL and of trl_ablate, in float32 and bfloat16", 120),
-    "step": Part("a step of 256 rollouts: rollout, reward, training, against stock TRL", 240),
-    "engine": Part("vLLM in the process: log-probability gap over ten steps, sleep mode", 180),
-    "memory_cap": Part("the 24 GB profile under a cap on the card's memory", 90),
+    "gradients": Part(
+        "gradients of stock TRL and of trl_ablate, in float32 and bfloat16", 120, UNSAVED
+    ),
+    "step": Part(
+        "a step of 256 rollouts: rollout, reward, training, against stock TRL", 240, UNSAVED
+    ),
+    "engine": Part(
+        "vLLM in the process: log-probability gap over ten steps, sleep mode", 180, UNSAVED
+    ),
+    "memory_cap": Part("the 24 GB profile under a cap on the card's memory", 90, 23.0),
     "resume": Part("a run that is stopped and resumed ends in the same bits", 90),
-    "sigterm": Part("SIGTERM ends a training after its step, with a whole checkpoint", 120),
-    "microbatches": Part("microbatches of 1 to 16 rows: time and memory", 150),
-    "optimizers": Part("AdamW with 32 and with 8 bits: time and memory", 60),
-    "checkpointing": Part("gradient checkpointing: time, memory, the same gradients", 60),
+    "sigterm": Part("SIGTERM ends a training after its step, with a whole checkpoint", 180),
+    "microbatches": Part("microbatches of 1 to 16 rows: time and memory", 150, UNSAVED),
+    "optimizers": Part("AdamW with 32 and with 8 bits: time and memory", 60, UNSAVED),
+    "checkpointing": Part("gradient checkpointing: time, memory, the same gradients", 60, UNSAVED),
     "head": Part("a vocabulary of 151,936: the positions that the LM head computes", 90),
     "packing": Part("padding that regrouping leaves for packing to remove", 60),
 }
