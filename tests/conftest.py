@@ -15,6 +15,7 @@ from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
 
+from tests.support.sampling import mark_the_others_slow  # noqa: E402
 from tests.support.tiny_models import save_tiny_qwen2  # noqa: E402
 from tests.support.trainers import PROMPTS, SMALL, digits  # noqa: E402
 
@@ -23,6 +24,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects what is slow
+def pytest_collection_modifyitems(items):
+    mark_the_others_slow(items)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -80,6 +80,7 @@ def widths(model, inputs: dict, settings: GenerationConfig) -> list[int]:
     return seen
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
     "settings",
@@ -357,6 +358,7 @@ def test_how_often_a_prompt_is_repeated():
     assert repeats(rows[[0, 2, 0, 2]], ones) == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -81,6 +81,7 @@ def weights_and_log(trainer):
     return weights, [row for row in trainer.state.log_history if "grad_norm" in row]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "settings",
@@ -208,6 +209,7 @@ BACKENDS = [{}, {"use_transformers_continuous_batching": True}]
 CONTINUOUS = {"transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 64}}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("backend", BACKENDS, ids=["transformers", "continuous"])
 @pytest.mark.parametrize(
     "sampling",

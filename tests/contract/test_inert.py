@@ -73,6 +73,7 @@ def assert_inert_iff_the_gradient_stays(make_trainer, settings, changes):
         assert torch.equal(gradient(trainer, **{knob: given}), before)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_clip_bounds(make_trainer, loss_type, policy):

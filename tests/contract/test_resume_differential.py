@@ -253,6 +253,7 @@ NAMED = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", NAMED.values(), ids=NAMED)
 def test_where_stock_goes_on_differently(check, case):
     check(case)
@@ -265,6 +266,7 @@ def test_a_stream_that_is_resumed_in_its_second_pass_is_warned_of(train, tmp_pat
     assert "resuming is exact only in the first epoch" in caplog.text
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", CONFIGS)
 def test_stopped_and_resumed(check, number):
     check(drawn(number))

@@ -71,6 +71,7 @@ def test_parity_with_stock_trl_to_the_bit(make_trainer, loss_type):
     assert not equal(end, start)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -149,6 +150,7 @@ def trained_plainly(make_trainer):
     return plainly
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("switch", "plain"),
     [
@@ -204,6 +206,7 @@ def test_ignoring_a_switch_would_show(make_trainer, trained_plainly, switch, pla
     assert not equal(switched, trained_plainly(plain))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -132,6 +132,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_bad_input_is_one_sentence(case, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)

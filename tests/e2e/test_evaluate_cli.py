@@ -39,6 +39,7 @@ def test_the_numbers_are_those_of_the_completions(tiny_model, tmp_path):
     assert "pass@2" in done.stdout and "±" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_to_its_own_last_number(tmp_path):
     """The training's last evaluation, and the one of what it saved, are the same."""
     run, output = tmp_path / "run", tmp_path / "found.json"

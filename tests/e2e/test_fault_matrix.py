@@ -28,6 +28,8 @@ from tests.support.warm import Ended, Running, model_and_data, warm
 from trl_ablate.run.directory import MARK
 from trl_ablate.run.files import write_jsonl
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "hf_" + "matrixmatrix" * 3
 
 RECIPE = """\

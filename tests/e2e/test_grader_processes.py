@@ -64,6 +64,7 @@ def grader():
         yield shared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["watchers", "forks"])
 def test_a_killed_worker_loses_no_item(victim):
     answers, golds = equal_in_other_words(60)
@@ -84,6 +85,7 @@ def test_a_killed_worker_loses_no_item(victim):
         assert grader.restarts >= 1
 
 
+@pytest.mark.slow
 def test_an_item_that_kills_its_worker_every_time_is_given_up():
     with MathGrader(workers=1, timeout=60.0) as grader:
         grader.grade(["(x-1)(x+1)"], ["x^2-1"])
@@ -115,6 +117,7 @@ def test_a_giant_integer_ends_a_worker_and_not_the_machine():
         ) == [None, True]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_uses_workers_of_its_own(grader):
     grader.grade(["(x-1)(x+1)"], ["x^2-1"])

@@ -148,6 +148,7 @@ def load(places: list[str], cache: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(
     hub, run, tmp_path, monkeypatch
 ):
@@ -247,6 +248,7 @@ def test_only_what_changed_is_sent_and_what_went_is_removed(hub, run):
     assert files["NOTES.md"] == b"notes"
 
 
+@pytest.mark.slow
 def test_private_until_asked_and_public_only_when_asked(hub, run):
     push_run(run)
     assert hub.repositories[REPO].private
@@ -259,6 +261,7 @@ def test_private_until_asked_and_public_only_when_asked(hub, run):
     assert not hub.repositories["tester/named"].private
 
 
+@pytest.mark.slow
 def test_a_revision_is_a_branch_of_its_own(hub, run):
     assert push_run(run, revision="seed3") == f"{hub.url}/{REPO}/tree/seed3"
     assert set(hub.files(REPO)) == {".gitattributes"}
@@ -280,6 +283,7 @@ def test_the_card_takes_the_licence_of_the_base_model(hub, run):
         assert said in card
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("pattern", "fault"),
     [
@@ -308,6 +312,7 @@ def test_a_passing_failure_is_waited_out(hub, run, pattern, fault):
     assert "README.md" in hub.files(REPO)
 
 
+@pytest.mark.slow
 def test_two_publishers_at_once_make_one_commit(hub, run, tmp_path):
     env = environment(hub, tmp_path / "home")
 
@@ -370,6 +375,7 @@ def test_an_endpoint_that_is_not_there(hub, run, monkeypatch):
     refused(run, "the connection to http://127.0.0.1:9 failed .*check the network")
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_never_answers(hub, run, monkeypatch):
     import threading
 
@@ -378,6 +384,7 @@ def test_an_endpoint_that_never_answers(hub, run, monkeypatch):
     refused(run, "the connection to .* failed .*check the network")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -398,6 +405,7 @@ def test_a_failure_that_stays(hub, run, fault, said):
     assert hub.commits(REPO) == 1
 
 
+@pytest.mark.slow
 def test_killed_in_mid_upload_and_published_again(hub, run, tmp_path):
     import threading
 

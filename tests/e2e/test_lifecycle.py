@@ -46,6 +46,7 @@ def assert_refused(ended: Ended, said: str) -> None:
     assert said in ended.stderr and "Traceback" not in ended.stderr
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -75,6 +76,7 @@ def test_a_finished_run_without_checkpoints_is_not_lost_by_a_resume(world, finis
     assert contents(finished.path) == before
 
 
+@pytest.mark.slow
 def test_a_resume_keeps_the_history_of_changed_settings(world, finished):
     longer = ["--resume", "--grpo_steps", "3"]
     assert start(world, finished.path, *longer, "--num_rollouts_saved", "3").code == 0
@@ -100,6 +102,7 @@ def wait_before_building(waiting: Path, go: Path) -> None:
     lifecycle.build_trainer = build_later
 
 
+@pytest.mark.slow
 def test_the_second_start_in_an_empty_folder_writes_nothing(world, tmp_path):
     output, waiting, go = tmp_path / "run", tmp_path / "waiting", tmp_path / "go"
     first = begin(world, output, sabotage=partial(wait_before_building, waiting, go))
@@ -112,6 +115,7 @@ def test_the_second_start_in_an_empty_folder_writes_nothing(world, tmp_path):
     assert RunDirectory(output).settings()["learning_rate"] != 0.5
 
 
+@pytest.mark.slow
 def test_a_training_that_diverges_is_stopped_and_says_so(world, tmp_path):
     ended = start(world, tmp_path / "run", "--learning_rate", "1e30", "--grpo_steps", "6")
     record = RunDirectory(tmp_path / "run").read()
@@ -129,6 +133,7 @@ def set_the_clock_back() -> None:
     time.time = lambda: now() - 3600 * next(starts)
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_back_gives_no_negative_seconds(world, tmp_path):
     assert start(world, tmp_path / "run", sabotage=set_the_clock_back).code == 0
     run = RunDirectory(tmp_path / "run")

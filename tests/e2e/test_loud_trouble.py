@@ -92,6 +92,7 @@ def record(output: Path) -> dict:
     return json.loads((output / "run.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_a_checkpoint_to_go_on_from_and_no_file_holds_the_token(tmp_path):
     output = tmp_path / "run"
     done = run(output, sabotage=full_disk)
@@ -148,6 +149,7 @@ def test_loader_workers_without_shared_memory(tmp_path):
     assert record(tmp_path / "run")["reason"] == said
 
 
+@pytest.mark.slow
 def test_a_pickle_of_other_people_is_not_executed(tmp_path):
     """In a checkpoint whose seal is whole."""
     output, made = tmp_path / "run", tmp_path / "made"

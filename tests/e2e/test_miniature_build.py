@@ -163,6 +163,7 @@ def test_a_build_says_what_it_does_and_where_it_will_be_kept(tmp_path):
     assert {entry.name for entry in folder.iterdir()} >= {"model.safetensors", "tokenizer.json"}
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_build_one_model(tmp_path):
     ended = [build.wait() for build in [start_build(tmp_path, steps=10) for _ in range(2)]]
     assert [each.code for each in ended] == [0, 0], ended
@@ -178,6 +179,7 @@ def test_a_build_killed_while_teaching_leaves_no_model(tmp_path):
     assert models_in(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_build_killed_while_writing_leaves_no_model_and_no_rubbish_for_the_next(tmp_path):
     build = start_build(tmp_path, steps=2, hangs=True)
     kill_when(

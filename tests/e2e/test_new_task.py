@@ -96,6 +96,7 @@ def test_check_reports_a_broken_reward_in_one_sentence(
     assert sentence in printed and "Traceback" not in printed
 
 
+@pytest.mark.slow
 def test_it_trains_in_miniature(folder, tmp_path):
     output = tmp_path / "run"
     done = warm("train", folder / "recipe.yaml", *FEW, "--output_dir", output).wait()

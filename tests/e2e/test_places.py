@@ -56,6 +56,7 @@ def assert_one_sentence(ended: Ended, *parts: str) -> None:
     assert all(part in errors[0] for part in parts), errors[0]
 
 
+@pytest.mark.slow
 def test_an_output_folder_that_cannot_be_made(world, closed, tmp_path):
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "run")
     before = sorted(tmp_path.rglob("*"))
@@ -67,6 +68,7 @@ def test_an_output_folder_that_cannot_be_made(world, closed, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "words",
     [

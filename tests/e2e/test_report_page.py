@@ -79,6 +79,7 @@ def test_the_page_in_a_browser(browser, page):
     assert not methods & {"Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"}
 
 
+@pytest.mark.slow
 def test_the_page_on_a_phone(browser, page):
     """Text and pictures fit the width; a wide table scrolls by itself and still sorts."""
     browser.size(390, 844)

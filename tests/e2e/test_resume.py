@@ -118,6 +118,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert json.loads((other / "run.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_sigterm_saves_behind_the_next_step_and_resume_goes_on(tmp_path, whole):
     output = tmp_path / "run"
     process = start(output, OFF_POLICY, "--save_steps", "100")
@@ -157,6 +158,7 @@ def test_sigterm_to_the_launcher_alone_reaches_the_training(tmp_path, whole, lau
     assert_same(whole(OFF_POLICY, like), output)
 
 
+@pytest.mark.slow
 def test_resuming_what_had_reached_its_end_trains_no_further(tmp_path, whole):
     output = tmp_path / "run"
     shutil.copytree(whole(ON_POLICY), output)

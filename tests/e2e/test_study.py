@@ -123,6 +123,7 @@ def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, numbe
     assert numbers(store, arms) == undisturbed(tmp_path / "calm", arms)
 
 
+@pytest.mark.slow
 def test_the_time_is_up(tmp_path):
     arms = {"a": {"top": 0.8, "pause": 0.05}}
     store = RunStore(tmp_path)

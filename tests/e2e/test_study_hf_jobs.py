@@ -83,12 +83,14 @@ def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
     assert len(commits) == 1
 
 
+@pytest.mark.slow
 def test_a_hub_that_stumbles_is_asked_again(hub, tmp_path):
     store = RunStore(tmp_path / "runs")
     hub.faults.append(Fault(r"GET /api/jobs", status=503, times=2))
     assert len(runner(store, ARMS, retries=0).run().done) == 3
 
 
+@pytest.mark.slow
 def test_a_job_that_the_hub_ends_is_a_failure_with_its_reason(hub, tmp_path):
     store = RunStore(tmp_path / "runs")
     hub.stages["job0"] = "CANCELED"

@@ -95,6 +95,7 @@ def test_started_left_and_fetched(tmp_path, here):
     assert len(commits) == 1
 
 
+@pytest.mark.slow
 def test_failures_are_made_anew_and_told(tmp_path, here):
     store = RunStore(tmp_path / "runs")
     outcome = run_there(here, store, {"never": {"top": 0.4, "never_starts": 99}})
@@ -103,6 +104,7 @@ def test_failures_are_made_anew_and_told(tmp_path, here):
     assert store.log(outcome.failed[0]).read_text().count("no such profile") == 2
 
 
+@pytest.mark.slow
 def test_a_call_that_modal_ends_is_a_failure_with_its_reason(tmp_path, here, monkeypatch):
     def answer(call: str) -> int:
         raise modal.exception.FunctionTimeoutError("24 hours are over")
@@ -113,6 +115,7 @@ def test_a_call_that_modal_ends_is_a_failure_with_its_reason(tmp_path, here, mon
     assert "24 hours are over" in store.state(failed[0]).reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [False, True])
 def test_checkpoints_come_along_when_asked(tmp_path, here, asked):
     store = RunStore(tmp_path / "runs")

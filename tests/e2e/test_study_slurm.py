@@ -48,6 +48,7 @@ def script_for(store: RunStore) -> str:
     return array_job(plan, to_submit(plan, store), store, command, cpus=2, at_once=3)
 
 
+@pytest.mark.slow
 def test_submitting_again_does_what_is_missing_and_nothing_twice(tmp_path, sbatch, monkeypatch):
     calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "the runs")
     Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=FAKE_IMPORTS)).run()

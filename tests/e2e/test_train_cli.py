@@ -32,6 +32,7 @@ def test_dry_run_shows_what_resolves_and_starts_nothing(tmp_path):
     assert not output.exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_imports_nothing_heavy_even_for_an_adapter(tmp_path):
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "scripts/train.py", "recipes/qlora.yaml", "--dry_run"],

@@ -61,6 +61,7 @@ def test_trials_first_then_the_runs_that_follow_from_them(calm):
     assert len(again.done) == RUNS and set(starts(store.path).values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_time_limit_between_trials_and_what_follows(tmp_path, calm):
     plan, store = tuned_plan(TOPS, pause=0.0), RunStore(tmp_path)
     trials = {run.id for run in next_runs(plan, {})}
@@ -82,7 +83,8 @@ def test_a_trial_that_always_fails_leaves_the_choice_to_the_others(tmp_path):
     assert len(outcome.done) == 10 + (1 + 1 + 1) * 3  # all have their best at the same value
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [12])
 def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, calm, kills):
     store = RunStore(tmp_path)
     words = tune_words(TOPS, pause=0.01)
@@ -93,6 +95,7 @@ def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, calm, kills):
     assert not (store.path / "twice").exists()
 
 
+@pytest.mark.slow
 def test_one_array_job_for_the_trials_and_one_for_the_runs_that_follow(tmp_path, calm):
     """A task does one run, whatever the schedule; `to_submit` lists those of the next array."""
     plan, store, jobs = tuned_plan(TOPS, pause=0.0), RunStore(tmp_path), []
@@ -103,6 +106,7 @@ def test_one_array_job_for_the_trials_and_one_for_the_runs_that_follow(tmp_path,
     assert numbers(plan, store) == numbers(*calm)
 
 
+@pytest.mark.slow
 def test_an_engine_whose_runs_outlive_the_runner_takes_a_call_for_each_stage(tmp_path, calm):
     """`stay=False` collects what has ended and starts what can start, also what follows."""
     plan, store = tuned_plan(TOPS, pause=0.0), RunStore(tmp_path)

@@ -8,6 +8,8 @@ from tests.support import two_processes
 from tests.support.two_processes import free_port
 from tests.support.warm import fork
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 2e-6
 """Weights of order 0.1 after one SGD step of rate 1: sums of 16 rows in two orders, fp32."""
 

@@ -41,6 +41,7 @@ def calm(tmp_path_factory) -> dict:
     return verdicts(store.path, arms)
 
 
+@pytest.mark.slow
 def test_killed_between_looks_it_reaches_the_same_verdicts(tmp_path, calm):
     store, arms = RunStore(tmp_path), paused(0.02)
     runner = drive(store, arms, *LOOKS)
@@ -56,6 +57,7 @@ def test_killed_between_looks_it_reaches_the_same_verdicts(tmp_path, calm):
     assert not (tmp_path / "twice").exists()
 
 
+@pytest.mark.slow
 def test_moved_to_another_engine_between_looks_it_reaches_the_same_verdicts(
     tmp_path,
     calm,

@@ -41,6 +41,7 @@ def run(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProce
 MODULE = (sys.executable, "-m", "trl_ablate")
 
 
+@pytest.mark.slow
 def test_a_study_is_planned(installed, tmp_path):
     done = run(installed, tmp_path, *MODULE, "study", "plan", "std_dev")
     assert (done.returncode, done.stderr) == (0, "")
@@ -48,6 +49,7 @@ def test_a_study_is_planned(installed, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
+@pytest.mark.slow
 def test_a_new_task_resolves(installed, tmp_path):
     done = run(installed, tmp_path, *MODULE, "new", "my_task")
     assert (done.returncode, done.stderr) == (0, "")

@@ -8,6 +8,8 @@ from tests.support import xray_processes
 from tests.support.two_processes import free_port
 from tests.support.warm import fork
 
+pytestmark = pytest.mark.slow
+
 FIGURES = ("norm_ratio", "cosine_batch", "cosine_batch_min", "cosine_mean", "self_cosine", "signal")
 WITHIN = 1e-4
 """Sums of float32 in another order."""

@@ -131,6 +131,7 @@ class Tags(HTMLParser):
         self.found.append((tag, tuple(name for name, _ in attrs)))
 
 
+@pytest.mark.sample(2)
 @FEW_OF_ALL
 def test_a_report_keeps_its_structure(tmp_path, harmless, text):
     out, _ = reported(tmp_path, text)

@@ -54,6 +54,7 @@ def test_what_is_imported_or_missing_is_left_alone():
     assert sys.modules["json"] is json and "no_such_module" not in sys.modules
 
 
+@pytest.mark.slow
 def test_a_training_imports_no_compiler_no_quantization_and_no_pictures():
     """What takes seconds to import and is used by few runs; not the time, which depends on the
     machine."""

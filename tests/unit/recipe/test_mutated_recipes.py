@@ -182,6 +182,7 @@ def nothing_is_left_behind(tmp_path, monkeypatch):
     os.environ.update(environment)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("start", range(0, CASES, PER_TEST))
 def test_a_damaged_recipe_resolves_or_ends_in_one_sentence(start, tmp_path, nothing_is_left_behind):
     load_recipe(SHIPPED / "grpo.yaml", "miniature")

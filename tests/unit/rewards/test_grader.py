@@ -155,6 +155,7 @@ def test_nesting():
 # Deadlines and deaths
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("on_timeout", "verdict"), [("none", None), ("zero", False)])
 def test_a_hang_costs_its_item_only(on_timeout, verdict):
     answers, golds = equal_in_other_words(20)
@@ -180,6 +181,7 @@ def test_workers_that_cannot_start_are_an_error(tmp_path, monkeypatch):
         grader.grade(["(x-1)(x+1)"], ["x^2-1"])
 
 
+@pytest.mark.slow
 def test_an_interrupted_batch_leaves_no_stale_reports(monkeypatch):
     answers, golds = equal_in_other_words(10)
     with MathGrader(workers=1, timeout=5.0) as grader:

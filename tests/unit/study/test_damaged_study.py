@@ -59,6 +59,7 @@ def test_nothing_is_removed_while_another_plan_cannot_be_read(study, content):
         find_rubbish(plan, store, results=True)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", ["run.json", "resolved_config.json"])
 @pytest.mark.parametrize("content", IN_REPORTS)
 def test_a_record_of_another_shape_is_one_sentence_or_a_run_to_do(study, tmp_path, name, content):
@@ -73,6 +74,7 @@ def test_a_record_of_another_shape_is_one_sentence_or_a_run_to_do(study, tmp_pat
         assert store.state(run.id).status in ("to do", "interrupted")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -100,6 +102,7 @@ def test_a_persons_files_beside_ours_change_no_report(study, tmp_path):
     assert (tmp_path / "after/REPORT.md").read_text() == (tmp_path / "before/REPORT.md").read_text()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("line", ["[]", "5", "{", '{"reward": "x"}', '{"reward": [1]}', "{}",
                                   '{"prompt": 5, "response": null}',
                                   '{"reward": NaN}'])  # fmt: skip
