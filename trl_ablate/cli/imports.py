@@ -4,9 +4,8 @@ transformers, PEFT and TRL import all that is installed, to look for what they c
 most runs use nothing.
 """
 
-import importlib
 import sys
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 
 SELDOM_USED = ("bitsandbytes", "trackio")
@@ -14,16 +13,23 @@ SELDOM_USED = ("bitsandbytes", "trackio")
 
 
 class Later(ModuleType):
-    """A module that is imported when something in it is used."""
+    """A module whose code runs when something in it is used; it stays the same object.
+
+    `importlib.util.LazyLoader` runs the code for any attribute, and `inspect` asks every module for
+    some.
+    """
 
     def __getattr__(self, name: str):
-        if name.startswith("__") and name not in ("__path__", "__version__"):
-            raise AttributeError(name)  # `inspect` asks every module for such names
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        module = importlib.import_module(self.__name__)
-        self.__dict__.update(vars(module))
-        return getattr(module, name)
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(f"{self.__name__} has no {name}, as it is not used yet")
+        self.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
+        assert self.__spec__ is not None and self.__spec__.loader is not None
+        try:
+            self.__spec__.loader.exec_module(self)
+        except BaseException:
+            sys.modules.pop(self.__name__, None)
+            raise
+        return getattr(self, name)
 
 
 def put_off(names: tuple[str, ...] = SELDOM_USED) -> None:
@@ -31,9 +37,8 @@ def put_off(names: tuple[str, ...] = SELDOM_USED) -> None:
     for name in names:
         spec = None if name in sys.modules else find_spec(name)
         if spec is not None:
-            module = Later(name)
-            module.__spec__, module.__file__ = spec, spec.origin
-            sys.modules[name] = module
+            sys.modules[name] = module_from_spec(spec)
+            sys.modules[name].__class__ = Later
 
 
 def spare_models() -> None:

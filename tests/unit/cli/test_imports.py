@@ -17,6 +17,7 @@ def package(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text(
         "import os\nos.environ['WAS_IMPORTED'] = 'yes'\nvalue = 1\n"
+        "def change():\n    global value\n    value = 7\n"
     )
     (folder / "part.py").write_text("from put_off_package import value\ndouble = 2 * value\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -41,6 +42,22 @@ def test_a_module_is_imported_when_it_is_used(package):
     assert not isinstance(sys.modules[package], Later)
     with pytest.raises(AttributeError, match="nothing"):
         _ = put_off_package.nothing
+
+
+def test_it_is_one_module_before_and_after(package):
+    """trackio sets its config when a run begins, and transformers reads it from the module."""
+    held = sys.modules[package]
+    held.change()
+    assert held.value == 7 and sys.modules[package] is held
+
+
+def test_a_module_that_cannot_be_imported_fails_each_time(package):
+    folder = os.path.dirname(sys.modules[package].__file__)
+    with open(os.path.join(folder, "__init__.py"), "w") as file:
+        file.write("raise OSError('no such library')")
+    for _ in range(2):
+        with pytest.raises(OSError, match="no such library"):
+            __import__(package).value  # noqa: B018
 
 
 def test_its_submodules_can_be_imported_first(package):
