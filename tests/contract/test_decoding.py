@@ -80,7 +80,7 @@ def widths(model, inputs: dict, settings: GenerationConfig) -> list[int]:
     return seen
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
     "settings",

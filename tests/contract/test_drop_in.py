@@ -145,7 +145,7 @@ def test_an_adapter_that_is_already_there(tiny_model, tmp_path, both):
     train_alike(both(load=load), beta=0.1)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -81,7 +81,7 @@ def weights_and_log(trainer):
     return weights, [row for row in trainer.state.log_history if "grad_norm" in row]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "settings",

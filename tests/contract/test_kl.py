@@ -132,7 +132,7 @@ def divisor_of(name, mask):
     return loss_denominator(mask, norm, constant=CONSTANT, num_items=items) * times
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("name", LOSSES)

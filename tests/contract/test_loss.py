@@ -92,7 +92,7 @@ def trainer_with(make_trainer, **switches):
     return trainer
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("beta", [0.0, BETA])
 @pytest.mark.parametrize("length_norm", LENGTH_NORMS)
 @pytest.mark.parametrize("surrogate", SURROGATES)

@@ -206,7 +206,7 @@ def test_ignoring_a_switch_would_show(make_trainer, trained_plainly, switch, pla
     assert not equal(switched, trained_plainly(plain))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -231,6 +231,7 @@ def test_a_model_file_with_a_token_is_refused_before_anything_is_sent(hub, run):
     assert hub.requests == []
 
 
+@pytest.mark.slow
 def test_only_what_changed_is_sent_and_what_went_is_removed(hub, run):
     push_run(run)
     hub.keep_blob(b"notes")

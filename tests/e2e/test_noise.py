@@ -15,6 +15,7 @@ from tests.support.commands import loud
 SHORT = ("--rows", "8", "--steps", "1", "--rounds", "1", "--mean_length", "8", "--cap", "16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "first"),
     [

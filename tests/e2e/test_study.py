@@ -58,6 +58,7 @@ def test_every_run_once_and_then_none(tmp_path, start):
     assert first.values("final") == shared.values("final")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [
@@ -104,6 +105,7 @@ def test_a_run_of_another_runner_is_waited_for(tmp_path):
     assert set(starts(store.path).values()) == {1} and not (tmp_path / "twice").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
@@ -133,6 +135,7 @@ def test_the_time_is_up(tmp_path):
     assert len(run_here(store, arms).done) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [5, pytest.param(12, marks=pytest.mark.slow)])
 def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, kills):
     """kill -9 of the runner or of a run at random moments: every run once, nothing else changed."""

@@ -28,6 +28,7 @@ def write(tmp_path):
     return write
 
 
+@pytest.mark.sample(140)
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("arm", ARMS, ids=lambda path: path.stem)
 def test_every_recipe_resolves_and_changes_what_it_declares(arm, profile):

@@ -87,7 +87,7 @@ class Killed(BaseException):
     """Simulates SIGKILL: nothing runs after it, not even a `finally`."""
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("gives_up", [False, True])
 def test_killed_at_any_moment_of_an_overwrite_the_old_run_or_the_new_is_there(
     old, monkeypatch, gives_up

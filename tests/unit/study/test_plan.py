@@ -33,7 +33,7 @@ def write(tmp_path):
     return write
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
 def test_every_shipped_study_is_proven(path):
     study = load_study(path)

@@ -474,6 +474,7 @@ def large_study(tmp_path):
     return study, store.path
 
 
+@pytest.mark.slow
 def test_thirty_runs_in_seconds_and_without_torch(large_study, tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     loaded = report_in_a_process(

@@ -79,6 +79,7 @@ def test_the_std_only_rescales_where_all_groups_have_the_same(tiny_model):
     assert found["verdict"] == "only rescales"
 
 
+@pytest.mark.slow
 def test_clipping_shows_at_a_drift(tiny_model, output):
     arms = ["grpo", "grpo+surrogate=no_clip"]
     rollouts = output / "rollouts" / "base"
@@ -90,6 +91,7 @@ def test_clipping_shows_at_a_drift(tiny_model, output):
     assert away["tokens"]["clipped"] == 0 < entry(result, arms[0], 1)["tokens"]["clipped"]
 
 
+@pytest.mark.slow
 def test_it_continues_from_what_is_stored(tiny_model, output, on_policy):
     settings, said = small_xray(tiny_model), []
     again = xray(ARMS, (), BATCHES, overrides=settings, output=output, say=said.append)
