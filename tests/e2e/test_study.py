@@ -63,7 +63,7 @@ def test_every_run_once_and_then_none(tmp_path, start):
     "start",
     [
         pytest.param(FAKE_IMPORTS, id="warm"),
-        pytest.param(None, id="cold", marks=pytest.mark.slow),
+        pytest.param(None, id="cold"),
     ],
 )
 def test_failures_are_retried_recorded_and_do_not_stop_the_others(tmp_path, start):
@@ -106,9 +106,7 @@ def test_a_run_of_another_runner_is_waited_for(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, number):
     arms = {"a": {"top": 0.8, "pause": 0.05}, "b": {"top": 0.5, "pause": 0.05}}
     store = RunStore(tmp_path)
@@ -136,7 +134,7 @@ def test_the_time_is_up(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [5, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [5, 12])
 def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, kills):
     """kill -9 of the runner or of a run at random moments: every run once, nothing else changed."""
     arms = {"a": {"top": 0.8, "pause": 0.01}, "b": {"top": 0.5, "pause": 0.01, "collapse": 8}}

@@ -28,15 +28,6 @@ SHAPES: dict[str, dict[str, int | bool]] = {
         "num_key_value_heads": 2,
         "tie_word_embeddings": True,
     },
-    "miniature, real vocabulary": {
-        "vocab_size": 151936,
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
     "qwen2.5-math-1.5b": {
         "vocab_size": 151936,
         "hidden_size": 1536,

@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import AutoTokenizer, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ablate import miniature
@@ -50,26 +50,13 @@ class Load:
 
 @dataclass
 class Measured:
-    """The counted steps of one trainer, over all rounds: their seconds, and what they logged."""
+    """The counted steps of one trainer, over all rounds: their seconds, those of the processor in
+    all threads, and what they logged."""
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     logs: list[dict[str, float]] = field(default_factory=list)
     peak: float = 0.0
-
-
-class CPUTimer(TrainerCallback):
-    """Measures the CPU seconds of every optimizer step, of this process with all threads."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._began = 0.0
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self._began = time.process_time()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.seconds.append(time.process_time() - self._began)
 
 
 TRAINERS: dict[str, tuple[type[GRPOTrainer], type[GRPOConfig]]] = {
@@ -104,7 +91,7 @@ def model_folder(shape: str, world: str) -> str:
 
 
 def _measure(trainer: GRPOTrainer, load: Load, into: Measured) -> None:
-    timer, cpu = StepTimer(), CPUTimer()
+    timer, cpu = StepTimer(), StepTimer(time.process_time)
     trainer.add_callback(timer)
     trainer.add_callback(cpu)
     trainer.remove_callback(PrinterCallback)

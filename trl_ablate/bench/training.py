@@ -66,18 +66,24 @@ class Measured:
 Build = Callable[[PreTrainedModel, PreTrainedTokenizerBase, Workload, TrainerCallback], GRPOTrainer]
 
 
-class StepTimer(TrainerCallback):
-    """Measures the seconds of every optimizer step."""
+def now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
-    def __init__(self) -> None:
+
+class StepTimer(TrainerCallback):
+    """Measures the seconds of every optimizer step, by this clock."""
+
+    def __init__(self, clock: Callable[[], float] = now) -> None:
         self.seconds: list[float] = []
-        self._began = 0.0
+        self._clock, self._began = clock, 0.0
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self._began = _now()
+        self._began = self._clock()
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.seconds.append(_now() - self._began)
+        self.seconds.append(self._clock() - self._began)
 
 
 def stock(model, tokenizer, load: Workload, timer: TrainerCallback, **settings) -> GRPOTrainer:
@@ -195,9 +201,3 @@ def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings)
             rollout_func=Replay(load.lengths_N, len(tokenizer), load.prompt_length),
             callbacks=[timer],
         )
-
-
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()

@@ -1,11 +1,10 @@
 """`trl-ablate study plan --all`, `study run --all`: the studies of a list, sharing their runs."""
 
 import argparse
-import time
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, FAILED
-from trl_ablate.cli.study_runs import UNFINISHED, executed
+from trl_ablate.cli.study_runs import UNFINISHED, end_of, executed, hours_left
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 
@@ -41,7 +40,7 @@ def run_all(options: argparse.Namespace) -> int:
     plans = plans_of(options)
     show_total(plans, options)
     engine = options.make_engine(options, plans[0][0])
-    until = None if options.max_hours is None else time.monotonic() + options.max_hours * 3600
+    until = end_of(options.max_hours)
     failed: list[str] = []
     looks = dict.fromkeys(range(len(plans)), 0)
     while looks:
@@ -56,9 +55,8 @@ def run_all(options: argparse.Namespace) -> int:
             looks[place] = look
             continue
         console.print(f"{plan.study}: {len(wanted)} runs", style="bold")
-        left = None if until is None else max(0.0, until - time.monotonic()) / 3600
         outcome = executed(
-            plan, store, engine, retries=options.retries, max_hours=left, only=wanted,
+            plan, store, engine, retries=options.retries, max_hours=hours_left(until), only=wanted,
             waits_for_others=True,
         )  # fmt: skip
         failed += outcome.failed

@@ -27,19 +27,27 @@ def next_look(planned, store) -> list[str]:
     return runs_of_next_look(planned, store)
 
 
+def end_of(max_hours: float | None) -> float | None:
+    """The time of `time.monotonic` at which these hours have passed."""
+    return None if max_hours is None else time.monotonic() + max_hours * 3600
+
+
+def hours_left(end: float | None) -> float | None:
+    return None if end is None else max(0.0, end - time.monotonic()) / 3600
+
+
 def run_until_decided(options: argparse.Namespace, planned, store) -> int:
     """Look after look, until all comparisons are decided, the last look or the time limit."""
     from trl_ablate.study.rounds import analysis_of, to_do, undecided
     from trl_ablate.study.runner import Outcome
 
     engine = options.make_engine(options, planned)
-    until = None if options.max_hours is None else time.monotonic() + options.max_hours * 3600
+    until = end_of(options.max_hours)
     failed: list[str] = []
     analysis = analysis_of(planned, store)
     while runs := [run for run in to_do(planned, store, analysis) if run not in failed]:
-        left = None if until is None else max(0.0, until - time.monotonic()) / 3600
         outcome = executed(
-            planned, store, engine, retries=options.retries, max_hours=left, only=runs,
+            planned, store, engine, retries=options.retries, max_hours=hours_left(until), only=runs,
             waits_for_others=True,
         )  # fmt: skip
         failed += outcome.failed

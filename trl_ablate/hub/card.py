@@ -5,7 +5,7 @@ It depends on the run's records only, so that publishing again gives the same ca
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -14,7 +14,13 @@ from huggingface_hub import EvalResult, ModelCardData
 from trl_ablate.hub.contents import BEST, LAST, FinishedRun
 from trl_ablate.metrics import stderr_of
 from trl_ablate.reward_specs import GYM
-from trl_ablate.run.untrusted import for_markdown, markdown_code, markdown_fence, on_one_line
+from trl_ablate.run.untrusted import (
+    for_markdown,
+    markdown_code,
+    markdown_fence,
+    markdown_table,
+    on_one_line,
+)
 
 PICTURE = "curves.png"
 TAGS = ("trl", "trl-ablate", "grpo", "reinforcement-learning")
@@ -159,7 +165,7 @@ def _changes(run: FinishedRun) -> str:
     if not changes:
         return "## What this arm changes\n\nNothing: it is the base recipe."
     rows = [[_cell(key), _cell(old), _cell(new)] for key, (old, new) in changes.items()]
-    return "## What this arm changes\n\n" + _table(("setting", "base", "here"), rows)
+    return "## What this arm changes\n\n" + markdown_table(("setting", "base", "here"), rows)
 
 
 def _results(run: FinishedRun, picture: bool) -> str:
@@ -183,7 +189,7 @@ def _results(run: FinishedRun, picture: bool) -> str:
         f"{len(run.evaluations)} evaluations on the same questions, so its value is too "
         "optimistic; the last one is not."
     )
-    return f"## Results\n\n{_table(header, rows)}\n\n{note}" + (shown if picture else "")
+    return f"## Results\n\n{markdown_table(header, rows)}\n\n{note}" + (shown if picture else "")
 
 
 def _with_error(row: Mapping[str, Any], metric: str) -> str:
@@ -211,7 +217,7 @@ def _reproduce(run: FinishedRun) -> str:
     settings = yaml.safe_dump(run.config.get("settings") or {}, allow_unicode=True)
     return (
         f"## Reproduce\n\n{commit}{markdown_fence(shlex.join(words), 'bash')}\n\n"
-        + _table(("package", "version"), known)
+        + markdown_table(("package", "version"), known)
         + "\n\n<details><summary>All settings of the recipe, profile and command line</summary>"
         + f"\n\n{markdown_fence(settings.rstrip(), 'yaml')}\n\n</details>"
     )
@@ -254,9 +260,3 @@ def _dashboard(run: FinishedRun, owner: str) -> str | None:
 
 def _cell(value: object) -> str:
     return markdown_code(str(value), in_table=True)
-
-
-def _table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; its cells are already Markdown."""
-    header = list(header)
-    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *rows])

@@ -16,7 +16,7 @@ Each place that shows them takes the function that is named after it:
 
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -70,6 +70,12 @@ def markdown_fence(text: str, language: str = "text") -> str:
     """A fenced block; the fence has more backticks than the text has in a row."""
     fence = "`" * max(3, _longest_run("`", text) + 1)
     return f"{fence}{language}\n{for_terminal(text)}\n{fence}"
+
+
+def markdown_table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; its cells are already Markdown."""
+    header = list(header)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *rows])
 
 
 def for_html(text: str) -> str:

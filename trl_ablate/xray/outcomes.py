@@ -23,8 +23,7 @@ from scipy import stats
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.files import read_object
 from trl_ablate.run.picture import INK, PALETTE, STYLE, png_of
-from trl_ablate.run.untrusted import for_markdown, for_picture
-from trl_ablate.xray.report import table
+from trl_ablate.run.untrusted import for_markdown, for_picture, markdown_table
 
 DRAWS = 2_000
 LEAST = 4
@@ -122,7 +121,7 @@ def markdown(pairs: Sequence[Pair]) -> str:
         ]
         for pair in sorted(pairs, key=lambda one: one.distance)
     ]  # fmt: skip
-    return f"{table(header, rows)}\n\n{sentence(pairs)}\n"
+    return f"{markdown_table(header, rows)}\n\n{sentence(pairs)}\n"
 
 
 def sentence(pairs: Sequence[Pair]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.run.files import write_json
-from trl_ablate.run.untrusted import for_markdown
+from trl_ablate.run.untrusted import for_markdown, markdown_table
 from trl_ablate.xray.figures import ArmFigures, Directions
 from trl_ablate.xray.verdicts import NAMED, RULES, Verdict
 
@@ -169,7 +169,7 @@ def _directions_table(point: AtPoint, arms: Sequence[str]) -> str:
         "arm", "norm ×", "cosine, same batch", "lowest", "cosine of the means", "its own batches",
         "signal / noise", "after Adam: norm ×", "cosine of the means", "verdict",
     ]  # fmt: skip
-    return table(header, [_directions_row(point, arm) for arm in arms])
+    return markdown_table(header, [_directions_row(point, arm) for arm in arms])
 
 
 def _directions_row(point: AtPoint, arm: str) -> list[str]:
@@ -210,7 +210,7 @@ def _shares_table(point: AtPoint, arms: Sequence[str]) -> str:
         ]
         lost = [f"{100 * figures.tokens[name]:.1f}" for name in LOST]
         rows.append([for_markdown(arm), *shares, *lost])
-    return table(header, rows)
+    return markdown_table(header, rows)
 
 
 def _modules_table(point: AtPoint, arms: Sequence[str]) -> str:
@@ -221,12 +221,7 @@ def _modules_table(point: AtPoint, arms: Sequence[str]) -> str:
         modules = [point.figures[arm].modules[name] for name in names]
         cells = [f"{_number(m['cosine'], 2)} ({_number(m['norm_ratio'], 2)})" for m in modules]
         rows.append([for_markdown(arm), *cells])
-    return table(["arm", *names], rows)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown_table(["arm", *names], rows)
 
 
 def _percents(shares: Sequence[float]) -> str:

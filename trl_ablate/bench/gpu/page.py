@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trl_ablate.bench.gpu.registry import PARTS, Part
-from trl_ablate.run.untrusted import for_markdown
+from trl_ablate.run.untrusted import for_markdown, markdown_table
 
 
 def page(written: Mapping[str, Any], parts: Mapping[str, Part] = PARTS) -> str:
@@ -51,9 +51,8 @@ def _facts(facts: Mapping[str, Any]) -> str:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A Markdown table; a row may lack columns of others."""
     header = list(dict.fromkeys(column for row in rows for column in row))
-    lines = [header, ["---"] * len(header)]
-    lines += [[for_markdown(cell(row.get(column, ""))) for column in header] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    cells = [[for_markdown(cell(row.get(column, ""))) for column in header] for row in rows]
+    return markdown_table(header, cells)
 
 
 def cell(value: Any) -> str:

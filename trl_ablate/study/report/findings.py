@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.run.files import read_object
+from trl_ablate.study.decision import BETTER, EQUIVALENT, NOT_DECIDED, WORSE
 from trl_ablate.study.findings import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, within
 from trl_ablate.study.report.verdicts import MOSTLY
 
 Json = Mapping[str, Any]
 
-COLLAPSE, BETTER, WORSE, EQUIVALENT = "collapse", "better", "worse", "equivalent"
-NOT_DECIDED, UNDECIDED, SAME, TOO_FEW = (
-    "not decided", "undecided", "not distinguishable", "too few seeds",
-)  # fmt: skip
+COLLAPSE = "collapse"
 MATTERS, DOES_NOT = (BETTER, WORSE, COLLAPSE), (EQUIVALENT, NOT_DECIDED)
 AGREES, DOES_NOT_AGREE, CANNOT_SAY = "agrees", "does not", "cannot say"
 AT_1_5B = {"better": BETTER, "worse": WORSE, "collapse": WORSE, "equal": EQUIVALENT}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.untrusted import for_markdown
+from trl_ablate.run.untrusted import for_markdown, markdown_table
 from trl_ablate.study.report.findings import (
     AGREES,
     CANNOT_SAY,
@@ -84,7 +84,7 @@ def findings_page(found: Sequence[Found], has_picture: bool) -> str:
 
 def leaderboard(found: Sequence[Found]) -> str:
     """The table of all questions."""
-    return _table(HEADER, [_leaderboard_row(row) for row in _studies(found)])
+    return markdown_table(HEADER, [_leaderboard_row(row) for row in _studies(found)])
 
 
 def _studies(found: Sequence[Found]) -> list[Found]:
@@ -305,9 +305,4 @@ def _bullets(texts: Iterable[str]) -> str:
 
 
 def _safe_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return _table(header, [list(map(_text, row)) for row in rows]) if rows else ""
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown_table(header, [list(map(_text, row)) for row in rows]) if rows else ""

@@ -18,12 +18,14 @@ AS_TRL_PADS = {"trim_microbatches": False, "regroup_by_length": False}
 Settings = Mapping[str, Any]
 
 
-def random_model(setup: Setup, shape: str | None = None) -> PreTrainedModel:
+def random_model(
+    setup: Setup, shape: str | None = None, vocabulary: int | None = None
+) -> PreTrainedModel:
     """A model with random weights, drawn on the device and kept on the CPU: what is measured
     trains copies of it, and the card holds one copy only."""
     torch.manual_seed(0)
     with torch.device(setup.device):
-        model: Any = replay.random_model(shape or setup.shape, miniature.tokenizer())
+        model: Any = replay.random_model(shape or setup.shape, miniature.tokenizer(), vocabulary)
     return model.to("cpu")
 
 

@@ -8,7 +8,7 @@ from trl_ablate.bench.gpu.parts import common
 from trl_ablate.bench.gpu.registry import Found, Setup
 from trl_ablate.bench.tables import median
 
-SHAPE = "miniature, real vocabulary"
+VOCABULARY = 151_936
 
 
 def measure(setup: Setup) -> Found:
@@ -16,7 +16,7 @@ def measure(setup: Setup) -> Found:
     if setup.toy:
         load.lengths_N = load.lengths_N[:8]
     ways = {"stock TRL": (True, {}), "trl_ablate": (False, {})}
-    found = common.measure(setup, load, ways, common.random_model(setup, SHAPE))
+    found = common.measure(setup, load, ways, common.random_model(setup, "miniature", VOCABULARY))
     stock, ours = found.values()
     difference = common.apart(stock, ours)
     return Found(
