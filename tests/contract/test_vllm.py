@@ -36,6 +36,7 @@ from trl_ablate.trainer.sampler import truncated_logps  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.vllm,
     pytest.mark.skipif(not current_platform.is_cpu(), reason="vLLM's platform here is no CPU"),
 ]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def bench(tmp_path, *words):

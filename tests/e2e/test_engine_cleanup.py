@@ -23,6 +23,7 @@ if find_spec("vllm") is None:
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.vllm,
     pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc"),
 ]
 

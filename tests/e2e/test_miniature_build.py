@@ -116,6 +116,7 @@ def test_each_sft_stage_is_better_than_the_one_before():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_full_build_takes_about_a_minute(tmp_path, monkeypatch):
     """In processor time, which on an idle machine is the wait: a build runs in one thread. By a
     quarter of its steps, which take all of the time."""

@@ -22,6 +22,7 @@ from tests.support.warm import SMALL, model_and_data, warm
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.skipif(sys.platform != "linux", reason="counts a process's open files in /proc"),
 ]
 

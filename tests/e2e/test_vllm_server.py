@@ -25,7 +25,7 @@ from trl_ablate.run.failures import message_of
 from trl_ablate.trainer.generation import StopStrings, backend_generation_kwargs
 from trl_ablate.trainer.seeding import own_randomness
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 STOP, MIN_TOKENS = ["1", "2"], 4
 

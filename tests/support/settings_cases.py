@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from trl_ablate.recipe.fields import known_fields
-from trl_ablate.recipe.ranges import CHOICES
+from trl_ablate.recipe.ranges import choices
 
 BIG = 10**12
 
@@ -86,7 +86,7 @@ def cases() -> Iterator[tuple[str, Any]]:
             continue
         default = next(one.default for one in dataclasses.fields(group) if one.name == name)
         tried = [repr(default)]
-        known = [*CHOICES.get(name, ()), *VALID.get(name, ())]
+        known = [*choices(name), *VALID.get(name, ())]
         for value in [*edges(hint), *known, None, "text", [[1]]]:
             if repr(value) not in tried and not (name in LONG and value == BIG):
                 tried.append(repr(value))

@@ -6,13 +6,13 @@ values are checked in every layer of a recipe, and not in `AblationConfig`, whic
 `GRPOConfig` accepts. Numbers for which every value is valid (`beta`, `entropy_coef`) are absent.
 """
 
+import functools
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from accelerate.utils import DynamoBackend
-from transformers import AttentionInterface
 from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.training_args import trainer_log_levels
 
 from trl_ablate.errors import ConfigurationError
@@ -106,10 +106,6 @@ RANGES: dict[str, Range] = {
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("auto", "bfloat16", "float16", "float32"),
-    "attn_implementation": (
-        "eager",
-        *(name for name in sorted(AttentionInterface().valid_keys()) if "|" not in name),
-    ),
     "cache_implementation": tuple(ALL_CACHE_IMPLEMENTATIONS),
     "bnb_4bit_quant_type": ("fp4", "nf4"),
     "lora_task_type": ("CAUSAL_LM",),
@@ -122,10 +118,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "max-autotune",
         "max-autotune-no-cudagraphs",
     ),
-    "report_to": ("all", "none", *sorted(INTEGRATION_TO_CALLBACK)),
 }
-"""Valid texts for fields that accept any text. The name of a kernel on the Hub has a slash; those
-with a bar, such as `paged|sdpa`, generate and cannot train."""
+"""Valid texts for fields that accept any text; `choices` knows them for two fields more."""
 
 JSON_MAPPINGS = (
     "chat_template_kwargs",
@@ -140,16 +134,45 @@ JSON_MAPPINGS = (
 TEXTS_THAT_END = ("stop",)
 
 
+USUAL = {
+    "attn_implementation": ("eager", "sdpa", "flash_attention_2"),
+    "report_to": ("all", "none", "trackio"),
+}
+"""Valid texts of fields whose others only an import of all of transformers' models tells, which
+takes longer than all else that a dry run does."""
+
+
+def choices(key: str) -> tuple[str, ...]:
+    """Valid texts for a field; none for a field without such a list."""
+    if key not in USUAL:
+        return CHOICES.get(key, ())
+    others = _attentions() if key == "attn_implementation" else _reporters()
+    return tuple(dict.fromkeys([*USUAL[key], *sorted(others)]))
+
+
+@functools.cache
+def _attentions() -> list[str]:
+    """Those with a bar, such as `paged|sdpa`, generate and cannot train."""
+    from transformers import AttentionInterface
+
+    return [name for name in AttentionInterface().valid_keys() if "|" not in name]
+
+
+def _reporters() -> Iterable[str]:
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    return INTEGRATION_TO_CALLBACK
+
+
 def check_meaning(what: str, key: str, value: Any) -> None:
     """Refuse a value that has the right type but is not valid for the setting `key`."""
     if key in RANGES:
         check_range(what, value, RANGES[key])
-    if key in CHOICES:
-        for text in value if isinstance(value, list) else [value]:
-            if key != "attn_implementation" or "/" not in str(text):
-                _check_choice(what, text, CHOICES[key])
-        if value is None and key == "report_to":
-            raise ConfigurationError(f"{what} is null; it takes {', '.join(CHOICES[key])}")
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and text not in USUAL.get(key, ()) and not _of_the_hub(key, text):
+            _check_choice(what, text, choices(key))
+    if value is None and key == "report_to":
+        raise ConfigurationError(f"{what} is null; it takes {', '.join(choices(key))}")
     if key == "remove_unused_columns" and value:
         raise ConfigurationError(
             f"{what} is true, but that removes the gold answer, which the reward needs; "
@@ -169,8 +192,13 @@ def check_meaning(what: str, key: str, value: Any) -> None:
         raise ConfigurationError(f"{what} contains an empty text, which ends nothing; remove it")
 
 
-def _check_choice(what: str, text: Any, allowed: tuple[str, ...]) -> None:
-    if isinstance(text, str) and text not in allowed:
+def _of_the_hub(key: str, text: str) -> bool:
+    """Whether this is the name of a kernel on the Hub, which has a slash."""
+    return key == "attn_implementation" and "/" in text
+
+
+def _check_choice(what: str, text: str, allowed: tuple[str, ...]) -> None:
+    if allowed and text not in allowed:
         raise ConfigurationError(
             f"{what} is '{brief(text)}'; it takes {', '.join(allowed)}{nearest(text, allowed)}"
         )

@@ -10,7 +10,7 @@ from trl_ablate import AblationConfig, ConfigurationError, load_recipe
 from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.fields import known_fields
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.recipe.ranges import CHOICES, RANGES
+from trl_ablate.recipe.ranges import CHOICES, RANGES, USUAL, choices
 from trl_ablate.settings import Range
 from trl_ablate.training.doctor import check_device
 from trl_ablate.training.rehearsal import (
@@ -169,11 +169,20 @@ def test_optimizers_that_are_here_pass(optim, schedule):
 
 
 def test_every_range_is_about_a_setting_and_holds_its_default():
-    for name in (*RANGES, *CHOICES):
+    for name in (*RANGES, *CHOICES, *USUAL):
         group, _ = known_fields()[name]
         default = next(one.default for one in dataclasses.fields(group) if one.name == name)
         if name in RANGES and isinstance(default, (int, float)):
             assert default in RANGES[name], name
+
+
+def test_the_usual_names_are_those_of_transformers():
+    from transformers import AttentionInterface
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    assert {*USUAL["attn_implementation"]} - {"eager"} <= {*AttentionInterface().valid_keys()}
+    assert {*USUAL["report_to"]} - {"all", "none"} <= {*INTEGRATION_TO_CALLBACK}
+    assert "flex_attention" in choices("attn_implementation") and "wandb" in choices("report_to")
 
 
 def test_the_class_by_itself_takes_what_trl_takes():

@@ -25,6 +25,11 @@ def on_policy(tiny_model, output):
     return xray(ARMS, (), BATCHES, overrides=small_xray(tiny_model), output=output)
 
 
+@pytest.fixture
+def rollouts(on_policy, output):
+    return output / "rollouts" / "base"
+
+
 def entry(result, arm, place=0):
     return result.to_dict()["arms"][arm][place]
 
@@ -60,8 +65,7 @@ def test_an_arm_that_generates_differently_is_named_and_skipped(on_policy):
     assert arm not in on_policy.to_dict()["arms"]
 
 
-def test_a_reward_times_three_without_std_only_rescales_by_three(tiny_model, output):
-    rollouts = output / "rollouts" / "base"
+def test_a_reward_times_three_without_std_only_rescales_by_three(tiny_model, rollouts):
     settings = small_xray(tiny_model)
     result = xray(NO_STD, (), BATCHES, overrides=settings, rollouts=rollouts)
     found = entry(result, NO_STD[1])
@@ -80,9 +84,8 @@ def test_the_std_only_rescales_where_all_groups_have_the_same(tiny_model):
 
 
 @pytest.mark.slow
-def test_clipping_shows_at_a_drift(tiny_model, output):
+def test_clipping_shows_at_a_drift(tiny_model, rollouts):
     arms = ["grpo", "grpo+surrogate=no_clip"]
-    rollouts = output / "rollouts" / "base"
     result = xray(arms, (), BATCHES, drift=8, overrides=small_xray(tiny_model), rollouts=rollouts)
     assert entry(result, arms[1], 0)["verdict"] == "inert"
     away = entry(result, arms[1], 1)
