@@ -15,7 +15,7 @@ from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
 
-from tests.support.sampling import mark_the_others_slow  # noqa: E402
+from tests.support.sampling import mark_the_others  # noqa: E402
 from tests.support.tiny_models import save_tiny_qwen2  # noqa: E402
 from tests.support.trainers import PROMPTS, SMALL, digits  # noqa: E402
 
@@ -28,7 +28,7 @@ SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects what is slow
 def pytest_collection_modifyitems(items):
-    mark_the_others_slow(items)
+    mark_the_others(items)
 
 
 @pytest.hookimpl(optionalhook=True)

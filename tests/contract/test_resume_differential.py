@@ -282,6 +282,7 @@ def test_a_feature_of_trl(check, feature):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("number", MORE)
 def test_more_of_them(check, number):
     check(drawn(number))

@@ -34,7 +34,7 @@ def test_the_training_phase_is_the_same_in_less_time(tmp_path):
 
 
 def test_the_correction_costs_no_forward_pass_of_its_own(tmp_path):
-    rows, facts = bench(tmp_path, "train", "--corrected", "--rows", 32, "--rounds", 2)
+    rows, facts = bench(tmp_path, "train", "--corrected", "--rows", 16, "--rounds", 2)
     assert facts["gradient norms, relative"] < 1e-5
     assert rows["trl_ablate"]["s/step"] < rows["trl_ablate, extra forward"]["s/step"] / 1.1
 
@@ -81,6 +81,7 @@ def test_whole_steps_and_their_parts(tmp_path):
     assert facts["CPU ratio"] == ours["CPU ratio"] > 0  # too few steps to compare
 
 
+@pytest.mark.long
 def test_every_axis_of_scale_has_its_points(tmp_path):
     rows, _ = bench(
         tmp_path, "scale", "--rows", 16, 32, "--mean_lengths", 32, 64, "--processes", 1, 2,

@@ -330,6 +330,7 @@ def is_foreseen(said: str) -> bool:
     return any(re.fullmatch(re.sub(r"\\{\w+\\}", ".*", re.escape(each)), said) for each in FORESEEN)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(
     ("fault", "case"),
     [(name, number) for number in range(CASES) for name in [list(FAULTS)[number % len(FAULTS)]]],

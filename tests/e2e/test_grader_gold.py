@@ -195,6 +195,7 @@ def resident_mib(pids: list[int]) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+@pytest.mark.long
 def test_memory_is_flat_over_fifty_hostile_batches():
     """A short deadline, so that fifty batches take minutes; each batch has answers of its own."""
     answers, golds, expected = hostile_batch()

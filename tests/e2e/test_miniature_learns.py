@@ -34,18 +34,21 @@ def test_the_quickstart_learns(tmp_path):
     assert evaluations[-1]["eval_reward"] >= 0.6
 
 
+@pytest.mark.long
 def test_ten_times_the_learning_rate_collapses(tmp_path):
     evaluations = curve(tmp_path, "grpo", "--learning_rate", "3e-4", "--grpo_steps", "15")
     assert evaluations[-1]["eval_reward"] < 0.02
     assert evaluations[-1]["eval_format_reward"] < 0.05
 
 
+@pytest.mark.long
 def test_without_a_baseline(tmp_path):
     """On sums this short REINFORCE needs no baseline to learn; the numbers are what is wanted."""
     evaluations = curve(tmp_path, "no_baseline", "--grpo_steps", "40")
     assert evaluations[-1]["eval_reward"] > evaluations[0]["eval_reward"] + 0.2
 
 
+@pytest.mark.long
 def test_the_bare_question_starts_higher(tmp_path):
     """It is answered in a box from the start; the structured prompt has to be learned."""
     bare = curve(tmp_path, "question_only", "--grpo_steps", "1")

@@ -138,7 +138,7 @@ def test_sigterm_saves_behind_the_next_step_and_resume_goes_on(tmp_path, whole):
     ("launcher", "code", "like"),
     [
         (ACCELERATE, -signal.SIGTERM, ()),
-        (TWO_BY_ACCELERATE, 1, TWO_BY_ACCELERATE),
+        pytest.param(TWO_BY_ACCELERATE, 1, TWO_PROCESSES, marks=pytest.mark.long),
         (TWO_PROCESSES, 1, TWO_PROCESSES),
     ],
     ids=["accelerate", "accelerate, two", "torchrun, two"],
@@ -193,7 +193,12 @@ def again(output: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "kills", "launcher"),
-    [(ON_POLICY, 3, ()), (OFF_POLICY, 3, ()), (ADAPTER, 2, ()), (OFF_POLICY, 2, TWO_PROCESSES)],
+    [
+        pytest.param(ON_POLICY, 3, (), marks=pytest.mark.long),
+        (OFF_POLICY, 3, ()),
+        pytest.param(ADAPTER, 2, (), marks=pytest.mark.long),
+        (OFF_POLICY, 1, TWO_PROCESSES),
+    ],
     ids=["on-policy", "off-policy", "lora", "two processes"],
 )
 def test_killed_at_random_moments(tmp_path, whole, words, kills, launcher):

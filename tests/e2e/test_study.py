@@ -106,7 +106,9 @@ def test_a_run_of_another_runner_is_waited_for(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, number):
     arms = {"a": {"top": 0.8, "pause": 0.05}, "b": {"top": 0.5, "pause": 0.05}}
     store = RunStore(tmp_path)
@@ -134,7 +136,7 @@ def test_the_time_is_up(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [5, 12])
+@pytest.mark.parametrize("kills", [5, pytest.param(12, marks=pytest.mark.long)])
 def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, kills):
     """kill -9 of the runner or of a run at random moments: every run once, nothing else changed."""
     arms = {"a": {"top": 0.8, "pause": 0.01}, "b": {"top": 0.5, "pause": 0.01, "collapse": 8}}

@@ -95,6 +95,7 @@ def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, undisturbed):
     assert not children(scratch) and not list(store.path.glob(".*"))
 
 
+@pytest.mark.long
 def test_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, undisturbed):
     store, rng = RunStore(tmp_path / "runs"), random.Random(KILLS)
 

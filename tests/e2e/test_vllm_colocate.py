@@ -42,15 +42,22 @@ def train(output, *words: str) -> list[dict]:
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
+QUESTIONS = 512
+
+
+def quickstart(output, use_vllm: bool, seed: int) -> list[dict]:
+    """A run of `STEPS` GRPO steps, evaluated before, between and after."""
+    words = ["recipes/quickstart.yaml", "--profile", "miniature", "--output_dir", str(output)]
+    words += ["--use_vllm", str(use_vllm).lower(), "--vllm_max_model_length", "128"]
+    words += ["--report_to", "none", "--min_tokens", "0", "--grpo_steps", str(STEPS)]
+    words += ["--eval_steps", "6", "--eval_size", str(QUESTIONS), "--grader_workers", "1"]
+    return train(output, *words, "--seed", str(seed))
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """A run of `STEPS` GRPO steps, evaluated before, between and after through the same engine."""
-    output = tmp_path_factory.mktemp("colocate") / "run"
-    words = ["recipes/quickstart.yaml", "--profile", "miniature", "--output_dir", str(output)]
-    words += ["--use_vllm", "true", "--vllm_max_model_length", "128", "--report_to", "none"]
-    words += ["--min_tokens", "0", "--grpo_steps", str(STEPS)]
-    words += ["--eval_steps", "6", "--eval_size", "256"]
-    return train(output, *words)
+    """With the engine, which also evaluates."""
+    return quickstart(tmp_path_factory.mktemp("colocate") / "run", use_vllm=True, seed=0)
 
 
 def test_every_step_stays_in_step_with_the_engine(rows):
@@ -70,29 +77,16 @@ def test_the_reward_rises(rows):
     assert evaluations[-1] > evaluations[0] + 0.05
 
 
-def last_evaluation(output, seed: int, use_vllm: bool) -> float:
-    """The reward that the quickstart, cut to 12 steps, ends at, on 512 questions."""
-    words = ["recipes/quickstart.yaml", "--profile", "miniature", "--output_dir", str(output)]
-    words += ["--use_vllm", str(use_vllm).lower(), "--vllm_max_model_length", "128"]
-    words += ["--report_to", "none", "--grpo_steps", "12", "--eval_steps", "12"]
-    words += ["--eval_size", "512", "--eval_on_start", "false", "--grader_workers", "1"]
-    logged = train(output, *words, "--seed", str(seed))
-    return [row["eval_reward"] for row in logged if "eval_reward" in row][-1]
-
-
-def test_both_backends_reach_the_same_reward(tmp_path):
-    """Three seeds each: the means differ by less than two standard errors of their difference.
-
-    A mean's standard error is taken from the larger spread of the two, and no smaller than that of
-    evaluating on 512 problems, 0.021, over the root of three.
-    """
-    rewards = {
-        use_vllm: [last_evaluation(tmp_path / f"{use_vllm}-{i}", i, use_vllm) for i in range(3)]
-        for use_vllm in (True, False)
-    }
-    spread = max(0.021, *map(statistics.stdev, rewards.values()))
-    difference = statistics.mean(rewards[True]) - statistics.mean(rewards[False])
-    assert abs(difference) < 2 * spread * math.sqrt(2 / 3), rewards
+def test_both_backends_reach_the_same_reward(rows, tmp_path):
+    """At every evaluation the engine's reward is within three standard errors of those that three
+    seeds reach without it. A seed's spread is no smaller than that of so many questions."""
+    without = [quickstart(tmp_path / str(seed), use_vllm=False, seed=seed) for seed in range(3)]
+    ours, *others = ([row["eval_reward"] for row in run if "eval_reward" in row]
+                     for run in (rows, *without))  # fmt: skip
+    for reward, rewards in zip(ours, zip(*others, strict=True), strict=True):
+        spread = max(0.5 / math.sqrt(QUESTIONS), statistics.stdev(rewards))
+        standard_error = spread * math.sqrt(1 + 1 / len(rewards))
+        assert abs(reward - statistics.mean(rewards)) < 3 * standard_error, (ours, others)
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):

@@ -1,6 +1,7 @@
 """`@pytest.mark.sample(n)`: of a test with many parameters, `n` belong to the default run.
 
-They are spread evenly over all, in the order of the parameters; the others are slow tests.
+They are spread evenly over all, in the order of the parameters. Of the others, as many are slow
+tests, and the rest is long: only `.ci/run --long` does it. Of a slow test, `n` are not long.
 """
 
 from collections.abc import Sequence
@@ -8,18 +9,29 @@ from collections.abc import Sequence
 import pytest
 
 
-def mark_the_others_slow(items: Sequence[pytest.Item]) -> None:
+def mark_the_others(items: Sequence[pytest.Item]) -> None:
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
+        if item.get_closest_marker("sample"):
             families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.slow)
     for family in families.values():
         marker = family[0].get_closest_marker("sample")
         assert marker is not None
-        kept = spread(len(family), *marker.args)
-        for number, item in enumerate(family):
-            if number not in kept:
-                item.add_marker(pytest.mark.slow)
+        (count,) = marker.args
+        if all(item.get_closest_marker("slow") for item in family):
+            slow = family
+        else:
+            slow = without(family, spread(len(family), count))
+        for item in slow:
+            item.add_marker(pytest.mark.slow)
+        for item in without(slow, spread(len(slow), count)):
+            item.add_marker(pytest.mark.long)
+
+
+def without(items: Sequence[pytest.Item], numbers: set[int]) -> list[pytest.Item]:
+    return [item for number, item in enumerate(items) if number not in numbers]
 
 
 def spread(count: int, wanted: int) -> set[int]:
