@@ -90,7 +90,9 @@ def decode(
         logits_MV = read.read_prompts(rows.ids, repeats(rows.ids, inputs["attention_mask"]))
         forward = ShortIfEqual(model, read, generation_config.max_length)
         while True:
-            scores_MV = logits_processor(rows.ids, logits_MV)
+            scores_MV = logits_MV
+            for process in logits_processor:  # their list would inspect each for every token
+                scores_MV = process(rows.ids, scores_MV)
             rows.append(rows.chosen(scores_MV, sample=bool(generation_config.do_sample)))
             rows.going_M &= ~stopping_criteria(rows.ids, scores_MV)
             if not rows.going_M.any():

@@ -82,7 +82,7 @@ class StopStrings:
 
     def ended(self, ids: list[int]) -> bool:
         """Whether a completion ended with EOS or a stop string, not at the length limit."""
-        return bool(ids) and (ids[-1] in self._ends or self._stopped(ids))
+        return bool(ids) and (ids[-1] in self._ends or self._stopped(ids, self._early(ids)))
 
     def cut(self, ids: list[int]) -> list[int]:
         """The completion up to the token that completed a stop string; all of it, if none did.
@@ -90,10 +90,19 @@ class StopStrings:
         transformers pads a stopped row until the whole batch is done; its continuous batching
         continues to sample. Cutting does not change the distribution of the tokens before.
         """
-        if not self.strings or not self._stopped(ids):
+        early = self._early(ids)
+
+        def stopped(length: int) -> bool:
+            return self._stopped(ids[:length], early)
+
+        if not stopped(len(ids)):
             return ids
-        lengths = range(len(ids) + 1)
-        return ids[: bisect_left(lengths, True, key=lambda length: self._stopped(ids[:length]))]
+        last = len(ids)
+        while last and ids[last - 1] in self._ends:
+            last -= 1
+        if stopped(last) and not stopped(last - 1):  # as nearly always
+            return ids[:last]
+        return ids[: bisect_left(range(len(ids) + 1), True, key=stopped)]
 
     @contextmanager
     def known_to(self, model_wrapped, accelerator: Accelerator):
@@ -111,10 +120,14 @@ class StopStrings:
         criteria = [CompletionCriteria(ends, prompt_length, self._min_tokens)]
         return generate(**inputs, stopping_criteria=StoppingCriteriaList(criteria))
 
-    def _stopped(self, ids: list[int]) -> bool:
-        """Whether a token after the first `min_tokens` has completed a stop string."""
-        text, early = self._text(ids), len(self._text(ids[: self._min_tokens]))
+    def _stopped(self, ids: list[int], early: int) -> bool:
+        """Whether a stop string ends behind the first `early` characters."""
+        text = self._text(ids) if self.strings else ""
         return any(text.find(s, max(0, early - len(s) + 1)) >= 0 for s in self.strings)
+
+    def _early(self, ids: list[int]) -> int:
+        """Number of characters of the first `min_tokens` tokens, which end nothing."""
+        return len(self._text(ids[: self._min_tokens])) if self._min_tokens else 0
 
     def _text(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))

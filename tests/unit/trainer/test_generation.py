@@ -32,6 +32,8 @@ def test_padding_behind_a_stop_string_is_cut():
     ended_by_eos = [*ids("1+1=2"), TOKENIZER.eos_token_id]
     assert stop_strings().cut(ended_by_eos) == ended_by_eos
     assert stop_strings(()).cut(row) == row
+    eos = TOKENIZER.eos_token_id
+    assert stop_strings([TOKENIZER.eos_token]).cut([eos, eos]) == [eos]
 
 
 @pytest.mark.parametrize(
