@@ -44,7 +44,7 @@ def test_a_factorial_study_from_plan_to_report(tmp_path):
     assert (tmp_path / "effects.png").is_file() and (tmp_path / "interactions.png").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_tuned_study_from_plan_to_report(tmp_path):
     study = written(
         tmp_path,

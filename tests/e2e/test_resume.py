@@ -137,7 +137,7 @@ def test_sigterm_saves_behind_the_next_step_and_resume_goes_on(tmp_path, whole):
 @pytest.mark.parametrize(
     ("launcher", "code", "like"),
     [
-        (ACCELERATE, -signal.SIGTERM, ()),
+        pytest.param(ACCELERATE, -signal.SIGTERM, (), marks=pytest.mark.long),
         pytest.param(TWO_BY_ACCELERATE, 1, TWO_PROCESSES, marks=pytest.mark.long),
         (TWO_PROCESSES, 1, TWO_PROCESSES),
     ],
@@ -197,7 +197,7 @@ def again(output: Path) -> list[str]:
         pytest.param(ON_POLICY, 3, (), marks=pytest.mark.long),
         (OFF_POLICY, 3, ()),
         pytest.param(ADAPTER, 2, (), marks=pytest.mark.long),
-        (OFF_POLICY, 1, TWO_PROCESSES),
+        pytest.param(OFF_POLICY, 2, TWO_PROCESSES, marks=pytest.mark.long),
     ],
     ids=["on-policy", "off-policy", "lora", "two processes"],
 )

@@ -144,7 +144,9 @@ print(time.process_time() - began, int(peak) / 1024)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs, steps", [(300, 10_000), (6, 200_000)])
+@pytest.mark.parametrize(
+    "runs, steps", [(300, 10_000), pytest.param(6, 200_000, marks=pytest.mark.long)]
+)
 def test_a_large_study_is_reported_in_seconds_and_within_half_a_gigabyte(tmp_path, runs, steps):
     large(tmp_path, runs, steps)
     words = [sys.executable, "-c", MEASURED, str(tmp_path), str(runs), str(steps)]
