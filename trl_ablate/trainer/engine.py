@@ -8,6 +8,8 @@ On a CPU, vLLM packs every linear weight after loading it and deletes the origin
 cannot be loaded. Here the weights stay unpacked.
 """
 
+import os
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -34,6 +36,7 @@ def engine_as_configured(config: AblationConfig):
         return
     from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
+    take_a_port()
     with ExitStack() as changes:
         settings: dict[str, Any] = {}
         if current_platform.is_cpu():
@@ -41,6 +44,18 @@ def engine_as_configured(config: AblationConfig):
             changes.enter_context(unpacked_weights())
         changes.enter_context(replaced(vllm_generation, LLM=_seeded(config.seed, settings)))
         yield
+
+
+def take_a_port() -> None:
+    """Name the port at which the engine will listen, unless a launcher did.
+
+    TRL takes the first that is free of four, seconds before the engine listens there: of the runs
+    that a study starts together, one on each GPU, all but one would fail.
+    """
+    if os.environ.get("MASTER_PORT", "").strip().lower() in ("", "0", "auto"):
+        with socket.socket() as free:
+            free.bind(("", 0))
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
 
 
 def engine_seed(seed: int, rank: int) -> int:

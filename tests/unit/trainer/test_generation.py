@@ -1,9 +1,11 @@
 """Stop strings on token ids, and the engine's seed."""
 
+import os
+
 import pytest
 
 from trl_ablate import miniature
-from trl_ablate.trainer.engine import engine_seed
+from trl_ablate.trainer.engine import engine_seed, take_a_port
 from trl_ablate.trainer.generation import StopStrings
 
 TOKENIZER = miniature.tokenizer("sums")
@@ -50,6 +52,18 @@ def test_a_stop_string_over_several_tokens_needs_its_last_one_behind_the_minimum
     row = ids("12345")
     assert stop_strings(["23"], 2).cut(row) == row[:3]
     assert stop_strings(["23"], 3).cut(row) == row
+
+
+def test_runs_that_start_together_have_engines_at_different_ports(monkeypatch):
+    ports = set()
+    for _ in range(8):
+        monkeypatch.setenv("MASTER_PORT", "auto")
+        take_a_port()
+        ports.add(os.environ["MASTER_PORT"])
+    assert len(ports) == 8 and "29500" not in ports
+    monkeypatch.setenv("MASTER_PORT", "29501")  # by a launcher
+    take_a_port()
+    assert os.environ["MASTER_PORT"] == "29501"
 
 
 def test_engine_seeds_are_all_different():
