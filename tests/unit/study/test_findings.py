@@ -270,9 +270,25 @@ def test_a_study_without_runs_is_not_run_yet(written):
 
 
 def test_an_arm_without_a_difference_has_no_number(written):
-    found = {"one": report({"a": arm("too few seeds", None, pairs=0)})}
+    found = {"one": report({"a": arm("too few seeds", None, pairs=1)})}
     page = written([asked(arms={"a": "it"})], found)["FINDINGS.md"]
-    assert "- It has too few seeds for a verdict (–, 0 seeds against grpo)." in page
+    assert "- It has too few seeds for a verdict (–, 1 seed against grpo)." in page
+
+
+def test_arms_and_factors_whose_runs_are_yet_to_come_are_not_run_yet(written):
+    """Studies share runs, so that one may have a few of its runs before it is begun."""
+    none, some = arm("undecided", None, pairs=0), arm("better")
+    partial = effect(["baseline"], ["group_mean", "none"], 0.1, "too few seeds", None)
+    found = {"one": report({"a": none}), "two": report({"a": none, "b": some})}
+    found["three"] = report({}, [partial])
+    words = {"a": "the one", "b": "the other"}
+    rows = [asked(arms={"a": "it"}), asked("two", arms=words), asked("three", part="factors")]
+    page = written(rows, found)["FINDINGS.md"]
+    assert section(page, "Not run yet") == (
+        "- What of one? (one)\n- What of two? the one (two)\n- What of three? (three)"
+    )
+    assert "The other is better" in section(page, "What matters") and "Not decided" not in page
+    assert "What depends on what" not in page
 
 
 def test_the_readme_is_rewritten_once_four_questions_have_answers(written, tmp_path):

@@ -12,6 +12,7 @@ from trl_ablate.run.files import read_object
 from trl_ablate.study.decision import BETTER, EQUIVALENT, NOT_DECIDED, WORSE
 from trl_ablate.study.findings import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, within
+from trl_ablate.study.report.stats import TOO_FEW
 from trl_ablate.study.report.verdicts import MOSTLY
 
 Json = Mapping[str, Any]
@@ -52,7 +53,7 @@ class ArmFound:
     @property
     def sentence(self) -> str:
         name, other, seeds = self.words, self.against, self.numbers["pairs"]
-        shown = f"{self.difference}, {seeds} seeds"
+        shown = f"{self.difference}, {seeds} seed{'s' * (seeds != 1)}"
         bound = number(self.details["detectable"])
         match self.kind:
             case "collapse":
@@ -147,6 +148,8 @@ class Found:
     effects: Sequence[EffectFound] = ()
     worlds: Sequence["Found"] = ()
     """The same question in each of its worlds, if it has some."""
+    missing: Sequence[str] = ()
+    """Arms in words of which no run has ended, where others have."""
 
     @property
     def is_run(self) -> bool:
@@ -203,6 +206,7 @@ def _effects(report: Json) -> list[EffectFound]:
     return [
         EffectFound(_effect_name(entry), entry["verdict"], entry, sentence)
         for entry, sentence in zip(report["effects"], sentences, strict=True)
+        if entry["verdict"] != TOO_FEW
     ]
 
 
@@ -227,10 +231,12 @@ def _found(asked: Question, folder: Path) -> Found:
     if report["effects"]:
         return Found(asked, report, effects=_effects(report))
     names = asked.arms or {name: name for name in report["arms"]}
-    seen = [name for name in names if name in report["arms"]]
+    known = [name for name in names if name in report["arms"]]
+    seen = [name for name in known if report["arms"][name]["pairs"]]
     xrays = _xrays(asked.study, folder)
     words = {**names, **asked.names}
-    return Found(asked, report, [_arm(name, words, report, xrays) for name in seen])
+    arms = [_arm(name, words, report, xrays) for name in seen]
+    return Found(asked, report, arms, missing=[names[name] for name in known if name not in seen])
 
 
 def _arm(name: str, words: Mapping[str, str], report: Json, xrays: Json) -> ArmFound:

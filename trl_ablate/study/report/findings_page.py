@@ -71,8 +71,7 @@ def findings_page(found: Sequence[Found], has_picture: bool) -> str:
         ("Does it carry over?", _carried(found)),
         ("Where small worlds mislead", _bullets(_misleading(found))),
         ("Not decided yet", _bullets(_open(found))),
-        ("Not run yet", _bullets(f"{row.asked.question} ({row.asked.study})"
-                                 for row in _studies(found) if not row.is_run)),
+        ("Not run yet", _bullets(_not_run(found))),
         ("How this page was made", HOW),
     )  # fmt: skip
     picture = f"![differences of all answers, with intervals]({PICTURE})" if has_picture else ""
@@ -277,6 +276,14 @@ def _open(found: Sequence[Found]) -> Iterator[str]:
     for row in found:
         if row.asked.part in IN_WORDS:
             yield from (arm.sentence for arm in row.arms if arm.kind not in settled)
+
+
+def _not_run(found: Sequence[Found]) -> Iterator[str]:
+    for row in _studies(found):
+        if not row.is_run:
+            yield f"{row.asked.question} ({row.asked.study})"
+        elif row.missing:
+            yield f"{row.asked.question} {_listed(row.missing)} ({row.asked.study})"
 
 
 def _seen(row: Found) -> str:
