@@ -9,9 +9,16 @@ from tests.conftest import SHARED_DATA
 from tests.support.synthetic_study import METRIC, write_study
 from trl_ablate.metrics import GENERATED_TOKENS
 from trl_ablate.study.report.analysis import analyse
-from trl_ablate.study.report.costs import at_equal_cost, costs_table, generated_tokens, time_alone
+from trl_ablate.study.report.costs import (
+    at_equal_cost,
+    axis_of_cost,
+    costs_table,
+    generated_tokens,
+    time_alone,
+)
 from trl_ablate.study.report.curves import Run, Series, read_curves
 from trl_ablate.study.report.growth import Growth, fit, parameters
+from trl_ablate.study.report.lines import line_of
 from trl_ablate.study.report.report import report_study
 
 PUBLISHED = SHARED_DATA / "curves" / "std_dev_normalization.csv"
@@ -65,6 +72,23 @@ def test_times_count_only_if_the_machine_was_free():
     assert at_equal_cost(analyse(runs, METRIC), time_alone(runs))["b"].difference.n == 2
     runs[3].record = record(1, host="two")
     assert at_equal_cost(analyse(runs, METRIC), time_alone(runs))["b"].difference.n == 3
+
+
+def test_curves_are_drawn_against_time_only_if_the_machine_was_free():
+    def record(minute: int) -> dict:
+        return {"host": "one", "started": f"2026-01-01T00:{minute:02}:00+00:00", "seconds": 180.0}
+
+    runs = [run("a", s, [0.1, 0.5, 0.7], 200, record=record(10 * s)) for s in range(2)]
+    cost, name = axis_of_cost(runs, METRIC)
+    line = line_of(runs, METRIC, cost=cost)
+    assert name == "time" and line is not None and list(line.x) == [0, 60, 120]
+    runs[1].record = record(1)  # beside the first
+    cost, name = axis_of_cost(runs, METRIC)
+    line = line_of(runs, METRIC, cost=cost)
+    assert name == "generated tokens" and line is not None and list(line.x) == [0, 200, 400]
+    for one in runs:
+        del one.series[GENERATED_TOKENS]
+    assert axis_of_cost(runs, METRIC)[1] == "time"  # all that is known
 
 
 def planted(growth: Growth, noise: float = 0.0, seed: int = 0) -> Series:

@@ -28,6 +28,7 @@ from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.untrusted import for_markdown
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.background import commands
+from trl_ablate.study.report.costs import time
 from trl_ablate.study.report.curves import (
     Run,
     Series,
@@ -427,7 +428,7 @@ def test_lines_hold_what_ended_early():
     assert line is not None and line.runs == 2
     assert list(line.mean) == pytest.approx([0.0, 0.4, 0.6, 0.6])
     assert (line.low[-1], line.high[-1]) == (0.4, 0.8)
-    assert line_of(runs, METRIC, by_time=True) is None  # the time is unknown
+    assert line_of(runs, METRIC, cost=time) is None  # the time is unknown
     assert line_of([Run("a", 0, "to do")], METRIC) is None
 
 

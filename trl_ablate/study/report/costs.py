@@ -6,7 +6,7 @@ rule stopped, or that diverged, keeps its last value: it is compared at the othe
 compared only if both runs had their machine to themselves.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 import numpy as np
@@ -15,11 +15,9 @@ from trl_ablate.metrics import GENERATED_TOKENS
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.curves import Run, Series
 from trl_ablate.study.report.document import Grid, Section
+from trl_ablate.study.report.lines import Cost
 from trl_ablate.study.report.numbers import NOTHING, difference
 from trl_ablate.study.report.stats import Comparison, Pairs, judge, judge_at_looks, pairs_of
-
-Cost = Callable[[Run, Series], np.ndarray | None]
-"""The cost of a run at each step of a curve; None if it is not known."""
 
 NOTE = (
     "Paired differences, each with its interval. Equal steps: at the end of both runs. Equal "
@@ -28,6 +26,9 @@ NOTE = (
     "curve, divided by its length, says who learns sooner. One verdict decides, that of the "
     "answer; these are looked at beside it, with their own correction over the arms."
 )
+
+
+TIME, TOKENS = "time", "generated tokens"
 
 
 def at_equal_cost(analysis: Analysis, cost: Cost) -> dict[str, Comparison]:
@@ -67,6 +68,20 @@ def _at_equal(first: Run, second: Run, metric: str, cost: Cost) -> tuple[float, 
     return values[0], values[1]
 
 
+def axis_of_cost(runs: Sequence[Run], metric: str) -> tuple[Cost, str]:
+    """By what curves are drawn beside steps, and its name: time, if all runs had their machine to
+    themselves; else generated tokens; else the time that is known."""
+    drawn = [(run, run.series[metric]) for run in runs if metric in run.series]
+    for cost, name in ((time_alone(runs), TIME), (generated_tokens, TOKENS)):
+        if all(cost(run, series) is not None for run, series in drawn):
+            return cost, name
+    return time, TIME
+
+
+def time(run: Run, curve: Series) -> np.ndarray | None:
+    return np.asarray(curve.seconds, float) if curve.seconds else None
+
+
 def generated_tokens(run: Run, curve: Series) -> np.ndarray | None:
     tokens = run.series.get(GENERATED_TOKENS)
     if tokens is None or not tokens.steps:
@@ -80,12 +95,12 @@ def time_alone(runs: Iterable[Run]) -> Cost:
 
     def cost(run: Run, curve: Series) -> np.ndarray | None:
         own = spans.get(id(run))
-        if own is None or not curve.seconds:
+        if own is None:
             return None
         others = (span for key, span in spans.items() if key != id(run) and span[0] == own[0])
         if any(start < own[2] and own[1] < end for _, start, end in others):
             return None
-        return np.asarray(curve.seconds, float)
+        return time(run, curve)
 
     return cost
 

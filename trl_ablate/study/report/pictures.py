@@ -4,7 +4,7 @@ One colour per arm in every panel; names at the ends of the lines instead of a l
 band from lowest to highest. Pyplot is not used: figures are created and saved without a display.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import matplotlib
 import numpy as np
@@ -15,9 +15,10 @@ from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, WATCHED, png_of
 from trl_ablate.run.untrusted import for_picture
 from trl_ablate.study.decision import BETTER, EQUIVALENT, WORSE
 from trl_ablate.study.report.analysis import Analysis, ArmResult
+from trl_ablate.study.report.costs import TIME, TOKENS, axis_of_cost
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.labels import LABEL_SIZE, gutter, label_ends
-from trl_ablate.study.report.lines import Line, line_of
+from trl_ablate.study.report.lines import Cost, Line, line_of
 
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
@@ -45,12 +46,13 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
 
 
 def draw_curves(analysis: Analysis, published: Sequence[Run] = ()) -> bytes:
-    """The metric against steps and time; gradient norm, length, entropy; published curves, if
-    any."""
+    """The metric against steps, and time or tokens; gradient norm, length, entropy; published
+    curves, if any."""
     with matplotlib.rc_context(STYLE):
         arms, metric = analysis.arms, analysis.metric
         watched = [m for m in WATCHED if any(m in run.series for arm in arms for run in arm.runs)]
-        timed = any(line_of(arm.runs, metric, by_time=True) for arm in arms)
+        cost, costly = axis_of_cost([run for arm in arms for run in arm.runs], metric)
+        timed = any(line_of(arm.runs, metric, cost=cost) for arm in arms)
         rows = [TOP_HEIGHT] + [SMALL_HEIGHT] * bool(watched) + [TOP_HEIGHT] * bool(published)
         figure = Figure((WIDTH, sum(rows) + len(rows) * (TITLE_SPACE + AXIS_SPACE)), dpi=DPI)
         bottoms = _bottoms(figure, rows)
@@ -61,7 +63,7 @@ def draw_curves(analysis: Analysis, published: Sequence[Run] = ()) -> bytes:
         styles = looks(names)
         _metric_panel(top[0], arms, metric, styles, labelled=True)
         if timed:
-            _metric_panel(top[1], arms, metric, styles, by_time=True)
+            _metric_panel(top[1], arms, metric, styles, against=(cost, costly))
         if watched:
             for axes, name in zip(
                 _row(figure, bottoms[1], SMALL_HEIGHT, len(watched)), watched, strict=True
@@ -143,18 +145,19 @@ def _metric_panel(
     metric: str,
     styles: dict[str, Look],
     *,
-    by_time: bool = False,
+    against: tuple[Cost, str] | None = None,
     labelled: bool = False,
 ) -> None:
-    drawn = {arm.name: line_of(arm.runs, metric, by_time=by_time) for arm in arms}
+    cost, costly = against or (None, "")
+    drawn = {arm.name: line_of(arm.runs, metric, cost=cost) for arm in arms}
     lines = {name: line for name, line in drawn.items() if line is not None}
-    scale, unit = _time_unit(lines.values()) if by_time else (1.0, "")
+    scale, unit = _unit(costly, lines.values())
     for name, line in reversed(lines.items()):  # the reference on top
         _draw(axes, line, styles[name], scale=scale, width=2.2 if name == arms[0].name else 1.7)
-    collapsed = False if by_time else _mark_collapses(axes, arms, metric, styles)
-    axes.set_xlabel(f"wall-clock ({unit})" if by_time else "GRPO steps")
+    collapsed = False if against else _mark_collapses(axes, arms, metric, styles)
+    axes.set_xlabel(unit)
     note = "  (a cross marks a collapse)" if collapsed else ""
-    _title(axes, metric + (" against time" if by_time else note))
+    _title(axes, metric + (f" against {costly}" if against else note))
     _fit_x(axes, [line.x[-1] / scale for line in lines.values()])
     if labelled:
         ends = {name: (line.x[-1], line.mean[-1]) for name, line in lines.items()}
@@ -262,8 +265,13 @@ def _fit_x(axes: Axes, ends: Sequence[float]) -> None:
         axes.set_xlim(0, max(ends) * 1.01)
 
 
-def _time_unit(lines) -> tuple[float, str]:
+def _unit(costly: str, lines: Iterable[Line]) -> tuple[float, str]:
+    """By what an axis is divided, and its name."""
     longest = max((line.x[-1] for line in lines), default=0.0)
-    return (
-        (3600.0, "hours") if longest > 7200 else (60.0, "minutes") if longest > 120 else (1.0, "s")
-    )
+    if costly == TOKENS:
+        return (1e6, "million tokens") if longest > 2e6 else (1e3, "thousand tokens")
+    if costly == TIME:
+        units = ((7200, 3600.0, "hours"), (120, 60.0, "minutes"))
+        scale, unit = next(((s, u) for most, s, u in units if longest > most), (1.0, "s"))
+        return scale, f"wall-clock ({unit})"
+    return 1.0, "GRPO steps"

@@ -43,8 +43,8 @@ from trl_ablate.study.store import RunStore
 Parameters = dict[str, dict[str, Interval]]
 
 PICTURES_ABOUT = (
-    "{metric} against GRPO steps and time, gradient norm, response length and entropy; lines are "
-    "means over seeds, bands go from the lowest to the highest seed"
+    "{metric} against GRPO steps, and time or tokens, gradient norm, response length and entropy; "
+    "lines are means over seeds, bands go from the lowest to the highest seed"
 )
 
 
