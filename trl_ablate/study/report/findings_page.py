@@ -119,7 +119,9 @@ def readme_section(found: Sequence[Found]) -> str | None:
     if len(shown) < README_ROWS:
         return None
     rows = [_readme_row(row) for row in shown]
-    return "\n".join([README_HEADING, README_TABLE, *rows, "", README_LIMITS])
+    first = shown[0].asked.study
+    picture = f"![curves of the study {first}](recipes/studies/{first}/curves.png)"
+    return "\n".join([README_HEADING, README_TABLE, *rows, "", picture, "", README_LIMITS])
 
 
 def _readme_row(row: Found) -> str:
