@@ -220,7 +220,10 @@ def mixed_arms(study: Path) -> set[str]:
     seeds: dict[str, list[Summary]] = {}
     with (study / "runs.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            final = next(float(row[key]) for key in row if key.startswith("final_"))
+            shown = next(row[key] for key in row if key.startswith("final_"))
+            if not shown:  # its run has not ended
+                continue
+            final = float(shown)
             collapsed = float(row["collapsed_at"]) if row["collapsed_at"] else None
             seeds.setdefault(row["arm"], []).append(Summary(final, final, 0, final, collapsed))
     arms = [ArmResult(name, (), tuple(found), {}) for name, found in seeds.items()]
