@@ -293,8 +293,11 @@ def test_arms_and_factors_whose_runs_are_yet_to_come_are_not_run_yet(written):
 
 def test_the_readme_is_rewritten_once_four_questions_have_answers(written, tmp_path):
     readme = f"# Top\n\n{README_HEADING}\nold rows\n\n## Switches\n\nlast\n"
-    rows = [asked(n, arms={"a": n}, readme=True) for n in ("one", "two", "three", "four", "five")]
-    found = {n: report({"a": arm("better")}) for n in ("one", "two", "four")}
+    rows = [asked(n, arms={"a": n}, readme=True) for n in ("one", "two", "three", "five")]
+    rows.append(asked("four", part="factors", readme=True))
+    found = {n: report({"a": arm("better")}) for n in ("one", "two")}
+    words = "A matters only with b: it is −0.5 there. Difference of differences −0.4."
+    found["four"] = report({}, [effect(["a", "b"], [["0", "1"]] * 2, -0.4, "worse", words)])
     assert "TOP.md" not in written(rows, found, readme)
     (tmp_path / "five" / "report.json").write_text(json.dumps(report({"a": arm("worse")})))
     text = pages_of(tmp_path / "findings.yaml", tmp_path / "TOP.md")[1][tmp_path / "TOP.md"]
@@ -302,6 +305,8 @@ def test_the_readme_is_rewritten_once_four_questions_have_answers(written, tmp_p
     assert "old rows" not in text and text.endswith("\n## Switches\n\nlast\n")
     row = f"| [What of two?](recipes/studies/two/REPORT.md) | two is better, {SHOWN} | 5 |"
     assert row in text and text.count("REPORT.md") == 4
+    assert "| A matters only with b: it is −0.5 there | 48 runs |" in text
+    assert "![curves of the study one](recipes/studies/one/curves.png)" in text
 
 
 @pytest.mark.parametrize(

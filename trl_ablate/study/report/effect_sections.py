@@ -6,7 +6,7 @@ from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.document import Block, Grid, Items, Section, Text
 from trl_ablate.study.report.effects import INESTIMABLE, Effect, Estimate, Level
 from trl_ablate.study.report.factorial import Factorial
-from trl_ablate.study.report.numbers import within
+from trl_ablate.study.report.numbers import p_words, within
 from trl_ablate.study.report.sections import NAMES, NOTHING, caveats, p_value
 from trl_ablate.study.report.stats import ALPHA, BETTER, SAME, TOO_FEW, WORSE
 
@@ -90,7 +90,7 @@ def _main(effect: Effect, found: Factorial) -> str:
     reference = found.level(found.reference(level[0]))
     numbers = _numbers(effect.found)
     if effect.verdict in STRONG:
-        numbers += f"; p = {p_value(effect.p_corrected)}"
+        numbers += f"; {p_words(effect.p_corrected)}"
         verdict = f"is {effect.verdict} than {reference}"
     elif effect.verdict == TOO_FEW:
         verdict = f"against {reference}: too few runs for a verdict"
@@ -106,7 +106,7 @@ def _interaction(effect: Effect, found: Factorial) -> str:
     Where cells cannot tell which of several interactions it is, nothing is said of either.
     """
     numbers = (
-        f" Difference of differences {_numbers(effect.found)}; p = {p_value(effect.p_corrected)}."
+        f" Difference of differences {_numbers(effect.found)}; {p_words(effect.p_corrected)}."
         if effect.found
         else ""
     )

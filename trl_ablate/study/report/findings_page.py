@@ -130,8 +130,9 @@ def _readme_row(row: Found) -> str:
         answer = f"{row.headline.brief}, {row.headline.difference}"
         seeds = str(row.headline.numbers["pairs"])
     else:
-        strong = [f"{effect.name} {effect.estimate}" for effect in row.strong_effects[:1]]
-        answer, seeds = _listed(strong) or "no effect is distinguishable", row.seeds
+        sentences = [effect.sentence for effect in row.strong_effects if effect.sentence]
+        answer = sentences[0].partition(". ")[0] if sentences else "no effect is distinguishable"
+        seeds = row.seeds
     link = f"[{_text(row.asked.question)}](recipes/studies/{row.asked.study}/REPORT.md)"
     return f"| {link} | {_text(answer)} | {seeds} |"
 

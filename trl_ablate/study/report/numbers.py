@@ -34,6 +34,12 @@ def number(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.3f}".replace("-", "−")
 
 
+def p_words(value: float | None) -> str:
+    """`p = 0.016`, `p < 0.001`."""
+    shown = p_value(value)
+    return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
+
+
 def p_value(value: float | None) -> str:
     return NOTHING if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 

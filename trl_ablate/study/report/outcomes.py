@@ -18,7 +18,7 @@ from scipy import special
 
 from trl_ablate.study.report.analysis import Analysis, ArmResult
 from trl_ablate.study.report.document import Grid, Section
-from trl_ablate.study.report.numbers import NOTHING, interval, number, p_value
+from trl_ablate.study.report.numbers import NOTHING, interval, number, p_value, p_words
 from trl_ablate.study.report.stats import ALPHA, Interval, holm, t_interval
 
 RESAMPLES = 2000
@@ -160,7 +160,7 @@ def _sentence(found: Collapse, all_of_them: dict[str, Collapse]) -> str:
         other = all_of_them[found.reference]
         words += (
             f", {other.collapsed} of {other.ended} of {found.reference} "
-            f"(Fisher's exact test: p = {p_value(found.p)})"
+            f"(Fisher's exact test: {p_words(found.p)})"
         )
     if found.others.mean is None:
         return f"{words}."

@@ -17,7 +17,7 @@ from trl_ablate.study.report.numbers import (
     NOTHING,
     difference,
     number,
-    p_value,
+    p_words,
 )
 from trl_ablate.study.report.stats import SAME, TOO_FEW, Comparison
 
@@ -54,7 +54,7 @@ def sentence(comparison: Comparison, analysis: Analysis) -> str:
         case "equivalent":
             within = f" within {number(analysis.margin)}"
             return f"{name} is equivalent to {other}{within} ({numbers}){_basis(comparison)}."
-    p = "" if comparison.p_corrected is None else f"; p = {p_value(comparison.p_corrected)}"
+    p = "" if comparison.p_corrected is None else f"; {p_words(comparison.p_corrected)}"
     return f"{name} is {comparison.verdict} than {other} ({numbers}{p}){_basis(comparison)}."
 
 
@@ -68,13 +68,13 @@ def _disagreement(comparison: Comparison) -> str:
         )
     return (
         "; the t test finds a difference, and the exact sign-flip test does not "
-        f"(p = {p_value(comparison.exact_p)})"
+        f"({p_words(comparison.exact_p)})"
     )
 
 
 def _basis(comparison: Comparison) -> str:
     if comparison.leans_on == EXACT and comparison.verdict != EQUIVALENT:
-        return f"; an exact sign-flip test agrees (p = {p_value(comparison.exact_p)})"
+        return f"; an exact sign-flip test agrees ({p_words(comparison.exact_p)})"
     return f"; this assumes near-normal differences, as {comparison.difference.n} pairs show little"
 
 
