@@ -114,7 +114,11 @@ def assert_nothing_stays(session: int) -> None:
     assert members(session) == set()
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=lambda end: end.name)
+@pytest.mark.parametrize(
+    "end",
+    [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
+    ids=lambda end: end.name,
+)
 def test_a_killed_training_leaves_no_process(tmp_path, end):
     with training(["scripts/train.py"], tmp_path / "run") as process:
         os.kill(process.pid, end)

@@ -324,6 +324,7 @@ def run_processes(count: int, rows: Path, **environment: str) -> list:
     return json.loads(done.stdout.strip().split("\n")[-1])
 
 
+@pytest.mark.long
 def test_one_process_two_processes_and_a_thread_agree(tmp_path, math_golds):
     answers, golds = rollout_batch(math_golds, random.Random(2))
     honest = honest_answers(40)

