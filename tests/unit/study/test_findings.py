@@ -280,7 +280,7 @@ def test_arms_and_factors_whose_runs_are_yet_to_come_are_not_run_yet(written):
     none, some = arm("undecided", None, pairs=0), arm("better")
     partial = effect(["baseline"], ["group_mean", "none"], 0.1, "too few seeds", None)
     found = {"one": report({"a": none}), "two": report({"a": none, "b": some})}
-    found["three"] = report({}, [partial])
+    found["three"] = report({"a cell": none, "another": some}, [partial])
     words = {"a": "the one", "b": "the other"}
     rows = [asked(arms={"a": "it"}), asked("two", arms=words), asked("three", part="factors")]
     page = written(rows, found)["FINDINGS.md"]

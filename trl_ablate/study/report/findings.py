@@ -12,7 +12,6 @@ from trl_ablate.run.files import read_object
 from trl_ablate.study.decision import BETTER, EQUIVALENT, NOT_DECIDED, WORSE
 from trl_ablate.study.findings import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, within
-from trl_ablate.study.report.stats import TOO_FEW
 from trl_ablate.study.report.verdicts import MOSTLY
 
 Json = Mapping[str, Any]
@@ -206,7 +205,6 @@ def _effects(report: Json) -> list[EffectFound]:
     return [
         EffectFound(_effect_name(entry), entry["verdict"], entry, sentence)
         for entry, sentence in zip(report["effects"], sentences, strict=True)
-        if entry["verdict"] != TOO_FEW
     ]
 
 
@@ -229,7 +227,8 @@ def _found(asked: Question, folder: Path) -> Found:
         return Found(asked, None)
     report = read_object(file)
     if report["effects"]:
-        return Found(asked, report, effects=_effects(report))
+        every_cell = all(cell["pairs"] for cell in report["arms"].values())
+        return Found(asked, report, effects=_effects(report) if every_cell else ())
     names = asked.arms or {name: name for name in report["arms"]}
     known = [name for name in names if name in report["arms"]]
     seen = [name for name in known if report["arms"][name]["pairs"]]
