@@ -1,5 +1,8 @@
 """The grid of arms × seeds that shows the progress of a study."""
 
+from statistics import mean
+from typing import NamedTuple
+
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -19,38 +22,61 @@ MARKS = {
     "to do": ("·", "dim"),
 }
 """The symbol and style of each status."""
+WIDEST = 6
+"""Number of seeds whose columns fit into a terminal."""
 LEGEND = "✓ finished  ■ stopped by a rule  ✗ failed  ▶ running  … interrupted  · to do"
 
 
 def grid(plan: Plan, store: RunStore) -> Table:
-    """The state of every run, its step while it runs, and the last value of the primary metric.
+    """The state of every run, its step while it runs, and the last value of the primary metric;
+    with more than `WIDEST` seeds the states alone, and the mean of the last values.
 
     Runs that the outcomes so far do not ask for, as another value was chosen, have no cell.
     """
     table = Table(title=f"{plan.study}: {plan.primary_metric}", title_justify="left", box=None,
                   caption=LEGEND, caption_justify="left", padding=(0, 3, 0, 0))  # fmt: skip
     table.add_column("arm", no_wrap=True)
-    for position in range(max(len(arm.runs) for arm in plan.arms)):
-        seeds = sorted({arm.runs[position].seed for arm in plan.arms})
-        table.add_column(f"seed {'/'.join(map(str, seeds))}", no_wrap=True)
+    seeds = [
+        "/".join(map(str, sorted({arm.runs[position].seed for arm in plan.arms})))
+        for position in range(max(len(arm.runs) for arm in plan.arms))
+    ]
+    is_wide = len(seeds) > WIDEST
+    for name in (f"seeds {seeds[0]} to {seeds[-1]}", "mean") if is_wide else seeds:
+        table.add_column(name if is_wide else f"seed {name}", no_wrap=True)
     known = needed(plan, finished(plan, store)) if plan.tuning else plan.runs().values()
     ids = {run.id for run in known}
     for arm in plan.arms:
-        cells = (_cell(arm, run, plan, store) if run.id in ids else Text() for run in arm.runs)
-        table.add_row(arm.name, *cells)
+        cells = [_seen(arm, run, plan, store) if run.id in ids else None for run in arm.runs]
+        table.add_row(arm.name, *(_together(cells) if is_wide else map(_alone, cells)))
     return table
 
 
-def _cell(arm: PlannedArm, run: PlannedRun, plan: Plan, store: RunStore) -> Text:
+class _Seen(NamedTuple):
+    mark: Text
+    step: str
+    value: float | None
+
+
+def _seen(arm: PlannedArm, run: PlannedRun, plan: Plan, store: RunStore) -> _Seen:
     state = store.state(run.id)
-    words = [Text(*MARKS[state.status])]
     rows = list(store.directory(run.id).metrics()) if state.status != "to do" else []
-    if state.status in ("running", "interrupted") and rows:
-        words.append(Text(f"{rows[-1]['grpo_step']:g}/{arm.grpo_steps}"))
+    goes_on = state.status in ("running", "interrupted") and rows
+    step = f"{rows[-1]['grpo_step']:g}/{arm.grpo_steps}" if goes_on else ""
     values = [row[plan.primary_metric] for row in rows if row.get(plan.primary_metric) is not None]
-    if values:
-        words.append(Text(f"{values[-1]:.3f}"))
-    return Text(" ").join(words)
+    return _Seen(Text(*MARKS[state.status]), step, values[-1] if values else None)
+
+
+def _alone(cell: _Seen | None) -> Text:
+    if cell is None:
+        return Text()
+    words = [cell.step, "" if cell.value is None else f"{cell.value:.3f}"]
+    return Text(" ").join([cell.mark, *(Text(word) for word in words if word)])
+
+
+def _together(cells: list[_Seen | None]) -> tuple[Text, str]:
+    values = [cell.value for cell in cells if cell and cell.value is not None]
+    marks = Text().join(cell.mark if cell else Text(" ") for cell in cells)
+    return marks, f"{mean(values):.3f}" if values else ""
 
 
 class LiveGrid:
