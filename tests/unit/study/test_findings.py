@@ -108,7 +108,7 @@ SHOWN = "+0.100 [+0.050, +0.150]"
         ),
         (
             "not decided",
-            "What does not",
+            "Bounded, but not decided",
             f"It is not decided against grpo ({SHOWN}, 5 seeds): a difference above 0.042 would "
             "have been seen.",
         ),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown, markdown_table
+from trl_ablate.study.decision import EQUIVALENT, NOT_DECIDED
 from trl_ablate.study.report.findings import (
     AGREES,
     CANNOT_SAY,
@@ -62,7 +63,8 @@ def findings_page(found: Sequence[Found], has_picture: bool) -> str:
     """FINDINGS.md."""
     sections = (
         ("What matters", _bullets(_by_kind(found, MATTERS))),
-        ("What does not", _bullets(_by_kind(found, DOES_NOT))),
+        ("What does not", _bullets(_by_kind(found, [EQUIVALENT]))),
+        ("Bounded, but not decided", _bullets(_by_kind(found, [NOT_DECIDED]))),
         ("What only rescales", _bullets(_rescaling(found))),
         ("X-ray and outcomes", _xray_counts(found)),
         ("What depends on what", _bullets(_interactions(found))),
