@@ -167,9 +167,7 @@ class Damaging(TrainerCallback):
             damage(self._file)
 
 
-@pytest.mark.parametrize(
-    "step", [0, 1, None], ids=["at the start", "in the middle", "at the end"]
-)
+@pytest.mark.parametrize("step", [0, 1, None], ids=["at the start", "in the middle", "at the end"])
 def test_a_damaged_database_of_trackio_costs_no_training(
     make_trainer, tmp_path, storage, capsys, caplog, step
 ):
