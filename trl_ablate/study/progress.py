@@ -41,8 +41,9 @@ def grid(plan: Plan, store: RunStore) -> Table:
         for position in range(max(len(arm.runs) for arm in plan.arms))
     ]
     is_wide = len(seeds) > WIDEST
-    for name in (f"seeds {seeds[0]} to {seeds[-1]}", "mean") if is_wide else seeds:
-        table.add_column(name if is_wide else f"seed {name}", no_wrap=True)
+    together, alone = [f"seeds {seeds[0]} to {seeds[-1]}", "mean"], [f"seed {n}" for n in seeds]
+    for name in together if is_wide else alone:
+        table.add_column(name, no_wrap=True)
     known = needed(plan, finished(plan, store)) if plan.tuning else plan.runs().values()
     ids = {run.id for run in known}
     for arm in plan.arms:

@@ -34,6 +34,11 @@ def run(arm: str, seed: int, values: list[float], tokens: float, **more) -> Run:
     return Run(arm=arm, seed=seed, status=more.pop("status", "finished"), series=drawn, **more)
 
 
+def record(minute: int, host: str = "one") -> dict:
+    """Of a run that started at this minute and took three."""
+    return {"host": host, "started": f"2026-01-01T00:{minute:02}:00+00:00", "seconds": 180.0}
+
+
 def test_equal_tokens_by_hand():
     """The arm writes twice as much: after two of its four steps both have generated 400 tokens; it
     stands at 0.5 there, and the reference ends at 0.6."""
@@ -59,9 +64,6 @@ def test_a_stopped_run_keeps_its_last_value():
 
 
 def test_times_count_only_if_the_machine_was_free():
-    def record(minute: int, host: str = "one") -> dict:
-        return {"host": host, "started": f"2026-01-01T00:{minute:02}:00+00:00", "seconds": 180.0}
-
     values = [0.1, 0.5, 0.6, 0.7]
     runs = [run("a", s, values, 1, record=record(10 * s)) for s in range(3)]
     runs += [run("b", s, values, 1, record=record(10 * s + 5)) for s in range(3)]
@@ -75,9 +77,6 @@ def test_times_count_only_if_the_machine_was_free():
 
 
 def test_curves_are_drawn_against_time_only_if_the_machine_was_free():
-    def record(minute: int) -> dict:
-        return {"host": "one", "started": f"2026-01-01T00:{minute:02}:00+00:00", "seconds": 180.0}
-
     runs = [run("a", s, [0.1, 0.5, 0.7], 200, record=record(10 * s)) for s in range(2)]
     cost, name = axis_of_cost(runs, METRIC)
     line = line_of(runs, METRIC, cost=cost)

@@ -21,11 +21,8 @@ def shown(tmp_path, seeds: int) -> list[list[str]]:
 def test_every_run_has_its_state_and_its_last_value(tmp_path):
     _, header, first, second, *_ = shown(tmp_path, 3)
     assert header == ["arm", "seed", "0", "seed", "1", "seed", "2"]
-    assert (
-        first[0] == "a"
-        and first[1::2] == ["✓"] * 3
-        and all(0.6 < float(v) < 1 for v in first[2::2])
-    )
+    assert first[0] == "a" and first[1::2] == ["✓"] * 3
+    assert all(0.6 < float(value) < 1 for value in first[2::2])
     assert second[-1] == "·"
 
 
