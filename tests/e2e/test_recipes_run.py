@@ -34,7 +34,6 @@ def train(arm: str, *words: str) -> Ended:
 
 
 @pytest.mark.slow
-@pytest.mark.sample(18)
 @pytest.mark.parametrize("arm", ARMS)
 def test_two_steps(arm, tmp_path):
     words = ["--profile", "miniature", "--grpo_steps", "2", "--eval_size", "16"]
