@@ -58,15 +58,6 @@ def tiny_model(tmp_path_factory) -> str:
 
 
 @pytest.fixture
-def graders_when_needed(monkeypatch):
-    """Graders start no process before an answer needs algebra; see `tests.support.graders`."""
-    from tests.support.graders import start_when_needed
-    from trl_ablate.rewards import MathGrader
-
-    monkeypatch.setattr(MathGrader, "__enter__", start_when_needed)
-
-
-@pytest.fixture
 def make_trainer(tiny_model, tmp_path):
     """`make_trainer(cls, **config)`: a trainer on 16 prompts, 4 rows at once, groups of 4, CPU.
 

@@ -144,7 +144,8 @@ def test_known_models_have_a_short_forward_pass(architecture, heads):
 
 
 def test_the_logits_of_the_short_pass_are_the_models():
-    """Bit by bit: of four tokens after prompts with padding, of which one has left."""
+    """Of four tokens after prompts with padding, of which one has left. On some processors bit by
+    bit, on others the product with three matrices at once differs in its last bit."""
     model, inputs = model_of(), prompts(times=1)
     read = ModelForward(model, model_inputs(model, inputs))
     ids, kept = inputs["input_ids"], torch.tensor([0, 1, 3])
@@ -158,7 +159,7 @@ def test_the_logits_of_the_short_pass_are_the_models():
                 read.keep(kept)
                 short.keep(kept)
             theirs, ours = read.logits(ids), short.logits(ids)
-            assert torch.equal(ours, theirs)
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
             token = theirs.argmax(-1, keepdim=True)
 
 

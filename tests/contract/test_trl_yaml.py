@@ -14,8 +14,6 @@ from trl_ablate.cli import train
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import load_recipe
 
-pytestmark = pytest.mark.usefixtures("graders_when_needed")
-
 REWARD = """
 def even(completions, level, **kwargs):
     return [float((len(text) + n) % 2) for text, n in zip(completions, level, strict=True)]

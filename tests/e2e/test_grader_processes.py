@@ -70,7 +70,7 @@ def test_a_killed_worker_loses_no_item(victim):
     answers, golds = equal_in_other_words(60)
     workers = 1 if victim == "watchers" else 2  # a new watcher loads sympy: two seconds each
     with MathGrader(workers=workers, timeout=5.0) as grader:
-        grader.grade(["(x-1)(x+1)"], ["x^2-1"])
+        grader.grade(*equal_in_other_words(workers))
         result: list = []
         thread = threading.Thread(target=lambda: result.extend(grader.grade(answers, golds)))
         thread.start()
@@ -138,9 +138,21 @@ def test_a_forked_child_uses_workers_of_its_own(grader):
     assert set(grader.pids) == parents
 
 
+def test_processes_start_with_the_first_answers_that_need_algebra():
+    """A training that needs none has none; a few answers need no more processes than answers."""
+    with MathGrader(workers=3) as grader:
+        assert grader.grade(["7", "1/2", "8"], ["7", "0.5", "9"]) == [True, True, False]
+        assert grader.pids == []
+        answers, golds = equal_in_other_words(2)
+        assert grader.grade(answers[:1], golds[:1]) == [True]
+        (first,) = grader.pids
+        assert grader.grade(answers[1:], golds[1:]) == [True]
+        assert grader.pids == [first]
+
+
 def test_closing_ends_every_process():
     with MathGrader(workers=2) as grader:
-        grader.grade(["(x-1)(x+1)"], ["x^2-1"])
+        grader.grade(*equal_in_other_words(2))
         assert wait_until(lambda: len(descendants(grader)) == 4, 20)  # two watchers, two forks
         pids = descendants(grader)
     assert wait_until(lambda: not any(running(pid) for pid in pids), 20)  # the forks end by signal

@@ -25,8 +25,6 @@ from trl_ablate.run.files import write_jsonl
 from trl_ablate.training import building
 from trl_ablate.training.doctor import check_device
 
-pytestmark = pytest.mark.usefixtures("graders_when_needed")
-
 CASES = list(cases())
 SLICES = 8
 TRIED = int(os.environ.get("TRL_ABLATE_SETTINGS", "1"))

@@ -18,8 +18,6 @@ from trl_ablate import AblationTrainer, miniature
 from trl_ablate.cli import train
 from trl_ablate.trainer.one_shot import _takes_all
 
-pytestmark = pytest.mark.usefixtures("graders_when_needed")
-
 CODE = '''
 def add(a: int, b: int) -> int:
     """Add two numbers of one digit.

@@ -97,18 +97,17 @@ def warm(
     *words: object,
     sabotage: Callable[[], object] | None = None,
     environment: Mapping[str, str] | None = None,
-    graders_at_once: bool = False,
+    with_algebra: bool = False,
 ) -> Running:
     """A command of the package, such as `train`, started with these words.
 
     Args:
         sabotage: called in the process first; a function of a module, or a `partial` of one.
         environment: set in the process; libraries that were imported before do not see it.
-        graders_at_once: the grader's processes start with the run, as they do outside of tests,
-            and not with the first answer that needs algebra; for tests about these processes.
+        with_algebra: the grader's processes compare every answer; for tests about them.
     """
     words = tuple(str(word) for word in words)
-    return fork(_command, command, words, sabotage, environment or {}, graders_at_once)
+    return fork(_command, command, words, sabotage, environment or {}, with_algebra)
 
 
 def fork(target: Callable[..., int | None], *arguments: object) -> Running:
@@ -146,12 +145,12 @@ def _command(
     words: Sequence[str],
     sabotage: Callable[[], object] | None,
     environment: Mapping[str, str],
-    graders_at_once: bool,
+    with_algebra: bool,
 ) -> None:
     os.chdir(REPOSITORY)
     os.environ.update(environment)
-    if graders_at_once:
-        import_module("tests.support.warmed").start_graders_at_once()
+    if with_algebra:
+        import_module("tests.support.warmed").compare_by_processes()
     if sabotage:
         sabotage()
     _run_command(command, words)

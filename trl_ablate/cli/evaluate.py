@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trl_ablate.cli.ending import exit_code_of
+from trl_ablate.cli.imports import to_keep
 from trl_ablate.cli.parsing import Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
@@ -82,9 +83,10 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 def run(options: argparse.Namespace, words: list[str]) -> int:
     check_output(options)
-    from trl_ablate.evaluation.checkpoints import find_checkpoint, to_evaluate
-    from trl_ablate.evaluation.evaluating import describe, evaluate
-    from trl_ablate.training.doctor import check_device
+    with to_keep():
+        from trl_ablate.evaluation.checkpoints import find_checkpoint, to_evaluate
+        from trl_ablate.evaluation.evaluating import describe, evaluate
+        from trl_ablate.training.doctor import check_device
 
     checkpoint = find_checkpoint(options.checkpoint)
     with tempfile.TemporaryDirectory() as scratch:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from trl_ablate.cli.ending import DONE, PREEMPTED, exit_code_of
-from trl_ablate.cli.imports import put_off, spare_models
+from trl_ablate.cli.imports import put_off, spare_models, to_keep
 from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING, Parser
 from trl_ablate.cli.terminal import console, show_end, show_recipe
 from trl_ablate.run import directory
@@ -68,7 +68,8 @@ def run(options: argparse.Namespace, overrides: list[str], termination: Terminat
     put_off()
     if options.dry_run:
         spare_models()
-    from trl_ablate.recipe.resolving import load_recipe
+    with to_keep():
+        from trl_ablate.recipe.resolving import load_recipe
 
     resolved = load_recipe(options.recipe, profile=options.profile, overrides=overrides)
     is_main = resolved.config.process_index == 0
@@ -76,7 +77,8 @@ def run(options: argparse.Namespace, overrides: list[str], termination: Terminat
         show_recipe(resolved, everything=options.dry_run)
     if options.dry_run:
         return DONE
-    from trl_ablate.training import lifecycle
+    with to_keep():
+        from trl_ablate.training import lifecycle
 
     mode = "resume" if options.resume else "overwrite" if options.overwrite else "new"
     start = lifecycle.Start(resolved, mode, console, termination, command=sys.argv)

@@ -79,6 +79,8 @@ def decode(
     **inputs: Any,
 ) -> Any:
     """What `generate` calls in place of its own decoding; `(N, L)`, padded right."""
+    if inputs.get("attention_mask", input_ids) is None:  # transformers 5.23, without padding
+        inputs["attention_mask"] = torch.ones_like(input_ids)
     by_row = has_rows(inputs, len(input_ids)) and ends_by_row(stopping_criteria, logits_processor)
     if not by_row or generation_config.prefill_chunk_size or inputs.keys() - BY_ROW_INPUTS - OTHERS:
         return model._sample(
@@ -106,6 +108,8 @@ def decode(
 def ends_by_row(criteria: Iterable[object], processors: Iterable[object]) -> bool:
     """Whether a row's tokens and its end do not depend on the others, and padding follows."""
     known = {type(one) for one in (*processors, *criteria)} <= BY_ROW
+    if any(isinstance(vars(one).get("prompt_ignore_length"), torch.Tensor) for one in processors):
+        return False  # transformers 5.23: a length for each row of the whole batch
     return known and any(isinstance(one, generation.EosTokenCriteria) for one in criteria)
 
 

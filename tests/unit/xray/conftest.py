@@ -1,20 +1,8 @@
-"""X-rays start a grader, which the rewards of these tests do not need."""
-
-from collections.abc import Iterator
+"""The model of these tests."""
 
 import pytest
 
-from tests.support.graders import start_when_needed
 from tests.support.tiny_models import save_tiny_qwen2
-from trl_ablate.rewards import MathGrader
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_grader_processes() -> Iterator[None]:
-    """For a whole module, as its fixtures take X-rays, too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MathGrader, "__enter__", start_when_needed)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,8 @@ class MathGrader:
     any reason. `grade` may be called from any thread; one batch is graded at a time.
 
     Args:
-        workers: number of processes. Each uses about 60 MiB.
+        workers: number of processes at most. They start when answers need algebra; each uses about
+            60 MiB.
         timeout: wall-clock seconds that one comparison may take. A slower worker is killed and
             replaced.
         on_timeout: the verdict on an item that timed out or crashed its workers: `"none"` leaves it
@@ -79,7 +80,6 @@ class MathGrader:
         self._lock = threading.Lock()
 
     def __enter__(self) -> "MathGrader":
-        self._pool.start()
         return self
 
     def __exit__(self, *exception: object) -> None:

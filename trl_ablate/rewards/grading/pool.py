@@ -28,7 +28,8 @@ class Outcome:
 
 
 class WorkerPool:
-    """A fixed number of worker processes that compare one batch at a time.
+    """Worker processes that compare one batch at a time. They start with the first requests: each
+    takes a second or two of CPU time to load sympy, and many trainings never need one.
 
     `program` is the script that the workers run, and its further arguments; by default the one
     that compares answers. A pool belongs to the process that created it: a forked child must call
@@ -63,9 +64,9 @@ class WorkerPool:
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
 
-    def start(self) -> None:
-        """Start missing workers; do not wait until they are ready."""
-        while len(self._workers) < self._size:
+    def _start(self, requests: int) -> None:
+        """Start missing workers, at most one for each request; do not wait until they are ready."""
+        while len(self._workers) < min(self._size, requests):
             self._workers.append(WorkerProcess(self._timeout, self._memory_limit, self._program))
 
     def run(self, pairs: Sequence[tuple[str, ...]]) -> list[Outcome]:
@@ -75,7 +76,7 @@ class WorkerPool:
         with self._lock:
             batch = _Batch(pairs)
             try:
-                self.start()
+                self._start(batch.unfinished)
                 while batch.unfinished:
                     self._hand_out(batch)
                     self._listen(batch)
@@ -160,7 +161,7 @@ class WorkerPool:
                 "that the machine has processor time left."
             )
         self.restarts += 1
-        self.start()
+        self._start(batch.unfinished)
 
 
 class _Batch:
