@@ -87,6 +87,11 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         "Group the rows of an optimizer step into microbatches by length; same gradient. Has no "
         "effect if a row's share of the loss depends on the other rows of its microbatch.",
     )
+    padding_free: bool = setting(
+        False,
+        "Train each microbatch as one row without padding; same gradient. For flash attention on a "
+        "GPU; other attention masks the whole row, which was slower on a CPU.",
+    )
     reuse_forward: bool = setting(
         True,
         "With vLLM and one optimizer step per rollout batch, take the importance correction's "

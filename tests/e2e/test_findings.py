@@ -2,11 +2,19 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 
 from tests.support.warm import warm
+from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.files import read_object
+from trl_ablate.study.definition import load_study
+from trl_ablate.study.kept_runs import beside, restore
+from trl_ablate.study.report.report import report_study
+from trl_ablate.study.resolution import resolve_plan
+from trl_ablate.study.store import RunStore
 
 HEAD = """
 profile: miniature
@@ -55,6 +63,40 @@ def test_the_findings_come_out_of_their_runs(tmp_path):
     before = page
     done("findings", chosen)  # from the reports alone
     assert (tmp_path / "FINDINGS.md").read_text(encoding="utf-8").replace("\\", "") == before
+
+    runs.rename(tmp_path / "elsewhere")  # from the runs that are kept beside the studies
+    reports = {name: (tmp_path / name / "report.json").read_bytes() for name in STUDIES}
+    assert "one: 2 runs restored" in done("study", "restore", *whole)
+    assert "6 different runs, 6 done" in done("study", "plan", *whole)
+    done("findings", chosen, "--runs", runs)
+    assert reports == {name: (tmp_path / name / "report.json").read_bytes() for name in STUDIES}
+
+
+KEPT = [file for file in sorted(SHIPPED.glob("studies/*/study.yaml")) if beside(file).is_file()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", KEPT, ids=lambda file: file.parent.name)
+def test_committed_numbers_come_out_of_committed_runs(file, tmp_path):
+    plan, store = resolve_plan(load_study(file)), RunStore(tmp_path / "runs")
+    restored = restore(beside(file), store, plan.runs())
+    committed = read_object(file.parent / "report.json")
+    assert len(restored) >= committed["details"]["runs"] > 0  # more: trials of tuned arms
+    report_study(plan, store, file, tmp_path)
+    assert_same(read_object(tmp_path / "report.json"), committed)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Equal but for the last digits, which depend on the processor."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list):
+        for first, second in zip(one, other, strict=True):
+            assert_same(first, second)
+    else:
+        assert one == (pytest.approx(other, rel=1e-6) if isinstance(other, float) else other)
 
 
 def last_reward(folder) -> float:

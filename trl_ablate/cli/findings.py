@@ -10,6 +10,7 @@ from trl_ablate.cli.parsing import Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
+from trl_ablate.run.files import read_object
 
 DESCRIPTION = """\
 Write FINDINGS.md, the table of answers in README.md beside it, and README's section on answers,
@@ -57,22 +58,39 @@ def run(options: argparse.Namespace) -> int:
 
 
 def write_reports(chosen: Path, runs: Path) -> None:
-    """The reports of all studies of a list that have an outcome, and their X-rays beside them."""
-    from trl_ablate.cli.study_all import plan_of
-    from trl_ablate.study.findings import read_findings, studies_of, study_file
+    """The reports of the studies of a list of which every arm has a run; beside them their finished
+    runs, and their X-rays. Runs that are kept beside a study are put back first."""
+    from trl_ablate.cli.study_all import files_of, plan_of
+    from trl_ablate.study.kept_runs import beside, keep, restore
     from trl_ablate.study.report.curves import planned_runs
     from trl_ablate.study.report.report import report_study
     from trl_ablate.study.report.xray import xray_folder
 
-    for study in studies_of(read_findings(chosen)):
-        file = study_file(chosen, study)
+    for file in files_of(chosen):
         plan, store = plan_of(file, runs)
-        if any(plan.primary_metric in run.series for run in planned_runs(plan, store)):
-            report_study(plan, store, file, file.parent)
-            xray = xray_folder(store, study) / "xray.json"
-            if xray.is_file():
-                shutil.copyfile(xray, file.parent / "xray.json")
-            console.print(f"report of {study}")
+        restore(beside(file), store, plan.runs())
+        begun = {run.arm for run in planned_runs(plan, store) if run.status != "to do"}
+        if len(begun) < len(plan.arms):
+            continue
+        finished, before = sum(store.state(id).done for id in plan.runs()), runs_of(file.parent)
+        if finished < before:
+            console.print(
+                f"report of {plan.study}: left as it is; it rests on {before} runs, and {runs} has "
+                f"{finished} of them"
+            )
+            continue
+        report_study(plan, store, file, file.parent)
+        keep(store, plan.runs(), beside(file))
+        xray = xray_folder(store, plan.study) / "xray.json"
+        if xray.is_file():
+            shutil.copyfile(xray, file.parent / "xray.json")
+        console.print(f"report of {plan.study}: {finished} runs")
+
+
+def runs_of(folder: Path) -> int:
+    """The number of runs on which the report in a folder rests."""
+    written = folder / "report.json"
+    return read_object(written).get("details", {}).get("runs", 0) if written.exists() else 0
 
 
 def write_pages(chosen: Path, readme: Path | None) -> list[Path]:

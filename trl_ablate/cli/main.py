@@ -10,7 +10,7 @@ from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING
 COMMANDS = {
     "train": "train one arm: a recipe, on this machine",
     "evaluate": "evaluate a saved model",
-    "study": "compare arms over several seeds: plan, run, status, fetch, report, clean",
+    "study": "compare arms over several seeds: plan, run, status, fetch, restore, report, clean",
     "findings": "the answers of all studies as pages, from their reports",
     "leverage": "which world separates which setting: a table from the runs of a study",
     "mechanism": "draw the styles of answers over a training: why a setting acts in a world",

@@ -1,4 +1,4 @@
-"""`trl-ablate study plan | run | status | fetch | report | clean STUDY`: arms × seeds."""
+"""`trl-ablate study plan | run | status | fetch | restore | report | clean STUDY`: arms × seeds."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 from trl_ablate.cli.ending import DONE, exit_code_of
 from trl_ablate.cli.engines import add_engine
 from trl_ablate.cli.parsing import Parser
-from trl_ablate.cli.study_all import check_one, plan_all, run_all
+from trl_ablate.cli.study_all import check_one, plan_all, restore, run_all
 from trl_ablate.cli.study_runs import bring_to_an_end, check_until, next_look, run_until_decided
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
@@ -97,6 +97,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("status", status, "Print the state of every run.")
     added = add("fetch", fetch, "Download finished runs of Modal or Hugging Face.")
     added.add_argument("--keep_checkpoints", action="store_true", help="also fetch checkpoints")
+    text = "Put the finished runs that are kept beside a study (runs.tar.xz) into --runs."
+    add_all(add("restore", restore, text, False))
     added = add(
         "report", report, "Write REPORT.md, report.html, report.json, pictures, runs.csv.", False
     )

@@ -1,4 +1,5 @@
-"""`trl-ablate study plan --all`, `study run --all`: the studies of a list, sharing their runs."""
+"""`trl-ablate study plan --all`, `study run --all`, `study restore`: the studies of a list, sharing
+their runs."""
 
 import argparse
 from pathlib import Path
@@ -7,6 +8,7 @@ from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.study_runs import UNFINISHED, end_of, executed, hours_left
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.places import study_path
 
 OF_ONE_STUDY = ("only", "detach", "xray", "probe", "profile")
 """Options that apply to one study."""
@@ -70,12 +72,31 @@ def run_all(options: argparse.Namespace) -> int:
     return FAILED if failed else DONE
 
 
+def restore(options: argparse.Namespace) -> int:
+    """Put the runs that are kept beside a study, or beside all of a list, into the runs folder."""
+    from trl_ablate.study.kept_runs import beside, restore
+
+    check_one(options)
+    for file in files_of(options.all) if options.all else [study_path(options.study)]:
+        if beside(file).is_file():
+            plan, store = plan_of(file, options.runs)
+            restored = restore(beside(file), store, plan.runs())
+            console.print(f"{plan.study}: {len(restored)} runs restored")
+        elif not options.all:
+            raise ConfigurationError(f"there is no {beside(file)}, so no run is kept of this study")
+    return DONE
+
+
 def plans_of(options: argparse.Namespace):
     """The plan of every study of the list, and the store of the runs."""
+    return [plan_of(file, options.runs) for file in files_of(options.all)]
+
+
+def files_of(chosen: Path) -> list[Path]:
+    """The studies of a list."""
     from trl_ablate.study.findings import read_findings, studies_of, study_file
 
-    studies = studies_of(read_findings(options.all))
-    return [plan_of(study_file(options.all, study), options.runs) for study in studies]
+    return [study_file(chosen, study) for study in studies_of(read_findings(chosen))]
 
 
 def plan_of(study: Path, runs: Path):

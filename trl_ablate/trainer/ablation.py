@@ -73,6 +73,7 @@ from trl_ablate.trainer.loss_pass import (
 )
 from trl_ablate.trainer.mismatch import MismatchCorrection
 from trl_ablate.trainer.one_shot import apart_from_training, check_sets, evaluate_one_shot
+from trl_ablate.trainer.packing import check_packs, forward_packed
 from trl_ablate.trainer.phases import StepPhases
 from trl_ablate.trainer.resampling import check_dataset, resampled
 from trl_ablate.trainer.rollouts import (
@@ -110,6 +111,8 @@ class AblationTrainer(GRPOTrainer):
             aux_loss=self.aux_loss_enabled,
             virtual_tokens=has_virtual_tokens(self.model),
         )
+        if args.padding_free:
+            check_packs(config.model_type, trimmed=self._trims)
         self._least_saved = positions_of_a_pass(self.accelerator)
         self._training_logs = self._logs
         factories: Any = self.environment_factories
@@ -200,6 +203,8 @@ class AblationTrainer(GRPOTrainer):
         self._buffered_inputs, padding = without_needless_padding(
             microbatches, self.args.regrouped_together, multiple, self._least_saved
         )
+        if self.args.padding_free:
+            padding["padding/fraction"] = 0.0
         for name, value in padding.items():
             self._metrics["train"][name].append(value)
         return self._buffered_inputs[self._step % len(self._buffered_inputs)]
@@ -226,7 +231,11 @@ class AblationTrainer(GRPOTrainer):
         rows = (input_ids, attention_mask, logits_to_keep, batch_size)
         if self._trims and is_text_forward(kwargs):
             padding = (self.args.trimmed_to_multiple_of, self._least_saved)
-            result = forward_trimmed(of_responses(forward, model), *rows, *padding)
+            of_rows = of_responses(forward, model)
+            if self.args.padding_free:
+                result = forward_packed(of_rows, *rows)
+            else:
+                result = forward_trimmed(of_rows, *rows, *padding)
         else:
             result = forward(model, *rows)
         if self._loss_pass is not None:

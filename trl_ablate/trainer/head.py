@@ -6,7 +6,7 @@ moved to the left, padding and prompts have labels. Here, only tokens whose resu
 and positions without one are left out on a CPU, too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,22 +18,29 @@ from trl_ablate.trainer.temporary import replaced
 
 def of_responses(forward: Callable[..., tuple], model: Any) -> Callable[..., tuple]:
     """TRL's `forward(model, ids, mask, completion_length)` as a forward pass for
-    `forward_trimmed`."""
+    `forward_trimmed` and `forward_packed`."""
 
     def call(
-        ids_NL: torch.Tensor, mask_NL: torch.Tensor, width: int, labelled_NL: torch.Tensor
+        ids_NL: torch.Tensor,
+        mask_NL: torch.Tensor,
+        width: int,
+        labelled_NL: torch.Tensor,
+        **instead: Any,
     ) -> tuple:
         with labelled_positions_only(ids_NL.device):
-            return forward(with_labels(model, labelled_NL), ids_NL, mask_NL, width)
+            return forward(with_labels(model, labelled_NL, instead), ids_NL, mask_NL, width)
 
     return call
 
 
-def with_labels(model: Any, labelled_NL: torch.Tensor) -> Callable[..., Any]:
-    """The model with labels at these tokens only; the others are ignored as TRL ignores padding."""
+def with_labels(
+    model: Any, labelled_NL: torch.Tensor, instead: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """The model with labels at these tokens only, as TRL ignores padding, and with these inputs
+    instead of TRL's."""
 
     def call(*, labels: torch.Tensor, **inputs: Any) -> Any:
-        return model(labels=labels.masked_fill(labelled_NL == 0, -100), **inputs)
+        return model(labels=labels.masked_fill(labelled_NL == 0, -100), **{**inputs, **instead})
 
     return call
 

@@ -376,7 +376,7 @@ def test_a_prompt_as_long_as_the_limit_is_kept(tmp_path, caplog):
     ("settings", "questions"), [({"train_size": 8}, 8), ({"max_prompt_length": 30}, 20)]
 )
 def test_fewer_questions_than_a_rollout_batch_takes_are_refused(
-    tmp_path, monkeypatch, settings, questions
+    tmp_path, monkeypatch, tiny_model, settings, questions
 ):
     """Before the model is loaded: TRL would train zero steps without any message."""
     from trl_ablate import load_recipe
@@ -388,8 +388,9 @@ def test_fewer_questions_than_a_rollout_batch_takes_are_refused(
 
     monkeypatch.setattr(building, "AblationTrainer", load)
     rows = [{"question": "1" * (5 if i < 20 else 50), "answer": "1"} for i in range(40)]
-    settings |= {"dataset": write_lines(tmp_path / "train.jsonl", *rows)}
-    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature-sums", settings)
+    given = {"dataset": write_lines(tmp_path / "train.jsonl", *rows), **settings}
+    given |= {"model_name_or_path": tiny_model}
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature-sums", given)
     with pytest.raises(ConfigurationError) as raised:
         building.build_trainer(resolved, grader=None)
     assert f"there are {questions} questions to train on" in str(raised.value)

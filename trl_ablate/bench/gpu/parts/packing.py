@@ -1,23 +1,41 @@
-"""What packing could remove: the padding that is left after microbatches are regrouped by length.
+"""Microbatches as one row without padding (`padding_free`) against regrouped ones.
 
-There is no packing in TRL 1.16's GRPO, and none here; this part shows what it could save.
+With flash attention the rows of a packed one cost what they cost alone. Without, attention masks
+the whole row, which costs more the more rows there are.
 """
+
+from transformers.utils import is_flash_attn_2_available
 
 from trl_ablate.bench import training
 from trl_ablate.bench.gpu.parts import common
 from trl_ablate.bench.gpu.registry import Found, Setup
 
+WAYS = {"regrouped": (False, {}), "packed": (False, {"padding_free": True})}
+SAME = 1e-2
+"""Relative difference of gradient norms in bfloat16."""
+
 
 def measure(setup: Setup) -> Found:
-    model = common.random_model(setup, "miniature")
-    rows = []
+    model, attention = common.random_model(setup), "sdpa"
+    if setup.device == "cuda" and is_flash_attn_2_available():
+        attention = "flash_attention_2"
+        model.set_attn_implementation(attention)
+    rows, norms = [], []
     for size in (1, 4, 16):
-        load = common.workload(setup, rows=256, microbatch=size)
-        found = common.measure(setup, load, {"regrouped": (False, {})}, model)
+        load = common.workload(setup, rows=64, microbatch=size)
+        found = common.measure(setup, load, WAYS, model)
         drawn = training.padding_as_drawn(load.lengths_N, load.prompt_length)
-        left = found["regrouped"].padded
-        rows.append(
-            {"what": f"microbatch of {size}", "padded by TRL": drawn, "left for packing": left}
-        )
-    alone = rows[0]["left for packing"]
-    return Found(rows, {"rows that are alone in a microbatch have no padding": alone < 0.01})
+        norms.append(common.apart(found["packed"], found["regrouped"]))
+        rows += [
+            {"padded by TRL": drawn, **common.cost(f"{name}, microbatch of {size}", one, load)}
+            for name, one in found.items()
+        ]
+    alone = rows[0]["padded"]
+    return Found(
+        rows,
+        {
+            "rows that are alone in a microbatch have no padding": alone < 0.01,
+            f"gradient norms differ by less than {SAME}": max(norms) < SAME,
+        },
+        {"attention": attention},
+    )
