@@ -15,6 +15,8 @@ from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
 
+gc.disable()  # until all tests are imported: see `pytest_collection_finish`
+
 from tests.support.sampling import mark_the_others  # noqa: E402
 from tests.support.tiny_models import save_tiny_qwen2  # noqa: E402
 from tests.support.trainers import PROMPTS, SMALL, digits  # noqa: E402
@@ -46,6 +48,7 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     if "accelerate" in sys.modules:
         imports = sys.modules["accelerate.utils.imports"]
         imports._is_package_available = functools.cache(imports._is_package_available)

@@ -68,12 +68,12 @@ class Case:
         self,
         *more: str,
         sabotage: Callable[[], None] | None = None,
-        with_algebra: bool = False,
+        with_graders: bool = False,
     ) -> Running:
         words = [*WORDS, "--model_name_or_path", str(self.model), "--dataset", str(self.data)]
         return warm(
             "train", *words, "--output_dir", self.output, *more,
-            sabotage=sabotage, with_algebra=with_algebra,
+            sabotage=sabotage, with_graders=with_graders,
         )  # fmt: skip
 
     def own(self, name: str) -> Path:
@@ -131,7 +131,7 @@ def killed(case: Case, number: signal.Signals) -> Ended:
 
 def killed_worker(case: Case) -> Ended:
     """The grader's processes, its watcher or its fork, up to twice."""
-    training = case.start(with_algebra=True)
+    training = case.start(with_graders=True)
     for _ in range(case.random.randint(1, 2)):
         case.at_some_moment(training)
         workers = grader_processes(training.pid)

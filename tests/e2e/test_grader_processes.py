@@ -164,7 +164,7 @@ import os, sys, threading, time
 print("started", flush=True)
 from trl_ablate.rewards import MathGrader
 grader = MathGrader(workers=2, timeout=60.0)
-print(grader.grade(["(x-1)(x+1)"], ["x^2-1"]), flush=True)
+print(grader.grade(["(x-1)(x+1)", "(x-2)(x+2)"], ["x^2-1", "x^2-4"]), flush=True)
 sys.stdin.readline()
 if "hang" in sys.argv:
     hang = threading.Thread(
@@ -207,7 +207,7 @@ def test_nothing_is_left_behind(tmp_path, end, busy):
     )
     assert process.stdout is not None and process.stdin is not None
     lines = [process.stdout.readline().strip() for _ in range(2)]
-    assert lines == ["started", "[True]"]
+    assert lines == ["started", "[True, True]"]
     assert wait_until(lambda: len(children(process.pid)) == 4, 20)
     below = children(process.pid)
     process.stdin.write("go on\n")

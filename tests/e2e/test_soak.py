@@ -81,7 +81,7 @@ def watched(folder: Path, steps: int, sabotage: Callable[[], None] | None = None
     run = folder / "run"
     words = [*WORDS, "--grpo_steps", str(steps), "--output_dir", str(run)]
     words += ["--model_name_or_path", str(model), "--dataset", str(data)]
-    training = warm("train", *words, sabotage=sabotage, with_algebra=True)
+    training = warm("train", *words, sabotage=sabotage, with_graders=True)
     samples, rows, deadline = [], Rows(run / "metrics.jsonl"), time.monotonic() + PATIENCE
     while training.alive:
         assert time.monotonic() < deadline

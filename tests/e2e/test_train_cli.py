@@ -148,7 +148,7 @@ def test_an_existing_run_is_not_touched(finished):
 def test_ctrl_c_says_so_and_leaves_no_process(tmp_path):
     output = tmp_path / "run"
     words = ["recipes/quickstart.yaml", *QUICK, "--grpo_steps", "1000", "--output_dir", output]
-    training = warm("train", *words, with_algebra=True)
+    training = warm("train", *words, with_graders=True)
     training.wait_for((output / "metrics.jsonl").exists)
     os.killpg(training.pid, signal.SIGINT)
     ended = training.wait()

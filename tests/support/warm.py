@@ -97,17 +97,18 @@ def warm(
     *words: object,
     sabotage: Callable[[], object] | None = None,
     environment: Mapping[str, str] | None = None,
-    with_algebra: bool = False,
+    with_graders: bool = False,
 ) -> Running:
     """A command of the package, such as `train`, started with these words.
 
     Args:
         sabotage: called in the process first; a function of a module, or a `partial` of one.
         environment: set in the process; libraries that were imported before do not see it.
-        with_algebra: the grader's processes compare every answer; for tests about them.
+        with_graders: the grader's processes start with the run, as if an answer needed algebra; for
+            tests about them.
     """
     words = tuple(str(word) for word in words)
-    return fork(_command, command, words, sabotage, environment or {}, with_algebra)
+    return fork(_command, command, words, sabotage, environment or {}, with_graders)
 
 
 def fork(target: Callable[..., int | None], *arguments: object) -> Running:
@@ -145,12 +146,12 @@ def _command(
     words: Sequence[str],
     sabotage: Callable[[], object] | None,
     environment: Mapping[str, str],
-    with_algebra: bool,
+    with_graders: bool,
 ) -> None:
     os.chdir(REPOSITORY)
     os.environ.update(environment)
-    if with_algebra:
-        import_module("tests.support.warmed").compare_by_processes()
+    if with_graders:
+        import_module("tests.support.warmed").start_graders_at_once()
     if sabotage:
         sabotage()
     _run_command(command, words)

@@ -7,7 +7,7 @@ transformers imports late.
 from importlib import import_module
 
 from trl_ablate import miniature
-from trl_ablate.rewards.grading import grader
+from trl_ablate.rewards import MathGrader
 
 LATE_IMPORTS = ("transformers.models.qwen2.modeling_qwen2", "torch.utils.serialization")
 
@@ -16,6 +16,12 @@ for _name in LATE_IMPORTS:
 miniature.problems("train", 1)
 
 
-def compare_by_processes() -> None:
-    """Leave no answer of this process to the comparisons that need no algebra."""
-    grader.cheap_verdict = lambda answer, gold: None
+def start_graders_at_once() -> None:
+    """In this process; an answer of the miniature rarely needs one."""
+    enter = MathGrader.__enter__
+
+    def enter_and_start(grader: MathGrader) -> MathGrader:
+        grader._pool._start(2)
+        return enter(grader)
+
+    MathGrader.__enter__ = enter_and_start

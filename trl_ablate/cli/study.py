@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, exit_code_of
 from trl_ablate.cli.engines import add_engine
+from trl_ablate.cli.imports import to_keep
 from trl_ablate.cli.parsing import Parser
 from trl_ablate.cli.study_all import check_one, plan_all, restore, run_all
 from trl_ablate.cli.study_runs import bring_to_an_end, check_until, next_look, run_until_decided
@@ -303,8 +304,9 @@ def only_of(options: argparse.Namespace, planned) -> list[str] | None:
 def resolve(options: argparse.Namespace):
     """Make the plan of a study from its recipes, and save it for the commands that only read."""
     study, store = opened(options)  # a wrong name is refused before torch is imported
-    from trl_ablate.study.plan import save_plan
-    from trl_ablate.study.resolution import resolve_plan
+    with to_keep():
+        from trl_ablate.study.plan import save_plan
+        from trl_ablate.study.resolution import resolve_plan
 
     planned = resolve_plan(study)
     save_plan(planned, study, store.plans)
