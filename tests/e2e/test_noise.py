@@ -19,7 +19,7 @@ SHORT = ("--rows", "8", "--steps", "1", "--rounds", "1", "--mean_length", "8", "
 @pytest.mark.parametrize(
     ("words", "first"),
     [
-        (("train", *SHORT), "training phase, 8 completions"),
+        pytest.param(("train", *SHORT), "training phase, 8 completions", marks=pytest.mark.long),
         (("reward", "--count", "8", "--rounds", "1", "--workers", "1"), "grading 8 answers"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

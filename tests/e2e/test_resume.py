@@ -137,9 +137,9 @@ def test_sigterm_saves_behind_the_next_step_and_resume_goes_on(tmp_path, whole):
 @pytest.mark.parametrize(
     ("launcher", "code", "like"),
     [
-        pytest.param(ACCELERATE, -signal.SIGTERM, (), marks=pytest.mark.long),
+        (ACCELERATE, -signal.SIGTERM, ()),
         pytest.param(TWO_BY_ACCELERATE, 1, TWO_PROCESSES, marks=pytest.mark.long),
-        (TWO_PROCESSES, 1, TWO_PROCESSES),
+        pytest.param(TWO_PROCESSES, 1, TWO_PROCESSES, marks=pytest.mark.long),
     ],
     ids=["accelerate", "accelerate, two", "torchrun, two"],
 )

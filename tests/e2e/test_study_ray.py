@@ -126,6 +126,7 @@ def test_ctrl_c_ends_the_runs_and_the_study_goes_on_later(tmp_path, nodes, scrat
     assert numbers(store, ARMS) == undisturbed
 
 
+@pytest.mark.long
 def test_failures_come_home_with_their_reason(tmp_path, nodes):
     arms = {"well": {"top": 0.8}, "always": {"top": 0.6, "fails": 99}}
     arms |= {"killed": {"top": 0.5, "dies": 99}, "nothing": {"top": 0.4, "never_starts": 99}}

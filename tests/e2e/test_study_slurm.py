@@ -91,7 +91,7 @@ overrides: {grpo_steps: 20, generation_batch_size: 32, optimizer_batch_size: 32,
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sigterm_to_a_task_has_its_run_save_and_the_next_task_goes_on(tmp_path):
     """What `#SBATCH --signal=B:TERM@…` sends, to the task's own process."""
     (tmp_path / "study.yaml").write_text(STUDY)
