@@ -19,7 +19,7 @@ COMMANDS = (
     "train", "evaluate", "study", "publish", "bench", "doctor", "recipes", "check", "new",
     "findings", "inspect", "leverage", "mechanism", "plan", "xray",
 )  # fmt: skip
-STUDY_COMMANDS = ("plan", "run", "status", "fetch", "report", "clean")
+STUDY_COMMANDS = ("plan", "run", "status", "fetch", "restore", "report", "clean")
 BENCH_MODES = ("train", "eval", "reward", "step", "scale", "xray", "rollout", "gpu")
 OPTIONS_WITH_VALUES = ("--config_file", "--nproc-per-node", "--num_processes", "--profile")
 """Options that a page gives before a recipe."""
