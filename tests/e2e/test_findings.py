@@ -66,7 +66,7 @@ def test_the_findings_come_out_of_their_runs(tmp_path):
 
     runs.rename(tmp_path / "elsewhere")  # from the runs that are kept beside the studies
     reports = {name: (tmp_path / name / "report.json").read_bytes() for name in STUDIES}
-    assert "one: 2 runs restored" in done("study", "restore", *whole)
+    assert "one: 4 runs restored" in done("study", "restore", *whole)
     assert "6 different runs, 6 done" in done("study", "plan", *whole)
     done("findings", chosen, "--runs", runs)
     assert reports == {name: (tmp_path / name / "report.json").read_bytes() for name in STUDIES}

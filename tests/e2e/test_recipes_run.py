@@ -1,5 +1,5 @@
-"""Every recipe trains two GRPO steps on the miniature, with a quarter of the rollouts; one of them
-by the README's own command, with all."""
+"""Every recipe trains two GRPO steps on the miniature, with a quarter of the rollouts and without
+trackio; one of them by the README's own command, with all."""
 
 import json
 import subprocess
@@ -25,7 +25,8 @@ def a_quarter(arm: str) -> list[str]:
 
 def train(arm: str, *words: str) -> Ended:
     if arm != BY_ACCELERATE:
-        return warm("train", f"recipes/{arm}.yaml", *words, *a_quarter(arm)).wait()
+        words = (*words, *a_quarter(arm), "--report_to", "none")
+        return warm("train", f"recipes/{arm}.yaml", *words).wait()
     done = subprocess.run(
         ["accelerate", "launch", "scripts/train.py", f"recipes/{arm}.yaml", *words],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=600,
