@@ -85,7 +85,7 @@ def sampled_rewards(
         ("think_xml", 0.03, 0.25),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.long  # the base of sums is taught for it; .ci/run has that of chains
 def test_the_base_of_sums_starts_where_the_story_wants_it(template, lowest, highest):
     right, _ = sampled_rewards(miniature.build("base", world="sums"), template)
     assert lowest < right < highest
@@ -106,7 +106,7 @@ def test_the_base_of_chains_is_right_at_times(template):
     assert 0.1 < right < 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_sft_stage_is_better_than_the_one_before():
     folders = [miniature.build(stage, world="sums") for stage in SUMS.lessons()]
     rewards = [sampled_rewards(folder, "r1_zero")[0] for folder in folders]
