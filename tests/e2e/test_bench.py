@@ -46,6 +46,7 @@ def test_uniform_lengths_cost_nothing_extra(tmp_path):
     assert rows["stock TRL"]["fastest"] / rows["trl_ablate"]["fastest"] > 0.9
 
 
+@pytest.mark.long  # the base of sums is taught for it
 def test_one_shot_evaluation_grades_the_same_in_less_time(tmp_path):
     rows, facts = bench(tmp_path, "eval", "--prompts", 512, "--rounds", 3)
     assert rows["stock TRL, batch of 8"]["ratio to ours"] > 5

@@ -117,15 +117,15 @@ def test_each_sft_stage_is_better_than_the_one_before():
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_full_build_takes_about_a_minute(tmp_path, monkeypatch):
-    """In processor time, which on an idle machine is the wait: a build runs in one thread. By a
-    quarter of its steps, which take all of the time."""
+def test_a_full_build_takes_minutes_of_one_core(tmp_path, monkeypatch):
+    """One to two and a half, by the processor; on an idle machine it is the wait, as a build runs
+    in one thread. By a quarter of its steps, which take all of the time."""
     monkeypatch.setitem(WORLDS, "sums", shortened(SUMS.lesson.steps // 4))
     start, cpu_start = time.monotonic(), time.process_time()
     folder = miniature.build("base", world="sums", cache_dir=tmp_path)
     seconds, cpu_seconds = time.monotonic() - start, time.process_time() - cpu_start
     print(f"made {folder.name} in {seconds:.0f} s, {cpu_seconds:.0f} s of one core")  # noqa: T201
-    assert 4 * cpu_seconds < 120
+    assert 4 * cpu_seconds < 300
     assert (folder / "model.safetensors").is_file()
 
 
