@@ -4,6 +4,7 @@ transformers, PEFT and TRL import all that is installed, to look for what they c
 most runs use nothing.
 """
 
+import atexit
 import gc
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,7 @@ def to_keep() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        atexit.register(gc.unfreeze)  # nanobind reports what is left at the end as leaked
 
 
 def spare_models() -> None:
