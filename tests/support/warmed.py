@@ -20,8 +20,8 @@ def start_graders_at_once() -> None:
     """In this process; an answer of the miniature rarely needs one."""
     enter = MathGrader.__enter__
 
-    def enter_and_start(grader: MathGrader) -> MathGrader:
-        grader._pool._start(2)
-        return enter(grader)
+    def enter_and_start(self: MathGrader) -> MathGrader:
+        self._pool._start(2)
+        return enter(self)
 
     MathGrader.__enter__ = enter_and_start
