@@ -95,20 +95,33 @@ def small_model(model_type: str):
     return model
 
 
-def largest_change(model) -> float:
-    """The largest change of a log-probability when rows of unequal length are moved to the left."""
-    width, prompt = max(COMPLETIONS), max(PROMPTS)
+def rows(prompts: tuple[int, ...], completions: tuple[int, ...]):
+    """Tokens and mask of rows of these lengths, with padding on both sides."""
+    width, prompt = max(completions), max(prompts)
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, 119, (3, prompt + width), generator=generator)
+    ids = torch.randint(3, 119, (len(prompts), prompt + width), generator=generator)
     columns = torch.arange(prompt + width)
-    starts = prompt - torch.tensor(PROMPTS)[:, None]
-    mask = ((columns >= starts) & (columns < prompt + torch.tensor(COMPLETIONS)[:, None])).long()
+    starts = prompt - torch.tensor(prompts)[:, None]
+    mask = (columns >= starts) & (columns < prompt + torch.tensor(completions)[:, None])
+    return ids, mask.long()
 
-    def forward(ids_NL, mask_NL, completion, labelled_NL=None):
-        logits = model(input_ids=ids_NL, attention_mask=mask_NL, use_cache=False).logits
+
+def forward_of(model):
+    """The model's log-probabilities, as `forward_trimmed` and `forward_packed` ask for them."""
+
+    def forward(ids_NL, mask_NL, completion, labelled_NL=None, **instead):
+        given = {"attention_mask": mask_NL, "use_cache": False, **instead}
+        logits = model(input_ids=ids_NL, **given).logits
         logps = torch.log_softmax(logits[:, :-1].float(), -1)
         return logps.gather(2, ids_NL[:, 1:, None]).squeeze(2)[:, -completion:], None
 
+    return forward
+
+
+def largest_change(model) -> float:
+    """The largest change of a log-probability when rows of unequal length are moved to the left."""
+    width, prompt = max(COMPLETIONS), max(PROMPTS)
+    (ids, mask), forward = rows(PROMPTS, COMPLETIONS), forward_of(model)
     with torch.no_grad():
         padded = forward(ids, mask, width)[0] * mask[:, prompt:]
         moved = forward_trimmed(forward, ids, mask, width)[0]

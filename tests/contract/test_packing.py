@@ -4,7 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from tests.contract.test_architectures import FEW, TOLERANCE, saved, small_model
+from tests.contract.test_architectures import FEW, TOLERANCE, forward_of, rows, saved, small_model
 from tests.contract.test_head import PLAIN_SGD, VARIED, weights_of
 from trl_ablate import ConfigurationError
 from trl_ablate.trainer import ablation
@@ -16,29 +16,11 @@ ADAPTER = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
 PADDED = "padding/fraction"
 
 
-def rows() -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and mask of rows with padding on both sides; one has no response."""
-    width, prompt = max(COMPLETIONS), max(PROMPTS)
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, 119, (len(PROMPTS), prompt + width), generator=generator)
-    columns = torch.arange(prompt + width)
-    starts = prompt - torch.tensor(PROMPTS)[:, None]
-    mask = (columns >= starts) & (columns < prompt + torch.tensor(COMPLETIONS)[:, None])
-    return ids, mask.long()
-
-
 def largest_change(model) -> float:
-    """Of a log-probability, between rows one by one and rows packed two by two."""
-    ids, mask = rows()
+    """Of a log-probability, between rows one by one and rows packed two by two. One row has no
+    response."""
+    (ids, mask), forward = rows(PROMPTS, COMPLETIONS), forward_of(model)
     width = max(COMPLETIONS)
-
-    def forward(ids_NL, mask_NL, completion, labelled_NL=None, **inputs):
-        given = {"attention_mask": mask_NL, "use_cache": False, **inputs}
-        logits = model(input_ids=ids_NL, **given).logits
-        logps = torch.log_softmax(logits[:, :-1].float(), -1)
-        of_next = logps.gather(2, ids_NL[:, 1:, None]).squeeze(2)
-        return of_next[:, -completion:], None
-
     with torch.no_grad():
         packed, nothing = forward_packed(forward, ids, mask, width, rows_at_once=2)
         expected = torch.zeros_like(packed)

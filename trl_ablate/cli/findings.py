@@ -62,17 +62,16 @@ def write_reports(chosen: Path, runs: Path) -> None:
     runs, and their X-rays. Runs that are kept beside a study are put back first."""
     from trl_ablate.cli.study_all import files_of, plan_of
     from trl_ablate.study.kept_runs import beside, keep, restore
-    from trl_ablate.study.report.curves import planned_runs
     from trl_ablate.study.report.report import report_study
     from trl_ablate.study.report.xray import xray_folder
 
     for file in files_of(chosen):
         plan, store = plan_of(file, runs)
         restore(beside(file), store, plan.runs())
-        begun = {run.arm for run in planned_runs(plan, store) if run.status != "to do"}
-        if len(begun) < len(plan.arms):
+        states = {run_id: store.state(run_id) for run_id in plan.runs()}
+        if any(all(states[run.id].status == "to do" for run in arm.runs) for arm in plan.arms):
             continue
-        finished, before = sum(store.state(id).done for id in plan.runs()), runs_of(file.parent)
+        finished, before = sum(state.done for state in states.values()), runs_of(file.parent)
         if finished < before:
             console.print(
                 f"report of {plan.study}: left as it is; it rests on {before} runs, and {runs} has "

@@ -8,7 +8,7 @@ import io
 import json
 import lzma
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
@@ -20,7 +20,7 @@ from trl_ablate.study.store import RunStore
 OF_THE_MACHINE = ("command", "host")
 """Entries of a run's record that name a machine's folders, or the machine."""
 
-Files = Mapping[str, bytes]
+Files = dict[str, bytes]
 """The files of a run, by their names."""
 
 
@@ -50,7 +50,7 @@ def kept(file: Path) -> dict[str, Files]:
     """The runs in a file, by id; none if there is no such file."""
     if not file.is_file():
         return {}
-    runs: dict[str, dict[str, bytes]] = {}
+    runs: dict[str, Files] = {}
     try:
         with tarfile.open(file, "r:xz") as archive:
             for member in archive:
@@ -60,7 +60,7 @@ def kept(file: Path) -> dict[str, Files]:
                     runs.setdefault(run_id, {})[name] = content.read()
     except (tarfile.TarError, lzma.LZMAError, EOFError, OSError) as error:
         raise ConfigurationError(f"{file} is damaged ({error}); take it from git again") from error
-    return dict(runs)
+    return runs
 
 
 def restore(file: Path, store: RunStore, run_ids: Iterable[str]) -> list[str]:
