@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.conftest import REPOSITORY
@@ -380,7 +379,7 @@ def test_an_endpoint_that_is_not_there(hub, run, monkeypatch):
 def test_an_endpoint_that_never_answers(hub, run, monkeypatch):
     import threading
 
-    monkeypatch.setattr(client, "SILENCE", httpx.Timeout(0.3))
+    monkeypatch.setattr(client, "SILENCE", 0.3)
     hub.faults.append(Fault("GET /api/whoami", stall=threading.Event()))
     refused(run, "the connection to .* failed .*check the network")
 

@@ -107,6 +107,21 @@ def test_the_base_of_chains_is_right_at_times(template):
 
 
 @pytest.mark.long
+def test_the_base_that_comes_with_the_package_is_what_its_code_makes(tmp_path):
+    """But for the rounding of another processor, which grows over 400 steps."""
+    shipped, made = miniature.build(), miniature.build(cache_dir=tmp_path, progress=False)
+    assert made.name == shipped.name
+    assert {file.name for file in made.iterdir()} == {file.name for file in shipped.iterdir()}
+    for template in ("r1_zero", "question_only"):
+        rewards, formats = zip(
+            *(sampled_rewards(each, template, 1221, "chains") for each in (shipped, made)),
+            strict=True,
+        )
+        assert rewards[0] == pytest.approx(rewards[1], abs=0.05)
+        assert formats[0] == pytest.approx(formats[1], abs=0.05)
+
+
+@pytest.mark.long
 def test_each_sft_stage_is_better_than_the_one_before():
     folders = [miniature.build(stage, world="sums") for stage in SUMS.lessons()]
     rewards = [sampled_rewards(folder, "r1_zero")[0] for folder in folders]

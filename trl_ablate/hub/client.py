@@ -10,9 +10,14 @@ from contextlib import contextmanager
 from json import JSONDecodeError
 from typing import TypeVar
 
-import httpx
 from huggingface_hub import constants, get_token, set_client_factory
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    OfflineModeIsEnabled,
+    Response,
+)
 from huggingface_hub.utils import parse_ratelimit_headers
 from huggingface_hub.utils._http import default_client_factory
 
@@ -21,8 +26,9 @@ from trl_ablate.errors import ConfigurationError, PublishError
 ATTEMPTS = 4
 FIRST_WAIT, LONGEST_WAIT = 1.0, 120.0
 """Seconds before the second attempt, then doubled; the longest wait that a server may ask for."""
-SILENCE = httpx.Timeout(60.0, read=180.0)
-"""Seconds without a byte after which a connection counts as dead; large commits take a minute."""
+SILENCE = (60.0, 180.0, 60.0, 60.0)
+"""Seconds to connect, without a byte to read, to write, and until a connection is free, after which
+a connection counts as dead; large commits take a minute."""
 
 PASSING = {408, 409, 412, 429, 500, 502, 503, 504}
 """Status codes of temporary failures; 409 and 412 mean that another process was committing."""
@@ -46,7 +52,7 @@ def patiently(step: Callable[[], Result]) -> Result:
     for attempt in range(1, ATTEMPTS):
         try:
             return step()
-        except (httpx.HTTPError, JSONDecodeError) as error:
+        except (HTTPError, JSONDecodeError) as error:
             wait = _wait_after(error, attempt)
             if wait is None:
                 raise
@@ -66,19 +72,19 @@ def failures_in_words(repo_id: str) -> Iterator[None]:
         ) from error
     except HFValidationError as error:
         raise PublishError(f"'{repo_id}' is not a valid repository name: {_line(error)}") from error
-    except (httpx.HTTPError, JSONDecodeError) as error:
+    except (HTTPError, JSONDecodeError) as error:
         raise PublishError(_sentence(error, repo_id)) from error
     except (RuntimeError, ValueError, OSError) as error:
         if isinstance(error, ConfigurationError):
             raise
         cause = error.__cause__  # an upload's error is wrapped in one that names the file
-        why = _sentence(cause, repo_id) if isinstance(cause, httpx.HTTPError) else _line(error)
+        why = _sentence(cause, repo_id) if isinstance(cause, HTTPError) else _line(error)
         raise PublishError(why) from error
     finally:
         set_client_factory(default_client_factory)
 
 
-def _impatient_client() -> httpx.Client:
+def _impatient_client():
     client = default_client_factory()
     client.timeout = SILENCE
     return client
@@ -95,7 +101,7 @@ def _wait_after(error: Exception, attempt: int) -> float | None:
     return usual if asked is None else asked if asked <= LONGEST_WAIT else None
 
 
-def _asked_wait(response: httpx.Response) -> float | None:
+def _asked_wait(response: Response) -> float | None:
     """The wait that the server asks for, in its rate limit headers or in `Retry-After`."""
     limit = parse_ratelimit_headers(response.headers)
     if limit is not None and limit.remaining == 0:

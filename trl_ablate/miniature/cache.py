@@ -1,7 +1,8 @@
-"""The cache folder of the miniature's models: each model is built once and kept.
+"""The miniature's models: the base of chains comes with the package, others are built once and kept
+in the user's cache folder.
 
-The folder's name contains the stage and a hash of everything that determines the weights. So a
-change of the code builds a new model, but a moved import or a changed docstring does not. A model
+A model's folder is named after its stage and a hash of everything that determines the weights. So
+a change of the code builds a new model, but a moved import or a changed docstring does not. A model
 is written to a temporary folder and then renamed, under a lock: readers never see a partial model,
 and two processes do not build the same model.
 """
@@ -17,17 +18,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from trl_ablate.miniature.corpus import corpus, right_solutions, right_texts
 from trl_ablate.miniature.registry import DEFAULT, STAGES, world_named
-from trl_ablate.miniature.teaching import new_model, teach
-from trl_ablate.miniature.world import Lesson, Stage, World
+from trl_ablate.miniature.teaching import taught
+from trl_ablate.miniature.world import Stage, World
 from trl_ablate.prompts.templates import prompt_text
 from trl_ablate.run.untrusted import SafeConsole
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+SHIPPED = Path(__file__).parent / "models"
+"""The models that come with the package, in folders `WORLD/STAGE-KEY` as in the cache."""
+KEEPERS = ("cache.py", "registry.py")
+"""The modules that keep and name models, and cannot change a weight."""
 
 
 def build(
@@ -37,15 +38,19 @@ def build(
     cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> Path:
-    """The folder of the world's model at this stage; builds the model if needed."""
+    """The folder of the world's model at this stage; builds the model if needed, or if a cache
+    folder is given that does not have it."""
     if stage not in STAGES:
         raise ValueError(f"stage is {stage!r}; allowed are {', '.join(STAGES)}")
     return _build(world_named(world), stage, cache_dir, progress)
 
 
 def _build(world: World, stage: Stage, cache_dir: str | Path | None, progress: bool) -> Path:
+    name = f"{world.name}/{stage}-{key_of(world)}"
+    if cache_dir is None and (SHIPPED / name).is_dir():
+        return SHIPPED / name
     home = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
-    folder = home / "miniature" / world.name / f"{stage}-{key_of(world)}"
+    folder = home / "miniature" / name
     if folder.is_dir():
         return folder
     start = None if stage == "base" else _build(world, "base", cache_dir, progress)
@@ -76,7 +81,7 @@ def key_of(world: World) -> str:
     sources = [
         entry
         for entry in package.iterdir()
-        if entry.name.endswith(".py") and entry.name != "registry.py"  # which only names worlds
+        if entry.name.endswith(".py") and entry.name not in KEEPERS
     ]
     for source in (*sorted(sources, key=lambda entry: entry.name), *map(Path, world.files)):
         code = _normalised(source.read_text(encoding="utf-8"))
@@ -119,34 +124,13 @@ def _make(world: World, stage: Stage, start: Path | None, folder: Path, progress
 
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a build that was killed
-    words, lesson = tokenizer_of(world), world.lessons()[stage]
+    words = tokenizer_of(world)
     shown = _live_line(world, stage, folder) if progress else nullcontext(lambda loss: None)
     with shown as on_step, _no_bars_of_transformers():
-        model = _teach_stage(world, start, words, lesson, on_step)
+        model = taught(world, stage, words, start, on_step)
         model.save_pretrained(partial)
         words.save_pretrained(partial)
     os.replace(partial, folder)
-
-
-def _teach_stage(
-    world: World,
-    start: Path | None,
-    words: PreTrainedTokenizerFast,
-    lesson: Lesson,
-    on_step: Callable[[float], None],
-) -> Qwen2ForCausalLM:
-    """A new model taught the world's lessons, or the model at `start` taught right solutions."""
-    from transformers import Qwen2ForCausalLM
-
-    if start is not None:
-        model = Qwen2ForCausalLM.from_pretrained(start)
-        teach(model, words, right_solutions(world, seed=0), lesson, on_step)
-        return model
-    model = new_model(words, world.shape)
-    if world.first_lesson is not None:
-        teach(model, words, right_texts(world, seed=2), world.first_lesson, on_step)
-    teach(model, words, corpus(world, seed=0), lesson, on_step)
-    return model
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trl_ablate.miniature.corpus import Text, prompt
-from trl_ablate.miniature.world import Lesson, Shape
+from trl_ablate.miniature.corpus import Text, corpus, prompt, right_solutions, right_texts
+from trl_ablate.miniature.world import Lesson, Shape, Stage, World
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,28 @@ THREADS = 1
 IGNORED = -100
 Encoded = tuple[list[int], list[int]]
 """Token ids of a text, and its labels."""
+
+
+def taught(
+    world: World,
+    stage: Stage,
+    tokenizer: PreTrainedTokenizerFast,
+    start: Path | None,
+    on_step: Callable[[float], None],
+) -> Qwen2ForCausalLM:
+    """A new model taught the world's lessons, or the model at `start` taught right solutions."""
+    from transformers import Qwen2ForCausalLM
+
+    lesson = world.lessons()[stage]
+    if start is not None:
+        model = Qwen2ForCausalLM.from_pretrained(start)
+        teach(model, tokenizer, right_solutions(world, seed=0), lesson, on_step)
+        return model
+    model = new_model(tokenizer, world.shape)
+    if world.first_lesson is not None:
+        teach(model, tokenizer, right_texts(world, seed=2), world.first_lesson, on_step)
+    teach(model, tokenizer, corpus(world, seed=0), lesson, on_step)
+    return model
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, shape: Shape, seed: int = 0) -> Qwen2ForCausalLM:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.places import PACKAGE
 from trl_ablate.run.folders import put_back, where_it_stands
 from trl_ablate.study.engines import PROGRAM, Job
 from trl_ablate.study.engines.shipping import Landing, Piece, copy_code, pack
@@ -72,6 +74,9 @@ def test_what_travels_is_the_package_as_it_is_installed(tmp_path):
     shipped = tmp_path / "trl_ablate" / "shipped"
     assert (shipped / "grpo.yaml").exists() and (shipped / "profiles" / "miniature.yaml").exists()
     assert not list(tmp_path.rglob("*.png")) and not list(tmp_path.rglob("*.pyc"))
+    assert not list(tmp_path.rglob("report.json"))
+    base = miniature.build().relative_to(PACKAGE)
+    assert sorted(os.listdir(tmp_path / "trl_ablate" / base)) == sorted(os.listdir(PACKAGE / base))
 
 
 def test_a_bundle_names_the_program_and_its_own_files(tmp_path):

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
+    HTTPError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
 )
@@ -39,7 +39,8 @@ from huggingface_hub import hf_hub_download
 repo, folder = os.environ["TRL_ABLATE_REPO"], os.environ["TRL_ABLATE_FOLDER"]
 file = hf_hub_download(repo, f"{{folder}}/{BUNDLE}", repo_type="{REPO_TYPE}")
 os.makedirs("job", exist_ok=True)
-tarfile.open(file).extractall("job", filter="data")
+checked = {{"filter": "data"}} if hasattr(tarfile, "data_filter") else {{}}
+tarfile.open(file).extractall("job", **checked)
 os.environ["PYTHONPATH"] = os.path.abspath("job/{CODE}")
 words = [sys.executable, "-m", "trl_ablate.study.engines.hf_there", "job", repo, folder]
 os.execv(sys.executable, words)
@@ -100,7 +101,7 @@ class JobsService:
                 timeout=asked.timeout,
                 namespace=repo.split("/")[0],
             )
-        except (httpx.HTTPError, HFValidationError, OfflineModeIsEnabled, ValueError) as error:
+        except (HTTPError, HFValidationError, OfflineModeIsEnabled, ValueError) as error:
             raise ConfigurationError(
                 f"--engine hf_jobs: the Hub does not start the job ({_line(error)}); check "
                 "--namespace, --flavor and --timeout, the token's rights, and the network"
@@ -117,12 +118,12 @@ class JobsService:
         Hub cannot be asked, nothing is known."""
         try:
             return self._answer(call)
-        except (httpx.TransportError, LocalEntryNotFoundError):
-            return None
         except HfHubHTTPError as error:
             if error.response.status_code in PASSING:
                 return None
             raise
+        except (HTTPError, LocalEntryNotFoundError):
+            return None
 
     def _answer(self, call: str) -> int | None:
         namespace, job_id = call.split("/")

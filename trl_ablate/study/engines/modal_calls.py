@@ -15,7 +15,7 @@ from typing import Any
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.study.engines.detached import requirements
-from trl_ablate.study.engines.shipping import CODE, Bundle, begin, sign
+from trl_ablate.study.engines.shipping import CODE, NOT_CODE, Bundle, begin, sign
 
 try:
     import modal
@@ -28,7 +28,6 @@ APP = "trl-ablate"
 IMAGE = "nvidia/cuda:12.8.1-devel-ubuntu22.04"
 """It has compilers, which vLLM's kernels need; PyTorch includes its own CUDA."""
 CODE_FOLDER, WEIGHTS, DATA, RESULTS = "/code", "/weights", "/data", "/results"
-NOT_CODE = ["**/__pycache__", "**/*.md", "**/*.png", "**/*.html", "**/*.csv"]
 LONGEST = 24 * 3600
 """Modal's limit for the seconds of a call."""
 
@@ -71,8 +70,9 @@ def build_app(gpu: str | None, at_once: int | None) -> tuple[modal.App, modal.Fu
         .pip_install(*requirements("vllm"))
         .env({"PYTHONPATH": CODE_FOLDER, "HF_HOME": WEIGHTS})
     )
+    ignored = [f"**/{pattern}" for pattern in NOT_CODE]
     for folder, name in CODE.items():
-        image = image.add_local_dir(folder, f"{CODE_FOLDER}/{name}", ignore=NOT_CODE)
+        image = image.add_local_dir(folder, f"{CODE_FOLDER}/{name}", ignore=ignored)
     volumes: dict[Any, Any] = {
         place: modal.Volume.from_name(f"{APP}{place.replace('/', '-')}", create_if_missing=True)
         for place in (WEIGHTS, DATA, RESULTS)

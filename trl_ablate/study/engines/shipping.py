@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
 from trl_ablate.run.directory import RunDirectory
@@ -30,6 +30,13 @@ from trl_ablate.study.engines.own_files import own_files
 CODE = {PACKAGE: PACKAGE.name, SHIPPED: f"{PACKAGE.name}/shipped"}
 """The folders that a machine needs to train, and their names there: those of an installed package,
 even if they are sent from a checkout."""
+NOT_CODE = (
+    *("__pycache__", "*.md", "*.png", "*.html", "*.csv"),
+    *("report.json", "xray.json", "runs.tar.xz"),
+)
+"""What is not sent: caches, pages, pictures, and results of studies."""
+CHECKED: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+"""For `extractall`: nothing outside the folder. Python before 3.11.4 cannot check that."""
 PIECE_SECONDS = 2.0
 PIECE_BYTES = 16 * 2**20
 DIES_WITH_ITS_PARENT = (
@@ -66,12 +73,10 @@ class Piece:
 
 
 def copy_code(folder: Path) -> None:
-    """Copy the code that a machine needs to train into a folder, without pictures and caches."""
+    """Copy the code that a machine needs to train into a folder."""
     for source, name in CODE.items():
-        for file in [*source.rglob("*.py"), *source.rglob("*.txt"), *source.rglob("*.yaml")]:
-            target = folder / name / file.relative_to(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
+        ignored = shutil.ignore_patterns(*NOT_CODE)
+        shutil.copytree(source, folder / name, ignore=ignored, dirs_exist_ok=True)
 
 
 def pack(job: Job) -> Bundle:
@@ -203,7 +208,7 @@ class Landing:
             part = part_of(self._directory.path)
             part.mkdir(exist_ok=True)  # a run that wrote nothing has an empty archive
             with tarfile.open(self._archive) as tar:
-                tar.extractall(part, filter="data")
+                tar.extractall(part, **CHECKED)
             replace_folder(self._directory.path)
             self._archive.unlink()
             self.code = piece.code
