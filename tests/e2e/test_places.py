@@ -97,11 +97,13 @@ def test_no_command_can_write_there(world, closed, tmp_path, words):
 
 
 def test_a_cache_that_cannot_be_written(closed, tmp_path):
-    """The miniature is made there on first use."""
+    """A model that does not come with the package is made there on first use."""
     words = [*FEW, "--output_dir", tmp_path / "run"]
-    ended = warm("train", *words, environment={"TRL_ABLATE_CACHE": str(closed / "cache")}).wait()
-    assert_one_sentence(ended, "closed/cache")
+    cache = {"TRL_ABLATE_CACHE": str(closed / "cache")}
+    made = ["--model_name_or_path", "miniature/sft_mid"]
+    assert_one_sentence(warm("train", *words, *made, environment=cache).wait(), "closed/cache")
     assert not RunDirectory(tmp_path / "run").checkpoint_last.exists()
+    assert warm("train", *words, "--overwrite", environment=cache).wait().code == 0
 
 
 @pytest.mark.slow
