@@ -39,6 +39,7 @@ def test_the_correction_costs_no_forward_pass_of_its_own(tmp_path):
     assert rows["trl_ablate"]["s/step"] < rows["trl_ablate, extra forward"]["s/step"] / 1.1
 
 
+@pytest.mark.long
 def test_uniform_lengths_cost_nothing_extra(tmp_path):
     """A few percent are looked for, and other work can cost a median more: so the fastest steps."""
     rows, facts = bench(tmp_path, "train", "--uniform", "--mean_length", 128, "--rows", 32)
@@ -61,6 +62,7 @@ def test_the_pool_gives_the_verdicts_of_one_process(tmp_path):
     assert facts["ratio"] > 2
 
 
+@pytest.mark.long  # the tokens are those of `tests/contract/test_decoding.py`, the time is part of `step`
 def test_rollouts_are_the_same_in_less_time(tmp_path):
     rows, facts = bench(tmp_path, "rollout", "--rows", 32, "--rounds", 1)
     assert facts["completions with different tokens"] == 0

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.warm import warm
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # the base is taught for it
 
 
 def test_the_base_calls_the_tool_and_learns_to_call_more(tmp_path):

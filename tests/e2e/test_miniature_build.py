@@ -130,7 +130,7 @@ def test_each_sft_stage_is_better_than_the_one_before():
     assert rewards[-1] < 0.7  # reinforcement learning still has somewhere to go
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_full_build_takes_minutes_of_one_core(tmp_path, monkeypatch):
     """One to two and a half, by the processor; on an idle machine it is the wait, as a build runs
