@@ -88,6 +88,16 @@ def test_odd_text_is_wrong_and_harmless(grader, text):
     assert grader.grade(["5"], [text]) == [False]
 
 
+@pytest.mark.parametrize("text", ["=", "-", "+ -", "<", ".", "...", ": ;", "^"])
+def test_signs_alone_are_wrong_without_a_worker(text):
+    import math_verify
+
+    for gold in ("5", "x^2-1", "-", "(1,2)"):
+        assert cheap_verdict(read(text), read(gold)) is (text == gold)
+        if text != gold:
+            assert not math_verify.verify(math_verify.parse(gold), math_verify.parse(text))
+
+
 def test_long_answers_are_wrong_without_a_worker(grader):
     before = grader.restarts
     texts = ["1" * 200_000, "{" * 5000, "(" * 3000, r"\frac{" * 500, "x+" * 100_000]

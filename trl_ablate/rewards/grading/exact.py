@@ -23,6 +23,7 @@ from trl_ablate.rewards.grading.reading import BASED_NUMERAL, Reading, brackets
 _LOOSE_DIGITS = re.compile(r"(?<!frac)(?<!frac )(?<!_)\d \d(?!\d*/\d)")
 _MANY = re.compile(r"\\cup|\\infty|\\begin\{|\\pm|\\in(?![a-zA-Z])")
 _ENDS_IN_UNIT = re.compile(r"[\d}) ] ?[a-hj-zA-Z]+(?:\^\{?[23]\}?)?$")  # `i` is a number
+_SIGNS = re.compile(r"[-+*/^=<>.,:;\s]+")  # no value
 _WORDS = re.compile(r"[^\W\d_]+(?:[ ,;'-]+[^\W\d_]+)*")
 
 
@@ -36,7 +37,7 @@ def cheap_verdict(answer: Reading, gold: Reading) -> bool | None:
         return _compare_words(answer, gold)
     if answer.unit and gold.unit and answer.unit != gold.unit:
         return False
-    if not answer.readable or not answer.value:
+    if not answer.readable or not answer.value or _SIGNS.fullmatch(answer.value):
         return False
     if not _same_kind_of_statement(answer, gold):
         return None
