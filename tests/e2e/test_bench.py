@@ -62,7 +62,7 @@ def test_the_pool_gives_the_verdicts_of_one_process(tmp_path):
     assert facts["ratio"] > 2
 
 
-@pytest.mark.long  # the tokens are those of `tests/contract/test_decoding.py`, the time is part of `step`
+@pytest.mark.long  # tokens: tests/contract/test_decoding.py; the time is part of `step`
 def test_rollouts_are_the_same_in_less_time(tmp_path):
     rows, facts = bench(tmp_path, "rollout", "--rows", 32, "--rounds", 1)
     assert facts["completions with different tokens"] == 0

@@ -30,7 +30,8 @@ def arm(verdict: str, difference: float | None = 0.1, **other: Any) -> dict[str,
     known = difference is not None
     details = {
         "against": "grpo", "expected": "better", "agreement": "open", "detectable": 0.042,
-        "next_look": 8, "area": {"verdict": "not distinguishable"}, "tokens": None,
+        "next_look": 8, "disagreement": None, "area": {"verdict": "not distinguishable"},
+        "tokens": None,
     }  # fmt: skip
     entry = {
         "verdict": verdict, "difference": difference, "low": difference - 0.05 if known else None,
@@ -134,6 +135,15 @@ def test_every_verdict_has_its_sentence_and_its_section(written, verdict, title,
     pages = written([asked(arms={"a": "it"})], {"one": report({"a": arm(verdict)})})
     assert section(pages["FINDINGS.md"], title) == f"- {sentence}"
     assert "Not run yet" not in pages["FINDINGS.md"]
+
+
+def test_two_tests_that_disagree_bound_nothing(written):
+    disagree = "the t test finds a difference, and the exact sign-flip test does not"
+    arms = {"a": arm("not decided", disagreement=disagree)}
+    pages = written([asked(arms={"a": "it"}, readme=True)], {"one": report(arms)})
+    bounded = section(pages["FINDINGS.md"], "Bounded, but not decided")
+    assert bounded == f"- It is not decided against grpo ({SHOWN}, 5 seeds): {disagree}."
+    assert "| it is not decided (two tests disagree) |" in pages["README.md"]
 
 
 def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):

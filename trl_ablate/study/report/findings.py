@@ -50,6 +50,11 @@ class ArmFound:
         return within(of["difference"], of["low"], of["high"]) + MIXED * self.is_mixed
 
     @property
+    def disagreement(self) -> str | None:
+        """Why a difference that the t test finds is no verdict."""
+        return self.details.get("disagreement")
+
+    @property
     def sentence(self) -> str:
         name, other, seeds = self.words, self.against, self.numbers["pairs"]
         shown = f"{self.difference}, {seeds} seed{'s' * (seeds != 1)}"
@@ -62,10 +67,8 @@ class ArmFound:
                 margin = number(self.numbers["equivalence_margin"])
                 words = f"{name} is equivalent to {other} within {margin} ({shown})"
             case "not decided":
-                words = (
-                    f"{name} is not decided against {other} ({shown}): a difference above {bound} "
-                    "would have been seen"
-                )
+                why = self.disagreement or f"a difference above {bound} would have been seen"
+                words = f"{name} is not decided against {other} ({shown}): {why}"
             case "undecided":
                 words = (
                     f"{name} is undecided against {other} ({shown}); the next look is at "
@@ -87,7 +90,9 @@ class ArmFound:
         bound = number(self.details["detectable"])
         words = {
             COLLAPSE: "collapses",
-            NOT_DECIDED: f"is not decided (above {bound} would have been seen)",
+            NOT_DECIDED: "is not decided (two tests disagree)"
+            if self.disagreement
+            else f"is not decided (above {bound} would have been seen)",
         }
         return f"{self.words} {words.get(self.kind, f'is {self.kind}')}"
 

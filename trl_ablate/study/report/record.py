@@ -7,7 +7,7 @@
      "curves": {arm: {"A", "B", "C_mid"}},
      "details": {"question", "runs", "margin", "means": {arm: mean}, "mixed": [arm],
                  "arms": {arm: {"against", "expected", "agreement", "detectable", "next_look",
-                                "area", "tokens"}},
+                                "disagreement", "area", "tokens"}},
                  "sentences": [the sentence of each effect, or null],
                  "passes": {arm: {"k", "one", "many", "verdict"}}}}
 
@@ -24,7 +24,7 @@ from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.costs import at_equal_cost, generated_tokens
 from trl_ablate.study.report.sharpening import rises
 from trl_ablate.study.report.stats import Comparison
-from trl_ablate.study.report.verdicts import agreement, found_of
+from trl_ablate.study.report.verdicts import agreement, disagreement, found_of
 
 
 def numbers_of(
@@ -75,6 +75,7 @@ def _details(
             else None,
             "detectable": found.detectable,
             "next_look": found.next_look,
+            "disagreement": disagreement(found),
             "area": _compared(area.get(name)),
             "tokens": _compared(tokens.get(name)),
         }

@@ -30,7 +30,7 @@ def sentence(comparison: Comparison, analysis: Analysis) -> str:
     arm, reference = analysis.arm(comparison.arm), analysis.reference_of(comparison.arm)
     name, other, seeds = arm.name, reference.name, comparison.difference.n
     numbers = f"{difference_of(comparison, analysis)}; {arm.outcome()}"
-    unseen = number(comparison.detectable)
+    unseen, disagree = number(comparison.detectable), disagreement(comparison)
     match comparison.verdict:
         case "too few seeds":
             pairs = f"{seeds} pair{'' if seeds == 1 else 's'}"
@@ -38,18 +38,16 @@ def sentence(comparison: Comparison, analysis: Analysis) -> str:
         case "undecided":
             return (
                 f"{name} against {other} is undecided with {seeds} seeds ({numbers}); "
-                f"the next look is at {comparison.next_look} seeds{_disagreement(comparison)}."
+                f"the next look is at {comparison.next_look} seeds{_added(disagree)}."
             )
         case "not decided":
-            return (
-                f"{name} against {other} is not decided with {seeds} seeds ({numbers}): "
-                f"differences above {unseen} would have been seen{_disagreement(comparison)}."
-            )
+            why = disagree or f"differences above {unseen} would have been seen"
+            return f"{name} against {other} is not decided with {seeds} seeds ({numbers}): {why}."
         case "not distinguishable":
             return (
                 f"{name} is not distinguishable from {other} ({numbers}); a "
                 f"difference below {unseen} would likely have gone unseen"
-                f"{_disagreement(comparison)}."
+                f"{_added(disagree)}."
             )
         case "equivalent":
             within = f" within {number(analysis.margin)}"
@@ -58,18 +56,23 @@ def sentence(comparison: Comparison, analysis: Analysis) -> str:
     return f"{name} is {comparison.verdict} than {other} ({numbers}{p}){_basis(comparison)}."
 
 
-def _disagreement(comparison: Comparison) -> str:
+def disagreement(comparison: Comparison) -> str | None:
+    """Why a difference that the t test finds is no verdict; None if it finds none."""
     if not comparison.exact_disagrees:
-        return ""
+        return None
     if comparison.exact_p is None:
         return (
-            "; the t test finds a difference, but some pairs collapsed and others did not, and "
-            "they are too few for an exact test"
+            "the t test finds a difference, but some pairs collapsed and others did not, and they "
+            "are too few for an exact test"
         )
     return (
-        "; the t test finds a difference, and the exact sign-flip test does not "
+        "the t test finds a difference, and the exact sign-flip test does not "
         f"({p_words(comparison.exact_p)})"
     )
+
+
+def _added(words: str | None) -> str:
+    return f"; {words}" if words else ""
 
 
 def _basis(comparison: Comparison) -> str:
