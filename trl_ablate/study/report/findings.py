@@ -106,7 +106,7 @@ class ArmFound:
             return "ends lower"
         if area == BETTER:
             return "only faster"
-        return "neither" if self.kind in DOES_NOT else CANNOT_SAY
+        return "neither" if self.kind in DOES_NOT and not self.disagreement else CANNOT_SAY
 
 
 @dataclass(frozen=True)
