@@ -16,11 +16,13 @@ def bench(tmp_path, *words):
     """The JSON that a mode writes, its rows by name; on every core, as in a user's shell."""
     output = tmp_path / "bench.json"
     environment = os.environ | {"OMP_NUM_THREADS": str(os.cpu_count())}
+    before = os.listdir(REPOSITORY)
     done = subprocess.run(
         [sys.executable, "scripts/bench.py", *map(str, words), "--output", str(output)],
         cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    assert os.listdir(REPOSITORY) == before  # no folder of a trainer that saves nothing
     found = json.loads(output.read_text("utf-8"))
     return {row["what"]: row for row in found["rows"]}, found["facts"]
 

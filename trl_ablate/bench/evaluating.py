@@ -5,6 +5,7 @@ Times are measured at temperature 1. One more round decodes greedily, so that bo
 completions, and compares their rewards.
 """
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -109,7 +110,7 @@ def _build(cls, config_class, size: int, reward, dataset, greedy: bool) -> GRPOT
         model=model,
         reward_funcs=reward,
         args=config_class(
-            output_dir="unused",
+            output_dir=tempfile.gettempdir(),  # nothing is saved
             use_cpu=True,
             bf16=False,
             report_to="none",

@@ -7,6 +7,7 @@ trainers start from the same weights in every round. With vLLM there is one roun
 start an engine only once for each trainer.
 """
 
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,7 +139,7 @@ def _build(cls, config_class, model: str, rewards, load: Load) -> GRPOTrainer:
         model=model,
         reward_funcs=rewards,
         args=config_class(
-            output_dir="unused",
+            output_dir=tempfile.gettempdir(),  # nothing is saved
             loss_type="grpo",
             use_cpu=not on_gpu,
             bf16=on_gpu,

@@ -7,6 +7,7 @@ final weights are compared, to show that a faster step computes the same result.
 """
 
 import copy
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -171,7 +172,7 @@ def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings)
     on_gpu = torch.cuda.is_available()
     at_once = load.microbatch * PartialState().num_processes
     arguments: dict[str, Any] = dict(
-        output_dir="unused",
+        output_dir=tempfile.gettempdir(),  # nothing is saved
         loss_type="grpo",
         use_cpu=not on_gpu,
         bf16=on_gpu,
