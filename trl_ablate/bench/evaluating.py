@@ -5,7 +5,6 @@ Times are measured at temperature 1. One more round decodes greedily, so that bo
 completions, and compares their rewards.
 """
 
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_ablate import miniature
 from trl_ablate.bench.tables import median, ratio, spread
+from trl_ablate.bench.training import only_timed
 from trl_ablate.config import AblationConfig
 from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions, to_prompts
@@ -110,11 +110,7 @@ def _build(cls, config_class, size: int, reward, dataset, greedy: bool) -> GRPOT
         model=model,
         reward_funcs=reward,
         args=config_class(
-            output_dir=tempfile.gettempdir(),  # nothing is saved
-            use_cpu=True,
-            bf16=False,
-            report_to="none",
-            disable_tqdm=True,
+            **only_timed(on_gpu=False),
             per_device_eval_batch_size=size,
             num_generations_eval=1,
             max_completion_length=48,

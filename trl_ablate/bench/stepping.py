@@ -7,7 +7,6 @@ trainers start from the same weights in every round. With vLLM there is one roun
 start an engine only once for each trainer.
 """
 
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_ablate import miniature
 from trl_ablate.bench import replay
 from trl_ablate.bench.tables import median, ratio, spread
-from trl_ablate.bench.training import StepTimer
+from trl_ablate.bench.training import StepTimer, only_timed
 from trl_ablate.config import AblationConfig
 from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions, to_prompts
@@ -139,15 +138,8 @@ def _build(cls, config_class, model: str, rewards, load: Load) -> GRPOTrainer:
         model=model,
         reward_funcs=rewards,
         args=config_class(
-            output_dir=tempfile.gettempdir(),  # nothing is saved
+            **only_timed(on_gpu=on_gpu),
             loss_type="grpo",
-            use_cpu=not on_gpu,
-            bf16=on_gpu,
-            gradient_checkpointing=False,
-            report_to="none",
-            save_strategy="no",
-            logging_steps=1,
-            disable_tqdm=True,
             per_device_train_batch_size=load.microbatch,
             gradient_accumulation_steps=load.rows // load.microbatch,
             num_generations=load.num_generations,

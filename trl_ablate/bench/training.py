@@ -168,12 +168,10 @@ def padding_as_drawn(lengths_N: list[int], prompt_length: int) -> float:
     )
 
 
-def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings) -> GRPOTrainer:
-    on_gpu = torch.cuda.is_available()
-    at_once = load.microbatch * PartialState().num_processes
-    arguments: dict[str, Any] = dict(
-        output_dir=tempfile.gettempdir(),  # nothing is saved
-        loss_type="grpo",
+def only_timed(*, on_gpu: bool) -> dict[str, Any]:
+    """Settings of a trainer that saves and reports nothing, and logs every step."""
+    return dict(
+        output_dir=tempfile.gettempdir(),  # a trainer makes its folder, even if it saves nothing
         use_cpu=not on_gpu,
         bf16=on_gpu,
         gradient_checkpointing=False,
@@ -181,6 +179,15 @@ def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings)
         save_strategy="no",
         logging_steps=1,
         disable_tqdm=True,
+    )
+
+
+def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings) -> GRPOTrainer:
+    on_gpu = torch.cuda.is_available()
+    at_once = load.microbatch * PartialState().num_processes
+    arguments: dict[str, Any] = dict(
+        **only_timed(on_gpu=on_gpu),
+        loss_type="grpo",
         per_device_train_batch_size=load.microbatch,
         gradient_accumulation_steps=load.rows // at_once,
         num_generations=load.num_generations,

@@ -55,6 +55,11 @@ class ArmFound:
         return self.details.get("disagreement")
 
     @property
+    def does_not_differ(self) -> bool:
+        """Whether the runs bound the difference, or find none."""
+        return self.kind in DOES_NOT and not self.disagreement
+
+    @property
     def sentence(self) -> str:
         name, other, seeds = self.words, self.against, self.numbers["pairs"]
         shown = f"{self.difference}, {seeds} seed{'s' * (seeds != 1)}"
@@ -106,7 +111,7 @@ class ArmFound:
             return "ends lower"
         if area == BETTER:
             return "only faster"
-        return "neither" if self.kind in DOES_NOT and not self.disagreement else CANNOT_SAY
+        return "neither" if self.does_not_differ else CANNOT_SAY
 
 
 @dataclass(frozen=True)

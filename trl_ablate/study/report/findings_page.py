@@ -195,7 +195,7 @@ def _xray_counts(found: Sequence[Found]) -> str:
     for verdict in dict.fromkeys(arm.xray for arm in arms.values()):
         of = [arm for arm in arms.values() if arm.xray == verdict]
         different = sum(arm.kind in MATTERS for arm in of)
-        same = sum(arm.kind in DOES_NOT and not arm.disagreement for arm in of)
+        same = sum(arm.does_not_differ for arm in of)
         rows.append([verdict, str(different), str(same), str(len(of) - different - same)])
     header = ["the X-ray says", "runs differ", "runs do not", "open"]
     return _safe_table(header, rows)
