@@ -54,7 +54,7 @@ NAMES_OF_FOLDERS = ("arm", "run_name")
 """Settings that become part of a path: the run's own folder, and its tables in trackio."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Resolved:
     """A resolved recipe: the argument groups, and where their values come from."""
 
