@@ -62,6 +62,7 @@ def write_reports(chosen: Path, runs: Path) -> None:
     runs, and their X-rays. Runs that are kept beside a study are put back first."""
     from trl_ablate.cli.study_all import files_of, plan_of
     from trl_ablate.study.kept_runs import beside, keep, restore
+    from trl_ablate.study.report.findings import XRAY
     from trl_ablate.study.report.report import report_study
     from trl_ablate.study.report.xray import xray_folder
 
@@ -80,9 +81,9 @@ def write_reports(chosen: Path, runs: Path) -> None:
             continue
         report_study(plan, store, file, file.parent)
         keep(store, plan.runs(), beside(file))
-        xray = xray_folder(store, plan.study) / "xray.json"
+        xray = xray_folder(store, plan.study) / XRAY
         if xray.is_file():
-            shutil.copyfile(xray, file.parent / "xray.json")
+            shutil.copyfile(xray, file.parent / XRAY)
         console.print(f"report of {plan.study}: {finished} runs")
 
 
@@ -94,17 +95,19 @@ def runs_of(folder: Path) -> int:
 
 def write_pages(chosen: Path, readme: Path | None) -> list[Path]:
     """Write the pages beside the list, and the section of README; returns the written files."""
+    from trl_ablate.study.report.findings_page import PICTURE, SCATTER
     from trl_ablate.study.report.findings_pictures import draw_answers
+    from trl_ablate.study.report.xray_outcomes import pairs_of_answers, scatter
 
     found, pages = pages_of(chosen, readme)
-    written = list(pages)
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")
-    picture = draw_answers(answered_arms(found))
-    if picture is not None:
-        written.append(chosen.parent / "findings.png")
-        written[-1].write_bytes(picture)
-    return written
+    pairs = pairs_of_answers(found)
+    drawn = {PICTURE: draw_answers(answered_arms(found)), SCATTER: pairs and scatter(pairs)}
+    pictures = {chosen.parent / name: picture for name, picture in drawn.items() if picture}
+    for path, picture in pictures.items():
+        path.write_bytes(picture)
+    return [*pages, *pictures]
 
 
 def pages_of(chosen: Path, readme: Path | None):
@@ -112,12 +115,14 @@ def pages_of(chosen: Path, readme: Path | None):
     from trl_ablate.study.findings import read_findings
     from trl_ablate.study.report import findings_page as page
     from trl_ablate.study.report.findings import find
+    from trl_ablate.study.report.xray_outcomes import pairs_of_answers
 
     folder = chosen.parent
     found = find(read_findings(chosen), folder)
-    has_picture = any(arm.numbers["low"] is not None for arm in answered_arms(found))
+    has_answers = any(arm.numbers["low"] is not None for arm in answered_arms(found))
+    pictures = [page.PICTURE] * has_answers + [page.SCATTER] * bool(pairs_of_answers(found))
 
-    pages = {folder / "FINDINGS.md": page.findings_page(found, has_picture)}
+    pages = {folder / "FINDINGS.md": page.findings_page(found, pictures)}
     table = folder / "README.md"
     if table.is_file():
         pages[table] = page.between_markers(

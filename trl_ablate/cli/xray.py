@@ -95,7 +95,7 @@ def _say(text: str) -> None:
 
 
 def show_outcomes(options: argparse.Namespace) -> int:
-    from trl_ablate.xray.outcomes import markdown, read_pairs, scatter
+    from trl_ablate.study.report.xray_outcomes import markdown, read_pairs, scatter
 
     output, pairs = options.output or Path("xray-outcomes"), read_pairs(options.outcomes)
     text = markdown(pairs)

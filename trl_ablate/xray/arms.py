@@ -48,6 +48,8 @@ class XrayArm:
 
     name: str
     resolved: Resolved
+    against: str | None = None
+    """The arm that its study compares it with, if that is not the study's first one."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -129,6 +131,7 @@ def _of_study(word: str, profile: str | None, settings: Mapping[str, Any]) -> li
                 profile or study.profile,
                 {**study.overrides, **arm.overrides, **settings, "arm": arm.name},
             ),
+            study.against.get(arm.name),
         )
         for arm in study.arms
     ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from trl_ablate.run.files import write_json
 from trl_ablate.run.untrusted import for_markdown, markdown_table
+from trl_ablate.study.report.xray import label_of
 from trl_ablate.xray.figures import ArmFigures, Directions
 from trl_ablate.xray.verdicts import NAMED, RULES, Verdict
 
@@ -42,17 +43,27 @@ class Xray:
     """What arms do to the gradient, on the same rollouts."""
 
     reference: str
-    arms: Sequence[str]
+    against: Mapping[str, str]
+    """Each arm, the reference first, and the arm that it is compared with."""
     points: Sequence[AtPoint]
     skipped: Mapping[str, str]
     """Arms out of reach of the comparison, and why."""
     batches: int
     seed: int
 
+    @property
+    def arms(self) -> list[str]:
+        return list(self.against)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {arm: label_of(arm, other, self.reference) for arm, other in self.against.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """The content of `xray.json`; NaN is null."""
         found = {
             "reference": self.reference,
+            "against": dict(self.against),
             "arms": {arm: [_entry(point, arm) for point in self.points] for arm in self.arms},
             "skipped": dict(self.skipped),
             "noise_floor": [
@@ -69,7 +80,7 @@ class Xray:
     def markdown(self) -> str:
         """Tables, verdicts and rules."""
         parts = [
-            f"# X-ray against {for_markdown(self.reference)}",
+            f"# X-ray on rollouts of {for_markdown(self.reference)}",
             f"The gradients that each arm takes on the same {self.batches} rollout batches, seed "
             f"{self.seed}. It separates the same, a different and an opposite update; it does not "
             "say which is better.",
@@ -94,7 +105,9 @@ class Xray:
                 numbers = f"norm × {_number(plain.norm_ratio, 3)}, cosine "
                 numbers += f"{_number(plain.cosine_batch, 4)} on the same batch, "
                 numbers += f"{_number(plain.cosine_mean, 4)} of the means"
-                lines.append(f"  {arm}: {verdict.words}; {numbers}; {verdict.sentence}")
+                lines.append(
+                    f"  {self.labels[arm]}: {verdict.words}; {numbers}; {verdict.sentence}"
+                )
                 occurring.add(verdict.words)
         names = set().union(*map(_words, occurring))
         rules = [f"  {name}: {rule}" for name, rule in RULES.items() if {*name.split(", ")} & names]
@@ -118,12 +131,12 @@ class Xray:
         return [
             f"Noise floor of a cosine of 1: {floor}.",
             *map(for_markdown, point.notes),
-            _directions_table(point, self.arms),
+            _directions_table(point, self.labels),
             "Who gets the gradient (shares of the pushes on tokens, in %; quarters from the "
             "shortest response, and from its first token):",
-            _shares_table(point, self.arms),
+            _shares_table(point, self.labels),
             "By module, cosine of the mean gradients (norm ratio):",
-            _modules_table(point, self.arms),
+            _modules_table(point, self.labels),
         ]
 
 
@@ -164,19 +177,19 @@ def _entry(point: AtPoint, arm: str) -> dict[str, Any]:
     }
 
 
-def _directions_table(point: AtPoint, arms: Sequence[str]) -> str:
+def _directions_table(point: AtPoint, labels: Mapping[str, str]) -> str:
     header = [
         "arm", "norm ×", "cosine, same batch", "lowest", "cosine of the means", "its own batches",
         "signal / noise", "after Adam: norm ×", "cosine of the means", "verdict",
     ]  # fmt: skip
-    return markdown_table(header, [_directions_row(point, arm) for arm in arms])
+    return markdown_table(header, [_directions_row(point, *one) for one in labels.items()])
 
 
-def _directions_row(point: AtPoint, arm: str) -> list[str]:
+def _directions_row(point: AtPoint, arm: str, label: str) -> list[str]:
     figures, verdict = point.figures[arm], point.verdicts[arm]
     plain, adam = figures.plain, figures.adam
     return [
-        for_markdown(arm),
+        for_markdown(label),
         _number(plain.norm_ratio, 3),
         _with_interval(plain.cosine_batch, plain.cosine_batch_interval),
         _number(plain.cosine_batch_min, 4),
@@ -200,27 +213,27 @@ def _steadiness(plain: Directions) -> str:
     return f"{text} (× {plain.steadiness:.2f}{within})"
 
 
-def _shares_table(point: AtPoint, arms: Sequence[str]) -> str:
+def _shares_table(point: AtPoint, labels: Mapping[str, str]) -> str:
     header = ["arm", "advantage +, −", "length", "passes, 0 up", "position", *LOST]
     rows = []
-    for arm in arms:
+    for arm, label in labels.items():
         figures = point.figures[arm]
         shares = [
             _percents(figures.shares[n]) for n in ("sign", "length", "difficulty", "position")
         ]
         lost = [f"{100 * figures.tokens[name]:.1f}" for name in LOST]
-        rows.append([for_markdown(arm), *shares, *lost])
+        rows.append([for_markdown(label), *shares, *lost])
     return markdown_table(header, rows)
 
 
-def _modules_table(point: AtPoint, arms: Sequence[str]) -> str:
+def _modules_table(point: AtPoint, labels: Mapping[str, str]) -> str:
     known = next(iter(point.figures.values())).modules
     names = sorted(known, key=lambda name: name.startswith("layer "))  # kinds first
     rows = []
-    for arm in arms:
+    for arm, label in labels.items():
         modules = [point.figures[arm].modules[name] for name in names]
         cells = [f"{_number(m['cosine'], 2)} ({_number(m['norm_ratio'], 2)})" for m in modules]
-        rows.append([for_markdown(arm), *cells])
+        rows.append([for_markdown(label), *cells])
     return markdown_table(["arm", *names], rows)
 
 

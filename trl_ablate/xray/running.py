@@ -27,7 +27,7 @@ from trl_ablate.xray.taking import ADAM_EPS, Point, Sources, stored_moments, tak
 from trl_ablate.xray.verdicts import Verdict, verdict_of
 
 Say = Callable[[str], object]
-REFERENCE = Verdict("reference", "all other arms are compared with this one", {})
+REFERENCE = Verdict("reference", "it draws the rollouts", {})
 
 
 def xray(
@@ -52,7 +52,9 @@ def xray(
         checkpoints: `checkpoint-N` folders of runs; none: the model that the reference starts from.
         batches: rollout batches at each checkpoint.
         drift: also take the gradients this many optimizer steps of the reference away.
-        reference: name of an arm; default: the first.
+        reference: the arm that all others are compared with; default: in a study, the arm that it
+            compares each with; otherwise the first arm. It draws the rollouts; by default, the
+            first arm does.
         profile: as for `train`; default: that of the study or the recipe.
         overrides: settings for every arm, as for `train`.
         output: folder to write to and to continue from; None: nothing is kept.
@@ -70,14 +72,15 @@ def xray(
     for name, why in skipped.items():
         say(f"{name}: out of reach of the comparison: it {why}")
     with _folder(output, first) as folder:
-        machine = _Machine(kept, first, folder, batches, seed, say)
+        against = references_of(kept, first, reference)
+        machine = _Machine(kept, first, against, folder, batches, seed, say)
         places = [Path(one) for one in checkpoints] or [None]
         results = [
             machine.at(place, steps, Path(rollouts) if rollouts else None)
             for place in places
             for steps in ((0, drift) if drift else (0,))
         ]
-        result = Xray(first.name, [arm.name for arm in kept], results, skipped, batches, seed)
+        result = Xray(first.name, against, results, skipped, batches, seed)
         if output is not None and machine.is_main:
             result.write(Path(output))
     return result
@@ -89,6 +92,9 @@ class _Machine:
 
     arms: Sequence[XrayArm]
     reference: XrayArm
+    """Draws the rollouts."""
+    against: Mapping[str, str]
+    """Each arm, and the arm that it is compared with."""
     folder: Path
     batches: int
     seed: int
@@ -172,18 +178,31 @@ class _Machine:
         return point
 
     def _judged(self, point: Point, taken: dict[str, TakenGradients], notes: list[str]) -> AtPoint:
-        first = taken[self.reference.name]
         steps = {arm.name: arm.resolved.config.optimizer_steps_per_rollout for arm in self.arms}
-        floor, adam = floor_of(first), is_adam(self.reference.resolved)
-        figures: dict[str, ArmFigures] = {n: figures_of(one, first) for n, one in taken.items()}
+        floors = {name: floor_of(one) for name, one in taken.items()}
+        adam = is_adam(self.reference.resolved)
+        figures: dict[str, ArmFigures] = {
+            name: figures_of(taken[name], taken[other]) for name, other in self.against.items()
+        }
         verdicts = {
             name: REFERENCE
-            if name == self.reference.name
-            else verdict_of(one, floor, adam=adam, steps=steps[name] / steps[self.reference.name])
-            for name, one in figures.items()
+            if name == other
+            else verdict_of(
+                figures[name], floors[other], adam=adam, steps=steps[name] / steps[other]
+            )
+            for name, other in self.against.items()
         }
         seconds = {name: float(one.seconds_B.mean()) for name, one in taken.items()}
+        floor = floors[self.reference.name]
         return AtPoint(point.name, point.drift, floor, figures, verdicts, seconds, steps, notes)
+
+
+def references_of(arms: Sequence[XrayArm], first: XrayArm, named: str | None) -> dict[str, str]:
+    """Each arm, and the arm that it is compared with: the named one, or that of its study, or the
+    first. The first is compared with itself, also where a study compares it with another."""
+    names = {arm.name for arm in arms}
+    own = {} if named else {arm.name: arm.against for arm in arms if arm.against in names}
+    return {arm.name: (arm is not first and own.get(arm.name)) or first.name for arm in arms}
 
 
 def _nothing(text: str) -> None:

@@ -10,9 +10,9 @@ from trl_ablate.xray.report import Xray
 def saved_runs(result: Xray, plan: Plan, store: RunStore) -> Iterator[str]:
     """A line for each arm whose runs can be saved, and the total.
 
-    The runs of an inert arm repeat those of the reference. An arm that only rescales is named, too,
-    but its runs are kept in the count: what it does without Adam, or to clipping by norm, is not
-    seen here.
+    The runs of an inert arm repeat those of the arm that it is compared with. An arm that only
+    rescales is named, too, but its runs are kept in the count: what it does without Adam, or to
+    clipping by norm, is not seen here.
     """
     left = {
         arm.name: sum(not store.state(run.id).done for run in arm.runs)
@@ -24,10 +24,10 @@ def saved_runs(result: Xray, plan: Plan, store: RunStore) -> Iterator[str]:
         words = {point.verdicts[name].words for point in result.points}
         if words == {"inert"}:
             saved += runs
-            yield f"{name}: its {runs} runs repeat those of {result.reference}; leave it out"
+            yield f"{name}: its {runs} runs repeat those of {result.against[name]}; leave it out"
         elif words <= {"inert", "only rescales"}:
             yield (
-                f"{name}: its {runs} runs differ from {result.reference} by a factor of the "
+                f"{name}: its {runs} runs differ from {result.against[name]} by a factor of the "
                 "gradient alone, which Adam undoes; expect no difference"
             )
     total = sum(not store.state(run).done for run in plan.runs())

@@ -71,7 +71,7 @@ def written(tmp_path):
     def written(rows: list[dict], reports: dict[str, dict], readme: str | None = None):
         studies = {name for row in rows for name in row.get("worlds", [row["study"]])}
         for name in studies:
-            (tmp_path / name).mkdir()
+            (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "study.yaml").write_text(STUDY)
         for name, found in reports.items():
             (tmp_path / name / "report.json").write_text(json.dumps(found))
@@ -253,11 +253,9 @@ def test_which_effects_keep_their_sign_in_other_worlds(written):
 def test_pass_at_k_and_what_only_rescales(written, tmp_path):
     rise = {"first": 0.2, "rise": 0.1, "low": 0.05, "high": 0.15}
     passes = {"grpo": {"k": 8, "one": rise, "many": rise, "verdict": "more able"}}
-    (tmp_path / "xray" / "chains").mkdir(parents=True)
-    xray = {"reference": "grpo", "arms": {"a": [{"verdict": "only rescales"}]}}
-    (tmp_path / "xray" / "chains" / "xray.json").write_text(json.dumps(xray))
-    rows = [asked("chains_a", arms={"a": "it"}), asked("two", part="passes")]
-    pages = written(rows, {"chains_a": report({"a": arm("equivalent")}),
+    write_xray(tmp_path / "one", {"a": [("only rescales", 0.99, 0)]})
+    rows = [asked(arms={"a": "it"}), asked("two", part="passes")]
+    pages = written(rows, {"one": report({"a": arm("equivalent")}),
                            "two": report({"a": arm("better")}, passes=passes)})  # fmt: skip
     page = pages["FINDINGS.md"]
     assert f"| grpo | {SHOWN} | {SHOWN} | 8 | more able |" in section(page, "Sharper or more able")
@@ -266,6 +264,36 @@ def test_pass_at_k_and_what_only_rescales(written, tmp_path):
     )
     assert "| only rescales |" in pages["README.md"]
     assert "| only rescales | 0 | 1 | 0 |" in section(page, "X-ray and outcomes")
+
+
+def test_an_x_ray_at_two_points_and_its_scatter(written, tmp_path):
+    at_drift = [("inert", 1.0, 0), ("reweights length, noisier", 0.8, 8)]
+    write_xray(tmp_path / "one", {"a": at_drift, "b": [("other direction", 0.1, 0)]}, {"b": "x"})
+    found = {"one": report({"a": arm("worse", -0.3), "b": arm("better")})}
+    pages = written([asked(arms={"a": "it", "b": "that"})], found)
+    assert "| inert; base + 8 steps: reweights length, noisier |" in pages["README.md"]
+    text = section(pages["FINDINGS.md"], "X-ray and outcomes")
+    assert "| reweights | 1 | 0 | 0 |" in text
+    assert "other direction" not in text  # the X-ray compares b with x, the runs with grpo
+    assert "over 1 arm: too few" in text
+    assert "![distance in the X-ray against that in the outcome](xray.png)" in text
+    assert main([str(tmp_path / "findings.yaml")]) == 0
+    assert (tmp_path / "xray.png").read_bytes().startswith(b"\x89PNG")
+
+
+def write_xray(study, arms, against=None):
+    """An X-ray of arms: verdict, cosine and drift at each point."""
+    study.mkdir(exist_ok=True)
+    points = {
+        name: [
+            {"checkpoint": "base", "drift": drift, "verdict": verdict, "cosine_mean": cosine,
+             "optimizer_steps": 1}
+            for verdict, cosine, drift in each
+        ]
+        for name, each in {"grpo": [("reference", 1.0, 0)], **arms}.items()
+    }  # fmt: skip
+    found = {"arms": points, "against": dict.fromkeys(arms, "grpo") | (against or {})}
+    (study / "xray.json").write_text(json.dumps(found))
 
 
 def test_a_study_without_runs_is_not_run_yet(written):

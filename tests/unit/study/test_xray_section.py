@@ -24,7 +24,7 @@ def a_study(tmp_path, against=None):
     return plan, store, analyse(planned_runs(plan, store), METRIC, "final", against)
 
 
-def write_xray(store, plan):
+def write_xray(store, plan, against=None):
     arms = {
         "grpo": [entry("reference", 1.0)],
         "std_dev_off": [entry("only rescales", 0.997)],
@@ -33,7 +33,8 @@ def write_xray(store, plan):
     folder = xray_folder(store, plan.study)
     folder.mkdir(parents=True)
     skipped = {"group_size_16": "generates differently: num_generations is 16, not 8"}
-    write_json(folder / "xray.json", {"reference": "grpo", "arms": arms, "skipped": skipped})
+    write_json(folder / "xray.json", {"reference": "grpo", "against": against or {}, "arms": arms,
+                                      "skipped": skipped})  # fmt: skip
 
 
 def test_it_sets_the_xray_beside_the_runs(tmp_path):
@@ -57,6 +58,10 @@ def test_another_reference_in_the_study_is_not_tested(tmp_path):
     plan, store, analysis = a_study(tmp_path, {"no_baseline": "std_dev_off"})
     write_xray(store, plan)
     assert xray_section(store, plan.study, analysis).blocks[0].rows[1][5].endswith("(not tested)")
+    write_xray(store, plan, {"no_baseline": "std_dev_off"})
+    row = xray_section(store, plan.study, analysis).blocks[0].rows[1]
+    assert row[0] == "no_baseline (against std_dev_off)"
+    assert row[5].startswith("worse: 0.")
 
 
 def test_the_report_has_the_section(tmp_path):

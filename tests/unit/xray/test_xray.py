@@ -128,3 +128,27 @@ def _without_times(result):
         for one in entries:
             del one["seconds_per_batch"]
     return found
+
+
+@pytest.mark.slow
+def test_a_study_compares_each_arm_with_its_own_reference(tiny_model, rollouts, tmp_path):
+    settings = small_xray(tiny_model)
+    arms = ["grpo.yaml", "std_dev_off.yaml", "no_baseline.yaml", "length_norm_constant.yaml"]
+    study = {
+        "question": "q", "arms": arms, "seeds": [0], "profile": settings.pop("profile"),
+        "overrides": settings, "against": {"no_baseline": "std_dev_off"},
+    }  # fmt: skip
+    file = tmp_path / "study.yaml"
+    file.write_text(json.dumps(study))
+    own = xray(file, (), BATCHES, rollouts=rollouts)
+    assert own.against == {
+        "grpo": "grpo", "std_dev_off": "grpo", "no_baseline": "std_dev_off",
+        "length_norm_constant": "grpo",
+    }  # fmt: skip
+    assert own.labels["no_baseline"] == "no_baseline (against std_dev_off)"
+    one = xray(file, (), BATCHES, reference="std_dev_off", rollouts=rollouts)
+    assert set(one.against.values()) == {"std_dev_off"}
+    same = [entry(result, "no_baseline")["cosine_mean"] for result in (own, one)]
+    assert same[0] == pytest.approx(same[1], abs=1e-6)
+    away = entry(xray(file, (), BATCHES, reference="grpo", rollouts=rollouts), "no_baseline")
+    assert away["cosine_mean"] != pytest.approx(same[0], abs=1e-3)

@@ -3,7 +3,9 @@
 A verdict is never written by hand: every sentence is chosen by the verdict in the JSON.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from trl_ablate.study.decision import BETTER, EQUIVALENT, NOT_DECIDED, WORSE
 from trl_ablate.study.findings import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, within
 from trl_ablate.study.report.verdicts import MOSTLY
+from trl_ablate.study.report.xray import place_of
 
 Json = Mapping[str, Any]
 
@@ -21,9 +24,22 @@ MATTERS, DOES_NOT = (BETTER, WORSE, COLLAPSE), (EQUIVALENT, NOT_DECIDED)
 AGREES, DOES_NOT_AGREE, CANNOT_SAY = "agrees", "does not", "cannot say"
 AT_1_5B = {"better": BETTER, "worse": WORSE, "collapse": WORSE, "equal": EQUIVALENT}
 ONLY_RESCALES = "only rescales"
-SHARED_XRAY = Path("xray") / "chains" / "xray.json"
-"""The X-ray of the arms of chains; a study can have its own beside its `study.yaml`."""
-ON_CHAINS = "chains"
+XRAY = "xray.json"
+"""Beside the `study.yaml`, if there is an X-ray of the study."""
+
+
+@dataclass(frozen=True)
+class XrayFound:
+    """What the X-ray says of an arm, against the arm that its runs are compared with."""
+
+    verdict: str
+    """At the first point; with the others, where they say something else."""
+    kind: str
+    """Where the two are farthest apart, without its details: `reweights`."""
+    distance: float | None
+    """1 - cosine of the mean gradients, averaged over the points."""
+    same_steps: bool
+    """Whether both take as many optimizer steps per rollout batch."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +54,7 @@ class ArmFound:
     numbers: Json
     """Its entry among the arms of `report.json`."""
     details: Json
-    xray: str
-    """The verdict of the X-ray; empty without one."""
+    xray: XrayFound | None
     is_mixed: bool
 
     @property
@@ -202,6 +217,17 @@ def find(rows: Sequence[Question], folder: Path) -> list[Found]:
     return [_with_worlds(row, folder) if row.worlds else _found(row, folder) for row in rows]
 
 
+def with_xray(found: Sequence[Found]) -> Iterator[tuple[str, ArmFound, XrayFound]]:
+    """The arms that an X-ray compares with the same arm as the runs, each pair once; and study."""
+    pairs = {}
+    for row in found:
+        for arm in row.arms:
+            if arm.xray:
+                found_before = (row.asked.study, arm, arm.xray)
+                pairs.setdefault((arm.arm, arm.details["against"]), found_before)
+    yield from pairs.values()
+
+
 def _with_worlds(asked: Question, folder: Path) -> Found:
     each = [
         _found(Question(f"{asked.question} {world}", asked.part, study), folder)
@@ -242,13 +268,13 @@ def _found(asked: Question, folder: Path) -> Found:
     names = asked.arms or {name: name for name in report["arms"]}
     known = [name for name in names if name in report["arms"]]
     seen = [name for name in known if report["arms"][name]["pairs"]]
-    xrays = _xrays(asked.study, folder)
+    xray = _xray_of(file.parent)
     words = {**names, **asked.names}
-    arms = [_arm(name, words, report, xrays) for name in seen]
+    arms = [_arm(name, words, report, xray) for name in seen]
     return Found(asked, report, arms, missing=[names[name] for name in known if name not in seen])
 
 
-def _arm(name: str, words: Mapping[str, str], report: Json, xrays: Json) -> ArmFound:
+def _arm(name: str, words: Mapping[str, str], report: Json, xray: Json) -> ArmFound:
     numbers, details = report["arms"][name], report["details"]
     against = details["arms"][name]["against"]
     k, n = numbers["collapsed"]
@@ -259,22 +285,30 @@ def _arm(name: str, words: Mapping[str, str], report: Json, xrays: Json) -> ArmF
         kind=COLLAPSE if n and k > MOSTLY * n else numbers["verdict"],
         numbers=numbers,
         details=details["arms"][name],
-        xray=_xray(name, against, xrays),
+        xray=_xray(name, against, xray),
         is_mixed=bool({name, against} & set(details["mixed"])),
     )
 
 
-def _xrays(study: str, folder: Path) -> Json:
-    own = folder / study / "xray.json"
-    if own.is_file():
-        return read_object(own)
-    shared = folder / SHARED_XRAY
-    return read_object(shared) if study.startswith(ON_CHAINS) and shared.is_file() else {}
+def _xray_of(study: Path) -> Json:
+    """The content of a study's X-ray; empty without one."""
+    file = study / XRAY
+    return read_object(file) if file.is_file() else {}
 
 
-def _xray(arm: str, against: str, xrays: Json) -> str:
-    points = xrays.get("arms", {}).get(arm, [])
-    reference = xrays.get("reference")
-    if not points or arm == reference:
-        return ""
-    return str(points[0]["verdict"]) + f" (against {reference})" * (reference != against)
+def _xray(arm: str, against: str, xray: Json) -> XrayFound | None:
+    """None if the X-ray does not compare the two."""
+    arms = xray.get("arms", {})
+    if not {arm, against} <= arms.keys() or xray["against"][arm] != against:
+        return None
+    points = arms[arm]
+    known = [point for point in points if point["cosine_mean"] is not None]
+    first = points[0]["verdict"]
+    later = [f"{place_of(p)}: {p['verdict']}" for p in points if p["verdict"] != first]
+    farthest = min(known, key=lambda point: point["cosine_mean"], default=points[0])
+    return XrayFound(
+        verdict="; ".join([first, *later]),
+        kind=re.split(r",| (?:sign|length|difficulty)", farthest["verdict"])[0],
+        distance=1 - statistics.fmean(point["cosine_mean"] for point in known) if known else None,
+        same_steps=points[0]["optimizer_steps"] == arms[against][0]["optimizer_steps"],
+    )

@@ -4,7 +4,7 @@ A page is a list of rows and a template. Studies without runs appear as not run 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown, markdown_table
@@ -19,15 +19,17 @@ from trl_ablate.study.report.findings import (
     ArmFound,
     EffectFound,
     Found,
+    with_xray,
 )
 from trl_ablate.study.report.numbers import NOTHING, within
+from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
 
 _INTERVAL = re.compile(r"\\\[([+−]\d+\.\d+, [+−]\d+\.\d+)\\\]")
 BEGIN, END = "<!-- findings: begin -->", "<!-- findings: end -->"
 NOT_RUN = "not run yet"
 README_ROWS = 4
 README_HEADING = "## Answers so far\n"
-PICTURE = "findings.png"
+PICTURE, SCATTER = "findings.png", "xray.png"
 IN_WORDS = ("question", "control")
 """Parts whose answers are sentences about arms."""
 
@@ -59,14 +61,14 @@ README_TABLE = (
 )
 
 
-def findings_page(found: Sequence[Found], has_picture: bool) -> str:
-    """FINDINGS.md."""
+def findings_page(found: Sequence[Found], pictures: Collection[str]) -> str:
+    """FINDINGS.md, with those of the pictures that are drawn."""
     sections = (
         ("What matters", _bullets(_by_kind(found, MATTERS))),
         ("What does not", _bullets(_by_kind(found, [EQUIVALENT]))),
         ("Bounded, but not decided", _bullets(_by_kind(found, [NOT_DECIDED]))),
         ("What only rescales", _bullets(_rescaling(found))),
-        ("X-ray and outcomes", _xray_counts(found)),
+        ("X-ray and outcomes", _xrays(found, SCATTER in pictures)),
         ("What depends on what", _bullets(_interactions(found))),
         ("Papers", _papers(found)),
         ("Sharper or more able", _passes(found)),
@@ -76,7 +78,7 @@ def findings_page(found: Sequence[Found], has_picture: bool) -> str:
         ("Not run yet", _bullets(_not_run(found))),
         ("How this page was made", HOW),
     )  # fmt: skip
-    picture = f"![differences of all answers, with intervals]({PICTURE})" if has_picture else ""
+    picture = f"![differences of all answers, with intervals]({PICTURE})" * (PICTURE in pictures)
     parts = ["# Findings", LIMITS, INTERVALS, picture]
     for title, text in sections:
         parts += [f"## {title}", text] if text else []
@@ -109,7 +111,7 @@ def _leaderboard_row(row: Found) -> list[str]:
         cells = [_counted(row.arms), f"{best.words} {best.difference}"]
     dagger = " †" * bool(row.report and row.report["details"]["mixed"])
     cells[1] += dagger * ("†" not in cells[1])
-    xray = _listed(dict.fromkeys(arm.xray for arm in row.arms[:1] if arm.xray)) or NOTHING
+    xray = row.headline.xray.verdict if row.headline and row.headline.xray else NOTHING
     agreement = row.agreement if asked.at_1_5b else ""
     texts = map(_text, [*cells, row.seeds, xray, _seen(row), agreement])
     return [f"[{question}]({asked.study}/REPORT.md)", *texts]
@@ -183,22 +185,22 @@ def _beside(row: Found) -> str:
 def _rescaling(found: Sequence[Found]) -> Iterator[str]:
     seen = set()
     for arm in (arm for row in found if row.asked.part in IN_WORDS for arm in row.arms):
-        if arm.xray.startswith(ONLY_RESCALES) and arm.arm not in seen:
+        if arm.xray and arm.xray.kind == ONLY_RESCALES and arm.arm not in seen:
             seen.add(arm.arm)
-            yield f"The X-ray finds that {arm.words} {arm.xray} the gradient. {arm.sentence}"
+            yield f"The X-ray finds that {arm.words} {ONLY_RESCALES} the gradient. {arm.sentence}"
 
 
-def _xray_counts(found: Sequence[Found]) -> str:
-    """How often the runs found a difference, for each verdict of the X-ray."""
-    arms = {(arm.arm, arm.against): arm for row in found for arm in row.arms if arm.xray}
-    rows = []
-    for verdict in dict.fromkeys(arm.xray for arm in arms.values()):
-        of = [arm for arm in arms.values() if arm.xray == verdict]
-        different = sum(arm.kind in MATTERS for arm in of)
-        same = sum(arm.does_not_differ for arm in of)
-        rows.append([verdict, str(different), str(same), str(len(of) - different - same)])
+def _xrays(found: Sequence[Found], has_picture: bool) -> str:
+    """How often the runs found a difference, for each verdict of the X-ray, and the scatter."""
+    rows: dict[str, list[int]] = {}
+    for _, arm, xray in with_xray(found):
+        place = 0 if arm.kind in MATTERS else 1 if arm.does_not_differ else 2
+        rows.setdefault(xray.kind, [0, 0, 0])[place] += 1
     header = ["the X-ray says", "runs differ", "runs do not", "open"]
-    return _safe_table(header, rows)
+    table = _safe_table(header, [[kind, *map(str, counts)] for kind, counts in rows.items()])
+    picture = f"![distance in the X-ray against that in the outcome]({SCATTER})" * has_picture
+    words = _text(sentence(pairs_of_answers(found))) if table else ""
+    return "\n\n".join(part for part in (table, words, picture) if part)
 
 
 def _interactions(found: Sequence[Found]) -> Iterator[str]:

@@ -15,9 +15,9 @@ from trl_ablate.study.store import RunStore
 TITLE = "What the X-ray says, what the runs said"
 NOTE = (
     "The X-ray compares the gradients that arms take on the same rollouts, before any run: the "
-    "cosine of the mean gradients with that of {reference}, and the ratio of their norms. It tells "
-    "the same, a different and an opposite update apart; it does not say which is better, and it "
-    "sees no drift over many steps."
+    "cosine of the mean gradients with that of {reference}, or of the arm named, and the ratio of "
+    "their norms. It tells the same, a different and an opposite update apart; it does not say "
+    "which is better, and it sees no drift over many steps."
 )
 
 
@@ -34,15 +34,16 @@ def xray_section(store: RunStore, study: str, analysis: Analysis) -> Section | N
     found = read_object(file)
     reference = str(found.get("reference"))
     header = ["arm", "at", "verdict of the X-ray", "cosine", "norm ×", "runs"]
+    against: Mapping[str, str] = found.get("against", {})
     entries: Mapping[str, Sequence[Mapping[str, Any]]] = found.get("arms", {})
     rows = [
         [
-            arm,
-            _place(one),
+            label_of(arm, against.get(arm, reference), reference),
+            place_of(one),
             str(one.get("verdict")),
             number(one.get("cosine_mean")),
             number(one.get("norm_ratio")),
-            _of_the_runs(arm, reference, analysis),
+            _of_the_runs(arm, against.get(arm, reference), analysis),
         ]
         for arm, at_points in entries.items()
         for one in at_points
@@ -54,7 +55,12 @@ def xray_section(store: RunStore, study: str, analysis: Analysis) -> Section | N
     return Section(TITLE, [Grid(header, rows, note, numbers_from=3)] if rows else [])
 
 
-def _place(entry: Mapping[str, Any]) -> str:
+def label_of(arm: str, against: str, reference: str) -> str:
+    """The name of an arm, with what it is compared with if that is not the reference."""
+    return arm + f" (against {against})" * (against != reference)
+
+
+def place_of(entry: Mapping[str, Any]) -> str:
     drift = entry.get("drift")
     return f"{entry.get('checkpoint')}{f' + {drift} steps' if drift else ''}"
 

@@ -24,6 +24,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.files import read_object
 from trl_ablate.run.picture import INK, PALETTE, STYLE, png_of
 from trl_ablate.run.untrusted import for_markdown, for_picture, markdown_table
+from trl_ablate.study.report.findings import Found, with_xray
 
 DRAWS = 2_000
 LEAST = 4
@@ -99,6 +100,25 @@ def pairs_of(xray_json: Path, runs_csv: Path, reference: str | None = None) -> l
     return pairs
 
 
+def pairs_of_answers(found: Sequence[Found]) -> list[Pair]:
+    """The arms of findings that their studies' X-rays compare with the same arm as the runs do."""
+    return [
+        Pair(
+            study=study,
+            arm=arm.arm,
+            verdict=xray.verdict,
+            distance=xray.distance,
+            outcome=abs(arm.numbers["difference"]),
+            difference=arm.numbers["difference"],
+            collapsed=arm.numbers["collapsed"][0],
+            runs=arm.numbers["pairs"],
+            on_policy=xray.same_steps,
+        )
+        for study, arm, xray in with_xray(found)
+        if xray.distance is not None and arm.numbers["difference"] is not None
+    ]
+
+
 def correlation(pairs: Sequence[Pair], seed: int = 0) -> Correlation | None:
     """The rank correlation over arms; None with fewer than `LEAST`."""
     if len(pairs) < LEAST:
@@ -136,7 +156,7 @@ def sentence(pairs: Sequence[Pair]) -> str:
 def _text(pairs: Sequence[Pair]) -> str:
     found = correlation(pairs)
     if found is None:
-        return f"{len(pairs)} arms: too few"
+        return f"{len(pairs)} arm{'s' * (len(pairs) != 1)}: too few"
     return f"{found.arms} arms: {found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from trl_ablate.cli.main import main
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.xray.outcomes import correlation, markdown, pairs_of
+from trl_ablate.study.report.xray_outcomes import correlation, markdown, pairs_of
 
 COSINES = {"grpo": 1.0, "same": 0.99, "turned": 0.7, "across": 0.1, "against": -0.3, "not_run": 0.5}
 FINALS = {"grpo": (0.8, 0.9), "same": (0.84, 0.88), "turned": (0.9, 0.94), "across": (0.7, 0.72),
