@@ -31,7 +31,7 @@ def write_xray(store, plan, against=None):
         "no_baseline": [entry("other direction, against", -0.27, drift=8)],
     }
     folder = xray_folder(store, plan.study)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     skipped = {"group_size_16": "generates differently: num_generations is 16, not 8"}
     write_json(folder / "xray.json", {"reference": "grpo", "against": against or {}, "arms": arms,
                                       "skipped": skipped})  # fmt: skip
