@@ -11,8 +11,9 @@ from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 
 DESCRIPTION = """\
-Draw why a setting acts in a world of the miniature: the share of each style of answers, its pass
-rate against its length, and the weight of short and long answers in the loss, run beside run."""
+Draw why a setting acts: the share of each style of answers, its mean reward against its length,
+and the weight of short and long answers in the loss, run beside run. Worlds of the miniature log
+styles; elsewhere all answers are one."""
 
 EXAMPLES = (
     "trl-ablate mechanism runs/grpo-seed0 runs/no_baseline-seed0 --out mechanism.png",

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from trl_ablate.cli import mechanism
-from trl_ablate.study.report.mechanism import draw_mechanism, styles_of, trajectory
+from trl_ablate.study.report.mechanism import draw_mechanism, styles_of, trajectory, with_styles
 
 
 def row(step: int, short: float, **more: float) -> dict[str, float]:
@@ -58,7 +58,14 @@ def test_the_same_rows_give_the_same_picture_and_other_rows_another():
     assert Image.open(io.BytesIO(first)).size == (700, 760)
 
 
-def test_the_command_takes_titles_and_refuses_runs_without_styles(tmp_path, capsys):
+def test_without_styles_all_answers_are_one():
+    rows = [{"grpo_step": 1.0, "completions/mean_length": 20.0, "reward": 2.5}, {"eval_reward": 1}]
+    assert trajectory(with_styles(rows), "all answers") == [(20.0, 2.5)]
+    assert with_styles(ROWS) is ROWS
+    assert draw_mechanism({"one": rows}).startswith(b"\x89PNG")
+
+
+def test_the_command_takes_titles_and_refuses_runs_without_answers(tmp_path, capsys):
     for name, rows in (("good", ROWS), ("bare", [{"step": 1, "grpo_step": 1.0, "reward": 0.5}])):
         (tmp_path / name).mkdir()
         text = "".join(json.dumps(one) + "\n" for one in rows)
@@ -68,5 +75,5 @@ def test_the_command_takes_titles_and_refuses_runs_without_styles(tmp_path, caps
     assert mechanism.main(words) == 0
     assert Image.open(out).size == (700, 760)
     assert mechanism.main([str(tmp_path / "bare"), "--out", str(out)]) == 2
-    assert "run bare logged no style of answers; give runs on a world" in capsys.readouterr().err
+    assert "run bare logged no rewards of answers; give runs that" in capsys.readouterr().err
     assert mechanism.main([str(tmp_path / "none")]) == 2

@@ -1,8 +1,9 @@
 """Why a setting acts: the styles of a world's answers over a training, drawn run beside run.
 
-Three panels a run, from its logged metrics: the share of each style; its pass rate against its
-length, from the first steps to the last, with a line of equal pass rate per token; and the share of
-the loss's weight that the shortest to the longest quarter of the answers get. No torch.
+Three panels a run, from its logged metrics: the share of each style; its mean reward against its
+length, from the first steps to the last, with a line of equal reward per token; and the share of
+the loss's weight that the shortest to the longest quarter of the answers get. Where no styles are
+logged, all answers are one. No torch.
 """
 
 import re
@@ -15,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.metrics import LENGTH, REWARD
 from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, png_of, points
 from trl_ablate.run.untrusted import for_picture
 
@@ -22,7 +24,8 @@ SHARE = re.compile(r"style/(?P<style>[^/]+?)(?<!_length)(?<!_reward)")
 QUARTERS = ("#9ecae1", "#6baed6", "#3182bd", "#08519c")
 """Light for the shortest answers, dark for the longest."""
 NAMES_OF_QUARTERS = ("shortest", "second", "third", "longest")
-NAMES_OF_ROWS = ("share of answers", "pass rate", "share of the loss's weight")
+NAMES_OF_ROWS = ("share of answers", "mean reward", "share of the loss's weight")
+ALL = "all answers"
 WINDOW = 6
 """A point of a trajectory is the mean over so many steps."""
 SMOOTH = 5
@@ -42,18 +45,29 @@ def styles_of(rows: Rows) -> list[str]:
     return sorted(names, key=lambda name: (statistics.fmean(lengths[name] or [0.0]), name))
 
 
+def with_styles(rows: Rows) -> Rows:
+    """The rows; of a run without styles, with all answers as one."""
+    if styles_of(rows):
+        return rows
+    return [
+        {**row, f"style/{ALL}": 1.0, f"style/{ALL}_length": row[LENGTH],
+         f"style/{ALL}_reward": row[REWARD]}
+        for row in rows if LENGTH in row and REWARD in row
+    ]  # fmt: skip
+
+
 def draw_mechanism(runs: Mapping[str, Rows]) -> bytes:
     """A column of three panels for each run; the columns share their axes.
 
     Args:
         runs: title of a run -> its logged rows.
     """
+    runs = {title: with_styles(rows) for title, rows in runs.items()}
     styles = list(dict.fromkeys(style for rows in runs.values() for style in styles_of(rows)))
     without = [title for title, rows in runs.items() if not styles_of(rows)]
     if without:
         raise ConfigurationError(
-            f"run {', '.join(without)} logged no style of answers; give runs on a world "
-            "that has styles, such as miniature/chains"
+            f"run {', '.join(without)} logged no rewards of answers; give runs that were trained"
         )
     with matplotlib.rc_context(STYLE):
         figure = Figure((WIDTH * len(runs) + 0.4, HEIGHT), dpi=DPI, layout="constrained")
@@ -78,20 +92,21 @@ def _shares(axes: Axes, rows: Rows, styles: Sequence[str]) -> None:
 
 
 def _trajectories(axes: Axes, rows: Rows, styles: Sequence[str]) -> None:
-    """Small dots are early, the large one is last. Dashed: the same pass rate per token as that of
-    the style which had the highest at the beginning."""
-    rates = [0.0]
+    """Small dots are early, the large one is last. Dashed: the same reward per token as that of the
+    style which had the highest at the beginning."""
+    rates, top = [0.0], 1.0
     for style, colour in zip(styles, PALETTE, strict=False):
         path = trajectory(rows, style)
         if path:
             rates.append(path[0][1] / max(path[0][0], 1.0))
             lengths, rewards = zip(*path, strict=True)
+            top = max(top, *rewards)
             axes.plot(lengths, rewards, color=colour, linewidth=0.8, alpha=0.6)
             sizes = [10 + 60 * (place + 1) / len(path) for place in range(len(path))]
             axes.scatter(lengths, rewards, s=sizes, color=colour, label=style, linewidth=0)
     axes.axline((0, 0), slope=max(rates), color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set_xlabel("length (tokens); larger dots are later")
-    axes.set_ylim(0, 1)
+    axes.set_ylim(0, top if top == 1 else 1.05 * top)
     axes.set_xlim(0, max([*axes.get_xlim(), LEAST_TOKENS]))
 
 
