@@ -72,7 +72,10 @@ def test_the_findings_come_out_of_their_runs(tmp_path):
     assert reports == {name: (tmp_path / name / "report.json").read_bytes() for name in STUDIES}
 
 
-KEPT = [file for file in sorted(SHIPPED.glob("studies/*/study.yaml")) if beside(file).is_file()]
+KEPT = [
+    file for file in sorted(SHIPPED.glob("studies/*/study.yaml"))
+    if beside(file).is_file() and (file.parent / "report.json").is_file()
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -84,6 +87,14 @@ def test_committed_numbers_come_out_of_committed_runs(file, tmp_path):
     assert len(restored) >= committed["details"]["runs"] > 0  # more: trials of tuned arms
     report_study(plan, store, file, tmp_path)
     assert_same(read_object(tmp_path / "report.json"), committed)
+
+
+@pytest.mark.slow
+def test_the_committed_leverage_comes_out_of_its_committed_runs(tmp_path):
+    file, runs, page = SHIPPED / "studies" / "leverage", tmp_path / "runs", tmp_path / "PAGE.md"
+    for words in (("study", "restore", file), ("leverage", "leverage", "--out", page)):
+        assert warm(*words, "--runs", runs).wait().code == 0
+    assert page.read_text(encoding="utf-8") == (file / "LEVERAGE.md").read_text(encoding="utf-8")
 
 
 def assert_same(one: Any, other: Any) -> None:

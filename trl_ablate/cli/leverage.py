@@ -38,6 +38,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", metavar="FILE", type=Path, default=Path("LEVERAGE.md"), help="page to write"
     )
+    parser.add_argument(
+        "--keep_runs", action="store_true",
+        help="keep the finished runs beside the study, as `findings --runs` does",
+    )  # fmt: skip
     options, unknown = parser.parse_known_args(argv)
     parser.refuse(unknown)
     return options
@@ -45,6 +49,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     from trl_ablate.cli.study import known
+    from trl_ablate.recipe.places import study_path
+    from trl_ablate.study.kept_runs import beside, keep
     from trl_ablate.study.report.curves import planned_runs
     from trl_ablate.study.report.leverage import leverage_page
     from trl_ablate.study.report.markdown import write_markdown
@@ -53,5 +59,7 @@ def run(options: argparse.Namespace) -> int:
     command = f"trl-ablate study run {options.study}; trl-ablate leverage {options.study}"
     page = leverage_page(plan, planned_runs(plan, store), command)
     options.out.write_text(write_markdown(page), encoding="utf-8")
+    if options.keep_runs:
+        keep(store, plan.runs(), beside(study_path(options.study)))
     console.print(str(options.out))
     return DONE

@@ -119,21 +119,26 @@ def scores_again(arm: XrayArm, reference: XrayArm) -> bool:
 
 
 def _of_study(word: str, profile: str | None, settings: Mapping[str, Any]) -> list[XrayArm]:
-    """The arms of a study; empty if the word is no study."""
+    """The arms of a study; empty if the word is no study. Of arms that it tunes, the candidate with
+    the middle value stands for all of them."""
     if not (_is_study_file(word) or word in shipped_studies()):
         return []
     study = load_study(study_path(word))
+    names = {arm.name: arm.name for arm in study.arms}
+    if study.tuning is not None:
+        names = {each[len(each) // 2]: arm for arm, each in study.tuning.arms.items()}
     return [
         XrayArm(
-            arm.name,
+            names[arm.name],
             load_recipe(
                 arm.recipe,
                 profile or study.profile,
                 {**study.overrides, **arm.overrides, **settings, "arm": arm.name},
             ),
-            study.against.get(arm.name),
+            study.against.get(names[arm.name]),
         )
         for arm in study.arms
+        if arm.name in names
     ]
 
 

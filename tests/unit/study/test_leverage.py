@@ -7,6 +7,7 @@ import pytest
 from tests.support.synthetic_study import make_plan, write_run
 from trl_ablate import ConfigurationError
 from trl_ablate.cli import leverage
+from trl_ablate.study.kept_runs import beside, kept
 from trl_ablate.study.report.curves import Run, Series
 from trl_ablate.study.report.leverage import LENGTH, effects, leverage_page
 from trl_ablate.study.report.markdown import write_markdown
@@ -130,5 +131,6 @@ def test_the_command_writes_the_page_of_a_study_that_has_begun(tmp_path, monkeyp
             if not store.directory(planned.id).path.exists():
                 write_run(store, planned, arm.declared, iter(rows))
     words = [str(file), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "PAGE.md")]
-    assert leverage.main(words) == 0
+    assert leverage.main([*words, "--keep_runs"]) == 0
+    assert kept(beside(file)).keys() == set(PLAN.runs())
     assert "| none | grpo | −0.500" in (tmp_path / "PAGE.md").read_text()
