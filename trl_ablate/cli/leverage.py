@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, exit_code_of
 from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.study_plans import known
 from trl_ablate.cli.terminal import console
 
 DESCRIPTION = """\
@@ -48,7 +49,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trl_ablate.cli.study import known
     from trl_ablate.recipe.places import study_path
     from trl_ablate.study.kept_runs import beside, keep
     from trl_ablate.study.report.curves import planned_runs

@@ -3,15 +3,14 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, exit_code_of
 from trl_ablate.cli.engines import add_engine
-from trl_ablate.cli.imports import to_keep
 from trl_ablate.cli.parsing import Parser
 from trl_ablate.cli.study_all import check_one, plan_all, restore, run_all
+from trl_ablate.cli.study_plans import known, resolve
 from trl_ablate.cli.study_runs import bring_to_an_end, check_until, next_look, run_until_decided
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
@@ -299,34 +298,3 @@ def only_of(options: argparse.Namespace, planned) -> list[str] | None:
         meant = nearest(options.only, runs)
         raise ConfigurationError(f"--only {options.only}: the study has no such run{meant}")
     return [options.only]
-
-
-def resolve(options: argparse.Namespace):
-    """Make the plan of a study from its recipes, and save it for the commands that only read."""
-    study, store = opened(options)  # a wrong name is refused before torch is imported
-    with to_keep():
-        from trl_ablate.study.plan import save_plan
-        from trl_ablate.study.resolution import resolve_plan
-
-    planned = resolve_plan(study)
-    save_plan(planned, study, store.plans)
-    return planned, store
-
-
-def known(options: argparse.Namespace):
-    """The saved plan if it is up to date, which needs no torch; otherwise a new one."""
-    from trl_ablate.study.plan import saved_plan
-
-    study, store = opened(options)
-    planned = saved_plan(study, store.plans)
-    if planned and options.profile in (None, planned.profile):
-        return planned, store
-    return resolve(options)
-
-
-def opened(options: argparse.Namespace):
-    from trl_ablate.study.definition import load_study
-    from trl_ablate.study.store import RunStore
-
-    study = load_study(study_path(options.study))
-    return replace(study, profile=options.profile or study.profile), RunStore(options.runs)

@@ -5,6 +5,7 @@ import argparse
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, FAILED
+from trl_ablate.cli.study_plans import known
 from trl_ablate.cli.study_runs import UNFINISHED, end_of, executed, hours_left
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
@@ -101,8 +102,6 @@ def files_of(chosen: Path) -> list[Path]:
 
 def plan_of(study: Path, runs: Path):
     """The plan of a study, saved or new, and the store of the runs."""
-    from trl_ablate.cli.study import known
-
     return known(argparse.Namespace(study=str(study), runs=runs, profile=None))
 
 
