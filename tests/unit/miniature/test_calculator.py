@@ -79,14 +79,17 @@ def test_only_the_last_turn_counts_and_styles_are_logged():
     marks = right(
         [[*turns, {"content": good}], [*turns, {"content": bad}], [{"content": good}]],
         ["132", "132", "131"],
+        completion_ids=[[1] * 20, [1] * 30, [1] * 5],
         log_metric=lambda name, value: logged.update({name: value}),
     )
     assert marks == [1.0, 0.0, 0.0]
     assert logged == {
         "style/direct": 1 / 3,
         "style/direct_reward": 0.0,
+        "style/direct_length": 5,
         "style/called": 2 / 3,
         "style/called_reward": 0.5,
+        "style/called_length": 25,
     }
 
 

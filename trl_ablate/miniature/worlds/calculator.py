@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from statistics import fmean
 
 from trl_ablate.miniature.world import Lesson, Question, Shape, Solution, Split, World
 from trl_ablate.miniature.worlds.sums import operands, question
@@ -35,7 +36,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def right(completions, answer, log_metric=None, **kwargs) -> list[float]:
+def right(completions, answer, completion_ids=None, log_metric=None, **kwargs) -> list[float]:
     """1 if the last turn ends in the right answer and in its format, else 0; logs the styles."""
     styles = ["called" if len(turns) > 1 else "direct" for turns in completions]
     given = [ANSWERED.search(turns[-1]["content"] or "") for turns in completions]
@@ -45,10 +46,13 @@ def right(completions, answer, log_metric=None, **kwargs) -> list[float]:
     ]
     if log_metric is not None:
         for style in STYLES:
-            of_style = [mark for mark, name in zip(marks, styles, strict=True) if name == style]
-            log_metric(f"style/{style}", len(of_style) / len(marks))
-            if of_style:
-                log_metric(f"style/{style}_reward", sum(of_style) / len(of_style))
+            rows = [row for row, name in enumerate(styles) if name == style]
+            log_metric(f"style/{style}", len(rows) / len(marks))
+            if rows:
+                log_metric(f"style/{style}_reward", fmean(marks[row] for row in rows))
+            if rows and completion_ids is not None:
+                lengths = [len(completion_ids[row]) for row in rows]
+                log_metric(f"style/{style}_length", fmean(lengths))
     return marks
 
 
