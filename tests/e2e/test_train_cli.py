@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +110,7 @@ def test_a_run_writes_what_it_was_and_how_it_went(finished):
     assert (record["status"], record["arm"], record["seed"]) == ("finished", "std_dev_off", 3)
     assert record["git"]["commit"]
     assert {"trl", "torch", "transformers"} <= set(record["versions"])
+    assert re.fullmatch("[0-9a-f]{12}", record["start_weights"])
     resolved = json.loads((output / "resolved_config.json").read_text())
     assert resolved["changes"] == {"scale_rewards": ["group", "none"]}
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]

@@ -64,7 +64,7 @@ def test_the_same_weights_numbers_and_record(tmp_path):
     assert files["warm"] == files["cold"]
     records = {name: run.read() for name, run in runs.items()}
     assert records["warm"].keys() == records["cold"].keys()
-    for key in ("status", "recipe", "arm", "seed", "versions", "git", "gpus"):
+    for key in ("status", "recipe", "arm", "seed", "versions", "git", "gpus", "start_weights"):
         assert records["warm"][key] == records["cold"][key], key
     commands = {name: " ".join(record["command"]) for name, record in records.items()}
     assert commands["warm"].replace("/warm/", "/cold/") == commands["cold"]

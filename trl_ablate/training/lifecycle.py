@@ -49,6 +49,7 @@ from trl_ablate.training.callbacks import (
 from trl_ablate.training.dashboard import DashboardCheck, export_static, new_run_name
 from trl_ablate.training.doctor import check_device
 from trl_ablate.training.live import LiveLine
+from trl_ablate.training.models import fingerprint
 from trl_ablate.training.preemption import Preemption
 
 
@@ -255,6 +256,8 @@ def train(start: Start, ready: Prepared, checkpoint: Path | None, outcome: Outco
     trainer = ready.trainer
     if start.is_main:
         give_up_former(start.directory)
+        if checkpoint is None:
+            start.directory.update(start_weights=fingerprint(trainer.model))
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except RuntimeError as error:

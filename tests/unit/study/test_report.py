@@ -27,7 +27,7 @@ from trl_ablate import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.untrusted import for_markdown
 from trl_ablate.study.report.analysis import analyse
-from trl_ablate.study.report.background import commands
+from trl_ablate.study.report.background import commands, different_starts
 from trl_ablate.study.report.costs import time
 from trl_ablate.study.report.curves import (
     Run,
@@ -378,6 +378,15 @@ def test_the_same_numbers_in_all_three(tmp_path):
     on_page = re.findall(r"[+−]?\d+\.\d{3}", re.sub(r"base64,[^\"]*|<style>.*?</style>", "",
                          page.partition("What differs")[0], flags=re.DOTALL))  # fmt: skip
     assert written == on_page and len(written) > 40
+
+
+def test_runs_that_began_with_different_weights_are_named():
+    plan = make_plan({"grpo": {"start": "base"}, "a": {"start": "base"}, "b": {"start": "sft"}})
+    began = [("grpo", "one"), ("grpo", "one"), ("a", "two"), ("b", "three"), ("a", None)]
+    runs = [replace(flat_run(arm, 0, [0.5]), record={"start_weights": of}) for arm, of in began]
+    (sentence,) = different_starts(plan, runs)
+    assert "(start base) began with different weights: one (2 runs), two (1 runs);" in sentence
+    assert different_starts(plan, runs[:2]) == []
 
 
 def test_expected_and_found(tmp_path):

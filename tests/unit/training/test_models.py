@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -21,6 +22,7 @@ from trl_ablate.training.models import (
     check_model,
     checked_tokenizer,
     explained_by,
+    fingerprint,
     load_tokenizer,
     one_sentence,
 )
@@ -222,3 +224,15 @@ def test_an_fp32_head_that_is_tied_and_has_an_adapter_is_refused(folder, tied):
 
 def test_an_adapter_that_fits_is_let_through(folder):
     check_model(str(folder), load_recipe(SHIPPED / "grpo.yaml", "miniature", {"use_peft": True}))
+
+
+def test_a_fingerprint_is_of_the_weights_and_not_of_an_adapter(folder):
+    one, other = (Qwen2ForCausalLM.from_pretrained(folder) for _ in range(2))
+    known = fingerprint(one)
+    assert known == fingerprint(other)
+    torch.nn.init.normal_(other.model.layers[1].mlp.down_proj.weight)
+    assert fingerprint(other) not in (known, None)
+    adapted = get_peft_model(one, LoraConfig(r=2, target_modules=["q_proj"]))
+    assert fingerprint(adapted) == known
+    with torch.device("meta"):
+        assert fingerprint(Qwen2ForCausalLM(one.config)) is None

@@ -21,6 +21,15 @@ from trl_ablate.study.report.document import Block, Code, Grid, Items, Section, 
 SAMPLE_CHARACTERS = 700
 _OF_A_STEP = re.compile(r"step_[0-9]+\.jsonl")
 """What a run writes; a person's own file beside it is left alone."""
+OF_THE_START = (
+    "model_name_or_path",
+    "start",
+    "model_revision",
+    "dtype",
+    "load_in_4bit",
+    "load_in_8bit",
+)
+"""Settings that choose the weights that a run begins with."""
 IN_A_CHECKOUT = Path("recipes")
 """Where a checkout has the shipped recipes and studies."""
 
@@ -139,9 +148,26 @@ def seeds_answer(plan: Plan) -> Section | None:
     return Section("What was found before", [Text(" ".join(part.split())) for part in paragraphs])
 
 
-def warnings(plan: Plan) -> Section | None:
+def warnings(plan: Plan, runs: Sequence[Run]) -> Section | None:
     said = [f"{arm.name}: {warning}" for arm in plan.arms for warning in arm.warnings]
+    said += different_starts(plan, runs)
     return Section("Warnings", [Items(said)]) if said else None
+
+
+def different_starts(plan: Plan, runs: Sequence[Run]) -> list[str]:
+    """A sentence for each model of which runs began with different weights: a revision that moved,
+    or a world's base that each machine has taught itself."""
+    of_arm = {arm.name: tuple(arm.values.get(key) for key in OF_THE_START) for arm in plan.arms}
+    weights: dict[tuple[Any, ...], list[Any]] = {}
+    for run in runs:
+        if run.arm in of_arm and run.record.get("start_weights"):
+            weights.setdefault(of_arm[run.arm], []).append(run.record["start_weights"])
+    return [
+        f"runs that start from {name} (start {start}) began with different weights: "
+        f"{_counted(found)}; a difference between their arms may be one between the weights"
+        for (name, start, *_), found in weights.items()
+        if len(set(found)) > 1
+    ]
 
 
 def _commit(record: Any) -> str | None:

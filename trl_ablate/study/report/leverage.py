@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import LENGTH
 from trl_ablate.study.plan import Plan, PlannedArm
+from trl_ablate.study.report.background import different_starts
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Document, Grid, Items, Section, Text
 from trl_ablate.study.report.numbers import NOTHING, difference, signed
@@ -156,9 +157,10 @@ def leverage_page(plan: Plan, runs: Sequence[Run], command: str) -> Document:
     """The page: what each world separates, one table of verdicts, and the numbers by world."""
     found = effects(plan, runs)
     worlds = list(dict.fromkeys(effect.world for effect in found))
-    done = sum(run.counts for run in runs)
+    done, warned = sum(run.counts for run in runs), different_starts(plan, runs)
     sections = [
         Section("Which world separates what", [Items(_sentences(found, worlds))]),
+        *([Section("Warnings", [Items(warned)])] if warned else []),
         Section("Final reward, all worlds", [_overview(found, worlds), Text(NOTE)]),
         *(Section(world, [_table(found, runs, plan, world)]) for world in worlds),
         Section("How this page was made", [Text(f"{command} ({done} of {len(runs)} runs done)")]),

@@ -85,7 +85,7 @@ def report_study(
             sections.published_table(reference, plan.primary_metric) if reference else None,
             verdicts.what_would_change(analysis) if effects is None else None,
             sections.differences_table(plan),
-            background.warnings(plan),
+            background.warnings(plan, runs),
             sections.runs_table(analysis),
             background.samples(analysis),
             background.environment(runs),
