@@ -1,5 +1,5 @@
-"""The miniature's models: the base of chains comes with the package, others are built once and kept
-in the user's cache folder.
+"""The miniature's models: some bases come with the package, other models are built once and kept in
+the user's cache folder.
 
 A model's folder is named after its stage and a hash of everything that determines the weights. So
 a change of the code builds a new model, but a moved import or a changed docstring does not. A model

@@ -248,12 +248,13 @@ def test_a_lesson_may_be_of_one_rate():
     assert [lesson.rate_factor(step) for step in range(3)] == [1.0] * 3
 
 
-def test_the_base_of_chains_comes_with_the_package():
-    shipped = cache.SHIPPED / "chains" / f"base-{miniature.cache_key()}"
-    assert [each.name for each in (cache.SHIPPED / "chains").iterdir()] == [shipped.name], (
+@pytest.mark.parametrize("world", ["chains", "chains-hard", "formats", "sums"])
+def test_a_base_comes_with_the_package(world):
+    shipped = cache.SHIPPED / world / f"base-{miniature.cache_key(world)}"
+    assert [each.name for each in (cache.SHIPPED / world).iterdir()] == [shipped.name], (
         "the code that makes the base has changed: build it, and move it there (README.md)"
     )
-    assert miniature.build() == shipped
+    assert miniature.build(world=world) == shipped
 
 
 def test_the_cache_key_follows_the_prompts_the_model_reads(monkeypatch):
