@@ -69,6 +69,9 @@ def write_reports(chosen: Path, runs: Path) -> None:
     for file in files_of(chosen):
         plan, store = plan_of(file, runs)
         restore(beside(file), store, plan.runs())
+        xray = xray_folder(store, plan.study) / XRAY
+        if xray.is_file():
+            shutil.copyfile(xray, file.parent / XRAY)
         states = {run_id: store.state(run_id) for run_id in plan.runs()}
         if any(all(states[run.id].status == "to do" for run in arm.runs) for arm in plan.arms):
             continue
@@ -81,9 +84,6 @@ def write_reports(chosen: Path, runs: Path) -> None:
             continue
         report_study(plan, store, file, file.parent)
         keep(store, plan.runs(), beside(file))
-        xray = xray_folder(store, plan.study) / XRAY
-        if xray.is_file():
-            shutil.copyfile(xray, file.parent / XRAY)
         console.print(f"report of {plan.study}: {finished} runs")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -30,6 +31,8 @@ DRAWS = 2_000
 LEAST = 4
 """Arms for a rank correlation."""
 FINAL = "final_"
+LINE, LETTER = 0.027, 0.0066
+"""Room of a label, as a share of the axes."""
 LABELLED = 0.09
 """Arms nearer than this in both have no label in the picture; the table has all."""
 
@@ -163,27 +166,41 @@ def _text(pairs: Sequence[Pair]) -> str:
 def scatter(pairs: Sequence[Pair]) -> bytes:
     """The picture as PNG: a colour per study, a cross where runs collapsed."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure((8.5, 4.6), dpi=110, layout="constrained")
+        figure = Figure((10.2, 5.2), dpi=110, layout="constrained")
         axes = figure.add_subplot()
         studies = list(dict.fromkeys(pair.study for pair in pairs))
         for pair in pairs:
             colour = PALETTE[studies.index(pair.study) % len(PALETTE)]
             marker = "X" if pair.collapsed else "o"
             axes.plot([pair.distance], [pair.outcome], marker, color=colour, markersize=7)
-            if max(pair.distance, pair.outcome) < LABELLED:
-                continue
-            axes.annotate(
-                for_picture(pair.arm, 28), (pair.distance, pair.outcome), xytext=(5, 3),
-                textcoords="offset points", fontsize=6.5, color=INK, parse_math=False,
-            )  # fmt: skip
         for study in studies:
             colour = PALETTE[studies.index(study) % len(PALETTE)]
             axes.plot([], [], "o", color=colour, label=for_picture(study))
         axes.set_xlabel("distance in the X-ray: 1 − cosine of the mean gradients")
         axes.set_ylabel("distance in the outcome")
         axes.set_title("Do X-rays predict outcomes? Cross: a run collapsed", loc="left", fontsize=9)
-        axes.legend(fontsize=8, frameon=False, loc="upper center")
+        figure.legend(fontsize=8, frameon=False, loc="outside right upper")
+        _label(axes, [pair for pair in pairs if max(pair.distance, pair.outcome) >= LABELLED])
         return png_of(figure)
+
+
+def _label(axes: Axes, pairs: Sequence[Pair]) -> None:
+    """Names right of the points; one that would lie on another is moved up."""
+    left, right = axes.get_xlim()
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 2 * LINE * (high - low))
+    height, letter = LINE * (high - low), LETTER * (right - left)
+    placed: list[tuple[float, float, float]] = []
+    for pair in sorted(pairs, key=lambda one: one.outcome):
+        name = for_picture(pair.arm, 28)
+        start, end, y = pair.distance, pair.distance + letter * (len(name) + 2), pair.outcome
+        while any(a < end and start < b and abs(y - at) < height for a, b, at in placed):
+            y += height / 4
+        placed.append((start, end, y))
+        axes.text(
+            start + 1.5 * letter, y, name, fontsize=6.5, color=INK, va="center", parse_math=False,
+            clip_on=False,
+        )  # fmt: skip
 
 
 def _spearman(table_A2: np.ndarray) -> float:
