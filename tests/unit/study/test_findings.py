@@ -268,26 +268,28 @@ def test_pass_at_k_and_what_only_rescales(written, tmp_path):
 
 def test_an_x_ray_at_two_points_and_its_scatter(written, tmp_path):
     at_drift = [("inert", 1.0, 0), ("reweights length, noisier", 0.8, 8)]
-    write_xray(tmp_path / "one", {"a": at_drift, "b": [("other direction", 0.1, 0)]}, {"b": "x"})
-    found = {"one": report({"a": arm("worse", -0.3), "b": arm("better")})}
-    pages = written([asked(arms={"a": "it", "b": "that"})], found)
+    xrays = {"a": at_drift, "b": [("other direction", 0.1, 0)], "c": [("only rescales", 1.0, 0)]}
+    write_xray(tmp_path / "one", xrays, {"b": "x"}, steps={"c": 4})
+    found = {"one": report({"a": arm("worse", -0.3), "b": arm("better"), "c": arm("worse")})}
+    pages = written([asked(arms={"a": "it", "b": "that", "c": "more"})], found)
     assert "| inert; base + 8 steps: reweights length, noisier |" in pages["README.md"]
     text = section(pages["FINDINGS.md"], "X-ray and outcomes")
     assert "| reweights | 1 | 0 | 0 |" in text
+    assert "| another number of optimizer steps per batch | 1 | 0 | 0 |" in text
     assert "other direction" not in text  # the X-ray compares b with x, the runs with grpo
-    assert "over 1 arm: too few" in text
+    assert "over 2 arms: too few" in text
     assert "![distance in the X-ray against that in the outcome](xray.png)" in text
     assert main([str(tmp_path / "findings.yaml")]) == 0
     assert (tmp_path / "xray.png").read_bytes().startswith(b"\x89PNG")
 
 
-def write_xray(study, arms, against=None):
-    """An X-ray of arms: verdict, cosine and drift at each point."""
+def write_xray(study, arms, against=None, steps=None):
+    """An X-ray of arms: verdict, cosine and drift at each point; steps if more than one."""
     study.mkdir(exist_ok=True)
     points = {
         name: [
             {"checkpoint": "base", "drift": drift, "verdict": verdict, "cosine_mean": cosine,
-             "optimizer_steps": 1}
+             "optimizer_steps": (steps or {}).get(name, 1)}
             for verdict, cosine, drift in each
         ]
         for name, each in {"grpo": [("reference", 1.0, 0)], **arms}.items()

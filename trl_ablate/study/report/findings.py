@@ -24,6 +24,7 @@ MATTERS, DOES_NOT = (BETTER, WORSE, COLLAPSE), (EQUIVALENT, NOT_DECIDED)
 AGREES, DOES_NOT_AGREE, CANNOT_SAY = "agrees", "does not", "cannot say"
 AT_1_5B = {"better": BETTER, "worse": WORSE, "collapse": WORSE, "equal": EQUIVALENT}
 ONLY_RESCALES = "only rescales"
+OTHER_STEPS = "another number of optimizer steps per batch"
 XRAY = "xray.json"
 """Beside the `study.yaml`, if there is an X-ray of the study."""
 
@@ -35,7 +36,8 @@ class XrayFound:
     verdict: str
     """At the first point; with the others, where they say something else."""
     kind: str
-    """Where the two are farthest apart, without its details: `reweights`."""
+    """Where the two are farthest apart, without its details: `reweights`. Gradients at a point say
+    little of arms that take several steps from it, so these are a kind of their own."""
     distance: float | None
     """1 - cosine of the mean gradients, averaged over the points."""
     same_steps: bool
@@ -306,9 +308,11 @@ def _xray(arm: str, against: str, xray: Json) -> XrayFound | None:
     first = points[0]["verdict"]
     later = [f"{place_of(p)}: {p['verdict']}" for p in points if p["verdict"] != first]
     farthest = min(known, key=lambda point: point["cosine_mean"], default=points[0])
+    same_steps = points[0]["optimizer_steps"] == arms[against][0]["optimizer_steps"]
+    kind = re.split(r",| (?:sign|length|difficulty)", farthest["verdict"])[0]
     return XrayFound(
         verdict="; ".join([first, *later]),
-        kind=re.split(r",| (?:sign|length|difficulty)", farthest["verdict"])[0],
+        kind=kind if same_steps else OTHER_STEPS,
         distance=1 - statistics.fmean(point["cosine_mean"] for point in known) if known else None,
-        same_steps=points[0]["optimizer_steps"] == arms[against][0]["optimizer_steps"],
+        same_steps=same_steps,
     )
