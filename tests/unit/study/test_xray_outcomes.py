@@ -39,6 +39,14 @@ def test_pairs_and_their_rank_correlation(files):
     assert correlation(list(pairs.values())[:3]) is None
 
 
+def test_an_outcome_is_against_the_arm_that_the_gradient_is_compared_with(files):
+    found = json.loads(files[0].read_text())
+    files[0].write_text(json.dumps(found | {"against": {"across": "turned"}}))
+    pairs = {pair.arm: pair for pair in pairs_of(*files)}
+    assert pairs["across"].difference == pytest.approx(0.71 - 0.92)
+    assert pairs["turned"].difference == pytest.approx(0.92 - 0.85)
+
+
 def test_a_wrong_order_lowers_it(files):
     swapped = {pair.arm: pair for pair in pairs_of(*files)}
     order = [swapped[name] for name in ("same", "turned", "across", "against")]

@@ -65,28 +65,24 @@ class Correlation:
     arms: int
 
 
-def pairs_of(xray_json: Path, runs_csv: Path, reference: str | None = None) -> list[Pair]:
-    """The arms that are in both.
-
-    Args:
-        reference: the arm that outcomes are compared with; default: that of the X-ray.
-    """
+def pairs_of(xray_json: Path, runs_csv: Path) -> list[Pair]:
+    """The arms that are in both, each with the arm that the X-ray compares it with."""
     found = read_object(xray_json)
-    first = reference or str(found["reference"])
+    reference, against = str(found["reference"]), found.get("against", {})
     finals, collapsed = _finals(runs_csv)
-    if first not in finals:
-        raise ConfigurationError(
-            f"{runs_csv} has no finished run of '{first}', the reference of {xray_json}; it has "
-            f"{', '.join(sorted(finals))}"
-        )
-    steps = found["arms"][found["reference"]][-1].get("optimizer_steps")
-    middle = statistics.fmean(finals[first])
     pairs = []
     for arm, entries in found["arms"].items():
+        other = against.get(arm, reference)
         cosines = [one["cosine_mean"] for one in entries if one["cosine_mean"] is not None]
-        if arm == found["reference"] or arm not in finals or not cosines:
+        if arm == reference or arm not in finals or not cosines:
             continue
-        difference = statistics.fmean(finals[arm]) - middle
+        if other not in finals:
+            raise ConfigurationError(
+                f"{runs_csv} has no finished run of '{other}', the reference of {xray_json}; it "
+                f"has {', '.join(sorted(finals))}"
+            )
+        steps = found["arms"][other][-1].get("optimizer_steps")
+        difference = statistics.fmean(finals[arm]) - statistics.fmean(finals[other])
         pairs.append(
             Pair(
                 study=_study_of(runs_csv),
