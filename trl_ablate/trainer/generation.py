@@ -91,18 +91,16 @@ class StopStrings:
         continues to sample. Cutting does not change the distribution of the tokens before.
         """
         early = self._early(ids)
-
-        def stopped(length: int) -> bool:
-            return self._stopped(ids[:length], early)
-
-        if not stopped(len(ids)):
-            return ids
         last = len(ids)
         while last and ids[last - 1] in self._ends:
             last -= 1
-        if stopped(last) and not stopped(last - 1):  # as nearly always
-            return ids[:last]
-        return ids[: bisect_left(range(len(ids) + 1), True, key=stopped)]
+        if self._stopped(ids[:last], early):
+            if not self._stopped(ids[: last - 1], early):  # as nearly always
+                return ids[:last]
+        elif last == len(ids) or not self._stopped(ids, early):
+            return ids
+        lengths = range(len(ids) + 1)
+        return ids[: bisect_left(lengths, True, key=lambda n: self._stopped(ids[:n], early))]
 
     @contextmanager
     def known_to(self, model_wrapped, accelerator: Accelerator):

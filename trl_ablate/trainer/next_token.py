@@ -2,8 +2,9 @@
 
 For one token per row, a small model on a CPU spends most of its time not on arithmetic, but on what
 its forward pass does around it: masks, configuration, and a copy of the whole cache for each token.
-`ShortForward` does the arithmetic alone, with the same operations. It is used only for models whose
-every part is known, without hooks or adapters, and only if its first logits are the model's own.
+`ShortForward` does the arithmetic alone; attention of one query a row is two products of matrices.
+It is used only for models whose every part is known, without hooks or adapters, and only if its
+first logits are the model's own.
 """
 
 from typing import Any, Protocol
@@ -113,10 +114,11 @@ class ShortForward:
 
     def __init__(self, model: Any, inputs: dict[str, Any], longest: int):
         self._inner, self._head = model.model, model.lm_head
-        self._mask_ML = inputs["attention_mask"].bool()
-        self._masked = not bool(self._mask_ML.all())
-        self._length = self._mask_ML.size(1) - 1
-        """Columns of the cache; the mask has one more, for the next token."""
+        mask_MP = inputs["attention_mask"][:, :-1].bool()
+        self._padding_MP = torch.zeros(mask_MP.shape).masked_fill_(~mask_MP, -torch.inf)
+        """What is added to the scores of the prompts' columns."""
+        self._length = mask_MP.size(1)
+        """Columns of the cache."""
         self._positions_M = inputs["position_ids"][:, -1]
         self._layers = [
             Layer(layer, cached)
@@ -124,7 +126,7 @@ class ShortForward:
                 self._inner.layers, inputs["past_key_values"].layers, strict=True
             )
         ]
-        places = torch.arange(longest, device=self._mask_ML.device)[None]
+        places = torch.arange(longest, device=mask_MP.device)[None]
         self._cos_LD, self._sin_LD = (
             table[0] for table in self._inner.rotary_emb(self._head.weight, places)
         )
@@ -133,20 +135,16 @@ class ShortForward:
         hidden_MH = functional.embedding(ids_ML[:, -1], self._inner.embed_tokens.weight)
         cos_M1D = self._cos_LD[self._positions_M][:, None]
         sin_M1D = self._sin_LD[self._positions_M][:, None]
-        mask = self._mask_ML[:, None, None] if self._masked else None
         for layer in self._layers:
-            hidden_MH = layer.forward(hidden_MH, cos_M1D, sin_M1D, self._length, mask)
+            hidden_MH = layer.forward(hidden_MH, cos_M1D, sin_M1D, self._length, self._padding_MP)
         self._length += 1
         self._positions_M = self._positions_M + 1
-        if self._masked:
-            going_M1 = self._mask_ML.new_ones(len(self._mask_ML), 1)
-            self._mask_ML = torch.cat([self._mask_ML, going_M1], dim=1)
         hidden_MH = normalized(hidden_MH, self._inner.norm)
         return linear(hidden_MH, self._head)
 
     def keep(self, kept_M: torch.Tensor) -> None:
-        self._mask_ML, self._positions_M = self._mask_ML[kept_M], self._positions_M[kept_M]
-        self._masked = self._masked and not bool(self._mask_ML.all())
+        self._padding_MP = self._padding_MP[kept_M]
+        self._positions_M = self._positions_M[kept_M]
         for layer in self._layers:
             layer.keep(kept_M)
 
@@ -168,7 +166,7 @@ class Layer:
         cos_M1D: torch.Tensor,
         sin_M1D: torch.Tensor,
         length: int,
-        mask: torch.Tensor | None,
+        padding_MP: torch.Tensor,
     ) -> torch.Tensor:
         layer, attention = self._layer, self._layer.self_attn
         normed_MH = normalized(hidden_MH, layer.input_layernorm)
@@ -181,17 +179,11 @@ class Layer:
         self._grow(length)
         self._keys[:, :, length] = turned_MAD[:, -owners:]
         self._values[:, :, length] = heads_MAD[:, -owners:]
-        keys, values = self._keys[:, :, : length + 1], self._values[:, :, : length + 1]
-        if groups > 1 and mask is not None:  # as transformers does
-            keys, values = (one.repeat_interleave(groups, dim=1) for one in (keys, values))
-        mixed = functional.scaled_dot_product_attention(
-            turned_MAD[:, :-owners, None],
-            keys,
-            values,
-            attn_mask=mask,
-            scale=attention.scaling,
-            enable_gqa=groups > 1 and mask is None,
-        )
+        keys_MALD, values_MALD = self._keys[:, :, : length + 1], self._values[:, :, : length + 1]
+        asked_MAGD = turned_MAD[:, :-owners].view(len(hidden_MH), owners, groups, -1)
+        scores_MAGL = asked_MAGD.mul(attention.scaling) @ keys_MALD.transpose(2, 3)
+        scores_MAGL[..., : padding_MP.size(1)] += padding_MP[:, None, None]
+        mixed = scores_MAGL.softmax(dim=-1) @ values_MALD
         hidden_MH = hidden_MH + linear(mixed.reshape(len(hidden_MH), -1), attention.o_proj)
         normed_MH = normalized(hidden_MH, layer.post_attention_layernorm)
         gate = layer.mlp.act_fn(linear(normed_MH, layer.mlp.gate_proj))

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+from datasets import Dataset
 from transformers.trainer_utils import speed_metrics
 from trl.trainer.utils import strip_images_from_messages
 
@@ -44,6 +45,7 @@ from trl_ablate.trainer.temporary import replaced
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
 
+READ_AT_ONCE = 64
 Metrics = dict[str, Any]
 """Metric values by name; None if no completion has the metric."""
 
@@ -212,11 +214,22 @@ def _samples(trainer: "AblationTrainer") -> int:
 
 def _batches(trainer: "AblationTrainer", dataset: Any) -> Iterator[list[Row]]:
     """The questions of each call, for all processes, in the set's order. A set may be a stream."""
-    questions = iter(dataset)
+    questions = _each(dataset)
     at_once = max(1, trainer.args.per_device_eval_batch_size // _samples(trainer))
     size = None if _takes_all(trainer) else at_once * trainer.accelerator.num_processes
     while batch := list(islice(questions, size)):
         yield batch
+
+
+def _each(dataset: Any) -> Iterator[Row]:
+    """The questions of a set. A `datasets.Dataset` takes long to give one row at a time."""
+    if not isinstance(dataset, Dataset):
+        yield from dataset
+        return
+    for columns in dataset.iter(READ_AT_ONCE):
+        batch: Any = columns
+        for row in zip(*batch.values(), strict=True):
+            yield dict(zip(batch, row, strict=True))
 
 
 def _takes_all(trainer: "AblationTrainer") -> bool:

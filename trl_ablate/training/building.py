@@ -28,6 +28,7 @@ from trl_ablate.rewards.own.model import ModelReward
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.evaluation_parts import RewardsOfSet
+from trl_ablate.training.allocation import keep_freed_memory
 from trl_ablate.training.environments import environment_of, explained
 from trl_ablate.training.integrations import tolerated_integrations
 from trl_ablate.training.models import (
@@ -140,6 +141,8 @@ def put_together(
     kind: type[Built] = AblationTrainer,
 ) -> Built:
     config, model_args = copy.copy(resolved.config), resolved.model
+    if config.use_cpu:
+        keep_freed_memory()
     rewards = task_rewards(resolved.task, tokenizer, grader, resolved)
     if rewards.functions:
         check_reward_weights(config, len(rewards.functions))
