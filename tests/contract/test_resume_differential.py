@@ -266,6 +266,15 @@ def test_a_stream_that_is_resumed_in_its_second_pass_is_warned_of(train, tmp_pat
     assert "resuming is exact only in the first epoch" in caplog.text
 
 
+def test_tied_weights_are_not_missing(train, tmp_path, monkeypatch):
+    warned = []
+    monkeypatch.setattr("transformers.trainer.logger.warning", warned.append)
+    case = Case({"max_steps": 3}, questions=4, stop=2)
+    assert train(case, "run", stop=2).model.all_tied_weights_keys
+    train(case, "run", resume=tmp_path / "run" / "checkpoint-2")
+    assert not warned
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("number", CONFIGS)
 def test_stopped_and_resumed(check, number):

@@ -87,6 +87,13 @@ def test_a_resume_keeps_the_history_of_changed_settings(world, finished):
     assert max(row["step"] for row in finished.metrics()) == 3
 
 
+@pytest.mark.slow
+def test_a_run_without_evaluation_has_none_at_its_start(world, tmp_path):
+    assert start(world, tmp_path / "run", "--eval_strategy", "no").code == 0
+    rows = RunDirectory(tmp_path / "run").metrics()
+    assert rows and not any("eval_reward" in row for row in rows)
+
+
 def wait_before_building(waiting: Path, go: Path) -> None:
     """The process writes a file before it builds its trainer, and goes on once the other exists."""
     from trl_ablate.training import lifecycle

@@ -323,7 +323,8 @@ class AblationTrainer(GRPOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         carried.load_onto_numbered_cpus()
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        with carried.tied_weights_known(self.model):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
         carried.load_trained_adapter(self, resume_from_checkpoint)
 
     def _get_train_sampler(self, dataset=None):

@@ -12,7 +12,7 @@ in the middle of a rollout batch, they are None until the next batch.
 
 import logging
 from collections.abc import Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,11 @@ import torch
 from accelerate.utils import is_peft_model, send_to_device
 from datasets import IterableDataset
 from safetensors.torch import load_model, save_model
+from transformers import PreTrainedModel
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.checkpoints import break_seal, seal
+from trl_ablate.trainer.temporary import replaced
 
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
@@ -98,6 +100,14 @@ def restore(trainer: "AblationTrainer", checkpoint: Path) -> None:
         )
         return
     _restore_state(trainer, carried)
+
+
+@contextmanager
+def tied_weights_known(model: Any):
+    """Of two tied weights, a checkpoint has one; transformers warns that the other is missing."""
+    tied = sorted(model.all_tied_weights_keys) if isinstance(model, PreTrainedModel) else []
+    with replaced(model, _keys_to_ignore_on_save=tied) if tied else nullcontext():
+        yield
 
 
 @cache

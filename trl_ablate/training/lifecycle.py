@@ -147,7 +147,8 @@ def for_training(start: Start, checkpoint: Path | None) -> Resolved:
     config = copy.copy(start.resolved.config)
     config.push_to_hub, config.hub_token = False, None
     config.hub_private_repo = config.hub_private_repo is not False
-    config.eval_on_start = config.eval_on_start and checkpoint is None
+    evaluates = config.eval_strategy != "no"  # else there is no set to evaluate
+    config.eval_on_start = evaluates and config.eval_on_start and checkpoint is None
     config.run_name = name_of(start)
     return dataclasses.replace(start.resolved, config=config)
 
