@@ -163,6 +163,20 @@ def test_compiled_models_see_few_widths(make_trainer):
     assert config.trimmed_to_multiple_of == 16
 
 
+def test_a_compiled_model_trains_as_one_that_is_not(make_trainer):
+    """Twice in a row, so that what generation changes in the model is undone in between."""
+    settings = {"max_steps": 2, "stop": ["9"], "use_cpu": True}
+    plain = make_trainer(**settings)
+    loss = plain.train().training_loss
+    compiled = make_trainer(**settings, torch_compile=True, torch_compile_backend="eager")
+    assert compiled.train().training_loss == pytest.approx(loss, abs=1e-6)
+    weights = dict(plain.model.named_parameters())
+    assert set(weights) == set(dict(compiled.model.named_parameters()))
+    for name, value in compiled.model.named_parameters():
+        torch.testing.assert_close(value, weights[name], rtol=1e-4, atol=1e-6)
+    assert "generate" not in vars(compiled.model)
+
+
 def test_sums_stay_off_devices_without_float64(make_trainer, monkeypatch):
     """As on Apple's GPUs: the sums are never moved to the device."""
     from accelerate import Accelerator

@@ -65,7 +65,7 @@ def without_ended_rows(model_wrapped: Any, accelerator: Accelerator, config: Gen
     if not plain or config.cache_implementation is not None:
         yield
         return
-    model: Any = accelerator.unwrap_model(model_wrapped)
+    model: Any = accelerator.unwrap_model(model_wrapped, keep_torch_compile=False)
     with replaced(model, generate=partial(model.generate, custom_generate=decode)):
         yield
 

@@ -108,7 +108,7 @@ class StopStrings:
         if not self.strings:
             yield
             return
-        model: Any = accelerator.unwrap_model(model_wrapped)
+        model: Any = accelerator.unwrap_model(model_wrapped, keep_torch_compile=False)
         with replaced(model, generate=partial(self._generate, model.generate)):
             yield
 
