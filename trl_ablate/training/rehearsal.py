@@ -22,7 +22,7 @@ OF_LAYERS = ("galore", "apollo", "lomo", "adalomo")
 
 
 def check_optimizer(config: AblationConfig) -> None:
-    """Refuse an optimizer or a schedule that cannot be made from these settings."""
+    """Refuse an optimizer or a schedule that cannot be made, or used here, with these settings."""
     name = OptimizerNames(config.optim).value
     layer: Any = torch.nn.Linear(2, 2)
     try:
@@ -30,6 +30,8 @@ def check_optimizer(config: AblationConfig) -> None:
         if name.startswith(OF_LAYERS):
             return
         optimizer = made(layer.parameters(), **arguments)
+        if config.use_cpu:  # some take their steps on a GPU only
+            _take_a_step(layer, optimizer)
     except Exception as error:
         if name.startswith(OF_LAYERS) and not isinstance(error, ImportError):
             return
@@ -62,6 +64,13 @@ def check_generation_config(config: AblationConfig) -> None:
         GenerationConfig(**given)
     except Exception as error:
         raise _refused(f"generation_kwargs is {brief(repr(given))}", error) from error
+
+
+def _take_a_step(layer: torch.nn.Module, optimizer: Any) -> None:
+    if hasattr(optimizer, "train"):  # those without a schedule
+        optimizer.train()
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
 
 
 def _check_schedule(config: AblationConfig, optimizer: torch.optim.Optimizer) -> None:

@@ -1,6 +1,7 @@
 """Settings that would raise during a run, or be ignored, are refused before a model loads."""
 
 import dataclasses
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -166,6 +167,17 @@ def test_generation_settings_that_transformers_refuses_are_refused():
 @pytest.mark.parametrize("schedule", ["linear", "constant", "cosine", "reduce_lr_on_plateau"])
 def test_optimizers_that_are_here_pass(optim, schedule):
     check_optimizer(resolve(optim=optim, lr_scheduler_type=schedule).config)
+
+
+def test_an_optimizer_whose_steps_need_a_gpu_is_refused_on_a_cpu(monkeypatch):
+    """As those of bitsandbytes with 8 bits."""
+    step = Mock(side_effect=RuntimeError("no kernel for this device"))
+    monkeypatch.setattr("torch.optim.SGD.step", step)
+    config = resolve(optim="sgd", use_cpu=True).config
+    with pytest.raises(ConfigurationError, match="optim is 'sgd', .*no kernel for this device"):
+        check_optimizer(config)
+    config.use_cpu = False
+    check_optimizer(config)
 
 
 def test_every_range_is_about_a_setting_and_holds_its_default():
