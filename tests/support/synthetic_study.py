@@ -58,6 +58,7 @@ def make_plan(
         arms=planned,
         looks=tuple(entries.get("looks", ())),
         equivalence_margin=entries.get("equivalence_margin"),
+        miniatures=((0.126, "miniature/chains"),),
     )
 
 

@@ -14,6 +14,8 @@ from trl_ablate.named_code import file_module
 
 MINIATURE = "miniature"
 DEFAULT = "chains"
+VOCABULARY = 300
+"""About as many tokens as the tokenizer of any world has."""
 WORLDS = {
     world.name: world
     for world in (
@@ -93,6 +95,13 @@ def world_of_model(name: str) -> tuple[World, Stage]:
             f"{MINIATURE}/{DEFAULT}/{STAGES[-1]}, for example"
         )
     return world_named(world), stage
+
+
+def millions_of_parameters(model: str) -> float:
+    """Of the model that this name means."""
+    width, layers, _, inner_width, _ = world_of_model(model)[0].shape
+    per_layer = 4 * width**2 + 3 * width * inner_width + 5 * width
+    return (VOCABULARY * width + layers * per_layer + width) / 1e6
 
 
 def problems(

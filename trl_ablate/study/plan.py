@@ -85,8 +85,14 @@ class Plan:
     expect: Mapping[str, Expectation] = field(default_factory=dict)
     design: Design | None = None
     tuning: Tuning | None = None
-    of_one_core: bool = False
-    """Whether every arm trains a world of the miniature on a CPU, for which one core is enough."""
+    miniatures: tuple[tuple[float, str], ...] = ()
+    """If every arm trains a model of the miniature on a CPU: its parameters in millions, and the
+    dataset."""
+
+    @property
+    def of_one_core(self) -> bool:
+        """Whether one core is enough for a run."""
+        return bool(self.miniatures)
 
     def runs(self) -> dict[str, PlannedRun]:
         """Every run once, by id; arms with equal settings share runs."""
@@ -142,6 +148,7 @@ def saved_plan(study: Study, folder: Path) -> Plan | None:
         parts = {
             "arms": tuple(map(_arm, kept["arms"])),
             **{key: tuple(kept.get(key, ())) for key in ("notes", "looks")},
+            "miniatures": tuple(map(tuple, kept.get("miniatures", ()))),
             "design": Design(**design) if design else None,
             "tuning": Tuning(**tuning) if tuning else None,
         }

@@ -6,13 +6,13 @@ the arm. This covers all settings, derived ones included; there is no list of ex
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.miniature.registry import is_miniature
+from trl_ablate.miniature.registry import in_full, is_miniature, millions_of_parameters
 from trl_ablate.recipe.overrides import as_word, as_words
 from trl_ablate.recipe.places import beside_or_shipped, suitable_profile
 from trl_ablate.recipe.resolving import Resolved, load_recipe
@@ -63,12 +63,17 @@ def resolve_plan(study: Study) -> Plan:
         files={path: known for one in resolved for path, known in one.files.items()},
         design=study.design,
         tuning=study.tuning,
-        of_one_core=all(map(_of_one_core, resolved)),
+        miniatures=_miniatures(resolved),
     )
 
 
-def _of_one_core(resolved: Resolved) -> bool:
-    return not resolved.for_gpu and is_miniature(str(resolved.model.model_name_or_path))
+def _miniatures(resolved: Sequence[Resolved]) -> tuple[tuple[float, str], ...]:
+    models = [str(one.model.model_name_or_path) for one in resolved]
+    if any(one.for_gpu for one in resolved) or not all(map(is_miniature, models)):
+        return ()
+    sizes = [millions_of_parameters(model) for model in models]
+    datasets = [in_full(str(one.task.dataset)) for one in resolved]
+    return tuple(sorted(set(zip(sizes, datasets, strict=True))))
 
 
 def _legal(study: Study) -> tuple[Study, list[Resolved]]:

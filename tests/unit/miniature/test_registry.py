@@ -1,6 +1,9 @@
 """Worlds and stages by name."""
 
+from pathlib import Path
+
 import pytest
+from safetensors.torch import load_file
 
 from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
@@ -9,6 +12,7 @@ from trl_ablate.miniature.registry import (
     has_levels,
     in_full,
     is_miniature,
+    millions_of_parameters,
     world_named,
     world_of_data,
     world_of_model,
@@ -93,3 +97,10 @@ def test_which_datasets_have_levels():
     assert has_levels("miniature") and has_levels("miniature/formats")
     assert not has_levels("miniature/sums") and not has_levels("questions.jsonl")
     assert not has_levels("miniature/mine.py")
+
+
+@pytest.mark.parametrize("world", ["chains", "sums"])
+def test_the_number_of_parameters_is_that_of_the_weights(world):
+    weights = load_file(Path(miniature.build(world=world)) / "model.safetensors")
+    counted = sum(value.numel() for value in weights.values()) / 1e6
+    assert millions_of_parameters(f"miniature/{world}") == pytest.approx(counted, rel=2e-3)

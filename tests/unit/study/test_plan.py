@@ -268,6 +268,22 @@ def test_evaluations_are_foreseen_for_fractions_too(write, eval_steps, evaluatio
     assert resolve_plan(load_study(study)).arms[0].evaluations == evaluations
 
 
+@pytest.mark.parametrize(
+    ("study", "millions", "dataset"),
+    [
+        ("chains_hard_groups", 0.13, "miniature/chains-hard"),
+        ("chains_objective_3m", 3.5, "miniature/chains-3m"),
+        ("chains_sft_start", 0.13, "miniature/chains"),
+        ("gym_objective", 0.13, "miniature/gym-chain_sum"),
+        ("std_dev", 0.37, "miniature/sums"),
+    ],
+)
+def test_a_plan_knows_whose_answers_it_gives(study, millions, dataset):
+    file = SHIPPED / "studies" / study / "study.yaml"
+    ((size, data),) = resolve_plan(load_study(file)).miniatures
+    assert (float(f"{size:.2g}"), data) == (millions, dataset)
+
+
 def test_references_of_their_own_and_notes_reach_the_kept_plan(write):
     study = load_study(write(
         SMALL + "arms: [grpo.yaml, off_policy_e1_tb64.yaml, dapo.yaml]\n"

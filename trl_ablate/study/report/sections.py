@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import starmap
 
 from trl_ablate.study.definition import Statistic
 from trl_ablate.study.plan import Plan, setting, silent_differences
@@ -13,11 +14,14 @@ from trl_ablate.study.report.numbers import MIXED, NOTHING, interval, number, p_
 from trl_ablate.study.report.verdicts import difference_of, finality, sentence
 
 NAMES: dict[Statistic, str] = {"final": "final", "best": "best", "auc": "mean over training"}
-MINIATURES = {
-    "miniature": "a 0.13 M parameter model on chains of additions and subtractions",
-    "miniature-sums": "a 0.35 M parameter model on two-digit arithmetic",
+TASKS = {
+    "chains": "chains of additions and subtractions",
+    "formats": "chains of additions and subtractions",
+    "sums": "two-digit sums",
+    "calculator": "two-digit sums with a tool",
+    "gym": "a task of reasoning-gym",
 }
-"""Profiles whose answers are those of a miniature, and which one."""
+"""Families of the miniature's worlds, in words."""
 
 LOOKS_NOTE = (
     "Differences are paired by seed, over the seeds of the look that decides; the intervals cover "
@@ -68,10 +72,11 @@ def answer(analysis: Analysis, plan: Plan | None, pictures: Sequence[Picture] = 
 def caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
     """Remarks that a reader of the answer needs: notes, collapses, missing runs."""
     notes = [] if plan is None else [note.strip() for note in plan.notes]
-    if plan is not None and plan.profile in MINIATURES:
+    if plan is not None and plan.miniatures:
+        models = " and of ".join(starmap(_miniature, plan.miniatures))
         notes.append(
-            f"These are the answers of {MINIATURES[plan.profile]}. They say "
-            "what the method does there, and not what it does to a language model of useful size."
+            f"These are the answers of {models}. They say what the method does there, and not "
+            "what it does to a language model of useful size."
         )
     notes += [_mixed_outcome(arm) for arm in analysis.arms if arm.is_mixed]
     notes += _mixed_profiles(analysis)
@@ -89,6 +94,12 @@ def caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
     if plan is not None:
         notes += [f"{sentence}." for sentence in silent_differences(plan)]
     return notes
+
+
+def _miniature(millions: float, dataset: str) -> str:
+    family = dataset.removeprefix("miniature/").partition("-")[0]
+    task = f"{TASKS[family]} ({dataset})" if family in TASKS else dataset
+    return f"a {millions:.2g} M parameter model on {task}"
 
 
 def _mixed_outcome(arm: ArmResult) -> str:
