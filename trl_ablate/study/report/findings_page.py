@@ -220,7 +220,8 @@ def _papers(found: Sequence[Found]) -> str:
     ]  # fmt: skip
     header = ["arm", "against", "difference", "expected", "found", "as expected", "effect"]
     note = (
-        "Each arm at its own best of three learning rates, with seeds that no trial has used. "
+        "Each arm at its own best of three learning rates, with seeds that no trial has used. The "
+        "verdicts are corrected for the number of arms, the intervals are those of one arm alone. "
         "'Only faster': no difference at the end, a larger area under the curve."
     )
     return f"{_safe_table(header, rows)}\n\n{note}" if rows else ""
