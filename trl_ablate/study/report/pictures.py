@@ -116,6 +116,7 @@ def draw_differences(analysis: Analysis) -> bytes | None:
             axes,
             f"{_words(analysis)} minus that of {against}, 95 % intervals"
             + "  (a cross: collapses)" * collapses,
+            start=-(left - 0.1) / (WIDTH * 0.75 - left - right),
         )
         return png_of(figure)
 
@@ -248,10 +249,12 @@ def _bottoms(figure: Figure, rows: Sequence[float]) -> list[float]:
     return found
 
 
-def _title(axes: Axes, text: str) -> None:
+def _title(axes: Axes, text: str, start: float = 0.0) -> None:
+    """Above the axes; from `start` on, as a share of their width."""
     axes.set_title(
         for_picture(text, TITLE_LETTERS),
         loc="left",
+        x=start,
         fontsize=10,
         fontweight="bold",
         color=INK,

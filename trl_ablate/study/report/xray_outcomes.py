@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -33,6 +34,8 @@ LEAST = 4
 FINAL = "final_"
 LINE, LETTER = 0.027, 0.0066
 """Room of a label, as a share of the axes."""
+MOVED = 1.5
+"""Lines by which a label may be moved."""
 LABELLED = 0.09
 """Arms nearer than this in both have no label in the picture; the table has all."""
 
@@ -160,18 +163,17 @@ def _text(pairs: Sequence[Pair]) -> str:
 
 
 def scatter(pairs: Sequence[Pair]) -> bytes:
-    """The picture as PNG: a colour per study, a cross where runs collapsed."""
+    """The picture as PNG: a colour per study, hollow once all are used, a cross where runs
+    collapsed."""
     with matplotlib.rc_context(STYLE):
         figure = Figure((10.2, 5.2), dpi=110, layout="constrained")
         axes = figure.add_subplot()
-        studies = list(dict.fromkeys(pair.study for pair in pairs))
+        looks = {study: _look(i) for i, study in enumerate(dict.fromkeys(p.study for p in pairs))}
         for pair in pairs:
-            colour = PALETTE[studies.index(pair.study) % len(PALETTE)]
             marker = "X" if pair.collapsed else "o"
-            axes.plot([pair.distance], [pair.outcome], marker, color=colour, markersize=7)
-        for study in studies:
-            colour = PALETTE[studies.index(study) % len(PALETTE)]
-            axes.plot([], [], "o", color=colour, label=for_picture(study))
+            axes.plot([pair.distance], [pair.outcome], marker, markersize=7, **looks[pair.study])
+        for study, look in looks.items():
+            axes.plot([], [], "o", label=for_picture(study), **look)
         axes.set_xlabel("distance in the X-ray: 1 − cosine of the mean gradients")
         axes.set_ylabel("distance in the outcome")
         axes.set_title("Do X-rays predict outcomes? Cross: a run collapsed", loc="left", fontsize=9)
@@ -180,8 +182,14 @@ def scatter(pairs: Sequence[Pair]) -> bytes:
         return png_of(figure)
 
 
+def _look(number: int) -> dict[str, Any]:
+    turn, colour = divmod(number, len(PALETTE))
+    return {"color": PALETTE[colour], "fillstyle": "none" if turn else "full"}
+
+
 def _label(axes: Axes, pairs: Sequence[Pair]) -> None:
-    """Names right of the points; one that would lie on another is moved up."""
+    """Names right of the points; one that would lie on another is moved up, and left out where it
+    would no longer be beside its point."""
     left, right = axes.get_xlim()
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 2 * LINE * (high - low))
@@ -192,6 +200,8 @@ def _label(axes: Axes, pairs: Sequence[Pair]) -> None:
         start, end, y = pair.distance, pair.distance + letter * (len(name) + 2), pair.outcome
         while any(a < end and start < b and abs(y - at) < height for a, b, at in placed):
             y += height / 4
+        if y - pair.outcome > MOVED * height:
+            continue
         placed.append((start, end, y))
         axes.text(
             start + 1.5 * letter, y, name, fontsize=6.5, color=INK, va="center", parse_math=False,
