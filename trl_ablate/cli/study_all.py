@@ -130,8 +130,8 @@ def show_total(plans, options: argparse.Namespace) -> None:
 
 
 def between(numbers: tuple[int, int]) -> str:
-    """From the best to the worst case."""
-    least, most = numbers
+    """From the least to the most: where other studies need more seeds, this one has fewer new."""
+    least, most = sorted(numbers)
     return f"{least}" if least == most else f"{least} to {most}"
 
 

@@ -74,18 +74,18 @@ def total_of(plans: Sequence[Plan], store: RunStore, slots: int) -> Total:
     for plan in plans:
         cases = _cases(plan, store)
         new = (cases[0] - seen[0], cases[1] - seen[1])
-        ended = {run_id for run_id in new[1] if store.state(run_id).done}
+        ended = {run_id for run_id in new[0] | new[1] if store.state(run_id).done}
         costs = [_seconds(plan, runs - ended, own[plan.study], every) for runs in new]
         for place in (0, 1):
             seen[place].update(new[place])
             seconds[place].extend(costs[place])
-        done |= ended
+        done |= ended & new[1]
         shares.append(
             Share(
                 plan.study,
                 (len(cases[0]), len(cases[1])),
                 (len(new[0]), len(new[1])),
-                len(ended),
+                len(ended & new[1]),
                 (_hours(costs[0], every), _hours(costs[1], every)),
             )
         )

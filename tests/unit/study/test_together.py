@@ -70,6 +70,15 @@ def test_a_trial_that_failed_is_tried_again_by_the_next_command(tmp_path):
     assert first not in fresh and len(fresh) == 6
 
 
+def test_a_run_that_is_done_costs_nothing_in_either_case(tmp_path):
+    """Seeds 3 to 7 of `grpo` are new with the second study at best, and with the first at worst."""
+    store, several = RunStore(tmp_path), replace(make_plan(ARMS, range(8)), study="several")
+    do(several, store, several.runs())
+    total = total_of([looking(), several], store, slots=1)
+    assert total.shares[1].new == (15, 0) and total.shares[1].hours == (0, 0)
+    assert total.hours == total.wall == (0, 0) and total.done == 24
+
+
 def test_runs_that_studies_share_are_counted_once(tmp_path):
     store, plans = RunStore(tmp_path), [looking(), fixed()]
     total = total_of(plans, store, 2)
