@@ -12,7 +12,7 @@ in the middle of a rollout batch, they are None until the next batch.
 
 import logging
 from collections.abc import Iterable
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,12 +102,10 @@ def restore(trainer: "AblationTrainer", checkpoint: Path) -> None:
     _restore_state(trainer, carried)
 
 
-@contextmanager
-def tied_weights_known(model: Any):
+def tied_weights_known(model: Any) -> AbstractContextManager[None]:
     """Of two tied weights, a checkpoint has one; transformers warns that the other is missing."""
     tied = sorted(model.all_tied_weights_keys) if isinstance(model, PreTrainedModel) else []
-    with replaced(model, _keys_to_ignore_on_save=tied) if tied else nullcontext():
-        yield
+    return replaced(model, _keys_to_ignore_on_save=tied) if tied else nullcontext()
 
 
 @cache

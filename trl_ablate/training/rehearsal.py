@@ -1,5 +1,5 @@
-"""Checks of optimizer, schedule, data loader and generation: each is made once, on a tiny layer.
-It needs no data and no model.
+"""Checks of optimizer, schedule, data loader and generation: each is made once, on a tiny layer,
+and on a CPU the optimizer takes a step. It needs no data and no model.
 
 transformers makes them late, after the model is loaded. There are fifty optimizers, half of them in
 separate packages, each with its own arguments and errors; to make one is the only check that covers
