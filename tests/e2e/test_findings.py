@@ -98,7 +98,7 @@ def test_the_committed_leverage_comes_out_of_its_committed_runs(tmp_path):
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Equal but for the last digits, which depend on the processor."""
+    """Equal but for the last digits: the runs are kept as float32, and processors differ."""
     if isinstance(one, dict):
         assert one.keys() == other.keys()
         for key in one:
@@ -107,7 +107,9 @@ def assert_same(one: Any, other: Any) -> None:
         for first, second in zip(one, other, strict=True):
             assert_same(first, second)
     else:
-        assert one == (pytest.approx(other, rel=1e-6) if isinstance(other, float) else other)
+        assert one == (
+            pytest.approx(other, rel=1e-5, abs=1e-6) if isinstance(other, float) else other
+        )
 
 
 def last_reward(folder) -> float:

@@ -83,7 +83,7 @@ def write_reports(chosen: Path, runs: Path) -> None:
             )
             continue
         report_study(plan, store, file, file.parent)
-        keep(store, plan.runs(), beside(file))
+        keep(plan, store, beside(file))
         console.print(f"report of {plan.study}: {finished} runs")
 
 

@@ -60,6 +60,6 @@ def run(options: argparse.Namespace) -> int:
     page = leverage_page(plan, planned_runs(plan, store), command)
     options.out.write_text(write_markdown(page), encoding="utf-8")
     if options.keep_runs:
-        keep(store, plan.runs(), beside(study_path(options.study)))
+        keep(plan, store, beside(study_path(options.study)))
     console.print(str(options.out))
     return DONE

@@ -97,7 +97,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("status", status, "Print the state of every run.")
     added = add("fetch", fetch, "Download finished runs of Modal or Hugging Face.")
     added.add_argument("--keep_checkpoints", action="store_true", help="also fetch checkpoints")
-    text = "Put the finished runs that are kept beside a study (runs.tar.xz) into --runs."
+    text = "Put the finished runs that are kept beside a study (runs.parquet) into --runs."
     add_all(add("restore", restore, text, False))
     added = add(
         "report", report, "Write REPORT.md, report.html, report.json, pictures, runs.csv.", False

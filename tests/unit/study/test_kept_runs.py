@@ -27,8 +27,8 @@ def other(tmp_path):
 
 
 def test_the_report_elsewhere_is_the_same(study, other, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.tar.xz"
-    assert keep(store, plan.runs(), file) == 6
+    (plan, store), file = study, tmp_path / "runs.parquet"
+    assert keep(plan, store, file) == 6
     assert sorted(restore(file, other, plan.runs())) == sorted(plan.runs())
     assert restore(file, other, plan.runs()) == []
     for made_of, out in ((store, "here"), (other, "there")):
@@ -38,50 +38,48 @@ def test_the_report_elsewhere_is_the_same(study, other, tmp_path):
 
 
 def test_the_same_runs_are_the_same_bytes(study, other, tmp_path):
-    (plan, store), first, second = study, tmp_path / "first.tar.xz", tmp_path / "second.tar.xz"
-    keep(store, plan.runs(), first)
+    (plan, store), first, second = study, tmp_path / "first.parquet", tmp_path / "second.parquet"
+    keep(plan, store, first)
     restore(first, other, plan.runs())
-    keep(other, plan.runs(), second)
+    keep(plan, other, second)
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_only_finished_runs_of_the_study_are_kept(study, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.tar.xz"
+def test_only_finished_runs_are_kept(study, tmp_path):
+    (plan, store), file = study, tmp_path / "runs.parquet"
     first, second, *others = plan.runs()
     for run_id, status in ((first, "failed"), (second, "running")):
         record = store.directory(run_id).run_file
         write_json(record, {**read_object(record), "status": status})
-    assert keep(store, [first, second, *others[1:]], file) == 3
-    assert sorted(kept(file)) == sorted(others[1:])
+    assert keep(plan, store, file) == 4
+    assert sorted(kept(file)) == sorted(others)
 
 
 def test_a_run_that_is_gone_stays_kept(study, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.tar.xz"
-    keep(store, plan.runs(), file)
+    (plan, store), file = study, tmp_path / "runs.parquet"
+    keep(plan, store, file)
     shutil.rmtree(store.directory(next(iter(plan.runs()))).path)
-    assert keep(store, plan.runs(), file) == 6
+    assert keep(plan, store, file) == 6
 
 
 def test_machine_and_folders_are_not_kept(study, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.tar.xz"
+    (plan, store), file = study, tmp_path / "runs.parquet"
     run_id = next(iter(plan.runs()))
     run = store.directory(run_id)
     settings = read_object(run.config_file)
     run.write_config({**settings, "config": {"output_dir": str(run.path.resolve())}})
     record = {"host": "secret-name", "command": ["train", "--x"]}
     write_json(run.run_file, {**read_object(run.run_file), **record})
-    keep(store, plan.runs(), file)
-    files = kept(file)[run_id]
-    whole = b"".join(files.values())
-    assert str(tmp_path).encode() not in whole and b"secret-name" not in whole
-    assert b'"command"' not in whole
-    written = json.loads(files[run.config_file.name])
-    assert written["config"]["output_dir"] == f"runs/{run_id}"
+    keep(plan, store, file)
+    run = kept(file)[run_id]
+    whole = run.settings + run.record
+    assert str(tmp_path) not in whole and "secret-name" not in whole and '"command"' not in whole
+    assert json.loads(run.settings)["config"]["output_dir"] == f"runs/{run_id}"
 
 
 def test_what_is_done_or_in_use_is_left_alone(study, other, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.tar.xz"
-    keep(store, plan.runs(), file)
+    (plan, store), file = study, tmp_path / "runs.parquet"
+    keep(plan, store, file)
     in_use, done, *others = plan.runs()
     lock = other.lock(in_use)
     assert lock.acquire()
@@ -94,8 +92,8 @@ def test_what_is_done_or_in_use_is_left_alone(study, other, tmp_path):
 
 
 def test_what_is_not_asked_for_is_not_written(study, other, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.tar.xz"
-    keep(store, plan.runs(), file)
+    (plan, store), file = study, tmp_path / "runs.parquet"
+    keep(plan, store, file)
     first = next(iter(plan.runs()))
     assert restore(file, other, [first, "unknown-seed0"]) == [first]
     assert [path.name for path in other.path.iterdir() if path.is_dir()] == [first]
@@ -103,13 +101,13 @@ def test_what_is_not_asked_for_is_not_written(study, other, tmp_path):
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
 def test_a_damaged_file_is_one_sentence(study, tmp_path, share):
-    (plan, store), file = study, tmp_path / "runs.tar.xz"
-    keep(store, plan.runs(), file)
+    (plan, store), file = study, tmp_path / "runs.parquet"
+    keep(plan, store, file)
     whole = file.read_bytes()
     file.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(ConfigurationError, match=r"runs\.tar\.xz is damaged .* take it from git"):
+    with pytest.raises(ConfigurationError, match=r"runs\.parquet is damaged .* take it from git"):
         kept(file)
 
 
 def test_no_file_is_no_runs(tmp_path):
-    assert kept(tmp_path / "runs.tar.xz") == {}
+    assert kept(tmp_path / "runs.parquet") == {}

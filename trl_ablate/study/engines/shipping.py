@@ -32,7 +32,7 @@ CODE = {PACKAGE: PACKAGE.name, SHIPPED: f"{PACKAGE.name}/shipped"}
 even if they are sent from a checkout."""
 NOT_CODE = (
     *("__pycache__", "*.md", "*.png", "*.html", "*.csv"),
-    *("report.json", "xray.json", "runs.tar.xz"),
+    *("report.json", "xray.json", "runs.parquet"),
 )
 """What is not sent: caches, pages, pictures, and results of studies."""
 CHECKED: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
