@@ -290,6 +290,30 @@ def test_the_gate_s_advantages(make_trainer, switches, expected):
     assert got.tolist() == pytest.approx(expected * 2)
 
 
+@pytest.mark.parametrize(
+    "penalty",
+    [{"overlong_penalty": 0.5, "overlong_share": 1.0}, {"beta": BETA, "kl_in": "reward"}],
+    ids=str,
+)
+def test_the_gate_looks_at_outcomes_without_penalties(make_trainer, penalty):
+    """The other reward adds ±1 among the two right completions, as it does without a penalty."""
+    found = {}
+    for gate in (None, "outcome"):
+        trainer = make_trainer(reward=[outcome, style] if gate else outcome, outcome_gate=gate,
+                               scale_rewards="none", generation_batch_size=8, stop=["1", "2"],
+                               **penalty)  # fmt: skip
+        with torch.no_grad():
+            for parameter in trainer.model.parameters():
+                parameter.mul_(1.5)  # so that policy and reference differ
+        trainer.model.train()
+        torch.manual_seed(0)
+        inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
+        found[gate] = trainer._generate_and_score_completions(inputs)["advantages"]
+    assert len({round(one, 4) for one in found[None].tolist()}) > 4
+    added = found["outcome"] - found[None]
+    torch.testing.assert_close(added, torch.tensor([1.0, -1.0, 0.0, 0.0] * 2))
+
+
 def test_the_gate_decides_which_groups_have_variance(make_trainer):
     trainer = make_trainer(reward=[ones, style], outcome_gate="ones", group_filter="drop",
                            generation_batch_size=8)  # fmt: skip

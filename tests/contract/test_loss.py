@@ -45,12 +45,11 @@ def logps_of(model, batch):
 def closed_form(logps, old, ref, batch, surrogate, length_norm, beta):
     """The loss of one of two microbatches, from the definitions."""
     advantages = batch["advantages"][:, None]
-    old = logps.detach() if surrogate == "reinforce" else old
     ratio = torch.exp(logps - old)
     objective = {
         "clip": torch.min(ratio * advantages, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantages),
         "no_clip": ratio * advantages,
-        "reinforce": ratio * advantages,
+        "reinforce": torch.exp(logps - logps.detach()) * advantages,
     }[surrogate]
     loss = -objective
     if beta:
@@ -112,6 +111,23 @@ def test_loss_and_gradient(make_trainer, batch, surrogate, length_norm, beta):
 
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-7)
     assert_same(our_gradient, gradients(theirs, trainer.model))
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_the_off_policy_mask(make_trainer, batch, surrogate):
+    """Rows with A < 0 whose mean log(old/new) is above the threshold have no gradient: row 1 of 4."""
+    trainer = trainer_with(
+        make_trainer, surrogate=surrogate, length_norm="mean", off_policy_mask_threshold=0.1
+    )
+    with torch.no_grad():
+        logps = logps_of(trainer.model, batch)
+    old = logps + torch.tensor([0.2, 0.2, 0.05, 0.05])[:, None]
+    inputs = {**batch, "old_per_token_logps": old}
+    ours = gradients(trainer._compute_loss(trainer.model, inputs), trainer.model)
+    kept = {**batch, "advantages": batch["advantages"] * torch.tensor([1.0, 0.0, 1.0, 1.0])}
+    logps = logps_of(trainer.model, batch)
+    theirs = closed_form(logps, old, None, kept, surrogate, "mean", 0.0)
+    assert_same(ours, gradients(theirs, trainer.model))
 
 
 @pytest.mark.parametrize("length_norm", LENGTH_NORMS)

@@ -53,7 +53,7 @@ class Scored:
     shaping_N: torch.Tensor | None
     passed_N: torch.Tensor
     penalty_N: torch.Tensor | None
-    """Subtracted from the reward, but not looked at by the filter."""
+    """Subtracted from the reward, but not looked at by the filter and the gate."""
     generated: int
     generated_tokens: int
 
@@ -179,15 +179,15 @@ def _advantages(
     args, gather = trainer.args, trainer.accelerator.gather
     advantages_N: Any
     if args.multi_objective_aggregation == "sum_then_normalize":
-        penalty_N = 0.0 if found.penalty_N is None else found.penalty_N
         advantages_N = compute_advantages(
-            (found.outcome_N - penalty_N).masked_fill(~kept_N, torch.nan),
+            found.outcome_N.masked_fill(~kept_N, torch.nan),
             group_size(trainer),
             baseline=args.baseline,
             scale=args.scale_rewards,
             eps=args.advantage_eps,
             tokens_N=tokens_N,
             shaping_N=found.shaping_N,
+            penalty_N=found.penalty_N,
         )
     else:
         advantages_N = gather(found.batch["advantages"])

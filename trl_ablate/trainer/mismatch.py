@@ -83,8 +83,8 @@ class MismatchCorrection:
 
     def record(self, loss_pass: LossPass) -> None:
         """Record one microbatch, if it was corrected or its sampler differs on purpose."""
-        shown, bounds = loss_pass.shown, self._bounds
-        ratio, sampling_NT = map(shown.get, ("importance_sampling_ratio", SAMPLING_LOGPS))
+        bounds, ratio = self._bounds, loss_pass.shown.get("importance_sampling_ratio")
+        sampling_NT: Any = loss_pass.inputs.get(SAMPLING_LOGPS)
         uncorrected = ratio is None and self._differs and sampling_NT is not None
         if uncorrected:
             ratio, bounds = torch.ones_like(loss_pass.logps_NT), NO_BOUNDS
@@ -93,7 +93,7 @@ class MismatchCorrection:
         before_NT = loss_pass.inputs.get("old_per_token_logps") if self._without_engine else None
         rows_NF = mismatch_rows(
             loss_pass.logps_NT if before_NT is None else before_NT,
-            shown[SAMPLING_LOGPS],
+            sampling_NT,
             ratio,
             loss_pass.mask_NT,
             **bounds,
