@@ -196,6 +196,28 @@ def test_resampled_rows_stay_together(make_trainer):
     assert output["num_items_in_batch"] == output["completion_mask"].sum()
 
 
+def test_rows_of_a_narrower_round_are_padded_with_ratio_one(make_trainer):
+    """VESPO takes the log of the ratio at padding, too: a 0 there gives the row the weight 0."""
+    rewards, widths = iter([[1.0, 0.0] * 2 + [1.0] * 4, [1.0, 0.0] * 2]), iter([12, 5])
+    trainer = make_trainer(
+        reward=lambda completions, **_: next(rewards), group_filter="resample", loss_type="vespo",
+        sampler_dtype="bfloat16", vllm_importance_sampling_mode="token_truncate",
+        num_iterations=2, generation_batch_size=8,
+    )  # fmt: skip
+    generate = trainer._generate_single_turn
+
+    def narrower(*rows, **keywords):
+        trainer.generation_config.max_new_tokens = next(widths)
+        return generate(*rows, **keywords)
+
+    trainer._generate_single_turn = narrower
+    trainer.model.train()
+    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
+    output = trainer._generate_and_score_completions(inputs)
+    padding = output["importance_sampling_ratio"][output["completion_mask"] == 0]
+    assert len(padding) >= 4 * (12 - 5) and (padding == 1).all()
+
+
 def test_resampling_asks_for_what_is_missing_only(make_trainer):
     sizes = []
 

@@ -232,12 +232,14 @@ class RatioSums:
 
 def shown_to_trl(inputs: Batch, config: AblationConfig) -> Batch:
     """A copy of the inputs for one loss. With `reinforce`, it lacks the old log-probabilities, so
-    TRL takes the current ones: their ratio is 1, with gradient ∇log π. They stay as the sampler's,
-    if it has none, which TRL reads for its off-policy mask alone. TRL's policy loss is proportional
-    to the advantages, so they take the factor of each row."""
+    TRL takes the current ones: their ratio is 1, with gradient ∇log π. Its off-policy mask reads
+    them as the sampler's, whatever a surrogate does to them. TRL's policy loss is proportional to
+    the advantages, so they take the factor of each row."""
     shown = dict(inputs)
-    if config.surrogate == "reinforce" and "old_per_token_logps" in inputs:
-        shown.setdefault("sampling_per_token_logps", shown.pop("old_per_token_logps"))
+    if "old_per_token_logps" in inputs:
+        shown.setdefault("sampling_per_token_logps", inputs["old_per_token_logps"])
+    if config.surrogate == "reinforce":
+        shown.pop("old_per_token_logps", None)
     if ROW_WEIGHTS in inputs:
         shown["advantages"] = inputs["advantages"] * inputs[ROW_WEIGHTS]
     return shown
