@@ -402,6 +402,24 @@ def test_metrics_of_signs_and_lengths(make_trainer):
     assert sum(row[f"advantages/weight/q{place}"] for place in (1, 2, 3, 4)) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("length_norm", ["mean", "token", "prompt"])
+def test_the_weight_of_a_length_is_that_in_the_loss(make_trainer, length_norm):
+    """|A| times the tokens, over what the length norm divides them by: own, all, or the group's."""
+    trainer = make_trainer(reward=outcome, length_norm=length_norm, stop=["1", "2"],
+                           generation_batch_size=16)  # fmt: skip
+    trainer.model.train()
+    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(16)]
+    output = trainer._generate_and_score_completions(inputs)
+    tokens = output["completion_mask"].sum(1)
+    of_groups = tokens.view(4, 4).sum(1).repeat_interleave(4)
+    assert len(set(of_groups.tolist())) > 1
+    divisor = {"mean": tokens, "token": 1, "prompt": of_groups}[length_norm]
+    weights = (output["advantages"].abs() * tokens / divisor)[tokens.argsort(stable=True)]
+    expected = weights.view(4, 4).sum(1) / weights.sum()
+    logged = [trainer._metrics["train"][f"advantages/weight/q{place}"][0] for place in range(1, 5)]
+    assert logged == pytest.approx(expected.tolist(), rel=1e-5)
+
+
 def test_the_overlong_penalty_makes_advantages_and_no_variance(make_trainer):
     """It is subtracted in training; the filter, logged rewards and evaluations do not see it."""
     settings = {"overlong_penalty": 0.5, "overlong_share": 1.0, "scale_rewards": "none"}

@@ -213,9 +213,9 @@ def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str
     return [
         (not config.truncates, ("correct_truncation",), "top_p, top_k and min_p keep all tokens"),
         (
-            config.use_vllm or config.exchanges_weights,
+            config.use_vllm,
             ("correct_truncation",),
-            "the log-probabilities of the sampler are those of the truncated distribution anyway",
+            "vLLM reports the log-probabilities of the truncated distribution anyway",
         ),
         (not config.use_vllm, engine, "use_vllm is false"),
         (

@@ -96,9 +96,9 @@ PENALTY = TaskArguments(eos_penalty=0.5)
         ("correct_truncation", {"correct_truncation": True, "top_k": 5}, None, False),
         (
             "correct_truncation",
-            {"correct_truncation": True, "top_k": 5, **MASKS, "rollout_staleness": 1},
+            {"correct_truncation": True, "top_k": 5, "rollout_staleness": 1},
             None,
-            True,
+            False,
         ),
         (CORRECTION, {CORRECTION: False, "min_p": 0.1, "correct_truncation": True}, None, False),
         ("scale_rewards", {"scale_rewards": "advantage_std", **ONE_GROUP}, None, True),
