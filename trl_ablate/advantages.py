@@ -71,8 +71,9 @@ def compute_advantages(
         without fp32 rounding errors.
         If all graded rewards are equal, or fewer than two are graded, an advantage divided by
         their deviation is 0: the group does not show which completion was better; this includes
-        shaping, which is also left out if they differ by their penalties alone. If the rewards differ so little that their deviation underflows to 0, the divisor
-        is `eps`; if `eps` is 0, the advantage is 0. The same holds for r - b with `advantage_std`.
+        shaping, which is also left out if they differ by their penalties alone. If the rewards
+        differ so little that their deviation underflows to 0, the divisor is `eps`; if `eps` is 0,
+        the advantage is 0. The same holds for r - b with `advantage_std`.
         With scale `group_mean`, a group whose mean is 0 or negative has advantage 0.
         With `leave_one_out`, a completion that is the only graded one of its group has advantage 0.
         With `group_then_batch`, a batch without tokens has no second mean to subtract.
