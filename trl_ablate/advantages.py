@@ -29,6 +29,7 @@ def compute_advantages(
     eps: float = 1e-4,
     tokens_N: torch.Tensor | None = None,
     shaping_N: torch.Tensor | None = None,
+    penalty_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Advantage of each completion relative to its group or batch.
 
@@ -48,6 +49,8 @@ def compute_advantages(
         shaping_N: `(N,)`, a second reward that moves advantage between completions of a group with
             equal `rewards_N`, but not between others: its mean over them is subtracted from it, the
             rest is added to r - b. It takes no part in baseline and scale. Default: none.
+        penalty_N: `(N,)`, subtracted from `rewards_N`. It takes part in baseline and scale, but not
+            in which completions are equal for shaping. Default: none.
 
     Returns:
         `(N,)`, in the dtype of `rewards_N`.
@@ -68,8 +71,9 @@ def compute_advantages(
         without fp32 rounding errors.
         If all graded rewards are equal, or fewer than two are graded, an advantage divided by
         their deviation is 0: the group does not show which completion was better; this includes
-        shaping. If the rewards differ so little that their deviation underflows to 0, the divisor
-        is `eps`; if `eps` is 0, the advantage is 0. The same holds for r - b with `advantage_std`.
+        shaping, which is also left out if they differ by their penalties alone. If the rewards
+        differ so little that their deviation underflows to 0, the divisor is `eps`; if `eps` is 0,
+        the advantage is 0. The same holds for r - b with `advantage_std`.
         With scale `group_mean`, a group whose mean is 0 or negative has advantage 0.
         With `leave_one_out`, a completion that is the only graded one of its group has advantage 0.
         With `group_then_batch`, a batch without tokens has no second mean to subtract.
@@ -78,10 +82,16 @@ def compute_advantages(
         raise ValueError(
             f"{rewards_N.numel()} rewards are not whole groups of {num_generations} generations"
         )
-    rewards_PG = rewards_N.reshape(-1, num_generations)
+    outcomes_PG = rewards_PG = rewards_N.reshape(-1, num_generations)
+    if penalty_N is not None:
+        rewards_PG = outcomes_PG - penalty_N.reshape_as(outcomes_PG)
     centred_PG = advantages_PG = _centred(rewards_PG, baseline, tokens_N)
     if shaping_N is not None:
-        advantages_PG = centred_PG + _within_equals(shaping_N.reshape_as(rewards_PG), rewards_PG)
+        shaping_PG = _within_equals(shaping_N.reshape_as(outcomes_PG), outcomes_PG)
+        if scale != "none":
+            of_outcomes_PG = _centred(outcomes_PG, baseline, tokens_N)
+            shaping_PG = shaping_PG * _divisor(outcomes_PG, of_outcomes_PG, scale, eps)[1]
+        advantages_PG = centred_PG + shaping_PG
     if scale != "none":
         divisor, defined = _divisor(rewards_PG, centred_PG, scale, eps)
         advantages_PG = torch.where(defined, advantages_PG / divisor, 0.0)

@@ -58,12 +58,6 @@ def check_switches(config: "AblationConfig") -> None:
             f"surrogate 'no_clip' does not limit the ratio, but delta {config.delta} does; "
             "remove delta, or use surrogate 'clip'"
         )
-    if config.surrogate == "geometric" and config.off_policy_mask_threshold is not None:
-        raise ConfigurationError(
-            f"surrogate 'geometric' clips the ratios that off_policy_mask_threshold "
-            f"{config.off_policy_mask_threshold} measures; remove the threshold, or use surrogate "
-            "'clip'"
-        )
     if config.positive_weight == 0 and config.negative_weight == 0:
         raise ConfigurationError(
             "positive_weight and negative_weight are both 0, so no completion has a gradient; "

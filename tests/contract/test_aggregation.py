@@ -140,9 +140,3 @@ def test_the_geometric_mean_of_clipped_ratios(make_trainer, batch, length_norm):
     assert trainer.state.log_history[-1]["clip_fraction"] == pytest.approx(held.item())
     assert 0 < held < 1
     assert trainer.importance_sampling_level == "token"
-
-
-def test_geometric_leaves_no_ratios_to_measure():
-    with pytest.raises(ConfigurationError, match="'geometric' clips the ratios"):
-        AblationConfig(output_dir="unused", use_cpu=True, bf16=False,
-                       surrogate="geometric", off_policy_mask_threshold=0.1)  # fmt: skip

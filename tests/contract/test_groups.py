@@ -196,6 +196,28 @@ def test_resampled_rows_stay_together(make_trainer):
     assert output["num_items_in_batch"] == output["completion_mask"].sum()
 
 
+def test_rows_of_a_narrower_round_are_padded_with_ratio_one(make_trainer):
+    """VESPO takes the log of the ratio at padding, too: a 0 there gives the row the weight 0."""
+    rewards, widths = iter([[1.0, 0.0] * 2 + [1.0] * 4, [1.0, 0.0] * 2]), iter([12, 5])
+    trainer = make_trainer(
+        reward=lambda completions, **_: next(rewards), group_filter="resample", loss_type="vespo",
+        sampler_dtype="bfloat16", vllm_importance_sampling_mode="token_truncate",
+        num_iterations=2, generation_batch_size=8,
+    )  # fmt: skip
+    generate = trainer._generate_single_turn
+
+    def narrower(*rows, **keywords):
+        trainer.generation_config.max_new_tokens = next(widths)
+        return generate(*rows, **keywords)
+
+    trainer._generate_single_turn = narrower
+    trainer.model.train()
+    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
+    output = trainer._generate_and_score_completions(inputs)
+    padding = output["importance_sampling_ratio"][output["completion_mask"] == 0]
+    assert len(padding) >= 4 * (12 - 5) and (padding == 1).all()
+
+
 def test_resampling_asks_for_what_is_missing_only(make_trainer):
     sizes = []
 
@@ -290,6 +312,30 @@ def test_the_gate_s_advantages(make_trainer, switches, expected):
     assert got.tolist() == pytest.approx(expected * 2)
 
 
+@pytest.mark.parametrize(
+    "penalty",
+    [{"overlong_penalty": 0.5, "overlong_share": 1.0}, {"beta": BETA, "kl_in": "reward"}],
+    ids=str,
+)
+def test_the_gate_looks_at_outcomes_without_penalties(make_trainer, penalty):
+    """The other reward adds ±1 among the two right completions, as it does without a penalty."""
+    found = {}
+    for gate in (None, "outcome"):
+        trainer = make_trainer(reward=[outcome, style] if gate else outcome, outcome_gate=gate,
+                               scale_rewards="none", generation_batch_size=8, stop=["1", "2"],
+                               **penalty)  # fmt: skip
+        with torch.no_grad():
+            for parameter in trainer.model.parameters():
+                parameter.mul_(1.5)  # so that policy and reference differ
+        trainer.model.train()
+        torch.manual_seed(0)
+        inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
+        found[gate] = trainer._generate_and_score_completions(inputs)["advantages"]
+    assert len({round(one, 4) for one in found[None].tolist()}) > 4
+    added = found["outcome"] - found[None]
+    torch.testing.assert_close(added, torch.tensor([1.0, -1.0, 0.0, 0.0] * 2))
+
+
 def test_the_gate_decides_which_groups_have_variance(make_trainer):
     trainer = make_trainer(reward=[ones, style], outcome_gate="ones", group_filter="drop",
                            generation_batch_size=8)  # fmt: skip
@@ -354,6 +400,24 @@ def test_metrics_of_signs_and_lengths(make_trainer):
     assert row["advantages/positive"] == pytest.approx(0.25)  # half the rows have 1/2
     assert row["advantages/negative"] == pytest.approx(0.125)
     assert sum(row[f"advantages/weight/q{place}"] for place in (1, 2, 3, 4)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("length_norm", ["mean", "token", "prompt"])
+def test_the_weight_of_a_length_is_that_in_the_loss(make_trainer, length_norm):
+    """|A| times the tokens, over what the length norm divides them by: own, all, or the group's."""
+    trainer = make_trainer(reward=outcome, length_norm=length_norm, stop=["1", "2"],
+                           generation_batch_size=16)  # fmt: skip
+    trainer.model.train()
+    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(16)]
+    output = trainer._generate_and_score_completions(inputs)
+    tokens = output["completion_mask"].sum(1)
+    of_groups = tokens.view(4, 4).sum(1).repeat_interleave(4)
+    assert len(set(of_groups.tolist())) > 1
+    divisor = {"mean": tokens, "token": 1, "prompt": of_groups}[length_norm]
+    weights = (output["advantages"].abs() * tokens / divisor)[tokens.argsort(stable=True)]
+    expected = weights.view(4, 4).sum(1) / weights.sum()
+    logged = [trainer._metrics["train"][f"advantages/weight/q{place}"][0] for place in range(1, 5)]
+    assert logged == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 def test_the_overlong_penalty_makes_advantages_and_no_variance(make_trainer):

@@ -119,12 +119,14 @@ def test_an_unknown_estimate_is_refused_by_name():
 LOSSES = {
     **{norm: {"length_norm": norm} for norm in ("mean", "constant", "microbatch", "token")},
     "prompt": {"length_norm": "prompt"},
+    "reinforce": {"length_norm": "mean", "surrogate": "reinforce"},
     **{name: {"loss_type": name} for name in ("bnpo", "luspo", "cispo", "sapo")},
 }
 
 
 def divisor_of(name, mask):
-    norm = {"bnpo": "token", "cispo": "token", "sapo": "mean", "prompt": "token"}.get(name, name)
+    norm = {"bnpo": "token", "cispo": "token", "sapo": "mean", "prompt": "token",
+            "reinforce": "mean"}.get(name, name)  # fmt: skip
     if name == "luspo":
         return torch.tensor(4.0 * ACCUMULATION)
     items = mask.sum() * ACCUMULATION if name == "bnpo" else 37

@@ -7,7 +7,9 @@ model. They use no part of TRL's loss.
 import pytest
 import torch
 
+from trl_ablate.config import Surrogate
 from trl_ablate.losses import loss_denominator
+from trl_ablate.settings import choices
 
 SURROGATES = ("clip", "no_clip", "reinforce")
 LENGTH_NORMS = ("mean", "constant", "microbatch", "token")
@@ -45,12 +47,11 @@ def logps_of(model, batch):
 def closed_form(logps, old, ref, batch, surrogate, length_norm, beta):
     """The loss of one of two microbatches, from the definitions."""
     advantages = batch["advantages"][:, None]
-    old = logps.detach() if surrogate == "reinforce" else old
     ratio = torch.exp(logps - old)
     objective = {
         "clip": torch.min(ratio * advantages, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantages),
         "no_clip": ratio * advantages,
-        "reinforce": ratio * advantages,
+        "reinforce": torch.exp(logps - logps.detach()) * advantages,
     }[surrogate]
     loss = -objective
     if beta:
@@ -112,6 +113,20 @@ def test_loss_and_gradient(make_trainer, batch, surrogate, length_norm, beta):
 
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-7)
     assert_same(our_gradient, gradients(theirs, trainer.model))
+
+
+@pytest.mark.parametrize("surrogate", choices(Surrogate))
+def test_the_off_policy_mask(make_trainer, batch, surrogate):
+    """A row with A < 0 whose mean log(old/new) is above the threshold counts as if A were 0."""
+    settings = {"surrogate": surrogate, "length_norm": "mean"}
+    with_mask = trainer_with(make_trainer, off_policy_mask_threshold=0.1, **settings)
+    without = trainer_with(make_trainer, **settings)
+    with torch.no_grad():
+        now = logps_of(without.model, batch)
+    batch["old_per_token_logps"] = now + torch.tensor([0.2, 0.2, 0.05, 0.05])[:, None]
+    ours = gradients(with_mask._compute_loss(with_mask.model, batch), with_mask.model)
+    batch["advantages"] = torch.tensor([1.3, 0.0, 0.4, -1.1])
+    assert_same(ours, gradients(without._compute_loss(without.model, batch), without.model))
 
 
 @pytest.mark.parametrize("length_norm", LENGTH_NORMS)

@@ -265,6 +265,30 @@ def test_shaping_moves_no_advantage_between_outcomes(baseline, scale):
         torch.testing.assert_close(shaped[same].mean(), plain[same].mean())
 
 
+# Rewards with the penalty: .8 1 -.1 -.3 | .9 .8 .7 .6, means .35 | .75, variances 1.25/3 | .05/3.
+# Outcomes are as equal as without it, so the shaping is as above: 1 -1 2 -2 | -1.5 -0.5 0.5 1.5.
+PENALTY = torch.tensor([0.2, 0, 0.1, 0.3, 0.1, 0.2, 0.3, 0.4])
+SUMS = torch.tensor([1.45, -0.35, 1.55, -2.65, -1.35, -0.45, 0.45, 1.35])
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        ("none", SUMS),
+        ("group_mean", SUMS / torch.tensor([0.35] * 4 + [0.75] * 4)),
+        ("batch", SUMS / (OUTCOMES - PENALTY).std()),
+        # over the deviation of penalties alone, the second group's shaping would grow without limit
+        ("group", torch.cat([SUMS[:4] / (1.25 / 3) ** 0.5,
+                             torch.tensor([0.15, 0.05, -0.05, -0.15]) / (0.05 / 3) ** 0.5])),
+    ],
+)  # fmt: skip
+def test_a_penalty_makes_no_outcomes_unequal(scale, expected):
+    got = compute_advantages(
+        OUTCOMES, 4, scale=scale, eps=0.0, shaping_N=SHAPING, penalty_N=PENALTY
+    )
+    torch.testing.assert_close(got, expected)
+
+
 def test_an_ungraded_outcome_takes_no_shaping():
     rewards = torch.tensor([1.0, NAN, 1.0, 0.0])
     shaping = torch.tensor([1.0, 50.0, 3.0, 7.0])

@@ -46,6 +46,11 @@ def _objective_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
             ("length_norm_constant",),
             f"length_norm is '{config.length_norm}', not 'constant'",
         ),
+        (
+            config.on_policy and not config.use_vllm and not config.sampler_differs,
+            ("off_policy_mask_threshold",),
+            f"{ON_POLICY}, so no rollout is off-policy",
+        ),
         (config.on_policy, temperatures, f"{ON_POLICY}, where the slope is 1 at any temperature"),
         (config.loss_type != "sapo", temperatures, "no sapo loss"),
         (config.on_policy and not corrected, weights, f"{ON_POLICY}, and so is every weight"),
@@ -95,6 +100,11 @@ def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
             "there is nothing to regroup",
         ),
         (config.scale_rewards == "none", ("advantage_eps",), "scale_rewards is 'none'"),
+        (
+            config.multi_objective_aggregation == "normalize_then_sum",
+            ("advantage_eps",),
+            "multi_objective_aggregation 'normalize_then_sum' is TRL's own, with an eps of 1e-4",
+        ),
         (
             one_group and config.scale_rewards == "batch",
             ("scale_rewards",),
@@ -203,9 +213,9 @@ def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str
     return [
         (not config.truncates, ("correct_truncation",), "top_p, top_k and min_p keep all tokens"),
         (
-            config.use_vllm or config.exchanges_weights,
+            config.use_vllm,
             ("correct_truncation",),
-            "the log-probabilities of the sampler are those of the truncated distribution anyway",
+            "vLLM reports the log-probabilities of the truncated distribution anyway",
         ),
         (not config.use_vllm, engine, "use_vllm is false"),
         (

@@ -33,6 +33,7 @@ def weight_by_length(
     """`advantages/weight/q1` (shortest quarter of the completions) to `q4` (longest): share of the
     weight in the loss.
 
+    The advantages take the factor of their row in the loss, if it has one (`length_norm` 'prompt').
     The weight of a completion is |A|, times its tokens if the loss is a sum over tokens
     (`per_token`) and not a mean over them. Completions without tokens are left out; an empty
     quarter is not logged. If all weights are 0, so are the shares.

@@ -53,7 +53,7 @@ class Scored:
     shaping_N: torch.Tensor | None
     passed_N: torch.Tensor
     penalty_N: torch.Tensor | None
-    """Subtracted from the reward, but not looked at by the filter."""
+    """Subtracted from the reward, but not looked at by the filter and the gate."""
     generated: int
     generated_tokens: int
 
@@ -140,14 +140,15 @@ def with_advantages(trainer: "AblationTrainer", found: Scored) -> Batch:
     kept_N = kept_P.repeat_interleave(group)
     tokens_N = gather(response_mask(found.batch).sum(dim=1))
     advantages_N = _advantages(trainer, found, tokens_N, kept_N)
-    _log(trainer, found, advantages_N, tokens_N, kept_N)
+    weights_P = _row_weights(trainer, tokens_N.view(-1, group), kept_P)
+    weights_N = None if weights_P is None else weights_P.repeat_interleave(group)
+    _log(trainer, found, advantages_N, tokens_N, kept_N, weights_N)
     local = local_rows(trainer, len(found.batch["prompt_mask"]))
     batch = {**found.batch, "advantages": advantages_N[local]}
     if not kept_P.all():
         batch = counted(trainer, without(batch, kept_N[local].tolist()))
-    weights_P = _row_weights(trainer, tokens_N.view(-1, group), kept_P)
-    if weights_P is not None:
-        batch[ROW_WEIGHTS] = weights_P.repeat_interleave(group)[local]
+    if weights_N is not None:
+        batch[ROW_WEIGHTS] = weights_N[local]
     if trainer._entropy_bonus_enabled and not kept_P.all():
         batch[BONUS_WEIGHTS] = kept_N[local].float()  # `weigh_microbatches` makes factors of them
     return batch
@@ -179,15 +180,15 @@ def _advantages(
     args, gather = trainer.args, trainer.accelerator.gather
     advantages_N: Any
     if args.multi_objective_aggregation == "sum_then_normalize":
-        penalty_N = 0.0 if found.penalty_N is None else found.penalty_N
         advantages_N = compute_advantages(
-            (found.outcome_N - penalty_N).masked_fill(~kept_N, torch.nan),
+            found.outcome_N.masked_fill(~kept_N, torch.nan),
             group_size(trainer),
             baseline=args.baseline,
             scale=args.scale_rewards,
             eps=args.advantage_eps,
             tokens_N=tokens_N,
             shaping_N=found.shaping_N,
+            penalty_N=found.penalty_N,
         )
     else:
         advantages_N = gather(found.batch["advantages"])
@@ -205,6 +206,7 @@ def _log(
     advantages_N: torch.Tensor,
     tokens_N: torch.Tensor,
     kept_N: torch.Tensor,
+    weights_N: torch.Tensor | None,
 ) -> None:
     """Replace TRL's advantages in the log of completions; in training, log the metrics."""
     logged = trainer._logs["advantages"]
@@ -217,10 +219,11 @@ def _log(
     trainer.generated_tokens += found.generated_tokens
     metrics["rollouts/generated_tokens"] = [float(trainer.generated_tokens)]
     of_tokens = trainer.loss_type not in MEAN_OVER_TOKENS
+    weighted_N = advantages_N if weights_N is None else advantages_N * weights_N
     for name, value in {
         **rollout_counts(found.generated, found.generated_tokens, tokens_N, kept_N),
         **pass_counts(found.passed_N.view(-1, group_size(trainer))),
         **weight_by_sign(advantages_N),
-        **weight_by_length(advantages_N, tokens_N * kept_N, per_token=of_tokens),
+        **weight_by_length(weighted_N, tokens_N * kept_N, per_token=of_tokens),
     }.items():
         metrics[name].append(value)

@@ -114,8 +114,9 @@ class LossPass:
             self.shown["old_per_token_logps"] = self.attached_logps_NT - clipped_NT
 
     def attached_ratio(self, level: str) -> torch.Tensor:
-        """π/π_old as TRL's loss has it, with gradient."""
-        old_logps_NT = self.shown.get("old_per_token_logps", self.logps_NT)
+        """π/π_old, with gradient: that of TRL's loss, or where it sees none, of the inputs."""
+        hidden_NT = self.inputs.get("old_per_token_logps", self.logps_NT)
+        old_logps_NT = self.shown.get("old_per_token_logps", hidden_NT)
         if level == "sequence":
             return torch.exp(sequence_log_ratio(self.attached_logps_NT, old_logps_NT, self.mask_NT))
         return token_ratio(self.attached_logps_NT, old_logps_NT, self.mask_NT)
@@ -132,7 +133,8 @@ class LossPass:
         if objective.kl:
             reference_NT = self.inputs["ref_per_token_logps"]
             kl_NT = kl_to_reference(self.logps_NT, reference_NT, objective.kl_estimator)
-            values["kl"] = kl_NT * ratio_NT if objective.kl_corrected else kl_NT
+            of_kl_NT = self.attached_ratio(objective.level).detach()
+            values["kl"] = kl_NT * of_kl_NT if objective.kl_corrected else kl_NT
         if objective.loss_type == "cispo":
             values["cispo_clip_ratio"] = self._changed(ratio_NT, objective)
         elif objective.loss_type == "vespo":
@@ -230,20 +232,26 @@ class RatioSums:
 
 def shown_to_trl(inputs: Batch, config: AblationConfig) -> Batch:
     """A copy of the inputs for one loss. With `reinforce`, it lacks the old log-probabilities, so
-    TRL takes the current ones: their ratio is 1, with gradient ∇log π. TRL's policy loss is
-    proportional to the advantages, so they take the factor of each row."""
-    hidden = {"old_per_token_logps"} if config.surrogate == "reinforce" else set()
-    shown = {key: value for key, value in inputs.items() if key not in hidden}
+    TRL takes the current ones: their ratio is 1, with gradient ∇log π. Its off-policy mask reads
+    them as the sampler's, whatever a surrogate does to them. TRL's policy loss is proportional to
+    the advantages, so they take the factor of each row."""
+    shown = dict(inputs)
+    if "old_per_token_logps" in inputs:
+        shown.setdefault("sampling_per_token_logps", inputs["old_per_token_logps"])
+    if config.surrogate == "reinforce":
+        shown.pop("old_per_token_logps", None)
     if ROW_WEIGHTS in inputs:
         shown["advantages"] = inputs["advantages"] * inputs[ROW_WEIGHTS]
     return shown
 
 
 def own_kl(config: AblationConfig, inputs: Batch) -> bool:
-    """Whether the loss's KL term is ours: TRL has k3 only, with one weight for all rows."""
+    """Whether the loss's KL term is ours: TRL has k3 only, with one weight for all rows, and the
+    policy loss's ratio, which `reinforce` hides."""
     weighted = ROW_WEIGHTS in inputs and config.length_norm == "prompt"
     in_loss = config.beta != 0.0 and config.kl_in == "loss"
-    return in_loss and (config.kl_estimator != "k3" or weighted)
+    hidden = config.surrogate == "reinforce" and config.use_bias_correction_kl
+    return in_loss and (config.kl_estimator != "k3" or weighted or hidden)
 
 
 def switched_values(config: AblationConfig, inputs: Batch, mask_NT: torch.Tensor) -> dict[str, Any]:

@@ -83,17 +83,17 @@ class MismatchCorrection:
 
     def record(self, loss_pass: LossPass) -> None:
         """Record one microbatch, if it was corrected or its sampler differs on purpose."""
-        shown, bounds = loss_pass.shown, self._bounds
-        ratio, sampling_NT = map(shown.get, ("importance_sampling_ratio", SAMPLING_LOGPS))
-        uncorrected = ratio is None and self._differs and sampling_NT is not None
+        inputs, bounds = loss_pass.inputs, self._bounds
+        ratio = loss_pass.shown.get("importance_sampling_ratio")
+        uncorrected = ratio is None and self._differs and SAMPLING_LOGPS in inputs
         if uncorrected:
             ratio, bounds = torch.ones_like(loss_pass.logps_NT), NO_BOUNDS
         if ratio is None:
             return
-        before_NT = loss_pass.inputs.get("old_per_token_logps") if self._without_engine else None
+        before_NT = inputs.get("old_per_token_logps") if self._without_engine else None
         rows_NF = mismatch_rows(
             loss_pass.logps_NT if before_NT is None else before_NT,
-            shown[SAMPLING_LOGPS],
+            inputs[SAMPLING_LOGPS],
             ratio,
             loss_pass.mask_NT,
             **bounds,

@@ -136,6 +136,7 @@ def _padding(trainer: "AblationTrainer", key: str) -> int:
         "prompt_ids": trainer._tokenizer.pad_token_id,
         "completion_ids": trainer._tokenizer.pad_token_id,
         "tool_mask": 1,
+        "importance_sampling_ratio": 1,  # VESPO takes its log
     }.get(key, 0)
 
 

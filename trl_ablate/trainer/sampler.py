@@ -3,8 +3,10 @@
 While rollouts are generated, the parameters hold the sampler's values; TRL's engine sync takes
 them, too. Parameters that are not trained are rounded, but not kept. The sampler's
 log-probabilities of the completions are kept, so that TRL's importance correction applies, also
-without vLLM. If top_p, top_k, min_p or min_tokens leave out tokens, they are those of the truncated
-distribution, as vLLM reports them.
+without vLLM. With `correct_truncation` they are those of the distribution that top_p, top_k and
+min_p leave. What else changes how tokens are drawn, as min_tokens does, stays uncorrected, as
+without a sampler that differs, so that an arm with one differs in it alone. vLLM reports the
+log-probabilities of the distribution that it draws from, in all arms.
 
 The kept copies of a checkpoint are in one file, as all processes have the same.
 """
@@ -18,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LogitsProcessorList
 from transformers.generation import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from trl.trainer.utils import selective_log_softmax
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
@@ -118,7 +121,7 @@ def sampler_logps(
     widest = max(1, *map(len, completion_ids))
     batch = trainer.args.per_device_train_batch_size
     with torch.no_grad():
-        if trainer.args.truncates or trainer.args.min_tokens:
+        if trainer.args.truncates and trainer.args.correct_truncation:
             parts = zip(ids_NL.split(batch), mask_NL.split(batch), strict=True)
             logps_NT = torch.cat([_of_truncated(trainer, *part, widest) for part in parts])
         else:
@@ -148,15 +151,14 @@ def _of_truncated(
     args, model = trainer.args, cast(Any, trainer.model)
     with trainer.accelerator.autocast():
         logits = model(input_ids=ids_NL, attention_mask=mask_NL, logits_to_keep=width + 1).logits
-    logits_NTV = logits[:, :-1].float() / args.temperature
+    logits_NTV, ids_NT = logits[:, :-1].float() / args.temperature, ids_NL[:, -width:]
+    logps_NT = selective_log_softmax(logits_NTV, ids_NT)
+    # Z is that of the tokens that may be drawn; that some may not is itself not corrected
     logits_NTV[:, : args.min_tokens, trainer.eos_token_ids] = -torch.inf
-    return truncated_logps(
-        logits_NTV,
-        ids_NL[:, -width:],
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
+    truncated_NT = truncated_logps(
+        logits_NTV, ids_NT, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p
     )
+    return logps_NT - selective_log_softmax(logits_NTV, ids_NT) + truncated_NT
 
 
 def truncated_logps(

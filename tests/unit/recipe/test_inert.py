@@ -47,6 +47,7 @@ def test_regrouping_is_inert_where_a_row_depends_on_its_neighbours():
 
 
 CORRECTION = "vllm_importance_sampling_correction"
+EPS, MASK = "advantage_eps", "off_policy_mask_threshold"
 MASKS = {"vllm_importance_sampling_mode": "token_mask"}
 UNCORRECTED = {"sampler_dtype": "int8", CORRECTION: False}
 LONG = {"overlong_penalty": 0.5}
@@ -83,15 +84,21 @@ PENALTY = TaskArguments(eos_penalty=0.5)
         ("negative_weight", {"negative_weight": 0.0, "baseline": "none"}, PENALTY, False),
         ("negative_weight", {"negative_weight": 0.0}, None, False),
         ("negative_weight", {"negative_weight": 0.0, "baseline": "none", **LONG}, None, False),
+        (EPS, {EPS: 0.1}, None, False),
+        (EPS, {EPS: 0.1, "scale_rewards": "none"}, None, True),
+        (EPS, {EPS: 0.1, "multi_objective_aggregation": "normalize_then_sum"}, None, True),
+        (MASK, {MASK: 0.1, "num_iterations": 1}, None, True),
+        (MASK, {MASK: 0.1, "num_iterations": 2}, None, False),
+        (MASK, {MASK: 0.1, "rollout_staleness": 1}, None, False),
         ("overlong_share", {"overlong_share": 0.5}, None, True),
         ("overlong_share", {"overlong_share": 0.5, **LONG}, None, False),
         ("correct_truncation", {"correct_truncation": True}, None, True),
         ("correct_truncation", {"correct_truncation": True, "top_k": 5}, None, False),
         (
             "correct_truncation",
-            {"correct_truncation": True, "top_k": 5, **MASKS, "rollout_staleness": 1},
+            {"correct_truncation": True, "top_k": 5, "rollout_staleness": 1},
             None,
-            True,
+            False,
         ),
         (CORRECTION, {CORRECTION: False, "min_p": 0.1, "correct_truncation": True}, None, False),
         ("scale_rewards", {"scale_rewards": "advantage_std", **ONE_GROUP}, None, True),
