@@ -24,10 +24,12 @@ from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.settings import check_ranges, choices, setting
 from trl_ablate.switches import GroupSwitches
 
-Baseline = Literal["group_mean", "none", "leave_one_out", "batch_mean", "group_then_batch", "half"]
-Scale = Literal["group", "batch", "none", "group_mean", "advantage_std"]
+Baseline = Literal[
+    "group_mean", "none", "leave_one_out", "batch_mean", "token_mean", "group_then_batch", "half"
+]
+Scale = Literal["group", "batch", "none", "group_mean", "advantage_std", "token_std"]
 Surrogate = Literal["clip", "no_clip", "reinforce", "geometric"]
-LengthNorm = Literal["mean", "constant", "microbatch", "token", "prompt"]
+LengthNorm = Literal["mean", "constant", "microbatch", "token", "nonzero", "prompt"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
 RIDES_ON: dict[str, LossType] = {
@@ -35,6 +37,7 @@ RIDES_ON: dict[str, LossType] = {
     "constant": "dr_grpo",
     "microbatch": "dr_grpo",
     "token": "dapo",
+    "nonzero": "dapo",
     "prompt": "dapo",
 }
 """Length norm -> the loss type of TRL that it is built on."""
@@ -63,9 +66,10 @@ class AblationConfig(GroupSwitches, GRPOConfig):
     length_norm: LengthNorm | None = setting(
         None,
         "What the summed token loss is divided by: the sequence's own length, a constant, the "
-        "longest completion in the microbatch, the tokens of the rollout batch, or (prompt) those "
-        "of the group, times the number of groups; the last two times the share of the rollout "
-        "batch that an optimizer step takes. Null: the loss type's own.",
+        "longest completion in the microbatch, the tokens of the rollout batch, those of its "
+        "completions whose advantage is not 0 (nonzero; the others leave the loss), or those of "
+        "the group, times the number of groups (prompt); the last three times the share of the "
+        "rollout batch that an optimizer step takes. Null: the loss type's own.",
     )
     length_norm_constant: float | None = setting(
         None, "Divisor of length_norm 'constant'. Null: max_completion_length."
@@ -147,7 +151,8 @@ class AblationConfig(GroupSwitches, GRPOConfig):
     scale_rewards: Scale = setting(
         "group",
         "What the advantage is divided by: the unbiased std of the rewards in the group or batch, "
-        "1, the group's mean reward, or the std of the batch's centred advantages.",
+        "1, the group's mean reward, or the std of the batch's centred advantages, over "
+        "completions or over tokens.",
     )
     importance_sampling_level: Literal["token", "sequence"] = setting(
         "token", "One importance ratio per token, or one per sequence (GSPO)."

@@ -12,13 +12,16 @@ from trl_ablate.trainer.batching import weigh_microbatches
 from trl_ablate.trainer.groups import Scored, with_advantages
 from trl_ablate.trainer.resampling import fill
 
-CONSTANT, BETA, KEPT = 9.0, 0.3, [0, 1]
-"""Of the two groups of two rows, the first has variance."""
-LOSSES = {
-    "mean": {"length_norm": "mean"},
-    "constant": {"length_norm": "constant", "length_norm_constant": CONSTANT},
-    "microbatch": {"length_norm": "microbatch"},
-    "token": {"length_norm": "token"},
+CONSTANT, BETA = 9.0, 0.3
+ONE_GROUP = {"group_filter": "drop"}, [1.0, 0.0, 1.0, 1.0], [0.5, -0.5, 0, 0], [0, 1]
+"""Switches, outcomes of two groups of two rows, their advantages, and the rows that are kept."""
+WRONG_ONES = {"positive_weight": 0.0}, [1.0, 0.0, 0.0, 1.0], [0, -0.5, -0.5, 0], [1, 2]
+LEFT_OUT = {
+    "mean": ONE_GROUP,
+    "constant": ONE_GROUP,
+    "microbatch": ONE_GROUP,
+    "token": ONE_GROUP,
+    "nonzero": WRONG_ONES,
 }
 
 
@@ -31,36 +34,39 @@ def scored_batch(inputs, outcomes):
 
 
 @pytest.mark.parametrize("beta", [0.0, BETA])
-@pytest.mark.parametrize("length_norm", LOSSES)
-def test_a_dropped_group_leaves_the_loss_and_its_divisor(
+@pytest.mark.parametrize("length_norm", LEFT_OUT)
+def test_what_is_left_out_leaves_the_loss_and_its_divisor(
     make_trainer,
     batch,  # noqa: F811
     length_norm,
     beta,
 ):
-    """Loss and gradient are those of a batch without the dropped rows."""
+    """Loss and gradient are those of a batch without the dropped rows: those of a group without
+    variance, or those without advantage."""
+    switches, outcomes, advantages, kept = LEFT_OUT[length_norm]
     trainer = make_trainer(
-        group_filter="drop", num_generations=2, scale_rewards="none", beta=beta,
-        **LOSSES[length_norm],
+        num_generations=2, scale_rewards="none", beta=beta, length_norm=length_norm,
+        length_norm_constant=CONSTANT, **switches,
     )  # fmt: skip
     trainer.current_gradient_accumulation_steps = 1
     trainer.args.steps_per_generation = 1
     trainer.model.train()
     with torch.no_grad():
         batch["ref_per_token_logps"] = logps_of(trainer.model, batch) - 0.5
-    ready = with_advantages(trainer, scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
-    assert ready["advantages"].tolist() == [0.5, -0.5, 0, 0]
+    ready = with_advantages(trainer, scored_batch(batch, outcomes))
+    assert ready["advantages"].tolist() == advantages
     ours = trainer._compute_loss(trainer.model, ready)
     our_gradient = gradients(ours, trainer.model)
 
-    logps, mask = logps_of(trainer.model, batch)[KEPT], batch["completion_mask"][KEPT]
+    logps, mask = logps_of(trainer.model, batch)[kept], batch["completion_mask"][kept]
     ratio, difference = (
         torch.exp(logps - logps.detach()),
-        batch["ref_per_token_logps"][KEPT] - logps,
+        batch["ref_per_token_logps"][kept] - logps,
     )
     kl = (torch.exp(difference) - difference - 1) * ratio
-    loss = -torch.tensor([[0.5], [-0.5]]) * ratio + beta * kl
-    divisor = loss_denominator(mask, length_norm, constant=CONSTANT)
+    loss = -torch.tensor(advantages)[kept, None] * ratio + beta * kl
+    over = "token" if length_norm == "nonzero" else length_norm
+    divisor = loss_denominator(mask, over, constant=CONSTANT)
     theirs = ((loss * mask).sum(1) / divisor).sum()
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-7)
     assert_same(our_gradient, gradients(theirs, trainer.model))
@@ -74,6 +80,26 @@ def test_a_dropped_group_takes_no_part_in_the_statistics_of_the_batch(make_train
     ready = with_advantages(trainer, scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
     assert ready["advantages"].tolist() == [0.5, -0.5, 0, 0]
     assert ready["num_items_in_batch"] == 11
+
+
+def test_rewards_are_whitened_over_tokens(make_trainer, batch):  # noqa: F811
+    """REINFORCE++: each token of a response carries its reward; 4 of the 18 tokens are right."""
+    trainer = make_trainer(num_generations=2, baseline="token_mean", scale_rewards="token_std",
+                           advantage_eps=0.0, length_norm="token")  # fmt: skip
+    trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = 1
+    trainer.model.train()
+    batch["num_items_in_batch"] = torch.tensor(18)
+    ready = with_advantages(trainer, scored_batch(batch, [0.0, 1.0, 1.0, 0.0]))
+    ours = trainer._compute_loss(trainer.model, ready)
+    our_gradient = gradients(ours, trainer.model)
+
+    logps, mask = logps_of(trainer.model, batch), batch["completion_mask"].bool()
+    rewards = torch.tensor([0.0, 1.0, 1.0, 0.0])[:, None].expand_as(logps)[mask]
+    whitened = (rewards - rewards.mean()) / rewards.std()
+    theirs = -(whitened * torch.exp(logps - logps.detach())[mask]).mean()
+    assert whitened.unique().tolist() == pytest.approx([-0.5195, 1.8181], abs=1e-4)
+    assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)  # 0: the mean of the whitened
+    assert_same(our_gradient, gradients(theirs, trainer.model))
 
 
 FOUR_GROUPS = {"generation_batch_size": 16, "gradient_accumulation_steps": 4}

@@ -54,6 +54,10 @@ TABLE = [
     ("none", "advantage_std", [2, 0, 2, 2]),  # without a baseline, it is that of the rewards
     ("batch_mean", "advantage_std", [0.5, -1.5, 0.5, 0.5]),
     ("half", "advantage_std", [1, -1, 1, 1]),
+    # as many tokens in each, here one: over tokens as over completions
+    ("token_mean", "none", [0.25, -0.75, 0.25, 0.25]),
+    ("token_mean", "token_std", [0.5, -1.5, 0.5, 0.5]),
+    ("group_then_batch", "token_std", [0.5 * math.sqrt(6), -0.5 * math.sqrt(6), 0, 0]),
 ]
 BASELINES = choices(Baseline)
 SCALES = choices(Scale)
@@ -207,14 +211,52 @@ def test_the_second_mean_is_over_tokens():
     assert got.tolist() == [0.375, -0.625, -0.125, -0.125]
 
 
-@given(rewards_of_two_groups, st.lists(st.integers(0, 9), min_size=8, max_size=8).filter(any))
+def test_whitened_over_tokens_long_wrong_answers_count_more():
+    # 27 of 64 right, with 10 tokens each; the wrong ones have 30: 270 of 1380 tokens are right
+    rewards, tokens = torch.tensor([1.0] * 27 + [0.0] * 37), torch.tensor([10] * 27 + [30] * 37)
+    ours = {"baseline": "token_mean", "scale": "token_std", "tokens_N": tokens}
+    got = compute_advantages(rewards, 8, eps=0.0, **ours)
+    right = 270 / 1380
+    std = math.sqrt(right * (1 - right) * 1380 / 1379)
+    torch.testing.assert_close(got, (rewards - right) / std)
+    assert got.unique().tolist() == pytest.approx([-0.493, 2.027], abs=1e-3)
+    over_responses = compute_advantages(rewards, 8, baseline="batch_mean", scale="batch", eps=0.0)
+    assert over_responses.unique().tolist() == pytest.approx([-0.848, 1.161], abs=1e-3)
+
+
+@pytest.mark.parametrize("baseline", ["token_mean", "group_then_batch"])
+@given(
+    rewards=rewards_of_two_groups,
+    tokens=st.lists(st.integers(0, 9), min_size=8, max_size=8).filter(any),
+)
 @settings(deadline=None)
-def test_centred_twice_sums_to_zero_over_tokens(rewards, tokens):
+def test_centred_over_tokens_sums_to_zero_over_them(baseline, rewards, tokens):
     tokens_N = torch.tensor(tokens)
+    plain, whitened = (
+        compute_advantages(rewards.double(), 4, baseline=baseline, scale=scale, tokens_N=tokens_N,
+                           eps=0.0)
+        for scale in ("none", "token_std")
+    )  # fmt: skip
+    assert (plain * tokens_N).sum().abs() < 1e-9
+    if whitened.any():  # else no two different values have tokens
+        square = (whitened**2 * tokens_N).sum()
+        assert square.item() == pytest.approx(sum(tokens) - 1, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([0, 0, 0, 0], [0, 0, 0, 0]),  # nothing to compare, and no gradient
+        ([2, 0, 3, 1], [0, 0, 0, 0]),  # the only other reward has no tokens
+        ([1, 1, 0, 0], [0.5**0.5, -(0.5**0.5), 0.5**0.5, 0.5**0.5]),  # mean 1/2, deviation 1/√2
+    ],
+)
+def test_completions_without_tokens_have_no_say_in_statistics_over_tokens(tokens, expected):
     got = compute_advantages(
-        rewards.double(), 4, baseline="group_then_batch", scale="none", tokens_N=tokens_N
-    )
-    assert (got * tokens_N).sum().abs() < 1e-9
+        torch.tensor(TWO_GROUPS), 2, baseline="token_mean", scale="token_std", eps=0.0,
+        tokens_N=torch.tensor(tokens),
+    )  # fmt: skip
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float32))
 
 
 def test_ungraded_completions_have_no_tokens_in_the_second_mean():

@@ -24,7 +24,13 @@ def test_the_defaults_are_stock_trl():
 
 @pytest.mark.parametrize(
     ("length_norm", "loss_type"),
-    [("mean", "grpo"), ("constant", "dr_grpo"), ("microbatch", "dr_grpo"), ("token", "dapo")],
+    [
+        ("mean", "grpo"),
+        ("constant", "dr_grpo"),
+        ("microbatch", "dr_grpo"),
+        ("token", "dapo"),
+        ("nonzero", "dapo"),
+    ],
 )
 def test_a_length_norm_chooses_the_loss_type_it_rides_on(length_norm, loss_type):
     assert config(length_norm=length_norm).loss_type == loss_type
@@ -108,7 +114,7 @@ def test_booleans_for_scale_rewards_mean_what_they_mean_in_trl():
 
 
 def test_choices_of_types():
-    assert choices(LengthNorm) == ("mean", "constant", "microbatch", "token", "prompt")
+    assert choices(LengthNorm) == ("mean", "constant", "microbatch", "token", "nonzero", "prompt")
     assert choices(Surrogate | None) == ("clip", "no_clip", "reinforce", "geometric", None)
     assert choices(list[str] | None) == choices(float) == choices(None) == ()
 

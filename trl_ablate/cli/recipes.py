@@ -25,7 +25,7 @@ EXAMPLES = (
 
 FAMILIES = {
     "reference and first try": ("grpo", "quickstart"),
-    "baseline and scale": ("no_baseline*", "reinforce_with_baseline", "std_dev_off"),
+    "baseline and scale": ("batch_mean", "no_baseline*", "reinforce_with_baseline", "std_dev_off"),
     "length normalisation": ("length_norm_[cmt]*",),
     "learning rate": ("lr_*",),
     "reuse of rollouts": ("off_policy_*",),

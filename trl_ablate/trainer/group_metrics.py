@@ -60,7 +60,7 @@ def rollout_counts(
         generated: completions generated, over all rounds.
         generated_tokens: their tokens.
         tokens_N: the tokens of the batch's completions that may count in the loss.
-        kept_N: whether their group counts.
+        kept_N: whether they count.
     """
     used_N = tokens_N * kept_N
     used, used_tokens = int((used_N > 0).sum()), int(used_N.sum())

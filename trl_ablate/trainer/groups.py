@@ -1,8 +1,9 @@
 """From the rewards of a rollout batch to its advantages, and to the groups that count in the loss.
 
 TRL generates and scores; this module replaces its advantages, masks the groups that `group_filter`
-drops, and logs metrics of the groups. Rewards, advantages and tokens are those of all processes, so
-that statistics and divisors are global; a batch is the part of one process.
+drops and the rows that `length_norm: nonzero` leaves out, and logs metrics of the groups. Rewards,
+advantages and tokens are those of all processes, so that statistics and divisors are global; a
+batch is the part of one process.
 """
 
 import random
@@ -131,7 +132,7 @@ def group_size(trainer: "AblationTrainer") -> int:
 
 
 def with_advantages(trainer: "AblationTrainer", found: Scored) -> Batch:
-    """The batch with our advantages, and without the groups that the filter drops."""
+    """The batch with our advantages, and without the groups and rows that are left out."""
     args, group = trainer.args, group_size(trainer)
     gather: Any = trainer.accelerator.gather
     filters = trainer.model.training and args.group_filter != "none"
@@ -140,16 +141,18 @@ def with_advantages(trainer: "AblationTrainer", found: Scored) -> Batch:
     kept_N = kept_P.repeat_interleave(group)
     tokens_N = gather(response_mask(found.batch).sum(dim=1))
     advantages_N = _advantages(trainer, found, tokens_N, kept_N)
+    if trainer.model.training and args.length_norm == "nonzero":
+        kept_N = kept_N & (advantages_N != 0)
     weights_P = _row_weights(trainer, tokens_N.view(-1, group), kept_P)
     weights_N = None if weights_P is None else weights_P.repeat_interleave(group)
     _log(trainer, found, advantages_N, tokens_N, kept_N, weights_N)
     local = local_rows(trainer, len(found.batch["prompt_mask"]))
     batch = {**found.batch, "advantages": advantages_N[local]}
-    if not kept_P.all():
+    if not kept_N.all():
         batch = counted(trainer, without(batch, kept_N[local].tolist()))
     if weights_N is not None:
         batch[ROW_WEIGHTS] = weights_N[local]
-    if trainer._entropy_bonus_enabled and not kept_P.all():
+    if trainer._entropy_bonus_enabled and not kept_N.all():
         batch[BONUS_WEIGHTS] = kept_N[local].float()  # `weigh_microbatches` makes factors of them
     return batch
 

@@ -1,4 +1,5 @@
-"""Optimizer steps without any token in their loss, which `group_filter` can cause, are skipped.
+"""Optimizer steps without any token in their loss, which `group_filter` and
+`length_norm: nonzero` can cause, are skipped.
 
 Their gradient is 0, but an optimizer with momentum or weight decay would still move the weights. So
 gradients are removed just before such a step. DeepSpeed steps inside the backward pass, where this

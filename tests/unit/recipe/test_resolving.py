@@ -1,5 +1,6 @@
 """Recipes: layers, strict reading, and the resolved settings of each shipped one."""
 
+import math
 import re
 from pathlib import Path
 
@@ -68,14 +69,35 @@ def test_a_recipe_says_what_of_its_paper_it_has_and_lacks(arm):
     assert header["# Has"] and header["# Lacks"]
 
 
-def test_the_kl_term_of_deepseekmath_is_not_weighted_by_the_ratio():
+@pytest.mark.parametrize(
+    ("recipe", "beta"), [("rl_from_scratch", 0.04), ("rgra", 0.04), ("intellect2", 0.001)]
+)
+def test_a_paper_s_kl_term_without_a_ratio_has_none(recipe, beta):
     from trl import GRPOConfig
 
     assert GRPOConfig(output_dir="unused", use_cpu=True, bf16=False).use_bias_correction_kl
-    resolved = load_recipe(SHIPPED / "rl_from_scratch.yaml", "miniature")
-    assert resolved.config.beta == 0.04
+    resolved = load_recipe(SHIPPED / f"{recipe}.yaml", "miniature")
+    assert resolved.config.beta == beta
     assert not resolved.config.use_bias_correction_kl
     assert "use_bias_correction_kl" not in resolved.inert
+
+
+@pytest.mark.parametrize(
+    ("recipe", "published"),
+    [
+        ("luspo", {"epsilon": 2e-3, "epsilon_high": 2.5e-3}),  # TRL's paper index: section 5.1
+        ("gmpo", {"epsilon": 1 - math.exp(-0.4), "epsilon_high": math.exp(0.4) - 1}),
+        (
+            "skywork_or1",  # the authors' or1_scripts/train: the same in all six
+            {"entropy_target": 0.2, "entropy_coef_delta": 1e-4, "entropy_coef_min": 0.0,
+             "entropy_coef_max": 0.005, "num_generations": 16, "optimizer_steps_per_rollout": 1},
+        ),
+        ("justrl", {"epsilon_high": 0.28, "learning_rate": 1e-6, "weight_decay": 0.1}),
+    ],
+)  # fmt: skip
+def test_an_arm_has_its_authors_numbers(recipe, published):
+    config = load_recipe(SHIPPED / f"{recipe}.yaml", "h100").config
+    assert {key: getattr(config, key) for key in published} == pytest.approx(published, rel=1e-5)
 
 
 def test_order_is_base_profile_recipe_command_line(write):
