@@ -38,13 +38,15 @@ def compute_advantages(
         baseline: the value to subtract. `group_mean`: the mean of the group. `leave_one_out`: the
             mean of the other completions in the group. `batch_mean`: the mean of the batch.
             `group_then_batch`: the mean of the group, then the mean of these differences over the
-            tokens of the batch. `half`: 1/2, the middle of the rewards 0 and 1. `none`: nothing.
+            tokens of the batch. `group_token_mean`: the mean of the group over its tokens, that is,
+            of rewards weighted by length. `half`: 1/2, the middle of the rewards 0 and 1. `none`:
+            nothing.
         scale: the divisor, plus `eps`. `group`, `batch`: the standard deviation of the rewards in
             the group or batch. `advantage_std`: that of r - b in the batch. `group_mean`: the mean
             of the group's rewards. `none`: no division.
         eps: added to the divisor; without effect if scale is `none`.
-        tokens_N: `(N,)`, the tokens of each completion, for `group_then_batch`. Default: as many in
-            each.
+        tokens_N: `(N,)`, the tokens of each completion, for `group_then_batch` and
+            `group_token_mean`. Default: as many in each.
         shaping_N: `(N,)`, a second reward that moves advantage between completions of a group with
             equal `rewards_N`, but not between others: its mean over them is subtracted from it, the
             rest is added to r - b. It takes no part in baseline and scale. Default: none.
@@ -58,7 +60,9 @@ def compute_advantages(
 
     `group_then_batch` is REINFORCE++-baseline (https://arxiv.org/abs/2501.03262). Over completions
     its second mean is 0, as every group's differences sum to 0; over tokens it is not if good and
-    bad completions differ in length. `group_mean` as scale is MaxRL
+    bad completions differ in length. `group_token_mean` is OPO (https://arxiv.org/abs/2505.23585):
+    the baseline of least variance if the squared norm of a completion's score grows with its
+    length. `group_mean` as scale is MaxRL
     (https://arxiv.org/abs/2602.02710), `advantage_std` is ScaleRL
     (https://arxiv.org/abs/2510.13786).
 
@@ -72,7 +76,8 @@ def compute_advantages(
         is `eps`; if `eps` is 0, the advantage is 0. The same holds for r - b with `advantage_std`.
         With scale `group_mean`, a group whose mean is 0 or negative has advantage 0.
         With `leave_one_out`, a completion that is the only graded one of its group has advantage 0.
-        With `group_then_batch`, a batch without tokens has no second mean to subtract.
+        With `group_then_batch`, a batch without tokens has no second mean to subtract; with
+        `group_token_mean`, a group without tokens has advantage 0.
     """
     if rewards_N.numel() % num_generations:
         raise ValueError(
@@ -157,7 +162,7 @@ def _baseline(rewards_PG: torch.Tensor, baseline: str) -> torch.Tensor:
         return torch.full_like(rewards_PG, 0.5)
     raise ValueError(
         f"baseline is '{baseline}'; allowed: group_mean, none, leave_one_out, batch_mean, "
-        "group_then_batch, half"
+        "group_then_batch, group_token_mean, half"
     )
 
 
@@ -165,10 +170,22 @@ def _centred(
     rewards_PG: torch.Tensor, baseline: str, tokens_N: torch.Tensor | None
 ) -> torch.Tensor:
     """r - b: `(P, G)`."""
-    if baseline != "group_then_batch":
-        return rewards_PG - _baseline(rewards_PG, baseline)
     tokens_PG = torch.ones_like(rewards_PG) if tokens_N is None else tokens_N
-    return _centred_twice(rewards_PG, tokens_PG.reshape(rewards_PG.shape))
+    tokens_PG = tokens_PG.reshape(rewards_PG.shape)
+    if baseline == "group_then_batch":
+        return _centred_twice(rewards_PG, tokens_PG)
+    if baseline == "group_token_mean":
+        return rewards_PG - _token_mean(rewards_PG, tokens_PG)
+    return rewards_PG - _baseline(rewards_PG, baseline)
+
+
+def _token_mean(rewards_PG: torch.Tensor, tokens_PG: torch.Tensor) -> torch.Tensor:
+    """Σ(tokens · r) / Σ tokens of each group, `(P, 1)`. The mean of equal rewards is exactly that
+    reward; without tokens, there is none (NaN)."""
+    low, high = _range(rewards_PG, (1,))
+    tokens_PG = tokens_PG.to(rewards_PG).masked_fill(torch.isnan(rewards_PG), 0.0)
+    weighted_P1 = (rewards_PG * tokens_PG).nansum(dim=1, keepdim=True)
+    return torch.where(low == high, low, weighted_P1 / tokens_PG.sum(dim=1, keepdim=True))
 
 
 def _centred_twice(rewards_PG: torch.Tensor, tokens_PG: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,15 @@ from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.settings import check_ranges, choices, setting
 from trl_ablate.switches import GroupSwitches
 
-Baseline = Literal["group_mean", "none", "leave_one_out", "batch_mean", "group_then_batch", "half"]
+Baseline = Literal[
+    "group_mean",
+    "none",
+    "leave_one_out",
+    "batch_mean",
+    "group_then_batch",
+    "group_token_mean",
+    "half",
+]
 Scale = Literal["group", "batch", "none", "group_mean", "advantage_std"]
 Surrogate = Literal["clip", "no_clip", "reinforce", "geometric"]
 LengthNorm = Literal["mean", "constant", "microbatch", "token", "prompt"]

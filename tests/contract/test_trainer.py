@@ -160,6 +160,7 @@ def trained_plainly(make_trainer):
         ({"scale_rewards": "batch"}, {}),
         ({"scale_rewards": "none"}, {}),
         ({"baseline": "group_then_batch", **VARIED}, VARIED),
+        ({"baseline": "group_token_mean", **VARIED}, VARIED),
         ({"baseline": "half"}, {}),
         ({"scale_rewards": "group_mean"}, {}),
         ({"scale_rewards": "advantage_std"}, {"scale_rewards": "batch"}),

@@ -39,6 +39,8 @@ TABLE = [
     ("half", "none", [0.5, -0.5, 0.5, 0.5]),
     ("half", "group", [0.5 * S2, -0.5 * S2, 0, 0]),
     ("half", "batch", [1, -1, 1, 1]),
+    ("group_token_mean", "none", [0.5, -0.5, 0, 0]),  # as many tokens in each: the group's mean
+    ("group_token_mean", "batch", [1, -1, 0, 0]),
     ("group_then_batch", "none", [0.5, -0.5, 0, 0]),  # as many tokens in each: the second mean is 0
     ("group_then_batch", "batch", [1, -1, 0, 0]),
     ("group_mean", "group_mean", [1, -1, 0, 0]),  # divided by 1/2 and 1
@@ -227,6 +229,28 @@ def test_ungraded_completions_have_no_tokens_in_the_second_mean():
         tokens_N=torch.tensor([2, 1, 100, 1, 100, 100]),
     )
     assert got.tolist() == [0.375, -0.625, 0, -0.125, 0, 0]
+
+
+def test_the_group_s_mean_over_tokens():
+    # graded 1 0 with 3 and 1 tokens: 3/4; 1 alone: 1; a group without tokens has no mean
+    got = compute_advantages(
+        torch.tensor([1, 0, NAN, 1, NAN, NAN, 1, 0, 0]),
+        3,
+        baseline="group_token_mean",
+        scale="none",
+        tokens_N=torch.tensor([3, 1, 100, 2, 100, 100, 0, 0, 0]),
+    )
+    assert got.tolist() == [0.25, -0.75, 0, 0, 0, 0, 0, 0, 0]
+
+
+@given(st.floats(-3, 3, width=32), st.lists(st.integers(0, 9), min_size=4, max_size=4))
+@settings(deadline=None)
+def test_equal_rewards_equal_their_mean_over_tokens(reward, tokens):
+    got = compute_advantages(
+        torch.full((4,), reward), 4, baseline="group_token_mean", scale="none",
+        tokens_N=torch.tensor(tokens),
+    )  # fmt: skip
+    assert (got == 0).all()
 
 
 @pytest.mark.parametrize("reward", [0.0, -1.0])
