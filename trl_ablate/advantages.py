@@ -7,6 +7,8 @@ adjacent. `compute_advantages` takes one reward per completion: call `weighted_r
 there are several reward functions, and `signed_and_clipped` after it.
 """
 
+from math import comb
+
 import torch
 
 
@@ -29,6 +31,7 @@ def compute_advantages(
     eps: float = 1e-4,
     tokens_N: torch.Tensor | None = None,
     shaping_N: torch.Tensor | None = None,
+    best_of: int | None = None,
 ) -> torch.Tensor:
     """Advantage of each completion relative to its group or batch.
 
@@ -39,8 +42,10 @@ def compute_advantages(
             mean of the other completions in the group. `batch_mean`: the mean of the batch.
             `group_then_batch`: the mean of the group, then the mean of these differences over the
             tokens of the batch. `group_token_mean`: the mean of the group over its tokens, that is,
-            of rewards weighted by length. `half`: 1/2, the middle of the rewards 0 and 1. `none`:
-            nothing.
+            of rewards weighted by length. `best_of_others`: the smaller of the reward and the best
+            of `best_of` - 1 others of the group, averaged over all choices of these; what is left
+            is how much the completion raises the best of `best_of`. `half`: 1/2, the middle of the
+            rewards 0 and 1. `none`: nothing.
         scale: the divisor, plus `eps`. `group`, `batch`: the standard deviation of the rewards in
             the group or batch. `advantage_std`: that of r - b in the batch. `group_mean`: the mean
             of the group's rewards. `none`: no division.
@@ -50,6 +55,7 @@ def compute_advantages(
         shaping_N: `(N,)`, a second reward that moves advantage between completions of a group with
             equal `rewards_N`, but not between others: its mean over them is subtracted from it, the
             rest is added to r - b. It takes no part in baseline and scale. Default: none.
+        best_of: k of `best_of_others`, 2 or more. Default: all of the group.
 
     Returns:
         `(N,)`, in the dtype of `rewards_N`.
@@ -62,7 +68,9 @@ def compute_advantages(
     its second mean is 0, as every group's differences sum to 0; over tokens it is not if good and
     bad completions differ in length. `group_token_mean` is OPO (https://arxiv.org/abs/2505.23585):
     the baseline of least variance if the squared norm of a completion's score grows with its
-    length. `group_mean` as scale is MaxRL
+    length. `best_of_others` is the advantage of pass@k
+    (https://arxiv.org/abs/2503.19595): k times its mean over the group, times the score function,
+    is an unbiased gradient of the best reward of k. `group_mean` as scale is MaxRL
     (https://arxiv.org/abs/2602.02710), `advantage_std` is ScaleRL
     (https://arxiv.org/abs/2510.13786).
 
@@ -75,7 +83,8 @@ def compute_advantages(
         shaping. If the rewards differ so little that their deviation underflows to 0, the divisor
         is `eps`; if `eps` is 0, the advantage is 0. The same holds for r - b with `advantage_std`.
         With scale `group_mean`, a group whose mean is 0 or negative has advantage 0.
-        With `leave_one_out`, a completion that is the only graded one of its group has advantage 0.
+        With `leave_one_out` and `best_of_others`, a completion that is the only graded one of its
+        group has advantage 0; if fewer than `best_of` are graded, k is their number.
         With `group_then_batch`, a batch without tokens has no second mean to subtract; with
         `group_token_mean`, a group without tokens has advantage 0.
     """
@@ -84,7 +93,7 @@ def compute_advantages(
             f"{rewards_N.numel()} rewards are not whole groups of {num_generations} generations"
         )
     rewards_PG = rewards_N.reshape(-1, num_generations)
-    centred_PG = advantages_PG = _centred(rewards_PG, baseline, tokens_N)
+    centred_PG = advantages_PG = _centred(rewards_PG, baseline, tokens_N, best_of)
     if shaping_N is not None:
         advantages_PG = centred_PG + _within_equals(shaping_N.reshape_as(rewards_PG), rewards_PG)
     if scale != "none":
@@ -162,14 +171,16 @@ def _baseline(rewards_PG: torch.Tensor, baseline: str) -> torch.Tensor:
         return torch.full_like(rewards_PG, 0.5)
     raise ValueError(
         f"baseline is '{baseline}'; allowed: group_mean, none, leave_one_out, batch_mean, "
-        "group_then_batch, group_token_mean, half"
+        "group_then_batch, group_token_mean, best_of_others, half"
     )
 
 
 def _centred(
-    rewards_PG: torch.Tensor, baseline: str, tokens_N: torch.Tensor | None
+    rewards_PG: torch.Tensor, baseline: str, tokens_N: torch.Tensor | None, best_of: int | None
 ) -> torch.Tensor:
     """r - b: `(P, G)`."""
+    if baseline == "best_of_others":
+        return _lead_over_others(rewards_PG, best_of)
     tokens_PG = torch.ones_like(rewards_PG) if tokens_N is None else tokens_N
     tokens_PG = tokens_PG.reshape(rewards_PG.shape)
     if baseline == "group_then_batch":
@@ -177,6 +188,26 @@ def _centred(
     if baseline == "group_token_mean":
         return rewards_PG - _token_mean(rewards_PG, tokens_PG)
     return rewards_PG - _baseline(rewards_PG, baseline)
+
+
+def _lead_over_others(rewards_PG: torch.Tensor, best_of: int | None) -> torch.Tensor:
+    """Mean of max(0, r - best of k - 1 others) over all choices of the others: `(P, G)`.
+
+    Let s_1 … s_n be the sorted graded rewards of the group. The best of the others is s_j, with r
+    above it, in C(j-1, k-2) of the C(n-1, k-1) choices.
+    """
+    size = rewards_PG.size(1)
+    shares_PG = torch.zeros_like(rewards_PG)
+    for group, graded in enumerate((~torch.isnan(rewards_PG)).sum(dim=1).tolist()):
+        others = min(best_of or size, graded) - 1
+        if others > 0:
+            all_choices = comb(graded - 1, others)
+            shares = [comb(place, others - 1) / all_choices for place in range(size)]
+            shares_PG[group] = shares_PG.new_tensor(shares)
+    sorted_P1G = rewards_PG.sort(dim=1).values.unsqueeze(1)  # NaN last
+    leads_PGG = (rewards_PG.unsqueeze(2) - sorted_P1G).clamp(min=0)
+    leads_PG = (leads_PGG * shares_PG.unsqueeze(1)).nansum(dim=2)
+    return leads_PG.masked_fill(torch.isnan(rewards_PG), torch.nan)
 
 
 def _token_mean(rewards_PG: torch.Tensor, tokens_PG: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,7 @@ Baseline = Literal[
     "batch_mean",
     "group_then_batch",
     "group_token_mean",
+    "best_of_others",
     "half",
 ]
 Scale = Literal["group", "batch", "none", "group_mean", "advantage_std"]
@@ -62,6 +63,12 @@ class AblationConfig(GroupSwitches, GRPOConfig):
     """`GRPOConfig` with the choices that README lists as switches; `help` explains each field."""
 
     baseline: Baseline = setting("group_mean", "What is subtracted from the reward.")
+    best_of: int | None = setting(
+        None,
+        "k of baseline 'best_of_others': the credit of a completion is how much it raises the best "
+        "reward of k completions of its group. Null: of all of them.",
+        least=2,
+    )
     advantage_eps: float = setting(1e-4, "Added to what the advantage is divided by.", least=0)
     surrogate: Surrogate | None = setting(
         None,

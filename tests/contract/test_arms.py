@@ -21,6 +21,7 @@ OUTCOMES = [1.0, 0.0, 1.0, 0.5]
     [
         # 8/11, and (1 + 3) / 7
         ({"baseline": "group_token_mean"}, [3 / 11, -8 / 11, 3 / 7, -1 / 14]),
+        ({"baseline": "best_of_others"}, [1, 0, 0.5, 0]),
     ],
     ids=str,
 )

@@ -161,6 +161,8 @@ def trained_plainly(make_trainer):
         ({"scale_rewards": "none"}, {}),
         ({"baseline": "group_then_batch", **VARIED}, VARIED),
         ({"baseline": "group_token_mean", **VARIED}, VARIED),
+        ({"baseline": "best_of_others"}, {}),
+        ({"baseline": "best_of_others", "best_of": 2}, {"baseline": "best_of_others"}),
         ({"baseline": "half"}, {}),
         ({"scale_rewards": "group_mean"}, {}),
         ({"scale_rewards": "advantage_std"}, {"scale_rewards": "batch"}),

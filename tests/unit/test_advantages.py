@@ -1,6 +1,7 @@
 """Advantages against tables computed by hand, and identities for arbitrary rewards."""
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
@@ -41,6 +42,9 @@ TABLE = [
     ("half", "batch", [1, -1, 1, 1]),
     ("group_token_mean", "none", [0.5, -0.5, 0, 0]),  # as many tokens in each: the group's mean
     ("group_token_mean", "batch", [1, -1, 0, 0]),
+    ("best_of_others", "none", [1, 0, 0, 0]),  # of two: 1 - 0 for the first, nothing for the others
+    ("best_of_others", "group", [S2, 0, 0, 0]),
+    ("best_of_others", "batch", [2, 0, 0, 0]),
     ("group_then_batch", "none", [0.5, -0.5, 0, 0]),  # as many tokens in each: the second mean is 0
     ("group_then_batch", "batch", [1, -1, 0, 0]),
     ("group_mean", "group_mean", [1, -1, 0, 0]),  # divided by 1/2 and 1
@@ -229,6 +233,43 @@ def test_ungraded_completions_have_no_tokens_in_the_second_mean():
         tokens_N=torch.tensor([2, 1, 100, 1, 100, 100]),
     )
     assert got.tolist() == [0.375, -0.625, 0, -0.125, 0, 0]
+
+
+@pytest.mark.parametrize("best_of", [None, 2, 3, 4])
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0, NAN]), min_size=4, max_size=4))
+@settings(deadline=None)
+def test_the_lead_over_others_by_enumeration(best_of, rewards):
+    """What each graded response adds to the best of k, over all k that contain it."""
+    graded = [place for place, reward in enumerate(rewards) if not math.isnan(reward)]
+    drawn = min(best_of or 4, len(graded))
+    expected = [0.0] * 4
+    for own in graded if drawn > 1 else ():
+        others = list(combinations([other for other in graded if other != own], drawn - 1))
+        leads = [max(0.0, rewards[own] - max(rewards[one] for one in some)) for some in others]
+        expected[own] = sum(leads) / len(leads)
+    got = compute_advantages(
+        torch.tensor(rewards), 4, baseline="best_of_others", scale="none", best_of=best_of
+    )
+    assert got.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("best_of", [2, 3, 5])
+def test_k_times_its_mean_is_the_gradient_of_the_best_of_k(best_of):
+    """Over all groups of five draws of three answers worth 0, 1 and 2, with their probabilities."""
+    logits = torch.tensor([0.3, -0.2, -1.0], dtype=torch.float64, requires_grad=True)
+    logps, worth = torch.log_softmax(logits, 0), torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+    draws = torch.cartesian_prod(*[torch.arange(3)] * 5)
+    chances = logps[draws].sum(1).exp().detach()
+    credit = compute_advantages(
+        worth[draws].flatten(), 5, baseline="best_of_others", scale="none", best_of=best_of
+    ).view(-1, 5)
+    update = best_of * (chances * (credit * logps[draws]).mean(1)).sum()
+    sets = torch.cartesian_prod(*[torch.arange(3)] * best_of)
+    best = (logps[sets].sum(1).exp() * worth[sets].amax(1)).sum()
+    found, expected = (
+        torch.autograd.grad(one, logits, retain_graph=True)[0] for one in (update, best)
+    )
+    torch.testing.assert_close(found, expected)
 
 
 def test_the_group_s_mean_over_tokens():

@@ -96,6 +96,16 @@ def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
         ),
         (config.scale_rewards == "none", ("advantage_eps",), "scale_rewards is 'none'"),
         (
+            config.baseline != "best_of_others",
+            ("best_of",),
+            f"baseline is '{config.baseline}', not 'best_of_others'",
+        ),
+        (
+            config.baseline == "best_of_others" and config.outcome_gate is None,
+            ("negative_weight",),
+            "baseline is 'best_of_others', and no advantage is negative",
+        ),
+        (
             one_group and config.scale_rewards == "batch",
             ("scale_rewards",),
             "the rollout batch is one group, so its std is the group's",
@@ -103,7 +113,7 @@ def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
         (
             one_group
             and config.scale_rewards == "advantage_std"
-            and config.baseline != "leave_one_out",
+            and config.baseline not in ("leave_one_out", "best_of_others"),
             ("scale_rewards",),
             "the rollout batch is one group, so the std of its advantages is that of its rewards",
         ),

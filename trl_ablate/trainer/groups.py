@@ -188,6 +188,7 @@ def _advantages(
             eps=args.advantage_eps,
             tokens_N=tokens_N,
             shaping_N=found.shaping_N,
+            best_of=args.best_of,
         )
     else:
         advantages_N = gather(found.batch["advantages"])

@@ -50,6 +50,8 @@ CORRECTION = "vllm_importance_sampling_correction"
 MASKS = {"vllm_importance_sampling_mode": "token_mask"}
 UNCORRECTED = {"sampler_dtype": "int8", CORRECTION: False}
 LONG = {"overlong_penalty": 0.5}
+BEST = {"baseline": "best_of_others"}
+GATED = {"outcome_gate": "answer"}
 TWO_REWARDS = TaskArguments(template="reasoning_xml")
 PENALTY = TaskArguments(eos_penalty=0.5)
 
@@ -83,6 +85,11 @@ PENALTY = TaskArguments(eos_penalty=0.5)
         ("negative_weight", {"negative_weight": 0.0, "baseline": "none"}, PENALTY, False),
         ("negative_weight", {"negative_weight": 0.0}, None, False),
         ("negative_weight", {"negative_weight": 0.0, "baseline": "none", **LONG}, None, False),
+        ("best_of", {"best_of": 2}, None, True),
+        ("best_of", {"best_of": 2, **BEST}, None, False),
+        ("negative_weight", {"negative_weight": 0.0, **BEST}, None, True),
+        ("negative_weight", {"negative_weight": 0.0, **BEST, **GATED}, TWO_REWARDS, False),
+        ("scale_rewards", {"scale_rewards": "advantage_std", **BEST, **ONE_GROUP}, None, False),
         ("overlong_share", {"overlong_share": 0.5}, None, True),
         ("overlong_share", {"overlong_share": 0.5, **LONG}, None, False),
         ("correct_truncation", {"correct_truncation": True}, None, True),
