@@ -102,6 +102,19 @@ def compute_advantages(
     return torch.nan_to_num(advantages_PG, nan=0.0).reshape(-1)
 
 
+def hard_group_weight(
+    rewards_N: torch.Tensor, num_generations: int, exponent: float
+) -> torch.Tensor:
+    """(1 - p)^exponent of each completion's group, `(N,)`, with p the mean of its graded rewards.
+
+    For rewards of 0 and 1, p is the pass rate, and this is the focal weight of F-GRPO
+    (https://arxiv.org/abs/2602.06717): easy groups count less. A mean outside 0 to 1 counts as the
+    nearer end; a group without a graded completion has weight 1.
+    """
+    rates_P1 = _mean(rewards_N.reshape(-1, num_generations), (1,)).nan_to_num(0.0)
+    return ((1 - rates_P1.clamp(0, 1)) ** exponent).repeat_interleave(num_generations)
+
+
 def signed_and_clipped(
     advantages_N: torch.Tensor,
     *,

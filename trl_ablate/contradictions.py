@@ -25,6 +25,7 @@ CHANGE_THE_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "repetition
 OF_THE_SUM = {
     "group_filter": "none",
     "outcome_gate": None,
+    "hard_group_exponent": 0.0,
     "reward_noise": 0.0,
     "placebo": None,
     "overlong_penalty": 0.0,

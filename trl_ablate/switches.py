@@ -38,6 +38,12 @@ class GroupSwitches:
         "only move advantage between completions of a group with the same value of it. Null: the "
         "sum of all.",
     )
+    hard_group_exponent: float = setting(
+        0.0,
+        "Advantages of a group are multiplied by (1 - p) to this power, p the mean of its rewards "
+        "(those that baseline looks at, without penalties), at least 0 and at most 1. 0: by 1.",
+        least=0,
+    )
     reward_noise: float = setting(
         0.0,
         "Control: probability that a completion's rewards of 0 and 1 are exchanged for the "

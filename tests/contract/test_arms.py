@@ -22,6 +22,8 @@ OUTCOMES = [1.0, 0.0, 1.0, 0.5]
         # 8/11, and (1 + 3) / 7
         ({"baseline": "group_token_mean"}, [3 / 11, -8 / 11, 3 / 7, -1 / 14]),
         ({"baseline": "best_of_others"}, [1, 0, 0.5, 0]),
+        # pass rates 1/2 and 3/4
+        ({"hard_group_exponent": 2.0}, [0.5 / 4, -0.5 / 4, 0.25 / 16, -0.25 / 16]),
     ],
     ids=str,
 )

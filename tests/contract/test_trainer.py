@@ -176,6 +176,7 @@ def trained_plainly(make_trainer):
         ({"placebo": "constant", **NO_SCALE}, NO_SCALE),
         ({"group_filter": "drop", **TIED}, TIED),
         ({"group_filter": "resample", **TIED}, TIED),
+        ({"hard_group_exponent": 1.0}, {}),
         ({"outcome_gate": "digits", **TWO_REWARDS}, TWO_REWARDS),
         ({"overlong_penalty": 1.0, **WHOLE, **VARIED}, VARIED),
         (

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trl_ablate.advantages import (
     compute_advantages,
+    hard_group_weight,
     has_variance,
     overlong_penalty,
     signed_and_clipped,
@@ -335,6 +336,25 @@ def test_an_ungraded_outcome_takes_no_shaping():
     shaping = torch.tensor([1.0, 50.0, 3.0, 7.0])
     got = compute_advantages(rewards, 4, scale="none", shaping_N=shaping)
     torch.testing.assert_close(got, torch.tensor([1 / 3 - 1, 0, 1 / 3 + 1, -2 / 3]))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "exponent", "expected"),
+    [
+        ([1, 1, 1, 0], 1.0, 0.25),
+        ([1, 1, 1, 0], 0.5, 0.5),
+        ([0, 0, 0, 0], 2.0, 1),
+        ([1, 1, 1, 1], 0.5, 0),
+        ([1, 1, 1, 1], 0.0, 1),
+        ([1, 0, NAN, NAN], 2.0, 0.25),  # ungraded ones are not counted
+        ([NAN, NAN, NAN, NAN], 2.0, 1),
+        ([2, 2, 2, 1], 1.0, 0),  # a mean outside 0 to 1 counts as the nearer end
+        ([-1, -1, -1, 0], 1.0, 1),
+    ],
+)
+def test_the_weight_of_a_hard_group(rewards, exponent, expected):
+    got = hard_group_weight(torch.tensor(rewards).float(), 4, exponent)
+    assert got.tolist() == [expected] * 4
 
 
 def test_clipped_then_weighted_by_sign():

@@ -77,6 +77,10 @@ def test_accumulation_counts_processes(monkeypatch):
         ({"baseline": "leave_one_out", "num_generations": 1}, "num_generations is 1"),
         ({"baseline": "best_of_others", "num_generations": 1}, "num_generations is 1"),
         ({"baseline": "best_of_others", "best_of": 9}, "best_of is 9, but a group has 8"),
+        (
+            {"hard_group_exponent": 1.0, "multi_objective_aggregation": "normalize_then_sum"},
+            "hard_group_exponent 1.0 acts on the sum of the rewards",
+        ),
         ({"advantage_eps": -1e-6}, "it has to be 0 or more"),
         ({"length_norm_constant": 0.0, "length_norm": "constant"}, "has to be positive"),
         ({"surrogate": "no_clip", "delta": 2.0}, "delta 2.0 does"),
