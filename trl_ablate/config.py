@@ -35,7 +35,7 @@ Baseline = Literal[
     "half",
 ]
 Scale = Literal["group", "batch", "none", "group_mean", "advantage_std"]
-Surrogate = Literal["clip", "no_clip", "reinforce", "geometric"]
+Surrogate = Literal["clip", "no_clip", "reinforce", "geometric", "probability"]
 LengthNorm = Literal["mean", "constant", "microbatch", "token", "prompt"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
@@ -72,8 +72,9 @@ class AblationConfig(GroupSwitches, GRPOConfig):
     advantage_eps: float = setting(1e-4, "Added to what the advantage is divided by.", least=0)
     surrogate: Surrogate | None = setting(
         None,
-        "Policy objective per token: min(rA, clip(r)A), rA, or A log pi; or per sequence, with the "
-        "geometric mean of the tokens' clipped ratios. Null: the loss type's own.",
+        "Policy objective per token: min(rA, clip(r)A), rA, or A log pi; per sequence, with the "
+        "geometric mean of the tokens' clipped ratios; or rA of the tokens whose probability has "
+        "not moved by more than epsilon in the direction of A. Null: the loss type's own.",
     )
     length_norm: LengthNorm | None = setting(
         None,

@@ -49,10 +49,10 @@ def check_switches(config: "AblationConfig") -> None:
             f"length_norm_constant is {config.length_norm_constant}; it divides the loss and has "
             "to be positive, or null for max_completion_length"
         )
-    if config.surrogate == "no_clip" and config.delta is not None:
+    if config.surrogate in ("no_clip", "probability") and config.delta is not None:
         raise ConfigurationError(
-            f"surrogate 'no_clip' does not limit the ratio, but delta {config.delta} does; "
-            "remove delta, or use surrogate 'clip'"
+            f"surrogate '{config.surrogate}' does not limit the ratio, but delta {config.delta} "
+            "does; remove delta, or use surrogate 'clip'"
         )
     if config.surrogate == "geometric" and config.off_policy_mask_threshold is not None:
         raise ConfigurationError(

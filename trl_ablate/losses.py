@@ -166,6 +166,24 @@ def clipped_log_ratio(
     return torch.where(advantages_N1 > 0, log_ratio_NT.clamp(max=high), log_ratio_NT.clamp(min=low))
 
 
+def probability_moved(
+    logps_NT: torch.Tensor,
+    before_NT: torch.Tensor,
+    advantages_N1: torch.Tensor,
+    epsilon_low: float,
+    epsilon_high: float,
+) -> torch.Tensor:
+    """True where a token's probability has already moved far in the direction of A: `(N, T)`.
+
+    With Δ the probability now minus the one before: Δ > ε' where A > 0, Δ < -ε where A < 0. Such
+    tokens leave the loss: DPPO with its binary total variation (https://arxiv.org/abs/2602.04879).
+    A clip of the ratio stops rare tokens after a much smaller Δ than common ones.
+    """
+    moved_NT = torch.exp(logps_NT) - torch.exp(before_NT)
+    towards_NT = torch.where(advantages_N1 > 0, moved_NT > epsilon_high, moved_NT < -epsilon_low)
+    return towards_NT & (advantages_N1 != 0)
+
+
 def token_ratio(
     logps_NT: torch.Tensor, old_logps_NT: torch.Tensor, mask_NT: torch.Tensor
 ) -> torch.Tensor:

@@ -23,6 +23,7 @@ VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
 """Makes the random model end its completions at different lengths."""
 
 
+NO_CLIP = {"surrogate": "no_clip", "num_iterations": 3}
 WITH_KL = {"beta": 0.5, "num_iterations": 2}
 NO_SCALE = {"scale_rewards": "none", "baseline": "none"}
 
@@ -191,6 +192,7 @@ def trained_plainly(make_trainer):
         ({"surrogate": "no_clip", "num_iterations": 3}, {"num_iterations": 3}),
         ({"surrogate": "reinforce", "num_iterations": 3}, {"num_iterations": 3}),
         ({"surrogate": "geometric", "num_iterations": 3}, {"num_iterations": 3}),
+        ({"surrogate": "probability", "num_iterations": 3, "epsilon_high": 1e-6}, NO_CLIP),
         ({"length_norm": "prompt", **VARIED}, {"length_norm": "token", **VARIED}),
         ({"kl_estimator": "k1", **WITH_KL}, WITH_KL),
         ({"kl_estimator": "k2", **WITH_KL}, WITH_KL),
@@ -224,6 +226,7 @@ def test_ignoring_a_switch_would_show(make_trainer, trained_plainly, switch, pla
         {"length_norm": "token", "top_entropy_quantile": 0.5},
         {"length_norm": "prompt", "kl_estimator": "k2", "num_iterations": 2, "beta": 0.1},
         {"surrogate": "geometric", "num_iterations": 2, "epsilon": 0.01},
+        {"surrogate": "probability", "num_iterations": 2, "epsilon": 1e-4},
         {"group_filter": "drop", "length_norm": "mean"},
         {"length_norm": "mean", "entropy_coef": 0.01},
         {"length_norm": "mean", "off_policy_mask_threshold": 0.01, "num_iterations": 2},

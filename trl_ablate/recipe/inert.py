@@ -60,14 +60,16 @@ def _clip_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str
     'cispo', which is epsilon_high itself and not 1 + epsilon_high.
     """
     clips = config.loss_type in SURROGATE_LOSS_TYPES
+    another_sampler = config.use_vllm or config.sampler_differs
+    at_one = config.on_policy and not (config.surrogate == "probability" and another_sampler)
     capped_at_one = config.delta is not None and config.delta < 1
     unclipped = config.surrogate in ("no_clip", "reinforce")
     same = f"{ON_POLICY}, so clip, no_clip and reinforce have the same gradient"
     bounds, own = ("epsilon", "epsilon_high"), f"loss_type '{config.loss_type}'"
     no_clip = f"surrogate '{config.surrogate}' does not clip"
     return [
-        (clips and config.on_policy, (*bounds, "surrogate"), same),
-        (clips and config.on_policy and not capped_at_one, ("delta",), same),
+        (clips and at_one, (*bounds, "surrogate"), same),
+        (clips and at_one and not capped_at_one, ("delta",), same),
         (clips and unclipped, bounds, no_clip),
         (clips and unclipped and not capped_at_one, ("delta",), no_clip),
         (config.loss_type in ("sapo", "vespo"), (*bounds, "delta"), f"{own} does not clip"),

@@ -240,9 +240,7 @@ class AblationTrainer(GRPOTrainer):
             result = forward(model, *rows)
         if self._loss_pass is not None:
             self._loss_pass.found(result[0], result[1])
-            if self.args.surrogate == "geometric":
-                low, high = self.args.epsilon, self.args.epsilon_high
-                self._loss_pass.clip_each_token(low, low if high is None else high)
+            self._loss_pass.apply_surrogate(self.args)
             if self.mismatch.saves_a_forward:
                 self.mismatch.correct(self._loss_pass)
         return result

@@ -21,6 +21,7 @@ from trl_ablate.losses import (
     clipped_log_ratio,
     kl_to_reference,
     loss_denominator,
+    probability_moved,
     ratio_means,
     ratio_sums,
     sapo_weight,
@@ -104,6 +105,15 @@ class LossPass:
         self.logps_NT = logps_NT.detach()
         self.entropies_NT = entropies_NT.detach()
 
+    def apply_surrogate(self, config: AblationConfig) -> None:
+        """Change what TRL is shown, for the surrogates that it lacks."""
+        low, high = config.epsilon, config.epsilon_high
+        bounds = (low, low if high is None else high)
+        if config.surrogate == "geometric":
+            self.clip_each_token(*bounds)
+        elif config.surrogate == "probability":
+            self.mask_moved_tokens(*bounds)
+
     def clip_each_token(self, epsilon_low: float, epsilon_high: float) -> None:
         """Show TRL old log-probabilities whose log ratio is the clipped one. With gradient: the
         current ones cancel, so that a clipped token has none."""
@@ -112,6 +122,22 @@ class LossPass:
         self._held_NT = (clipped_NT != log_ratio_NT) & (self.advantages_N1 != 0)
         if "old_per_token_logps" in self.shown:
             self.shown["old_per_token_logps"] = self.attached_logps_NT - clipped_NT
+
+    def mask_moved_tokens(self, epsilon_low: float, epsilon_high: float) -> None:
+        """Show TRL advantages of 0 where the token's probability has moved far from the sampler's,
+        or, where that is not known, from the old one."""
+        old_NT = self._old_logps(self.inputs)
+        sampling_NT = self.inputs.get("sampling_per_token_logps", old_NT)
+        before_NT = torch.where(sampling_NT.isnan(), old_NT, sampling_NT)
+        self._held_NT = probability_moved(
+            self.logps_NT, before_NT, self.advantages_N1, epsilon_low, epsilon_high
+        )
+        self._weigh_shown(~self._held_NT)
+
+    def _weigh_shown(self, weight_NT: torch.Tensor) -> None:
+        """Multiply the advantages that TRL is shown; it takes one for each row or token."""
+        advantages_N1 = self.shown["advantages"].reshape(len(weight_NT), -1)
+        self.shown["advantages"] = advantages_N1 * weight_NT
 
     def attached_ratio(self, level: str) -> torch.Tensor:
         """π/π_old as TRL's loss has it, with gradient."""
@@ -158,7 +184,7 @@ class LossPass:
         """Where the gradient of the loss differs from that of `r·A`; nowhere with `reinforce`."""
         if objective.surrogate == "reinforce":
             return torch.zeros_like(ratio_NT, dtype=torch.bool)
-        if objective.surrogate == "geometric":
+        if objective.surrogate in ("geometric", "probability"):
             return self._held_NT
         if objective.loss_type == "cispo":
             return changed_by_cispo(ratio_NT, self.advantages_N1, objective.epsilon_high)
@@ -265,6 +291,6 @@ def switched_values(config: AblationConfig, inputs: Batch, mask_NT: torch.Tensor
         values["use_vllm"] = True  # TRL's loss then multiplies by the importance ratio
     if config.surrogate == "geometric":
         values["importance_sampling_level"] = "sequence"
-    if config.surrogate in ("no_clip", "geometric"):
+    if config.surrogate in ("no_clip", "geometric", "probability"):
         values |= {"epsilon_low": NO_CLIP, "epsilon_high": NO_CLIP}
     return values
