@@ -35,7 +35,7 @@ Baseline = Literal[
     "half",
 ]
 Scale = Literal["group", "batch", "none", "group_mean", "advantage_std"]
-Surrogate = Literal["clip", "no_clip", "reinforce", "geometric", "probability"]
+Surrogate = Literal["clip", "no_clip", "reinforce", "geometric", "probability", "one_sided"]
 LengthNorm = Literal["mean", "constant", "microbatch", "token", "prompt"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
@@ -73,8 +73,9 @@ class AblationConfig(GroupSwitches, GRPOConfig):
     surrogate: Surrogate | None = setting(
         None,
         "Policy objective per token: min(rA, clip(r)A), rA, or A log pi; per sequence, with the "
-        "geometric mean of the tokens' clipped ratios; or rA of the tokens whose probability has "
-        "not moved by more than epsilon in the direction of A. Null: the loss type's own.",
+        "geometric mean of the tokens' clipped ratios; rA of the tokens whose probability has not "
+        "moved by more than epsilon in the direction of A; or A log pi, times the ratio of the "
+        "response, at most 1, where A is negative. Null: the loss type's own.",
     )
     length_norm: LengthNorm | None = setting(
         None,

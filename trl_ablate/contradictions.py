@@ -54,9 +54,10 @@ def check_switches(config: "AblationConfig") -> None:
             f"surrogate '{config.surrogate}' does not limit the ratio, but delta {config.delta} "
             "does; remove delta, or use surrogate 'clip'"
         )
-    if config.surrogate == "geometric" and config.off_policy_mask_threshold is not None:
+    hides_ratios = config.surrogate in ("geometric", "one_sided")
+    if hides_ratios and config.off_policy_mask_threshold is not None:
         raise ConfigurationError(
-            f"surrogate 'geometric' clips the ratios that off_policy_mask_threshold "
+            f"surrogate '{config.surrogate}' changes the ratios that off_policy_mask_threshold "
             f"{config.off_policy_mask_threshold} measures; remove the threshold, or use surrogate "
             "'clip'"
         )

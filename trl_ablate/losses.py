@@ -184,6 +184,22 @@ def probability_moved(
     return towards_NT & (advantages_N1 != 0)
 
 
+def one_sided_weight(
+    logps_NT: torch.Tensor,
+    old_logps_NT: torch.Tensor,
+    mask_NT: torch.Tensor,
+    advantages_N1: torch.Tensor,
+) -> torch.Tensor:
+    """min(π/π_old of the whole response, 1) where A < 0, and 1 elsewhere: `(N, 1)`.
+
+    With it, the objective A log π is TOPR's (https://arxiv.org/abs/2503.14286): a wrong response
+    that has become unlikely is not pushed down further. An empty response has weight 1.
+    """
+    log_ratio_NT = (logps_NT - old_logps_NT).masked_fill(mask_NT == 0, 0.0)
+    weight_N1 = log_ratio_NT.sum(dim=1, keepdim=True).clamp(max=0).exp()
+    return torch.where(advantages_N1 < 0, weight_N1, 1.0)
+
+
 def token_ratio(
     logps_NT: torch.Tensor, old_logps_NT: torch.Tensor, mask_NT: torch.Tensor
 ) -> torch.Tensor:

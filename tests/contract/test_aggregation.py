@@ -142,7 +142,8 @@ def test_the_geometric_mean_of_clipped_ratios(make_trainer, batch, length_norm):
     assert trainer.importance_sampling_level == "token"
 
 
-def test_geometric_leaves_no_ratios_to_measure():
-    with pytest.raises(ConfigurationError, match="'geometric' clips the ratios"):
+@pytest.mark.parametrize("surrogate", ["geometric", "one_sided"])
+def test_some_surrogates_leave_no_ratios_to_measure(surrogate):
+    with pytest.raises(ConfigurationError, match=f"'{surrogate}' changes the ratios"):
         AblationConfig(output_dir="unused", use_cpu=True, bf16=False,
-                       surrogate="geometric", off_policy_mask_threshold=0.1)  # fmt: skip
+                       surrogate=surrogate, off_policy_mask_threshold=0.1)  # fmt: skip

@@ -50,14 +50,24 @@ def test_advantages_in_the_loss(make_trainer, batch, switch, advantages):  # noq
     assert_same(our_gradient, gradients(theirs, trainer.model))
 
 
-def probability_terms(logps, old, sampling, advantages):
+def probability_terms(logps, old, sampling, advantages, mask):
     """-rA, but 0 where π - μ is above 0.003 and A > 0, or below -0.001 and A < 0."""
     moved = logps.detach().exp() - sampling.exp()
     masked = torch.where(advantages > 0, moved > 0.003, moved < -0.001)
     return -torch.exp(logps - old) * advantages * ~masked, masked
 
 
-OF_TOKENS = {"probability": (probability_terms, {"epsilon": 0.001, "epsilon_high": 0.003})}
+def one_sided_terms(logps, old, sampling, advantages, mask):
+    """-A log π, where A < 0 times the ratio of the whole response, at most 1."""
+    log_ratio = ((logps.detach() - old) * mask).sum(1, keepdim=True)
+    weight = torch.where(advantages < 0, log_ratio.exp().clamp(max=1), 1)
+    return -weight * advantages * torch.exp(logps - logps.detach()), weight < 1
+
+
+OF_TOKENS = {
+    "probability": (probability_terms, {"epsilon": 0.001, "epsilon_high": 0.003}),
+    "one_sided": (one_sided_terms, {}),
+}
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["old policy", "sampler"])
@@ -81,11 +91,11 @@ def test_surrogates_with_a_weight_for_each_token(
     other[0, 0] = torch.nan  # an engine did not report it
     sampling = {"sampling_per_token_logps": other} if sampled else {}
     old, ours, our_gradient = with_other_logps(
-        trainer, {**batch, **sampling}, "old_per_token_logps", 0.4
+        trainer, {**batch, **sampling}, "old_per_token_logps", -0.4
     )
     mask, advantages = batch["completion_mask"], batch["advantages"][:, None]
     anchor = torch.where(other.isnan(), old, other) if sampled else old
-    terms, masked = terms_of(logps_of(trainer.model, batch), old, anchor, advantages)
+    terms, masked = terms_of(logps_of(trainer.model, batch), old, anchor, advantages, mask)
     divisor = loss_denominator(mask, length_norm, constant=CONSTANT, num_items=37)
     accumulation = 1 if length_norm == "token" else ACCUMULATION
     theirs = ((terms * mask).sum(1) / divisor).sum() / accumulation

@@ -193,6 +193,10 @@ def trained_plainly(make_trainer):
         ({"surrogate": "reinforce", "num_iterations": 3}, {"num_iterations": 3}),
         ({"surrogate": "geometric", "num_iterations": 3}, {"num_iterations": 3}),
         ({"surrogate": "probability", "num_iterations": 3, "epsilon_high": 1e-6}, NO_CLIP),
+        (
+            {"surrogate": "one_sided", "num_iterations": 3},
+            {"surrogate": "reinforce", "num_iterations": 3},
+        ),
         ({"length_norm": "prompt", **VARIED}, {"length_norm": "token", **VARIED}),
         ({"kl_estimator": "k1", **WITH_KL}, WITH_KL),
         ({"kl_estimator": "k2", **WITH_KL}, WITH_KL),
@@ -227,6 +231,7 @@ def test_ignoring_a_switch_would_show(make_trainer, trained_plainly, switch, pla
         {"length_norm": "prompt", "kl_estimator": "k2", "num_iterations": 2, "beta": 0.1},
         {"surrogate": "geometric", "num_iterations": 2, "epsilon": 0.01},
         {"surrogate": "probability", "num_iterations": 2, "epsilon": 1e-4},
+        {"surrogate": "one_sided", "num_iterations": 2, "length_norm": "prompt"},
         {"group_filter": "drop", "length_norm": "mean"},
         {"length_norm": "mean", "entropy_coef": 0.01},
         {"length_norm": "mean", "off_policy_mask_threshold": 0.01, "num_iterations": 2},

@@ -73,7 +73,10 @@ def test_accumulation_counts_processes(monkeypatch):
     [
         ({"baseline": "mean"}, "baseline is 'mean'; allowed: group_mean, none"),
         ({"scale_rewards": "std"}, "allowed: group, batch, none"),
-        ({"surrogate": "ppo"}, "allowed: clip, no_clip, reinforce, geometric, probability, None"),
+        (
+            {"surrogate": "ppo"},
+            "allowed: clip, no_clip, reinforce, geometric, probability, one_sided",
+        ),
         ({"baseline": "leave_one_out", "num_generations": 1}, "num_generations is 1"),
         ({"baseline": "best_of_others", "num_generations": 1}, "num_generations is 1"),
         ({"baseline": "best_of_others", "best_of": 9}, "best_of is 9, but a group has 8"),

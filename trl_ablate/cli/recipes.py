@@ -42,7 +42,7 @@ FAMILIES = {
     "variants from papers": (
         "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_pp_baseline", "lite_ppo", "dapo*",
         "gspo", "gmpo", "cispo", "sapo", "luspo", "vespo", "rl_from_scratch", "maxrl", "gpg",
-        "opo", "pass_at_k", "f_grpo", "dppo",
+        "opo", "pass_at_k", "f_grpo", "dppo", "topr",
         "rgra", "intellect2", "v32_mask", "scalerl", "justrl",
     ),
     "prompt and reward": ("question_only", "reasoning", "think"),

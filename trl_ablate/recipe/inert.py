@@ -63,7 +63,7 @@ def _clip_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str
     another_sampler = config.use_vllm or config.sampler_differs
     at_one = config.on_policy and not (config.surrogate == "probability" and another_sampler)
     capped_at_one = config.delta is not None and config.delta < 1
-    unclipped = config.surrogate in ("no_clip", "reinforce")
+    unclipped = config.surrogate in ("no_clip", "reinforce", "one_sided")
     same = f"{ON_POLICY}, so clip, no_clip and reinforce have the same gradient"
     bounds, own = ("epsilon", "epsilon_high"), f"loss_type '{config.loss_type}'"
     no_clip = f"surrogate '{config.surrogate}' does not clip"

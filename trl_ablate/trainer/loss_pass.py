@@ -21,6 +21,7 @@ from trl_ablate.losses import (
     clipped_log_ratio,
     kl_to_reference,
     loss_denominator,
+    one_sided_weight,
     probability_moved,
     ratio_means,
     ratio_sums,
@@ -113,6 +114,8 @@ class LossPass:
             self.clip_each_token(*bounds)
         elif config.surrogate == "probability":
             self.mask_moved_tokens(*bounds)
+        elif config.surrogate == "one_sided":
+            self.weigh_negatives()
 
     def clip_each_token(self, epsilon_low: float, epsilon_high: float) -> None:
         """Show TRL old log-probabilities whose log ratio is the clipped one. With gradient: the
@@ -133,6 +136,13 @@ class LossPass:
             self.logps_NT, before_NT, self.advantages_N1, epsilon_low, epsilon_high
         )
         self._weigh_shown(~self._held_NT)
+
+    def weigh_negatives(self) -> None:
+        """Show TRL negative advantages times the ratio of their response, at most 1."""
+        old_NT = self._old_logps(self.inputs)
+        weight_N1 = one_sided_weight(self.logps_NT, old_NT, self.mask_NT, self.advantages_N1)
+        self._held_NT = changed_by_weight(weight_N1, self.advantages_N1)
+        self._weigh_shown(weight_N1)
 
     def _weigh_shown(self, weight_NT: torch.Tensor) -> None:
         """Multiply the advantages that TRL is shown; it takes one for each row or token."""
@@ -184,7 +194,7 @@ class LossPass:
         """Where the gradient of the loss differs from that of `r·A`; nowhere with `reinforce`."""
         if objective.surrogate == "reinforce":
             return torch.zeros_like(ratio_NT, dtype=torch.bool)
-        if objective.surrogate in ("geometric", "probability"):
+        if objective.surrogate in ("geometric", "probability", "one_sided"):
             return self._held_NT
         if objective.loss_type == "cispo":
             return changed_by_cispo(ratio_NT, self.advantages_N1, objective.epsilon_high)
@@ -255,10 +265,10 @@ class RatioSums:
 
 
 def shown_to_trl(inputs: Batch, config: AblationConfig) -> Batch:
-    """A copy of the inputs for one loss. With `reinforce`, it lacks the old log-probabilities, so
-    TRL takes the current ones: their ratio is 1, with gradient ∇log π. TRL's policy loss is
-    proportional to the advantages, so they take the factor of each row."""
-    hidden = {"old_per_token_logps"} if config.surrogate == "reinforce" else set()
+    """A copy of the inputs for one loss. With `reinforce` and `one_sided`, it lacks the old
+    log-probabilities, so TRL takes the current ones: their ratio is 1, with gradient ∇log π. TRL's
+    policy loss is proportional to the advantages, so they take the factor of each row."""
+    hidden = {"old_per_token_logps"} if config.surrogate in ("reinforce", "one_sided") else set()
     shown = {key: value for key, value in inputs.items() if key not in hidden}
     if ROW_WEIGHTS in inputs:
         shown["advantages"] = inputs["advantages"] * inputs[ROW_WEIGHTS]
