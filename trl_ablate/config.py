@@ -266,6 +266,11 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         return self.exchanges_weights or (self.correct_truncation and self.truncates)
 
     @property
+    def knows_sampler(self) -> bool:
+        """Whether the sampler reports log-probabilities of its own."""
+        return self.use_vllm or self.sampler_differs
+
+    @property
     def corrects_without_engine(self) -> bool:
         """Whether a sampler that differs is corrected as TRL corrects an engine."""
         differs = self.sampler_differs and not self.use_vllm

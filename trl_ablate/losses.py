@@ -218,6 +218,19 @@ def sequence_log_ratio(
     return log_ratio_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp(min=1)
 
 
+def within_sampler_gap(
+    logps_NT: torch.Tensor, sampling_logps_NT: torch.Tensor, mask_NT: torch.Tensor, limit: float
+) -> torch.Tensor:
+    """True where |mean over the response of log π - log μ| is at most `limit`: `(N, 1)`.
+
+    The mean is the log of the geometric mean of the ratios: unlike their product, it does not grow
+    with the length. A token for which the sampler gave no log-probability (NaN) counts as 0; an
+    empty response is within any limit.
+    """
+    known_NT = torch.where(sampling_logps_NT.isnan(), logps_NT, sampling_logps_NT)
+    return sequence_log_ratio(logps_NT, known_NT, mask_NT).abs() <= limit
+
+
 def importance_ratio(
     logps_NT: torch.Tensor,
     sampling_logps_NT: torch.Tensor,

@@ -93,6 +93,12 @@ class GroupSwitches:
         "Rollouts are drawn by weights that are rounded to this type; training keeps its own. "
         "Null: no rounding.",
     )
+    sampler_gap_limit: float | None = setting(
+        None,
+        "Completions leave the loss if the mean over their tokens of log pi - log mu, the policy's "
+        "before the update and the sampler's, is further from 0 than this. Null: none does.",
+        above=0,
+    )
     correct_truncation: bool = setting(
         False,
         "top_p, top_k and min_p make a sampler that differs from the policy: the log-probabilities "

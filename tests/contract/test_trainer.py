@@ -203,6 +203,10 @@ def trained_plainly(make_trainer):
         ({"kl_in": "reward", **WITH_KL}, WITH_KL),
         ({"rollout_staleness": 1}, {}),
         ({"sampler_dtype": "float8_e4m3fn"}, {}),
+        (
+            {"sampler_dtype": "float8_e4m3fn", "sampler_gap_limit": 1e-4},
+            {"sampler_dtype": "float8_e4m3fn"},
+        ),
         ({"optimizer_batch_size": 4, "generation_batch_size": 8}, {}),
         (VARIED, {"max_completion_length": 40}),
         ({**VARIED, "min_tokens": 9}, VARIED),

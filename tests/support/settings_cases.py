@@ -25,6 +25,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "ref_model_": {"beta": 0.1, "sync_ref_model": True},
     "length_norm_constant": {"length_norm": "constant"},
     "best_of": {"baseline": "best_of_others"},
+    "sampler_gap_limit": {"sampler_dtype": "int8"},
     "max_resample_rounds": {"group_filter": "resample"},
 }
 """Name of a setting, or its prefix -> the settings that it needs to have an effect."""

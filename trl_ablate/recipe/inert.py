@@ -60,8 +60,8 @@ def _clip_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str
     'cispo', which is epsilon_high itself and not 1 + epsilon_high.
     """
     clips = config.loss_type in SURROGATE_LOSS_TYPES
-    another_sampler = config.use_vllm or config.sampler_differs
-    at_one = config.on_policy and not (config.surrogate == "probability" and another_sampler)
+    moved = config.surrogate == "probability" and config.knows_sampler
+    at_one = config.on_policy and not moved
     capped_at_one = config.delta is not None and config.delta < 1
     unclipped = config.surrogate in ("no_clip", "reinforce", "one_sided")
     same = f"{ON_POLICY}, so clip, no_clip and reinforce have the same gradient"
@@ -221,13 +221,12 @@ def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str
         ),
         (not config.use_vllm, engine, "use_vllm is false"),
         (
-            not config.use_vllm and not config.sampler_differs,
-            importance,
+            not config.knows_sampler,
+            (*importance, "sampler_gap_limit"),
             "use_vllm is false, and the sampler does not differ from the policy",
         ),
         (
-            (config.use_vllm or config.sampler_differs)
-            and not config.vllm_importance_sampling_correction,
+            config.knows_sampler and not config.vllm_importance_sampling_correction,
             correction,
             "vllm_importance_sampling_correction is false",
         ),

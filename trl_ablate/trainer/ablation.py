@@ -241,8 +241,7 @@ class AblationTrainer(GRPOTrainer):
         if self._loss_pass is not None:
             self._loss_pass.found(result[0], result[1])
             self._loss_pass.apply_surrogate(self.args)
-            if self.mismatch.saves_a_forward:
-                self.mismatch.correct(self._loss_pass)
+            self.mismatch.correct(self._loss_pass)
         return result
 
     def _record(self, loss_pass: LossPass) -> None:

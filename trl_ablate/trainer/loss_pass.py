@@ -28,6 +28,7 @@ from trl_ablate.losses import (
     sapo_weight,
     sequence_log_ratio,
     token_ratio,
+    within_sampler_gap,
 )
 from trl_ablate.metrics import ENTROPY
 from trl_ablate.trainer.batching import ROW_WEIGHTS, Batch
@@ -98,6 +99,7 @@ class LossPass:
         self.logps_NT = torch.empty(0)
         self.attached_logps_NT = torch.empty(0)
         self._held_NT = torch.empty(0)
+        self.kept_N1: torch.Tensor | None = None
         self.entropies_NT = torch.empty(0)
 
     def found(self, logps_NT: Any, entropies_NT: Any) -> None:
@@ -143,6 +145,13 @@ class LossPass:
         weight_N1 = one_sided_weight(self.logps_NT, old_NT, self.mask_NT, self.advantages_N1)
         self._held_NT = changed_by_weight(weight_N1, self.advantages_N1)
         self._weigh_shown(weight_N1)
+
+    def reject_far_rows(self, limit: float) -> None:
+        """Show TRL advantages of 0 for rows that are further than `limit` from the sampler."""
+        sampling_NT = self.inputs["sampling_per_token_logps"]
+        old_NT = self._old_logps(self.inputs)
+        self.kept_N1 = within_sampler_gap(old_NT, sampling_NT, self.mask_NT, limit)
+        self._weigh_shown(self.kept_N1)
 
     def _weigh_shown(self, weight_NT: torch.Tensor) -> None:
         """Multiply the advantages that TRL is shown; it takes one for each row or token."""

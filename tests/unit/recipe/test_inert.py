@@ -89,6 +89,8 @@ PENALTY = TaskArguments(eos_penalty=0.5)
         ("epsilon", {"surrogate": "probability", "epsilon": 0.3}, None, True),
         ("surrogate", {"surrogate": "probability", "sampler_dtype": "int8"}, None, False),
         ("surrogate", {"surrogate": "clip", "sampler_dtype": "int8"}, None, True),
+        ("sampler_gap_limit", {"sampler_gap_limit": 0.001}, None, True),
+        ("sampler_gap_limit", {"sampler_gap_limit": 0.001, **UNCORRECTED}, None, False),
         ("best_of", {"best_of": 2}, None, True),
         ("best_of", {"best_of": 2, **BEST}, None, False),
         ("negative_weight", {"negative_weight": 0.0, **BEST}, None, True),
