@@ -297,6 +297,7 @@ class AblationConfig(GroupSwitches, GRPOConfig):
             or self.top_entropy_quantile < 1.0
             or self.entropy_coef != 0.0
             or self.use_adaptive_entropy
+            or self.covariance_kl != 0.0
         )
         return not over_the_microbatch
 

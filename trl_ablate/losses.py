@@ -136,6 +136,25 @@ def kl_to_reference(
     raise ValueError(f"kl_estimator is '{estimator}'; allowed: k1, k2, k3")
 
 
+def highest_covariance(
+    logps_NT: torch.Tensor, advantages_N1: torch.Tensor, mask_NT: torch.Tensor, share: float
+) -> torch.Tensor:
+    """True at the `share` of the response tokens, rounded down but at least one, with the largest
+    (A - mean A)(log π - mean log π): `(N, T)`.
+
+    The means are over all response tokens. Their mean product is the covariance that drives the
+    policy's entropy down (https://arxiv.org/abs/2505.22617, KL-Cov). Without tokens: none.
+    """
+    mask_NT = mask_NT.bool()
+    tokens = int(mask_NT.sum())
+    parts = [part.expand_as(mask_NT) for part in (advantages_N1, logps_NT)]
+    one, other = (part - part[mask_NT].mean() for part in parts)
+    products = (one * other).masked_fill(~mask_NT, -torch.inf).flatten()
+    chosen = torch.zeros_like(products, dtype=torch.bool)
+    chosen[products.topk(min(tokens, max(1, int(share * tokens)))).indices] = True
+    return chosen.view_as(mask_NT)
+
+
 def prompt_weights(tokens_PG: torch.Tensor, kept_P: torch.Tensor) -> torch.Tensor:
     """Factor of the loss of each group's rows, `(P,)`, that turns the mean over the batch's tokens
     into a mean over groups of the mean over a group's tokens.

@@ -81,6 +81,18 @@ class GroupSwitches:
         "Where the KL goes, times beta: added to the loss of each token, or its sum over a "
         "completion's tokens subtracted from the reward.",
     )
+    covariance_kl: float = setting(
+        0.0,
+        "Coefficient of |log pi - log pi_old|, added to the loss of the tokens where advantage and "
+        "log-probability vary together most. 0: none.",
+        least=0,
+    )
+    covariance_share: float = setting(
+        0.0002,
+        "Share of a microbatch's response tokens, at least one, that covariance_kl acts on.",
+        above=0,
+        most=1,
+    )
     rollout_staleness: int = setting(
         0,
         "Rollouts are drawn by the weights of this many GRPO steps ago (at the start, by the first "

@@ -121,6 +121,7 @@ def drawn(number: int) -> Case:
         **one.choice([{}, {"baseline": "group_token_mean"}, {"baseline": "best_of_others"}]),
         "hard_group_exponent": one.choice([0.0, 0.5]),
         "sampler_gap_limit": one.choice([None, 0.01]),
+        "covariance_kl": one.choice([0.0, 0.5]),
     }
     surrogates = [None, "probability"]
     if settings["off_policy_mask_threshold"] is None:

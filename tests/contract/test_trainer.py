@@ -198,6 +198,11 @@ def trained_plainly(make_trainer):
             {"surrogate": "reinforce", "num_iterations": 3},
         ),
         ({"length_norm": "prompt", **VARIED}, {"length_norm": "token", **VARIED}),
+        ({"covariance_kl": 1.0, "num_iterations": 3}, {"num_iterations": 3}),
+        (
+            {"covariance_kl": 1.0, "covariance_share": 0.5, "num_iterations": 3},
+            {"covariance_kl": 1.0, "num_iterations": 3},
+        ),
         ({"kl_estimator": "k1", **WITH_KL}, WITH_KL),
         ({"kl_estimator": "k2", **WITH_KL}, WITH_KL),
         ({"kl_in": "reward", **WITH_KL}, WITH_KL),

@@ -25,6 +25,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "ref_model_": {"beta": 0.1, "sync_ref_model": True},
     "length_norm_constant": {"length_norm": "constant"},
     "best_of": {"baseline": "best_of_others"},
+    "covariance_": {"covariance_kl": 1.0, "num_iterations": 2},
     "sampler_gap_limit": {"sampler_dtype": "int8"},
     "max_resample_rounds": {"group_filter": "resample"},
 }

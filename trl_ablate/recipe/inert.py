@@ -187,6 +187,12 @@ def _term_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str
             ("use_bias_correction_kl",),
             "kl_in is 'reward': there is no KL term in the loss",
         ),
+        (config.covariance_kl == 0, ("covariance_share",), "covariance_kl is 0"),
+        (
+            config.on_policy,
+            ("covariance_kl", "covariance_share"),
+            f"{ON_POLICY}, so the log ratio of every token is 0",
+        ),
         (not config.use_adaptive_entropy, ADAPTIVE_ENTROPY, "use_adaptive_entropy is false"),
         (
             config.eval_strategy == "no",

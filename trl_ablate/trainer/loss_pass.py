@@ -122,7 +122,7 @@ class LossPass:
     def clip_each_token(self, epsilon_low: float, epsilon_high: float) -> None:
         """Show TRL old log-probabilities whose log ratio is the clipped one. With gradient: the
         current ones cancel, so that a clipped token has none."""
-        log_ratio_NT = self.attached_logps_NT - self._old_logps(self.inputs)
+        log_ratio_NT = self.attached_logps_NT - self.old_logps_NT
         clipped_NT = clipped_log_ratio(log_ratio_NT, self.advantages_N1, epsilon_low, epsilon_high)
         self._held_NT = (clipped_NT != log_ratio_NT) & (self.advantages_N1 != 0)
         if "old_per_token_logps" in self.shown:
@@ -131,7 +131,7 @@ class LossPass:
     def mask_moved_tokens(self, epsilon_low: float, epsilon_high: float) -> None:
         """Show TRL advantages of 0 where the token's probability has moved far from the sampler's,
         or, where that is not known, from the old one."""
-        old_NT = self._old_logps(self.inputs)
+        old_NT = self.old_logps_NT
         sampling_NT = self.inputs.get("sampling_per_token_logps", old_NT)
         before_NT = torch.where(sampling_NT.isnan(), old_NT, sampling_NT)
         self._held_NT = probability_moved(
@@ -141,7 +141,7 @@ class LossPass:
 
     def weigh_negatives(self) -> None:
         """Show TRL negative advantages times the ratio of their response, at most 1."""
-        old_NT = self._old_logps(self.inputs)
+        old_NT = self.old_logps_NT
         weight_N1 = one_sided_weight(self.logps_NT, old_NT, self.mask_NT, self.advantages_N1)
         self._held_NT = changed_by_weight(weight_N1, self.advantages_N1)
         self._weigh_shown(weight_N1)
@@ -149,7 +149,7 @@ class LossPass:
     def reject_far_rows(self, limit: float) -> None:
         """Show TRL advantages of 0 for rows that are further than `limit` from the sampler."""
         sampling_NT = self.inputs["sampling_per_token_logps"]
-        old_NT = self._old_logps(self.inputs)
+        old_NT = self.old_logps_NT
         self.kept_N1 = within_sampler_gap(old_NT, sampling_NT, self.mask_NT, limit)
         self._weigh_shown(self.kept_N1)
 
@@ -236,6 +236,10 @@ class LossPass:
         if level == "sequence":
             return torch.exp(sequence_log_ratio(self.logps_NT, old_logps_NT, self.mask_NT))
         return token_ratio(self.logps_NT, old_logps_NT, self.mask_NT)
+
+    @property
+    def old_logps_NT(self) -> torch.Tensor:
+        return self._old_logps(self.inputs)
 
     def _old_logps(self, batch: Batch) -> torch.Tensor:
         """Log-probabilities of the sampling policy; if there are none, those of the current one."""

@@ -91,6 +91,9 @@ PENALTY = TaskArguments(eos_penalty=0.5)
         ("surrogate", {"surrogate": "clip", "sampler_dtype": "int8"}, None, True),
         ("sampler_gap_limit", {"sampler_gap_limit": 0.001}, None, True),
         ("sampler_gap_limit", {"sampler_gap_limit": 0.001, **UNCORRECTED}, None, False),
+        ("covariance_kl", {"covariance_kl": 1.0}, None, True),  # on-policy
+        ("covariance_kl", {"covariance_kl": 1.0, "num_iterations": 2}, None, False),
+        ("covariance_share", {"covariance_share": 0.5, "num_iterations": 2}, None, True),
         ("best_of", {"best_of": 2}, None, True),
         ("best_of", {"best_of": 2, **BEST}, None, False),
         ("negative_weight", {"negative_weight": 0.0, **BEST}, None, True),
