@@ -7,6 +7,8 @@ adjacent. `compute_advantages` takes one reward per completion: call `weighted_r
 there are several reward functions, and `signed_and_clipped` after it.
 """
 
+from math import comb
+
 import torch
 
 
@@ -30,6 +32,7 @@ def compute_advantages(
     tokens_N: torch.Tensor | None = None,
     shaping_N: torch.Tensor | None = None,
     penalty_N: torch.Tensor | None = None,
+    best_of: int | None = None,
 ) -> torch.Tensor:
     """Advantage of each completion relative to its group or batch.
 
@@ -40,19 +43,24 @@ def compute_advantages(
             mean of the other completions in the group. `batch_mean`: the mean of the batch.
             `token_mean`: that over the tokens of the batch, Σ tokens · r / Σ tokens.
             `group_then_batch`: the mean of the group, then the mean of these differences over the
-            tokens of the batch. `half`: 1/2, the middle of the rewards 0 and 1. `none`: nothing.
+            tokens of the batch. `group_token_mean`: the mean of the group over its tokens, that is,
+            of rewards weighted by length. `best_of_others`: the smaller of the reward and the best
+            of `best_of` - 1 others of the group, averaged over all choices of these; what is left
+            is how much the completion raises the best of `best_of`. `half`: 1/2, the middle of the
+            rewards 0 and 1. `none`: nothing.
         scale: the divisor, plus `eps`. `group`, `batch`: the standard deviation of the rewards in
             the group or batch. `advantage_std`: that of r - b in the batch. `token_std`: that of
             r - b over the tokens of the batch. `group_mean`: the mean of the group's rewards.
             `none`: no division.
         eps: added to the divisor; without effect if scale is `none`.
-        tokens_N: `(N,)`, the tokens of each completion, for `token_mean`, `group_then_batch` and
-            `token_std`. Default: one in each.
+        tokens_N: `(N,)`, the tokens of each completion, for `token_mean`, `group_then_batch`,
+            `group_token_mean` and `token_std`. Default: one in each.
         shaping_N: `(N,)`, a second reward that moves advantage between completions of a group with
             equal `rewards_N`, but not between others: its mean over them is subtracted from it, the
             rest is added to r - b. It takes no part in baseline and scale. Default: none.
         penalty_N: `(N,)`, subtracted from `rewards_N`. It takes part in baseline and scale, but not
             in which completions are equal for shaping. Default: none.
+        best_of: k of `best_of_others`, 2 or more. Default: all of the group.
 
     Returns:
         `(N,)`, in the dtype of `rewards_N`.
@@ -67,7 +75,11 @@ def compute_advantages(
     long, advantages are 2.03 and -0.49; over completions, 1.16 and -0.85. `group_then_batch` with
     `token_std` is REINFORCE++-baseline. Over completions its second mean is 0, as every group's
     differences sum to 0; over tokens it is not if good and bad completions differ in length.
-    `group_mean` as scale is MaxRL (https://arxiv.org/abs/2602.02710), `advantage_std` is ScaleRL
+    `group_token_mean` is OPO (https://arxiv.org/abs/2505.23585): the baseline of least variance if
+    the squared norm of a completion's score grows with its length. `best_of_others` is the
+    advantage of pass@k (https://arxiv.org/abs/2503.19595): k times its mean over the group, times
+    the score function, is an unbiased gradient of the best reward of k. `group_mean` as scale is
+    MaxRL (https://arxiv.org/abs/2602.02710), `advantage_std` is ScaleRL
     (https://arxiv.org/abs/2510.13786).
 
     Degenerate cases:
@@ -81,8 +93,10 @@ def compute_advantages(
         the advantage is 0. The same holds for r - b with `advantage_std`, and with `token_std` for
         the r - b that have tokens.
         With scale `group_mean`, a group whose mean is 0 or negative has advantage 0.
-        With `leave_one_out`, a completion that is the only graded one of its group has advantage 0.
-        Without tokens in the batch, what needs their mean or deviation is 0.
+        With `leave_one_out` and `best_of_others`, a completion that is the only graded one of its
+        group has advantage 0; if fewer than `best_of` are graded, k is their number.
+        Without tokens in the batch, or with `group_token_mean` in the group, what needs their mean
+        or deviation is 0.
     """
     if rewards_N.numel() % num_generations:
         raise ValueError(
@@ -92,17 +106,30 @@ def compute_advantages(
     outcomes_PG = rewards_PG = rewards_N.reshape(-1, num_generations)
     if penalty_N is not None:
         rewards_PG = outcomes_PG - penalty_N.reshape_as(outcomes_PG)
-    centred_PG = advantages_PG = _centred(rewards_PG, baseline, tokens_N)
+    centred_PG = advantages_PG = _centred(rewards_PG, baseline, tokens_N, best_of)
     if shaping_N is not None:
         shaping_PG = _within_equals(shaping_N.reshape_as(outcomes_PG), outcomes_PG)
         if scale != "none":
-            of_outcomes_PG = _centred(outcomes_PG, baseline, tokens_N)
+            of_outcomes_PG = _centred(outcomes_PG, baseline, tokens_N, best_of)
             shaping_PG = shaping_PG * _divisor(outcomes_PG, of_outcomes_PG, tokens_N, scale, eps)[1]
         advantages_PG = centred_PG + shaping_PG
     if scale != "none":
         divisor, defined = _divisor(rewards_PG, centred_PG, tokens_N, scale, eps)
         advantages_PG = torch.where(defined, advantages_PG / divisor, 0.0)
     return torch.nan_to_num(advantages_PG, nan=0.0).reshape(-1)
+
+
+def hard_group_weight(
+    rewards_N: torch.Tensor, num_generations: int, exponent: float
+) -> torch.Tensor:
+    """(1 - p)^exponent of each completion's group, `(N,)`, with p the mean of its graded rewards.
+
+    For rewards of 0 and 1, p is the pass rate, and this is the focal weight of F-GRPO
+    (https://arxiv.org/abs/2602.06717): easy groups count less. A mean outside 0 to 1 counts as the
+    nearer end; a group without a graded completion has weight 1.
+    """
+    rates_P1 = _mean(rewards_N.reshape(-1, num_generations), (1,)).nan_to_num(0.0)
+    return ((1 - rates_P1.clamp(0, 1)) ** exponent).repeat_interleave(num_generations)
 
 
 def signed_and_clipped(
@@ -178,21 +205,56 @@ def _baseline(rewards_PG: torch.Tensor, baseline: str, tokens_N: torch.Tensor) -
         return _mean(rewards_PG, dim=(0, 1))
     if baseline == "token_mean":
         return _mean(_of_tokens(rewards_PG, tokens_N), dim=(0, 1))
+    if baseline == "group_token_mean":
+        return _token_mean(rewards_PG, tokens_N.reshape(rewards_PG.shape))
     if baseline == "leave_one_out":
         return _mean_of_others(rewards_PG)
     if baseline == "half":
         return torch.full_like(rewards_PG, 0.5)
     raise ValueError(
         f"baseline is '{baseline}'; allowed: group_mean, none, leave_one_out, batch_mean, "
-        "token_mean, group_then_batch, half"
+        "token_mean, group_then_batch, group_token_mean, best_of_others, half"
     )
 
 
-def _centred(rewards_PG: torch.Tensor, baseline: str, tokens_N: torch.Tensor) -> torch.Tensor:
+def _centred(
+    rewards_PG: torch.Tensor, baseline: str, tokens_N: torch.Tensor, best_of: int | None = None
+) -> torch.Tensor:
     """r - b: `(P, G)`."""
-    if baseline != "group_then_batch":
-        return rewards_PG - _baseline(rewards_PG, baseline, tokens_N)
-    return _centred(_centred(rewards_PG, "group_mean", tokens_N), "token_mean", tokens_N)
+    if baseline == "best_of_others":
+        return _lead_over_others(rewards_PG, best_of)
+    if baseline == "group_then_batch":
+        return _centred(_centred(rewards_PG, "group_mean", tokens_N), "token_mean", tokens_N)
+    return rewards_PG - _baseline(rewards_PG, baseline, tokens_N)
+
+
+def _lead_over_others(rewards_PG: torch.Tensor, best_of: int | None) -> torch.Tensor:
+    """Mean of max(0, r - best of k - 1 others) over all choices of the others: `(P, G)`.
+
+    Let s_1 … s_n be the sorted graded rewards of the group. The best of the others is s_j, with r
+    above it, in C(j-1, k-2) of the C(n-1, k-1) choices.
+    """
+    size = rewards_PG.size(1)
+    shares_PG = torch.zeros_like(rewards_PG)
+    for group, graded in enumerate((~torch.isnan(rewards_PG)).sum(dim=1).tolist()):
+        others = min(best_of or size, graded) - 1
+        if others > 0:
+            all_choices = comb(graded - 1, others)
+            shares = [comb(place, others - 1) / all_choices for place in range(size)]
+            shares_PG[group] = shares_PG.new_tensor(shares)
+    sorted_P1G = rewards_PG.sort(dim=1).values.unsqueeze(1)  # NaN last
+    leads_PGG = (rewards_PG.unsqueeze(2) - sorted_P1G).clamp(min=0)
+    leads_PG = (leads_PGG * shares_PG.unsqueeze(1)).nansum(dim=2)
+    return leads_PG.masked_fill(torch.isnan(rewards_PG), torch.nan)
+
+
+def _token_mean(rewards_PG: torch.Tensor, tokens_PG: torch.Tensor) -> torch.Tensor:
+    """Σ(tokens · r) / Σ tokens of each group, `(P, 1)`. The mean of equal rewards is exactly that
+    reward; without tokens, there is none (NaN)."""
+    low, high = _range(rewards_PG, (1,))
+    tokens_PG = tokens_PG.to(rewards_PG).masked_fill(torch.isnan(rewards_PG), 0.0)
+    weighted_P1 = (rewards_PG * tokens_PG).nansum(dim=1, keepdim=True)
+    return torch.where(low == high, low, weighted_P1 / tokens_PG.sum(dim=1, keepdim=True))
 
 
 def _within_equals(shaping_PG: torch.Tensor, rewards_PG: torch.Tensor) -> torch.Tensor:

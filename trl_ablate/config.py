@@ -25,10 +25,18 @@ from trl_ablate.settings import check_ranges, choices, setting
 from trl_ablate.switches import GroupSwitches
 
 Baseline = Literal[
-    "group_mean", "none", "leave_one_out", "batch_mean", "token_mean", "group_then_batch", "half"
+    "group_mean",
+    "none",
+    "leave_one_out",
+    "batch_mean",
+    "token_mean",
+    "group_then_batch",
+    "group_token_mean",
+    "best_of_others",
+    "half",
 ]
 Scale = Literal["group", "batch", "none", "group_mean", "advantage_std", "token_std"]
-Surrogate = Literal["clip", "no_clip", "reinforce", "geometric"]
+Surrogate = Literal["clip", "no_clip", "reinforce", "geometric", "probability", "one_sided"]
 LengthNorm = Literal["mean", "constant", "microbatch", "token", "nonzero", "prompt"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
@@ -57,11 +65,19 @@ class AblationConfig(GroupSwitches, GRPOConfig):
     """`GRPOConfig` with the choices that README lists as switches; `help` explains each field."""
 
     baseline: Baseline = setting("group_mean", "What is subtracted from the reward.")
+    best_of: int | None = setting(
+        None,
+        "k of baseline 'best_of_others': the credit of a completion is how much it raises the best "
+        "reward of k completions of its group. Null: of all of them.",
+        least=2,
+    )
     advantage_eps: float = setting(1e-4, "Added to what the advantage is divided by.", least=0)
     surrogate: Surrogate | None = setting(
         None,
-        "Policy objective per token: min(rA, clip(r)A), rA, or A log pi; or per sequence, with the "
-        "geometric mean of the tokens' clipped ratios. Null: the loss type's own.",
+        "Policy objective per token: min(rA, clip(r)A), rA, or A log pi; per sequence, with the "
+        "geometric mean of the tokens' clipped ratios; rA of the tokens whose probability has not "
+        "moved by more than epsilon in the direction of A; or A log pi, times the ratio of the "
+        "response, at most 1, where A is negative. Null: the loss type's own.",
     )
     length_norm: LengthNorm | None = setting(
         None,
@@ -254,6 +270,11 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         return self.exchanges_weights or (self.correct_truncation and self.truncates)
 
     @property
+    def knows_sampler(self) -> bool:
+        """Whether the sampler reports log-probabilities of its own."""
+        return self.use_vllm or self.sampler_differs
+
+    @property
     def corrects_without_engine(self) -> bool:
         """Whether a sampler that differs is corrected as TRL corrects an engine."""
         differs = self.sampler_differs and not self.use_vllm
@@ -280,6 +301,7 @@ class AblationConfig(GroupSwitches, GRPOConfig):
             or self.top_entropy_quantile < 1.0
             or self.entropy_coef != 0.0
             or self.use_adaptive_entropy
+            or self.covariance_kl != 0.0
         )
         return not over_the_microbatch
 

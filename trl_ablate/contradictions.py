@@ -25,6 +25,7 @@ CHANGE_THE_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "repetition
 OF_THE_SUM = {
     "group_filter": "none",
     "outcome_gate": None,
+    "hard_group_exponent": 0.0,
     "reward_noise": 0.0,
     "placebo": None,
     "overlong_penalty": 0.0,
@@ -42,21 +43,16 @@ def check_switches(config: "AblationConfig") -> None:
         value = getattr(config, count)
         if value is not None and value < 1:
             raise ConfigurationError(f"{count} is {value}; it has to be 1 or more")
-    if config.baseline == "leave_one_out" and (config.num_generations or 0) < 2:
-        raise ConfigurationError(
-            "baseline 'leave_one_out' needs two or more completions per prompt, but "
-            f"num_generations is {config.num_generations}; set num_generations to 2 or more, or "
-            "use another baseline"
-        )
+    _check_others(config)
     if config.length_norm_constant is not None and config.length_norm_constant <= 0:
         raise ConfigurationError(
             f"length_norm_constant is {config.length_norm_constant}; it divides the loss and has "
             "to be positive, or null for max_completion_length"
         )
-    if config.surrogate == "no_clip" and config.delta is not None:
+    if config.surrogate in ("no_clip", "probability") and config.delta is not None:
         raise ConfigurationError(
-            f"surrogate 'no_clip' does not limit the ratio, but delta {config.delta} does; "
-            "remove delta, or use surrogate 'clip'"
+            f"surrogate '{config.surrogate}' does not limit the ratio, but delta {config.delta} "
+            "does; remove delta, or use surrogate 'clip'"
         )
     if config.positive_weight == 0 and config.negative_weight == 0:
         raise ConfigurationError(
@@ -65,6 +61,22 @@ def check_switches(config: "AblationConfig") -> None:
         )
     if config.multi_objective_aggregation == "normalize_then_sum":
         _check_own_normalisation(config)
+
+
+def _check_others(config: "AblationConfig") -> None:
+    """Baselines that compare a completion with the others of its group need some."""
+    group = config.num_generations or 0
+    if config.baseline in ("leave_one_out", "best_of_others") and group < 2:
+        raise ConfigurationError(
+            f"baseline '{config.baseline}' needs two or more completions per prompt, but "
+            f"num_generations is {config.num_generations}; set num_generations to 2 or more, or "
+            "use another baseline"
+        )
+    if config.baseline == "best_of_others" and (config.best_of or 0) > group:
+        raise ConfigurationError(
+            f"best_of is {config.best_of}, but a group has {group} completions; lower best_of, or "
+            "raise num_generations"
+        )
 
 
 def _check_own_normalisation(config: "AblationConfig") -> None:

@@ -136,6 +136,25 @@ def kl_to_reference(
     raise ValueError(f"kl_estimator is '{estimator}'; allowed: k1, k2, k3")
 
 
+def highest_covariance(
+    logps_NT: torch.Tensor, advantages_N1: torch.Tensor, mask_NT: torch.Tensor, share: float
+) -> torch.Tensor:
+    """True at the `share` of the response tokens, rounded down but at least one, with the largest
+    (A - mean A)(log π - mean log π): `(N, T)`.
+
+    The means are over all response tokens. Their mean product is the covariance that drives the
+    policy's entropy down (https://arxiv.org/abs/2505.22617, KL-Cov). Without tokens: none.
+    """
+    mask_NT = mask_NT.bool()
+    tokens = int(mask_NT.sum())
+    parts = [part.expand_as(mask_NT) for part in (advantages_N1, logps_NT)]
+    one, other = (part - part[mask_NT].mean() for part in parts)
+    products = (one * other).masked_fill(~mask_NT, -torch.inf).flatten()
+    chosen = torch.zeros_like(products, dtype=torch.bool)
+    chosen[products.topk(min(tokens, max(1, int(share * tokens)))).indices] = True
+    return chosen.view_as(mask_NT)
+
+
 def prompt_weights(tokens_PG: torch.Tensor, kept_P: torch.Tensor) -> torch.Tensor:
     """Factor of the loss of each group's rows, `(P,)`, that turns the mean over the batch's tokens
     into a mean over groups of the mean over a group's tokens.
@@ -166,6 +185,40 @@ def clipped_log_ratio(
     return torch.where(advantages_N1 > 0, log_ratio_NT.clamp(max=high), log_ratio_NT.clamp(min=low))
 
 
+def probability_moved(
+    logps_NT: torch.Tensor,
+    before_NT: torch.Tensor,
+    advantages_N1: torch.Tensor,
+    epsilon_low: float,
+    epsilon_high: float,
+) -> torch.Tensor:
+    """True where a token's probability has already moved far in the direction of A: `(N, T)`.
+
+    With Δ the probability now minus the one before: Δ > ε' where A > 0, Δ < -ε where A < 0. Such
+    tokens leave the loss: DPPO with its binary total variation (https://arxiv.org/abs/2602.04879).
+    A clip of the ratio stops rare tokens after a much smaller Δ than common ones.
+    """
+    moved_NT = torch.exp(logps_NT) - torch.exp(before_NT)
+    towards_NT = torch.where(advantages_N1 > 0, moved_NT > epsilon_high, moved_NT < -epsilon_low)
+    return towards_NT & (advantages_N1 != 0)
+
+
+def one_sided_weight(
+    logps_NT: torch.Tensor,
+    old_logps_NT: torch.Tensor,
+    mask_NT: torch.Tensor,
+    advantages_N1: torch.Tensor,
+) -> torch.Tensor:
+    """min(π/π_old of the whole response, 1) where A < 0, and 1 elsewhere: `(N, 1)`.
+
+    With it, the objective A log π is TOPR's (https://arxiv.org/abs/2503.14286): a wrong response
+    that has become unlikely is not pushed down further. An empty response has weight 1.
+    """
+    log_ratio_NT = (logps_NT - old_logps_NT).masked_fill(mask_NT == 0, 0.0)
+    weight_N1 = log_ratio_NT.sum(dim=1, keepdim=True).clamp(max=0).exp()
+    return torch.where(advantages_N1 < 0, weight_N1, 1.0)
+
+
 def token_ratio(
     logps_NT: torch.Tensor, old_logps_NT: torch.Tensor, mask_NT: torch.Tensor
 ) -> torch.Tensor:
@@ -182,6 +235,19 @@ def sequence_log_ratio(
     """
     log_ratio_NT = (logps_NT - old_logps_NT).masked_fill(mask_NT == 0, 0.0)
     return log_ratio_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp(min=1)
+
+
+def within_sampler_gap(
+    logps_NT: torch.Tensor, sampling_logps_NT: torch.Tensor, mask_NT: torch.Tensor, limit: float
+) -> torch.Tensor:
+    """True where |mean over the response of log π - log μ| is at most `limit`: `(N, 1)`.
+
+    The mean is the log of the geometric mean of the ratios: unlike their product, it does not grow
+    with the length. A token for which the sampler gave no log-probability (NaN) counts as 0; an
+    empty response is within any limit.
+    """
+    known_NT = torch.where(sampling_logps_NT.isnan(), logps_NT, sampling_logps_NT)
+    return sequence_log_ratio(logps_NT, known_NT, mask_NT).abs() <= limit
 
 
 def importance_ratio(

@@ -38,6 +38,12 @@ class GroupSwitches:
         "only move advantage between completions of a group with the same value of it. Null: the "
         "sum of all.",
     )
+    hard_group_exponent: float = setting(
+        0.0,
+        "Advantages of a group are multiplied by (1 - p) to this power, p the mean of its rewards "
+        "(those that baseline looks at, without penalties), at least 0 and at most 1. 0: by 1.",
+        least=0,
+    )
     reward_noise: float = setting(
         0.0,
         "Control: probability that a completion's rewards of 0 and 1 are exchanged for the "
@@ -75,6 +81,18 @@ class GroupSwitches:
         "Where the KL goes, times beta: added to the loss of each token, or its sum over a "
         "completion's tokens subtracted from the reward.",
     )
+    covariance_kl: float = setting(
+        0.0,
+        "Coefficient of |log pi - log pi_old|, added to the loss of the tokens where advantage and "
+        "log-probability vary together most. 0: none.",
+        least=0,
+    )
+    covariance_share: float = setting(
+        0.0002,
+        "Share of a microbatch's response tokens, at least one, that covariance_kl acts on.",
+        above=0,
+        most=1,
+    )
     rollout_staleness: int = setting(
         0,
         "Rollouts are drawn by the weights of this many GRPO steps ago (at the start, by the first "
@@ -86,6 +104,12 @@ class GroupSwitches:
         None,
         "Rollouts are drawn by weights that are rounded to this type; training keeps its own. "
         "Null: no rounding.",
+    )
+    sampler_gap_limit: float | None = setting(
+        None,
+        "Completions leave the loss if the mean over their tokens of log pi - log mu, the policy's "
+        "before the update and the sampler's, is further from 0 than this. Null: none does.",
+        above=0,
     )
     correct_truncation: bool = setting(
         False,

@@ -102,7 +102,7 @@ def test_knobs_of_one_loss_type(make_trainer, loss_type, policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("surrogate", ["no_clip", "reinforce"])
+@pytest.mark.parametrize("surrogate", ["no_clip", "reinforce", "one_sided"])
 @pytest.mark.parametrize("loss_type", ["grpo", "luspo"])
 def test_bounds_of_a_surrogate_without_them(make_trainer, loss_type, surrogate, policy):
     assert loss_type in SURROGATE_LOSS_TYPES

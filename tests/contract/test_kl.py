@@ -169,6 +169,42 @@ def test_the_kl_term_of_the_loss(make_trainer, batch, name, estimator, corrected
     assert logged == pytest.approx([((kl * mask).sum() / mask.sum()).item()], rel=1e-4)
 
 
+@pytest.mark.parametrize("beta", [0.0, BETA])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_distance_of_covariant_tokens(make_trainer, batch, name, beta):  # noqa: F811
+    """What covariance_kl adds: |log π - log π_old| at the two of 18 tokens where A and log π vary
+    together most."""
+    generator = torch.Generator().manual_seed(7)
+    found = []
+    for coefficient in (0.0, 0.7):
+        trainer = make_trainer(
+            covariance_kl=coefficient, covariance_share=0.15, beta=beta,
+            length_norm_constant=CONSTANT, **LOSSES[name],
+        )  # fmt: skip
+        trainer.current_gradient_accumulation_steps = ACCUMULATION
+        trainer.model.train()
+        if not found:
+            with torch.no_grad():
+                now = logps_of(trainer.model, batch)
+            old = now + 0.4 * torch.randn(4, 8, generator=generator)
+        inputs = {**batch, "old_per_token_logps": old, "ref_per_token_logps": now - 0.1}
+        if name == "prompt":
+            inputs[ROW_WEIGHTS] = torch.tensor([0.5, 0.5, 2.0, 2.0])
+        loss = trainer._compute_loss(trainer.model, inputs)
+        found.append((loss.item(), gradients(loss, trainer.model)))
+    logps, mask = logps_of(trainer.model, batch), batch["completion_mask"]
+    own = mask.bool()
+    advantages = batch["advantages"][:, None].expand(4, 8)
+    products = (advantages - advantages[own].mean()) * (logps - logps[own].mean()).detach()
+    chosen = own & (products >= products[own].sort().values[-2])
+    assert chosen.sum() == 2
+    rows = ((logps - old).abs() * chosen).sum(1) * inputs.get(ROW_WEIGHTS, torch.ones(4))
+    theirs = 0.7 * (rows / divisor_of(name, mask)).sum()
+    assert found[1][0] - found[0][0] == pytest.approx(theirs.item(), rel=1e-4, abs=1e-6)
+    expected = gradients(theirs, trainer.model)
+    assert (found[1][1] - found[0][1] - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_the_kl_of_the_reward(make_trainer, estimator, epochs):

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from tests.support.rows import without_times
 from tests.support.trl_features import CORRECTIONS, MODES, TERMS
+from trl_ablate.config import SURROGATE_LOSS_TYPES
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.carried import counts_the_steps_of_this_call
 
@@ -117,7 +118,16 @@ def drawn(number: int) -> Case:
             ]
         ),
         "vllm_importance_sampling_mode": one.choice(modes),
+        **one.choice([{}, {"baseline": "group_token_mean"}, {"baseline": "best_of_others"}]),
+        "hard_group_exponent": one.choice([0.0, 0.5]),
+        "sampler_gap_limit": one.choice([None, 0.01]),
+        "covariance_kl": one.choice([0.0, 0.5]),
     }
+    surrogates = [None, "probability"]
+    if settings["off_policy_mask_threshold"] is None:
+        surrogates.append("one_sided")
+    if settings["loss_type"] in SURROGATE_LOSS_TYPES:
+        settings["surrogate"] = one.choice(surrogates)
     return Case(settings, questions, stop, adapter)
 
 

@@ -15,6 +15,7 @@ from tests.contract.test_loss import (  # noqa: F401
 )
 from tests.support.differential import Script
 from trl_ablate import ConfigurationError
+from trl_ablate.losses import importance_ratio
 from trl_ablate.rounding import rounded
 from trl_ablate.trainer.mismatch import Fact, effective_sample_size
 from trl_ablate.trainer.sampler import check_text, truncated_logps
@@ -128,6 +129,46 @@ def test_loss_and_gradient_of_stale_rollouts(make_trainer, batch, mode, correcte
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-7)
     assert_same(our_gradient, gradients(theirs, trainer.model))
     assert trainer.use_vllm is False
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "vespo"])
+def test_completions_far_from_the_sampler_leave_the_loss(
+    make_trainer, batch, loss_type, corrected,  # noqa: F811
+):  # fmt: skip
+    """Loss and gradient are those with advantage 0 where |mean log(π_old/μ)| is above the limit."""
+    settings = {"loss_type": loss_type, "sampler_dtype": "int8",
+                "vllm_importance_sampling_correction": corrected,
+                "vllm_importance_sampling_mode": "token_truncate"}  # fmt: skip
+    plain, limited = make_trainer(**settings), make_trainer(**settings, sampler_gap_limit=0.15)
+    for trainer in (plain, limited):
+        trainer.current_gradient_accumulation_steps = 1
+        trainer.model.train()
+    with torch.no_grad():
+        old = logps_of(plain.model, batch)
+    sampling = old + 0.3 * torch.randn(4, 8, generator=torch.Generator().manual_seed(7))
+    sampling[1, 0] = torch.nan  # an engine did not report it
+    batch |= {"old_per_token_logps": old, "sampling_per_token_logps": sampling}
+    if corrected:
+        batch["importance_sampling_ratio"] = importance_ratio(
+            old, sampling, batch["completion_mask"], "token_truncate", None, 3.0
+        )
+    lengths = batch["completion_mask"].sum(1)
+    gaps = ((old - sampling).nan_to_num(0.0) * batch["completion_mask"]).sum(1).abs() / lengths
+    kept = gaps <= 0.15
+    assert 0 < kept.sum() < 4, gaps
+    without = {**batch, "advantages": batch["advantages"] * kept}
+    for one in (plain, limited):
+        one.mismatch.saves_a_forward = False
+    ours = limited._compute_loss(limited.model, batch)
+    theirs = plain._compute_loss(plain.model, without)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6, abs=1e-8)
+    assert_same(gradients(ours, limited.model), gradients(theirs, plain.model))
+    limited.log({})
+    logged = limited.state.log_history[-1]
+    by_length = kept[lengths.argsort()].logical_not().float().tolist()
+    dropped = [logged[f"sampling/dropped/q{quarter}"] for quarter in (1, 2, 3, 4)]
+    assert dropped == pytest.approx(by_length)
 
 
 @pytest.mark.parametrize("epochs", [1, 2])

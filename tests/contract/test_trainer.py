@@ -23,6 +23,7 @@ VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
 """Makes the random model end its completions at different lengths."""
 
 
+NO_CLIP = {"surrogate": "no_clip", "num_iterations": 3}
 WITH_KL = {"beta": 0.5, "num_iterations": 2}
 NO_SCALE = {"scale_rewards": "none", "baseline": "none"}
 
@@ -160,6 +161,9 @@ def trained_plainly(make_trainer):
         ({"scale_rewards": "batch"}, {}),
         ({"scale_rewards": "none"}, {}),
         ({"baseline": "group_then_batch", **VARIED}, VARIED),
+        ({"baseline": "group_token_mean", **VARIED}, VARIED),
+        ({"baseline": "best_of_others"}, {}),
+        ({"baseline": "best_of_others", "best_of": 2}, {"baseline": "best_of_others"}),
         ({"baseline": "half"}, {}),
         ({"scale_rewards": "group_mean"}, {}),
         ({"scale_rewards": "advantage_std"}, {"scale_rewards": "batch"}),
@@ -176,6 +180,7 @@ def trained_plainly(make_trainer):
         ({"placebo": "constant", **NO_SCALE}, NO_SCALE),
         ({"group_filter": "drop", **TIED}, TIED),
         ({"group_filter": "resample", **TIED}, TIED),
+        ({"hard_group_exponent": 1.0}, {}),
         ({"outcome_gate": "digits", **TWO_REWARDS}, TWO_REWARDS),
         ({"overlong_penalty": 1.0, **WHOLE, **VARIED}, VARIED),
         (
@@ -190,12 +195,26 @@ def trained_plainly(make_trainer):
         ({"surrogate": "no_clip", "num_iterations": 3}, {"num_iterations": 3}),
         ({"surrogate": "reinforce", "num_iterations": 3}, {"num_iterations": 3}),
         ({"surrogate": "geometric", "num_iterations": 3}, {"num_iterations": 3}),
+        ({"surrogate": "probability", "num_iterations": 3, "epsilon_high": 1e-6}, NO_CLIP),
+        (
+            {"surrogate": "one_sided", "num_iterations": 3},
+            {"surrogate": "reinforce", "num_iterations": 3},
+        ),
         ({"length_norm": "prompt", **VARIED}, {"length_norm": "token", **VARIED}),
+        ({"covariance_kl": 1.0, "num_iterations": 3}, {"num_iterations": 3}),
+        (
+            {"covariance_kl": 1.0, "covariance_share": 0.5, "num_iterations": 3},
+            {"covariance_kl": 1.0, "num_iterations": 3},
+        ),
         ({"kl_estimator": "k1", **WITH_KL}, WITH_KL),
         ({"kl_estimator": "k2", **WITH_KL}, WITH_KL),
         ({"kl_in": "reward", **WITH_KL}, WITH_KL),
         ({"rollout_staleness": 1}, {}),
         ({"sampler_dtype": "float8_e4m3fn"}, {}),
+        (
+            {"sampler_dtype": "float8_e4m3fn", "sampler_gap_limit": 1e-4},
+            {"sampler_dtype": "float8_e4m3fn"},
+        ),
         ({"optimizer_batch_size": 4, "generation_batch_size": 8}, {}),
         (VARIED, {"max_completion_length": 40}),
         ({**VARIED, "min_tokens": 9}, VARIED),
@@ -223,6 +242,8 @@ def test_ignoring_a_switch_would_show(make_trainer, trained_plainly, switch, pla
         {"length_norm": "token", "top_entropy_quantile": 0.5},
         {"length_norm": "prompt", "kl_estimator": "k2", "num_iterations": 2, "beta": 0.1},
         {"surrogate": "geometric", "num_iterations": 2, "epsilon": 0.01},
+        {"surrogate": "probability", "num_iterations": 2, "epsilon": 1e-4},
+        {"surrogate": "one_sided", "num_iterations": 2, "length_norm": "prompt"},
         {"group_filter": "drop", "length_norm": "mean"},
         {"length_norm": "nonzero", "positive_weight": 0.0},
         {"length_norm": "mean", "entropy_coef": 0.01},

@@ -24,6 +24,9 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "entropy_": {"use_adaptive_entropy": True},
     "ref_model_": {"beta": 0.1, "sync_ref_model": True},
     "length_norm_constant": {"length_norm": "constant"},
+    "best_of": {"baseline": "best_of_others"},
+    "covariance_": {"covariance_kl": 1.0, "num_iterations": 2},
+    "sampler_gap_limit": {"sampler_dtype": "int8"},
     "max_resample_rounds": {"group_filter": "resample"},
 }
 """Name of a setting, or its prefix -> the settings that it needs to have an effect."""

@@ -32,6 +32,9 @@ SETTINGS = [
      "overlong_penalty": 0.5, "overlong_share": 1.0},
     {"length_norm": "prompt", "group_filter": "drop", "kl_estimator": "k2", "beta": 0.1},
     {"length_norm": "mean", "kl_estimator": "k1", "kl_in": "reward", "beta": 0.1},
+    {"length_norm": "token", "baseline": "group_token_mean", "scale_rewards": "none"},
+    {"length_norm": "token", "baseline": "best_of_others", "best_of": 3,
+     "hard_group_exponent": 0.5},
 ]  # fmt: skip
 
 

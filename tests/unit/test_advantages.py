@@ -1,6 +1,7 @@
 """Advantages against tables computed by hand, and identities for arbitrary rewards."""
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from trl_ablate.advantages import (
     compute_advantages,
+    hard_group_weight,
     has_variance,
     overlong_penalty,
     signed_and_clipped,
@@ -39,6 +41,11 @@ TABLE = [
     ("half", "none", [0.5, -0.5, 0.5, 0.5]),
     ("half", "group", [0.5 * S2, -0.5 * S2, 0, 0]),
     ("half", "batch", [1, -1, 1, 1]),
+    ("group_token_mean", "none", [0.5, -0.5, 0, 0]),  # as many tokens in each: the group's mean
+    ("group_token_mean", "batch", [1, -1, 0, 0]),
+    ("best_of_others", "none", [1, 0, 0, 0]),  # of two: 1 - 0 for the first, nothing for the others
+    ("best_of_others", "group", [S2, 0, 0, 0]),
+    ("best_of_others", "batch", [2, 0, 0, 0]),
     ("group_then_batch", "none", [0.5, -0.5, 0, 0]),  # as many tokens in each: the second mean is 0
     ("group_then_batch", "batch", [1, -1, 0, 0]),
     ("group_mean", "group_mean", [1, -1, 0, 0]),  # divided by 1/2 and 1
@@ -271,6 +278,65 @@ def test_ungraded_completions_have_no_tokens_in_the_second_mean():
     assert got.tolist() == [0.375, -0.625, 0, -0.125, 0, 0]
 
 
+@pytest.mark.parametrize("best_of", [None, 2, 3, 4])
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0, NAN]), min_size=4, max_size=4))
+@settings(deadline=None)
+def test_the_lead_over_others_by_enumeration(best_of, rewards):
+    """What each graded response adds to the best of k, over all k that contain it."""
+    graded = [place for place, reward in enumerate(rewards) if not math.isnan(reward)]
+    drawn = min(best_of or 4, len(graded))
+    expected = [0.0] * 4
+    for own in graded if drawn > 1 else ():
+        others = list(combinations([other for other in graded if other != own], drawn - 1))
+        leads = [max(0.0, rewards[own] - max(rewards[one] for one in some)) for some in others]
+        expected[own] = sum(leads) / len(leads)
+    got = compute_advantages(
+        torch.tensor(rewards), 4, baseline="best_of_others", scale="none", best_of=best_of
+    )
+    assert got.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("best_of", [2, 3, 5])
+def test_k_times_its_mean_is_the_gradient_of_the_best_of_k(best_of):
+    """Over all groups of five draws of three answers worth 0, 1 and 2, with their probabilities."""
+    logits = torch.tensor([0.3, -0.2, -1.0], dtype=torch.float64, requires_grad=True)
+    logps, worth = torch.log_softmax(logits, 0), torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+    draws = torch.cartesian_prod(*[torch.arange(3)] * 5)
+    chances = logps[draws].sum(1).exp().detach()
+    credit = compute_advantages(
+        worth[draws].flatten(), 5, baseline="best_of_others", scale="none", best_of=best_of
+    ).view(-1, 5)
+    update = best_of * (chances * (credit * logps[draws]).mean(1)).sum()
+    sets = torch.cartesian_prod(*[torch.arange(3)] * best_of)
+    best = (logps[sets].sum(1).exp() * worth[sets].amax(1)).sum()
+    found, expected = (
+        torch.autograd.grad(one, logits, retain_graph=True)[0] for one in (update, best)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_group_s_mean_over_tokens():
+    # graded 1 0 with 3 and 1 tokens: 3/4; 1 alone: 1; a group without tokens has no mean
+    got = compute_advantages(
+        torch.tensor([1, 0, NAN, 1, NAN, NAN, 1, 0, 0]),
+        3,
+        baseline="group_token_mean",
+        scale="none",
+        tokens_N=torch.tensor([3, 1, 100, 2, 100, 100, 0, 0, 0]),
+    )
+    assert got.tolist() == [0.25, -0.75, 0, 0, 0, 0, 0, 0, 0]
+
+
+@given(st.floats(-3, 3, width=32), st.lists(st.integers(0, 9), min_size=4, max_size=4))
+@settings(deadline=None)
+def test_equal_rewards_equal_their_mean_over_tokens(reward, tokens):
+    got = compute_advantages(
+        torch.full((4,), reward), 4, baseline="group_token_mean", scale="none",
+        tokens_N=torch.tensor(tokens),
+    )  # fmt: skip
+    assert (got == 0).all()
+
+
 @pytest.mark.parametrize("reward", [0.0, -1.0])
 def test_a_group_without_a_mean_above_zero_is_not_scaled_up(reward):
     rewards = torch.tensor([reward, reward, 1.0, 0.0])
@@ -336,6 +402,25 @@ def test_an_ungraded_outcome_takes_no_shaping():
     shaping = torch.tensor([1.0, 50.0, 3.0, 7.0])
     got = compute_advantages(rewards, 4, scale="none", shaping_N=shaping)
     torch.testing.assert_close(got, torch.tensor([1 / 3 - 1, 0, 1 / 3 + 1, -2 / 3]))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "exponent", "expected"),
+    [
+        ([1, 1, 1, 0], 1.0, 0.25),
+        ([1, 1, 1, 0], 0.5, 0.5),
+        ([0, 0, 0, 0], 2.0, 1),
+        ([1, 1, 1, 1], 0.5, 0),
+        ([1, 1, 1, 1], 0.0, 1),
+        ([1, 0, NAN, NAN], 2.0, 0.25),  # ungraded ones are not counted
+        ([NAN, NAN, NAN, NAN], 2.0, 1),
+        ([2, 2, 2, 1], 1.0, 0),  # a mean outside 0 to 1 counts as the nearer end
+        ([-1, -1, -1, 0], 1.0, 1),
+    ],
+)
+def test_the_weight_of_a_hard_group(rewards, exponent, expected):
+    got = hard_group_weight(torch.tensor(rewards).float(), 4, exponent)
+    assert got.tolist() == [expected] * 4
 
 
 def test_clipped_then_weighted_by_sign():

@@ -3,7 +3,7 @@
 import pytest
 
 from trl_ablate import AblationConfig, ConfigurationError
-from trl_ablate.config import LengthNorm, Surrogate
+from trl_ablate.config import LengthNorm, Scale
 from trl_ablate.settings import choices
 from trl_ablate.task import TaskArguments
 
@@ -79,11 +79,21 @@ def test_accumulation_counts_processes(monkeypatch):
     [
         ({"baseline": "mean"}, "baseline is 'mean'; allowed: group_mean, none"),
         ({"scale_rewards": "std"}, "allowed: group, batch, none"),
-        ({"surrogate": "ppo"}, "allowed: clip, no_clip, reinforce, geometric, None"),
+        (
+            {"surrogate": "ppo"},
+            "allowed: clip, no_clip, reinforce, geometric, probability, one_sided",
+        ),
         ({"baseline": "leave_one_out", "num_generations": 1}, "num_generations is 1"),
+        ({"baseline": "best_of_others", "num_generations": 1}, "num_generations is 1"),
+        ({"baseline": "best_of_others", "best_of": 9}, "best_of is 9, but a group has 8"),
+        (
+            {"hard_group_exponent": 1.0, "multi_objective_aggregation": "normalize_then_sum"},
+            "hard_group_exponent 1.0 acts on the sum of the rewards",
+        ),
         ({"advantage_eps": -1e-6}, "it has to be 0 or more"),
         ({"length_norm_constant": 0.0, "length_norm": "constant"}, "has to be positive"),
         ({"surrogate": "no_clip", "delta": 2.0}, "delta 2.0 does"),
+        ({"surrogate": "probability", "delta": 2.0}, "surrogate 'probability' does not limit"),
         (
             {"multi_objective_aggregation": "normalize_then_sum", "baseline": "none"},
             "use 'sum_then_normalize'",
@@ -115,7 +125,7 @@ def test_booleans_for_scale_rewards_mean_what_they_mean_in_trl():
 
 def test_choices_of_types():
     assert choices(LengthNorm) == ("mean", "constant", "microbatch", "token", "nonzero", "prompt")
-    assert choices(Surrogate | None) == ("clip", "no_clip", "reinforce", "geometric", None)
+    assert choices(Scale | None)[2:] == ("none", "group_mean", "advantage_std", "token_std", None)
     assert choices(list[str] | None) == choices(float) == choices(None) == ()
 
 

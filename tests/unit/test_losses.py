@@ -10,6 +10,7 @@ from trl_ablate.losses import (
     changed_by_cispo,
     changed_by_clipping,
     changed_by_weight,
+    highest_covariance,
     kl_to_reference,
     loss_denominator,
     ratio_means,
@@ -17,6 +18,7 @@ from trl_ablate.losses import (
     sapo_weight,
     sequence_log_ratio,
     token_ratio,
+    within_sampler_gap,
 )
 
 MASK = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]])
@@ -127,6 +129,30 @@ def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens():
     logps = torch.tensor([[0.1, 0.5, math.nan], [math.nan, math.inf, 0.3]])
     found = sequence_log_ratio(logps, torch.zeros(2, 3), torch.tensor([[1, 1, 0], [0, 0, 0]]))
     torch.testing.assert_close(found, torch.tensor([[0.3], [0.0]]))
+
+
+def test_the_gap_to_the_sampler_is_a_mean_over_tokens():
+    # log ratios 0.1, 0.5 | -0.3, unknown | none: means 0.3, -0.15, 0
+    logps = torch.tensor([[0.1, 0.5, math.nan], [-0.3, 1.0, 9.0], [math.nan, math.inf, 0.3]])
+    sampling = torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0], [0.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 0]])
+    for limit, kept in [(0.31, [1, 1, 1]), (0.2, [0, 1, 1]), (0.1, [0, 0, 1])]:
+        found = within_sampler_gap(logps, sampling, mask, limit)
+        assert found.tolist() == [[bool(one)] for one in kept]
+
+
+def test_the_tokens_of_highest_covariance():
+    # A 1, 1 | -1, mean 1/3; log π -1, -3 | -2, mean -2: products 2/3, -2/3 | 0, and one of padding
+    logps = torch.tensor([[-1.0, -3.0], [-2.0, 9.0]])
+    advantages, mask = torch.tensor([[1.0], [-1.0]]), torch.tensor([[1, 1], [1, 0]])
+    for share, chosen in [
+        (0.0, [[1, 0], [0, 0]]),  # at least one
+        (0.67, [[1, 0], [1, 0]]),
+        (1.0, [[1, 1], [1, 0]]),
+    ]:
+        found = highest_covariance(logps, advantages, mask, share)
+        assert found.int().tolist() == chosen
+    assert not highest_covariance(logps, advantages, mask * 0, 1.0).any()
 
 
 def test_no_tokens_at_all():

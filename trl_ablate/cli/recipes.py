@@ -37,11 +37,12 @@ FAMILIES = {
         "length_norm_prompt", "entropy_80_20", "entropy_bonus", "skywork_or1", "fp32_head", "kl_*",
     ),
     "stale and mismatched rollouts": ("stale_*", "sampler_*"),
-    "engine mismatch": ("tis", "seq_tis", "icepop", "seq_mask", "no_is"),
+    "engine mismatch": ("tis", "seq_tis", "icepop", "seq_mask", "geo_mask", "no_is"),
     "controls": ("placebo_*", "noisy_reward_*"),
     "variants from papers": (
         "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_pp_baseline", "lite_ppo", "dapo*",
         "gspo", "gmpo", "cispo", "sapo", "luspo", "vespo", "rl_from_scratch", "maxrl", "gpg",
+        "opo", "pass_at_k", "f_grpo", "dppo", "topr",
         "rgra", "intellect2", "v32_mask", "scalerl", "justrl",
     ),
     "prompt and reward": ("question_only", "reasoning", "think"),

@@ -65,14 +65,16 @@ def _clip_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str
     'cispo', which is epsilon_high itself and not 1 + epsilon_high.
     """
     clips = config.loss_type in SURROGATE_LOSS_TYPES
+    moved = config.surrogate == "probability" and config.knows_sampler
+    at_one = config.on_policy and not moved
     capped_at_one = config.delta is not None and config.delta < 1
-    unclipped = config.surrogate in ("no_clip", "reinforce")
+    unclipped = config.surrogate in ("no_clip", "reinforce", "one_sided")
     same = f"{ON_POLICY}, so clip, no_clip and reinforce have the same gradient"
     bounds, own = ("epsilon", "epsilon_high"), f"loss_type '{config.loss_type}'"
     no_clip = f"surrogate '{config.surrogate}' does not clip"
     return [
-        (clips and config.on_policy, (*bounds, "surrogate"), same),
-        (clips and config.on_policy and not capped_at_one, ("delta",), same),
+        (clips and at_one, (*bounds, "surrogate"), same),
+        (clips and at_one and not capped_at_one, ("delta",), same),
         (clips and unclipped, bounds, no_clip),
         (clips and unclipped and not capped_at_one, ("delta",), no_clip),
         (config.loss_type in ("sapo", "vespo"), (*bounds, "delta"), f"{own} does not clip"),
@@ -106,6 +108,16 @@ def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
             "multi_objective_aggregation 'normalize_then_sum' is TRL's own, with an eps of 1e-4",
         ),
         (
+            config.baseline != "best_of_others",
+            ("best_of",),
+            f"baseline is '{config.baseline}', not 'best_of_others'",
+        ),
+        (
+            config.baseline == "best_of_others" and config.outcome_gate is None,
+            ("negative_weight",),
+            "baseline is 'best_of_others', and no advantage is negative",
+        ),
+        (
             one_group and config.scale_rewards == "batch",
             ("scale_rewards",),
             "the rollout batch is one group, so its std is the group's",
@@ -113,7 +125,7 @@ def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
         (
             one_group
             and config.scale_rewards == "advantage_std"
-            and config.baseline != "leave_one_out",
+            and config.baseline not in ("leave_one_out", "best_of_others"),
             ("scale_rewards",),
             "the rollout batch is one group, so the std of its advantages is that of its rewards",
         ),
@@ -185,6 +197,12 @@ def _term_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str
             ("use_bias_correction_kl",),
             "kl_in is 'reward': there is no KL term in the loss",
         ),
+        (config.covariance_kl == 0, ("covariance_share",), "covariance_kl is 0"),
+        (
+            config.on_policy,
+            ("covariance_kl", "covariance_share"),
+            f"{ON_POLICY}, so the log ratio of every token is 0",
+        ),
         (not config.use_adaptive_entropy, ADAPTIVE_ENTROPY, "use_adaptive_entropy is false"),
         (
             config.eval_strategy == "no",
@@ -219,13 +237,12 @@ def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str
         ),
         (not config.use_vllm, engine, "use_vllm is false"),
         (
-            not config.use_vllm and not config.sampler_differs,
-            importance,
+            not config.knows_sampler,
+            (*importance, "sampler_gap_limit"),
             "use_vllm is false, and the sampler does not differ from the policy",
         ),
         (
-            (config.use_vllm or config.sampler_differs)
-            and not config.vllm_importance_sampling_correction,
+            config.knows_sampler and not config.vllm_importance_sampling_correction,
             correction,
             "vllm_importance_sampling_correction is false",
         ),

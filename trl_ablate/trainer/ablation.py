@@ -8,7 +8,7 @@ No code of TRL is copied. Each override calls `super()` and changes its input or
                                            forward pass less
     _prepare_inputs                        trim and regroup the microbatches of a rollout batch
     _compute_loss                          length norm and surrogate, for the duration of the call;
-                                           add KL terms that TRL lacks
+                                           add terms that TRL lacks
     _get_per_token_logps_and_entropies     no padding through the model; keep the loss's
                                            log-probabilities; correct the engine's
     _generate_single_turn, _generate       stop strings end completions, and count as their end
@@ -63,7 +63,7 @@ from trl_ablate.trainer.generation import (
 from trl_ablate.trainer.groups import Scored, check_outcome_gate, scored, with_advantages
 from trl_ablate.trainer.head import of_responses
 from trl_ablate.trainer.idle_steps import IdleSteps
-from trl_ablate.trainer.kl import kl_loss
+from trl_ablate.trainer.kl import covariance_loss, kl_loss
 from trl_ablate.trainer.loss_pass import (
     LossPass,
     Objective,
@@ -219,8 +219,8 @@ class AblationTrainer(GRPOTrainer):
             bonus_of_kept_groups(self, inputs),
         ):
             loss = super()._compute_loss(model, loss_pass.shown)
-            kl = kl_loss(self, loss_pass)
-            loss = loss if kl is None else loss + kl
+            for term in (kl_loss(self, loss_pass), covariance_loss(self, loss_pass)):
+                loss = loss if term is None else loss + term
             self._record(loss_pass)
         return loss
 
@@ -240,11 +240,8 @@ class AblationTrainer(GRPOTrainer):
             result = forward(model, *rows)
         if self._loss_pass is not None:
             self._loss_pass.found(result[0], result[1])
-            if self.args.surrogate == "geometric":
-                low, high = self.args.epsilon, self.args.epsilon_high
-                self._loss_pass.clip_each_token(low, low if high is None else high)
-            if self.mismatch.saves_a_forward:
-                self.mismatch.correct(self._loss_pass)
+            self._loss_pass.apply_surrogate(self.args)
+            self.mismatch.correct(self._loss_pass)
         return result
 
     def _record(self, loss_pass: LossPass) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from trl_ablate.advantages import (
     compute_advantages,
+    hard_group_weight,
     has_variance,
     overlong_penalty,
     signed_and_clipped,
@@ -192,7 +193,8 @@ def _advantages(
             tokens_N=tokens_N,
             shaping_N=found.shaping_N,
             penalty_N=found.penalty_N,
-        )
+            best_of=args.best_of,
+        ) * hard_group_weight(found.outcome_N, group_size(trainer), args.hard_group_exponent)
     else:
         advantages_N = gather(found.batch["advantages"])
     return signed_and_clipped(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.losses import kl_to_reference, loss_denominator
+from trl_ablate.losses import highest_covariance, kl_to_reference, loss_denominator
 from trl_ablate.trainer.batching import ROW_WEIGHTS, Batch, is_text
 from trl_ablate.trainer.loss_pass import LossPass, own_kl
 from trl_ablate.trainer.rollouts import response_mask
@@ -34,10 +34,27 @@ def kl_loss(trainer: "AblationTrainer", loss_pass: LossPass) -> torch.Tensor | N
     if args.use_bias_correction_kl:
         kl_NT = kl_NT * loss_pass.attached_ratio(trainer.importance_sampling_level)
     _log(trainer, kl_NT.detach(), mask_NT)
+    return args.beta * _mean(trainer, loss_pass, kl_NT)
+
+
+def covariance_loss(trainer: "AblationTrainer", loss_pass: LossPass) -> torch.Tensor | None:
+    """The distance to the old policy at the tokens of highest covariance; None if it is off."""
+    args, mask_NT = trainer.args, loss_pass.mask_NT
+    if not args.covariance_kl:
+        return None
+    chosen_NT = highest_covariance(
+        loss_pass.logps_NT, loss_pass.advantages_N1, mask_NT, args.covariance_share
+    )
+    distance_NT = (loss_pass.attached_logps_NT - loss_pass.old_logps_NT).abs() * chosen_NT
+    return args.covariance_kl * _mean(trainer, loss_pass, distance_NT)
+
+
+def _mean(trainer: "AblationTrainer", loss_pass: LossPass, terms_NT: torch.Tensor) -> torch.Tensor:
+    """Terms of tokens as TRL's loss adds them up, with the weights of the rows."""
     if ROW_WEIGHTS in loss_pass.inputs:
-        kl_NT = kl_NT * loss_pass.inputs[ROW_WEIGHTS].unsqueeze(1)
-    summed_N = (kl_NT.masked_fill(mask_NT == 0, 0.0)).sum(dim=1)
-    return args.beta * (summed_N / _divisor(trainer, shown, mask_NT)).sum()
+        terms_NT = terms_NT * loss_pass.inputs[ROW_WEIGHTS].unsqueeze(1)
+    summed_N = (terms_NT.masked_fill(loss_pass.mask_NT == 0, 0.0)).sum(dim=1)
+    return (summed_N / _divisor(trainer, loss_pass.shown, loss_pass.mask_NT)).sum()
 
 
 def kl_penalty(trainer: "AblationTrainer", batch: Batch) -> torch.Tensor | None:

@@ -21,11 +21,14 @@ from trl_ablate.losses import (
     clipped_log_ratio,
     kl_to_reference,
     loss_denominator,
+    one_sided_weight,
+    probability_moved,
     ratio_means,
     ratio_sums,
     sapo_weight,
     sequence_log_ratio,
     token_ratio,
+    within_sampler_gap,
 )
 from trl_ablate.metrics import ENTROPY
 from trl_ablate.trainer.batching import ROW_WEIGHTS, Batch
@@ -96,6 +99,7 @@ class LossPass:
         self.logps_NT = torch.empty(0)
         self.attached_logps_NT = torch.empty(0)
         self._held_NT = torch.empty(0)
+        self.kept_N1: torch.Tensor | None = None
         self.entropies_NT = torch.empty(0)
 
     def found(self, logps_NT: Any, entropies_NT: Any) -> None:
@@ -104,14 +108,55 @@ class LossPass:
         self.logps_NT = logps_NT.detach()
         self.entropies_NT = entropies_NT.detach()
 
+    def apply_surrogate(self, config: AblationConfig) -> None:
+        """Change what TRL is shown, for the surrogates that it lacks."""
+        low, high = config.epsilon, config.epsilon_high
+        bounds = (low, low if high is None else high)
+        if config.surrogate == "geometric":
+            self.clip_each_token(*bounds)
+        elif config.surrogate == "probability":
+            self.mask_moved_tokens(*bounds)
+        elif config.surrogate == "one_sided":
+            self.weigh_negatives()
+
     def clip_each_token(self, epsilon_low: float, epsilon_high: float) -> None:
         """Show TRL old log-probabilities whose log ratio is the clipped one. With gradient: the
         current ones cancel, so that a clipped token has none."""
-        log_ratio_NT = self.attached_logps_NT - self._old_logps(self.inputs)
+        log_ratio_NT = self.attached_logps_NT - self.old_logps_NT
         clipped_NT = clipped_log_ratio(log_ratio_NT, self.advantages_N1, epsilon_low, epsilon_high)
         self._held_NT = (clipped_NT != log_ratio_NT) & (self.advantages_N1 != 0)
         if "old_per_token_logps" in self.shown:
             self.shown["old_per_token_logps"] = self.attached_logps_NT - clipped_NT
+
+    def mask_moved_tokens(self, epsilon_low: float, epsilon_high: float) -> None:
+        """Show TRL advantages of 0 where the token's probability has moved far from the sampler's,
+        or, where that is not known, from the old one."""
+        old_NT = self.old_logps_NT
+        sampling_NT = self.inputs.get("sampling_per_token_logps", old_NT)
+        before_NT = torch.where(sampling_NT.isnan(), old_NT, sampling_NT)
+        self._held_NT = probability_moved(
+            self.logps_NT, before_NT, self.advantages_N1, epsilon_low, epsilon_high
+        )
+        self._weigh_shown(~self._held_NT)
+
+    def weigh_negatives(self) -> None:
+        """Show TRL negative advantages times the ratio of their response, at most 1."""
+        old_NT = self.old_logps_NT
+        weight_N1 = one_sided_weight(self.logps_NT, old_NT, self.mask_NT, self.advantages_N1)
+        self._held_NT = changed_by_weight(weight_N1, self.advantages_N1)
+        self._weigh_shown(weight_N1)
+
+    def reject_far_rows(self, limit: float) -> None:
+        """Show TRL advantages of 0 for rows that are further than `limit` from the sampler."""
+        sampling_NT = self.inputs["sampling_per_token_logps"]
+        old_NT = self.old_logps_NT
+        self.kept_N1 = within_sampler_gap(old_NT, sampling_NT, self.mask_NT, limit)
+        self._weigh_shown(self.kept_N1)
+
+    def _weigh_shown(self, weight_NT: torch.Tensor) -> None:
+        """Multiply the advantages that TRL is shown; it takes one for each row or token."""
+        advantages_N1 = self.shown["advantages"].reshape(len(weight_NT), -1)
+        self.shown["advantages"] = advantages_N1 * weight_NT
 
     def attached_ratio(self, level: str) -> torch.Tensor:
         """π/π_old, with gradient: that of TRL's loss, or where it sees none, of the inputs."""
@@ -160,7 +205,7 @@ class LossPass:
         """Where the gradient of the loss differs from that of `r·A`; nowhere with `reinforce`."""
         if objective.surrogate == "reinforce":
             return torch.zeros_like(ratio_NT, dtype=torch.bool)
-        if objective.surrogate == "geometric":
+        if objective.surrogate in ("geometric", "probability", "one_sided"):
             return self._held_NT
         if objective.loss_type == "cispo":
             return changed_by_cispo(ratio_NT, self.advantages_N1, objective.epsilon_high)
@@ -193,6 +238,10 @@ class LossPass:
         if level == "sequence":
             return torch.exp(sequence_log_ratio(self.logps_NT, old_logps_NT, self.mask_NT))
         return token_ratio(self.logps_NT, old_logps_NT, self.mask_NT)
+
+    @property
+    def old_logps_NT(self) -> torch.Tensor:
+        return self._old_logps(self.inputs)
 
     def _old_logps(self, batch: Batch) -> torch.Tensor:
         """Log-probabilities of the sampling policy; if there are none, those of the current one."""
@@ -231,14 +280,14 @@ class RatioSums:
 
 
 def shown_to_trl(inputs: Batch, config: AblationConfig) -> Batch:
-    """A copy of the inputs for one loss. With `reinforce`, it lacks the old log-probabilities, so
-    TRL takes the current ones: their ratio is 1, with gradient ∇log π. Its off-policy mask reads
-    them as the sampler's, whatever a surrogate does to them. TRL's policy loss is proportional to
-    the advantages, so they take the factor of each row."""
+    """A copy of the inputs for one loss. With `reinforce` and `one_sided`, it lacks the old
+    log-probabilities, so TRL takes the current ones: their ratio is 1, with gradient ∇log π. Its
+    off-policy mask reads them as the sampler's, whatever a surrogate does to them. TRL's policy
+    loss is proportional to the advantages, so they take the factor of each row."""
     shown = dict(inputs)
     if "old_per_token_logps" in inputs:
         shown.setdefault("sampling_per_token_logps", inputs["old_per_token_logps"])
-    if config.surrogate == "reinforce":
+    if config.surrogate in ("reinforce", "one_sided"):
         shown.pop("old_per_token_logps", None)
     if ROW_WEIGHTS in inputs:
         shown["advantages"] = inputs["advantages"] * inputs[ROW_WEIGHTS]
@@ -273,6 +322,6 @@ def switched_values(config: AblationConfig, inputs: Batch, mask_NT: torch.Tensor
         values["use_vllm"] = True  # TRL's loss then multiplies by the importance ratio
     if config.surrogate == "geometric":
         values["importance_sampling_level"] = "sequence"
-    if config.surrogate in ("no_clip", "geometric"):
+    if config.surrogate in ("no_clip", "geometric", "probability"):
         values |= {"epsilon_low": NO_CLIP, "epsilon_high": NO_CLIP}
     return values

@@ -47,6 +47,7 @@ class MismatchCorrection:
     def __init__(self, config: AblationConfig):
         self.saves_a_forward = config.saves_a_forward
         self._differs = config.sampler_differs
+        self._limit = config.sampler_gap_limit if config.knows_sampler else None
         self._without_engine = config.sampler_differs and not config.use_vllm
         self._bounds = {
             "mode": config.vllm_importance_sampling_mode,
@@ -69,8 +70,13 @@ class MismatchCorrection:
         self._of_this_rollout = carried.get("of_this_rollout", [])  # older checkpoints have none
 
     def correct(self, loss_pass: LossPass) -> None:
-        """Add the importance ratio to the inputs of TRL's loss."""
+        """Reject what is too far from the sampler, and add the importance ratio to the inputs of
+        TRL's loss if they lack it."""
         shown = loss_pass.shown
+        if self._limit is not None and SAMPLING_LOGPS in loss_pass.inputs:
+            loss_pass.reject_far_rows(self._limit)
+        if not self.saves_a_forward:
+            return
         shown["importance_sampling_ratio"] = self.ratio(
             loss_pass.logps_NT, shown, loss_pass.mask_NT
         )
@@ -85,11 +91,14 @@ class MismatchCorrection:
         """Record one microbatch, if it was corrected or its sampler differs on purpose."""
         inputs, bounds = loss_pass.inputs, self._bounds
         ratio = loss_pass.shown.get("importance_sampling_ratio")
-        uncorrected = ratio is None and self._differs and SAMPLING_LOGPS in inputs
+        watched = self._differs or self._limit is not None
+        uncorrected = ratio is None and watched and SAMPLING_LOGPS in inputs
         if uncorrected:
             ratio, bounds = torch.ones_like(loss_pass.logps_NT), NO_BOUNDS
         if ratio is None:
             return
+        if loss_pass.kept_N1 is not None:
+            ratio = ratio * loss_pass.kept_N1
         before_NT = inputs.get("old_per_token_logps") if self._without_engine else None
         rows_NF = mismatch_rows(
             loss_pass.logps_NT if before_NT is None else before_NT,
@@ -130,9 +139,9 @@ def mismatch_rows(
     Shapes: log-probabilities and mask `(N, T)`; `ratio_NT`, the correction's factor of the loss,
     `(N, T)`, or `(N, 1)` for whole sequences.
 
-    HELD is the share of the completion's tokens that the correction removes (`*_mask`) or holds at
-    a bound (`*_truncate`); for whole sequences it is 0 or 1. A token for which the engine gave no
-    log-probability (NaN) has no gap.
+    HELD is the share of the completion's tokens that the correction removes (`*_mask`, and rejected
+    completions) or holds at a bound (`*_truncate`); for whole sequences it is 0 or 1. A token for
+    which the engine gave no log-probability (NaN) has no gap.
     """
     mask_NT = mask_NT.bool()
     known_NT = mask_NT & ~sampling_logps_NT.isnan()
@@ -225,7 +234,8 @@ def effective_sample_size(rows_NF: torch.Tensor) -> dict[str, float]:
 
 
 def _held(ratio_NT: torch.Tensor, mode: str, low: float | None, high: float | None) -> torch.Tensor:
-    if mode.endswith("mask"):
-        return ratio_NT == 0
-    below = ratio_NT <= low if low is not None else torch.zeros_like(ratio_NT, dtype=torch.bool)
-    return below | (ratio_NT >= high) if high is not None else below
+    held_NT = ratio_NT == 0  # masked, or its completion is rejected
+    if mode.endswith("truncate"):
+        held_NT |= ratio_NT <= (-torch.inf if low is None else low)
+        held_NT |= ratio_NT >= (torch.inf if high is None else high)
+    return held_NT

@@ -51,6 +51,8 @@ EPS, MASK = "advantage_eps", "off_policy_mask_threshold"
 MASKS = {"vllm_importance_sampling_mode": "token_mask"}
 UNCORRECTED = {"sampler_dtype": "int8", CORRECTION: False}
 LONG = {"overlong_penalty": 0.5}
+BEST = {"baseline": "best_of_others"}
+GATED = {"outcome_gate": "answer"}
 TWO_REWARDS = TaskArguments(template="reasoning_xml")
 PENALTY = TaskArguments(eos_penalty=0.5)
 
@@ -90,6 +92,20 @@ PENALTY = TaskArguments(eos_penalty=0.5)
         (MASK, {MASK: 0.1, "num_iterations": 1}, None, True),
         (MASK, {MASK: 0.1, "num_iterations": 2}, None, False),
         (MASK, {MASK: 0.1, "rollout_staleness": 1}, None, False),
+        ("surrogate", {"surrogate": "probability"}, None, True),
+        ("epsilon", {"surrogate": "probability", "epsilon": 0.3}, None, True),
+        ("surrogate", {"surrogate": "probability", "sampler_dtype": "int8"}, None, False),
+        ("surrogate", {"surrogate": "clip", "sampler_dtype": "int8"}, None, True),
+        ("sampler_gap_limit", {"sampler_gap_limit": 0.001}, None, True),
+        ("sampler_gap_limit", {"sampler_gap_limit": 0.001, **UNCORRECTED}, None, False),
+        ("covariance_kl", {"covariance_kl": 1.0}, None, True),  # on-policy
+        ("covariance_kl", {"covariance_kl": 1.0, "num_iterations": 2}, None, False),
+        ("covariance_share", {"covariance_share": 0.5, "num_iterations": 2}, None, True),
+        ("best_of", {"best_of": 2}, None, True),
+        ("best_of", {"best_of": 2, **BEST}, None, False),
+        ("negative_weight", {"negative_weight": 0.0, **BEST}, None, True),
+        ("negative_weight", {"negative_weight": 0.0, **BEST, **GATED}, TWO_REWARDS, False),
+        ("scale_rewards", {"scale_rewards": "advantage_std", **BEST, **ONE_GROUP}, None, False),
         ("overlong_share", {"overlong_share": 0.5}, None, True),
         ("overlong_share", {"overlong_share": 0.5, **LONG}, None, False),
         ("correct_truncation", {"correct_truncation": True}, None, True),
