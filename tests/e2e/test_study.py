@@ -206,4 +206,4 @@ def test_a_real_study_from_plan_to_report(tmp_path):
     records = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/run.json")}
     command("run")  # nothing to do
     assert {path: path.read_bytes() for path in records} == records
-    assert "0.00 GB" in command("clean")
+    assert "0.00 GiB" in command("clean")

@@ -283,8 +283,8 @@ def clean(options: argparse.Namespace) -> int:
         gone = options.yes and remove(rubbish, store)
         for path in rubbish.paths:
             console.print(f"{'removed' if gone else 'would remove'} {path}")
-    size = sum(rubbish.bytes for rubbish in found) / 1e9
-    console.print(f"{size:.2f} GB" + ("" if options.yes else "; add --yes to remove it"))
+    size = sum(rubbish.bytes for rubbish in found) / 2**30
+    console.print(f"{size:.2f} GiB" + ("" if options.yes else "; add --yes to remove it"))
     return DONE
 
 
