@@ -69,8 +69,10 @@ def run(options: argparse.Namespace, overrides: list[str], termination: Terminat
     if options.dry_run:
         spare_models()
     with to_keep():
+        from trl_ablate.cli.several import refuse_several
         from trl_ablate.recipe.resolving import load_recipe
 
+    refuse_several(options.recipe, options.profile, overrides)
     resolved = load_recipe(options.recipe, profile=options.profile, overrides=overrides)
     is_main = resolved.config.process_index == 0
     if is_main:
