@@ -21,12 +21,12 @@ def refuse_several(recipe: str, profile: str, words: Sequence[str]) -> None:
         return
     others = given.keys() - several.keys() - set(RESERVED)
     named, listed = _one_line(several), recipe_path(recipe)
-    path = f"{listed.stem}.yaml" if not Path(recipe).exists() else recipe
+    path = _word(recipe if Path(recipe).exists() else f"{listed.stem}.yaml")
     seeds = several.pop("seed", ["0", "1", "2"])
     asked = f"Which {' and which '.join(several)}?" if several else "How far apart are seeds?"
     lines = [f"question: {asked}"]
     factors = [f"recipe: {path}", f"factors: {_one_line(several)}"]
-    lines += factors if several else [f"arms: {{{listed.stem}: {path}}}"]
+    lines += factors if several else [f"arms: {{{_word(listed.stem)}: {path}}}"]
     if profile != "auto":
         lines += [f"profile: {profile}"]
     if others:
@@ -52,4 +52,4 @@ def _one_line(values: Mapping[str, Sequence[str]]) -> str:
 
 
 def _word(word: str) -> str:
-    return word if re.fullmatch(r"[\w.+-]+", word) else json.dumps(word, ensure_ascii=False)
+    return word if re.fullmatch(r"[\w./+-]+", word) else json.dumps(word, ensure_ascii=False)

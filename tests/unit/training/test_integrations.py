@@ -1,5 +1,6 @@
 """No dashboard can end a run: an integration that raises is reported once and dropped."""
 
+import sys
 import time
 from types import SimpleNamespace
 
@@ -260,7 +261,7 @@ def test_an_alert_is_printed_once_with_the_step_of_training(tmp_path, monkeypatc
     sent = []
 
     def print_and_send(**given):
-        print(f"[TRACKIO WARN] {given['title']}: {given['text']} (step 17)")
+        sys.stdout.write(f"[TRACKIO WARN] {given['title']}: {given['text']} (step 17)\n")
         sent.append(given["text"])
 
     monkeypatch.setattr(trackio, "alert", print_and_send)
