@@ -360,9 +360,9 @@ class AblationTrainer(GRPOTrainer):
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
             run, base = Path(str(self.args.output_dir)), Path(self.model.config.name_or_path)
-            card = run / "README.md"
+            card, name = run / "README.md", "/".join(base.parts[-2:]) or "a new model"
             text = card.read_text(encoding="utf-8").replace(
-                "[None](https://huggingface.co/None)", f"`{'/'.join(base.parts[-2:])}`"
+                "[None](https://huggingface.co/None)", f"`{name}`"
             )
             card.write_text(text.replace('model="None"', f'model="{run}"'), encoding="utf-8")
 
