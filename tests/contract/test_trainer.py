@@ -539,3 +539,12 @@ def test_of_two_nodes_one_seals_what_they_share(make_trainer, monkeypatch, on_ea
     checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
     assert (checkpoint / "sealed.json").exists() is on_each_node
     assert (checkpoint / "carried_1.pt").exists()
+
+
+def test_the_card_of_a_run_names_a_base_that_is_a_folder(make_trainer, tiny_model):
+    trainer = make_trainer(report_to="none")
+    trainer.create_model_card(model_name="run")
+    card = (Path(trainer.args.output_dir) / "README.md").read_text()
+    assert "None" not in card
+    assert f"`{'/'.join(Path(tiny_model).parts[-2:])}`" in card
+    assert f'model="{trainer.args.output_dir}"' in card

@@ -51,7 +51,8 @@ def test_check_shows_prompts_and_rewards(folder, capsys):
         "reference answer",
         "wrong answer",
         "ms a row",
-        f"<answer>{rows[0]['answer']}</answer>",
+        "0 of 160 questions (0.0%) whose own answer does not earn full reward",
+        f"<answer> {rows[0]['answer']} </answer>",
     ):
         assert part in printed
     assert "occur more than once" not in printed and "problem" not in printed

@@ -32,7 +32,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes
 
 def run_here(store: RunStore, arms: dict, **options) -> Outcome:
     warm = options.pop("warm", FAKE_IMPORTS)
-    engine = LocalEngine(options.pop("jobs", 2), command=FAKE_TRAIN, warm=warm)
+    machine = {key: options.pop(key) for key in ("of_one_core",) if key in options}
+    engine = LocalEngine(options.pop("jobs", 2), **machine, command=FAKE_TRAIN, warm=warm)
     return Runner(make_plan(arms), store, engine, **options).run()
 
 
@@ -147,13 +148,14 @@ def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, kills):
     assert not (store.path / "twice").exists() and not children(store.path)
 
 
-def test_runs_share_the_cores(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("of_one_core", "threads"), [(False, "2"), (True, "1")])
+def test_runs_share_the_cores(tmp_path, monkeypatch, of_one_core, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     store = RunStore(tmp_path)
-    run_here(store, {"a": {"top": 0.8}}, jobs=4)
+    run_here(store, {"a": {"top": 0.8}}, jobs=4, of_one_core=of_one_core)
     written = [json.loads(path.read_text()) for path in tmp_path.glob("*/resolved_config.json")]
-    assert [config["threads"] for config in written] == ["2"] * 3
+    assert [config["threads"] for config in written] == [threads] * 3
 
 
 def test_free_gpus_are_those_that_nobody_uses(tmp_path, monkeypatch):
@@ -204,4 +206,4 @@ def test_a_real_study_from_plan_to_report(tmp_path):
     records = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/run.json")}
     command("run")  # nothing to do
     assert {path: path.read_bytes() for path in records} == records
-    assert "0.00 GB" in command("clean")
+    assert "0.00 GiB" in command("clean")

@@ -33,6 +33,21 @@ def test_dry_run_shows_what_resolves_and_starts_nothing(tmp_path):
     assert not output.exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["--profile", "h100"], "profile 'h100' is for a GPU, and this machine has none"),
+        (["--use_liger_kernel", "true"], "liger-kernel is not installed"),
+        (["--use_peft", "true"], None),
+    ],
+)
+def test_a_dry_run_names_what_would_be_refused_here(tmp_path, words, refused):
+    done = run("grpo", "--dry_run", *words, "--output_dir", tmp_path / "run")
+    assert done.code == 0, done.stderr
+    assert ("would be refused here: " in done.stdout) is (refused is not None)
+    assert (refused or "") in done.stdout
+
+
 @pytest.mark.slow
 def test_a_dry_run_imports_nothing_heavy_even_for_an_adapter(tmp_path):
     done = subprocess.run(

@@ -58,5 +58,5 @@ def _row(
         "s/step": median(seconds),
         "spread": spread(seconds),
         "µs/token": median([1e6 / one["tokens/s"] for one in found]),
-        "peak MiB": max(one["peak MiB"] for one in found),
+        "peak GiB": max(one["peak GiB"] for one in found),
     }

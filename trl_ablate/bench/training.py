@@ -127,7 +127,7 @@ def rows_of(found: dict[str, Measured], load: Workload) -> list[dict[str, Any]]:
             "ratio": ratio(first.seconds, one.seconds),
             "tokens/s": tokens / median(one.seconds),
             "padded": one.padded,
-            "peak MiB": one.peak / 2**20,
+            "peak GiB": one.peak / 2**30,
         }
         for name, one in found.items()
     ]

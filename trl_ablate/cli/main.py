@@ -62,7 +62,7 @@ def usage() -> str:
             "examples:",
             "  trl-ablate train quickstart",
             "  trl-ablate train std_dev_off --profile rtx4090 --seed 1",
-            "  trl-ablate study plan std_dev",
+            "  trl-ablate study plan chains",
             "  accelerate launch -m trl_ablate train std_dev_off",
             "",
             "`trl-ablate COMMAND --help` shows the options of a command.",

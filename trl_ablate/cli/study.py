@@ -28,11 +28,11 @@ Compare arms over several seeds.
 STUDY is a shipped study's name (`trl-ablate recipes` lists them), a study.yaml, or its folder."""
 
 EXAMPLES = (
-    "trl-ablate study plan std_dev",
-    "trl-ablate study run std_dev --jobs 2",
-    "trl-ablate study report std_dev",
+    "trl-ablate study plan chains",
+    "trl-ablate study run chains --jobs 2",
+    "trl-ablate study report chains",
     "trl-ablate study run --all --until decided --max_hours 10",
-    "trl-ablate study run recipes/studies/std_dev/study.yaml --engine slurm | sbatch",
+    "trl-ablate study run recipes/studies/chains/study.yaml --engine slurm | sbatch",
 )
 
 EXIT_CODES = """\
@@ -283,8 +283,8 @@ def clean(options: argparse.Namespace) -> int:
         gone = options.yes and remove(rubbish, store)
         for path in rubbish.paths:
             console.print(f"{'removed' if gone else 'would remove'} {path}")
-    size = sum(rubbish.bytes for rubbish in found) / 1e9
-    console.print(f"{size:.2f} GB" + ("" if options.yes else "; add --yes to remove it"))
+    size = sum(rubbish.bytes for rubbish in found) / 2**30
+    console.print(f"{size:.2f} GiB" + ("" if options.yes else "; add --yes to remove it"))
     return DONE
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.table import Table
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import SafeConsole
 
 if TYPE_CHECKING:
@@ -82,6 +83,16 @@ def show_recipe(resolved: Resolved, everything: bool) -> None:
     declared = {key: f"{old} -> {new}" for key, (old, new) in resolved.changes.items()}
     console.print(table("declared changes from the base", declared or {"none": ""}))
     console.print(table("inert knobs", resolved.inert or {"none": ""}))
+
+
+def show_refusal(resolved: Resolved) -> None:
+    """Print why this machine would refuse to train the recipe, if it would."""
+    from trl_ablate.training.doctor import check_device
+
+    try:
+        check_device(resolved)
+    except ConfigurationError as error:
+        console.print(f"would be refused here: {error}")
 
 
 def show_findings(findings: list[Finding]) -> int:

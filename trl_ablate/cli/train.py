@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trl_ablate.cli.ending import DONE, PREEMPTED, exit_code_of
 from trl_ablate.cli.imports import put_off, spare_models, to_keep
 from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING, Parser
-from trl_ablate.cli.terminal import console, show_end, show_recipe
+from trl_ablate.cli.terminal import console, show_end, show_recipe, show_refusal
 from trl_ablate.run import directory
 from trl_ablate.run.termination import Termination, end_with_launcher
 
@@ -69,13 +69,16 @@ def run(options: argparse.Namespace, overrides: list[str], termination: Terminat
     if options.dry_run:
         spare_models()
     with to_keep():
+        from trl_ablate.cli.several import refuse_several
         from trl_ablate.recipe.resolving import load_recipe
 
+    refuse_several(options.recipe, options.profile, overrides)
     resolved = load_recipe(options.recipe, profile=options.profile, overrides=overrides)
     is_main = resolved.config.process_index == 0
     if is_main:
         show_recipe(resolved, everything=options.dry_run)
     if options.dry_run:
+        show_refusal(resolved)
         return DONE
     with to_keep():
         from trl_ablate.training import lifecycle

@@ -107,6 +107,11 @@ def show_outcomes(options: argparse.Namespace) -> int:
     return DONE
 
 
+def folder_for(arm: str) -> Path:
+    """Where the X-ray is written by default: `.` has the name of the current folder."""
+    return Path(f"xray-{Path(arm.partition('+')[0]).resolve().name.removesuffix('.yaml')}")
+
+
 def run(options: argparse.Namespace, overrides: list[str]) -> int:
     if options.outcomes:
         return show_outcomes(options)
@@ -114,7 +119,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
 
     from trl_ablate.xray import xray
 
-    output = options.output or Path(f"xray-{Path(options.arms[0].partition('+')[0]).stem}")
+    output = options.output or folder_for(options.arms[0])
     result = xray(
         options.arms,
         options.checkpoint,

@@ -16,6 +16,8 @@ MINIATURE = "miniature"
 DEFAULT = "chains"
 VOCABULARY = 300
 """About as many tokens as the tokenizer of any world has."""
+MOST_MILLIONS_OF_ONE_CORE = 10.0
+"""A second thread gains such a model little on idle cores, and slows it many times on busy ones."""
 WORLDS = {
     world.name: world
     for world in (
@@ -102,6 +104,11 @@ def millions_of_parameters(model: str) -> float:
     width, layers, _, inner_width, _ = world_of_model(model)[0].shape
     per_layer = 4 * width**2 + 3 * width * inner_width + 5 * width
     return (VOCABULARY * width + layers * per_layer + width) / 1e6
+
+
+def is_of_one_core(millions: float) -> bool:
+    """Whether one thread is best for the arithmetic of a model with so many parameters."""
+    return millions <= MOST_MILLIONS_OF_ONE_CORE
 
 
 def problems(

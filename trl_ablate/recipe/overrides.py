@@ -31,7 +31,7 @@ def read_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, An
         return checked(dict(overrides), "command line")
     return {
         key: value
-        for name, words in _split_words(overrides)
+        for name, words in words_of_settings(overrides)
         for key, value in checked({name: _typed(name, words)}, "command line").items()
     }
 
@@ -49,7 +49,7 @@ def as_word(name: str, value: Any) -> str:
     return json.dumps(value)
 
 
-def _split_words(words: Iterable[str]) -> list[tuple[str, list[str]]]:
+def words_of_settings(words: Iterable[str]) -> list[tuple[str, list[str]]]:
     """`--a 1 --b=2 c=3` -> [("a", ["1"]), ("b", ["2"]), ("c", ["3"])]."""
     settings: list[tuple[str, list[str]]] = []
     for word in words:
@@ -66,6 +66,14 @@ def _split_words(words: Iterable[str]) -> list[tuple[str, list[str]]]:
                 f"'{word}' on the command line is not a setting; write --key value"
             )
     return settings
+
+
+def takes_one_of(name: str, words: list[str]) -> bool:
+    """Whether the setting takes each of several words, but no list of them."""
+    hint = _types().get(name)
+    if len(words) < 2 or hint is None or admits(hint, list) or admits(hint, dict):
+        return False
+    return all(accepts(hint, _typed(name, [word])) for word in words)
 
 
 def _typed(name: str, words: list[str]) -> Any:

@@ -146,7 +146,7 @@ def _logged(checkpoint: Path) -> list[dict[str, Any]]:
 
 
 def _checksums(folder: Path) -> dict[str, int]:
-    """CRC-32 of every file below a folder, by its path from there; 2 GB take about a second."""
+    """CRC-32 of every file below a folder, by its path from there; 2 GiB take about a second."""
     files = (file for file in folder.rglob("*") if file.is_file())
     return {file.relative_to(folder).as_posix(): _checksum(file) for file in sorted(files)}
 

@@ -42,7 +42,7 @@ class Estimate:
     wall_hours: float | None
     machine_hours: float | None
     """Hours of one process: GPU-hours on a GPU."""
-    gigabytes: float | None
+    gibibytes: float | None
     unmeasured: tuple[str, ...]
     """Arms without measurements of their own; they are estimated from the other arms."""
 
@@ -65,14 +65,14 @@ def estimate(plan: Plan, store: RunStore, slots: int, seeds: int | None = None) 
                 continue
             seen.add(run.id)
             hours.append(measured.seconds(arm) / 3600)
-            size.append(measured.bytes / 1e9)
+            size.append(measured.bytes / 2**30)
     unknown = common is None and len(done) < len(wanted)
     return Estimate(
         runs=len(wanted),
         done=len(done),
         wall_hours=None if unknown else wall_hours(hours, slots),
         machine_hours=None if unknown else sum(hours),
-        gigabytes=None if unknown else sum(size),
+        gibibytes=None if unknown else sum(size),
         unmeasured=tuple(name for name, measured in own.items() if measured is None),
     )
 

@@ -123,7 +123,7 @@ def _what_it_takes(expected: Estimate, plan: Plan, slots: int, price: float | No
         return f"{words}; time, disk and cost unknown: nothing measured yet; measure with --probe"
     words += (
         f"; about {_hours(expected.wall_hours)}, {expected.machine_hours:.2f} {kind}, "
-        f"{expected.gigabytes:.2f} GB"
+        f"{expected.gibibytes:.2f} GiB"
     )
     if price is not None:
         words += f", {expected.machine_hours * price:.2f} at {price:g} an hour"

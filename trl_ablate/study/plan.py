@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.miniature.registry import is_of_one_core
 from trl_ablate.recipe.files import changed_files
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.files import write_json
@@ -92,7 +93,7 @@ class Plan:
     @property
     def of_one_core(self) -> bool:
         """Whether one core is enough for a run."""
-        return bool(self.miniatures)
+        return bool(self.miniatures) and all(is_of_one_core(size) for size, _ in self.miniatures)
 
     def runs(self) -> dict[str, PlannedRun]:
         """Every run once, by id; arms with equal settings share runs."""

@@ -19,6 +19,7 @@ No code of TRL is copied. Each override calls `super()` and changes its input or
     _run_epoch                             restore all state of a checkpoint; skip an epoch after
                                            the last step
     _save_checkpoint                       save all that resuming needs; seal it when it is whole
+    create_model_card                      name a base that is a folder
     _finalize_training                     delete no folder that only looks like a checkpoint
     (several)                              `phases`: measure the time of each part of a step
 
@@ -350,6 +351,17 @@ class AblationTrainer(GRPOTrainer):
             super()._save_checkpoint(model, trial)
         if self.args.should_save:
             rotate(run, self.args.save_total_limit, self.state.best_model_checkpoint)
+
+    def create_model_card(self, *args, **kwargs) -> None:
+        """As TRL, whose card has None for a base that is a folder, and for the trained model."""
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            run, base = Path(str(self.args.output_dir)), Path(self.model.config.name_or_path)
+            card, name = run / "README.md", "/".join(base.parts[-2:]) or "a new model"
+            text = card.read_text(encoding="utf-8").replace(
+                "[None](https://huggingface.co/None)", f"`{name}`"
+            )
+            card.write_text(text.replace('model="None"', f'model="{run}"'), encoding="utf-8")
 
     def _finalize_training(self, *args, **kwargs):
         with only_of_the_run():

@@ -28,7 +28,7 @@ from trl_ablate.rewards.own.model import ModelReward
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.evaluation_parts import RewardsOfSet
-from trl_ablate.training.allocation import keep_freed_memory
+from trl_ablate.training.allocation import keep_freed_memory, use_one_thread_if_small
 from trl_ablate.training.environments import environment_of, explained
 from trl_ablate.training.integrations import tolerated_integrations
 from trl_ablate.training.models import (
@@ -172,6 +172,8 @@ def put_together(
             callbacks=[*integrations, *(callbacks or [])],
             **environment,
         )
+    if config.use_cpu:
+        use_one_thread_if_small(cast(PreTrainedModel, trainer.model))
     for one in apart.values():
         for function in one.functions:
             if isinstance(function, ModelReward):

@@ -7,6 +7,8 @@ runs of the same name, so each name is used once, and again only to resume.
 
 import uuid
 from collections.abc import Iterable
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 from rich.console import Console
@@ -53,7 +55,9 @@ def send_alert(alert: Alert) -> None:
     import trackio
 
     level = trackio.AlertLevel.ERROR if alert.action == "stop" else trackio.AlertLevel.WARN
-    trackio.alert(title=f"guard: {alert.rule}", text=alert.sentence, level=level)
+    text = f"{alert.sentence} (step {alert.step})"
+    with redirect_stdout(StringIO()):  # it prints the alert again, with its own step
+        trackio.alert(title=f"guard: {alert.rule}", text=text, level=level)
 
 
 def _texts(row: dict[str, Any], names: Iterable[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ late, so that the doctor can report a missing one.
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distributions, requires
@@ -99,13 +100,15 @@ def declared() -> list[str]:
 def check_packages(
     requirements: Iterable[str], versions: Mapping[str, str], wanted: Iterable[str] = ()
 ) -> list[Finding]:
-    """Compare required packages with the installed ones; those on demand only if wanted."""
+    """Compare required packages with the installed ones; those on demand only if wanted. What vLLM
+    needs of other packages counts where it is installed; else its own line installs it all."""
     findings = {}
+    extras = {*wanted} if "vllm" in versions else {*wanted} - {"vllm"}
     for line in requirements:
         requirement = Requirement(line)
         name = _normal(requirement.name)
         extra = next((e for e in ("vllm", "") if _applies(requirement, e)), None)
-        if extra is None or (extra and extra not in (name, *wanted)):
+        if extra is None or (extra and extra not in (name, *extras)):
             continue
         if name in findings and findings[name].stops:
             continue
@@ -247,7 +250,8 @@ _SOURCES = {"vllm": "'trl-ablate[vllm]'"}
 
 
 def is_here(package: str) -> bool:
-    return find_spec(package) is not None
+    spared = package in sys.modules and sys.modules[package] is None  # as a dry run spares peft
+    return spared or find_spec(package) is not None
 
 
 def _packages_for(resolved: "Resolved") -> list[tuple[str, str]]:

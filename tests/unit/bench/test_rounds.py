@@ -41,14 +41,14 @@ def test_every_round_of_scale_measures_all_points(monkeypatch):
 
     def measured(rows, mean_length, processes, steps):
         asked.append((rows, mean_length, processes))
-        return {"s/step": float(len(asked)), "tokens/s": 1e6, "peak MiB": 10.0 * len(asked)}
+        return {"s/step": float(len(asked)), "tokens/s": 1e6, "peak GiB": 10.0 * len(asked)}
 
     monkeypatch.setattr(scaling, "_measured", measured)
     first, second = scaling.measure([8, 16], [32.0], [1], steps=1, rounds=3)
     assert asked == 3 * [(8, 32.0, 1), (16, 32.0, 1)]
     assert first == {
         "what": "8 rollouts of 32 tokens, 1 process(es)",
-        "s/step": 3.0, "spread": 4.0, "µs/token": 1.0, "peak MiB": 50.0,
+        "s/step": 3.0, "spread": 4.0, "µs/token": 1.0, "peak GiB": 50.0,
     }  # fmt: skip
     assert second["s/step"] == 4.0
 

@@ -136,6 +136,20 @@ def test_a_dotted_path_and_the_rewards_of_trl():
     assert overlong(prompts=[""] * 3, completions=[""] * 3, completion_ids=ids) == [0, -0.5, -1]
 
 
+@pytest.mark.parametrize(
+    ("path", "right", "columns"),
+    [
+        ("accuracy_reward", r"\boxed{1}", {"solution": ["$1$"] * 2}),
+        ("trl.rewards.accuracy_reward", r"\boxed{1}", {"solution": ["$1$"] * 2}),
+        ("reasoning_accuracy_reward", r"</think> \boxed{1}", {"solution": ["$1$"] * 2}),
+        ("think_format_reward", "<think>a</think>b", {}),
+    ],
+)
+def test_the_rewards_of_trl_read_completions_of_text(path, right, columns):
+    (function,) = chosen(path).functions
+    assert call(function, [right, r"</think> \boxed{2}"], **columns) == [1.0, 0.0]
+
+
 def test_built_in_parts_share_one_grading(file):
     rewards = chosen("answer", "format", f"{file}:lengths", form="r1_zero")
     log = Log()

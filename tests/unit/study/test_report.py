@@ -227,7 +227,7 @@ def test_what_a_report_holds(tmp_path):
     for expected in (
         "Does it work?", "0.13 M parameter model", "Yes. One seed each.",
         "too few seeds", "failed: it \\| died", "in all 250 settings", "[response]",
-        "scripts/study.py run", "1.16.0", "0123456789", "3 of 9 runs have no outcome",
+        "trl-ablate study run", "1.16.0", "0123456789", "3 of 9 runs have no outcome",
     ):  # fmt: skip
         assert expected in text, expected
     rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open(encoding="utf-8")))
@@ -252,8 +252,8 @@ def test_commands_name_shipped_files_as_a_checkout_has_them(file, shown, tmp_pat
     runs = tuple(replace(run, words=(str(file), "--seed", "0")) for run in plan.arms[0].runs)
     code = commands(replace(plan, arms=(replace(plan.arms[0], runs=runs),)), file).blocks
     texts = [block.text for block in code if isinstance(block, Code)]
-    assert texts[0].splitlines()[1] == f"python scripts/study.py run {shown}"
-    assert texts[1] == f"accelerate launch scripts/train.py {shown} --seed 0"
+    assert texts[0].splitlines()[1] == f"trl-ablate study run {shown}"
+    assert texts[1] == f"trl-ablate train {shown} --seed 0"
 
 
 def test_a_report_of_nothing_says_so(tmp_path):

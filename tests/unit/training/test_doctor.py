@@ -108,11 +108,16 @@ def test_a_look_around_finds_this_machine(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "wanted", "mended"),
-    [("5.17.0", {"vllm"}, False), ("5.23.0", {"vllm"}, True), ("5.23.0", set(), False)],
+    ("version", "vllm", "wanted", "mended"),
+    [
+        ("5.17.0", {"vllm": "0.31.0"}, {"vllm"}, set()),
+        ("5.23.0", {"vllm": "0.31.0"}, {"vllm"}, {"transformers"}),
+        ("5.23.0", {"vllm": "0.31.0"}, set(), set()),
+        ("5.23.0", {}, {"vllm"}, {"vllm"}),
+    ],
 )
-def test_what_only_vllm_needs_of_a_package_matters_only_with_vllm(version, wanted, mended):
+def test_what_only_vllm_needs_of_a_package_matters_only_with_vllm(version, vllm, wanted, mended):
     lines = [*REQUIREMENTS, "transformers>=5.10.4", 'transformers<5.18; extra == "vllm"']
-    versions = {**INSTALLED, "vllm": "0.31.0", "transformers": version}
+    versions = {**INSTALLED, **vllm, "transformers": version}
     found = mends(check_packages(lines, versions, wanted))
-    assert found == ({"transformers": "pip install -e '.[vllm]'"} if mended else {})
+    assert found == dict.fromkeys(mended, "pip install -e '.[vllm]'")

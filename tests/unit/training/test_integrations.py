@@ -1,5 +1,6 @@
 """No dashboard can end a run: an integration that raises is reported once and dropped."""
 
+import sys
 import time
 from types import SimpleNamespace
 
@@ -249,6 +250,28 @@ def test_an_alert_that_cannot_be_sent_is_kept_and_costs_nothing(tmp_path, monkey
         watch.on_log(args, state, TrainerControl(), logs={})
     assert len(run.alerts_file.read_text().splitlines()) == 2
     assert args.report_to == [] and len(caplog.messages) == 1
+
+
+def test_an_alert_is_printed_once_with_the_step_of_training(tmp_path, monkeypatch, capsys):
+    from rich.console import Console
+
+    from trl_ablate.guard.arguments import GuardArguments
+    from trl_ablate.training.callbacks import GuardWatch
+
+    sent = []
+
+    def print_and_send(**given):
+        sys.stdout.write(f"[TRACKIO WARN] {given['title']}: {given['text']} (step 17)\n")
+        sent.append(given["text"])
+
+    monkeypatch.setattr(trackio, "alert", print_and_send)
+    watch = GuardWatch(RunDirectory(tmp_path), GuardArguments(), Console())
+    alert = Alert("length", "warn", 3, 1.0, 2.0, "Responses are long.")
+    watch._guard = SimpleNamespace(observe=lambda row: [alert])  # type: ignore
+    state = TrainerState(is_world_process_zero=True, global_step=3)
+    watch.on_log(arguments("trackio"), state, TrainerControl(), logs={})
+    assert capsys.readouterr().out == "guard, step 3: Responses are long. (warn)\n"
+    assert sent == ["Responses are long. (step 3)"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """The arms of an X-ray, and what a study's words for them mean."""
 
+import pytest
+
+from trl_ablate.cli.xray import folder_for
 from trl_ablate.recipe.places import study_path
 from trl_ablate.study.definition import load_study
 from trl_ablate.xray.arms import arms_of
@@ -17,3 +20,19 @@ def test_of_tuned_arms_the_middle_value_stands_for_all():
 def test_the_arms_of_a_study_know_what_they_are_compared_with():
     against = {arm.name: arm.against for arm in arms_of("chains")}
     assert against["no_baseline_constant"] == "no_baseline" and against["std_dev_off"] is None
+
+
+@pytest.mark.parametrize(
+    ("arm", "folder"),
+    [
+        (".", "xray-here"),
+        ("chains", "xray-chains"),
+        ("recipes/grpo.yaml", "xray-grpo"),
+        ("lr_1.5e-5", "xray-lr_1.5e-5"),
+        ("no_baseline+length_norm=constant", "xray-no_baseline"),
+    ],
+)
+def test_an_xray_is_written_to_a_folder_named_by_its_first_arm(tmp_path, monkeypatch, arm, folder):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert str(folder_for(arm)) == folder

@@ -13,9 +13,10 @@ def correct(completions, answer, **kwargs):
 
 
 def brief(completions, **kwargs):
-    """1 for an empty completion, falling to 0 at 200 characters; 0 without an answer."""
+    """1 up to 40 characters, falling to 0 at 200; 0 without an answer."""
     return [
-        max(0.0, 1 - len(text) / 200) if given(text) is not None else 0.0 for text in completions
+        min(1.0, max(0.0, (200 - len(text)) / 160)) if given(text) is not None else 0.0
+        for text in completions
     ]
 
 

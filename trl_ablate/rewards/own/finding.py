@@ -7,7 +7,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import load_code
-from trl_ablate.reward_specs import TRL_FACTORIES, RewardSpec
+from trl_ablate.reward_specs import TRL_FACTORIES, TRL_REWARDS, RewardSpec
 from trl_ablate.rewards.own.calling import Calls
 
 
@@ -28,7 +28,23 @@ def calls_of(spec: RewardSpec) -> Calls:
         )
     code = _without_partial(function)
     own = None if spec.place is None else _file_of(code)
+    if trl_name in TRL_REWARDS:
+        function = _of_messages(function)
     return Calls(spec.name or _name_of(code), function, kwargs, own)
+
+
+def _of_messages(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A reward of TRL, which reads the content of messages, also for completions of text."""
+
+    @functools.wraps(function)
+    def reward(*, completions, **given):
+        messages = [
+            [{"role": "assistant", "content": one}] if isinstance(one, str) else one
+            for one in completions
+        ]
+        return function(completions=messages, **given)
+
+    return reward
 
 
 def _found(spec: RewardSpec) -> Any:

@@ -71,6 +71,7 @@ class LocalEngine:
     ):
         self._gpus = free_gpus() if on_gpu else []
         most = min(MOST_AT_ONCE, len(os.sched_getaffinity(0))) if of_one_core else 1
+        self._of_one_core = of_one_core
         self._slots = jobs or len(self._gpus) or most
         self._command = command
         self._imports = warm or ()
@@ -117,7 +118,7 @@ class LocalEngine:
 
     def _share_of_the_machine(self, slot: int) -> dict[str, str]:
         """Environment variables: a share of the CPU threads, unless they are set, and a GPU."""
-        cores = len(os.sched_getaffinity(0))
+        cores = 1 if self._of_one_core else len(os.sched_getaffinity(0))
         threads = str(max(1, cores // self._slots))
         shares = {name: threads for name in THREAD_VARIABLES if name not in os.environ}
         if self._gpus:

@@ -105,7 +105,7 @@ def environment(runs: Sequence[Run]) -> Section:
 def commands(plan: Plan, study: Path) -> Section:
     """The commands that repeat the study, and each arm alone."""
     shown = shortest(study)
-    lines = [f"python scripts/study.py {word} {shown}" for word in ("plan", "run", "report")]
+    lines = [f"trl-ablate study {word} {shown}" for word in ("plan", "run", "report")]
     singles = [_single(arm.runs[0].words) for arm in plan.arms]
     return Section(
         "Commands",
@@ -115,7 +115,7 @@ def commands(plan: Plan, study: Path) -> Section:
 
 def _single(words: Sequence[str]) -> str:
     recipe, *rest = words
-    return shlex.join(["accelerate", "launch", "scripts/train.py", shortest(Path(recipe)), *rest])
+    return shlex.join(["trl-ablate", "train", shortest(Path(recipe)), *rest])
 
 
 def shortest(path: Path) -> str:
