@@ -30,6 +30,11 @@ def test_dry_run_shows_what_resolves_and_starts_nothing(tmp_path):
     assert done.code == 0, done.stderr
     for said in ("profile 'miniature'", "scale_rewards", "group -> none", "inert knobs", "epsilon"):
         assert said in done.stdout
+    for name, *layer in (("scale_rewards", "recipe", "std_dev_off.yaml"), ("stop", "derived"),
+                         ("dataset", "profile", "miniature"), ("output_dir", "command", "line")):  # fmt: skip
+        assert any(
+            line.split()[: len(layer) + 1] == [name, *layer] for line in done.stdout.splitlines()
+        )
     assert not output.exists()
 
 

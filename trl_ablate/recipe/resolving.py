@@ -1,8 +1,9 @@
 """From YAML to one resolved, validated config: base < profile < recipe < command line.
 
 A recipe names its base with `extends` and contains only the keys that it changes. A profile has
-the settings for a machine. The command line overrides all. Every key of every layer is checked
-against its field before a model or a dataset is loaded.
+the settings for a machine, and only a base is under it: what a named recipe sets itself wins, also
+without `extends`. The command line overrides all. Every key of every layer is checked against its
+field before a model or a dataset is loaded.
 """
 
 import dataclasses
@@ -39,6 +40,7 @@ from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import (
     NO_PROFILE,
     beside_or_shipped,
+    is_shipped_base,
     profile_path,
     recipe_path,
     suitable_profile,
@@ -72,6 +74,8 @@ class Resolved:
     warnings: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
     """Every key that a layer set, and its final value."""
+    layers: dict[str, str] = field(default_factory=dict)
+    """Setting -> the layer that its value is from; others are derived."""
     files: dict[str, str] = field(default_factory=dict)
     """Absolute path of each file named relative to the recipe -> the text that identifies it."""
     for_gpu: bool = False
@@ -100,6 +104,8 @@ def load_recipe(
     path: str | os.PathLike,
     profile: str = "auto",
     overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    as_base: bool = False,
 ) -> Resolved:
     """Resolve a recipe.
 
@@ -109,9 +115,10 @@ def load_recipe(
             `profile`, or else the one for this machine.
         overrides: settings of the command line, as a mapping or as words (`--key value`,
             `--key=value`, `key=value`).
+        as_base: resolve it as recipes that extend it see it, under the profile.
     """
     path, anchor = recipe_path(path), Anchor()
-    base, recipe = _base_and_recipe(path, anchor)
+    base, recipe = _base_and_recipe(path, anchor, as_base)
     command_line = anchor.settings(read_overrides(overrides), Path(), path.parent)
     asked = command_line.pop("profile", None) or (profile if profile != "auto" else None)
     wanted = asked or recipe.get("profile") or base.get("profile") or "auto"
@@ -119,12 +126,18 @@ def load_recipe(
     profile_layer = _profile_layer(name if wanted == "auto" else wanted, path, anchor)
     declared = {key: value for key, value in recipe.items() if key not in LOADER_KEYS}
     asked_for = {**base, **declared, **command_line}
-    settings = {**base, **_fitting(profile_layer, asked_for), **declared, **command_line}
-    for key in LOADER_KEYS:
-        settings.pop(key, None)
+    layers = {
+        f"base {Path(recipe.get('extends', path)).name}": base,
+        f"profile {name}": _fitting(profile_layer, asked_for),
+        f"recipe {path.name}": declared,
+        "command line": command_line,
+    }
+    settings = {key: value for layer in layers.values() for key, value in layer.items()
+                if key not in LOADER_KEYS}  # fmt: skip
     settings.setdefault("arm", path.stem)
-    changes = {key: (base.get(key), value) for key, value in declared.items()}
-    return _resolve(path, (name, reason), settings, changes, anchor.files)
+    changes = {key: (base.get(key), value) for key, value in declared.items()} if base else {}
+    origins = {key: name for name, layer in layers.items() for key in layer}
+    return _resolve(path, (name, reason), settings, changes, anchor.files, origins)
 
 
 def _profile_layer(name: str, recipe: Path, anchor: Anchor) -> dict[str, Any]:
@@ -161,16 +174,20 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
     settings |= anchor.settings(read_overrides(overrides), Path())
     settings |= {"learning_rate_scale": 1.0}
     settings = {key: None if value == MASK else value for key, value in settings.items()}
-    return _resolve(config_file, (written["profile"], "as in the run"), settings, {}, anchor.files)
+    profile = (written["profile"], "as in the run")
+    return _resolve(config_file, profile, settings, {}, anchor.files, {})
 
 
-def _base_and_recipe(path: Path, anchor: Anchor) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The base's settings and those the recipe declares; without `extends` it is its own base."""
+def _base_and_recipe(
+    path: Path, anchor: Anchor, as_base: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The base's settings and those that the recipe declares. A recipe without `extends` has no
+    base; the shipped one that the others extend is a base that declares nothing."""
     given = read_mapping(path, "recipe")
     given = from_trl(given, path) if is_of_trl(given) else given
     recipe = anchor.settings(checked(given, path), path.parent)
     if "extends" not in recipe:
-        return recipe, {}
+        return (recipe, {}) if as_base or is_shipped_base(path) else ({}, recipe)
     base_path = beside_or_shipped(recipe["extends"], path)
     if base_path.resolve() == path.resolve():
         raise ConfigurationError(
@@ -195,6 +212,7 @@ def _resolve(
     settings: dict[str, Any],
     changes: dict[str, tuple[Any, Any]],
     files: dict[str, str],
+    layers: dict[str, str],
 ) -> Resolved:
     """Build and cross-check the argument groups."""
     known = known_fields()
@@ -238,6 +256,7 @@ def _resolve(
         inert=inert_knobs(config, task, model, settings),
         warnings=warnings + precision_warnings(config, model),
         settings={**settings, **{key: getattr(config, key) for key in arguments}},
+        layers=layers,
         files=files,
         for_gpu=not settings.get("use_cpu", False),
     )

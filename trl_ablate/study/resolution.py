@@ -139,7 +139,9 @@ def _prove(base: Path, arm: Arm, resolved: Resolved, study: Study) -> int:
     """Rebuild the arm from the base and its declared keys; return the number of equal settings."""
     declared = {key: new for key, (_, new) in resolved.changes.items()}
     overrides = {**declared, **study.overrides, **arm.overrides, "seed": arm.seeds[0]}
-    ours, rebuilt = _settings(resolved), _settings(load_recipe(base, study.profile, overrides))
+    extended = base != study.arms[0].recipe
+    again = load_recipe(base, study.profile, overrides, as_base=extended)
+    ours, rebuilt = _settings(resolved), _settings(again)
     for key in sorted(ours):
         if ours[key] != rebuilt.get(key):
             raise ConfigurationError(

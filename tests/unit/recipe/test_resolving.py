@@ -88,6 +88,29 @@ def test_order_is_base_profile_recipe_command_line(write):
     assert (config.learning_rate, config.epsilon, config.beta, config.advantage_eps) == (1, 2, 3, 4)
 
 
+@pytest.mark.parametrize("extends", ["", "extends: base.yaml\n"])
+def test_a_named_recipe_wins_over_the_profile(write, extends):
+    profile = write("here.yaml", "use_cpu: true\nbf16: false\ngrpo_steps: 60\ntop_p: 0.9\n")
+    recipe = write("arm.yaml", f"{extends}grpo_steps: 2\ntemperature: 0.7\n")
+    resolved = load_recipe(recipe, str(profile), ["--temperature", "0.8"])
+    config = resolved.config
+    assert (config.grpo_steps, config.top_p, config.temperature) == (2, 0.9, 0.8)
+    layers = {key: resolved.layers[key] for key in ("grpo_steps", "top_p", "temperature")}
+    assert layers == {
+        "grpo_steps": "recipe arm.yaml", "top_p": "profile here", "temperature": "command line"
+    }  # fmt: skip
+    assert resolved.layers.get("learning_rate") == ("base base.yaml" if extends else None)
+
+
+@pytest.mark.parametrize("steps", [200, 199])
+def test_the_shipped_base_is_under_the_profile_but_an_edited_copy_wins(write, steps):
+    text = (SHIPPED / "grpo.yaml").read_text()
+    copy = write("mine.yaml", text.replace("grpo_steps: 200", f"grpo_steps: {steps}"))
+    resolved = load_recipe(copy, "miniature")
+    assert resolved.config.grpo_steps == (60 if steps == 200 else 199)
+    assert resolved.layers["grpo_steps"].startswith("profile" if steps == 200 else "recipe")
+
+
 def test_changes_are_against_the_base(write):
     recipe = write("arm.yaml", "extends: base.yaml\nlearning_rate: 2e-5\nbeta: 0.1\n")
     changes = load_recipe(recipe, "miniature", ["--epsilon=0.3"]).changes

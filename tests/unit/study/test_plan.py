@@ -93,6 +93,21 @@ def test_arms_that_differ_where_they_do_not_declare_it_are_refused(write):
     assert plan.arms[0].values == {"beta": 0.01, "temperature": 1.0}
 
 
+def test_an_own_base_is_under_the_profile_and_an_arm_that_it_is_itself_is_not(write):
+    study = write(
+        SMALL + "arms: [first.yaml, second.yaml]\n",
+        own="use_cpu: true\nbf16: false\ngrpo_steps: 3\n",
+        first="extends: own.yaml\n",
+        second="extends: own.yaml\nbeta: 0.02\n",
+    )
+    assert [arm.grpo_steps for arm in resolve_plan(load_study(study)).arms] == [60, 60]
+    alone = write(SMALL + "arms: [own.yaml]\n")
+    assert [arm.grpo_steps for arm in resolve_plan(load_study(alone)).arms] == [3]
+    mixed = write(SMALL + "arms: [own.yaml, second.yaml]\n")
+    with pytest.raises(ConfigurationError, match="'own' and 'second' differ in 'grpo_steps'"):
+        resolve_plan(load_study(mixed))
+
+
 def test_a_profile_of_its_own_is_an_undeclared_difference(write):
     study = write(
         SMALL.replace("profile: miniature", "profile: auto") + "arms: [grpo.yaml, mine.yaml]\n",
