@@ -49,6 +49,7 @@ from trl_ablate.recipe.precision import precision_warnings
 from trl_ablate.recipe.strict import brief, read_mapping
 from trl_ablate.recipe.trl_yaml import from_trl, is_of_trl
 from trl_ablate.run.files import read_object
+from trl_ablate.run.identity import NOT_WRITTEN
 from trl_ablate.run.masking import MASK, Masker
 from trl_ablate.task import TaskArguments
 
@@ -152,7 +153,8 @@ def _fitting(profile: dict[str, Any], asked_for: Mapping[str, Any]) -> dict[str,
     levels, or TRL's evaluation, which knows none: it is about the profile's own questions."""
     dataset = asked_for.get("dataset")
     unknown = dataset is not None and not has_levels(str(dataset))
-    if profile.get("eval_by") == "level" and (unknown or asked_for.get("evaluation") == "trl"):
+    one_shot = {**profile, **asked_for}.get("evaluation") == "one_shot"
+    if profile.get("eval_by") == "level" and (unknown or not one_shot):
         return {key: value for key, value in profile.items() if key != "eval_by"}
     return profile
 
@@ -168,7 +170,7 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
             f"{config_file} holds no settings and no profile; restore it, or give --recipe and "
             "--profile"
         )
-    settings = checked(written["settings"], config_file)
+    settings = {**NOT_WRITTEN, **checked(written["settings"], config_file)}
     settings |= worlds_in_full(settings, BEFORE_CHAINS)
     anchor = Anchor()
     settings |= anchor.settings(read_overrides(overrides), Path())
@@ -225,6 +227,7 @@ def _resolve(
         _check_folder_name(name, settings.get(name))
     warnings = template_warnings(task, arguments) + trust_warnings(arguments)
     arguments.setdefault("stop", task.stop)
+    arguments.setdefault("evaluation", AblationConfig.evaluation)
     arguments.setdefault("output_dir", f"runs/{settings['arm']}-seed{settings.get('seed', 42)}")
     if "learning_rate" in arguments:
         arguments["learning_rate"] = _scaled(arguments["learning_rate"], task)

@@ -1,5 +1,6 @@
 """Recipes: layers, strict reading, and the resolved settings of each shipped one."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.recipe.fields import LOADER_KEYS, known_fields
 from trl_ablate.recipe.places import SHIPPED, suitable_profile
+from trl_ablate.recipe.resolving import resolve_run
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.run.masking import MASK
 
@@ -109,6 +111,18 @@ def test_the_shipped_base_is_under_the_profile_but_an_edited_copy_wins(write, st
     resolved = load_recipe(copy, "miniature")
     assert resolved.config.grpo_steps == (60 if steps == 200 else 199)
     assert resolved.layers["grpo_steps"].startswith("profile" if steps == 200 else "recipe")
+
+
+def test_evaluation_is_stocks_unless_a_recipe_or_an_older_record_has_ours(write):
+    assert (
+        load_recipe(write("own.yaml", "beta: 0.1\n"), "miniature").settings["evaluation"] == "trl"
+    )
+    resolved = load_recipe("grpo", "miniature").to_dict()
+    assert resolved["settings"].pop("evaluation") == "one_shot"
+    record = write("record.yaml", json.dumps(resolved, default=str))
+    again = resolve_run(record)
+    assert again.config.evaluation == "one_shot"
+    assert again.config.eval_by == "level"
 
 
 def test_changes_are_against_the_base(write):

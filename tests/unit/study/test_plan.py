@@ -142,7 +142,9 @@ def test_overrides_and_stopping_rules_reach_every_arm(write):
         assert {"--grpo_steps=8", "--max_grad_norm=0.5"} <= set(arm.runs[0].words)
     words = plan.arms[1].runs[1].words
     resolved = load_recipe(words[0], overrides=words[1:]).to_dict()["settings"]
-    assert run_id(resolved, 1) == plan.arms[1].runs[1].id  # the settings that the process resolves
+    assert (
+        run_id(portable(resolved, {}), 1) == plan.arms[1].runs[1].id
+    )  # the settings that the process resolves
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ import pytest
 
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.study.definition import load_study
+from trl_ablate.study.kept_runs import kept, restore
 from trl_ablate.study.resolution import resolve_plan
+from trl_ablate.study.store import RunStore
 
 FIRST_SEEDS = {
     "std_dev": ["152919170b-seed0", "7a6c0e206f-seed0"],
@@ -19,3 +21,14 @@ FIRST_SEEDS = {
 def test_run_ids_do_not_change(study):
     plan = resolve_plan(load_study(SHIPPED / "studies" / study / "study.yaml"))
     assert [run for run in plan.runs() if run.endswith("-seed0")] == FIRST_SEEDS[study]
+
+
+KEPT = sorted(SHIPPED.glob("studies/*/runs.tar.xz"))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("file", KEPT, ids=lambda file: file.parent.name)
+def test_the_kept_runs_of_a_study_are_those_of_its_plan(file, tmp_path):
+    plan, store = resolve_plan(load_study(file.with_name("study.yaml"))), RunStore(tmp_path)
+    assert restore(file, store, plan.runs()) == sorted(kept(file))
+    assert all(store.state(run_id).done for run_id in kept(file))
