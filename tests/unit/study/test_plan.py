@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.synthetic_study import learning_rows, make_plan, write_run, write_study
 from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.cli.study import main
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.identity import portable
 from trl_ablate.study.cleaning import find_rubbish, remove
@@ -115,6 +116,39 @@ def test_a_profile_of_its_own_is_an_undeclared_difference(write):
     )
     with pytest.raises(ConfigurationError, match="beyond what they declare"):
         resolve_plan(load_study(study))
+
+
+BROKEN = {
+    "column": ("template: ask.txt\n", "{question} {hint}", "names the column 'hint'"),
+    "no question": ("template: ask.txt\n", "Answer!", "does not contain {question}"),
+    "Jinja": ("template: ask.jinja\n", "{% if question %}", "is not a Jinja template"),
+    "of the Hub": (
+        "template: ask.txt\ndataset: org/data\n", "Answer!", "does not contain {question}"
+    ),
+    "eval set": (
+        "template: ask.txt\neval_sets: {mine: {dataset: ask.csv}}\n", "{question}", "ask.csv"
+    ),
+    "no template": ("template: absent.txt\n", "", "there is no template file absent.txt"),
+    "reward": ("reward_funcs: ['absent.py:score']\n", "", "there is no file absent.py"),
+    "tool": ("tools: ['ask.py:search']\n", "def search(:", "cannot be imported: SyntaxError"),
+    "few": ("dataset: ask.jsonl\n", '{"question": "1+1", "answer": "2"}', "there are 1 questions"),
+    "bad row": ("dataset: ask.jsonl\n", '{"question": 3}', "line 1"),
+    "quantized": ("load_in_4bit: true\n", "", "load_in_4bit needs use_peft"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_plan_refuses_what_its_runs_would_refuse(write, tmp_path, case):
+    settings, content, said = BROKEN[case]
+    name = next((word.strip("'[]}{:").partition(":")[0] for word in settings.split()
+                 if word.strip("'[]}").startswith("ask.")), "unused")  # fmt: skip
+    (tmp_path / name).write_text(content)
+    broken = f"extends: grpo.yaml\nreward: r1_zero\n{settings}"
+    study = write(SMALL + "arms: [grpo.yaml, broken.yaml]\n", broken=broken)
+    with pytest.raises(ConfigurationError, match=f"arm 'broken': .*{said}"):
+        resolve_plan(load_study(study), to_run=True)
+    assert main(["plan", str(study), "--runs", str(tmp_path / "runs")]) == 2
+    assert resolve_plan(load_study(study)).arms  # for the report of runs that are done
 
 
 def test_where_a_recipe_reports_to_is_nothing_that_a_study_compares(write):
