@@ -62,7 +62,8 @@ def tiny_model(tmp_path_factory) -> str:
 
 @pytest.fixture
 def make_trainer(tiny_model, tmp_path):
-    """`make_trainer(cls, **config)`: a trainer on 16 prompts, 4 rows at once, groups of 4, CPU.
+    """`make_trainer(cls, **config)`: a trainer on 16 prompts, 4 rows at once, groups of 4, CPU,
+    with the evaluation of the recipes.
 
     `extras` are arguments of the trainer itself, such as `peft_config`.
     """
@@ -82,6 +83,7 @@ def make_trainer(tiny_model, tmp_path):
         arguments = {
             "output_dir": str(tmp_path / "run"),
             **SMALL,
+            **({"evaluation": "one_shot"} if config_class is AblationConfig else {}),
             "max_completion_length": 12,
             "max_steps": 3,
             **overrides,

@@ -62,7 +62,11 @@ COMPILED_MULTIPLE = 64
 
 @dataclass
 class AblationConfig(GroupSwitches, GRPOConfig):
-    """`GRPOConfig` with the choices that README lists as switches; `help` explains each field."""
+    """`GRPOConfig` with the choices that README lists as switches; `help` explains each field.
+
+    Two of TRL's own arguments have another unit: `eval_steps` and `save_steps` count rollout
+    batches, not optimizer steps. It is the same if each batch is used for one optimizer step.
+    """
 
     baseline: Baseline = setting("group_mean", "What is subtracted from the reward.")
     best_of: int | None = setting(
@@ -131,10 +135,10 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         0, "Tokens of a completion before it may end, on every generation backend.", least=0
     )
     evaluation: Literal["one_shot", "trl"] = setting(
-        "one_shot",
-        "one_shot: generate and grade in large batches, without a loss. trl: evaluate as TRL does, "
-        "in batches of per_device_eval_batch_size, with a loss; this changes the training's random "
-        "state.",
+        "trl",
+        "trl: evaluate as TRL does, in batches of per_device_eval_batch_size, with a loss; this "
+        "changes the training's random state. one_shot, as in the shipped recipes: generate and "
+        "grade in large batches, without a loss.",
     )
     eval_temperature: float | None = setting(
         None, "Sampling temperature of evaluation; 0 is greedy. Null: as in training."
@@ -189,10 +193,14 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         "How the mismatch between vLLM's and the trainer's probabilities is corrected.",
     )
     eval_steps: float | None = setting(
-        None, "GRPO steps (rollout batches) between evaluations; below 1 a share of all of them."
+        None,
+        "GRPO steps (rollout batches; TRL counts optimizer steps) between evaluations; below 1 a "
+        "share of all of them.",
     )
     save_steps: float = setting(
-        500, "GRPO steps (rollout batches) between checkpoints; below 1 a share of all of them."
+        500,
+        "GRPO steps (rollout batches; TRL counts optimizer steps) between checkpoints; below 1 a "
+        "share of all of them.",
     )
 
     def __post_init__(self):

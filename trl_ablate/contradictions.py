@@ -175,6 +175,11 @@ def _check_known_sampler(config: "AblationConfig") -> None:
 
 
 def check_evaluation(config: "AblationConfig") -> None:
+    if config.evaluation == "trl" and config.eval_by is not None:
+        raise ConfigurationError(
+            f"eval_by '{config.eval_by}' needs evaluation 'one_shot', but evaluation is 'trl'; "
+            "change one of the two"
+        )
     temperature, top_p = config.eval_temperature, config.eval_top_p
     if temperature is not None and temperature < 0:
         raise ConfigurationError(

@@ -5,6 +5,9 @@ class ConfigurationError(ValueError):
     """One sentence: the wrong value, what is allowed, and what to change."""
 
 
+REFUSED = 2
+"""The exit code of a command that ends with a `ConfigurationError`."""
+
 REWARD_RAISED = (
     "reward function '{name}' raised {error} (line {line} of {file}); fix it, then rerun with "
     "--resume"

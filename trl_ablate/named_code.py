@@ -71,12 +71,29 @@ def _is_own(one: Any, module: ModuleType) -> bool:
     return callable(one) and one.__module__ == module.__name__
 
 
-def _imported(place: CodePlace, what: str) -> ModuleType:
-    if place.is_file and not os.path.isfile(place.module):
+def check_file(place: CodePlace, what: str) -> None:
+    """Refuse a file that does not exist or is not Python; nothing is executed."""
+    if not os.path.isfile(place.module):
         raise ConfigurationError(
             f"{what}: there is no file {place.module}; create it, or correct the path, which is "
             "relative to the recipe"
         )
+    try:
+        compile(Path(place.module).read_bytes(), place.module, "exec")
+    except (SyntaxError, ValueError) as error:
+        raise _not_imported(place, what, error) from error
+
+
+def _not_imported(place: CodePlace, what: str, error: BaseException) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what}: {place.module} cannot be imported: {one_line(error)}"
+        f"{_line_in(error, place)}; correct the file"
+    )
+
+
+def _imported(place: CodePlace, what: str) -> ModuleType:
+    if place.is_file:
+        check_file(place, what)
     try:
         return file_module(Path(place.module)) if place.is_file else _module(place.module)
     except (Exception, SystemExit) as error:
@@ -85,10 +102,7 @@ def _imported(place: CodePlace, what: str) -> ModuleType:
                 f"{what}: there is no module '{error.name}' to import {place} from; install it, "
                 "or give a file as FILE.py:FUNCTION"
             ) from error
-        raise ConfigurationError(
-            f"{what}: {place.module} cannot be imported: {one_line(error)}"
-            f"{_line_in(error, place)}; correct the file"
-        ) from error
+        raise _not_imported(place, what, error) from error
 
 
 def _module(name: str) -> ModuleType:

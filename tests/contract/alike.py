@@ -32,6 +32,10 @@ class Both:
         as_drawn = {"trim_microbatches": False, "regroup_by_length": False}
         return self._build(AblationTrainer, AblationConfig, {**as_drawn, **overrides})
 
+    def one_shot(self, **overrides) -> AblationTrainer:
+        """With the evaluation that the recipes choose."""
+        return self.ours(evaluation="one_shot", **overrides)
+
     def _build(self, trainer: Any, config: Any, overrides: dict[str, Any]):
         settings = {
             "output_dir": str(self.folder / trainer.__name__),

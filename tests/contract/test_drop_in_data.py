@@ -54,15 +54,15 @@ SETS = {
 @SLOW
 @pytest.mark.parametrize("kind", SETS)
 def test_sets_given_to_evaluate(both, kind):
-    """A trainer without its own set; with stock's evaluation, the numbers equal stock's."""
+    """A trainer without its own set; by default, the numbers equal stock's."""
     pair = both(eval_dataset=None)
     settings = {"per_device_eval_batch_size": 4}
     theirs = pair.stock(**settings).evaluate(eval_dataset=SETS[kind])
-    mine = pair.ours(**settings, evaluation="trl").evaluate(eval_dataset=SETS[kind])
+    mine = pair.ours(**settings).evaluate(eval_dataset=SETS[kind])
     check_alike(mine, {name: value for name, value in theirs.items() if "preparation" not in name})
     names = {"eval"} if kind in ("map", "stream") else {"eval_a", "eval_b"}
     assert all(f"{name}_loss" in mine for name in names)
-    one_shot = pair.ours(**settings).evaluate(eval_dataset=SETS[kind])
+    one_shot = pair.one_shot(**settings).evaluate(eval_dataset=SETS[kind])
     assert all(f"{name}_reward" in one_shot for name in names)
 
 
@@ -136,10 +136,10 @@ def test_every_step_is_given_the_rows_that_stock_gives_it(both, shuffle):
     ids=",".join,
 )
 def test_evaluation_while_training(both, settings):
-    """Stock's evaluation changes the training's random state, and ours does too if it is switched
-    to stock's; one-shot evaluation does not, and the training is the same as without it."""
+    """Stock's evaluation changes the training's random state, and ours does too by default;
+    one-shot evaluation does not, and the training is the same as without it."""
     settings |= {"per_device_eval_batch_size": 4}
-    ours, stock = both().ours(**settings, evaluation="trl"), None
+    ours, stock = both().ours(**settings), None
     ours.train()
     stock = both().stock(**settings)
     stock.train()
@@ -148,7 +148,7 @@ def test_evaluation_while_training(both, settings):
         check_alike(mine, theirs)
     alone = both().stock(**{**settings, "eval_strategy": "no", "eval_on_start": False})
     alone.train()
-    one_shot = both().ours(**settings)
+    one_shot = both().one_shot(**settings)
     one_shot.train()
     assert torch.equal(weights(one_shot), weights(alone))
     evaluated = [row["step"] for row in logged(one_shot) if "eval_reward" in row]

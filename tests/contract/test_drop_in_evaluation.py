@@ -63,7 +63,7 @@ SCRIPTED = {"rollout_func": rollout_by_prompt, "reward_funcs": [digits, turns_ta
 def test_all_that_stock_logs_without_a_loss_has_the_same_value(both, settings):
     """In one batch, as stock averages over batches; `evaluate` returns what stock logs."""
     pair = both(**SCRIPTED)
-    ours, stock = pair.ours(**settings), pair.stock(**settings)
+    ours, stock = pair.one_shot(**settings), pair.stock(**settings)
     mine, theirs = ours.evaluate(), stock.evaluate()
     missing = OF_A_LOSS | ({"eval_kl"} if settings.get("beta") else set())
     assert set(theirs) - set(mine) - {"eval_model_preparation_time"} == missing
@@ -72,7 +72,7 @@ def test_all_that_stock_logs_without_a_loss_has_the_same_value(both, settings):
 
 
 def test_every_metric_is_one_that_a_recipe_may_name(both):
-    metrics = both().ours().evaluate()
+    metrics = both().one_shot().evaluate()
     of_rewards = {name for name in metrics if name.startswith("eval_rewards/")}
     unmade = {"eval_format_reward", "eval_answer_reward"}
     assert set(metrics) - of_rewards - {"time/eval", "epoch"} == set(metric_names(2)) - unmade
@@ -81,8 +81,8 @@ def test_every_metric_is_one_that_a_recipe_may_name(both):
 def test_metrics_do_not_depend_on_how_questions_are_batched(both):
     """Five questions in batches of 2, 2 and 1. Stock averages over batches of unequal size."""
     pair = both(**SCRIPTED)
-    whole = without_times(pair.ours().evaluate())
-    parts = without_times(pair.ours(per_device_eval_batch_size=4).evaluate())
+    whole = without_times(pair.one_shot().evaluate())
+    parts = without_times(pair.one_shot(per_device_eval_batch_size=4).evaluate())
     assert parts == {name: pytest.approx(value, abs=1e-6) for name, value in whole.items()}
     wrong = pair.stock(per_device_eval_batch_size=4).evaluate()
     assert wrong["eval_completions/mean_length"] != pytest.approx(
@@ -92,7 +92,7 @@ def test_metrics_do_not_depend_on_how_questions_are_batched(both):
 
 @pytest.mark.parametrize("settings", [{"beta": 0.1}, {"num_iterations": 2}, {}])
 def test_nothing_is_run_forward_for_a_loss(both, settings, monkeypatch):
-    trainer, passes = both().ours(**settings), []
+    trainer, passes = both().one_shot(**settings), []
     score = GRPOTrainer._get_per_token_logps_and_entropies
     monkeypatch.setattr(
         GRPOTrainer,
@@ -108,11 +108,11 @@ def test_nothing_is_run_forward_for_a_loss(both, settings, monkeypatch):
 WATCHED = {"eval_strategy": "steps", "eval_steps": 1}
 
 
-def test_the_switch_brings_back_stocks_evaluation_to_the_bit(both):
+def test_by_default_evaluation_is_stocks_to_the_bit(both):
     """The same loss and numbers as stock, and the same use of the training's random state."""
     rows = []
-    for kind, switch in (("ours", {"evaluation": "trl"}), ("stock", {})):
-        trainer = getattr(both(), kind)(**WATCHED, **switch, per_device_eval_batch_size=2)
+    for kind in ("ours", "stock"):
+        trainer = getattr(both(), kind)(**WATCHED, per_device_eval_batch_size=2)
         trainer.train()
         rows.append((weights(trainer), logged(trainer)))
     assert torch.equal(rows[0][0], rows[1][0])
@@ -123,12 +123,26 @@ def test_the_switch_brings_back_stocks_evaluation_to_the_bit(both):
         assert not [name for name in mine if "eval_loss" in mine and name == "mean_ratio"]
 
 
+def test_a_trainer_without_any_switch_evaluates_and_logs_as_stock_does(both):
+    found = []
+    for kind, as_shipped in (("ours", {"trim_microbatches": True, "regroup_by_length": True}),
+                             ("stock", {})):  # fmt: skip
+        trainer = getattr(both(), kind)(**WATCHED, **as_shipped)
+        found.append([trainer.evaluate(), trainer.train() and logged(trainer)])
+    (mine, my_rows), (theirs, their_rows) = found
+    assert set(theirs) - set(mine) <= {"eval_model_preparation_time"}
+    check_alike(mine, {name: theirs[name] for name in set(theirs) & set(mine)})
+    assert mine["eval_loss"] == pytest.approx(theirs["eval_loss"])
+    for mine, theirs in zip(my_rows, their_rows, strict=True):
+        assert set(theirs) <= set(mine) | {"eval_model_preparation_time"}
+
+
 def test_a_stream_to_evaluate_on(both):
     rows = Dataset.from_list(ROWS[:5])
-    whole = both(**SCRIPTED).ours().evaluate()
+    whole = both(**SCRIPTED).one_shot().evaluate()
     stream = both(**{**SCRIPTED, "eval_dataset": rows.to_iterable_dataset()})
     for size in (64, 4):
-        streamed = stream.ours(per_device_eval_batch_size=size).evaluate()
+        streamed = stream.one_shot(per_device_eval_batch_size=size).evaluate()
         assert without_times(streamed) == pytest.approx(without_times(whole), abs=1e-6)
     theirs = stream.stock().evaluate()
     check_alike(whole, {name: value for name, value in theirs.items() if name not in OF_A_LOSS})
@@ -137,7 +151,7 @@ def test_a_stream_to_evaluate_on(both):
 def test_sets_by_name(both):
     """transformers' metric names; one set of a dict can be evaluated alone, with its prefix."""
     halves = {"a": Dataset.from_list(ROWS[:3]), "b": Dataset.from_list(ROWS[3:8])}
-    trainer = both(**SCRIPTED, eval_dataset=halves).ours()
+    trainer = both(**SCRIPTED, eval_dataset=halves).one_shot()
     alone = {name: trainer.evaluate(half)["eval_reward"] for name, half in halves.items()}
     assert alone["a"] != alone["b"]
     every = trainer.evaluate()
@@ -153,25 +167,25 @@ def test_sets_by_name(both):
 
 
 def test_an_empty_set_is_not_replaced_by_the_default_one(both):
-    trainer, nothing = both().ours(), Dataset.from_dict({"prompt": []})
+    trainer, nothing = both().one_shot(), Dataset.from_dict({"prompt": []})
     for empty in (nothing, IterableDataset.from_generator(lambda: iter(())), {}, {"a": nothing}):
         with pytest.raises(ConfigurationError, match="is empty; give one with questions"):
             trainer.evaluate(empty)
     assert not trainer.state.log_history
     with pytest.raises(ConfigurationError, match="'a' is empty"):
-        both(eval_dataset={"a": nothing}).ours(**WATCHED)
+        both(eval_dataset={"a": nothing}).one_shot(**WATCHED)
 
 
 def test_stocks_evaluation_of_sets_beside_the_main_one_is_refused(both):
     """Stock would log all of these sets as `eval_reward`."""
     rows = Dataset.from_list(ROWS[:3])
     with pytest.raises(ConfigurationError, match="under the same names.*remove eval_sets .b."):
-        both(eval_dataset={"": rows, "b": rows}).ours(**WATCHED, evaluation="trl")
+        both(eval_dataset={"": rows, "b": rows}).ours(**WATCHED)
 
 
 def test_no_set_at_all(both):
     with pytest.raises(ConfigurationError, match="there is no evaluation set; pass"):
-        both(eval_dataset=None).ours().evaluate()
+        both(eval_dataset=None).one_shot().evaluate()
 
 
 def test_columns_that_stock_would_not_show_a_reward_are_not_shown(both):
@@ -182,7 +196,7 @@ def test_columns_that_stock_would_not_show_a_reward_are_not_shown(both):
         return [0.0] * len(completions)
 
     for unused in (True, False):
-        for kind in ("ours", "stock"):
+        for kind in ("one_shot", "stock"):
             trainer = getattr(both(reward_funcs=reward), kind)(remove_unused_columns=unused)
             trainer.evaluate()
     assert seen == [False, False, True, True]
@@ -205,7 +219,7 @@ class Course:
 def test_the_best_model_is_loaded_at_the_end(both, epochs):
     """Three rollout batches, each followed by evaluation and checkpoint; the second is best."""
     course = {**WATCHED, "save_strategy": "steps", "save_steps": 1, "max_steps": 3 * epochs}
-    trainer = both(reward_funcs=Course(0.1, 0.7, 0.3)).ours(
+    trainer = both(reward_funcs=Course(0.1, 0.7, 0.3)).one_shot(
         **course, num_iterations=epochs, load_best_model_at_end=True
     )
     trainer.train()
@@ -219,7 +233,7 @@ def test_the_best_model_is_loaded_at_the_end(both, epochs):
 
 def test_save_strategy_best_follows_the_best_metric(both):
     course = {**WATCHED, "save_strategy": "best", "max_steps": 3, "best_metric": "eval_mean_length"}
-    trainer = both(**SCRIPTED).ours(**course)
+    trainer = both(**SCRIPTED).one_shot(**course)
     assert trainer.args.metric_for_best_model == "eval_mean_length"
     trainer.train()
     assert trainer.state.best_global_step == 1  # the lengths in the script do not change
@@ -230,7 +244,7 @@ def test_save_strategy_best_follows_the_best_metric(both):
 )
 def test_a_plateau_is_one_of_the_reward(both, course, halved):
     """The learning rate is halved after every evaluation that is not a new best."""
-    trainer = both(reward_funcs=Course(*course)).ours(
+    trainer = both(reward_funcs=Course(*course)).one_shot(
         **WATCHED,
         lr_scheduler_type="reduce_lr_on_plateau",
         lr_scheduler_kwargs={"patience": 0, "factor": 0.5},
@@ -249,8 +263,8 @@ def test_a_loss_that_is_not_computed_decides_nothing(both, metric):
         "load_best_model_at_end": True,
     }
     with pytest.raises(ConfigurationError, match="'one_shot' computes no loss"):
-        both().ours(**settings, metric_for_best_model=metric)
-    kept = both().ours(**settings, evaluation="trl")
+        both().one_shot(**settings, metric_for_best_model=metric)
+    kept = both().ours(**settings)
     assert (kept.args.metric_for_best_model, kept.args.greater_is_better) == ("loss", False)
 
 
@@ -258,12 +272,12 @@ def test_a_best_metric_that_no_named_set_has_is_refused(both):
     settings = {**WATCHED, "save_strategy": "best"}
     pair = both(eval_dataset={"a": Dataset.from_list(ROWS[:3])})
     with pytest.raises(ConfigurationError, match="'eval_reward', but every .*'eval_a_reward'"):
-        pair.ours(**settings)
-    assert pair.ours(**settings, best_metric="eval_a_reward").args.greater_is_better
+        pair.one_shot(**settings)
+    assert pair.one_shot(**settings, best_metric="eval_a_reward").args.greater_is_better
 
 
 def test_the_completion_log_shows_the_evaluation_and_training_keeps_its_own(both):
-    trainer = both(reward_funcs=[digits]).ours(**WATCHED, log_completions=True)
+    trainer = both(reward_funcs=[digits]).one_shot(**WATCHED, log_completions=True)
     trainer.train()
     shown = pandas.read_parquet(f"{trainer.args.output_dir}/completions/completions_00001.parquet")
     assert len(shown) == 10

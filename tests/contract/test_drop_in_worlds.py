@@ -74,7 +74,9 @@ def chat(both, tiny_model, **arguments):
 def evaluate_alike(pair, **settings) -> dict[str, float]:
     """Before training: the same names and numbers as stock, with one batch and with several."""
     theirs = pair.stock(**settings).evaluate()
-    mine = pair.ours(**settings).evaluate()
+    by_default = pair.ours(**settings).evaluate()
+    check_alike(by_default, {n: theirs[n] for n in theirs if n != "eval_model_preparation_time"})
+    mine = pair.one_shot(**settings).evaluate()
     without = {name: value for name, value in theirs.items() if name in mine}
     assert {name.split("/")[0] for name in set(theirs) - set(mine)} <= {
         "eval_loss",
@@ -83,7 +85,7 @@ def evaluate_alike(pair, **settings) -> dict[str, float]:
         "eval_model_preparation_time",
     }
     check_alike(mine, without)
-    parts = pair.ours(**settings, per_device_eval_batch_size=4).evaluate()
+    parts = pair.one_shot(**settings, per_device_eval_batch_size=4).evaluate()
     check_alike(
         parts, {name: value for name, value in without.items() if name != "eval_num_tokens"}
     )
@@ -161,7 +163,9 @@ def test_environments(both, tiny_model, calling):
 
 def test_evaluation_has_environments_of_its_own(both, tiny_model, calling):
     calling("add")
-    trainer = chat(both, tiny_model, environment_factory=Counter, reward_funcs=None).ours(**LONG)
+    trainer = chat(both, tiny_model, environment_factory=Counter, reward_funcs=None).one_shot(
+        **LONG
+    )
     trainer.train()
     held, pool = trainer.environments, list(trainer._environment_pool[None])
     before, resets = Counter.made, [one.resets for one in pool]

@@ -74,8 +74,8 @@ def write(folder, model, out, extra=""):
 EVALUATING = "eval_strategy: steps\neval_steps: 2\nper_device_eval_batch_size: 4\n"
 
 
-@pytest.mark.parametrize(("extra", "words"), [("", ()), (EVALUATING, ("--evaluation", "trl"))])
-def test_a_configuration_of_trl_grpo_trains_to_the_same_bits(folder, tiny_model, extra, words):
+@pytest.mark.parametrize("extra", ["", EVALUATING])
+def test_a_configuration_of_trl_grpo_trains_to_the_same_bits(folder, tiny_model, extra):
     """Without an evaluation the data need no test split; with one, it is TRL's own evaluation."""
     from trl.scripts import grpo
 
@@ -87,7 +87,7 @@ def test_a_configuration_of_trl_grpo_trains_to_the_same_bits(folder, tiny_model,
     )
     grpo.main(*parsed)
     ours = str(write(folder, tiny_model, "ours", extra))
-    assert train.main([ours, *AS_PADDED, *words]) == 0
+    assert train.main([ours, *AS_PADDED]) == 0
     stock = load_file(folder / "stock" / "model.safetensors")
     ours = load_file(folder / "ours" / "checkpoint_last" / "model.safetensors")
     before = load_file(f"{tiny_model}/model.safetensors")

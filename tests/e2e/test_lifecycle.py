@@ -68,6 +68,12 @@ def test_a_refused_start_changes_no_file(world, finished, words, said):
     assert contents(finished.path) == before
 
 
+def test_a_refused_start_does_not_block_the_next(world, tmp_path):
+    assert_refused(start(world, tmp_path / "run", "--train_size", "1"), "questions to train on")
+    assert contents(tmp_path / "run") == {}
+    assert_refused(start(world, tmp_path / "run", "--start", "nowhere"), "no such entry in starts")
+
+
 def test_a_finished_run_without_checkpoints_is_not_lost_by_a_resume(world, finished):
     for folder in finished.checkpoints():
         shutil.rmtree(folder)

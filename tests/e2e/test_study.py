@@ -95,6 +95,15 @@ def test_failures_are_retried_recorded_and_do_not_stop_the_others(tmp_path, star
     assert log.count("--- attempt") == 2 and "Traceback" in log
 
 
+def test_a_run_that_is_refused_is_not_tried_again(tmp_path):
+    store = RunStore(tmp_path)
+    outcome = run_here(store, {"a": {"top": 0.8}, "b": {"refused": 99}}, retries=3)
+    assert len(outcome.done) == len(outcome.failed) == 3 and not outcome.left
+    assert set(starts(store.path).values()) == {1}
+    reasons = {store.state(run_id).reason for run_id in outcome.failed}
+    assert reasons == {"exit code 2; error: template x.txt does not contain {question}; add it"}
+
+
 def test_a_run_of_another_runner_is_waited_for(tmp_path):
     arms = {"a": {"top": 0.8, "pause": 0.02}}
     store = RunStore(tmp_path)

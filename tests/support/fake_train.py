@@ -1,7 +1,8 @@
 """A stand-in for `trl-ablate train`: the same run directory from the same arguments, no training.
 
 `--settings` configures it: top, collapse (see `learning_rows`), pause (seconds per step), and
-`fails`, `dies`, `never_starts`: how often it raises, is killed, or ends before it writes anything.
+`fails`, `dies`, `never_starts`, `refused`: how often it raises, is killed, or ends with code 1 or 2
+before it writes anything.
 Beside the run directory it writes `ID.starts`, one line per start, and `twice` if two processes
 used one run. Every fifth step is a checkpoint.
 """
@@ -37,6 +38,9 @@ def main() -> None:
     settings = options.settings
     if attempt <= settings.get("never_starts", 0):
         sys.exit("error: no such profile")
+    if attempt <= settings.get("refused", 0):
+        sys.stderr.write("error: template x.txt does not contain {question}; add it\n")
+        sys.exit(2)
     directory = RunDirectory(options.output_dir)
     mode = "overwrite" if options.overwrite else "resume" if options.resume else "new"
     with claimed(directory, mode):

@@ -67,6 +67,7 @@ def measure(model: str, settings: dict, folder: str) -> dict:
         reward_funcs=without_variance_in_some if "group_filter" in settings else reward,
         args=AblationConfig(
             output_dir=folder,
+            evaluation="one_shot",
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,

@@ -101,7 +101,8 @@ def _stock(size: int, reward: Graded, dataset, *, greedy: bool) -> GRPOTrainer:
 
 
 def _ours(reward: Graded, dataset, *, greedy: bool) -> GRPOTrainer:
-    return _build(AblationTrainer, AblationConfig, AT_ONCE, reward, dataset, greedy)
+    config = partial(AblationConfig, evaluation="one_shot")
+    return _build(AblationTrainer, config, AT_ONCE, reward, dataset, greedy)
 
 
 def _build(cls, config_class, size: int, reward, dataset, greedy: bool) -> GRPOTrainer:

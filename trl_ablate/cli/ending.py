@@ -26,13 +26,13 @@ import warnings
 from collections.abc import Callable
 
 from trl_ablate.cli.terminal import outlive_the_reader
-from trl_ablate.errors import ConfigurationError, PublishError
+from trl_ablate.errors import REFUSED, ConfigurationError, PublishError
 from trl_ablate.recipe.strict import brief
 from trl_ablate.run.failures import is_disk_full, message_of
 from trl_ablate.run.termination import Terminated
 from trl_ablate.run.untrusted import for_terminal
 
-DONE, FAILED, REFUSED, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
+DONE, FAILED, PREEMPTED, INTERRUPTED = 0, 1, 75, 130
 """75 is a shell's EX_TEMPFAIL: not done, try again."""
 
 NOISY_LIBRARIES = ("bitsandbytes",)

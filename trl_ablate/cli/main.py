@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING
+from trl_ablate.errors import REFUSED
 
 COMMANDS = {
     "train": "train one arm: a recipe, on this machine",
@@ -24,8 +25,6 @@ COMMANDS = {
     "inspect": "run the guard's rules over the log of any GRPO run, and draw its curves",
     "recipes": "list the shipped recipes and studies, or print one",
 }
-
-REFUSED = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,14 +7,14 @@ from trl_ablate.cli.imports import to_keep
 from trl_ablate.recipe.places import study_path
 
 
-def resolve(options: argparse.Namespace):
+def resolve(options: argparse.Namespace, *, to_run: bool = True):
     """Make the plan of a study from its recipes, and save it for the commands that only read."""
     study, store = opened(options)  # a wrong name is refused before torch is imported
     with to_keep():
         from trl_ablate.study.plan import save_plan
         from trl_ablate.study.resolution import resolve_plan
 
-    planned = resolve_plan(study)
+    planned = resolve_plan(study, to_run=to_run)
     save_plan(planned, study, store.plans)
     return planned, store
 
@@ -27,7 +27,7 @@ def known(options: argparse.Namespace):
     planned = saved_plan(study, store.plans)
     if planned and options.profile in (None, planned.profile):
         return planned, store
-    return resolve(options)
+    return resolve(options, to_run=False)
 
 
 def opened(options: argparse.Namespace):

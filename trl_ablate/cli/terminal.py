@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -77,9 +77,10 @@ def show_recipe(resolved: Resolved, everything: bool) -> None:
         console.print(f"warning: {warning}")
     if not everything:
         return
-    console.print(
-        table("settings", {key: str(value) for key, value in sorted(resolved.settings.items())})
-    )
+    layers = resolved.layers
+    shown = {key: (layers.get(key, "derived"), str(value))
+             for key, value in sorted(resolved.settings.items())}  # fmt: skip
+    console.print(table("settings", shown))
     declared = {key: f"{old} -> {new}" for key, (old, new) in resolved.changes.items()}
     console.print(table("declared changes from the base", declared or {"none": ""}))
     console.print(table("inert knobs", resolved.inert or {"none": ""}))
@@ -133,10 +134,11 @@ def show_end(directory: RunDirectory) -> None:
     console.print(table("done", rows))
 
 
-def table(title: str, rows: dict[str, str]) -> Table:
+def table(title: str, rows: Mapping[str, str | tuple[str, ...]]) -> Table:
+    """Rows of a name and one value or several."""
     made = Table(
         title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
     )
     for key, value in rows.items():
-        made.add_row(key, value)
+        made.add_row(key, *([value] if isinstance(value, str) else value))
     return made

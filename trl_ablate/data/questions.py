@@ -23,6 +23,7 @@ from typing import Any, Protocol, cast
 import pyarrow
 from datasets import Dataset
 
+from trl_ablate.config import AblationConfig
 from trl_ablate.data.choice import ALL, Selection, Source
 from trl_ablate.data.filters import columns_of, filtered
 from trl_ablate.data.gym import gym_rows, is_gym
@@ -144,6 +145,19 @@ def to_prompts(
             lengths.index(max(lengths)),
         )
     return rendered.select(kept) if len(kept) < len(lengths) else rendered
+
+
+def check_enough(questions: Dataset, config: AblationConfig) -> None:
+    """Refuse fewer questions than one rollout batch takes: TRL's sampler leaves out a batch that it
+    cannot fill, so that there would be no step."""
+    needed = cast(int, config.generation_batch_size) // cast(int, config.num_generations)
+    if len(questions) < needed:
+        raise ConfigurationError(
+            f"there are {len(questions)} questions to train on, after all filters, and a rollout "
+            f"batch takes {needed} (generation_batch_size {config.generation_batch_size} / "
+            f"num_generations {config.num_generations}); raise train_size, filter less (levels, "
+            "subjects, filter, max_prompt_length), or lower generation_batch_size"
+        )
 
 
 def check_prompts_fit(dataset: Dataset, tokenizer: Tokenizer, context: int, what: str) -> None:

@@ -33,7 +33,7 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
             return _read_hub(str(path), split, config)
         path = _file_for_split(path, split)
     elif not path.is_file():
-        if source.startswith((".", "/", "~")) or path.suffix in _SUFFIXES:
+        if not is_on_the_hub(source):
             raise ConfigurationError(
                 f"dataset {source!r}: there is no such file or folder; create it, or give "
                 "another name."
@@ -45,6 +45,12 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
         f"dataset {str(path)!r} is not a supported file type; give a file that ends in "
         f"{', '.join(_SUFFIXES)}."
     )
+
+
+def is_on_the_hub(source: str) -> bool:
+    """Whether a name stands neither for a file or folder that exists nor for one that should."""
+    path = Path(source).expanduser()
+    return not (path.exists() or source.startswith((".", "/", "~")) or path.suffix in _SUFFIXES)
 
 
 def _is_of_the_hub(folder: Path, split: str) -> bool:

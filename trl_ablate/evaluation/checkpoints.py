@@ -35,6 +35,7 @@ ONLY_EVALUATION = {
     "start": "base",
     "model_revision": "main",
     "report_to": "none",
+    "evaluation": "one_shot",
     "eval_strategy": "no",
     "save_strategy": "no",
     "best_metric": EVAL_REWARD,

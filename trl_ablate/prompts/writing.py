@@ -20,7 +20,7 @@ _FIELD = re.compile(r"\{\{(?P<literal>\w+)\}\}|\{(?P<name>[A-Za-z_]\w*)\}")
 
 
 def prompt_writer(
-    template: str, style: str, system_prompt: str | None, columns: Collection[str]
+    template: str, style: str, system_prompt: str | None, columns: Collection[str] | None
 ) -> Writer:
     """The function from a row to TRL's `prompt`.
 
@@ -28,7 +28,7 @@ def prompt_writer(
         template: the name of a template, or a file.
         system_prompt: makes messages of the prompt; an empty one leaves the system message out.
             None: a string for a file, and the template's own messages for a template that has some.
-        columns: of the data set, which the file may name.
+        columns: of the data set, which the file may name. None: unknown, so it may name any.
     """
     text = _text_writer(template, style, columns)
     if system_prompt is None:
@@ -40,7 +40,7 @@ def prompt_writer(
 
 
 def _text_writer(
-    template: str, style: str, columns: Collection[str]
+    template: str, style: str, columns: Collection[str] | None
 ) -> Callable[[Mapping[str, Any]], str]:
     """The text of a row; of a template of ours with its own messages, the user's message."""
     if not is_own(template):
@@ -69,7 +69,7 @@ def _text_writer(
 
 
 def _jinja_writer(
-    template: str, text: str, columns: Collection[str]
+    template: str, text: str, columns: Collection[str] | None
 ) -> Callable[[Mapping[str, Any]], str]:
     from jinja2 import StrictUndefined, TemplateError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -116,11 +116,13 @@ def _read(template: str) -> str:
         ) from error
 
 
-def _check_fields(template: str, names: Sequence[str | None], columns: Collection[str]) -> None:
+def _check_fields(
+    template: str, names: Sequence[str | None], columns: Collection[str] | None
+) -> None:
     """Refuse a file that shows no question, or names a column that does not exist."""
     named = [name for name in names if name is not None]
-    unknown = [name for name in named if name not in columns]
-    if unknown:
+    unknown = [name for name in named if columns is not None and name not in columns]
+    if columns is not None and unknown:
         literal = "" if template.endswith(".jinja") else f", or write {{{{{unknown[0]}}}}} for text"
         raise ConfigurationError(
             f"template {template} names the column '{unknown[0]}', which the data do not have; "

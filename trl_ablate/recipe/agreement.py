@@ -51,10 +51,10 @@ def check_rewards(config: AblationConfig, task: TaskArguments) -> None:
             "weight of its own; remove one of the two"
         )
     apart = task.sets_with_rewards
-    if config.evaluation == "trl" and (apart or config.eval_by):
-        what = f"eval_by '{config.eval_by}'" if config.eval_by else f"the reward of '{apart[0]}'"
+    if config.evaluation == "trl" and apart:
         raise ConfigurationError(
-            f"{what} needs evaluation 'one_shot', but evaluation is 'trl'; change one of the two"
+            f"the reward of '{apart[0]}' needs evaluation 'one_shot', but evaluation is 'trl'; "
+            "change one of the two"
         )
 
 

@@ -57,6 +57,11 @@ def beside_or_shipped(name: str, recipe: Path) -> Path:
     return shipped if not os.path.exists(beside) and os.path.exists(shipped) else beside
 
 
+def is_shipped_base(recipe: Path) -> bool:
+    """Whether it is the recipe that all shipped ones extend, or an unchanged copy of it."""
+    return recipe.read_bytes() == (SHIPPED / "grpo.yaml").read_bytes()
+
+
 LARGE_GPU_GIB = 40.0
 """Memory that the profile h100 needs."""
 

@@ -1,8 +1,9 @@
 """From YAML to one resolved, validated config: base < profile < recipe < command line.
 
 A recipe names its base with `extends` and contains only the keys that it changes. A profile has
-the settings for a machine. The command line overrides all. Every key of every layer is checked
-against its field before a model or a dataset is loaded.
+the settings for a machine, and only a base is under it: what a named recipe sets itself wins, also
+without `extends`. The command line overrides all. Every key of every layer is checked against its
+field before a model or a dataset is loaded.
 """
 
 import dataclasses
@@ -39,6 +40,7 @@ from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import (
     NO_PROFILE,
     beside_or_shipped,
+    is_shipped_base,
     profile_path,
     recipe_path,
     suitable_profile,
@@ -47,6 +49,7 @@ from trl_ablate.recipe.precision import precision_warnings
 from trl_ablate.recipe.strict import brief, read_mapping
 from trl_ablate.recipe.trl_yaml import from_trl, is_of_trl
 from trl_ablate.run.files import read_object
+from trl_ablate.run.identity import NOT_WRITTEN
 from trl_ablate.run.masking import MASK, Masker
 from trl_ablate.task import TaskArguments
 
@@ -72,6 +75,8 @@ class Resolved:
     warnings: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
     """Every key that a layer set, and its final value."""
+    layers: dict[str, str] = field(default_factory=dict)
+    """Setting -> the layer that its value is from; others are derived."""
     files: dict[str, str] = field(default_factory=dict)
     """Absolute path of each file named relative to the recipe -> the text that identifies it."""
     for_gpu: bool = False
@@ -100,6 +105,8 @@ def load_recipe(
     path: str | os.PathLike,
     profile: str = "auto",
     overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    as_base: bool = False,
 ) -> Resolved:
     """Resolve a recipe.
 
@@ -109,9 +116,10 @@ def load_recipe(
             `profile`, or else the one for this machine.
         overrides: settings of the command line, as a mapping or as words (`--key value`,
             `--key=value`, `key=value`).
+        as_base: resolve it as recipes that extend it see it, under the profile.
     """
     path, anchor = recipe_path(path), Anchor()
-    base, recipe = _base_and_recipe(path, anchor)
+    base, recipe = _base_and_recipe(path, anchor, as_base)
     command_line = anchor.settings(read_overrides(overrides), Path(), path.parent)
     asked = command_line.pop("profile", None) or (profile if profile != "auto" else None)
     wanted = asked or recipe.get("profile") or base.get("profile") or "auto"
@@ -119,12 +127,18 @@ def load_recipe(
     profile_layer = _profile_layer(name if wanted == "auto" else wanted, path, anchor)
     declared = {key: value for key, value in recipe.items() if key not in LOADER_KEYS}
     asked_for = {**base, **declared, **command_line}
-    settings = {**base, **_fitting(profile_layer, asked_for), **declared, **command_line}
-    for key in LOADER_KEYS:
-        settings.pop(key, None)
+    layers = {
+        f"base {Path(recipe.get('extends', path)).name}": base,
+        f"profile {name}": _fitting(profile_layer, asked_for),
+        f"recipe {path.name}": declared,
+        "command line": command_line,
+    }
+    settings = {key: value for layer in layers.values() for key, value in layer.items()
+                if key not in LOADER_KEYS}  # fmt: skip
     settings.setdefault("arm", path.stem)
-    changes = {key: (base.get(key), value) for key, value in declared.items()}
-    return _resolve(path, (name, reason), settings, changes, anchor.files)
+    changes = {key: (base.get(key), value) for key, value in declared.items()} if base else {}
+    origins = {key: name for name, layer in layers.items() for key in layer}
+    return _resolve(path, (name, reason), settings, changes, anchor.files, origins)
 
 
 def _profile_layer(name: str, recipe: Path, anchor: Anchor) -> dict[str, Any]:
@@ -139,7 +153,8 @@ def _fitting(profile: dict[str, Any], asked_for: Mapping[str, Any]) -> dict[str,
     levels, or TRL's evaluation, which knows none: it is about the profile's own questions."""
     dataset = asked_for.get("dataset")
     unknown = dataset is not None and not has_levels(str(dataset))
-    if profile.get("eval_by") == "level" and (unknown or asked_for.get("evaluation") == "trl"):
+    one_shot = {**profile, **asked_for}.get("evaluation") == "one_shot"
+    if profile.get("eval_by") == "level" and (unknown or not one_shot):
         return {key: value for key, value in profile.items() if key != "eval_by"}
     return profile
 
@@ -155,22 +170,26 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
             f"{config_file} holds no settings and no profile; restore it, or give --recipe and "
             "--profile"
         )
-    settings = checked(written["settings"], config_file)
+    settings = {**NOT_WRITTEN, **checked(written["settings"], config_file)}
     settings |= worlds_in_full(settings, BEFORE_CHAINS)
     anchor = Anchor()
     settings |= anchor.settings(read_overrides(overrides), Path())
     settings |= {"learning_rate_scale": 1.0}
     settings = {key: None if value == MASK else value for key, value in settings.items()}
-    return _resolve(config_file, (written["profile"], "as in the run"), settings, {}, anchor.files)
+    profile = (written["profile"], "as in the run")
+    return _resolve(config_file, profile, settings, {}, anchor.files, {})
 
 
-def _base_and_recipe(path: Path, anchor: Anchor) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The base's settings and those the recipe declares; without `extends` it is its own base."""
+def _base_and_recipe(
+    path: Path, anchor: Anchor, as_base: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The base's settings and those that the recipe declares. A recipe without `extends` has no
+    base; the shipped one that the others extend is a base that declares nothing."""
     given = read_mapping(path, "recipe")
     given = from_trl(given, path) if is_of_trl(given) else given
     recipe = anchor.settings(checked(given, path), path.parent)
     if "extends" not in recipe:
-        return recipe, {}
+        return (recipe, {}) if as_base or is_shipped_base(path) else ({}, recipe)
     base_path = beside_or_shipped(recipe["extends"], path)
     if base_path.resolve() == path.resolve():
         raise ConfigurationError(
@@ -195,6 +214,7 @@ def _resolve(
     settings: dict[str, Any],
     changes: dict[str, tuple[Any, Any]],
     files: dict[str, str],
+    layers: dict[str, str],
 ) -> Resolved:
     """Build and cross-check the argument groups."""
     known = known_fields()
@@ -207,6 +227,7 @@ def _resolve(
         _check_folder_name(name, settings.get(name))
     warnings = template_warnings(task, arguments) + trust_warnings(arguments)
     arguments.setdefault("stop", task.stop)
+    arguments.setdefault("evaluation", AblationConfig.evaluation)
     arguments.setdefault("output_dir", f"runs/{settings['arm']}-seed{settings.get('seed', 42)}")
     if "learning_rate" in arguments:
         arguments["learning_rate"] = _scaled(arguments["learning_rate"], task)
@@ -238,6 +259,7 @@ def _resolve(
         inert=inert_knobs(config, task, model, settings),
         warnings=warnings + precision_warnings(config, model),
         settings={**settings, **{key: getattr(config, key) for key in arguments}},
+        layers=layers,
         files=files,
         for_gpu=not settings.get("use_cpu", False),
     )

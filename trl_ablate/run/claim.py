@@ -2,7 +2,7 @@
 
 The lock is taken before anything is written. A run that is to be overwritten is first moved into a
 subfolder, and deleted once the new run has a trainer. A start that fails before then restores it;
-after a kill, the next start does.
+after a kill, the next start does. A new run that is refused before its first step leaves nothing.
 """
 
 import fcntl
@@ -48,6 +48,10 @@ def claimed(run: RunDirectory, mode: Mode) -> Iterator[None]:
             _set_aside(run)
         try:
             yield
+        except ConfigurationError:
+            if mode == "new" and next(run.metrics(), None) is None:
+                _remove(run)
+            raise
         finally:
             _restore(run)
 
@@ -107,8 +111,7 @@ def _restore(run: RunDirectory) -> None:
     """
     aside, moving = run.path / ASIDE, run.path / MOVING
     if aside.exists():
-        for entry in run.entries():
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        _remove(run)
         os.replace(aside, moving)
     if moving.exists():
         _move(RunDirectory(moving), run.path)
@@ -116,6 +119,12 @@ def _restore(run: RunDirectory) -> None:
     shutil.rmtree(run.path / GIVEN_UP, ignore_errors=True)
     for folder in (run.checkpoint_last, run.checkpoint_best):
         put_back(folder)
+
+
+def _remove(run: RunDirectory) -> None:
+    """Remove what a run writes, and nothing else."""
+    for entry in run.entries():
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def _move(run: RunDirectory, to: Path) -> None:

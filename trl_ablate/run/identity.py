@@ -33,6 +33,9 @@ MACHINE = {
 LENGTH = {"grpo_steps", "max_steps", "num_train_epochs"}
 """A run can be made longer or shorter if the learning rate does not depend on its length."""
 
+NOT_WRITTEN = {"evaluation": "one_shot"}
+"""What the records of runs do not contain that were made when it was the default. To keep the ids
+of these runs, `portable` leaves it out of later records, too."""
 
 MINIATURE = "miniature"
 SUMS = f"{MINIATURE}/sums"
@@ -40,13 +43,14 @@ SUMS = f"{MINIATURE}/sums"
 
 
 def portable(settings: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """The settings with the text that identifies each file in place of where the file is, and the
-    world of sums by its former name.
+    """The settings with the text that identifies each file in place of where the file is, the
+    world of sums by its former name, and without `NOT_WRITTEN`.
 
     Args:
         files: absolute path -> that text, as in `resolved_config.json`.
     """
-    return {key: _portable(value, files) for key, value in settings.items()}
+    return {key: _portable(value, files) for key, value in settings.items()
+            if (key, value) not in NOT_WRITTEN.items()}  # fmt: skip
 
 
 def _portable(value: Any, files: Mapping[str, str]) -> Any:

@@ -18,6 +18,7 @@ from trl_ablate.recipe.places import beside_or_shipped, suitable_profile
 from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.run.identity import portable
+from trl_ablate.study.beforehand import check_starts
 from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.factors import without
 from trl_ablate.study.plan import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, run_id
@@ -29,14 +30,20 @@ PLACES = WHO_AND_WHERE - {"seed"}
 """What a recipe may set and no study compares, such as `report_to`."""
 
 
-def resolve_plan(study: Study) -> Plan:
-    """Resolve the arms; raises `ConfigurationError` if an arm differs in an undeclared setting."""
+def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
+    """Resolve the arms; raises `ConfigurationError` if an arm differs in an undeclared setting.
+
+    Args:
+        to_run: also refuse what the runs would refuse at their start; a report needs no data.
+    """
     base = base_of(study.arms[0].recipe)
     study, resolved = _legal(study)
     compared = 0
     for arm, outcome in zip(study.arms, resolved, strict=True):
         _check_not_silenced(arm, outcome, study)
         compared = _prove(base, arm, outcome, study)
+    if to_run:
+        check_starts(zip((arm.name for arm in study.arms), resolved, strict=True))
     keys = sorted({key for arm, outcome in zip(study.arms, resolved, strict=True)
                    for key in _declared(arm, outcome)})  # fmt: skip
     first = resolved[0]
@@ -139,7 +146,9 @@ def _prove(base: Path, arm: Arm, resolved: Resolved, study: Study) -> int:
     """Rebuild the arm from the base and its declared keys; return the number of equal settings."""
     declared = {key: new for key, (_, new) in resolved.changes.items()}
     overrides = {**declared, **study.overrides, **arm.overrides, "seed": arm.seeds[0]}
-    ours, rebuilt = _settings(resolved), _settings(load_recipe(base, study.profile, overrides))
+    extended = base != study.arms[0].recipe
+    again = load_recipe(base, study.profile, overrides, as_base=extended)
+    ours, rebuilt = _settings(resolved), _settings(again)
     for key in sorted(ours):
         if ours[key] != rebuilt.get(key):
             raise ConfigurationError(

@@ -2,7 +2,7 @@
 
 The runner stores no state of its own: it reads everything from the run directories. So it can be
 killed at any time and started again. A run that fails is retried, then left as failed, while the
-other runs continue.
+other runs continue. A run that is refused would be refused again, and is not retried.
 """
 
 import time
@@ -11,6 +11,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trl_ablate.errors import REFUSED
 from trl_ablate.run.checkpoints import latest_whole_checkpoint
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.termination import Terminated
@@ -183,7 +184,9 @@ class Runner:
             else:
                 reason = self._record_failure(active, state.reason if state.record else None)
                 self._say(f"failed {describe(active.run)}: {reason}")
-                self._waiting.append((active.run, active.attempt + 1))
+                refused = active.process.poll() == REFUSED
+                attempt = 1 + self._retries if refused else active.attempt
+                self._waiting.append((active.run, attempt + 1))
             active.lock.release()
 
     def _record_failure(self, active: Active, known: str | None) -> str:

@@ -91,7 +91,10 @@ from trl_ablate.trainer.temporary import replaced
 
 
 class AblationTrainer(GRPOTrainer):
-    """`GRPOTrainer` with the switches of `AblationConfig`; at their defaults, `GRPOTrainer`."""
+    """`GRPOTrainer` with the switches of `AblationConfig`; at their defaults, `GRPOTrainer`.
+
+    `eval_steps` and `save_steps` count rollout batches; in TRL they count optimizer steps.
+    """
 
     _tag_names = ["trl", "grpo", "trl-ablate"]
     args: AblationConfig

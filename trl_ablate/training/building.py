@@ -17,7 +17,12 @@ from trl import get_peft_config, get_quantization_config
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.data.choice import Part, evaluation_set, selection_of, source_of
-from trl_ablate.data.questions import check_prompts_fit, load_questions, to_prompts
+from trl_ablate.data.questions import (
+    check_enough,
+    check_prompts_fit,
+    load_questions,
+    to_prompts,
+)
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN
 from trl_ablate.recipe.agreement import check_quantization
@@ -100,19 +105,6 @@ def check_columns(
         raise ConfigurationError(
             f"eval_by is '{eval_by}', but the eval questions have the columns "
             f"{', '.join(sets[MAIN].column_names)}; name one of these, or null"
-        )
-
-
-def check_enough(questions: Dataset, config: AblationConfig) -> None:
-    """Refuse fewer questions than one rollout batch takes: TRL's sampler leaves out a batch that it
-    cannot fill, so that there would be no step."""
-    needed = cast(int, config.generation_batch_size) // cast(int, config.num_generations)
-    if len(questions) < needed:
-        raise ConfigurationError(
-            f"there are {len(questions)} questions to train on, after all filters, and a rollout "
-            f"batch takes {needed} (generation_batch_size {config.generation_batch_size} / "
-            f"num_generations {config.num_generations}); raise train_size, filter less (levels, "
-            "subjects, filter, max_prompt_length), or lower generation_batch_size"
         )
 
 

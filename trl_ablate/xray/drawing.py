@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from datasets import Dataset
 
+from trl_ablate.data.questions import check_enough
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
-from trl_ablate.training.building import check_enough, task_dataset
+from trl_ablate.training.building import task_dataset
 from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
 from trl_ablate.xray.arms import OF_GENERATION, OF_THE_MODEL, OF_THE_QUESTIONS, XrayArm
 from trl_ablate.xray.recorded import SUFFIX, read_recorded

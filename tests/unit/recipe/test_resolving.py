@@ -1,5 +1,6 @@
 """Recipes: layers, strict reading, and the resolved settings of each shipped one."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.recipe.fields import LOADER_KEYS, known_fields
 from trl_ablate.recipe.places import SHIPPED, suitable_profile
+from trl_ablate.recipe.resolving import resolve_run
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.run.masking import MASK
 
@@ -108,6 +110,41 @@ def test_order_is_base_profile_recipe_command_line(write):
     recipe = write("arm.yaml", "extends: base.yaml\nbeta: 3.0\nadvantage_eps: 3.0\n")
     config = load_recipe(recipe, str(profile), ["--advantage_eps", "4"]).config
     assert (config.learning_rate, config.epsilon, config.beta, config.advantage_eps) == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("extends", ["", "extends: base.yaml\n"])
+def test_a_named_recipe_wins_over_the_profile(write, extends):
+    profile = write("here.yaml", "use_cpu: true\nbf16: false\ngrpo_steps: 60\ntop_p: 0.9\n")
+    recipe = write("arm.yaml", f"{extends}grpo_steps: 2\ntemperature: 0.7\n")
+    resolved = load_recipe(recipe, str(profile), ["--temperature", "0.8"])
+    config = resolved.config
+    assert (config.grpo_steps, config.top_p, config.temperature) == (2, 0.9, 0.8)
+    layers = {key: resolved.layers[key] for key in ("grpo_steps", "top_p", "temperature")}
+    assert layers == {
+        "grpo_steps": "recipe arm.yaml", "top_p": "profile here", "temperature": "command line"
+    }  # fmt: skip
+    assert resolved.layers.get("learning_rate") == ("base base.yaml" if extends else None)
+
+
+@pytest.mark.parametrize("steps", [200, 199])
+def test_the_shipped_base_is_under_the_profile_but_an_edited_copy_wins(write, steps):
+    text = (SHIPPED / "grpo.yaml").read_text()
+    copy = write("mine.yaml", text.replace("grpo_steps: 200", f"grpo_steps: {steps}"))
+    resolved = load_recipe(copy, "miniature")
+    assert resolved.config.grpo_steps == (60 if steps == 200 else 199)
+    assert resolved.layers["grpo_steps"].startswith("profile" if steps == 200 else "recipe")
+
+
+def test_evaluation_is_stocks_unless_a_recipe_or_an_older_record_has_ours(write):
+    assert (
+        load_recipe(write("own.yaml", "beta: 0.1\n"), "miniature").settings["evaluation"] == "trl"
+    )
+    resolved = load_recipe("grpo", "miniature").to_dict()
+    assert resolved["settings"].pop("evaluation") == "one_shot"
+    record = write("record.yaml", json.dumps(resolved, default=str))
+    again = resolve_run(record)
+    assert again.config.evaluation == "one_shot"
+    assert again.config.eval_by == "level"
 
 
 def test_changes_are_against_the_base(write):

@@ -71,6 +71,29 @@ def test_a_failed_overwrite_puts_the_old_run_back(old, error):
     assert contents(old.path) == before
 
 
+@pytest.mark.parametrize(("error", "rows", "blocks"), [
+    (ConfigurationError("no such dataset"), 0, False),
+    (ConfigurationError("no such dataset"), 1, True),
+    (RuntimeError("out of memory"), 0, True),
+])  # fmt: skip
+def test_a_start_that_is_refused_before_its_first_step_does_not_block_the_next(
+    tmp_path, error, rows, blocks
+):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    (run.path / "thesis.tex").write_text("precious")
+    with pytest.raises(type(error)), claimed(run, "new"), run.recorded():
+        start_anew(run)
+        for step in range(rows):
+            run.append_metrics({"step": step})
+        raise error
+    if blocks:
+        with pytest.raises(ConfigurationError, match="a run already .failed"), claimed(run, "new"):
+            pass
+    else:
+        assert set(contents(run.path)) == {"thesis.tex"}
+
+
 def test_an_overwrite_removes_what_a_run_writes_and_nothing_else(old):
     with claimed(old, "overwrite"):
         start_anew(old)

@@ -4,13 +4,26 @@ import pytest
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.fields import known_fields
-from trl_ablate.run.identity import LENGTH, MACHINE, PLACE, RECORD, changed_settings, check_same_run
+from trl_ablate.run.identity import (
+    LENGTH,
+    MACHINE,
+    PLACE,
+    RECORD,
+    changed_settings,
+    check_same_run,
+    portable,
+)
 
 
 def test_every_difference_is_found_and_none_is_made_up():
     before = {"beta": 0.0, "seed": 1, "stop": "a", "levels": [1, 2]}
     now = {"beta": 0.04, "seed": 1, "levels": (1, 2), "top_k": None}
     assert changed_settings(before, now) == {"beta": [0.0, 0.04], "stop": ["a", None]}
+
+
+def test_a_run_from_before_evaluation_was_written_is_one_with_one_shot():
+    assert portable({"evaluation": "one_shot", "beta": 0.1}, {}) == {"beta": 0.1}
+    assert portable({"evaluation": "trl"}, {}) == {"evaluation": "trl"}
 
 
 def test_the_settings_that_may_change_exist():

@@ -8,6 +8,7 @@ import pytest
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.cli.study import main
 from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.run.identity import portable
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.plan import run_id, save_plan, saved_plan
 from trl_ablate.study.resolution import resolve_plan
@@ -41,10 +42,12 @@ def test_a_cell_is_the_recipe_with_its_levels_and_nothing_else_differs(write):
         alone = load_recipe(
             SHIPPED / "grpo.yaml", "miniature", {"scale_rewards": scale, "learning_rate": rate}
         )
-        assert arm.runs[0].id == run_id(alone.to_dict()["settings"], 0)
+        assert arm.runs[0].id == run_id(portable(alone.to_dict()["settings"], {}), 0)
         words = arm.runs[1].words
         resolved = load_recipe(words[0], overrides=words[1:]).to_dict()["settings"]
-        assert run_id(resolved, 1) == arm.runs[1].id  # the settings that the process resolves
+        assert (
+            run_id(portable(resolved, {}), 1) == arm.runs[1].id
+        )  # the settings that the process resolves
     assert plan.compared > 200
 
 

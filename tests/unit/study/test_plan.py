@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.synthetic_study import learning_rows, make_plan, write_run, write_study
 from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.cli.study import main
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.identity import portable
 from trl_ablate.study.cleaning import find_rubbish, remove
@@ -93,6 +94,21 @@ def test_arms_that_differ_where_they_do_not_declare_it_are_refused(write):
     assert plan.arms[0].values == {"beta": 0.01, "temperature": 1.0}
 
 
+def test_an_own_base_is_under_the_profile_and_an_arm_that_it_is_itself_is_not(write):
+    study = write(
+        SMALL + "arms: [first.yaml, second.yaml]\n",
+        own="use_cpu: true\nbf16: false\ngrpo_steps: 3\n",
+        first="extends: own.yaml\n",
+        second="extends: own.yaml\nbeta: 0.02\n",
+    )
+    assert [arm.grpo_steps for arm in resolve_plan(load_study(study)).arms] == [60, 60]
+    alone = write(SMALL + "arms: [own.yaml]\n")
+    assert [arm.grpo_steps for arm in resolve_plan(load_study(alone)).arms] == [3]
+    mixed = write(SMALL + "arms: [own.yaml, second.yaml]\n")
+    with pytest.raises(ConfigurationError, match="'own' and 'second' differ in 'grpo_steps'"):
+        resolve_plan(load_study(mixed))
+
+
 def test_a_profile_of_its_own_is_an_undeclared_difference(write):
     study = write(
         SMALL.replace("profile: miniature", "profile: auto") + "arms: [grpo.yaml, mine.yaml]\n",
@@ -100,6 +116,39 @@ def test_a_profile_of_its_own_is_an_undeclared_difference(write):
     )
     with pytest.raises(ConfigurationError, match="beyond what they declare"):
         resolve_plan(load_study(study))
+
+
+BROKEN = {
+    "column": ("template: ask.txt\n", "{question} {hint}", "names the column 'hint'"),
+    "no question": ("template: ask.txt\n", "Answer!", "does not contain {question}"),
+    "Jinja": ("template: ask.jinja\n", "{% if question %}", "is not a Jinja template"),
+    "of the Hub": (
+        "template: ask.txt\ndataset: org/data\n", "Answer!", "does not contain {question}"
+    ),
+    "eval set": (
+        "template: ask.txt\neval_sets: {mine: {dataset: ask.csv}}\n", "{question}", "ask.csv"
+    ),
+    "no template": ("template: absent.txt\n", "", "there is no template file absent.txt"),
+    "reward": ("reward_funcs: ['absent.py:score']\n", "", "there is no file absent.py"),
+    "tool": ("tools: ['ask.py:search']\n", "def search(:", "cannot be imported: SyntaxError"),
+    "few": ("dataset: ask.jsonl\n", '{"question": "1+1", "answer": "2"}', "there are 1 questions"),
+    "bad row": ("dataset: ask.jsonl\n", '{"question": 3}', "line 1"),
+    "quantized": ("load_in_4bit: true\n", "", "load_in_4bit needs use_peft"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_plan_refuses_what_its_runs_would_refuse(write, tmp_path, case):
+    settings, content, said = BROKEN[case]
+    name = next((word.strip("'[]}{:").partition(":")[0] for word in settings.split()
+                 if word.strip("'[]}").startswith("ask.")), "unused")  # fmt: skip
+    (tmp_path / name).write_text(content)
+    broken = f"extends: grpo.yaml\nreward: r1_zero\n{settings}"
+    study = write(SMALL + "arms: [grpo.yaml, broken.yaml]\n", broken=broken)
+    with pytest.raises(ConfigurationError, match=f"arm 'broken': .*{said}"):
+        resolve_plan(load_study(study), to_run=True)
+    assert main(["plan", str(study), "--runs", str(tmp_path / "runs")]) == 2
+    assert resolve_plan(load_study(study)).arms  # for the report of runs that are done
 
 
 def test_where_a_recipe_reports_to_is_nothing_that_a_study_compares(write):
@@ -127,7 +176,9 @@ def test_overrides_and_stopping_rules_reach_every_arm(write):
         assert {"--grpo_steps=8", "--max_grad_norm=0.5"} <= set(arm.runs[0].words)
     words = plan.arms[1].runs[1].words
     resolved = load_recipe(words[0], overrides=words[1:]).to_dict()["settings"]
-    assert run_id(resolved, 1) == plan.arms[1].runs[1].id  # the settings that the process resolves
+    assert (
+        run_id(portable(resolved, {}), 1) == plan.arms[1].runs[1].id
+    )  # the settings that the process resolves
 
 
 @pytest.mark.parametrize(

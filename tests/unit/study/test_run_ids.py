@@ -1,9 +1,14 @@
 """Run ids of shipped studies: a finished run stays finished when code is moved."""
 
+import json
+
 import pytest
 
 from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.run.identity import portable
 from trl_ablate.study.definition import load_study
+from trl_ablate.study.kept_runs import kept
+from trl_ablate.study.plan import identity
 from trl_ablate.study.resolution import resolve_plan
 
 FIRST_SEEDS = {
@@ -19,3 +24,17 @@ FIRST_SEEDS = {
 def test_run_ids_do_not_change(study):
     plan = resolve_plan(load_study(SHIPPED / "studies" / study / "study.yaml"))
     assert [run for run in plan.runs() if run.endswith("-seed0")] == FIRST_SEEDS[study]
+
+
+KEPT = sorted(SHIPPED.glob("studies/*/runs.tar.xz"))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("file", KEPT, ids=lambda file: file.parent.name)
+def test_the_kept_runs_of_a_study_are_those_of_its_plan(file):
+    planned = resolve_plan(load_study(file.with_name("study.yaml"))).runs()
+    for run_id, files in kept(file).items():
+        written = json.loads(files["resolved_config.json"])
+        assert run_id in planned
+        settings = portable(written["settings"], written.get("files", {}))
+        assert run_id.startswith(identity(settings))

@@ -1,0 +1,74 @@
+"""What the runs of an arm would refuse at their start, found before any of them is started.
+
+Nothing is downloaded, and none of the user's code is executed: questions on the Hub are not read,
+and only the run finds out whether a file defines the function that is named.
+"""
+
+from collections.abc import Iterable
+
+from trl_ablate.data.choice import Part, selection_of, source_of
+from trl_ablate.data.gym import is_gym
+from trl_ablate.data.questions import NAMED_DATASETS, check_enough, load_questions, to_prompts
+from trl_ablate.data.sources import is_on_the_hub
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.miniature.registry import is_miniature
+from trl_ablate.named_code import check_file, code_place
+from trl_ablate.prompts.writing import prompt_writer
+from trl_ablate.recipe.agreement import check_quantization
+from trl_ablate.recipe.resolving import Resolved
+from trl_ablate.task import TaskArguments
+
+
+def check_starts(arms: Iterable[tuple[str, Resolved]]) -> None:
+    """Check every arm; arms that ask the same questions in the same way are checked once."""
+    seen = set()
+    for name, resolved in arms:
+        config = resolved.config
+        batch = (config.generation_batch_size, config.num_generations)
+        look = (repr(resolved.task), repr(resolved.model), config.eval_strategy, batch)
+        if look in seen:
+            continue
+        seen.add(look)
+        try:
+            _check_start(resolved)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"arm '{name}': {error}") from error
+
+
+def _check_start(resolved: Resolved) -> None:
+    task, config = resolved.task, resolved.config
+    check_quantization(resolved.model)
+    _check_code(task)
+    train = _check_prompts(task, "train")
+    if train is not None:
+        check_enough(train, config)
+    if config.eval_strategy != "no":
+        for one in (task, *map(task.evaluation_task, task.eval_sets or ())):
+            _check_prompts(one, "eval")
+
+
+def _check_code(task: TaskArguments) -> None:
+    factory = task.environment_factory or {}
+    named = {
+        "reward_funcs": [str(one.place) for one in task.own_rewards if one.kind == "code"],
+        "tools": task.tools or [],
+        "environment_factory": factory.values() if isinstance(factory, dict) else [factory],
+        "rollout_func": [task.rollout_func] if task.rollout_func else [],
+    }
+    for setting, texts in named.items():
+        for place in map(code_place, texts):
+            if place is not None and place.is_file:
+                check_file(place, setting)
+
+
+def _check_prompts(task: TaskArguments, part: Part):
+    """The questions with their prompts; None if they are not on this machine."""
+    template = task.template if task.prompt_column is None else None
+    name = task.dataset
+    on_the_hub = name in NAMED_DATASETS or (not is_miniature(name) and is_on_the_hub(name))
+    if on_the_hub or is_gym(name):
+        if template is not None:
+            prompt_writer(template, task.prompt_style, task.system_prompt, None)
+        return None
+    questions = load_questions(source_of(task, part), selection_of(task, part))
+    return to_prompts(questions, template, task.prompt_style, system_prompt=task.system_prompt)
