@@ -35,9 +35,8 @@ def _be_in_terminal(act: Callable[[], object], columns: int) -> None:
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             os.environ.pop(name, None)
         os.environ["TERM"] = "xterm"
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
-        act()
-        sys.stdout.flush()
+        with os.fdopen(1, "w") as sys.stdout, os.fdopen(2, "w") as sys.stderr:
+            act()
         os._exit(0)
     except BaseException:
         os.write(2, traceback.format_exc().encode())

@@ -4,9 +4,9 @@ import re
 import time
 from contextlib import closing
 from io import StringIO
-from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from tests.support.terminal import in_terminal
 from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
@@ -17,15 +17,16 @@ LOGS = {REWARD: 0.8125, LENGTH: 1024.4, ENTROPY: 1.23e-5, GRAD_NORM: 0.0123, EVA
 TIME_LEFT = re.compile(r"left \d+:\d\d:\d\d")
 
 
-def state(step: int, is_main: bool = True):
-    return SimpleNamespace(
-        global_step=step, max_steps=1000, is_world_process_zero=is_main
-    )  # what the callback reads
+ARGS, CONTROL = TrainingArguments("unused", report_to="none"), TrainerControl()
+
+
+def state(step: int, is_main: bool = True) -> TrainerState:
+    return TrainerState(global_step=step, max_steps=1000, is_world_process_zero=is_main)
 
 
 def shown(live: LiveLine) -> None:
-    live.on_train_begin(None, state(0), None)
-    live.on_log(None, state(7), None, logs=LOGS)
+    live.on_train_begin(ARGS, state(0), CONTROL)
+    live.on_log(ARGS, state(7), CONTROL, logs=LOGS)
     live.close()
 
 
@@ -50,8 +51,8 @@ def test_a_log_file_gets_a_line_at_every_evaluation():
 def test_a_log_file_gets_a_line_every_minute_also_during_a_long_step(is_main):
     file = StringIO()
     with closing(LiveLine(SafeConsole(file=file, width=80, soft_wrap=True), every=0.02)) as live:
-        live.on_train_begin(None, state(3, is_main), None)
-        live.on_log(None, state(4, is_main), None, logs={REWARD: 0.25, LENGTH: 9.0})
+        live.on_train_begin(ARGS, state(3, is_main), CONTROL)
+        live.on_log(ARGS, state(4, is_main), CONTROL, logs={REWARD: 0.25, LENGTH: 9.0})
         until = time.monotonic() + (20 if is_main else 0.2)
         while file.getvalue().count("\n") < 2 and time.monotonic() < until:
             time.sleep(0.01)
