@@ -35,7 +35,7 @@ def _be_in_terminal(act: Callable[[], object], columns: int) -> None:
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             os.environ.pop(name, None)
         os.environ["TERM"] = "xterm"
-        with os.fdopen(1, "w") as sys.stdout, os.fdopen(2, "w") as sys.stderr:
+        with os.fdopen(1, "w", closefd=False) as sys.stdout:
             act()
         os._exit(0)
     except BaseException:
