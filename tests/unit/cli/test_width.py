@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.synthetic_study import make_plan, write_study
+from tests.support.synthetic_study import write_study
 from tests.support.terminal import in_terminal
 from trl_ablate.bench import tables
 from trl_ablate.bench.stepping import Measured, _row
@@ -32,8 +32,8 @@ def shown_train() -> None:
 
 
 def shown_sets() -> None:
-    one = {"questions": 1024, "metrics": {REWARD: 0.5, "reward/level=3": 0.5, "reward_stderr/level=3": 0.012},
-           "standard_errors": {REWARD: 0.0123}}  # fmt: skip
+    metrics = {REWARD: 0.5, "reward/level=3": 0.5, "reward_stderr/level=3": 0.012}
+    one = {"questions": 1024, "metrics": metrics, "standard_errors": {REWARD: 0.0123}}
     names = ("math_500", "aime_2024", "minerva_math", "olympiad_bench")
     terminal.console.print(evaluate.table(dict.fromkeys(names, one), title="model"))
 
