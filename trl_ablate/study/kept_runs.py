@@ -8,13 +8,14 @@ import io
 import json
 import lzma
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.files import read_object
 from trl_ablate.run.folders import part_of, replace_folder
+from trl_ablate.study.plan import PlannedRun
 from trl_ablate.study.store import RunStore
 
 OF_THE_MACHINE = ("command", "host")
@@ -63,16 +64,16 @@ def kept(file: Path) -> dict[str, Files]:
     return runs
 
 
-def restore(file: Path, store: RunStore, run_ids: Iterable[str]) -> list[str]:
-    """Put the runs of a file that are not done into the store, if they are among `run_ids`;
+def restore(file: Path, store: RunStore, wanted: Mapping[str, PlannedRun]) -> list[str]:
+    """Put the runs of a file that are not done into the store, if they are wanted;
     returns their ids. A run that a process works on is left alone."""
     runs, restored = kept(file), []
-    for run_id in sorted(set(run_ids) & runs.keys()):
+    for run_id in sorted(wanted.keys() & runs.keys()):
         lock = store.lock(run_id)
         if store.state(run_id).done or not lock.acquire():
             continue
         try:
-            _put(runs[run_id], store.directory(run_id))
+            _put(runs[run_id], store.directory(run_id, wanted[run_id].folder))
             restored.append(run_id)
         finally:
             lock.release()
