@@ -49,6 +49,12 @@ class State:
         return self.status in DONE
 
 
+def id_of(folder: str) -> str:
+    """The id in the name of a run's folder."""
+    match = FOLDER.fullmatch(folder)
+    return match["id"] if match else folder
+
+
 class RunLock:
     """The lock of one run. `acquire` returns whether this process now holds it."""
 
@@ -102,7 +108,7 @@ class RunStore:
         return self.path / "studies"
 
     def directory(self, run_id: str, new: str | None = None) -> RunDirectory:
-        """The folder that has this id, whichever arm named it; if there is none, one named `new`."""
+        """The folder that has this id, whichever arm named it; without one, `new`."""
         self._list()
         return RunDirectory(self.path / self._folders.get(run_id, new or run_id))
 
