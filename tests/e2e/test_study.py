@@ -21,6 +21,7 @@ from tests.support.studies import (
 )
 from tests.support.synthetic_study import METRIC, make_plan
 from tests.support.warm import warm
+from trl_ablate.run.directory import INTERRUPTED, RunDirectory
 from trl_ablate.study.engines.local import LocalEngine, engine_of, free_gpus
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
@@ -216,3 +217,25 @@ def test_a_real_study_from_plan_to_report(tmp_path):
     command("run")  # nothing to do
     assert {path: path.read_bytes() for path in records} == records
     assert "0.00 GiB" in command("clean")
+
+
+def test_folders_carry_the_arm_and_folders_of_former_stores_are_used(tmp_path):
+    """Formerly a folder was named by the id alone."""
+    arms = {"b": {"top": 0.5}, "a": {"top": 0.8}, "a/x": {"top": 0.8}}
+    runs, store = make_plan(arms).runs(), RunStore(tmp_path)
+    run_here(store, arms)
+    folders = {run.id: path.name for path in tmp_path.iterdir() for run in runs.values()
+               if path.is_dir() and path.name.endswith(run.id)}  # fmt: skip
+    assert len(folders) == len(runs) == 6
+    assert all(name in (f"b-{run_id}", f"a_x-{run_id}") for run_id, name in folders.items())
+    finished, stopped = list(runs)[:2]
+    for run_id in (finished, stopped):
+        (tmp_path / folders[run_id]).rename(tmp_path / run_id)
+    RunDirectory(tmp_path / stopped).update(status="stopped", reason=INTERRUPTED[0])
+    before = starts(tmp_path)
+    assert len(run_here(RunStore(tmp_path), arms).done) == 6
+    assert starts(tmp_path) == before | {stopped: 1}
+    assert "goes on behind step 20" in store.log(stopped).read_text()
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
+        *folders.values(), finished, stopped
+    } - {folders[finished], folders[stopped]}  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 from rich.table import Table
 
 from trl_ablate.run.files import write_json
+from trl_ablate.run.fitting import FirstThatFits
 from trl_ablate.run.provenance import provenance
 from trl_ablate.run.untrusted import SafeConsole
 
@@ -38,18 +39,26 @@ def machine() -> str:
     )
 
 
+def _table(lines: Sequence[Sequence[str]]) -> Table:
+    """A table of these lines; the first one names the columns."""
+    table = Table(box=None)
+    for place, name in enumerate(lines[0]):
+        table.add_column(name, justify="right" if place else "left", overflow="fold")
+    for line in lines[1:]:
+        table.add_row(*line)
+    return table
+
+
 def publish(
     name: str, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], output: Path
 ) -> None:
     """Print the rows as a table with the machine's name; write them to JSON with versions and
     commit."""
-    table = Table(title=f"{name} — {machine()}", title_justify="left", box=None)
-    for column in rows[0]:
-        table.add_column(column, justify="right" if column != "what" else "left")
-    for row in rows:
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+    lines = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+    lines.insert(0, list(rows[0]))
     console = SafeConsole()
-    console.print(table)
+    console.print(f"{name} — {machine()}")
+    console.print(FirstThatFits(_table(lines), _table(list(zip(*lines, strict=True)))))
     for fact, value in facts.items():
         console.print(f"{fact}: {value:.6g}" if isinstance(value, float) else f"{fact}: {value}")
     write_json(

@@ -127,9 +127,9 @@ def check_output(options: argparse.Namespace) -> None:
 
 def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:
     made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    made.add_column("")
+    made.add_column("", overflow="fold")
     for name, one in sets.items():
-        made.add_column(f"{name}, {one['questions']} questions", justify="right")
+        made.add_column(f"{name}\n{one['questions']} questions", justify="right", overflow="fold")
     metrics = dict.fromkeys(metric for one in sets.values() for metric in one["standard_errors"])
     for metric in metrics:
         made.add_row(metric, *(shown(one, metric) for one in sets.values()))

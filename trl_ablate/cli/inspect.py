@@ -122,8 +122,8 @@ def show(log: Log, found: Replay) -> Replay:
         values = [row[metric] for row in log.rows if row.get(metric) is not None]
         if values:
             _line(
-                f"  {metric:<24} {bars(values):<{WIDTH}} first {values[0]:.3g}, last "
-                f"{values[-1]:.3g}, lowest {min(values):.3g}, highest {max(values):.3g}"
+                f"  {metric}: first {values[0]:.3g}, last {values[-1]:.3g}, lowest "
+                f"{min(values):.3g}, highest {max(values):.3g}\n  {bars(values)}"
             )
     for alert in found.alerts:
         _line(f"  step {alert.step}: {alert.rule} ({alert.action}): {alert.sentence}")

@@ -136,7 +136,7 @@ def _show_times(answer: Answer) -> None:
 def _show_assumptions(answer: Answer, given: dict[str, Any], of_recipe: dict[str, Any]) -> None:
     table = Table(title="assumptions; each is an option", title_justify="left", box=None)
     for column in ("option", "value", "from", "meaning"):
-        table.add_column(column, no_wrap=column != "meaning")
+        table.add_column(column, overflow="fold")
     for name in OPTIONS:
         origin = "given" if name in given else "recipe" if name in of_recipe else "default"
         value = _shown(getattr(answer.setup, name))

@@ -139,6 +139,8 @@ def table(title: str, rows: Mapping[str, str | tuple[str, ...]]) -> Table:
     made = Table(
         title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
     )
+    made.add_column(overflow="fold")
+    made.add_column(overflow="fold")
     for key, value in rows.items():
         made.add_row(key, *([value] if isinstance(value, str) else value))
     return made

@@ -28,7 +28,7 @@ LEAST_RESOLUTION = 3
 """With a defining word of two factors, their main effects would be one and the same."""
 MAX_LETTERS = 80
 SEPARATOR = "--"
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def safe_name(parts: Sequence[str], identity: Any) -> str:
     with a hash of `identity`.
     """
     plain = SEPARATOR.join(parts)
-    safe = _UNSAFE.sub("_", plain)
+    safe = UNSAFE.sub("_", plain)
     clear = safe == plain and not any(SEPARATOR in part for part in parts)
     if clear and len(safe) <= MAX_LETTERS:
         return safe

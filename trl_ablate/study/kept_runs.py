@@ -7,7 +7,7 @@ JSON. With it a study continues on another machine, and its numbers can be compu
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from trl_ablate.metrics import stderr_of
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.files import read_object, write_jsonl
 from trl_ablate.run.folders import part_of, replace_folder
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.plan import Plan, PlannedRun
 from trl_ablate.study.store import RunStore
 
 OF_THE_MACHINE = ("command", "host")
@@ -91,16 +91,16 @@ def kept(file: Path) -> dict[str, Kept]:
     return runs
 
 
-def restore(file: Path, store: RunStore, run_ids: Iterable[str]) -> list[str]:
-    """Put the runs of a file that are not done into the store, if they are among `run_ids`;
+def restore(file: Path, store: RunStore, wanted: Mapping[str, PlannedRun]) -> list[str]:
+    """Put the runs of a file that are not done into the store, if they are wanted;
     returns their ids. A run that a process works on is left alone."""
     runs, restored = kept(file), []
-    for run_id in sorted(set(run_ids) & runs.keys()):
+    for run_id in sorted(wanted.keys() & runs.keys()):
         lock = store.lock(run_id)
         if store.state(run_id).done or not lock.acquire():
             continue
         try:
-            _put(runs[run_id], store.directory(run_id))
+            _put(runs[run_id], store.directory(run_id, wanted[run_id].folder))
             restored.append(run_id)
         finally:
             lock.release()

@@ -16,7 +16,7 @@ from trl_ablate.recipe.files import changed_files
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.files import write_json
 from trl_ablate.study.definition import Expectation, Statistic, Study
-from trl_ablate.study.factors import Design
+from trl_ablate.study.factors import MAX_LETTERS, UNSAFE, Design
 from trl_ablate.study.tuning import Tuning
 
 WHO_AND_WHERE = {
@@ -34,6 +34,16 @@ class PlannedRun:
     seed: int
     words: tuple[str, ...]
     """Arguments of `trl-ablate train`, without the output folder."""
+
+    @property
+    def arm(self) -> str:
+        return self.words[self.words.index("--arm") + 1] if "--arm" in self.words else ""
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder, unless the folder has another one: see `RunStore.directory`."""
+        arm = UNSAFE.sub("_", self.arm)[:MAX_LETTERS].strip("._-")
+        return f"{arm}-{self.id}" if arm else self.id
 
 
 @dataclass(frozen=True)

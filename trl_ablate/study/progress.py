@@ -8,6 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from trl_ablate.run.fitting import FirstThatFits
 from trl_ablate.study.outcomes import finished
 from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
 from trl_ablate.study.schedule import needed
@@ -22,33 +23,36 @@ MARKS = {
     "to do": ("·", "dim"),
 }
 """The symbol and style of each status."""
-WIDEST = 6
-"""Number of seeds whose columns fit into a terminal."""
 LEGEND = "✓ finished  ■ stopped by a rule  ✗ failed  ▶ running  … interrupted  · to do"
 
 
-def grid(plan: Plan, store: RunStore) -> Table:
+def grid(plan: Plan, store: RunStore) -> FirstThatFits:
     """The state of every run, its step while it runs, and the last value of the primary metric;
-    with more than `WIDEST` seeds the states alone, and the mean of the last values.
+    where that has no room, the states alone, and the mean of the last values.
 
     Runs that the outcomes so far do not ask for, as another value was chosen, have no cell.
     """
-    table = Table(title=f"{plan.study}: {plan.primary_metric}", title_justify="left", box=None,
-                  caption=LEGEND, caption_justify="left", padding=(0, 3, 0, 0))  # fmt: skip
-    table.add_column("arm", no_wrap=True)
     seeds = [
         "/".join(map(str, sorted({arm.runs[position].seed for arm in plan.arms})))
         for position in range(max(len(arm.runs) for arm in plan.arms))
     ]
-    is_wide = len(seeds) > WIDEST
-    together, alone = [f"seeds {seeds[0]} to {seeds[-1]}", "mean"], [f"seed {n}" for n in seeds]
-    for name in together if is_wide else alone:
-        table.add_column(name, no_wrap=True)
+    alone = _table(plan, [f"seed {n}" for n in seeds])
+    together = _table(plan, [f"seeds {seeds[0]} to {seeds[-1]}", "mean"])
     known = needed(plan, finished(plan, store)) if plan.tuning else plan.runs().values()
     ids = {run.id for run in known}
     for arm in plan.arms:
         cells = [_seen(arm, run, plan, store) if run.id in ids else None for run in arm.runs]
-        table.add_row(arm.name, *(_together(cells) if is_wide else map(_alone, cells)))
+        alone.add_row(arm.name, *map(_alone, cells))
+        together.add_row(arm.name, *_together(cells))
+    return FirstThatFits(alone, together)
+
+
+def _table(plan: Plan, columns: list[str]) -> Table:
+    table = Table(title=f"{plan.study}: {plan.primary_metric}", title_justify="left", box=None,
+                  caption=LEGEND, caption_justify="left", padding=(0, 3, 0, 0))  # fmt: skip
+    table.add_column("arm", overflow="fold")
+    for name in columns:
+        table.add_column(name, no_wrap=True)
     return table
 
 

@@ -166,7 +166,7 @@ class Runner:
         log = self._store.log(run.id)
         with log.open("a", encoding="utf-8") as file:
             file.write(f"--- attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-        directory = self._store.directory(run.id)
+        directory = self._store.directory(run.id, run.folder)
         words = [*run.words, taking_up(directory, self._engine.in_place)]
         away = self._store.away(run.id)
         process = self._engine.start(Job(words, directory.path, log, lock.descriptor, away), slot)
@@ -196,7 +196,7 @@ class Runner:
             f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         )
         reason = known or f"{ended}; {last_line(self._store.log(active.run.id))}"
-        directory = self._store.directory(active.run.id)
+        directory = self._store.directory(active.run.id, active.run.folder)
         directory.path.mkdir(parents=True, exist_ok=True)
         directory.update(
             status="failed", reason=reason, seed=active.run.seed, attempts=active.attempt
@@ -231,8 +231,7 @@ def taking_up(directory: RunDirectory, in_place: bool) -> str:
 
 
 def describe(run: PlannedRun) -> str:
-    arm = run.words[run.words.index("--arm") + 1] if "--arm" in run.words else run.id
-    return f"{arm}, seed {run.seed}"
+    return f"{run.arm or run.id}, seed {run.seed}"
 
 
 def last_line(log: Path) -> str:

@@ -1,6 +1,7 @@
 """The folder of runs that studies share: each run's state, and its lock. No torch.
 
-    runs/<hash>-seed<k>/       a run directory, named by a hash of the run's settings
+    runs/<arm>-<hash>-seed<k>/ a run directory; a hash of its settings and the seed are its id, and
+                               its arm is one of those that share it; in older stores no arm
     runs/<hash>-seed<k>.lock   held by the run's process and by the process that started it
     runs/<hash>-seed<k>.log    output of the process, all attempts
     runs/<hash>-seed<k>.away   where to find a run that continues on another machine
@@ -12,6 +13,8 @@ reason. The training process inherits it, so the run stays locked if the runner 
 
 import fcntl
 import os
+import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,12 @@ DONE: tuple[Status, ...] = ("finished", "stopped")
 """Runs with one of these statuses have a result; all others still have to be done."""
 
 
+FOLDER = re.compile(r"\.?(?P<name>(?:.+-)?(?P<id>[0-9a-f]{10}-seed-?\d+))(?:\.old)?")
+"""A run's folder, or what is left of it if a kill came while it was replaced (see `folders`)."""
+CLOCK_TICK = 100_000_000
+"""Nanoseconds in which two changes of a folder can have the same time."""
+
+
 @dataclass(frozen=True)
 class State:
     """The status of a run, and its record (`run.json`)."""
@@ -38,6 +47,12 @@ class State:
     @property
     def done(self) -> bool:
         return self.status in DONE
+
+
+def id_of(folder: str) -> str:
+    """The id in the name of a run's folder."""
+    match = FOLDER.fullmatch(folder)
+    return match["id"] if match else folder
 
 
 class RunLock:
@@ -85,13 +100,28 @@ class RunStore:
 
     def __init__(self, path: Path):
         self.path = path
+        self._folders: dict[str, str] = {}
+        self._listed: int | None = None
 
     @property
     def plans(self) -> Path:
         return self.path / "studies"
 
-    def directory(self, run_id: str) -> RunDirectory:
-        return RunDirectory(self.path / run_id)
+    def directory(self, run_id: str, new: str | None = None) -> RunDirectory:
+        """The folder that has this id, whichever arm named it; without one, `new`."""
+        self._list()
+        return RunDirectory(self.path / self._folders.get(run_id, new or run_id))
+
+    def _list(self) -> None:
+        """Read the names of the folders again, unless none has come or gone since then."""
+        changed = self.path.stat().st_mtime_ns if self.path.is_dir() else 0
+        if changed == self._listed:
+            return
+        names = sorted(os.listdir(self.path)) if changed else []
+        found = [match for match in map(FOLDER.fullmatch, names) if match]
+        self._folders = {match["id"]: match["name"] for match in reversed(found)}
+        settled = time.time_ns() - changed > CLOCK_TICK
+        self._listed = changed if settled else None
 
     def log(self, run_id: str) -> Path:
         return self.path / f"{run_id}.log"

@@ -94,9 +94,9 @@ def test_what_is_done_or_in_use_is_left_alone(study, other, tmp_path):
 def test_what_is_not_asked_for_is_not_written(study, other, tmp_path):
     (plan, store), file = study, tmp_path / "runs.parquet"
     keep(plan, store, file)
-    first = next(iter(plan.runs()))
-    assert restore(file, other, [first, "unknown-seed0"]) == [first]
-    assert [path.name for path in other.path.iterdir() if path.is_dir()] == [first]
+    first = next(iter(plan.runs().values()))
+    assert restore(file, other, {first.id: first, "unknown-seed0": first}) == [first.id]
+    assert [path.name for path in other.path.iterdir() if path.is_dir()] == [f"a-{first.id}"]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])

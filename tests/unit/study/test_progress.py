@@ -6,7 +6,7 @@ from io import StringIO
 from rich.console import Console
 
 from tests.support.synthetic_study import write_study
-from trl_ablate.study.progress import WIDEST, grid
+from trl_ablate.study.progress import grid
 
 
 def shown(tmp_path, seeds: int) -> list[list[str]]:
@@ -27,7 +27,7 @@ def test_every_run_has_its_state_and_its_last_value(tmp_path):
 
 
 def test_many_seeds_have_their_states_and_the_mean_of_their_last_values(tmp_path):
-    _, header, first, second, *_ = shown(tmp_path, WIDEST + 1)
-    assert header == ["arm", "seeds", "0", "to", "6", "mean"]
-    assert first[:2] == ["a", "✓✓✓✓✓✓✓"] and 0.7 < float(first[2]) < 0.9
-    assert second[:2] == ["b", "✓✓✓✓✓✓·"] and 0.3 < float(second[2]) < 0.5
+    _, header, first, second, *_ = shown(tmp_path, 12)
+    assert header == ["arm", "seeds", "0", "to", "11", "mean"]
+    assert first[:2] == ["a", "✓" * 12] and 0.7 < float(first[2]) < 0.9
+    assert second[:2] == ["b", "✓" * 11 + "·"] and 0.3 < float(second[2]) < 0.5

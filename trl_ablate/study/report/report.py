@@ -38,7 +38,7 @@ from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.report.tuned import TunedRuns, split
 from trl_ablate.study.report.xray import xray_section
 from trl_ablate.study.rounds import analysis_of_runs, needed
-from trl_ablate.study.store import RunStore
+from trl_ablate.study.store import RunStore, id_of
 
 Parameters = dict[str, dict[str, Interval]]
 
@@ -282,7 +282,7 @@ def _csv_row(run: Run, metric: str) -> list[object]:
         *values,
         _whole(summary.collapsed_at) if summary else None,
         run.record.get("seconds"),
-        run.directory.name if run.directory else None,
+        id_of(run.directory.name) if run.directory else None,
     ]
 
 

@@ -1,0 +1,64 @@
+"""What a training prints while it runs: in a terminal of 80 columns, and in a log file."""
+
+import re
+import time
+from contextlib import closing
+from io import StringIO
+
+import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from tests.support.terminal import in_terminal
+from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
+from trl_ablate.run.untrusted import SafeConsole
+from trl_ablate.training.live import LiveLine
+
+LOGS = {REWARD: 0.8125, LENGTH: 1024.4, ENTROPY: 1.23e-5, GRAD_NORM: 0.0123, EVAL_REWARD: 0.5}
+TIME_LEFT = re.compile(r"left \d+:\d\d:\d\d")
+
+
+ARGS, CONTROL = TrainingArguments("unused", report_to="none"), TrainerControl()
+
+
+def state(step: int, is_main: bool = True) -> TrainerState:
+    return TrainerState(global_step=step, max_steps=1000, is_world_process_zero=is_main)
+
+
+def shown(live: LiveLine) -> None:
+    live.on_train_begin(ARGS, state(0), CONTROL)
+    live.on_log(ARGS, state(7), CONTROL, logs=LOGS)
+    live.close()
+
+
+def test_in_80_columns_nothing_is_cut_and_the_time_left_is_there():
+    printed = in_terminal(lambda: shown(LiveLine(SafeConsole(soft_wrap=True))))
+    line = next(one for one in reversed(printed) if "7/1000" in one)
+    assert len(line.rstrip()) <= 80 and "…" not in line
+    assert TIME_LEFT.search(line) and "reward 0.812" in line and "length 1024" in line
+
+
+def test_a_log_file_gets_a_line_at_every_evaluation():
+    file = StringIO()
+    live = LiveLine(SafeConsole(file=file, width=80, soft_wrap=True))
+    shown(live)
+    (line,) = file.getvalue().splitlines()
+    assert line.startswith("step 7/1000  left ") and TIME_LEFT.search(line)
+    for part in ("reward 0.812", "eval 0.5", "length 1024", " s/step", "entropy 1.23e-05"):
+        assert part in line
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_a_log_file_gets_a_line_every_minute_also_during_a_long_step(is_main):
+    file = StringIO()
+    with closing(LiveLine(SafeConsole(file=file, width=80, soft_wrap=True), every=0.02)) as live:
+        live.on_train_begin(ARGS, state(3, is_main), CONTROL)
+        live.on_log(ARGS, state(4, is_main), CONTROL, logs={REWARD: 0.25, LENGTH: 9.0})
+        until = time.monotonic() + (20 if is_main else 0.2)
+        while file.getvalue().count("\n") < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    lines = file.getvalue().splitlines()
+    assert len(lines) >= 2 if is_main else not lines
+    for line in lines:
+        assert re.fullmatch(
+            r"step 4/1000  left \d+:\d\d:\d\d  reward 0.25  length 9  \S+ s/step", line
+        ), line
