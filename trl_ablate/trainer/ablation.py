@@ -359,8 +359,10 @@ class AblationTrainer(GRPOTrainer):
         """As TRL, whose card has None for a base that is a folder, and for the trained model."""
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
-            run, base = Path(str(self.args.output_dir)), Path(self.model.config.name_or_path)
-            card, name = run / "README.md", "/".join(base.parts[-2:]) or "a new model"
+            config: Any = self.model.config
+            run = Path(str(self.args.output_dir))
+            card, base = run / "README.md", Path(config.name_or_path)
+            name = "/".join(base.parts[-2:]) or "a new model"
             text = card.read_text(encoding="utf-8").replace(
                 "[None](https://huggingface.co/None)", f"`{name}`"
             )
