@@ -48,7 +48,7 @@ def shown_log() -> None:
 CASES = {
     "bench step": (shown_step, ["s/step", "12.35", "CPU s/step", "s rollout", "1.235", "0.01235",
                                 "peak", "GiB", "0.0115"]),
-    "bench train": (shown_train, ["trl_ablate, extra forward", "peak", "MiB", "117.7"]),
+    "bench train": (shown_train, ["trl_ablate, extra forward", "peak", "GiB", "0.115"]),
     "evaluate": (shown_sets, ["olympiad_bench", "0.500 ± 0.012", "reward/level=3"]),
     "plan": (lambda: plan.main(["--model", "1.5B"]),
              []),
