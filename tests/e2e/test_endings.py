@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,20 @@ def test_a_run_that_ends_before_its_last_step_has_failed(end, sabotage, reached)
     assert (ended.code, record["status"]) == (1, "failed"), ended.stderr
     said = f"the training ended at step {reached} of 3, and neither the guard nor SIGTERM ended it"
     assert record["reason"].startswith(said) and f"error: {said}" in ended.stderr
+
+
+def code_of_the_recipe_exits():
+    from trl_ablate.training.live import LiveLine
+
+    LiveLine.on_step_end = lambda *_, **__: sys.exit(0)
+
+
+def test_an_exit_within_the_training_is_a_failure(end):
+    """As of a tool, an environment or a callback; rewards are looked after one by one."""
+    ended, record = end(code_of_the_recipe_exits)
+    assert (ended.code, record["status"]) == (1, "failed"), ended.stderr
+    said = f"the training was ended by SystemExit: 0 (line 81 of {__file__}); remove the call"
+    assert said in record["reason"] and f"error: {said}" in ended.stderr
 
 
 def test_sigterm_before_the_first_step_is_in_the_record(end):

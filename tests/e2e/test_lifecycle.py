@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.contents import contents
+from tests.support.fake_train import alive
+from tests.support.studies import wait_for
 from tests.support.warm import SMALL, Ended, Running, model_and_data, warm
 from trl_ablate.run.directory import RunDirectory
 
@@ -72,6 +74,60 @@ def test_a_refused_start_does_not_block_the_next(world, tmp_path):
     assert_refused(start(world, tmp_path / "run", "--train_size", "1"), "questions to train on")
     assert contents(tmp_path / "run") == {}
     assert_refused(start(world, tmp_path / "run", "--start", "nowhere"), "no such entry in starts")
+
+
+LEAVING = """
+import os, sys, time
+
+def exits(completions, **kwargs):
+    sys.exit(0)
+
+def ends(completions, **kwargs):
+    os._exit(0)
+
+def comes_back_twice(completions, **kwargs):
+    return forked(completions, 0)
+
+def stays_away(completions, **kwargs):
+    return forked(completions, 600)
+
+def forked(completions, seconds):
+    if not os.path.exists(__file__ + ".pids"):  # once: processes that come back would fork again
+        open(__file__ + ".pids", "w").close()
+        if os.fork() == 0:
+            with open(__file__ + ".pids", "w") as file:
+                file.write(str(os.getpid()))
+            time.sleep(seconds)
+    return [float(len(text)) for text in completions]
+"""
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("exits", "raised SystemExit: 0 (line 5 of "),
+    ("ends", "raised SystemExit: 0 (line 8 of "),
+    ("comes_back_twice", "forks, and the new process came back from it; "),
+    ("stays_away", None),
+])  # fmt: skip
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_a_reward_cannot_end_or_double_the_program(world, tmp_path, command, name, said):
+    file = tmp_path / "reward.py"
+    file.write_text(LEAVING)
+    words = ["--reward_funcs", f'["{file}:{name}"]']
+    if command == "train":
+        ended = start(world, tmp_path / "run", *words)
+        rows = list(RunDirectory(tmp_path / "run").metrics())
+        assert len({(row["step"], "eval_reward" in row) for row in rows}) == len(rows)
+    else:
+        ended = warm("check", *SMALL, "--dataset", str(world / "data"), *words).wait()
+    if said is None:  # a length does not tell right from wrong, which is what the check reports
+        assert ended.code == (command == "check") and "forks" not in ended.printed
+    else:
+        assert ended.code == 1 and f"reward function '{name}' {said}" in ended.printed
+        assert "Traceback" not in ended.printed
+    pids = Path(f"{file}.pids")
+    made = pids.read_text().split() if pids.exists() else []
+    assert bool(made) == (name in ("comes_back_twice", "stays_away"))
+    wait_for(lambda: not any(alive(int(pid)) for pid in made))
 
 
 def test_a_finished_run_without_checkpoints_is_not_lost_by_a_resume(world, finished):

@@ -9,6 +9,7 @@ import os
 import traceback
 
 from trl_ablate.errors import ConfigurationError, RewardError
+from trl_ablate.named_code import line_of, one_line
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_IN_WORDS = (
@@ -58,9 +59,20 @@ ENDED_EARLY = (
     "or remove the callback, then rerun with --resume"
 )
 
+EXITED = (
+    "the training was ended by {error} (line {line} of {file}); remove the call, then rerun with "
+    "--resume"
+)
+
 
 class EndedEarly(RuntimeError):
     """A training ended before its last step, and nothing had stopped it on purpose."""
+
+    @classmethod
+    def by_exit(cls, error: SystemExit) -> "EndedEarly":
+        """Code that the recipe names has called `sys.exit`."""
+        line, file = line_of(error, None)
+        return cls(EXITED.format(error=one_line(error), line=line, file=file))
 
 
 def check_reached_the_end(reached: int, wanted: int) -> None:

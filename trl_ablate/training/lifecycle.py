@@ -31,7 +31,7 @@ from trl_ablate.run.checkpoints import (
 )
 from trl_ablate.run.claim import Mode, claimed, give_up_former
 from trl_ablate.run.directory import PREEMPTED, Outcome, RunDirectory
-from trl_ablate.run.failures import check_reached_the_end, is_divergence
+from trl_ablate.run.failures import EndedEarly, check_reached_the_end, is_divergence
 from trl_ablate.run.identity import changed_settings, check_same_run, portable
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.run.provenance import provenance, utc_now
@@ -261,6 +261,8 @@ def train(start: Start, ready: Prepared, checkpoint: Path | None, outcome: Outco
             start.directory.update(start_weights=fingerprint(trainer.model))
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except SystemExit as error:
+        raise EndedEarly.by_exit(error) from error
     except RuntimeError as error:
         if not is_divergence(error):
             raise

@@ -18,6 +18,7 @@ from typing import Any
 
 from trl_ablate.errors import RewardError, shortened
 from trl_ablate.named_code import line_of, one_line
+from trl_ablate.rewards.own.contained import in_this_process
 
 logger = logging.getLogger(__name__)
 
@@ -130,13 +131,14 @@ def guarded(calls: Calls) -> Callable[..., Any]:
 def _plain(calls: Calls) -> Callable[..., list[Reward]]:
     def reward(**given: Any) -> list[Reward]:
         call = _Call(calls, given)
-        try:
-            output = calls.function(**call.whole())
-        except Exception:
-            for index, row in enumerate(call.rows()):
-                with call.attempted(index):
-                    call.outputs.append(calls.function(**row))
-            output = call.joined()
+        with in_this_process(calls.name, calls.file):
+            try:
+                output = calls.function(**call.whole())
+            except Exception:
+                for index, row in enumerate(call.rows()):
+                    with call.attempted(index):
+                        call.outputs.append(calls.function(**row))
+                output = call.joined()
         return call.finished(output)
 
     return reward
@@ -145,13 +147,14 @@ def _plain(calls: Calls) -> Callable[..., list[Reward]]:
 def _async(calls: Calls) -> Callable[..., Any]:
     async def reward(**given: Any) -> list[Reward]:
         call = _Call(calls, given)
-        try:
-            output = await calls.function(**call.whole())
-        except Exception:
-            for index, row in enumerate(call.rows()):
-                with call.attempted(index):
-                    call.outputs.append(await calls.function(**row))
-            output = call.joined()
+        with in_this_process(calls.name, calls.file):
+            try:
+                output = await calls.function(**call.whole())
+            except Exception:
+                for index, row in enumerate(call.rows()):
+                    with call.attempted(index):
+                        call.outputs.append(await calls.function(**row))
+                output = call.joined()
         return call.finished(output)
 
     return reward

@@ -33,12 +33,14 @@ class RewardWork:
         from trl_ablate.errors import RewardError
         from trl_ablate.named_code import waited_for
         from trl_ablate.rewards.own.calling import checked, not_logged
+        from trl_ablate.rewards.own.contained import in_this_process
 
         row = pickle.loads(base64.b64decode(packed))
         completion = row["completions"][0] if "completions" in row else None
         try:
             logs = {"log_metric": not_logged, "log_extra": not_logged}
-            output = waited_for(self._calls.function(**self._calls.arguments({**row, **logs})))
+            with in_this_process(self._calls.name, self._calls.file):
+                output = waited_for(self._calls.function(**self._calls.arguments({**row, **logs})))
         except Exception as error:
             return {"error": self._calls.failure(error, completion)[:LONGEST_TEXT]}
         try:
