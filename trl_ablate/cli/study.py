@@ -85,7 +85,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     added.add_argument(
         "--price_per_hour", type=float, metavar="PRICE", help="of one GPU, for the cost"
     )
-    added.add_argument("--probe", action="store_true", help="measure two steps of unmeasured arms")
+    added.add_argument(
+        "--probe", action="store_true", help="measure two steps of one run for the estimate"
+    )
     added.add_argument(
         "--xray", action="store_true", help="compare the arms' gradients on the same rollouts first"
     )

@@ -18,8 +18,6 @@ from typing import Any
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.fraction import Word, aliases_of, defining_words, in_fraction
 
-REFERENCE = "reference"
-"""The name of the cell of all first levels."""
 MAX_CELLS = 256
 HALVINGS = {"1": 0, "1/2": 1, "1/4": 2, "1/8": 3, "1/16": 4}
 MAX_HALVED = 8
@@ -29,6 +27,8 @@ LEAST_RESOLUTION = 3
 MAX_LETTERS = 80
 SEPARATOR = "--"
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+SILENT = ("none", "auto")
+"""Words that say nothing without the setting that they belong to."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Design:
     factors: Mapping[str, list[Any]]
     """Factor -> its levels; the first one is the reference."""
     cells: Mapping[str, Mapping[str, Any]]
-    """Arm -> factor -> level."""
+    """Arm -> factor -> level; the first arm is the reference."""
     fraction: str = "1"
     words: list[list[str]] = field(default_factory=list)
     """The defining relation of a fraction: the factors of each word."""
@@ -68,7 +68,7 @@ def read_design(factors: Mapping[str, list[Any]], fraction: str, what: str) -> D
         )
     return Design(
         factors=dict(factors),
-        cells={_cell_name(cell, factors): cell for cell in cells},
+        cells={_cell_name(cell): cell for cell in cells},
         fraction=fraction,
         words=[[name for name in factors if name in word] for word in words],
     )
@@ -83,10 +83,11 @@ def without(design: Design, excluded: Mapping[str, str], what: str) -> Design:
         what: the study, for messages.
     """
     left = {name: cell for name, cell in design.cells.items() if name not in excluded}
-    if REFERENCE not in left:
+    reference = next(iter(design.cells))
+    if reference not in left:
         raise ConfigurationError(
             f"{what}: the first level of every factor, the reference, is refused: "
-            f"{excluded[REFERENCE]}"
+            f"{excluded[reference]}"
         )
     for factor, levels in design.factors.items():
         for level in levels:
@@ -102,7 +103,7 @@ def without(design: Design, excluded: Mapping[str, str], what: str) -> Design:
 
 
 def safe_name(parts: Sequence[str], identity: Any) -> str:
-    """A name that can be part of a path: `none--group--3e-05`.
+    """A name that can be part of a path: `clip--group--learning_rate_3e-05`.
 
     If a letter had to be replaced, or parts could be confused, or the name is too long, it ends
     with a hash of `identity`.
@@ -177,11 +178,14 @@ def _codes(factors: Mapping[str, list[Any]], cell: Mapping[str, Any]) -> dict[st
     }
 
 
-def _cell_name(cell: Mapping[str, Any], factors: Mapping[str, list[Any]]) -> str:
-    """The levels in the order of the factors, so that names stay when a factor gets more levels."""
-    if all(_key(level) == _key(factors[name][0]) for name, level in cell.items()):
-        return REFERENCE
-    return safe_name([level_text(level) for level in cell.values()], cell)
+def _cell_name(cell: Mapping[str, Any]) -> str:
+    """The levels in the order of the factors, so that names stay when a factor gets more levels;
+    a number, such as 4, or a word such as `none` with its factor: `no_clip--num_iterations_4`."""
+    parts = [
+        level if isinstance(level, str) and level not in SILENT else f"{name}_{level_text(level)}"
+        for name, level in cell.items()
+    ]
+    return safe_name(parts, cell)
 
 
 def _ordered(effect: Word, names: Sequence[str]) -> str:

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from trl_ablate.study.estimate import Estimate
-from trl_ablate.study.factors import alias_lines, relation_text
+from trl_ablate.study.estimate import PROBE_STEPS, Estimate
+from trl_ablate.study.factors import Design, alias_lines, level_text, relation_text
 from trl_ablate.study.outcomes import finished
 from trl_ablate.study.plan import Plan, setting, silent_differences
 from trl_ablate.study.progress import grid
@@ -38,7 +37,7 @@ def show_plan(
             f"worst case, comparisons undecided until {last} seeds: ": expected,
         }
     for part in _parts(plan, store, cases, slots, price_per_hour):
-        console.print(part)
+        console.print(part, soft_wrap=not console.is_terminal)
 
 
 def _parts(
@@ -46,9 +45,10 @@ def _parts(
 ) -> Iterator[RenderableType]:
     yield Text(f"{plan.question.strip()}\n", style="bold")
     yield Text(f"profile '{plan.profile}' ({plan.profile_reason})")
-    yield _differences(plan)
+    if plan.design is None:
+        yield from _differences(plan)
     yield Text(
-        f"checked: {plan.base} with an arm's declared keys (*) resolves to exactly that arm in all "
+        f"checked: {plan.base} with an arm's declared settings is exactly that arm in all "
         f"{plan.compared} settings; nothing else differs\n"
     )
     own = "".join(f", {arm} with {reference}" for arm, reference in plan.against.items())
@@ -70,6 +70,8 @@ def _design(plan: Plan) -> Iterator[Text]:
     design = plan.design
     if design is None:
         return
+    for name in design.factors:
+        yield Text(f"  {name}: {', '.join(_levels(plan, design, name))}")
     levels = " × ".join(f"{name} ({len(found)})" for name, found in design.factors.items())
     share = f", fraction {design.fraction}" if design.words else ""
     yield Text(f"factors: {levels}{share}: {len(design.cells)} cells")
@@ -81,16 +83,29 @@ def _design(plan: Plan) -> Iterator[Text]:
     yield Text()
 
 
-def _differences(plan: Plan) -> Table:
-    keys = sorted({key for arm in plan.arms for key in arm.declared})
-    table = Table(box=None, padding=(0, 3, 0, 0))
-    table.add_column("arm", no_wrap=True)
-    for key in keys:
-        table.add_column(key, overflow="fold")
+def _levels(plan: Plan, design: Design, factor: str) -> list[str]:
+    """The levels of a factor; where the profile changes a value, also that value."""
+    cells = plan.tuning.arms if plan.tuning else {cell: [cell] for cell in design.cells}
+    values = {arm.name: setting(arm.values.get(factor)) for arm in plan.arms}
+    found = {
+        level_text(cell[factor]): values[cells[name][0]] for name, cell in design.cells.items()
+    }
+    return [level if level == here else f"{level} (here {here})" for level, here in found.items()]
+
+
+def _differences(plan: Plan) -> Iterator[Text]:
+    """The settings in which the arms differ: all of them of the first arm, and of each other arm
+    those in which it differs from the first."""
+    first, *others = plan.arms
+    texts = {
+        arm.name: {key: setting(value) for key, value in arm.values.items()} for arm in plan.arms
+    }
+    of_first = texts[first.name]
+    keys = [key for key in of_first if any(texts[arm.name][key] != of_first[key] for arm in others)]
     for arm in plan.arms:
-        cells = [setting(arm.values.get(key), key in arm.declared) for key in keys]
-        table.add_row(Text(arm.name), *map(Text, cells))
-    return table
+        own = texts[arm.name]
+        chosen = [key for key in keys if arm is first or own[key] != of_first[key]]
+        yield Text(f"{arm.name}: {', '.join(f'{key} {own[key]}' for key in chosen) or 'the same'}")
 
 
 def _remarks(plan: Plan) -> Iterator[Text]:
@@ -120,7 +135,10 @@ def _what_it_takes(expected: Estimate, plan: Plan, slots: int, price: float | No
     if not left:
         return words
     if expected.machine_hours is None:
-        return f"{words}; time, disk and cost unknown: nothing measured yet; measure with --probe"
+        return (
+            f"{words}; time, disk and cost: not measured yet; add --probe to measure "
+            f"{PROBE_STEPS} steps of one run"
+        )
     words += (
         f"; about {_hours(expected.wall_hours)}, {expected.machine_hours:.2f} {kind}, "
         f"{expected.gibibytes:.2f} GiB"
@@ -128,7 +146,10 @@ def _what_it_takes(expected: Estimate, plan: Plan, slots: int, price: float | No
     if price is not None:
         words += f", {expected.machine_hours * price:.2f} at {price:g} an hour"
     if expected.unmeasured:
-        words += f" (not measured, mean of the other arms used: {', '.join(expected.unmeasured)})"
+        of = len(plan.arms)
+        words += (
+            f" ({of - len(expected.unmeasured)} of {of} arms measured; the others as their mean)"
+        )
     return words
 
 

@@ -185,7 +185,7 @@ def silent_differences(plan: Plan) -> list[str]:
     ]
 
 
-def setting(value: object, declared: bool) -> str:
+def setting(value: object, declared: bool = False) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else "null" if value is None else str(value)
     return text + (" *" if declared else "")
 

@@ -1,4 +1,4 @@
-"""Probes: run two steps of every arm without measurements, to estimate a study."""
+"""A probe: two steps of one run, to estimate a study."""
 
 from collections.abc import Callable
 
@@ -10,13 +10,13 @@ from trl_ablate.study.store import RunStore
 
 
 def probe(plan: Plan, store: RunStore, engine: Engine, say: Callable[[str], None]) -> None:
-    """Run the probes one at a time, so that they do not slow each other.
+    """Probe the first arm that can be probed, unless an arm has been measured.
 
     A failed probe is reported and leaves its arm unmeasured. Ctrl-C ends the current probe.
     """
     for arm in plan.arms:
-        if measured_for(arm, store) is not None:
-            continue
+        if any(measured_for(one, store) for one in plan.arms):
+            return
         run = arm.runs[0]
         name = probe_name(run)
         lock = store.lock(name)

@@ -9,6 +9,7 @@ from trl_ablate.bench.stepping import Measured, _row
 from trl_ablate.bench.training import Measured as Trained
 from trl_ablate.bench.training import Workload, rows_of
 from trl_ablate.cli import evaluate, inspect, plan, terminal
+from trl_ablate.cli.study import main
 from trl_ablate.metrics import EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
 from trl_ablate.run.logs import Log
@@ -79,3 +80,18 @@ def test_the_grid_of_a_study_is_not_cut(tmp_path, seeds):
     assert max(map(len, printed)) <= 80, printed
     assert "".join(printed[:-2]).count("…") == 2 * seeds  # the runs, which are interrupted
     assert name[:50] in "".join(printed) and name[-7:] in "".join(printed)
+
+
+@pytest.mark.parametrize("study", ["papers", "chains_objective_04m"])
+def test_a_plan_shows_what_differs_in_whole_words(tmp_path, study):
+    words = ["plan", study, "--runs", str(tmp_path)]
+    printed = in_terminal(lambda: main(words))
+    text = "\n".join(printed)
+    assert max(map(len, printed)) <= 80 and "…" not in text.replace("… interrupted", "")
+    assert "--probe" in text and "unknown" not in text
+    if study == "papers":
+        assert "\nlite_ppo: length_norm token, loss_type dapo, scale_rewards batch\n" in text
+        assert "\ndr_grpo: length_norm constant, loss_type dr_grpo, scale_rewards none\n" in text
+    else:
+        assert "\n  learning_rate: 3e-05 (here 0.0006), 7.5e-06 (here 0.00015)\n" in text
+        assert "\n  scale_rewards: group, none\n" in text
