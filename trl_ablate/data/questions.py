@@ -18,12 +18,11 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow
 from datasets import Dataset
 
-from trl_ablate.config import AblationConfig
 from trl_ablate.data.choice import ALL, Selection, Source
 from trl_ablate.data.filters import columns_of, filtered
 from trl_ablate.data.gym import gym_rows, is_gym
@@ -32,6 +31,9 @@ from trl_ablate.data.sources import BadRowError, Reading, read_source, to_questi
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature, problems, world_of_data
 from trl_ablate.prompts.writing import prompt_writer
+
+if TYPE_CHECKING:
+    from trl_ablate.config import AblationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +149,7 @@ def to_prompts(
     return rendered.select(kept) if len(kept) < len(lengths) else rendered
 
 
-def check_enough(questions: Dataset, config: AblationConfig) -> None:
+def check_enough(questions: Dataset, config: "AblationConfig") -> None:
     """Refuse fewer questions than one rollout batch takes: TRL's sampler leaves out a batch that it
     cannot fill, so that there would be no step."""
     needed = cast(int, config.generation_batch_size) // cast(int, config.num_generations)
