@@ -39,7 +39,7 @@ def test_a_factorial_study_from_plan_to_report(tmp_path):
     assert command(study, "status").count("✓") == 6 + 1  # and the legend
     command(study, "report")
     text = (tmp_path / "REPORT.md").read_text(encoding="utf-8")
-    assert "Excluded cell no_clip--delta_4--group" in text
+    assert "Excluded cell no_clip--4--group" in text
     assert "scale_rewards: on average none" in text
     assert (tmp_path / "effects.png").is_file() and (tmp_path / "interactions.png").is_file()
 

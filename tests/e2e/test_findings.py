@@ -56,7 +56,9 @@ def test_the_findings_come_out_of_their_runs(tmp_path):
     page = (tmp_path / "FINDINGS.md").read_text(encoding="utf-8").replace("\\", "")
     assert "Not run yet" not in page
     plan = json.loads((runs / "studies" / "one.json").read_text())
-    ends = [[last_reward(runs / run["id"]) for run in arm["runs"][:2]] for arm in plan["arms"]]
+    store = RunStore(runs)
+    ids = [[run["id"] for run in arm["runs"][:2]] for arm in plan["arms"]]
+    ends = [[last_reward(store.directory(name)) for name in of_arm] for of_arm in ids]
     expected = sum(b - a for a, b in zip(*ends, strict=True)) / 2
     (shown,) = re.findall(r"No std [^(]*\(([+−]\d\.\d{3})", page)
     assert float(shown.replace("−", "-")) == pytest.approx(expected, abs=6e-4)
@@ -112,6 +114,6 @@ def assert_same(one: Any, other: Any) -> None:
         )
 
 
-def last_reward(folder) -> float:
-    rows = RunDirectory(folder).metrics()
+def last_reward(run: RunDirectory) -> float:
+    rows = run.metrics()
     return [row["eval_reward"] for row in rows if row.get("eval_reward") is not None][-1]

@@ -39,6 +39,8 @@ class Here:
 
     def __init__(self, results: Path):
         self.results, self.threads = results, []
+        self.begin = threading.Event()
+        self.begin.set()
         self._answers: dict[str, int] = {}
         results.mkdir()
 
@@ -47,6 +49,7 @@ class Here:
         place = {"results": str(self.results), "code": str(REPOSITORY), "cwd": str(self.results)}
 
         def call() -> None:
+            self.begin.wait()
             self._answers[folder] = function.local(bundle, folder, **place)
 
         self.threads.append(threading.Thread(target=call))
@@ -64,6 +67,7 @@ class Here:
         target.write_bytes((self.results / name).read_bytes())
 
     def wait(self) -> None:
+        self.begin.set()
         for thread in self.threads:
             thread.join()
 
@@ -85,9 +89,11 @@ def run_there(here: Here, store: RunStore, arms: dict, checkpoints=False, **opti
 def test_started_left_and_fetched(tmp_path, here):
     calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "runs")
     Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=FAKE_IMPORTS)).run()
+    here.begin.clear()
     left = run_there(here, store, ARMS, stay=False).left
     assert len(left) == len(here.threads) == 6
     assert {store.state(run_id).status for run_id in left} == {"running"}
+    here.begin.set()
     assert len(run_there(here, store, ARMS).done) == 6  # the same command finds the calls
     assert len(here.threads) == 6 and not list(store.path.glob("*.away"))
     assert numbers(store, ARMS) == numbers(calm, ARMS)
@@ -121,7 +127,7 @@ def test_checkpoints_come_along_when_asked(tmp_path, here, asked):
     store = RunStore(tmp_path / "runs")
     (run_id, *_) = run_there(here, store, ARMS, stay=False).left
     here.wait()
-    checkpoint = next(here.results.glob(f"{run_id}/*/{run_id}")) / "checkpoint_last"
+    checkpoint = next(here.results.glob(f"{run_id}/*/*{run_id}")) / "checkpoint_last"
     checkpoint.mkdir()
     (checkpoint / "weights").write_text("heavy")
     run_there(here, store, ARMS, checkpoints=asked)

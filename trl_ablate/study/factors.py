@@ -27,8 +27,6 @@ LEAST_RESOLUTION = 3
 MAX_LETTERS = 80
 SEPARATOR = "--"
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-SILENT = ("none", "auto")
-"""Words that say nothing without the setting that they belong to."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def without(design: Design, excluded: Mapping[str, str], what: str) -> Design:
 
 
 def safe_name(parts: Sequence[str], identity: Any) -> str:
-    """A name that can be part of a path: `clip--group--learning_rate_3e-05`.
+    """A name that can be part of a path: `none--group--3e-05`.
 
     If a letter had to be replaced, or parts could be confused, or the name is too long, it ends
     with a hash of `identity`.
@@ -179,13 +177,8 @@ def _codes(factors: Mapping[str, list[Any]], cell: Mapping[str, Any]) -> dict[st
 
 
 def _cell_name(cell: Mapping[str, Any]) -> str:
-    """The levels in the order of the factors, so that names stay when a factor gets more levels;
-    a number, such as 4, or a word such as `none` with its factor: `no_clip--num_iterations_4`."""
-    parts = [
-        level if isinstance(level, str) and level not in SILENT else f"{name}_{level_text(level)}"
-        for name, level in cell.items()
-    ]
-    return safe_name(parts, cell)
+    """The levels in the order of the factors, so that names stay when a factor gets more levels."""
+    return safe_name([level_text(level) for level in cell.values()], cell)
 
 
 def _ordered(effect: Word, names: Sequence[str]) -> str:

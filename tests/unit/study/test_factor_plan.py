@@ -32,8 +32,8 @@ def write(tmp_path):
 def test_a_cell_is_the_recipe_with_its_levels_and_nothing_else_differs(write):
     plan = resolve_plan(load_study(write(FACTORS)))
     assert [arm.name for arm in plan.arms] == [
-        "group--learning_rate_1e-05", "group--learning_rate_3e-05",
-        "scale_rewards_none--learning_rate_1e-05", "scale_rewards_none--learning_rate_3e-05",
+        "group--1e-05", "group--3e-05",
+        "none--1e-05", "none--3e-05",
     ]  # fmt: skip
     levels = list(product(("group", "none"), (1e-5, 3e-5)))
     for arm, (scale, rate) in zip(plan.arms, levels, strict=True):
@@ -82,13 +82,13 @@ def test_illegal_cells_are_excluded_and_named(write, capsys):
     assert plan.design is not None
     assert len(plan.arms) == len(plan.design.cells) == 6
     assert set(plan.design.excluded) == {
-        "no_clip--delta_4--beta_0", "no_clip--delta_4--beta_0.1",
+        "no_clip--4--0", "no_clip--4--0.1",
     }  # fmt: skip
     assert all("does not limit the ratio" in why for why in plan.design.excluded.values())
     assert main(["plan", str(path), "--runs", str(path.parent / "runs")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "factors: surrogate (2) × delta (2) × beta (2): 6 cells" in printed
-    assert "excluded: no_clip--delta_4--beta_0: surrogate 'no_clip' does not limit" in printed
+    assert "excluded: no_clip--4--0: surrogate 'no_clip' does not limit" in printed
     assert "12 runs: 0 done, 12 to do" in printed
 
 

@@ -110,13 +110,11 @@ def test_entries_for_the_json_file(planted):
 def test_collapsed_cells_are_named_with_what_rests_on_them(tmp_path):
     """One level of norm: without collapses it has no effect; two of its cells fall to nothing."""
     plan = factorial_plan(FACTORS)
-    fallen = ["group--constant--lr_1e-05", "group--constant--lr_0.0001"]
+    fallen = ["group--constant--1e-05", "group--constant--0.0001"]
     names = {f"{cell}-seed{seed}" for cell in fallen for seed in (0, 1, 2)}
     store = write_factorial(tmp_path, plan, lambda cell: 0.7, collapsed=names)
     said = words_of(plan, store)
-    assert (
-        "Collapsed: group--constant--lr_1e-05 (3 of 3 runs), group--constant--lr_0.0001 (3" in said
-    )
+    assert "Collapsed: group--constant--1e-05 (3 of 3 runs), group--constant--0.0001 (3" in said
     assert "Verdicts that rest on the collapsed runs: " in said
     assert "norm (worse; without them not distinguishable" in said
 
@@ -125,23 +123,21 @@ def test_collapses_that_decide_nothing_are_named_too(planted, tmp_path):
     plan = factorial_plan({"scale": ["group", "none"], "lr": [1, 2]}, seeds=range(12))
     top = {"group": 0.8, "none": 0.2}
     store = write_factorial(
-        tmp_path, plan, lambda cell: top[cell["scale"]], collapsed={"scale_none--lr_1-seed0"}
+        tmp_path, plan, lambda cell: top[cell["scale"]], collapsed={"none--1-seed0"}
     )
     said = words_of(plan, store)
-    assert "Collapsed: scale_none--lr_1 (1 of 12 runs)" in said
+    assert "Collapsed: none--1 (1 of 12 runs)" in said
     assert "Without the collapsed runs, every verdict is the same." in said
     assert "Collapsed" not in words_of(*planted)
 
 
 def test_excluded_cells_failed_runs_and_lost_levels(tmp_path):
     factors = {"scale": ["group", "none"], "lr": [1, 2, 3]}
-    plan = factorial_plan(factors, excluded={"scale_none--lr_2": "it may not be"})
-    lost = {
-        f"{cell}-seed{seed}" for cell in ("group--lr_3", "scale_none--lr_3") for seed in (0, 1, 2)
-    }
+    plan = factorial_plan(factors, excluded={"none--2": "it may not be"})
+    lost = {f"{cell}-seed{seed}" for cell in ("group--3", "none--3") for seed in (0, 1, 2)}
     store = write_factorial(tmp_path, plan, lambda cell: 0.5, missing=lost)
     said = words_of(plan, store)
-    assert "Excluded cell scale_none--lr_2: it may not be." in said
+    assert "Excluded cell none--2: it may not be." in said
     assert "No run with lr = 3 has an outcome: nothing is estimated about this level." in said
     assert "not estimable: scale × lr 2 (with scale, lr 2)" in said
     assert "This estimate also contains scale × lr 2" in said
@@ -163,7 +159,7 @@ def test_a_report_of_a_factorial_study(planted, tmp_path):
         assert len(list(csv.DictReader(file))) == 24
 
 
-FIRST = "group--mean--lr_1e-05"
+FIRST = "group--mean--1e-05"
 """The cell of all first levels."""
 
 
@@ -179,7 +175,7 @@ def test_a_report_before_there_is_a_cell_for_each_effect(tmp_path):
     assert "too few runs for intervals" in (tmp_path / "REPORT.md").read_text(encoding="utf-8")
     store = write_factorial(
         tmp_path / "more", plan, lambda cell: 0.5,
-        missing=later - {f"{FIRST}-seed0", "group--mean--lr_0.0001-seed0"},
+        missing=later - {f"{FIRST}-seed0", "group--mean--0.0001-seed0"},
     )  # fmt: skip
     said = words_of(plan, store)
     assert "lr: on average 0.0001 against 1e-05: too few runs for a verdict" in said

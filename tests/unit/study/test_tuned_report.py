@@ -142,7 +142,7 @@ def test_a_factorial_study_can_be_tuned(tmp_path):
     """Cells × values; both answers are about the effects."""
     design = read_design({"scale": ["group", "none"], "norm": ["mean", "constant"]}, "1", "study")
     tops = {"group--mean": [0.4, 0.7], "group--constant": [0.41, 0.71],
-            "scale_none--mean": [0.69, 0.2], "scale_none--constant": [0.701, 0.21]}  # fmt: skip
+            "none--mean": [0.69, 0.2], "none--constant": [0.701, 0.21]}  # fmt: skip
     plan = replace(tuned_plan(tops), design=design)
     store = RunStore(tmp_path / "runs")
     do_all(plan, store)
