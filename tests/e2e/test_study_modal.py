@@ -127,7 +127,7 @@ def test_checkpoints_come_along_when_asked(tmp_path, here, asked):
     store = RunStore(tmp_path / "runs")
     (run_id, *_) = run_there(here, store, ARMS, stay=False).left
     here.wait()
-    checkpoint = next(here.results.glob(f"{run_id}/*/*{run_id}")) / "checkpoint_last"
+    checkpoint = next(here.results.glob(f"*{run_id}/*/*{run_id}")) / "checkpoint_last"
     checkpoint.mkdir()
     (checkpoint / "weights").write_text("heavy")
     run_there(here, store, ARMS, checkpoints=asked)
