@@ -1,6 +1,6 @@
 """Statements of the pages on switches, recipes, studies and rooms, checked against the code."""
 
-import csv
+import json
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,6 @@ import yaml
 from tests.conftest import REPOSITORY
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.settings import choices
-from trl_ablate.study.report.analysis import ArmResult
-from trl_ablate.study.report.curves import Summary
 
 PAGES = {
     name: (REPOSITORY / name).read_text(encoding="utf-8")
@@ -30,7 +28,7 @@ README = PAGES["README.md"]
 SWITCHES = README + PAGES["recipes/README.md"].partition("\n## More switches")[2]
 """The table of switches starts in the README, and continues beside the recipes."""
 ALL_ANSWERS = PAGES["recipes/studies/README.md"]
-STUDIES = sorted(path.parent for path in (SHIPPED / "studies").glob("*/runs.csv"))
+STUDIES = sorted(path.parent for path in (SHIPPED / "studies").glob("*/report.json"))
 RECIPES = {
     path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in SHIPPED.glob("*.yaml")
 }
@@ -215,24 +213,10 @@ def test_all_answers_are_all_studies():
     assert len(answers(README)) == 4
 
 
-def mixed_arms(study: Path) -> set[str]:
-    """Arms of which some seeds collapsed or never learned and others did not."""
-    seeds: dict[str, list[Summary]] = {}
-    with (study / "runs.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            shown = next(row[key] for key in row if key.startswith("final_"))
-            if not shown:  # its run has not ended
-                continue
-            final = float(shown)
-            collapsed = float(row["collapsed_at"]) if row["collapsed_at"] else None
-            seeds.setdefault(row["arm"], []).append(Summary(final, final, 0, final, collapsed))
-    arms = [ArmResult(name, (), tuple(found), {}) for name, found in seeds.items()]
-    return {arm.name for arm in arms if arm.is_mixed}
-
-
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
 def test_misleading_intervals_are_marked(study):
-    assert bool(mixed_arms(study)) is ("†" in answers(ALL_ANSWERS)[study.name])
+    report = json.loads((study / "report.json").read_text(encoding="utf-8"))
+    assert bool(report["details"]["mixed"]) is ("†" in answers(ALL_ANSWERS)[study.name])
 
 
 def test_what_no_false_alarm_allows():
