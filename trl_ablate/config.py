@@ -111,6 +111,16 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         "Group the rows of an optimizer step into microbatches by length; same gradient. Has no "
         "effect if a row's share of the loss depends on the other rows of its microbatch.",
     )
+    share_prompts: bool = setting(
+        True,
+        "Compute the prompt of several rows once in a forward pass; same gradient. Needs "
+        "trim_microbatches, and a model with `sdpa` attention on which it was tested.",
+    )
+    skip_idle_rows: bool = setting(
+        True,
+        "No backward pass for rows whose advantage is 0, unless a term of the loss needs one; same "
+        "gradient. Needs trim_microbatches.",
+    )
     padding_free: bool = setting(
         False,
         "Train each microbatch as one row without padding; same gradient. For flash attention on a "

@@ -7,7 +7,7 @@ from peft import LoraConfig
 from tests.contract.test_architectures import FEW, TOLERANCE, forward_of, rows, saved, small_model
 from tests.contract.test_head import PLAIN_SGD, VARIED, weights_of
 from trl_ablate import ConfigurationError
-from trl_ablate.trainer import ablation
+from trl_ablate.trainer import forward_passes
 from trl_ablate.trainer.architectures import RELATIVE
 from trl_ablate.trainer.packing import PACKABLE, forward_packed
 
@@ -41,7 +41,7 @@ def packed_calls(monkeypatch) -> list[int]:
         calls.append(len(ids_NL))
         return forward_packed(forward, ids_NL, *more)
 
-    monkeypatch.setattr(ablation, "forward_packed", counted)
+    monkeypatch.setattr(forward_passes, "forward_packed", counted)
     return calls
 
 
@@ -83,7 +83,8 @@ def test_packing_changes_no_gradient(make_trainer, packed_calls, settings):
     ends = []
     for packed in (False, True):
         torch.manual_seed(0)  # an adapter starts with random weights
-        trainer = make_trainer(**VARIED, **PLAIN_SGD, padding_free=packed, **settings)
+        how = {"padding_free": packed, "share_prompts": False}
+        trainer = make_trainer(**VARIED, **PLAIN_SGD, **how, **settings)
         start = weights_of(trainer)
         trainer.train()
         assert bool(packed_calls) == packed

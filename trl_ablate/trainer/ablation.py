@@ -43,7 +43,6 @@ from trl_ablate.trainer.batching import (
     BONUS_WEIGHTS,
     DRAWN,
     ROW_WEIGHTS,
-    forward_trimmed,
     is_text,
     is_text_forward,
     positions_of_a_pass,
@@ -55,6 +54,7 @@ from trl_ablate.trainer.decoding import without_ended_rows
 from trl_ablate.trainer.engine import engine_as_configured
 from trl_ablate.trainer.entropy_bonus import bonus_of_kept_groups
 from trl_ablate.trainer.evaluation_parts import RewardsOfSet
+from trl_ablate.trainer.forward_passes import Passes, with_zero_gradients, without_gradient_of
 from trl_ablate.trainer.generation import (
     StopStrings,
     backend_generation_kwargs,
@@ -74,7 +74,7 @@ from trl_ablate.trainer.loss_pass import (
 )
 from trl_ablate.trainer.mismatch import MismatchCorrection
 from trl_ablate.trainer.one_shot import apart_from_training, check_sets, evaluate_one_shot
-from trl_ablate.trainer.packing import check_packs, forward_packed
+from trl_ablate.trainer.packing import check_packs
 from trl_ablate.trainer.phases import StepPhases
 from trl_ablate.trainer.resampling import check_dataset, resampled
 from trl_ablate.trainer.rollouts import (
@@ -87,6 +87,7 @@ from trl_ablate.trainer.rollouts import (
 from trl_ablate.trainer.rotation import only_of_the_run, rotate
 from trl_ablate.trainer.row_metrics import RowMetrics
 from trl_ablate.trainer.sampler import Sampler, check_text, needs_ratio, sampler_logps
+from trl_ablate.trainer.shared_prompts import may_share
 from trl_ablate.trainer.temporary import replaced
 
 
@@ -117,7 +118,12 @@ class AblationTrainer(GRPOTrainer):
         )
         if args.padding_free:
             check_packs(config.model_type, trimmed=self._trims)
-        self._least_saved = positions_of_a_pass(self.accelerator)
+        self._passes = Passes(
+            multiple=args.trimmed_to_multiple_of,
+            least_saved=positions_of_a_pass(self.accelerator),
+            packs=args.padding_free,
+            shares=self._trims and args.share_prompts and may_share(self.model),
+        )
         self._training_logs = self._logs
         factories: Any = self.environment_factories
         self.evaluation_environments = {name: [] for name in factories or ()}
@@ -203,12 +209,14 @@ class AblationTrainer(GRPOTrainer):
                 weigh_microbatches(microbatches, key, total)
         if self.aux_loss_enabled or not all(map(is_text, microbatches)):
             return inputs
-        multiple = self.args.trimmed_to_multiple_of if self._trims else None
+        passes = self._passes if self._trims else None
         self._buffered_inputs, padding = without_needless_padding(
-            microbatches, self.args.regrouped_together, multiple, self._least_saved
+            microbatches,
+            self.args.regrouped_together,
+            passes.multiple if passes else None,
+            passes,
+            idle_apart=self._trims and self.args.skip_idle_rows,
         )
-        if self.args.padding_free:
-            padding["padding/fraction"] = 0.0
         for name, value in padding.items():
             self._metrics["train"][name].append(value)
         return self._buffered_inputs[self._step % len(self._buffered_inputs)]
@@ -226,6 +234,9 @@ class AblationTrainer(GRPOTrainer):
             for term in (kl_loss(self, loss_pass), covariance_loss(self, loss_pass)):
                 loss = loss if term is None else loss + term
             self._record(loss_pass)
+        trained: Any = self.model
+        if trained.training and not loss.requires_grad:
+            loss = with_zero_gradients(loss, trained)
         return loss
 
     def _get_per_token_logps_and_entropies(
@@ -234,12 +245,9 @@ class AblationTrainer(GRPOTrainer):
         forward = partial(super()._get_per_token_logps_and_entropies, **kwargs)
         rows = (input_ids, attention_mask, logits_to_keep, batch_size)
         if self._trims and is_text_forward(kwargs):
-            padding = (self.args.trimmed_to_multiple_of, self._least_saved)
-            of_rows = of_responses(forward, model)
-            if self.args.padding_free:
-                result = forward_packed(of_rows, *rows)
-            else:
-                result = forward_trimmed(of_rows, *rows, *padding)
+            passes = partial(self._passes, of_responses(forward, model))
+            idle_N = self._idle_rows()
+            result = passes(*rows) if idle_N is None else without_gradient_of(idle_N, passes, *rows)
         else:
             result = forward(model, *rows)
         if self._loss_pass is not None:
@@ -247,6 +255,16 @@ class AblationTrainer(GRPOTrainer):
             self._loss_pass.apply_surrogate(self.args)
             self.mismatch.correct(self._loss_pass)
         return result
+
+    def _idle_rows(self) -> torch.Tensor | None:
+        """The rows of the loss that need no gradient; None if all do, or all have to take part:
+        processes reduce their gradients together, and sharded weights are gathered together."""
+        together = self.accelerator.num_processes > 1 and self.accelerator.sync_gradients
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        training = self.model.training and torch.is_grad_enabled()
+        if self._loss_pass is None or not training or together or sharded:
+            return None
+        return self._loss_pass.idle_rows(self.args, self.beta) if self.args.skip_idle_rows else None
 
     def _record(self, loss_pass: LossPass) -> None:
         """Record the statistics of a loss; runs with the same replaced values as TRL's loss."""

@@ -12,6 +12,7 @@ change the gradient, and the caller must switch it off.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,29 +85,24 @@ def weigh_microbatches(microbatches: list[Batch], key: str, total: Callable[[Any
 
 
 def without_needless_padding(
-    microbatches: list[Batch],
-    together: int,
-    multiple: int | None,
-    least_saved: int | None = None,
+    microbatches: list[Batch], together: int, multiple: int | None, passes: Any, idle_apart: bool
 ) -> tuple[list[Batch], dict[str, float]]:
     """Regroup and trim one rollout batch; also return its padded share before and after.
 
     Args:
         together: number of microbatches to regroup together; 1: do not regroup.
         multiple: round trimmed widths up to a multiple of this; None: do not trim.
-        least_saved: as in `forward_trimmed`.
+        passes: the forward passes, which know how many positions they compute.
+        idle_apart: rows whose advantage is 0 come first.
     """
     drawn = padded_fraction(microbatches)
     if together > 1:
-        microbatches = regroup_by_length(microbatches, together)
+        orders = (by_length, by_prompt) if passes and passes.shares else (by_length,)
+        regrouped = [regroup(microbatches, together, order, idle_apart) for order in orders]
+        microbatches = min(regrouped, key=partial(computed_positions, passes=passes))
     if multiple is not None:
         microbatches = [trim(batch, multiple) for batch in microbatches]
-    left = padded_fraction(
-        microbatches,
-        moved_left=multiple is not None,
-        multiple=multiple or 1,
-        least_saved=least_saved,
-    )
+    left = padded_fraction(microbatches, passes)
     return microbatches, {"padding/fraction_drawn": drawn, "padding/fraction": left}
 
 
@@ -136,12 +132,16 @@ def width_of(mask_NT: torch.Tensor, multiple: int = 1) -> int:
     return -(-longest // multiple) * multiple
 
 
-def regroup_by_length(microbatches: Sequence[Batch], per_step: int) -> list[Batch]:
-    """Sort the rows of every `per_step` consecutive microbatches by length and split them again.
+def regroup(
+    microbatches: Sequence[Batch],
+    per_step: int,
+    order: Callable[[Batch], torch.Tensor],
+    idle_apart: bool = False,
+) -> list[Batch]:
+    """Sort the rows of every `per_step` consecutive microbatches and split them again.
 
-    The length of a row is that of prompt plus completion. Rows of equal length keep their order,
-    so microbatches with equal lengths do not change. `DRAWN` records the original microbatch of
-    each row.
+    Rows that the order does not tell apart keep their order. `DRAWN` records the original
+    microbatch of each row.
     """
     regrouped: list[Batch] = []
     for first in range(0, len(microbatches), per_step):
@@ -151,10 +151,26 @@ def regroup_by_length(microbatches: Sequence[Batch], per_step: int) -> list[Batc
         rows[DRAWN] = (
             torch.arange(len(step)).repeat_interleave(sizes).to(rows["prompt_mask"].device)
         )
-        lengths_N = rows["prompt_mask"].sum(dim=1) + rows["completion_mask"].sum(dim=1)
-        order = torch.argsort(lengths_N, stable=True)
-        regrouped += [_take(rows, part) for part in order.chunk(len(step))]
+        places = order(rows)
+        if idle_apart:
+            advantages = rows["advantages"].reshape(len(places), -1)
+            places = places[(advantages[places] != 0).any(dim=1).int().argsort(stable=True)]
+        regrouped += [_take(rows, part) for part in places.chunk(len(step))]
     return regrouped
+
+
+def by_length(rows: Batch) -> torch.Tensor:
+    """The rows by the length of prompt plus completion."""
+    lengths_N = rows["prompt_mask"].sum(dim=1) + rows["completion_mask"].sum(dim=1)
+    return torch.argsort(lengths_N, stable=True)
+
+
+def by_prompt(rows: Batch) -> torch.Tensor:
+    """The rows of a prompt together, by their length."""
+    prompts_NS = rows["prompt_ids"].masked_fill(rows["prompt_mask"] == 0, -1)
+    places = by_length(rows)
+    _, prompt_N = prompts_NS[places].unique(dim=0, return_inverse=True)
+    return places[torch.argsort(prompt_N, stable=True)]
 
 
 def forward_trimmed(
@@ -250,29 +266,26 @@ def _forward_rows(
     )
 
 
-def padded_fraction(
-    batches: Sequence[Batch],
-    *,
-    moved_left: bool = False,
-    multiple: int = 1,
-    least_saved: int | None = None,
-) -> float:
-    """The share of padding among the positions of these microbatches.
+def padded_fraction(batches: Sequence[Batch], passes: Any = None) -> float:
+    """The share of padding among the positions of these microbatches, or, of all that these forward
+    passes compute."""
+    positions = padding = 0
+    for rows in map(rows_of, batches):
+        of_rows = rows[1].numel(), int((rows[1] == 0).sum())
+        computed, padded = passes.positions(*rows) if passes else of_rows
+        positions, padding = positions + computed, padding + padded
+    return padding / positions
 
-    With `moved_left`: among the positions that the model processes in `forward_trimmed`.
-    """
-    masks = [torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1) for batch in batches]
-    if moved_left:
-        masks = [
-            mask_NL[rows]
-            for mask_NL in masks
-            for rows in groups_by_length(mask_NL.sum(dim=1), None, least_saved)
-        ]
-    positions = 0
-    for mask_NL in masks:
-        width = min(mask_NL.size(1), width_of(mask_NL, multiple))
-        positions += len(mask_NL) * (width if moved_left else mask_NL.size(1))
-    return 1 - sum(int(mask_NL.sum()) for mask_NL in masks) / positions
+
+def computed_positions(batches: Sequence[Batch], passes: Any) -> int:
+    return sum(passes.positions(*rows_of(batch))[0] for batch in batches) if passes else 0
+
+
+def rows_of(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Tokens and mask of prompts with completions, and the width of the completions."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    return ids, mask, batch["completion_ids"].size(1)
 
 
 def _concatenate(batches: Sequence[Batch]) -> Batch:

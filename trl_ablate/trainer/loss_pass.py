@@ -108,6 +108,15 @@ class LossPass:
         self.logps_NT = logps_NT.detach()
         self.entropies_NT = entropies_NT.detach()
 
+    def idle_rows(self, config: AblationConfig, beta: float) -> torch.Tensor | None:
+        """The rows whose advantage is 0, if no other term of the loss has a gradient."""
+        bonus = config.entropy_coef != 0.0 or config.use_adaptive_entropy
+        if beta != 0.0 or own_kl(config, self.inputs) or config.covariance_kl or bonus:
+            return None
+        advantages = self.shown["advantages"]
+        idle_N = (advantages.reshape(len(advantages), -1) == 0).all(dim=1)
+        return idle_N if idle_N.any() else None
+
     def apply_surrogate(self, config: AblationConfig) -> None:
         """Change what TRL is shown, for the surrogates that it lacks."""
         low, high = config.epsilon, config.epsilon_high

@@ -6,14 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_ablate.trainer.batching import (
+    by_length,
+    by_prompt,
     forward_trimmed,
     groups_by_length,
     is_text,
     padded_fraction,
-    regroup_by_length,
+    regroup,
     trim,
     weigh_microbatches,
 )
+from trl_ablate.trainer.forward_passes import Passes
 
 
 def batch(prompts: list[int], completions: list[int], width: tuple[int, int] = (4, 6)) -> dict:
@@ -57,14 +60,14 @@ def test_trim_cuts_to_multiples_as_far_as_there_are_columns():
 def test_regroup_sorts_within_a_step_and_not_across():
     first, second = batch([4, 4], [6, 1]), batch([4, 4], [5, 2])
     third, fourth = batch([4, 4], [3, 6]), batch([4, 4], [1, 2])
-    regrouped = regroup_by_length([first, second, third, fourth], per_step=2)
+    regrouped = regroup([first, second, third, fourth], 2, by_length)
     lengths = [part["completion_mask"].sum(1).tolist() for part in regrouped]
     assert lengths == [[1, 2], [5, 6], [1, 2], [3, 6]]
 
 
 def test_equal_lengths_stay_as_they_are():
     parts = [batch([4, 4], [3, 3]), batch([4, 4], [3, 3])]
-    for before, after in zip(parts, regroup_by_length(parts, per_step=2), strict=True):
+    for before, after in zip(parts, regroup(parts, 2, by_length), strict=True):
         for key, value in before.items():
             assert torch.equal(value, after[key])
 
@@ -76,13 +79,29 @@ def test_regrouping_loses_and_invents_no_row(lengths):
     parts = [batch([p for p, _ in half], [c for _, c in half]) for half in halves]
     for offset, part in enumerate(parts):
         part["advantages"] += 4 * offset
-    regrouped = regroup_by_length(parts, per_step=2)
+    regrouped = regroup(parts, 2, by_length)
     rows = {}
     for part in regrouped:
         for i, name in enumerate(part["advantages"].tolist()):
             rows[name] = part["completion_mask"][i].sum().item()
     assert rows == {float(i): c for i, (_, c) in enumerate(lengths)}
     assert padded_fraction([trim(b) for b in regrouped]) <= padded_fraction(parts)
+
+
+def test_rows_of_a_prompt_come_together_and_idle_ones_first():
+    rows = batch([4, 4, 4, 4], [6, 1, 3, 2])
+    rows["prompt_ids"] = torch.tensor([[9], [5], [9], [5]]).expand(4, 4)
+    rows["advantages"] = torch.tensor([1.0, -1.0, 0.0, 2.0])
+
+    def lengths(order, idle_apart):
+        (one,) = regroup([rows], 1, order, idle_apart)
+        return one["completion_mask"].sum(dim=1).tolist()
+
+    assert lengths(by_length, False) == [1, 2, 3, 6]
+    assert lengths(by_prompt, False) == [1, 2, 3, 6]
+    assert lengths(by_prompt, True) == [3, 1, 2, 6]
+    rows["prompt_ids"] = torch.tensor([[5], [9], [5], [9]]).expand(4, 4)
+    assert lengths(by_prompt, False) == [3, 6, 1, 2]
 
 
 def test_padded_fraction_by_hand():
@@ -149,7 +168,7 @@ def test_a_trimmed_forward_is_as_wide_as_its_longest_row_and_masks_nothing():
     forward_trimmed(forward, ids_NL, mask_NL, 6)
     assert widths == [(2, 6, 5)]
     assert padded_fraction([rows]) == 1 - 12 / 20
-    assert padded_fraction([rows], moved_left=True) == 0
+    assert padded_fraction([rows], Passes()) == 0
 
 
 @pytest.mark.parametrize(("multiple", "width"), [(1, 6), (4, 8), (64, 10)])
@@ -168,7 +187,7 @@ def test_a_trimmed_forward_is_as_wide_as_a_multiple_as_far_as_there_are_columns(
     assert torch.equal(
         found_NT, sums_so_far(ids_NL, mask_NL, 6, mask_NL)[0] * rows["completion_mask"]
     )
-    assert padded_fraction([rows], moved_left=True, multiple=multiple) == 1 - 12 / (2 * width)
+    assert padded_fraction([rows], Passes(multiple=multiple)) == 1 - 12 / (2 * width)
 
 
 # Here 2 of 3 microbatches have a kept row, in the other process 1 of 3: factor 6 / 3
@@ -205,5 +224,5 @@ def test_rows_are_split_where_this_saves_padding():
 def test_the_padded_share_of_split_rows_by_hand():
     """Rows of 2 and 6 tokens: 4 of 12 positions are padding, and none in two passes."""
     rows = batch([1, 1], [1, 5])
-    assert padded_fraction([rows], moved_left=True, least_saved=5) == pytest.approx(1 / 3)
-    assert padded_fraction([rows], moved_left=True, least_saved=4) == 0
+    assert padded_fraction([rows], Passes(least_saved=5)) == pytest.approx(1 / 3)
+    assert padded_fraction([rows], Passes(least_saved=4)) == 0
