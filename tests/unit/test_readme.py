@@ -4,7 +4,6 @@ import json
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pytest
 import yaml
