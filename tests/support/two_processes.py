@@ -62,9 +62,10 @@ def without_variance_in_some(completions, prompts, **kwargs):
 def measure(model: str, settings: dict, folder: str) -> dict:
     processes = int(torch.distributed.get_world_size()) if torch.distributed.is_initialized() else 1
     prompts = [f"User: {a}+7=?\nAssistant: <think>" for a in range(11, 31)]
+    some_idle = "group_filter" in settings or len(settings) == 1
     trainer = ScriptedTrainer(
         model=model,
-        reward_funcs=without_variance_in_some if "group_filter" in settings else reward,
+        reward_funcs=without_variance_in_some if some_idle else reward,
         args=AblationConfig(
             output_dir=folder,
             evaluation="one_shot",

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from trl_ablate.bench.recorded import values_of
 
@@ -57,6 +64,12 @@ def random_model(
     )
 
 
+def loaded_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model with its weights, in float32 as a trainer loads it, and its tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
+    return model, AutoTokenizer.from_pretrained(name, padding_side="left")
+
+
 def lengths(count: int, mean: float, cap: int, seed: int) -> list[int]:
     """Log-normal lengths whose mean after capping is `mean`, each from 1 to `cap`.
 
@@ -85,12 +98,15 @@ def recorded_lengths(path: Path) -> list[int]:
 class Replay:
     """A `rollout_func` that gives the same random completions to every trainer.
 
-    Each process takes its own part of `lengths_N`. The engine's log-probabilities are a constant,
-    which costs as much time as real values.
+    Each process takes its own part of `lengths_N`. A prompt stands in `group` rows in succession.
+    The engine's log-probabilities are a constant, which costs as much time as real values.
     """
 
-    def __init__(self, lengths_N: Sequence[int], vocabulary: int, prompt_length: int):
+    def __init__(
+        self, lengths_N: Sequence[int], vocabulary: int, prompt_length: int, group: int = 1
+    ):
         self._lengths = lengths_N
+        self._group = group
         self._vocabulary = vocabulary
         self._prompt_length = prompt_length
         self._calls = 0
@@ -101,8 +117,9 @@ class Replay:
         numbers = random.Random(f"{self._calls}-{rank}")
         first = rank * len(prompts)
         lengths = [self._lengths[(first + i) % len(self._lengths)] for i in range(len(prompts))]
+        different = [self._tokens(numbers, self._prompt_length) for _ in prompts[:: self._group]]
         return {
-            "prompt_ids": [self._tokens(numbers, self._prompt_length) for _ in prompts],
+            "prompt_ids": [different[row // self._group] for row in range(len(prompts))],
             "completion_ids": [self._tokens(numbers, length) for length in lengths],
             "logprobs": [[-6.0] * length for length in lengths],
         }
@@ -131,6 +148,13 @@ def prompts(count: int) -> Dataset:
     return Dataset.from_dict({"prompt": [f"prompt {i}" for i in range(count)]})
 
 
-def length_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    """A reward that differs within each group and costs almost no time."""
-    return [float(sum(ids) % 7) for ids in completion_ids]
+def length_reward(
+    completion_ids: list[list[int]], group: int = 1, idle: float = 0.0, **kwargs: Any
+) -> list[float]:
+    """A reward that differs within each group, but for a share of idle groups, and costs almost no
+    time."""
+    groups = len(completion_ids) // group
+    return [
+        float(sum(ids) % 7) * (row // group >= round(idle * groups))
+        for row, ids in enumerate(completion_ids)
+    ]

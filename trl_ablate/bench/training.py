@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -38,6 +39,7 @@ class Workload:
     """The training data and the size of a step.
 
     `corrected`: treat the rollouts as those of an engine and correct their mismatch.
+    `idle`: the share of groups whose rewards are equal. `bf16`: compute in it.
     """
 
     lengths_N: list[int]
@@ -47,6 +49,8 @@ class Workload:
     num_generations: int = 8
     prompt_length: int = 96
     corrected: bool = False
+    idle: float = 0.0
+    bf16: bool = False
 
     @property
     def rows(self) -> int:
@@ -168,12 +172,12 @@ def padding_as_drawn(lengths_N: list[int], prompt_length: int) -> float:
     )
 
 
-def only_timed(*, on_gpu: bool) -> dict[str, Any]:
+def only_timed(*, on_gpu: bool, bf16: bool = False) -> dict[str, Any]:
     """Settings of a trainer that saves and reports nothing, and logs every step."""
     return dict(
         output_dir=tempfile.gettempdir(),  # a trainer makes its folder, even if it saves nothing
         use_cpu=not on_gpu,
-        bf16=on_gpu,
+        bf16=on_gpu or bf16,
         gradient_checkpointing=False,
         report_to="none",
         save_strategy="no",
@@ -186,7 +190,7 @@ def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings)
     on_gpu = torch.cuda.is_available()
     at_once = load.microbatch * PartialState().num_processes
     arguments: dict[str, Any] = dict(
-        **only_timed(on_gpu=on_gpu),
+        **only_timed(on_gpu=on_gpu, bf16=load.bf16),
         loss_type="grpo",
         per_device_train_batch_size=load.microbatch,
         gradient_accumulation_steps=load.rows // at_once,
@@ -202,10 +206,12 @@ def _build(cls, config_class, model, tokenizer, load: Workload, timer, settings)
     with mock.patch.object(grpo_trainer, "VLLMGeneration", NoEngine):
         return cls(
             model=model,
-            reward_funcs=length_reward,
+            reward_funcs=partial(length_reward, group=load.num_generations, idle=load.idle),
             args=config_class(**arguments | settings),
             train_dataset=prompts(load.rows * (load.steps + 1) // load.num_generations),
             processing_class=tokenizer,
-            rollout_func=Replay(load.lengths_N, len(tokenizer), load.prompt_length),
+            rollout_func=Replay(
+                load.lengths_N, len(tokenizer), load.prompt_length, load.num_generations
+            ),
             callbacks=[timer],
         )

@@ -74,6 +74,10 @@ def run(options: argparse.Namespace) -> int:
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model_shape", default="miniature", choices=MODEL_SHAPES)
+    parser.add_argument("--model_name_or_path", help="a model instead of a shape: folder or Hub id")
+    parser.add_argument("--bf16", action="store_true", help="compute in bf16, also on a CPU")
+    parser.add_argument("--group", type=at_least_one, default=8, help="rows of one prompt")
+    parser.add_argument("--idle", type=float, default=0.0, help="share of groups of equal rewards")
     parser.add_argument(
         "--vocabulary", type=at_least_one, help="of the model; default: the tokenizer's, or 151936"
     )
@@ -104,9 +108,12 @@ def train(options: argparse.Namespace) -> None:
     from trl_ablate.bench import replay, tables, training
 
     main_process = PartialState(cpu=not torch.cuda.is_available()).is_main_process
-    tokenizer = miniature.tokenizer()
     torch.manual_seed(options.seed)
-    model = replay.random_model(options.model_shape, tokenizer, options.vocabulary)
+    if options.model_name_or_path:
+        model, tokenizer = replay.loaded_model(options.model_name_or_path)
+    else:
+        tokenizer = miniature.tokenizer()
+        model = replay.random_model(options.model_shape, tokenizer, options.vocabulary)
     if options.uniform:
         lengths_N = [round(options.mean_length)] * options.rows
     elif options.lengths:
@@ -118,8 +125,11 @@ def train(options: argparse.Namespace) -> None:
         microbatch=options.microbatch,
         steps=options.steps,
         rounds=options.rounds,
+        num_generations=options.group,
         prompt_length=options.prompt_length,
         corrected=options.corrected,
+        idle=options.idle,
+        bf16=options.bf16,
     )
     builds: dict[str, training.Build] = {"trl_ablate": training.ours}
     if options.corrected:
@@ -133,7 +143,8 @@ def train(options: argparse.Namespace) -> None:
     mean = sum(lengths_N) / len(lengths_N)
     tables.publish(
         f"training phase, {options.rows} completions of {mean:.0f} tokens (longest "
-        f"{max(lengths_N)}), microbatch {options.microbatch}, {options.model_shape}",
+        f"{max(lengths_N)}), microbatch {options.microbatch}, "
+        f"{options.model_name_or_path or options.model_shape}",
         training.rows_of(found, load),
         training.differences(measured[0], measured[-1]),
         options.output,
