@@ -35,7 +35,7 @@ def end(world, tmp_path):
 
 
 def a_callback_stops():
-    from trl_ablate.training.live import LiveLine
+    from trl_ablate.training.callbacks import LiveLine
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = state.global_step == 2
@@ -58,7 +58,7 @@ def sigterm_while_the_model_is_loaded():
 
 
 def sigterm_in_the_last_step():
-    from trl_ablate.training.live import LiveLine
+    from trl_ablate.training.callbacks import LiveLine
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 2:
@@ -76,7 +76,7 @@ def test_a_run_that_ends_before_its_last_step_has_failed(end, sabotage, reached)
 
 
 def code_of_the_recipe_exits():
-    from trl_ablate.training.live import LiveLine
+    from trl_ablate.training.callbacks import LiveLine
 
     LiveLine.on_step_end = lambda *_, **__: sys.exit(0)
 

@@ -21,7 +21,7 @@ from tests.support.synthetic_study import learning_rows  # noqa: E402
 from trl_ablate.run.checkpoints import latest_whole_checkpoint, seal, step_of  # noqa: E402
 from trl_ablate.run.claim import claimed, give_up_former
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import append_jsonl
+from trl_ablate.run.json_files import append_jsonl
 
 
 def main() -> None:

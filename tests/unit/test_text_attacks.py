@@ -32,7 +32,7 @@ from trl_ablate.study.report.report import report_study
 from trl_ablate.study.store import RunStore
 from trl_ablate.trainer.evaluation_parts import by_group, of_question
 from trl_ablate.training.checking import Checked, Graded
-from trl_ablate.training.doctor import Finding
+from trl_ablate.training.machine import Finding
 
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 WORD = "word"

@@ -15,7 +15,7 @@ from trl_ablate.run.untrusted import SafeConsole
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
     from trl_ablate.run.directory import RunDirectory
-    from trl_ablate.training.doctor import Finding
+    from trl_ablate.training.machine import Finding
 
 console = SafeConsole(soft_wrap=True)
 

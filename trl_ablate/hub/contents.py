@@ -12,8 +12,8 @@ from typing import Any
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.checkpoints import check_seal
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import read_jsonl
 from trl_ablate.run.folders import where_it_stands
+from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.run.masking import Masker, known_secrets
 
 Source = Path | bytes

@@ -15,8 +15,8 @@ from typing import BinaryIO, Literal
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import MARK, RunDirectory
-from trl_ablate.run.files import is_named
 from trl_ablate.run.folders import put_back
+from trl_ablate.run.json_files import is_named
 
 Mode = Literal["new", "resume", "overwrite"]
 

@@ -25,15 +25,15 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.failures import DIVERGED, message_of
-from trl_ablate.run.files import (
+from trl_ablate.run.folders import beside_while_replaced, where_it_stands
+from trl_ablate.run.identity import portable
+from trl_ablate.run.json_files import (
     append_jsonl,
     read_jsonl,
     read_object,
     write_json,
     write_jsonl,
 )
-from trl_ablate.run.folders import beside_while_replaced, where_it_stands
-from trl_ablate.run.identity import portable
 from trl_ablate.run.termination import Terminated
 
 KEYBOARD = "interrupted from the keyboard"

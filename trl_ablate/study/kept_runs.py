@@ -13,8 +13,8 @@ from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import read_object
 from trl_ablate.run.folders import part_of, replace_folder
+from trl_ablate.run.json_files import read_object
 from trl_ablate.study.store import RunStore
 
 OF_THE_MACHINE = ("command", "host")

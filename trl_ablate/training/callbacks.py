@@ -13,19 +13,28 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.rules import Alert, Guard
+from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.run.checkpoints import best_logged, check_best, seal
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import append_jsonl, write_json
 from trl_ablate.run.folders import part_of, replace_folder
+from trl_ablate.run.json_files import append_jsonl, write_json
 from trl_ablate.run.masking import Masker
-from trl_ablate.training.dashboard import TRACKIO, log_rollouts, reports_to_trackio, send_alert
-from trl_ablate.training.integrations import dropped_on_error
+from trl_ablate.run.termination import Termination
+from trl_ablate.training.dashboard import (
+    TRACKIO,
+    dropped_on_error,
+    log_rollouts,
+    reports_to_trackio,
+    send_alert,
+)
 
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
@@ -169,3 +178,93 @@ def save_whole(trainer: "AblationTrainer", folder: Path, **notes: dict[str, Any]
         seal(part)
         replace_folder(folder)
     trainer.accelerator.wait_for_everyone()
+
+
+SHOWN = {
+    REWARD: "reward",
+    EVAL_REWARD: "eval",
+    LENGTH: "length",
+    ENTROPY: "entropy",
+    GRAD_NORM: "grad",
+}
+"""Metrics of the live line, with their short names."""
+
+
+class LiveLine(TrainerCallback):
+    """One live line: step, reward, eval reward, length, entropy, gradient norm, time left.
+
+    If the output is not a terminal, the line is printed at every evaluation instead.
+    """
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._seen: dict[str, float] = {}
+        self._bar: Progress | None = None
+
+    def on_train_begin(self, args, state: TrainerState, control, **kwargs):
+        if not state.is_world_process_zero or not self._console.is_terminal:
+            return
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[seen]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._bar.start()
+        self._bar.add_task("training", total=state.max_steps, completed=state.global_step, seen="")
+
+    def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
+        if not state.is_world_process_zero:
+            return
+        self._seen |= {key: logs[key] for key in SHOWN if logs.get(key) is not None}
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=state.global_step, seen=self.line())
+        elif EVAL_REWARD in logs:
+            self._console.print(f"step {state.global_step}/{state.max_steps}  {self.line()}")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal as it was; safe to call twice."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+    def line(self) -> str:
+        return "  ".join(
+            f"{name} {self._seen[key]:.3g}" for key, name in SHOWN.items() if key in self._seen
+        )
+
+
+class Preemption(TrainerCallback):
+    """Asks the trainer to save and to stop, once any process has received SIGTERM.
+
+    It overrides other callbacks' decisions on saving, so it has to be added last.
+
+    Attributes:
+        ended_run: whether it has stopped the run before the last step.
+    """
+
+    def __init__(self, termination: Termination):
+        self._termination = termination
+        self.ended_run = False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._termination.noted_only = True
+        self._termination.listen()  # an engine may have replaced our handler
+
+    def on_step_end(self, args: AblationConfig, state, control, **kwargs):
+        if state.global_step < state.max_steps and self._anybody_asked(args):
+            self.ended_run = True
+            control.should_save = control.should_training_stop = True
+        return control
+
+    def _anybody_asked(self, args: AblationConfig) -> bool:
+        if args.world_size == 1:
+            return self._termination.came
+        asked = torch.tensor(int(self._termination.came), device=args.device)
+        torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
+        return bool(asked)

@@ -5,17 +5,20 @@ field of the config is a key to group runs by, such as `study`, `arm` and `seed`
 runs of the same name, so each name is used once, and again only to resume.
 """
 
+import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.integrations.integration_utils import rewrite_logs
 
 from trl_ablate.guard.rules import Alert
-from trl_ablate.run.untrusted import for_terminal
-from trl_ablate.training.integrations import dropped_on_error, warn_of
+from trl_ablate.run.masking import Masker
+from trl_ablate.run.untrusted import for_terminal, on_one_line
 
 TRACKIO = "trackio"
 STEP = "train/global_step"
@@ -140,3 +143,70 @@ def export_static(config: TrainingArguments, private: bool) -> str | None:
     except Exception as error:
         warn_of(f"no static Space {config.trackio_static_space_id} was made", error)
         return None
+
+
+logger = logging.getLogger(__name__)
+
+EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+REASON_LETTERS = 300
+
+
+@contextmanager
+def dropped_on_error(args: TrainingArguments, name: str) -> Iterator[None]:
+    """Warn about an error of the integration, and stop reporting to it."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        args.report_to = [other for other in args.report_to or [] if other != name]
+        warn_of(f"reporting to {name} has stopped", error)
+
+
+def warn_of(what: str, error: BaseException) -> None:
+    """Log one line: what is given up, and why."""
+    why = on_one_line(Masker().text(f"{type(error).__name__}: {error}"))[:REASON_LETTERS]
+    logger.warning("%s (%s); the run continues, and its own files are complete", what, why)
+
+
+@contextmanager
+def tolerated_integrations(args: TrainingArguments) -> Iterator[list[TrainerCallback]]:
+    """The callbacks of `report_to`, each in a `Tolerated`, for a trainer that is made in the block.
+    There `report_to` is empty, because the trainer would add the callbacks again."""
+    wanted = list(args.report_to or [])
+    classes = get_reporting_integration_callbacks(wanted)
+    callbacks = []
+    for name, integration in zip(wanted, classes, strict=True):
+        with dropped_on_error(args, name):  # its package may be missing
+            callbacks.append(Tolerated(name, integration()))
+    left, args.report_to = args.report_to, []
+    try:
+        yield callbacks
+    finally:
+        args.report_to = left
+
+
+class Tolerated(TrainerCallback):
+    """Passes every event to an integration, until it raises for the first time."""
+
+    def __init__(self, name: str, integration: TrainerCallback):
+        self.name = name
+        self.integration = integration
+
+
+def _passed_on(event: str) -> Callable[..., TrainerControl | None]:
+    def pass_on(
+        self: Tolerated,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs,
+    ) -> TrainerControl | None:
+        if self.name in (args.report_to or []):
+            with dropped_on_error(args, self.name):
+                return getattr(self.integration, event)(args, state, control, **kwargs)
+        return None
+
+    return pass_on
+
+
+for _event in EVENTS:
+    setattr(Tolerated, _event, _passed_on(_event))

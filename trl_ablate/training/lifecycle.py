@@ -42,15 +42,15 @@ from trl_ablate.training.building import build_trainer
 from trl_ablate.training.callbacks import (
     BestCheckpoint,
     GuardWatch,
+    LiveLine,
+    Preemption,
     RolloutWriter,
     RunRecorder,
     save_whole,
 )
 from trl_ablate.training.dashboard import DashboardCheck, export_static, new_run_name
-from trl_ablate.training.doctor import check_device
-from trl_ablate.training.live import LiveLine
+from trl_ablate.training.machine import check_device
 from trl_ablate.training.models import fingerprint
-from trl_ablate.training.preemption import Preemption
 
 
 @dataclass(frozen=True)

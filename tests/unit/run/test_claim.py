@@ -13,7 +13,7 @@ from trl_ablate import ConfigurationError
 from trl_ablate.run import claim
 from trl_ablate.run.claim import claimed, give_up_former
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import write_json
+from trl_ablate.run.json_files import write_json
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from trl_ablate import ConfigurationError
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import append_jsonl, read_jsonl, write_json
+from trl_ablate.run.json_files import append_jsonl, read_jsonl, write_json
 
 
 def test_a_run_that_ends_well_says_so(tmp_path):

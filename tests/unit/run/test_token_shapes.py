@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from trl_ablate.run.masking import MASK, Masker
-from trl_ablate.run.token_shapes import SHAPES, replace_tokens, tokens_in
+from trl_ablate.run.masking import MASK, SHAPES, Masker, replace_tokens, tokens_in
 
 MIX = "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA2bC5dE8fG1hJ4kL7mN0pQ3rS6tU9vW2xY5z" * 2
 HEX = hashlib.sha256(b"a key").hexdigest()

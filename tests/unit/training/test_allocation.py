@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import resource
-from trl_ablate.training.allocation import keep_freed_memory
+from trl_ablate.training.building import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

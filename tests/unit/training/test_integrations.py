@@ -17,8 +17,13 @@ from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.training.building import put_together
 from trl_ablate.training.callbacks import RolloutWriter
-from trl_ablate.training.dashboard import DashboardCheck, export_static
-from trl_ablate.training.integrations import EVENTS, Tolerated, tolerated_integrations
+from trl_ablate.training.dashboard import (
+    EVENTS,
+    DashboardCheck,
+    Tolerated,
+    export_static,
+    tolerated_integrations,
+)
 
 HAPPENED = "the disk of the dashboard is full, hf_" + "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA2b"
 
