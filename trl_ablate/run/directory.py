@@ -148,13 +148,14 @@ class RunDirectory:
         return [path for path in found if _ROLLOUTS.fullmatch(path.name)]
 
     def entries(self) -> list[Path]:
-        """Every existing path that a run writes. Other files are the user's and stay in place."""
+        """Every existing path that a run writes: its record first, its traces last. Other files are
+        the user's and stay in place."""
         saved = (self.checkpoint_last, self.checkpoint_best)
-        named = [self.run_file, self.config_file, self.metrics_file, self.alerts_file, *saved]
-        named += [beside for folder in saved for beside in beside_while_replaced(folder)]
+        beside = [path for folder in saved for path in beside_while_replaced(folder)]
         parts = [path for path in self.path.glob(".*") if _UNFINISHED.fullmatch(path.name)]
-        there = filter(os.path.lexists, named)
-        return [*there, *parts, *self.checkpoints(), *self.rollout_files()]
+        named = [self.run_file, self.config_file, self.alerts_file, *parts, *self.rollout_files()]
+        named += [*beside, *saved, self.metrics_file, *self.checkpoints()]
+        return [path for path in named if os.path.lexists(path)]
 
     @contextmanager
     def recorded(self, *, clean: Callable[[str], str] = str, **entries: Any):

@@ -1,7 +1,7 @@
 """One run in five steps: claim its folder, check what to resume, prepare, record, train.
 
-Nothing is written before the folder is locked, and no earlier run is changed before the new start
-has a trainer: a resume writes nothing before, and a run to be overwritten is kept until then.
+Nothing is written before the folder is locked, and an earlier run in it is neither resumed nor
+overwritten before the new start has a trainer.
 """
 
 import copy
@@ -29,7 +29,7 @@ from trl_ablate.run.checkpoints import (
     rewind,
     step_of,
 )
-from trl_ablate.run.claim import Mode, claimed, give_up_former
+from trl_ablate.run.claim import Mode, claimed, delete
 from trl_ablate.run.directory import PREEMPTED, Outcome, RunDirectory
 from trl_ablate.run.failures import EndedEarly, check_reached_the_end, is_divergence
 from trl_ablate.run.identity import changed_settings, check_same_run, portable
@@ -94,12 +94,12 @@ def run(start: Start) -> Outcome:
         )
         resolved = for_training(start, checkpoint)
         prepared, recorded = prepare(start, resolved), record(start, resolved, masker)
-        if start.mode == "resume":
+        if start.directory.traces():  # of an earlier run, which a failed start leaves as it is
             ready = held.enter_context(prepared)
-            continue_record(start, settings, changed, checkpoint)
+            begin_record(start, settings, changed, checkpoint)
             outcome = held.enter_context(recorded)
         else:
-            begin_record(start, settings)
+            begin_record(start, settings, changed, checkpoint)
             outcome = held.enter_context(recorded)
             ready = held.enter_context(prepared)
         train(start, ready, checkpoint, outcome)
@@ -161,23 +161,21 @@ def name_of(start: Start) -> str:
     return before or new_run_name(wanted or directory.path.name)
 
 
-def begin_record(start: Start, settings: dict[str, Any]) -> None:
-    """Write the resolved settings of a new run."""
-    if start.is_main:
-        start.directory.write_config(settings)
-
-
-def continue_record(
+def begin_record(
     start: Start,
     settings: dict[str, Any],
     changed: dict[str, list[Any]],
     checkpoint: Path | None,
 ) -> None:
-    """Delete what was recorded after the checkpoint, and write which settings have changed."""
+    """Delete a run that is overwritten, or what one that is resumed recorded after the checkpoint;
+    write the settings, and which of them have changed."""
     if not start.is_main:
         return
     directory = start.directory
-    rewind(directory, checkpoint)
+    if start.mode == "overwrite":
+        delete(directory)
+    elif start.mode == "resume":
+        rewind(directory, checkpoint)
     directory.write_config(settings)
     if not changed:
         return
@@ -255,10 +253,8 @@ def prepare(start: Start, resolved: Resolved) -> Iterator[Prepared]:
 def train(start: Start, ready: Prepared, checkpoint: Path | None, outcome: Outcome) -> None:
     """Train to the end, or until the guard, SIGTERM or NaN weights end it."""
     trainer = ready.trainer
-    if start.is_main:
-        give_up_former(start.directory)
-        if checkpoint is None:
-            start.directory.update(start_weights=fingerprint(trainer.model))
+    if start.is_main and checkpoint is None:
+        start.directory.update(start_weights=fingerprint(trainer.model))
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except SystemExit as error:
