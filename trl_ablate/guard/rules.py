@@ -5,9 +5,11 @@ decides whether that warns, stops the run or does nothing. The rules compare val
 own past, not with absolute limits, so that they work for a 0.4 M model and for a 7 B model.
 
 `grad_norm` and `length_spread` are early warnings: when a run becomes unstable, they fire before
-the reward falls. They compare the last steps with the steps since learning started. While a policy
-learns, its responses to one question become similar; if their lengths start to differ again, it is
-losing what it learned. The other rules report what has already happened.
+the reward falls. They compare the last steps with the run's usual level: that of the steps since
+learning started, whose reward is at least some share of the best reward. Before that, gradient
+norms and lengths change for good reasons. While a policy learns, its responses to one question
+become similar; if their lengths start to differ again, it is losing what it learned. The other
+rules report what has already happened.
 """
 
 import math

@@ -1,4 +1,5 @@
-"""Callbacks of a run: they record its rows and rollouts, keep the best model, and run the guard.
+"""Callbacks of a run: they record its rows and rollouts, keep the best model, run the guard, show
+the live line, and end the run after SIGTERM.
 
 A callback that needs the trainer gets it by `attach`, once the trainer is built.
 """
@@ -242,6 +243,8 @@ class LiveLine(TrainerCallback):
 class Preemption(TrainerCallback):
     """Asks the trainer to save and to stop, once any process has received SIGTERM.
 
+    No finished step is lost, and `--resume` continues from there with the same results as a run
+    without a stop, even in the middle of a rollout batch.
     It overrides other callbacks' decisions on saving, so it has to be added last.
 
     Attributes:

@@ -1,4 +1,5 @@
-"""Finds the model to evaluate: a model's folder, a run's directory, a Hub id, or the miniature."""
+"""Evaluates a saved model (a folder, a run's directory, a Hub id, or the miniature): finds it,
+builds it, generates and grades completions, and makes a report."""
 
 import re
 import sys

@@ -48,7 +48,7 @@ from trl_ablate.training.callbacks import (
     RunRecorder,
     save_whole,
 )
-from trl_ablate.training.dashboard import DashboardCheck, export_static, new_run_name
+from trl_ablate.training.dashboard import export_static, new_run_name
 from trl_ablate.training.machine import check_device
 from trl_ablate.training.models import fingerprint
 
@@ -242,7 +242,7 @@ def prepare(start: Start, resolved: Resolved) -> Iterator[Prepared]:
     recorder = RunRecorder(directory, config.grpo_steps_per_optimizer_step)
     preemption = Preemption(start.termination)
     with closing(live), grader_of(resolved.task) as grader:
-        watching = [recorder, rollouts, best, guard, live, DashboardCheck(start.console)]
+        watching = [recorder, rollouts, best, guard, live]
         trainer = build_trainer(resolved, grader, watching)
         for watcher in (rollouts, best):
             watcher.attach(trainer)

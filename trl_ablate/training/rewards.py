@@ -1,4 +1,5 @@
-"""The rewards of a recipe: the template's, or those that `reward_funcs` names."""
+"""The rewards of a recipe: the template's, or those that `reward_funcs` names; and the metrics of
+the style in which a world's questions are answered."""
 
 import functools
 from collections.abc import Sequence
@@ -112,6 +113,12 @@ def style_metrics(
     rewards: Sequence[float | None],
     lengths: Sequence[int],
 ) -> dict[str, float]:
+    """For each style of the world (`direct`, `terse`, `full`): its share of the completions, and
+    the mean reward and length in tokens of its completions.
+
+    They are metrics of training and of evaluation: `style/direct`, `style/direct_reward`,
+    `style/direct_length`. A style without completions has a share of 0 and no other metric.
+    """
     styles = [task.style_of(completion_text(completion)) for completion in completions]
     found: dict[str, float] = {}
     for style in task.styles:
