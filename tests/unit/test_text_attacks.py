@@ -243,7 +243,8 @@ def shown(text: str, folder: Path) -> str:
     try:
         resolved = SimpleNamespace(
             recipe=Path(f"r{text}"), profile=text, profile_reason=text, warnings=[text],
-            layers={f"k{text}": text}, settings={f"k{text}": text}, changes={text: (text, text)}, inert={text: text},
+            layers={f"k{text}": text}, settings={f"k{text}": text},
+            changes={text: (text, text)}, inert={text: text},
         )  # fmt: skip
         show_recipe(resolved, everything=True)
         show_findings([Finding(text, text, fix=text)])

@@ -6,6 +6,7 @@ overwritten before the new start has a trainer.
 
 import copy
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -50,7 +51,9 @@ from trl_ablate.training.callbacks import (
 )
 from trl_ablate.training.dashboard import export_static, new_run_name
 from trl_ablate.training.machine import check_device
-from trl_ablate.training.models import fingerprint
+
+FINGERPRINTED = 256
+"""Values of each weight that enter its fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -273,6 +276,19 @@ def train(start: Start, ready: Prepared, checkpoint: Path | None, outcome: Outco
         check_reached_the_end(trainer.state.global_step, trainer.state.max_steps)
     save_whole(trainer, start.directory.checkpoint_last)
     ready.best.check()
+
+
+def fingerprint(model: Any) -> str | None:
+    """A hash of the first values of every weight, without adapters, which are drawn by the seed;
+    None where another process holds the weights."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if weight.is_meta or not weight.numel():
+            return None
+        if "lora_" not in name:
+            first = weight.detach().flatten()[:FINGERPRINTED]
+            digest.update(first.to("cpu", torch.float32).numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def grpo_steps_of(trainer: AblationTrainer) -> float:

@@ -67,6 +67,9 @@ AROUND = {
 def test_a_token_is_masked_wherever_it_stands(issuer, place):
     secret = SECRETS[issuer]
     text = place.format(AROUND.get(issuer, "{}").format(secret))
+    line = Masker(hide_home=False).text(json.dumps({"a": text, "b": [1, text]}))
+    assert json.loads(line)["b"][0] == 1
+    assert not any(part in line for part in secret.split("\n"))
     shown = Masker(hide_home=False).text(text)
     assert MASK in shown
     for part in secret.split("\n"):
@@ -77,16 +80,6 @@ def test_a_token_is_masked_wherever_it_stands(issuer, place):
 
 def test_every_shape_has_an_example_that_no_other_shape_needs():
     assert SECRETS.keys() == SHAPES.keys()
-
-
-@pytest.mark.parametrize("issuer", SHAPES)
-def test_a_token_in_a_json_text_is_masked_and_the_json_stays(issuer):
-    text = AROUND.get(issuer, "{}").format(SECRETS[issuer])
-    line = json.dumps({"a": text, "b": [1, f"x {text} y"]})
-    shown = Masker(hide_home=False).text(line)
-    assert json.loads(shown)["b"][0] == 1
-    for part in SECRETS[issuer].split("\n"):
-        assert part not in shown
 
 
 def test_a_private_key_in_a_diff_is_masked_to_its_last_line():
