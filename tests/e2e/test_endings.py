@@ -139,6 +139,8 @@ def test_an_ending_is_in_the_exit_code_in_the_record_and_in_one_sentence(
     assert record["reason"] == reason or record["reason"].startswith(reason)
     seconds = [0, *(row["seconds"] for row in RunDirectory(tmp_path / "run").metrics())]
     assert seconds == sorted(seconds) and record["seconds"] >= 0
+    if sabotage is None:
+        assert 1 <= record["diverged_at"] < 6 and "lower learning_rate" in record["reason"]
     if sabotage is an_unknown_error:
         assert "Traceback" in ended.stderr and "the engine died" in ended.stderr
     elif code == 1:
