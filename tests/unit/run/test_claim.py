@@ -43,7 +43,10 @@ def refused(run: RunDirectory, mode: claim.Mode, why: str) -> None:
         raise AssertionError("it was claimed")
 
 
-def test_an_existing_run_wants_a_decision(old):
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_an_existing_run_wants_a_decision(old, has_rows):
+    if not has_rows:  # it ended before its first step
+        old.metrics_file.unlink()
     before = contents(old.path)
     refused(old, "new", "holds a run already .finished.*--overwrite.*--resume")
     for mode in ("resume", "overwrite"):  # which then checks the rest, and may be refused

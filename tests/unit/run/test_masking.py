@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -131,3 +132,9 @@ def test_masking_takes_time_in_proportion_to_the_text(piece):
     began = time.process_time()
     replace_tokens(piece * (100_000 // len(piece)), MASK)
     assert time.process_time() - began < 1
+
+
+def test_the_home_folder_is_hidden_only_in_what_is_published():
+    text = f"{Path.home()}/runs and {Path.home()}less"
+    assert Masker().text(text) == f"~/runs and {Path.home()}less"
+    assert Masker(hide_home=False).text(text) == text
