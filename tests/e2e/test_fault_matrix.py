@@ -26,7 +26,7 @@ from tests.support.hub_endpoint import HubEndpoint
 from tests.support.shared import shared_once
 from tests.support.warm import Ended, Running, model_and_data, warm
 from trl_ablate.run.directory import MARK
-from trl_ablate.run.files import write_jsonl
+from trl_ablate.run.json_files import write_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.warm import warm
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import read_object
+from trl_ablate.run.json_files import read_object
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.kept_runs import beside, restore
 from trl_ablate.study.report.report import report_study

@@ -18,7 +18,7 @@ from tests.support.hub_endpoint import Fault, HubEndpoint, wait_until
 from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate.hub import PublishError, check_token, client, push_run
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import append_jsonl, write_json
+from trl_ablate.run.json_files import append_jsonl, write_json
 
 TOKEN = "hf_" + "WriteTokenOfTheTester0123456789ab"
 READ_ONLY = "hf_" + "ReadTokenOfTheTester00123456789ab"

@@ -68,34 +68,6 @@ def test_an_output_folder_that_cannot_be_made(world, closed, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["evaluate", "{model}", "--output", "{closed}/x.json"],
-        ["evaluate", "{model}", "--per_question", "{closed}/x.jsonl"],
-        ["study", "plan", "{recipes}/quick", "--runs", "{closed}/runs"],
-        ["study", "report", "--curves", "{curves}", "--out", "{closed}/out"],
-        ["new", "{closed}/task"],
-        ["bench", "reward", "--count", "8", "--rounds", "1", "--output", "{closed}/b.json"],
-    ],
-    ids=lambda words: " ".join(words[:2]),
-)
-def test_no_command_can_write_there(world, closed, tmp_path, words):
-    curves = tmp_path / "curves.csv"
-    curves.write_text("run_name,metric,step,value\na-seed0,eval/reward,0,0.5\n")
-    (tmp_path / "quick").mkdir()
-    (tmp_path / "quick" / "study.yaml").write_text(
-        "question: Does it work?\narms: [one.yaml]\nseeds: [0]\nprofile: miniature\n"
-    )
-    (tmp_path / "quick" / "one.yaml").write_text("extends: grpo.yaml\n")
-    places = {"model": world / "model", "closed": closed, "curves": curves, "recipes": tmp_path}
-    command, *rest = (word.format(**places) for word in words)
-    if command == "evaluate":
-        rest += ["--profile", "miniature", "--dataset", str(world / "data"), "--eval_size", "4"]
-    assert_one_sentence(warm(command, *rest).wait(), "closed")
-
-
 def test_a_cache_that_cannot_be_written(closed, tmp_path):
     """A model that does not come with the package is made there on first use."""
     words = [*FEW, "--output_dir", tmp_path / "run"]

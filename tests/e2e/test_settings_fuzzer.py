@@ -21,9 +21,9 @@ from tests.support.settings_cases import cases, context
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.rewards import grader_of
-from trl_ablate.run.files import write_jsonl
+from trl_ablate.run.json_files import write_jsonl
 from trl_ablate.training import building
-from trl_ablate.training.doctor import check_device
+from trl_ablate.training.machine import check_device
 
 CASES = list(cases())
 SLICES = 8

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.synthetic_study import learning_rows  # noqa: E402
 from trl_ablate.run.checkpoints import latest_whole_checkpoint, seal, step_of  # noqa: E402
-from trl_ablate.run.claim import claimed, give_up_former
+from trl_ablate.run.claim import claimed, delete
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import append_jsonl
+from trl_ablate.run.json_files import append_jsonl
 
 
 def main() -> None:
@@ -44,7 +44,8 @@ def main() -> None:
     directory = RunDirectory(options.output_dir)
     mode = "overwrite" if options.overwrite else "resume" if options.resume else "new"
     with claimed(directory, mode):
-        give_up_former(directory)
+        if mode == "overwrite":
+            delete(directory)
         train(options, settings, attempt, directory)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.conftest import REPOSITORY
 from trl_ablate import miniature
-from trl_ablate.run.files import write_jsonl
+from trl_ablate.run.json_files import write_jsonl
 from trl_ablate.study.engines.warm import IMPORTS_OF_A_TRAINING, ForkServer, WarmProcess
 
 SMALL = [
@@ -32,7 +32,7 @@ SMALL = [
 
 PATIENCE = 300
 IMPORTS = (
-    *IMPORTS_OF_A_TRAINING, "trl_ablate.cli.evaluate", "trl_ablate.evaluation.evaluating",
+    *IMPORTS_OF_A_TRAINING, "trl_ablate.cli.evaluate", "trl_ablate.training.evaluating",
     "tests.support.warmed",
 )  # fmt: skip
 

@@ -32,7 +32,7 @@ from trl_ablate.study.report.report import report_study
 from trl_ablate.study.store import RunStore
 from trl_ablate.trainer.evaluation_parts import by_group, of_question
 from trl_ablate.training.checking import Checked, Graded
-from trl_ablate.training.doctor import Finding
+from trl_ablate.training.machine import Finding
 
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 WORD = "word"
@@ -282,72 +282,3 @@ def test_a_terminal_shows_texts_as_they_are(tmp_path, text):
     for line in for_terminal(text).split("\n"):
         words = line.split()
         assert not words or seen.count(words[0]) >= 10
-
-
-@ALL
-def test_a_metric_named_after_a_value_of_the_data_is_one_safe_line(text):
-    names = [*group_metrics(text)]
-    assert names and not [name for name in names if UNSAFE.search(name) or "\n" in name]
-    assert names[0].startswith("eval_reward/level=")
-
-
-@pytest.fixture
-def browser(tmp_path):
-    from tests.support.browser import CHROMIUM, Browser
-
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine: the page was read by html.parser alone")
-    opened = Browser(tmp_path / "profile")
-    yield opened
-    opened.close()
-
-
-SEEN = "[...document.querySelectorAll('*')].map(each => each.tagName).join()"
-
-
-@SLOW
-def test_a_browser_runs_no_text_of_a_report(tmp_path, browser):
-    """All of the corpus in one study, as names, questions and responses."""
-    arms = {f"{number} {text}": {"top": 0.5, "n": number}
-            for number, text in enumerate(HOSTILE.values())}  # fmt: skip
-    plan, store = make_plan(arms, seeds=(0,)), RunStore(tmp_path / "all")
-    for number, (arm, text) in enumerate(zip(plan.arms, HOSTILE.values(), strict=True)):
-        rollouts = [{"prompt": text, "response": text, "reward": 1.0}]
-        rows = learning_rows(number, 0.5)
-        write_run(store, arm.runs[0], arm.declared, rows, rollouts=rollouts)
-    plan = replace(plan, question="\n".join(HOSTILE.values()), notes=tuple(HOSTILE.values()))
-    arms = tuple(replace(arm, runs=tuple(replace(run, words=("a.yaml", *run.words[1:]))
-                                         for run in arm.runs)) for arm in plan.arms)  # fmt: skip
-    report_study(replace(plan, arms=arms), store, tmp_path / "study.yaml", tmp_path / "page")
-    browser.open((tmp_path / "page" / "report.html").as_uri())
-    assert browser.evaluate("window.owned === undefined")
-    assert not [event for event in browser.events if event.get("method") == "Page.javascriptDialog"]
-    tags = set(browser.evaluate(SEEN).lower().split(","))
-    assert not tags & {"b", "svg", "a", "iframe", "object", "form", "input"}
-    assert browser.evaluate("document.querySelectorAll('script').length") == 1
-    assert browser.evaluate("document.querySelectorAll('h1').length") == 1
-    assert browser.evaluate("[...document.images].every(each => each.src.startsWith('data:'))")
-    assert browser.evaluate("document.body.innerText.includes('<script>window.owned')")
-
-
-@SLOW
-def test_trackio_gives_back_what_the_terminal_would_show(tmp_path, monkeypatch):
-    import trackio
-    from trackio import sqlite_storage, utils
-
-    from trl_ablate.training.dashboard import log_rollouts
-
-    for module in (sqlite_storage, utils, trackio):
-        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path)
-    trackio.init(project="attacked", name="mine")
-    texts = list(HOSTILE.values())
-    groups = {name: value for text in texts for name, value in group_metrics(text).items()}
-    assert len({name for name in groups if name.startswith("eval_reward/")}) > len(texts) - 5
-    trackio.log(groups)
-    rows = [{"prompt": text, "response": text, "reward": 1.0} for text in texts]
-    log_rollouts(rows, step=1)
-    trackio.finish()
-    by_level, logged = sqlite_storage.SQLiteStorage.get_logs("attacked", "mine")
-    assert groups.items() <= by_level.items()
-    kept = logged["rollouts"]["_value"]
-    assert [row["response"] for row in kept] == [for_terminal(text) for text in texts]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from trl_ablate.run.files import write_json
 from trl_ablate.run.fitting import FirstThatFits
+from trl_ablate.run.json_files import write_json
 from trl_ablate.run.provenance import provenance
 from trl_ablate.run.untrusted import SafeConsole
 

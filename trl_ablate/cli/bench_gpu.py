@@ -11,7 +11,7 @@ from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import at_least_one
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.files import read_object
+from trl_ablate.run.json_files import read_object
 
 IMPORTS = ("trl_ablate.bench.training", "trl_ablate.recipe.resolving")
 """What nearly all parts need; at toy size it is imported once."""

@@ -51,7 +51,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 def diagnose(recipe: str | None, profile: str = "auto", overrides: Iterable[str] = ()) -> int:
     """Print what this machine has and lacks for a recipe; 0 if the recipe can run here, else 1."""
-    from trl_ablate.training import doctor as checks
+    from trl_ablate.training import machine as checks
 
     requirements, versions = checks.declared(), checks.installed()
     findings = checks.check_packages(requirements, versions)

@@ -16,7 +16,7 @@ from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN, pass_rates
 from trl_ablate.metrics import stderr_of
-from trl_ablate.run.files import append_jsonl, write_json, write_jsonl
+from trl_ablate.run.json_files import append_jsonl, write_json, write_jsonl
 
 DESCRIPTION = """\
 Evaluate a saved model.
@@ -84,9 +84,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
 def run(options: argparse.Namespace, words: list[str]) -> int:
     check_output(options)
     with to_keep():
-        from trl_ablate.evaluation.checkpoints import find_checkpoint, to_evaluate
-        from trl_ablate.evaluation.evaluating import describe, evaluate
-        from trl_ablate.training.doctor import check_device
+        from trl_ablate.training.evaluating import describe, evaluate, find_checkpoint, to_evaluate
+        from trl_ablate.training.machine import check_device
 
     checkpoint = find_checkpoint(options.checkpoint)
     with tempfile.TemporaryDirectory() as scratch:

@@ -10,7 +10,7 @@ from trl_ablate.cli.parsing import Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
-from trl_ablate.run.files import read_object
+from trl_ablate.run.json_files import read_object
 
 DESCRIPTION = """\
 Write FINDINGS.md, the table of answers in README.md beside it, and README's section on answers,

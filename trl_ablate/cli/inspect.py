@@ -11,10 +11,10 @@ from trl_ablate.cli.parsing import Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.replay import Replay, replay
+from trl_ablate.guard.logs import Log, read_logs
+from trl_ablate.guard.rules import Replay, replay
 from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.recipe.strict import check_value, nearest, parse_yaml
-from trl_ablate.run.logs import Log, read_logs
 
 DESCRIPTION = """\
 Read the log of a GRPO run, trained with this package or not, and print what the rules of the guard

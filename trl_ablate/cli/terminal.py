@@ -16,7 +16,7 @@ from trl_ablate.run.untrusted import SafeConsole
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
     from trl_ablate.run.directory import RunDirectory
-    from trl_ablate.training.doctor import Finding
+    from trl_ablate.training.machine import Finding
 
 console = SafeConsole(soft_wrap=True)
 
@@ -88,7 +88,7 @@ def show_recipe(resolved: Resolved, everything: bool) -> None:
 
 def show_refusal(resolved: Resolved) -> None:
     """Print why this machine would refuse to train the recipe, if it would."""
-    from trl_ablate.training.doctor import check_device
+    from trl_ablate.training.machine import check_device
 
     try:
         check_device(resolved)

@@ -5,20 +5,23 @@ decides whether that warns, stops the run or does nothing. The rules compare val
 own past, not with absolute limits, so that they work for a 0.4 M model and for a 7 B model.
 
 `grad_norm` and `length_spread` are early warnings: when a run becomes unstable, they fire before
-the reward falls. They compare the last steps with the steps since learning started. While a policy
-learns, its responses to one question become similar; if their lengths start to differ again, it is
-losing what it learned. The other rules report what has already happened.
+the reward falls. They compare the last steps with the run's usual level: that of the steps since
+learning started, whose reward is at least some share of the best reward. Before that, gradient
+norms and lengths change for good reasons. While a policy learns, its responses to one question
+become similar; if their lengths start to differ again, it is losing what it learned. The other
+rules report what has already happened.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from trl_ablate.guard.arguments import Action, GuardArguments
-from trl_ablate.guard.recent import RecentSteps, least_mean, upper
 from trl_ablate.metrics import (
     ENTROPY,
     GRAD_NORM,
@@ -26,6 +29,7 @@ from trl_ablate.metrics import (
     LENGTH_SPREAD,
     NO_VARIANCE,
     ONLY_SPECIAL,
+    READ_BY,
     REWARD,
     SAMPLING_GAP,
     WATCHED_BY_RULES,
@@ -209,3 +213,102 @@ def _nonfinite(row: Row) -> Reading:
     broken = {k: v for k, v in values.items() if v is None or not math.isfinite(v)}
     what = " and ".join(broken) or "loss"
     return Reading(NONFINITE, bool(broken), None, None, f"{what} is not a finite number")
+
+
+class Compared(NamedTuple):
+    """Values of the last steps, and of the steps before, which are at least as many."""
+
+    late: list[float]
+    usual: list[float]
+
+
+@dataclass
+class _Step:
+    """A GRPO step: its reward, and each metric's value in every optimizer step that logged one."""
+
+    reward: float
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+
+class RecentSteps:
+    """The last `window` GRPO steps, up to `history` steps before them, and the best reward so far.
+
+    Args:
+        learned: share of the best reward so far that a step needs to count. Where no reward is
+            above 0 yet, every step counts.
+    """
+
+    def __init__(self, metrics: Sequence[str], window: int, history: int, learned: float):
+        self._metrics = metrics
+        self._window = window
+        self._learned = learned
+        self._steps: deque[_Step] = deque(maxlen=window + history)
+        self.best_reward = -math.inf
+
+    def see(self, row: Mapping[str, Any]) -> None:
+        """Add a logged row; a row with a reward starts a new GRPO step."""
+        reward = finite(row, "reward")
+        if reward is not None or not self._steps:
+            self._steps.append(_Step(-math.inf if reward is None else reward))
+            self.best_reward = max(self.best_reward, self._steps[-1].reward)
+        for metric in self._metrics:
+            value = finite(row, metric)
+            if value is not None:
+                self._steps[-1].values.setdefault(metric, []).append(value)
+
+    def compared(self, metric: str) -> Compared | None:
+        """None until twice as many steps as the window has have logged this metric."""
+        floor = self._learned * max(self.best_reward, 0.0)
+        steps = [
+            step.values[metric]
+            for step in self._steps
+            if metric in step.values and max(step.reward, 0.0) >= floor
+        ]
+        late, before = steps[-self._window :], steps[: -self._window]
+        if len(before) < self._window:
+            return None
+        return Compared(list(chain.from_iterable(late)), list(chain.from_iterable(before)))
+
+
+def finite(row: Mapping[str, Any], metric: str) -> float | None:
+    """The value of a metric in a row; None if it is missing or not finite."""
+    value = row.get(metric)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def upper(values: Sequence[float]) -> float:
+    """The 70th percentile of the values (linear interpolation)."""
+    return statistics.quantiles(values, n=10, method="inclusive")[6]
+
+
+def least_mean(values: Sequence[float], window: int) -> float:
+    """The lowest mean of `window` consecutive values; with fewer values, the mean of all."""
+    starts = range(max(1, len(values) - window + 1))
+    return min(statistics.fmean(values[start : start + window]) for start in starts)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the rules found in a log, and which rules could not look."""
+
+    alerts: list[Alert]
+    unread: dict[str, str]
+    """Rule -> the metric that the log lacks."""
+    short: list[str]
+    """Rules that compare with the first steps, or with earlier ones, of which there are too few."""
+
+
+def replay(rows: Sequence[Mapping[str, Any]], arguments: GuardArguments) -> Replay:
+    """All alerts of a log, in the order of its steps."""
+    guard = Guard(arguments)
+    alerts = [alert for row in rows for alert in guard.observe(row)]
+    counts = {metric: sum(metric in row for row in rows) for metric in READ_BY.values()}
+    window = arguments.guard_window
+    needed: dict[str, int] = dict.fromkeys(("grad_norm", "spike", "length_spread"), 2 * window)
+    needed |= dict.fromkeys(("length", "entropy", "sampling"), window + 1)
+    on = {rule: metric for rule, metric in READ_BY.items() if guard.action_of(rule) != "off"}
+    return Replay(
+        alerts,
+        unread={rule: metric for rule, metric in on.items() if not counts[metric]},
+        short=[rule for rule, metric in on.items() if 0 < counts[metric] < needed.get(rule, 1)],
+    )

@@ -12,7 +12,6 @@ from typing import Any
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.checkpoints import check_seal
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import read_jsonl
 from trl_ablate.run.folders import where_it_stands
 from trl_ablate.run.masking import Masker, known_secrets
 
@@ -155,7 +154,7 @@ def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
         path=run.path,
         record=masker.value(public),
         config=masker.value(config),
-        rows=list(read_jsonl(run.metrics_file)),
+        rows=list(run.metrics()),
         masker=masker,
     )
     if not finished.checkpoints:

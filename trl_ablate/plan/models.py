@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.files import read_object
+from trl_ablate.run.json_files import read_object
 
 
 @dataclass(frozen=True)

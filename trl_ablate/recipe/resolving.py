@@ -48,8 +48,8 @@ from trl_ablate.recipe.places import (
 from trl_ablate.recipe.precision import precision_warnings
 from trl_ablate.recipe.strict import brief, read_mapping
 from trl_ablate.recipe.trl_yaml import from_trl, is_of_trl
-from trl_ablate.run.files import read_object
 from trl_ablate.run.identity import NOT_WRITTEN
+from trl_ablate.run.json_files import read_object
 from trl_ablate.run.masking import MASK, Masker
 from trl_ablate.task import TaskArguments
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import read_json, write_json
+from trl_ablate.run.json_files import read_json, write_json
 
 SEAL = "sealed.json"
 CHUNK = 1 << 24

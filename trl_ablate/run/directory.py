@@ -25,15 +25,15 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.failures import DIVERGED, message_of
-from trl_ablate.run.files import (
+from trl_ablate.run.folders import beside_while_replaced, where_it_stands
+from trl_ablate.run.identity import portable
+from trl_ablate.run.json_files import (
     append_jsonl,
     read_jsonl,
     read_object,
     write_json,
     write_jsonl,
 )
-from trl_ablate.run.folders import beside_while_replaced, where_it_stands
-from trl_ablate.run.identity import portable
 from trl_ablate.run.termination import Terminated
 
 KEYBOARD = "interrupted from the keyboard"
@@ -148,13 +148,14 @@ class RunDirectory:
         return [path for path in found if _ROLLOUTS.fullmatch(path.name)]
 
     def entries(self) -> list[Path]:
-        """Every existing path that a run writes. Other files are the user's and stay in place."""
+        """Every existing path that a run writes: its record first, its traces last. Other files are
+        the user's and stay in place."""
         saved = (self.checkpoint_last, self.checkpoint_best)
-        named = [self.run_file, self.config_file, self.metrics_file, self.alerts_file, *saved]
-        named += [beside for folder in saved for beside in beside_while_replaced(folder)]
+        beside = [path for folder in saved for path in beside_while_replaced(folder)]
         parts = [path for path in self.path.glob(".*") if _UNFINISHED.fullmatch(path.name)]
-        there = filter(os.path.lexists, named)
-        return [*there, *parts, *self.checkpoints(), *self.rollout_files()]
+        named = [self.run_file, self.config_file, self.alerts_file, *parts, *self.rollout_files()]
+        named += [*beside, *saved, self.metrics_file, *self.checkpoints()]
+        return [path for path in named if os.path.lexists(path)]
 
     @contextmanager
     def recorded(self, *, clean: Callable[[str], str] = str, **entries: Any):

@@ -2,7 +2,7 @@
 
 Schedulers send SIGTERM some time before they kill a process. Where nothing is lost, such as while a
 model is loaded, it ends the program at once, as Ctrl-C does. During training it is only noted, and
-`preemption.py` ends the run after the next optimizer step.
+`Preemption` ends the run after the next optimizer step.
 
 Not every launcher passes SIGTERM on. `torchrun` does, and kills processes that are still running
 after 30 seconds. `accelerate launch` with one process ends and leaves the training running. So a

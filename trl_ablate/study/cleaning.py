@@ -10,14 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.claim import ASIDE, GIVEN_UP, MOVING
 from trl_ablate.run.directory import MARK, RunDirectory
 from trl_ablate.study.estimate import probe_name
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.store import RunStore
-
-HIDDEN = (MARK, ASIDE, MOVING, GIVEN_UP)
-"""What a killed run leaves in its folder besides its records."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ def _named_elsewhere(plan: Plan, store: RunStore) -> set[str]:
 
 def _of_a_run(run: RunDirectory) -> list[Path]:
     """Its folder; or, where files of the user are in it, what the run has written there."""
-    written = {*run.entries(), *(run.path / name for name in HIDDEN)}
+    written = {*run.entries(), run.path / MARK}
     for file in run.path.rglob("*"):
         if not file.is_dir() and not written & {file, *file.parents}:
             return sorted(filter(os.path.lexists, written))

@@ -14,7 +14,7 @@ from typing import Any
 from trl_ablate.miniature.registry import is_of_one_core
 from trl_ablate.recipe.files import changed_files
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.run.files import write_json
+from trl_ablate.run.json_files import write_json
 from trl_ablate.study.definition import Expectation, Statistic, Study
 from trl_ablate.study.factors import MAX_LETTERS, UNSAFE, Design
 from trl_ablate.study.tuning import Tuning

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
-from trl_ablate.run.files import is_named, read_object
 from trl_ablate.run.identity import portable
+from trl_ablate.run.json_files import is_named, read_object
 from trl_ablate.study.plan import identity
 
 Status = Literal["to do", "running", "interrupted", "finished", "stopped", "failed"]

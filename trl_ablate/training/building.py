@@ -1,10 +1,16 @@
-"""From a resolved recipe to a trainer that is ready to train: model, data, rewards, callbacks."""
+"""From a resolved recipe to a trainer that is ready to train: model, data, rewards, callbacks, and
+the tools, environments and rollout functions that a recipe names for TRL's trainer."""
 
 import copy
-from collections.abc import Mapping
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import torch
 from datasets import Dataset
 from transformers import (
     PreTrainedModel,
@@ -25,17 +31,18 @@ from trl_ablate.data.questions import (
 )
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN
+from trl_ablate.miniature.registry import is_of_one_core
+from trl_ablate.named_code import code_place, load_code, one_line
 from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.rewards.own.model import ModelReward
+from trl_ablate.study.engines import THREAD_VARIABLES
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.evaluation_parts import RewardsOfSet
-from trl_ablate.training.allocation import keep_freed_memory, use_one_thread_if_small
-from trl_ablate.training.environments import environment_of, explained
-from trl_ablate.training.integrations import tolerated_integrations
+from trl_ablate.training.dashboard import tolerated_integrations
 from trl_ablate.training.models import (
     check_finite,
     checked_tokenizer,
@@ -213,3 +220,79 @@ def _prompts(
         max_prompt_length=task.max_prompt_length,
         what=what,
     )
+
+
+def environment_of(task: TaskArguments) -> dict[str, Any]:
+    """The arguments of `GRPOTrainer` that the recipe gives, imported; empty for most recipes."""
+    factory = task.environment_factory
+    found = {
+        "tools": task.tools and [_loaded("tools", one) for one in task.tools],
+        "environment_factory": {
+            name: _loaded("environment_factory", one) for name, one in factory.items()
+        }
+        if isinstance(factory, dict)
+        else factory and _loaded("environment_factory", factory),
+        "rollout_func": task.rollout_func and _loaded("rollout_func", task.rollout_func),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _loaded(setting: str, path: str) -> Callable[..., Any]:
+    place = code_place(path)
+    if place is None:
+        raise ConfigurationError(
+            f"{setting} has {path[:200]!r}; give FILE.py:FUNCTION or package.module.function"
+        )
+    found = load_code(place, setting)
+    if not callable(found):
+        raise ConfigurationError(
+            f"{setting}: {path} is a {type(found).__name__}, which cannot be called; name a "
+            "function or a class"
+        )
+    return found
+
+
+@contextmanager
+def explained(environment: dict[str, Any]) -> Iterator[None]:
+    """TRL refuses tools and environments for many reasons: report them in one sentence."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except (ImportError, TypeError, ValueError) as error:
+        if not environment:
+            raise
+        raise ConfigurationError(
+            f"TRL refuses {' and '.join(environment)} of this recipe: {one_line(error)}"
+        ) from error
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Names of `mallopt`, from glibc's malloc.h."""
+LARGEST = 2**30
+"""Bytes: larger blocks, and more than this unused at the end of the heap, are returned."""
+THREADS = torch.get_num_threads()
+"""torch's own choice: one per core, or what the environment says."""
+
+
+def keep_freed_memory() -> None:
+    """Memory that a training on a CPU frees stays with its process, unless the environment already
+    sets glibc's malloc.
+
+    Every step takes and frees tensors of the same sizes. By default, glibc returns large blocks to
+    the system at once, and each new one costs a page fault for every 4 KiB.
+    """
+    set_by_user = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None and not set_by_user:
+        mallopt(MMAP_THRESHOLD, LARGEST)
+        mallopt(TRIM_THRESHOLD, LARGEST)
+
+
+def use_one_thread_if_small(model: torch.nn.Module) -> None:
+    """Give a small model one thread, as the engine of studies does, unless the environment or the
+    person's own code has chosen a number."""
+    millions = sum(weights.numel() for weights in model.parameters()) / 1e6
+    chosen = any(name in os.environ for name in THREAD_VARIABLES)
+    if is_of_one_core(millions) and not chosen and torch.get_num_threads() == THREADS:
+        torch.set_num_threads(1)

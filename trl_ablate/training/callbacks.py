@@ -1,4 +1,5 @@
-"""Callbacks of a run: they record its rows and rollouts, keep the best model, and run the guard.
+"""Callbacks of a run: they record its rows and rollouts, keep the best model, run the guard, show
+the live line, and end the run after SIGTERM.
 
 A callback that needs the trainer gets it by `attach`, once the trainer is built.
 """
@@ -8,24 +9,35 @@ import os
 import random
 import time
 from dataclasses import asdict
+from datetime import timedelta
 from errno import ENOENT
 from fractions import Fraction
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.rules import Alert, Guard
+from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.run.checkpoints import best_logged, check_best, seal
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import append_jsonl, write_json
 from trl_ablate.run.folders import part_of, replace_folder
+from trl_ablate.run.json_files import append_jsonl, write_json
 from trl_ablate.run.masking import Masker
-from trl_ablate.training.dashboard import TRACKIO, log_rollouts, reports_to_trackio, send_alert
-from trl_ablate.training.integrations import dropped_on_error
+from trl_ablate.run.termination import Termination
+from trl_ablate.training.dashboard import (
+    TRACKIO,
+    dropped_on_error,
+    log_rollouts,
+    reports_to_trackio,
+    send_alert,
+)
 
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
@@ -169,3 +181,136 @@ def save_whole(trainer: "AblationTrainer", folder: Path, **notes: dict[str, Any]
         seal(part)
         replace_folder(folder)
     trainer.accelerator.wait_for_everyone()
+
+
+SHOWN = {
+    REWARD: "reward",
+    EVAL_REWARD: "eval",
+    LENGTH: "length",
+    ENTROPY: "entropy",
+    GRAD_NORM: "grad",
+}
+"""Metrics of the line, with their short names."""
+BAR = 8
+
+
+class LiveLine(TrainerCallback):
+    """Step, time left, rewards, length, seconds per step, entropy and gradient norm.
+
+    In a terminal this is one live line, with as many of them as fit. Elsewhere it is printed at
+    every evaluation, and whenever nothing was printed for `every` seconds, also during a long step.
+    """
+
+    def __init__(self, console: Console, every: float = 60.0):
+        self._console = console
+        self._every = every
+        self._seen: dict[str, float] = {}
+        self._bar: Progress | None = None
+        self._printer: Thread | None = None
+        self._wake, self._over = Event(), False
+
+    def on_train_begin(self, args, state: TrainerState, control, **kwargs):
+        self._step = self._first = state.global_step
+        self._steps, self._started = state.max_steps, time.monotonic()
+        if not state.is_world_process_zero:
+            return
+        if not self._console.is_terminal:
+            self._printer = Thread(target=self._print_regularly, daemon=True)
+            self._printer.start()
+            return
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=BAR),
+            TextColumn("{task.fields[seen]}"),
+            console=self._console,
+        )
+        self._bar.start()
+        self._bar.add_task("training", total=self._steps, completed=self._step, seen="")
+
+    def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
+        if not state.is_world_process_zero:
+            return
+        self._step = state.global_step
+        self._seen |= {key: logs[key] for key in SHOWN if logs.get(key) is not None}
+        if self._bar:
+            room = self._console.width - len("step  ") - 2 * len(f"{self._steps}/") - BAR
+            self._bar.update(self._bar.task_ids[0], completed=self._step, seen=self._line(room))
+        elif EVAL_REWARD in logs:
+            self._print()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal as it was; safe to call twice."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+        if self._printer:
+            self._over = True
+            self._wake.set()
+            self._printer.join()
+            self._printer = None
+
+    def _print_regularly(self) -> None:
+        while not self._over:
+            if not self._wake.wait(self._every):
+                self._print()
+            elif not self._over:  # a line was printed: wait anew
+                self._wake.clear()
+
+    def _print(self) -> None:
+        self._console.print(f"step {self._step}/{self._steps}  {self._line()}".rstrip())
+        self._wake.set()
+
+    def _line(self, room: int | None = None) -> str:
+        """All parts, or the first ones that fit; the mean time of a step includes evaluations."""
+        parts = [f"{name} {_short(self._seen[key])}"
+                 for key, name in SHOWN.items() if key in self._seen]  # fmt: skip
+        done = self._step - self._first
+        if done:
+            seconds = (time.monotonic() - self._started) / done
+            left = timedelta(seconds=round(seconds * (self._steps - self._step)))
+            parts[3:3] = [f"{seconds:.3g} s/step"]
+            parts[:0] = [f"left {left}"]
+        while room is not None and len("  ".join(parts)) > room:
+            parts.pop()
+        return "  ".join(parts)
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+class Preemption(TrainerCallback):
+    """Asks the trainer to save and to stop, once any process has received SIGTERM.
+
+    No finished step is lost, and `--resume` continues from there with the same results as a run
+    without a stop, even in the middle of a rollout batch.
+    It overrides other callbacks' decisions on saving, so it has to be added last.
+
+    Attributes:
+        ended_run: whether it has stopped the run before the last step.
+    """
+
+    def __init__(self, termination: Termination):
+        self._termination = termination
+        self.ended_run = False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._termination.noted_only = True
+        self._termination.listen()  # an engine may have replaced our handler
+
+    def on_step_end(self, args: AblationConfig, state, control, **kwargs):
+        if state.global_step < state.max_steps and self._anybody_asked(args):
+            self.ended_run = True
+            control.should_save = control.should_training_stop = True
+        return control
+
+    def _anybody_asked(self, args: AblationConfig) -> bool:
+        if args.world_size == 1:
+            return self._termination.came
+        asked = torch.tensor(int(self._termination.came), device=args.device)
+        torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
+        return bool(asked)

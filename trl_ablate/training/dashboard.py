@@ -1,36 +1,32 @@
-"""A run in trackio: its name, its rollouts, and a check that every row has arrived.
+"""The integrations of transformers (`report_to`), made safe, and what trackio shows besides curves.
 
-The curves are logged by the callback that transformers adds for `report_to: trackio`, and every
-field of the config is a key to group runs by, such as `study`, `arm` and `seed`. trackio merges two
-runs of the same name, so each name is used once, and again only to resume.
+No error in an integration can end a run. `report_to` of the trainer's arguments lists those in use.
+If one raises an error, a warning gives the reason once and the integration is removed from the
+list; all code that writes to a dashboard checks the list first. The run's own files hold everything
+that a dashboard shows.
+
+The curves are logged by transformers' own callbacks. In trackio, every field of the config is a key
+to group runs by, such as `study`, `arm` and `seed`. It merges two runs of the same name, so each
+name is used once, and again only to resume.
 """
 
+import logging
 import uuid
-from collections.abc import Iterable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any
 
-from rich.console import Console
-from transformers import TrainerCallback, TrainerState, TrainingArguments
-from transformers.integrations.integration_utils import rewrite_logs
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
 
 from trl_ablate.guard.rules import Alert
-from trl_ablate.run.untrusted import for_terminal
-from trl_ablate.training.integrations import dropped_on_error, warn_of
+from trl_ablate.run.masking import Masker
+from trl_ablate.run.untrusted import for_terminal, on_one_line
 
 TRACKIO = "trackio"
 STEP = "train/global_step"
 """The key that rows are joined on: trackio's own step counts the calls."""
-
-NOT_LOGGED = {
-    "train_runtime",
-    "train_samples_per_second",
-    "train_steps_per_second",
-    "train_loss",
-    "total_flos",
-}
-"""Keys that the callback of transformers does not log."""
 
 
 def reports_to_trackio(args: TrainingArguments) -> bool:
@@ -72,56 +68,6 @@ def _texts(row: dict[str, Any], names: Iterable[str]) -> dict[str, str]:
     }
 
 
-def kept_metrics(project: str, run_name: str) -> dict[int, dict[str, Any]]:
-    """The rows that trackio has stored, by optimizer step; of a value logged twice, the last."""
-    from trackio.sqlite_storage import SQLiteStorage
-
-    kept: dict[int, dict[str, Any]] = {}
-    for row in SQLiteStorage.get_logs(project, run_name):
-        if row.get(STEP) is not None:
-            kept.setdefault(row[STEP], {}).update(row)
-    return kept
-
-
-class DashboardCheck(TrainerCallback):
-    """Reads back, when training has ended, the rows that trackio has stored; warns if any is lost.
-
-    trackio only warns if it cannot write. Rows sent to a Space or a server are not checked.
-    """
-
-    def __init__(self, console: Console):
-        self._console = console
-        self._logged: dict[int, set[str]] = {}
-
-    def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
-        if state.is_world_process_zero and reports_to_trackio(args):
-            names = rewrite_logs({k: v for k, v in logs.items() if k not in NOT_LOGGED})
-            self._logged.setdefault(state.global_step, set()).update(names)
-
-    def on_train_end(self, args, state: TrainerState, control, **kwargs):
-        if self._logged and reports_to_trackio(args):
-            with dropped_on_error(args, TRACKIO):
-                self._look(args)
-
-    def _look(self, args: TrainingArguments) -> None:
-        if not _is_local():
-            return
-        kept = kept_metrics(args.project, args.run_name or "")
-        lost = [step for step, names in self._logged.items() if names - kept.get(step, {}).keys()]
-        if lost:
-            self._console.print(
-                f"warning: trackio has lost rows of {len(lost)} of {len(self._logged)} steps (the "
-                f"first: step {lost[0]}); metrics.jsonl has all of them",
-                style="yellow",
-            )
-
-
-def _is_local() -> bool:
-    from trackio import context_vars
-
-    return context_vars.current_server.get() is None
-
-
 def export_static(config: TrainingArguments, private: bool) -> str | None:
     """Upload the project as the static Space `trackio_static_space_id`, if that is set; its id.
 
@@ -144,3 +90,70 @@ def export_static(config: TrainingArguments, private: bool) -> str | None:
     except Exception as error:
         warn_of(f"no static Space {config.trackio_static_space_id} was made", error)
         return None
+
+
+logger = logging.getLogger(__name__)
+
+EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+REASON_LETTERS = 300
+
+
+@contextmanager
+def dropped_on_error(args: TrainingArguments, name: str) -> Iterator[None]:
+    """Warn about an error of the integration, and stop reporting to it."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        args.report_to = [other for other in args.report_to or [] if other != name]
+        warn_of(f"reporting to {name} has stopped", error)
+
+
+def warn_of(what: str, error: BaseException) -> None:
+    """Log one line: what is given up, and why."""
+    why = on_one_line(Masker().text(f"{type(error).__name__}: {error}"))[:REASON_LETTERS]
+    logger.warning("%s (%s); the run continues, and its own files are complete", what, why)
+
+
+@contextmanager
+def tolerated_integrations(args: TrainingArguments) -> Iterator[list[TrainerCallback]]:
+    """The callbacks of `report_to`, each in a `Tolerated`, for a trainer that is made in the block.
+    There `report_to` is empty, because the trainer would add the callbacks again."""
+    wanted = list(args.report_to or [])
+    classes = get_reporting_integration_callbacks(wanted)
+    callbacks = []
+    for name, integration in zip(wanted, classes, strict=True):
+        with dropped_on_error(args, name):  # its package may be missing
+            callbacks.append(Tolerated(name, integration()))
+    left, args.report_to = args.report_to, []
+    try:
+        yield callbacks
+    finally:
+        args.report_to = left
+
+
+class Tolerated(TrainerCallback):
+    """Passes every event to an integration, until it raises for the first time."""
+
+    def __init__(self, name: str, integration: TrainerCallback):
+        self.name = name
+        self.integration = integration
+
+
+def _passed_on(event: str) -> Callable[..., TrainerControl | None]:
+    def pass_on(
+        self: Tolerated,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs,
+    ) -> TrainerControl | None:
+        if self.name in (args.report_to or []):
+            with dropped_on_error(args, self.name):
+                return getattr(self.integration, event)(args, state, control, **kwargs)
+        return None
+
+    return pass_on
+
+
+for _event in EVENTS:
+    setattr(Tolerated, _event, _passed_on(_event))

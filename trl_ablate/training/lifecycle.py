@@ -1,11 +1,12 @@
 """One run in five steps: claim its folder, check what to resume, prepare, record, train.
 
-Nothing is written before the folder is locked, and no earlier run is changed before the new start
-has a trainer: a resume writes nothing before, and a run to be overwritten is kept until then.
+Nothing is written before the folder is locked, and an earlier run in it is neither resumed nor
+overwritten before the new start has a trainer.
 """
 
 import copy
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from trl_ablate.run.checkpoints import (
     rewind,
     step_of,
 )
-from trl_ablate.run.claim import Mode, claimed, give_up_former
+from trl_ablate.run.claim import Mode, claimed, delete
 from trl_ablate.run.directory import PREEMPTED, Outcome, RunDirectory
 from trl_ablate.run.failures import EndedEarly, check_reached_the_end, is_divergence
 from trl_ablate.run.identity import changed_settings, check_same_run, portable
@@ -42,15 +43,17 @@ from trl_ablate.training.building import build_trainer
 from trl_ablate.training.callbacks import (
     BestCheckpoint,
     GuardWatch,
+    LiveLine,
+    Preemption,
     RolloutWriter,
     RunRecorder,
     save_whole,
 )
-from trl_ablate.training.dashboard import DashboardCheck, export_static, new_run_name
-from trl_ablate.training.doctor import check_device
-from trl_ablate.training.live import LiveLine
-from trl_ablate.training.models import fingerprint
-from trl_ablate.training.preemption import Preemption
+from trl_ablate.training.dashboard import export_static, new_run_name
+from trl_ablate.training.machine import check_device
+
+FINGERPRINTED = 256
+"""Values of each weight that enter its fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,12 @@ def run(start: Start) -> Outcome:
         )
         resolved = for_training(start, checkpoint)
         prepared, recorded = prepare(start, resolved), record(start, resolved, masker)
-        if start.mode == "resume":
+        if start.directory.traces():  # of an earlier run, which a failed start leaves as it is
             ready = held.enter_context(prepared)
-            continue_record(start, settings, changed, checkpoint)
+            begin_record(start, settings, changed, checkpoint)
             outcome = held.enter_context(recorded)
         else:
-            begin_record(start, settings)
+            begin_record(start, settings, changed, checkpoint)
             outcome = held.enter_context(recorded)
             ready = held.enter_context(prepared)
         train(start, ready, checkpoint, outcome)
@@ -161,23 +164,21 @@ def name_of(start: Start) -> str:
     return before or new_run_name(wanted or directory.path.name)
 
 
-def begin_record(start: Start, settings: dict[str, Any]) -> None:
-    """Write the resolved settings of a new run."""
-    if start.is_main:
-        start.directory.write_config(settings)
-
-
-def continue_record(
+def begin_record(
     start: Start,
     settings: dict[str, Any],
     changed: dict[str, list[Any]],
     checkpoint: Path | None,
 ) -> None:
-    """Delete what was recorded after the checkpoint, and write which settings have changed."""
+    """Delete a run that is overwritten, or what one that is resumed recorded after the checkpoint;
+    write the settings, and which of them have changed."""
     if not start.is_main:
         return
     directory = start.directory
-    rewind(directory, checkpoint)
+    if start.mode == "overwrite":
+        delete(directory)
+    elif start.mode == "resume":
+        rewind(directory, checkpoint)
     directory.write_config(settings)
     if not changed:
         return
@@ -244,7 +245,7 @@ def prepare(start: Start, resolved: Resolved) -> Iterator[Prepared]:
     recorder = RunRecorder(directory, config.grpo_steps_per_optimizer_step)
     preemption = Preemption(start.termination)
     with closing(live), grader_of(resolved.task) as grader:
-        watching = [recorder, rollouts, best, guard, live, DashboardCheck(start.console)]
+        watching = [recorder, rollouts, best, guard, live]
         trainer = build_trainer(resolved, grader, watching)
         for watcher in (rollouts, best):
             watcher.attach(trainer)
@@ -255,10 +256,8 @@ def prepare(start: Start, resolved: Resolved) -> Iterator[Prepared]:
 def train(start: Start, ready: Prepared, checkpoint: Path | None, outcome: Outcome) -> None:
     """Train to the end, or until the guard, SIGTERM or NaN weights end it."""
     trainer = ready.trainer
-    if start.is_main:
-        give_up_former(start.directory)
-        if checkpoint is None:
-            start.directory.update(start_weights=fingerprint(trainer.model))
+    if start.is_main and checkpoint is None:
+        start.directory.update(start_weights=fingerprint(trainer.model))
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except SystemExit as error:
@@ -277,6 +276,19 @@ def train(start: Start, ready: Prepared, checkpoint: Path | None, outcome: Outco
         check_reached_the_end(trainer.state.global_step, trainer.state.max_steps)
     save_whole(trainer, start.directory.checkpoint_last)
     ready.best.check()
+
+
+def fingerprint(model: Any) -> str | None:
+    """A hash of the first values of every weight, without adapters, which are drawn by the seed;
+    None where another process holds the weights."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if weight.is_meta or not weight.numel():
+            return None
+        if "lora_" not in name:
+            first = weight.detach().flatten()[:FINGERPRINTED]
+            digest.update(first.to("cpu", torch.float32).numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def grpo_steps_of(trainer: AblationTrainer) -> float:

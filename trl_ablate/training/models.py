@@ -4,7 +4,6 @@ Every library has its own error for a file that is cut off, and for some that ar
 without its vocabulary a tokenizer is made that knows no word.
 """
 
-import hashlib
 import json
 import re
 import warnings
@@ -31,9 +30,6 @@ from trl_ablate.miniature.registry import is_miniature, world_of_model
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.recipe.strict import brief
 from trl_ablate.run.failures import is_disk_full
-
-FINGERPRINTED = 256
-"""Values of each weight that enter its fingerprint."""
 
 
 @contextmanager
@@ -350,16 +346,3 @@ def resolve_model(name: str) -> str:
         return name
     world, stage = world_of_model(name)
     return str(miniature.build(stage, world=world))
-
-
-def fingerprint(model: Any) -> str | None:
-    """A hash of the first values of every weight, without adapters, which are drawn by the seed;
-    None where another process holds the weights."""
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        if weight.is_meta or not weight.numel():
-            return None
-        if "lora_" not in name:
-            first = weight.detach().flatten()[:FINGERPRINTED]
-            digest.update(first.to("cpu", torch.float32).numpy().tobytes())
-    return digest.hexdigest()[:12]

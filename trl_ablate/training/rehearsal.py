@@ -6,6 +6,8 @@ separate packages, each with its own arguments and errors; to make one is the on
 all of them.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,46 +26,39 @@ OF_LAYERS = ("galore", "apollo", "lomo", "adalomo")
 def check_optimizer(config: AblationConfig) -> None:
     """Refuse an optimizer or a schedule that cannot be made, or used here, with these settings."""
     name = OptimizerNames(config.optim).value
+    given = f", with optim_args {brief(repr(config.optim_args))}" * bool(config.optim_args)
     layer: Any = torch.nn.Linear(2, 2)
-    try:
-        made, arguments = Trainer.get_optimizer_cls_and_kwargs(config, layer)
+    with _possible(f"optim is {name!r}{given}"):
+        try:
+            made, arguments = Trainer.get_optimizer_cls_and_kwargs(config, layer)
+        except Exception as error:
+            if name.startswith(OF_LAYERS) and not isinstance(error, ImportError):
+                return
+            raise
         if name.startswith(OF_LAYERS):
             return
         optimizer = made(layer.parameters(), **arguments)
         if config.use_cpu:  # some take their steps on a GPU only
             _take_a_step(layer, optimizer)
-    except Exception as error:
-        if name.startswith(OF_LAYERS) and not isinstance(error, ImportError):
-            return
-        given = f", with optim_args {brief(repr(config.optim_args))}" * bool(config.optim_args)
-        raise _refused(f"optim is {name!r}{given}", error) from error
     _check_schedule(config, optimizer)
 
 
 def check_loader(config: AblationConfig) -> None:
     """Refuse settings from which torch cannot make a data loader."""
-    given = {
-        name: getattr(config, f"dataloader_{name}")
-        for name in ("num_workers", "persistent_workers", "prefetch_factor",
-                     "multiprocessing_context")
-    }  # fmt: skip
+    names = ("num_workers", "persistent_workers", "prefetch_factor", "multiprocessing_context")
+    given = {name: getattr(config, f"dataloader_{name}") for name in names}
+    shown = ", ".join(f"dataloader_{name} {value}" for name, value in given.items() if value)
     nothing: Any = [0]
-    try:
+    with _possible(f"a data loader with {shown}"):
         torch.utils.data.DataLoader(nothing, **given)
-    except Exception as error:
-        shown = ", ".join(f"dataloader_{name} {value}" for name, value in given.items() if value)
-        raise _refused(f"a data loader with {shown}", error) from error
 
 
 def check_generation_config(config: AblationConfig) -> None:
     """Refuse `generation_kwargs` that transformers does not take, where it generates."""
     given: Any = config.generation_kwargs or {}
-    if config.use_vllm:
-        return
-    try:
-        GenerationConfig(**given)
-    except Exception as error:
-        raise _refused(f"generation_kwargs is {brief(repr(given))}", error) from error
+    if not config.use_vllm:
+        with _possible(f"generation_kwargs is {brief(repr(given))}"):
+            GenerationConfig(**given)
 
 
 def _take_a_step(layer: torch.nn.Module, optimizer: Any) -> None:
@@ -76,7 +71,8 @@ def _take_a_step(layer: torch.nn.Module, optimizer: Any) -> None:
 def _check_schedule(config: AblationConfig, optimizer: torch.optim.Optimizer) -> None:
     name = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
     given: Any = config.lr_scheduler_kwargs
-    try:
+    shown = f", with lr_scheduler_kwargs {brief(repr(given))}" * bool(given)
+    with _possible(f"lr_scheduler_type is {name!r}{shown}"):
         get_scheduler(
             config.lr_scheduler_type,
             optimizer=optimizer,
@@ -84,13 +80,15 @@ def _check_schedule(config: AblationConfig, optimizer: torch.optim.Optimizer) ->
             num_training_steps=STEPS,
             scheduler_specific_kwargs=given,
         )
+
+
+@contextmanager
+def _possible(what: str) -> Iterator[None]:
+    """Report any error of the libraries as a refusal of this setting."""
+    try:
+        yield
     except Exception as error:
-        shown = f", with lr_scheduler_kwargs {brief(repr(given))}" * bool(given)
-        raise _refused(f"lr_scheduler_type is {name!r}{shown}", error) from error
-
-
-def _refused(what: str, error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"{what}, which cannot be made here ({brief(error, 200).rstrip('.')}); change it, or its "
-        "arguments"
-    )
+        raise ConfigurationError(
+            f"{what}, which cannot be made here ({brief(error, 200).rstrip('.')}); change it, or "
+            "its arguments"
+        ) from error

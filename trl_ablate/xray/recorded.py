@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
-from trl_ablate.run.files import read_jsonl
+from trl_ablate.run.json_files import read_jsonl
 
 SUFFIX = ".jsonl"
 

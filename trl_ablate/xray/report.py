@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.run.files import write_json
+from trl_ablate.run.json_files import write_json
 from trl_ablate.run.untrusted import for_markdown, markdown_table
 from trl_ablate.study.report.xray import label_of
 from trl_ablate.xray.figures import ArmFigures, Directions

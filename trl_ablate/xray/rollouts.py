@@ -17,7 +17,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.files import read_jsonl, read_object, write_json, write_jsonl
+from trl_ablate.run.json_files import read_jsonl, read_object, write_json, write_jsonl
 
 QUESTIONS, ABOUT = "questions.jsonl", "about.json"
 

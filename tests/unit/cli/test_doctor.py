@@ -35,9 +35,9 @@ def test_an_unknown_recipe(capsys):
 def test_a_torch_that_cannot_be_imported_is_named():
     code = (
         "import sys\nsys.modules['torch'] = None\n"
-        "from trl_ablate.training import doctor\n"
-        "doctor.installed = lambda: {}\n"
-        "doctor.declared = lambda: ['torch>=2.11']\n"
+        "from trl_ablate.training import machine\n"
+        "machine.installed = lambda: {}\n"
+        "machine.declared = lambda: ['torch>=2.11']\n"
         "from trl_ablate.cli.doctor import main\nsys.exit(main([]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

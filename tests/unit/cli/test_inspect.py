@@ -15,8 +15,8 @@ from tests.conftest import REPOSITORY
 from trl_ablate.cli.inspect import bars, main
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.replay import replay
-from trl_ablate.run.logs import read_logs
+from trl_ablate.guard.logs import read_logs
+from trl_ablate.guard.rules import replay
 
 STOCK = REPOSITORY / "tests" / "data" / "stock_grpo"
 FIRED = [("reward", 4), ("no_variance", 21)]

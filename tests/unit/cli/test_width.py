@@ -10,9 +10,9 @@ from trl_ablate.bench.training import Measured as Trained
 from trl_ablate.bench.training import Workload, rows_of
 from trl_ablate.cli import evaluate, inspect, plan, terminal
 from trl_ablate.cli.study import main
+from trl_ablate.guard.logs import Log
 from trl_ablate.metrics import EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
-from trl_ablate.run.logs import Log
 from trl_ablate.study.progress import grid
 
 LONG = "runs/" + "a" * 90

@@ -10,7 +10,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.hub.card import model_card
 from trl_ablate.hub.contents import FinishedRun, key_rollouts, read_run
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import append_jsonl, write_json
+from trl_ablate.run.json_files import append_jsonl, write_json
 from trl_ablate.run.masking import MASK, Masker, known_secrets
 from trl_ablate.run.picture import draw_curves
 

@@ -13,7 +13,7 @@ from trl_ablate.recipe.fields import known_fields
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.ranges import CHOICES, RANGES, USUAL, choices
 from trl_ablate.settings import Range
-from trl_ablate.training.doctor import check_device
+from trl_ablate.training.machine import check_device
 from trl_ablate.training.rehearsal import (
     check_generation_config,
     check_loader,
@@ -97,7 +97,7 @@ def test_what_would_raise_under_way_does_not_resolve(settings, said):
     ],
 )
 def test_what_is_not_installed_is_refused_before_anything_is_loaded(settings, said, monkeypatch):
-    monkeypatch.setattr("trl_ablate.training.doctor.is_here", lambda package: False)
+    monkeypatch.setattr("trl_ablate.training.machine.is_here", lambda package: False)
     with pytest.raises(ConfigurationError, match=said):
         check_device(resolve(**settings))
 

@@ -16,7 +16,7 @@ from trl_ablate.run.checkpoints import (
     seal,
 )
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import write_json, write_jsonl
+from trl_ablate.run.json_files import write_json, write_jsonl
 
 FILES = ("model.safetensors", "optimizer.pt", "global_step4/rank_0.pt", "trainer_state.json")
 

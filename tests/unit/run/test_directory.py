@@ -7,7 +7,8 @@ import pytest
 
 from trl_ablate import ConfigurationError
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.files import append_jsonl, read_jsonl, write_json
+from trl_ablate.run.json_files import append_jsonl, read_jsonl, write_json
+from trl_ablate.run.picture import points
 
 
 def test_a_run_that_ends_well_says_so(tmp_path):
@@ -93,3 +94,8 @@ def test_files_of_the_user_beside_ours_are_no_part_of_the_run(tmp_path):
     names = sorted(path.name for path in tmp_path.rglob("*"))
     assert "step_000009.jsonl" not in names and "step_final.jsonl" in names
     assert [path.name for path in run.checkpoints()] == ["checkpoint-2"]
+
+
+def test_a_curve_is_over_grpo_steps():
+    rows = [{"step": 4, "grpo_step": 2.0, "reward": 0.5}, {"step": 6, "grpo_step": 3.0}]
+    assert points(rows, "reward") == ([2.0], [0.5])

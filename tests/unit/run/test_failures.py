@@ -8,10 +8,9 @@ import pytest
 import requests
 
 from trl_ablate.errors import RewardError
-from trl_ablate.rewards.functions import _named
 from trl_ablate.run.claim import RESERVE, claimed
 from trl_ablate.run.directory import MARK, RunDirectory
-from trl_ablate.run.failures import EndedEarly, check_reached_the_end, message_of
+from trl_ablate.run.failures import message_of
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
 
@@ -72,26 +71,6 @@ def test_a_full_disk_is_found_behind_the_error_it_caused():
 @pytest.mark.parametrize("error", [RuntimeError("the engine died"), OSError(5, "I/O"), KeyError(1)])
 def test_an_error_that_nobody_foresaw_is_left_alone(error):
     assert message_of(error) is None
-
-
-def test_a_reward_that_raises_says_which_and_where():
-    def broken(prompts, **kwargs):
-        return prompts["a\nb"]
-
-    with pytest.raises(RewardError, match=r"'answer' raised TypeError: .* \(line \d+ of .*py\)"):
-        _named("answer", broken)([], completions=[])
-
-
-def test_a_training_that_ends_before_its_last_step_has_failed(tmp_path):
-    run = RunDirectory(tmp_path)
-    with run.recorded():
-        check_reached_the_end(3, 3)
-    assert run.read()["status"] == "finished"
-    with pytest.raises(EndedEarly), run.recorded():
-        check_reached_the_end(0, 3)
-    record = run.read()
-    assert record["status"] == "failed"
-    assert record["reason"].startswith("the training ended at step 0 of 3, and neither the guard")
 
 
 def test_room_is_kept_for_the_last_words_on_a_full_disk(tmp_path, monkeypatch):

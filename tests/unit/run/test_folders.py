@@ -54,12 +54,6 @@ def _dying(change, left):
     return changed
 
 
-def test_the_new_one_takes_the_place_and_nothing_stays_beside(folder):
-    replace_folder(folder)
-    assert content(folder) == "new"
-    assert [path.name for path in folder.parent.iterdir()] == ["best"]
-
-
 @pytest.mark.parametrize("steps", range(5))
 def test_killed_at_each_point_one_of_them_is_whole(folder, steps):
     killed = replace_and_die(folder, steps)
@@ -81,16 +75,6 @@ def test_killed_again_in_the_next_swap_one_of_them_is_whole(folder, first, secon
     if part_of(folder).exists():
         replace_folder(folder)
     assert content(folder) == "newer"
-
-
-@pytest.mark.parametrize("steps", range(4))
-def test_the_first_one_is_whole_or_not_there(tmp_path, steps):
-    folder = tmp_path / "best"
-    make_part(folder, "new")
-    replace_and_die(folder, steps)
-    put_back(folder)
-    assert not folder.exists() or content(folder) == "new"
-    assert not part_of(folder).exists()
 
 
 def test_a_part_that_a_kill_left_unfinished_is_no_part_of_the_next(folder):

@@ -59,7 +59,7 @@ def test_a_run_that_had_not_begun_to_train_is_stopped_not_failed(tmp_path, handl
 
 
 def test_behind_the_last_step_there_is_nothing_to_end():
-    from trl_ablate.training.preemption import Preemption
+    from trl_ablate.training.callbacks import Preemption
 
     termination = Termination()
     termination.came = True

@@ -89,19 +89,6 @@ def test_entries_of_another_shape_cost_no_report(study, tmp_path, wrong):
     report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
 
 
-def test_a_persons_files_beside_ours_change_no_report(study, tmp_path):
-    _, plan, store = study
-    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "before")
-    run = store.directory(plan.arms[0].runs[0].id)
-    for name in ("checkpoint-2.bak", "rollouts/step_final.jsonl", "rollouts/notes.txt"):
-        (run.path / name).mkdir(parents=True)
-    (run.path / "rollouts" / "step_x.jsonl").write_text('{"prompt": "mine"}\n')
-    (store.path / "notes.txt").write_text("mine")
-    (store.plans / "notes.txt").write_text("mine")
-    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "after")
-    assert (tmp_path / "after/REPORT.md").read_text() == (tmp_path / "before/REPORT.md").read_text()
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("line", ["[]", "5", "{", '{"reward": "x"}', '{"reward": [1]}', "{}",
                                   '{"prompt": 5, "response": null}',

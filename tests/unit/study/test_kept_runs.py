@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.synthetic_study import learning_rows, write_run, write_study
 from trl_ablate import ConfigurationError
-from trl_ablate.run.files import read_object, write_json
+from trl_ablate.run.json_files import read_object, write_json
 from trl_ablate.study.kept_runs import keep, kept, restore
 from trl_ablate.study.report.report import report_study
 from trl_ablate.study.store import RunStore

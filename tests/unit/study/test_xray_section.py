@@ -1,7 +1,7 @@
 """The report of a study with an X-ray, and the runs that it makes needless."""
 
 from tests.support.synthetic_study import METRIC, learning_rows, make_plan, write_run
-from trl_ablate.run.files import write_json
+from trl_ablate.run.json_files import write_json
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.report.report import report_study

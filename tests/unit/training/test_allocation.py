@@ -8,12 +8,12 @@ import torch
 
 from trl_ablate import load_recipe
 from trl_ablate.rewards import grader_of
-from trl_ablate.training import allocation
+from trl_ablate.training import building
 from trl_ablate.training.building import build_trainer
 
 PROGRAM = """
 import resource
-from trl_ablate.training.allocation import keep_freed_memory
+from trl_ablate.training.building import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -53,7 +53,7 @@ def two_threads(monkeypatch):
     """As torch itself chooses them on two cores."""
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(allocation, "THREADS", 2)
+    monkeypatch.setattr(building, "THREADS", 2)
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
@@ -70,7 +70,7 @@ def test_a_small_model_takes_one_thread_unless_a_number_was_chosen(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     torch.set_num_threads(chosen)
-    allocation.use_one_thread_if_small(torch.nn.Linear(width, width, device="meta"))
+    building.use_one_thread_if_small(torch.nn.Linear(width, width, device="meta"))
     assert torch.get_num_threads() == threads
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from trl_ablate import ConfigurationError, load_recipe
-from trl_ablate.training.environments import environment_of, explained
+from trl_ablate.training.building import environment_of, explained
 
 FILE = '''
 def add(a: int, b: int) -> int:

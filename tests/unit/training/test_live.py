@@ -11,7 +11,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from tests.support.terminal import in_terminal
 from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.run.untrusted import SafeConsole
-from trl_ablate.training.live import LiveLine
+from trl_ablate.training.callbacks import LiveLine
 
 LOGS = {REWARD: 0.8125, LENGTH: 1024.4, ENTROPY: 1.23e-5, GRAD_NORM: 0.0123, EVAL_REWARD: 0.5}
 TIME_LEFT = re.compile(r"left \d+:\d\d:\d\d")

@@ -17,12 +17,12 @@ from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import load_recipe
+from trl_ablate.training.lifecycle import fingerprint
 from trl_ablate.training.models import (
     check_finite,
     check_model,
     checked_tokenizer,
     explained_by,
-    fingerprint,
     load_tokenizer,
     one_sentence,
 )
@@ -44,26 +44,66 @@ def test_a_whole_model_is_let_through(folder, resolved):
     assert len(load_tokenizer(str(folder), resolved)) == len(miniature.tokenizer("sums"))
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lambda f: (f / "tokenizer_config.json").unlink(), "has no tokenizer_config.json; put"),
-        (lambda f: (f / "tokenizer.json").unlink(), "does not know '1'"),
-        (lambda f: (f / "config.json").write_text("{"), "model at hand could not be loaded"),
-        (lambda f: os.truncate(f / "model.safetensors", 999), "at hand could not be loaded (Error"),
-        (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "pickled ones are"),
-    ],
-    ids=["no tokenizer", "no vocabulary", "config", "cut off", "pickled"],
-)
-def test_damage_is_one_sentence(folder, resolved, damage, said):
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def with_tensors(folder: Path, change: Callable[[dict], object]) -> None:
+    """Write the weights again, changed."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def with_config(folder: Path, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def with_index(folder: Path, shard: str) -> None:
+    """An index that names all tensors, and one shard."""
+    names = list(load_file(folder / "model.safetensors"))
+    with_tensors(folder, lambda tensors: tensors.pop(UP))
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(names, shard)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def with_fewer_tokens(folder: Path) -> None:
+    config = Qwen2Config.from_pretrained(folder)
+    config.vocab_size -= 5
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def as_bert(folder: Path) -> None:
+    tiny = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=99)
+    BertForMaskedLM(tiny).save_pretrained(folder)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no tokenizer": (lambda f: (f / "tokenizer_config.json").unlink(), "no tokenizer_config.json;"),
+    "no vocabulary": (lambda f: (f / "tokenizer.json").unlink(), "does not know '1'"),
+    "config": (lambda f: (f / "config.json").write_text("{"), "model .* could not be loaded"),
+    "cut off": (lambda f: os.truncate(f / "model.safetensors", 999), "not be loaded .Error"),
+    "pickled": (lambda f: (f / "model.safetensors").rename(f / "x.bin"), "pickled ones are"),
+    "no such shard": (lambda f: with_index(f, "00001.safetensors"), "00001"),
+    "not in the shard": (lambda f: with_index(f, "one.safetensors"), f"lacks 1 of its .*{UP}"),
+    "no tensor": (lambda f: with_tensors(f, lambda t: t.pop(UP)), f"lacks 1 .*{UP}.*random"),
+    "another shape": (
+        lambda f: with_tensors(f, lambda t: t.update({UP: torch.zeros(3, 16)})),
+        rf"{UP} .* \[3, 16\], .* \[32, 16\]",
+    ),
+    "another vocab_size": (lambda f: with_config(f, vocab_size=1000), r"embed_.* wants \[1000"),
+    "fewer tokens": (with_fewer_tokens, "tokens up to 296, .* of 292 tokens"),
+    "generates nothing": (as_bert, "BertForMaskedLM, which generates no text"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_one_sentence(folder, resolved, name):
+    damage, sentence = DAMAGES[name]
     damage(folder)
-    with (
-        pytest.raises(ConfigurationError) as raised,
-        one_sentence("model at hand", "mend its files"),
-    ):
-        check_model(str(folder), resolved)
-        load_tokenizer(str(folder), resolved)
-    assert said in str(raised.value)
+    with pytest.raises(ConfigurationError, match=sentence) as raised:
+        checked_tokenizer(str(folder), resolved)
     assert "\n" not in str(raised.value)
 
 
@@ -79,35 +119,6 @@ def test_what_goes_wrong_with_a_damaged_model_is_told_as_its_damage(folder, reso
         raise KeyError("of some library")
 
 
-def test_a_shard_that_the_index_names_is_missed(folder, resolved):
-    index = folder / "model.safetensors.index.json"
-    index.write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
-    with pytest.raises(ConfigurationError, match="00001"), one_sentence("it", "mend it"):
-        check_model(str(folder), resolved)
-
-
-def with_tensors(folder: Path, change: Callable[[dict], object]) -> None:
-    """Write the weights again, changed."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-UP = "model.layers.1.mlp.up_proj.weight"
-
-
-def test_a_tensor_that_is_missing_is_refused_by_its_name(folder, resolved):
-    with_tensors(folder, lambda tensors: tensors.pop(UP))
-    with pytest.raises(ConfigurationError, match=f"lacks 1 of its tensors .*{UP}.*random"):
-        check_model(str(folder), resolved)
-
-
-def test_a_tensor_of_another_shape_is_refused(folder, resolved):
-    with_tensors(folder, lambda tensors: tensors.update({UP: torch.zeros(3, 16)}))
-    with pytest.raises(ConfigurationError, match=rf"{UP} .* \[3, 16\], .* \[32, 16\]"):
-        check_model(str(folder), resolved)
-
-
 def test_tensors_that_the_architecture_has_no_use_for_are_let_through(folder, resolved):
     with_tensors(folder, lambda tensors: tensors.update(more=torch.zeros(1)))
     check_model(str(folder), resolved)
@@ -121,16 +132,6 @@ def test_tied_weights_may_stand_once_or_twice(folder, resolved):
     check_model(str(folder), resolved)
     with_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
     check_model(str(folder), resolved)
-
-
-def test_a_tensor_that_the_index_names_and_no_shard_has_is_refused(folder, resolved):
-    names = list(load_file(folder / "model.safetensors"))
-    with_tensors(folder, lambda tensors: tensors.pop(UP))
-    (folder / "model.safetensors").rename(folder / "one.safetensors")
-    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(names, "one.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ConfigurationError, match=f"lacks 1 of its tensors .*{UP}"):
-        check_model(str(folder), resolved)
 
 
 def test_the_check_reads_headers_and_no_weights(folder, resolved):
@@ -159,32 +160,6 @@ def shapes_of(folder: Path, resolved) -> dict[str, list[int]]:
     with torch.device("meta"):
         model = Qwen2ForCausalLM(AutoConfig.from_pretrained(folder))
     return {name: list(value.shape) for name, value in model.named_parameters()}
-
-
-def with_config(folder: Path, **changes) -> None:
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def test_a_model_with_fewer_tokens_than_its_tokenizer_is_refused(tmp_path, folder, resolved):
-    config = Qwen2Config.from_pretrained(folder)
-    config.vocab_size -= 5
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    with pytest.raises(ConfigurationError, match="tokens up to 296, .* of 292 tokens"):
-        checked_tokenizer(str(folder), resolved)
-
-
-def test_another_vocab_size_than_the_weights_have_is_refused(folder, resolved):
-    with_config(folder, vocab_size=1000)
-    with pytest.raises(ConfigurationError, match=r"embed_tokens.weight .* wants \[1000"):
-        checked_tokenizer(str(folder), resolved)
-
-
-def test_a_model_that_generates_nothing_is_refused(folder, resolved):
-    tiny = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=99)
-    BertForMaskedLM(tiny).save_pretrained(folder)
-    with pytest.raises(ConfigurationError, match="BertForMaskedLM, which generates no text"):
-        check_model(str(folder), resolved)
 
 
 def test_weights_that_are_not_numbers_are_refused(folder, resolved):

@@ -7,7 +7,7 @@ from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.rewards import grader_of
 from trl_ablate.training.building import build_trainer
-from trl_ablate.training.styles import style_metrics, with_styles_logged
+from trl_ablate.training.rewards import style_metrics, with_styles_logged
 
 COMPLETIONS = [
     " </think> <answer>3</answer>",

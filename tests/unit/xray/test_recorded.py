@@ -5,7 +5,7 @@ import pytest
 from tests.support.xray_cases import small_xray
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import load_recipe
-from trl_ablate.run.files import write_jsonl
+from trl_ablate.run.json_files import write_jsonl
 from trl_ablate.xray import xray
 from trl_ablate.xray.drawing import training_set
 from trl_ablate.xray.rollouts import RolloutFolder

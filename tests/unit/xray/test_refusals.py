@@ -8,7 +8,7 @@ from tests.support.xray_cases import small_xray
 from trl_ablate.cli.main import main
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.overrides import as_words
-from trl_ablate.run.files import read_jsonl, write_jsonl
+from trl_ablate.run.json_files import read_jsonl, write_jsonl
 from trl_ablate.xray import xray
 
 ARMS = ["grpo", "std_dev_off"]

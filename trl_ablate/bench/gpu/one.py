@@ -11,7 +11,7 @@ from typing import Any
 
 from trl_ablate.bench.gpu.registry import PARTS, Found, NotHere, Setup
 from trl_ablate.run.failures import message_of
-from trl_ablate.run.files import write_json
+from trl_ablate.run.json_files import write_json
 
 ROOM = "trl_ablate.bench.gpu.parts"
 

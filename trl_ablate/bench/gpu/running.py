@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 
 from trl_ablate.bench.gpu.registry import PARTS, Part, Setup
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.files import read_object, write_json
+from trl_ablate.run.json_files import read_object, write_json
 from trl_ablate.run.provenance import provenance
 
 FINISHED = ("ok", "skipped")

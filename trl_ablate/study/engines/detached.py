@@ -13,8 +13,8 @@ from typing import Protocol
 from packaging.requirements import Requirement
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.files import read_object, write_json
 from trl_ablate.run.folders import part_of, put_back, replace_folder
+from trl_ablate.run.json_files import read_object, write_json
 from trl_ablate.study.engines import SECONDS_TO_END, Job
 from trl_ablate.study.engines.shipping import Bundle, beside, is_wanted, pack
 

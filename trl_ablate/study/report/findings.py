@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.run.files import read_object
+from trl_ablate.run.json_files import read_object
 from trl_ablate.study.decision import BETTER, EQUIVALENT, NOT_DECIDED, WORSE
 from trl_ablate.study.findings import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, within

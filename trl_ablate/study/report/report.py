@@ -11,7 +11,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
-from trl_ablate.run.files import write_json
+from trl_ablate.run.json_files import write_json
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.report import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.run.files import read_object
+from trl_ablate.run.json_files import read_object
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.document import Grid, Section
 from trl_ablate.study.report.sections import number

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.files import read_object
+from trl_ablate.run.json_files import read_object
 from trl_ablate.run.picture import INK, PALETTE, STYLE, png_of
 from trl_ablate.run.untrusted import for_markdown, for_picture, markdown_table
 from trl_ablate.study.report.findings import Found, with_xray

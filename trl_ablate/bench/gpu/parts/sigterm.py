@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trl_ablate.bench.gpu.parts import common
 from trl_ablate.bench.gpu.registry import Found, Setup
-from trl_ablate.run.files import read_jsonl
+from trl_ablate.run.json_files import read_jsonl
 
 EXPECTED = 75
 PATIENCE = 100.0

@@ -126,17 +126,17 @@ def check_packages(
 
 def packages_wanted(resolved: "Resolved") -> set[str]:
     """The packages on demand that this recipe uses."""
-    config, model = resolved.config, resolved.model
-    quantized = model.load_in_4bit or model.load_in_8bit
+    config = resolved.config
+    optimizer = str(getattr(config.optim, "value", config.optim))
     uses = {
-        "bitsandbytes": quantized or "bnb" in str(getattr(config.optim, "value", config.optim)),
+        "bitsandbytes": "bnb" in optimizer,
         "matplotlib": config.push_to_hub,
-        "peft": model.use_peft,
         "reasoning-gym": resolved.task.dataset.startswith(GYM),
         "trackio": "trackio" in (config.report_to or []),
-        "vllm": config.use_vllm,
     }
-    return {name for name, used in uses.items() if used}
+    return {name for name, used in uses.items() if used} | {
+        package for _, package in _packages_for(resolved) if package in ON_DEMAND
+    }
 
 
 def check_machine(resolved: "Resolved", machine: Machine) -> list[Finding]:

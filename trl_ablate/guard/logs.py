@@ -28,7 +28,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError, shortened
 from trl_ablate.metrics import WATCHED_BY_RULES, translated
-from trl_ablate.run.files import read_jsonl, read_object
+from trl_ablate.run.json_files import read_jsonl, read_object
 
 STEP_COLUMNS = ("train/global_step", "global_step", "step", "_step", "Step")
 """The optimizer step, if a table has one. Trackers also count their own calls, which come last."""

@@ -6,7 +6,7 @@ import pytest
 
 from trl_ablate import load_recipe
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.training.doctor import (
+from trl_ablate.training.machine import (
     Machine,
     check_machine,
     check_packages,

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.recent import RecentSteps, least_mean, upper
-from trl_ablate.guard.rules import Guard
+from trl_ablate.guard.rules import Guard, RecentSteps, least_mean, upper
 from trl_ablate.metrics import GRAD_NORM, LENGTH_SPREAD
 
 RECORDED = Path(__file__).parents[2] / "data" / "early_warnings.csv"

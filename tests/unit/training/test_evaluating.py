@@ -7,12 +7,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_ablate import ConfigurationError, load_recipe
-from trl_ablate.evaluation.checkpoints import Checkpoint, find_checkpoint, to_evaluate
-from trl_ablate.evaluation.evaluating import build_evaluator
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.rewards import MathGrader
 from trl_ablate.run.checkpoints import seal
 from trl_ablate.run.directory import RunDirectory
+from trl_ablate.training.evaluating import Checkpoint, build_evaluator, find_checkpoint, to_evaluate
 
 
 @pytest.fixture
