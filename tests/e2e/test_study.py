@@ -206,7 +206,7 @@ def test_a_real_study_from_plan_to_report(tmp_path):
         assert ended.code == 0, ended.printed
         return ended.stdout
 
-    assert "unknown: nothing measured yet" in command("plan")
+    assert "not measured yet; add --probe" in command("plan")
     assert not list((tmp_path / "runs").glob("*/run.json"))
     command("run")
     assert "2 done, 0 to do" in command("plan")

@@ -103,9 +103,13 @@ def test_sigterm_to_a_task_has_its_run_save_and_the_next_task_goes_on(tmp_path):
     ).stdout
     assert "#SBATCH --signal=B:TERM@" in script
     (run,) = script.partition("runs=(")[2].partition(")")[0].split()
-    directory = store.directory(run)
     task = start_task(script)
-    wait_for(lambda: list(directory.metrics())[1:] or task.poll() is not None, seconds=300)
+
+    def began() -> bool:
+        return bool(list(store.directory(run).metrics())[1:])
+
+    wait_for(lambda: began() or task.poll() is not None, seconds=300)
+    directory = store.directory(run)
     task.send_signal(signal.SIGTERM)
     assert task.wait(120) == 130
     record = directory.read()

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.fake_train import alive
 from tests.support.synthetic_study import METRIC, make_plan
 from trl_ablate.study.report.curves import planned_runs
-from trl_ablate.study.store import RunStore
+from trl_ablate.study.store import RunStore, id_of
 
 DRIVER = Path(__file__).with_name("drive_study.py")
 SECONDS = 300
@@ -29,7 +29,8 @@ def drive(store: RunStore, arms: dict, *more: str) -> subprocess.Popen:
 
 def starts(folder: Path) -> dict[str, int]:
     """How often each run was started, by its id."""
-    return {path.stem: len(path.read_text().split()) for path in sorted(_starts_files(folder))}
+    files = sorted(_starts_files(folder))
+    return {id_of(path.stem): len(path.read_text().split()) for path in files}
 
 
 def children(folder: Path) -> list[int]:
