@@ -114,7 +114,8 @@ class AblationConfig(GroupSwitches, GRPOConfig):
     share_prompts: bool = setting(
         True,
         "Compute the prompt of several rows once in a forward pass; same gradient. Needs "
-        "trim_microbatches, and a model with `sdpa` attention on which it was tested.",
+        "trim_microbatches and a model with `sdpa` attention on which it was tested; not with "
+        "torch_compile or pad_to_multiple_of.",
     )
     skip_idle_rows: bool = setting(
         True,
@@ -251,6 +252,11 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         """Widths of microbatches are multiples of it, for padding or for torch.compile."""
         padded_to: Any = self.pad_to_multiple_of
         return padded_to or (COMPILED_MULTIPLE if self.torch_compile else 1)
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether prompts may be computed once: the length of such a pass is no multiple."""
+        return self.share_prompts and self.trimmed_to_multiple_of == 1
 
     @property
     def on_policy(self) -> bool:

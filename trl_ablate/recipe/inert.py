@@ -101,6 +101,16 @@ def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str]
             "an optimizer step or a rollout batch is one microbatch, or neither divides the other: "
             "there is nothing to regroup",
         ),
+        (
+            not config.trim_microbatches,
+            ("share_prompts", "skip_idle_rows"),
+            "trim_microbatches is off, and microbatches are computed as by TRL",
+        ),
+        (
+            config.trim_microbatches and not config.shares_prompts,
+            ("share_prompts",),
+            "widths are multiples, for torch_compile or pad_to_multiple_of",
+        ),
         (config.scale_rewards == "none", ("advantage_eps",), "scale_rewards is 'none'"),
         (
             config.multi_objective_aggregation == "normalize_then_sum",

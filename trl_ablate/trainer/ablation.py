@@ -122,7 +122,7 @@ class AblationTrainer(GRPOTrainer):
             multiple=args.trimmed_to_multiple_of,
             least_saved=positions_of_a_pass(self.accelerator),
             packs=args.padding_free,
-            shares=self._trims and args.share_prompts and may_share(self.model),
+            shares=self._trims and args.shares_prompts and may_share(self.model),
         )
         self._training_logs = self._logs
         factories: Any = self.environment_factories
