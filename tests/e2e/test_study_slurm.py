@@ -15,8 +15,9 @@ from tests.support.studies import DRIVER, numbers, starts, wait_for
 from tests.support.synthetic_study import make_plan
 from trl_ablate import ConfigurationError
 from trl_ablate.study.engines.local import LocalEngine
-from trl_ablate.study.engines.slurm import array_job, submit, to_submit
+from trl_ablate.study.engines.slurm import array_job, submit
 from trl_ablate.study.runner import Runner
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 ARMS = {"a": {"top": 0.8}, "b": {"top": 0.5, "collapse": 8}}
@@ -45,7 +46,7 @@ def sbatch(tmp_path, monkeypatch):
 def script_for(store: RunStore) -> str:
     plan = make_plan(ARMS)
     command = [sys.executable, str(DRIVER), str(store.path), json.dumps(ARMS)]
-    return array_job(plan, to_submit(plan, store), store, command, cpus=2, at_once=3)
+    return array_job(plan, StudyRuns(plan, store).to_start, store, command, cpus=2, at_once=3)
 
 
 @pytest.mark.slow
@@ -64,7 +65,7 @@ def test_submitting_again_does_what_is_missing_and_nothing_twice(tmp_path, sbatc
     submit(second)
     submit(first)  # as if it had waited in the queue
     assert list(starts(store.path).values()) == [1] * 6
-    assert to_submit(make_plan(ARMS), store) == []
+    assert StudyRuns(make_plan(ARMS), store).to_start == []
     assert numbers(store, ARMS) == numbers(calm, ARMS)
     names = {path.stem for path in store.path.glob("*.slurm")}
     assert names == set(make_plan(ARMS).runs())
@@ -75,7 +76,7 @@ def test_a_run_that_somebody_is_at_is_left_to_them(tmp_path, sbatch):
     script, run = script_for(store), next(iter(make_plan(ARMS).runs()))
     lock = store.lock(run)
     assert lock.acquire()
-    assert run not in to_submit(make_plan(ARMS), store)
+    assert run not in StudyRuns(make_plan(ARMS), store).to_start
     submit(script)
     assert run not in starts(store.path) and len(starts(store.path)) == 5
     lock.release()

@@ -10,11 +10,10 @@ from tests.support.synthetic_study import METRIC
 from tests.support.tuned_study import tune_words, tuned_plan
 from trl_ablate.study.engines import Job, Process
 from trl_ablate.study.engines.local import LocalEngine
-from trl_ablate.study.engines.slurm import to_submit
-from trl_ablate.study.outcomes import finished
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.runner import Outcome, Runner
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.schedule import next_runs, tuned
 from trl_ablate.study.store import RunStore
 
@@ -32,7 +31,7 @@ def run_here(plan: Plan, store: RunStore, **options) -> Outcome:
 
 
 def chosen(plan: Plan, store: RunStore) -> dict[str, str | None]:
-    return {each.arm: each.best for each in tuned(plan, finished(plan, store))}
+    return {each.arm: each.best for each in tuned(plan, StudyRuns(plan, store).finished)}
 
 
 def numbers(plan: Plan, store: RunStore) -> list:
@@ -56,7 +55,7 @@ def test_trials_first_then_the_runs_that_follow_from_them(calm):
     plan, store = calm
     assert chosen(plan, store) == CHOSEN
     assert set(starts(store.path).values()) == {1} and len(starts(store.path)) == RUNS
-    assert next_runs(plan, finished(plan, store)) == []
+    assert StudyRuns(plan, store).next == []
     again = run_here(plan, store)
     assert len(again.done) == RUNS and set(starts(store.path).values()) == {1}
 
@@ -97,9 +96,9 @@ def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, calm, kills):
 
 @pytest.mark.slow
 def test_one_array_job_for_the_trials_and_one_for_the_runs_that_follow(tmp_path, calm):
-    """A task does one run, whatever the schedule; `to_submit` lists those of the next array."""
+    """A task does one run, whatever the schedule; `to_start` lists those of the next array."""
     plan, store, jobs = tuned_plan(TOPS, pause=0.0), RunStore(tmp_path), []
-    while missing := to_submit(plan, store):
+    while missing := StudyRuns(plan, store).to_start:
         jobs.append(len(missing))
         assert len(run_here(plan, store, only=missing).done) == len(missing)
     assert jobs == [12, 15]
@@ -112,7 +111,7 @@ def test_an_engine_whose_runs_outlive_the_runner_takes_a_call_for_each_stage(tmp
     plan, store = tuned_plan(TOPS, pause=0.0), RunStore(tmp_path)
     engine = Detached(store)
     calls = []
-    while next_runs(plan, finished(plan, store)):
+    while StudyRuns(plan, store).next:
         before = engine.started
         Runner(plan, store, engine, stay=False).run()
         calls.append(engine.started - before)

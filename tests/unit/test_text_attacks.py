@@ -29,6 +29,7 @@ from trl_ablate.study.estimate import Estimate
 from trl_ablate.study.outline import show_plan
 from trl_ablate.study.progress import LiveGrid, grid
 from trl_ablate.study.report.report import report_study
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 from trl_ablate.trainer.evaluation_parts import by_group, of_question
 from trl_ablate.training.checking import Checked, Graded
@@ -269,7 +270,7 @@ def shown(text: str, folder: Path) -> str:
     store = RunStore(folder / "runs")
     estimate = Estimate(2, 0, None, None, None, (text,))
     show_plan(console, plan, store, estimate, 1, None)
-    console.print(grid(plan, store))
+    console.print(grid(StudyRuns(plan, store)))
     LiveGrid(plan, store, console).say(text)
     return file.getvalue()
 

@@ -169,9 +169,8 @@ def plan(options: argparse.Namespace) -> int:
     if options.all:
         return plan_all(options)
     from trl_ablate.study.engines.local import engine_of
-    from trl_ablate.study.estimate import estimate
+    from trl_ablate.study.estimate import estimate, probe
     from trl_ablate.study.outline import show_plan
-    from trl_ablate.study.probing import probe
 
     Termination().listen()
     planned, store = resolve(options)
@@ -210,8 +209,9 @@ def run(options: argparse.Namespace) -> int:
 
 def run_on_slurm(options: argparse.Namespace, planned, store, wanted: list[str] | None) -> int:
     from trl_ablate.study.engines import slurm
+    from trl_ablate.study.runs import StudyRuns
 
-    runs = [r for r in slurm.to_submit(planned, store) if wanted is None or r in wanted]
+    runs = [r for r in StudyRuns(planned, store).to_start if wanted is None or r in wanted]
     if not runs:
         console.print("nothing to do")
         return DONE
@@ -245,8 +245,9 @@ def fetch(options: argparse.Namespace) -> int:
 
 def status(options: argparse.Namespace) -> int:
     from trl_ablate.study.progress import grid
+    from trl_ablate.study.runs import StudyRuns
 
-    console.print(grid(*known(options)))
+    console.print(grid(StudyRuns(*known(options))))
     return DONE
 
 

@@ -75,13 +75,13 @@ def executed(planned, store, engine, **how):
 
 def ended(study: str, planned, store, outcome) -> int:
     """Print how the runs ended, and what to do next; the exit code."""
-    from trl_ablate.study.outcomes import finished
     from trl_ablate.study.progress import grid
-    from trl_ablate.study.schedule import next_runs
+    from trl_ablate.study.runs import StudyRuns
 
-    console.print(grid(planned, store))
+    runs = StudyRuns(planned, store)
+    console.print(grid(runs))
     for run_id in outcome.failed:
-        console.print(f"failed: {store.state(run_id).reason}; see {store.log(run_id)}")
+        console.print(f"failed: {runs.states[run_id].reason}; see {store.log(run_id)}")
     if outcome.failed:
         return FAILED
     if any(store.away(run_id).exists() for run_id in outcome.left):
@@ -92,7 +92,7 @@ def ended(study: str, planned, store, outcome) -> int:
     if outcome.left:
         console.print("time limit reached; rerun this command to continue")
         return UNFINISHED
-    if planned.tuning and next_runs(planned, finished(planned, store)):
+    if planned.tuning and runs.next:
         console.print(f"more runs follow from these outcomes: trl-ablate study run {study}")
         return DONE
     console.print(f"done; next: trl-ablate study report {study}")

@@ -9,11 +9,11 @@
     resolution   recipes -> plan, and the proof that nothing undeclared differs (imports torch)
     store        the folder of runs that studies share: states and locks
     engines      start a run's process: on this machine, with Ray, Modal or Slurm
-    schedule     which runs come next, given what has finished (`outcomes`: what has)
+    schedule     which runs come next, given what has finished
+    runs         the states of a study's runs: what has finished, and what comes next
     runner       start, retry and stop the runs of a plan
     progress     the live grid of runs
-    estimate     time, GPU-hours and disk space before the start
-    probing      short runs that measure this for `estimate`
+    estimate     time, GPU-hours and disk space before the start, and a short run that measures it
     outline      print a plan
     cleaning     remove leftovers, checkpoints and results
     report       finished runs -> tables, pictures, verdicts

@@ -1,16 +1,18 @@
 """Estimate the time, GPU-hours, disk space and cost of a study from measured steps of runs.
 
 No torch. A run is estimated from finished runs of its arm with other seeds, else from a probe of
-two steps, else from the other arms of the study. If nothing has been measured, the numbers are
-None.
+two steps (`probe`), else from the other arms of the study. If nothing has been measured, the
+numbers are None.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trl_ablate.study.outcomes import finished
+from trl_ablate.study.engines import Engine, Job
 from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
+from trl_ablate.study.runner import last_line
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.schedule import bounds
 from trl_ablate.study.store import RunStore
 
@@ -50,10 +52,11 @@ class Estimate:
 def estimate(plan: Plan, store: RunStore, slots: int, seeds: int | None = None) -> Estimate:
     """Estimate the runs that are not done, with `slots` processes at once: with tuning, those of
     the worst case; with `seeds`, those of the first seeds of every arm."""
-    _, most = bounds(plan, finished(plan, store))
+    known = StudyRuns(plan, store)
+    _, most = bounds(plan, known.finished)
     first = {run.id for arm in plan.arms for run in arm.runs[:seeds]}
     wanted = {run.id for run in most} & first
-    done = {run_id for run_id in wanted if store.state(run_id).done}
+    done = wanted & known.done
     own = {arm.name: measured_for(arm, store) for arm in plan.arms}
     common = typical([measured for measured in own.values() if measured])
     hours, size = [], []
@@ -101,6 +104,34 @@ def measure(store: RunStore, run_id: str) -> Measured | None:
         evaluation=statistics.mean(evaluations) if evaluations else 0.0,
         bytes=float(store.bytes(run_id)),
     )
+
+
+def probe(plan: Plan, store: RunStore, engine: Engine, say: Callable[[str], None]) -> None:
+    """Probe the first arm that can be probed, unless an arm has been measured.
+
+    A failed probe is reported and leaves its arm unmeasured. Ctrl-C ends the current probe.
+    """
+    for arm in plan.arms:
+        if any(measured_for(one, store) for one in plan.arms):
+            return
+        run = arm.runs[0]
+        name = probe_name(run)
+        lock = store.lock(name)
+        if not lock.acquire():
+            say(f"{arm.name} is being probed by another process; skipped")
+            continue
+        say(f"{arm.name}: probing {PROBE_STEPS} steps")
+        words = (*run.words, f"--grpo_steps={PROBE_STEPS}", "--report_to=none", "--overwrite")
+        target = store.directory(name).path, store.log(name), lock.descriptor, store.away(name)
+        process = engine.start(Job(words, *target), 0)
+        try:
+            code = process.wait()
+        finally:
+            process.ask_to_end()
+            process.end()
+            lock.remove()
+        if code != 0:
+            say(f"{arm.name}: probe failed: {last_line(store.log(name))}")
 
 
 def probe_name(run: PlannedRun) -> str:

@@ -7,9 +7,9 @@ from rich.text import Text
 
 from trl_ablate.study.estimate import PROBE_STEPS, Estimate
 from trl_ablate.study.factors import Design, alias_lines, level_text, relation_text
-from trl_ablate.study.outcomes import finished
 from trl_ablate.study.plan import Plan, setting, silent_differences
 from trl_ablate.study.progress import grid
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.schedule import tuning_text
 from trl_ablate.study.store import RunStore
 
@@ -43,6 +43,7 @@ def show_plan(
 def _parts(
     plan: Plan, store: RunStore, cases: Mapping[str, Estimate], slots: int, price: float | None
 ) -> Iterator[RenderableType]:
+    runs = StudyRuns(plan, store)
     yield Text(f"{plan.question.strip()}\n", style="bold")
     yield Text(f"profile '{plan.profile}' ({plan.profile_reason})")
     if plan.design is None:
@@ -57,9 +58,9 @@ def _parts(
         yield Text(f"compared with {first}{', but' * bool(own)}{own.removeprefix(',')}\n")
     yield from _design(plan)
     if plan.tuning:
-        yield Text(f"{tuning_text(plan, finished(plan, store))}\n")
+        yield Text(f"{tuning_text(plan, runs.finished)}\n")
     yield from _remarks(plan)
-    yield grid(plan, store)
+    yield grid(runs)
     yield Text("")
     for case, expected in cases.items():
         yield Text(f"{case}{_what_it_takes(expected, plan, slots, price)}")

@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trl_ablate.run.fitting import FirstThatFits
-from trl_ablate.study.outcomes import finished
 from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
-from trl_ablate.study.schedule import needed
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 MARKS = {
@@ -26,22 +25,22 @@ MARKS = {
 LEGEND = "✓ finished  ■ stopped by a rule  ✗ failed  ▶ running  … interrupted  · to do"
 
 
-def grid(plan: Plan, store: RunStore) -> FirstThatFits:
+def grid(runs: StudyRuns) -> FirstThatFits:
     """The state of every run, its step while it runs, and the last value of the primary metric;
     where that has no room, the states alone, and the mean of the last values.
 
     Runs that the outcomes so far do not ask for, as another value was chosen, have no cell.
     """
+    plan = runs.plan
     seeds = [
         "/".join(map(str, sorted({arm.runs[position].seed for arm in plan.arms})))
         for position in range(max(len(arm.runs) for arm in plan.arms))
     ]
     alone = _table(plan, [f"seed {n}" for n in seeds])
     together = _table(plan, [f"seeds {seeds[0]} to {seeds[-1]}", "mean"])
-    known = needed(plan, finished(plan, store)) if plan.tuning else plan.runs().values()
-    ids = {run.id for run in known}
+    ids = {run.id for run in runs.needed}
     for arm in plan.arms:
-        cells = [_seen(arm, run, plan, store) if run.id in ids else None for run in arm.runs]
+        cells = [_seen(arm, run, runs) if run.id in ids else None for run in arm.runs]
         alone.add_row(arm.name, *map(_alone, cells))
         together.add_row(arm.name, *_together(cells))
     return FirstThatFits(alone, together)
@@ -62,12 +61,12 @@ class _Seen(NamedTuple):
     value: float | None
 
 
-def _seen(arm: PlannedArm, run: PlannedRun, plan: Plan, store: RunStore) -> _Seen:
-    state = store.state(run.id)
-    rows = list(store.directory(run.id).metrics()) if state.status != "to do" else []
+def _seen(arm: PlannedArm, run: PlannedRun, runs: StudyRuns) -> _Seen:
+    state, metric = runs.states[run.id], runs.plan.primary_metric
+    rows = list(runs.store.directory(run.id).metrics()) if state.status != "to do" else []
     goes_on = state.status in ("running", "interrupted") and rows
     step = f"{rows[-1]['grpo_step']:g}/{arm.grpo_steps}" if goes_on else ""
-    values = [row[plan.primary_metric] for row in rows if row.get(plan.primary_metric) is not None]
+    values = [row[metric] for row in rows if row.get(metric) is not None]
     return _Seen(Text(*MARKS[state.status]), step, values[-1] if values else None)
 
 
@@ -105,7 +104,7 @@ class LiveGrid:
 
     def redraw(self) -> None:
         if self._live:
-            self._live.update(grid(self._plan, self._store), refresh=True)
+            self._live.update(grid(StudyRuns(self._plan, self._store)), refresh=True)
 
     def say(self, text: str) -> None:
         self._console.print(text)

@@ -6,12 +6,12 @@ Studies share runs: a run that several need is made and counted once, with the f
 
 from bisect import bisect_right
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trl_ablate.study.estimate import Measured, measured_for, typical, wall_hours
-from trl_ablate.study.outcomes import finished
 from trl_ablate.study.plan import Plan
 from trl_ablate.study.rounds import runs_of_next_look
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.schedule import bounds, needed
 from trl_ablate.study.store import RunStore
 
@@ -50,8 +50,8 @@ def runs_of_pass(
     if plan.looks and until_decided:
         wanted = runs_of_next_look(plan, store)
     else:
-        known = finished(plan, store)
-        ended = {i: known[i] for i in known if i in failed or store.state(i).done}
+        known = StudyRuns(plan, store)
+        ended = {i: o for i, o in known.finished.items() if i in failed or i in known.done}
         wanted = [run.id for run in needed(plan, ended) if run.id not in ended]
     return [run_id for run_id in wanted if run_id not in failed]
 
@@ -62,45 +62,58 @@ def look_of(plan: Plan, wanted: Container[str]) -> int:
     return bisect_right(plan.looks, max(places, default=0))
 
 
+@dataclass
+class _Case:
+    """The runs of all studies so far, at best or at worst."""
+
+    seen: set[str] = field(default_factory=set)
+    seconds: list[float] = field(default_factory=list)
+    """Of each run that is not done, as far as anything was measured."""
+
+    def add(self, runs: set[str]) -> set[str]:
+        """Add the runs of a study; returns those that no study before it has."""
+        new = runs - self.seen
+        self.seen |= runs
+        return new
+
+
 def total_of(plans: Sequence[Plan], store: RunStore, slots: int) -> Total:
     """What all studies cost. An arm that was not measured costs as much as those of its study that
     were, and then as much as those of all studies."""
     own = {plan.study: {a.name: measured_for(a, store) for a in plan.arms} for plan in plans}
     every = typical([found for arms in own.values() for found in arms.values() if found])
+    best, worst = _Case(), _Case()
     shares: list[Share] = []
-    seen: tuple[set[str], set[str]] = (set(), set())
-    seconds: tuple[list[float], list[float]] = ([], [])
-    done: set[str] = set()
     for plan in plans:
-        cases = _cases(plan, store)
-        new = (cases[0] - seen[0], cases[1] - seen[1])
-        ended = {run_id for run_id in new[0] | new[1] if store.state(run_id).done}
-        costs = [_seconds(plan, runs - ended, own[plan.study], every) for runs in new]
-        for place in (0, 1):
-            seen[place].update(new[place])
-            seconds[place].extend(costs[place])
-        done |= ended & new[1]
+        known = StudyRuns(plan, store)
+        at_best, at_worst = _cases(known)
+        new = best.add(at_best), worst.add(at_worst)
+        done = known.done & (new[0] | new[1])
+        costs = [_seconds(plan, runs - done, own[plan.study], every) for runs in new]
+        best.seconds += costs[0]
+        worst.seconds += costs[1]
         shares.append(
             Share(
-                plan.study,
-                (len(cases[0]), len(cases[1])),
-                (len(new[0]), len(new[1])),
-                len(ended & new[1]),
-                (_hours(costs[0], every), _hours(costs[1], every)),
+                study=plan.study,
+                runs=(len(at_best), len(at_worst)),
+                new=(len(new[0]), len(new[1])),
+                done=len(done & new[1]),
+                hours=(_hours(costs[0], every), _hours(costs[1], every)),
             )
         )
     return Total(
-        tuple(shares),
-        (len(seen[0]), len(seen[1])),
-        len(done),
-        (_hours(seconds[0], every), _hours(seconds[1], every)),
-        (_wall(seconds[0], slots, every), _wall(seconds[1], slots, every)),
+        shares=tuple(shares),
+        runs=(len(best.seen), len(worst.seen)),
+        done=sum(share.done for share in shares),
+        hours=(_hours(best.seconds, every), _hours(worst.seconds, every)),
+        wall=(_wall(best.seconds, slots, every), _wall(worst.seconds, slots, every)),
     )
 
 
-def _cases(plan: Plan, store: RunStore) -> tuple[set[str], set[str]]:
+def _cases(known: StudyRuns) -> tuple[set[str], set[str]]:
     """The runs of a study at best, decided at the first look, and at worst."""
-    least, most = bounds(plan, finished(plan, store))
+    plan = known.plan
+    least, most = bounds(plan, known.finished)
     at_best = {run.id for run in least}
     if plan.looks:
         at_best = {run.id for arm in plan.arms for run in arm.runs[: plan.looks[0]]}

@@ -14,6 +14,7 @@ from trl_ablate.guard.logs import Log
 from trl_ablate.metrics import EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
 from trl_ablate.study.progress import grid
+from trl_ablate.study.runs import StudyRuns
 
 LONG = "runs/" + "a" * 90
 STEP = Measured([12.3456] * 3, [23.4567] * 3, [{"time/rollout": 1.23456, "time/reward": 0.0123456,
@@ -76,7 +77,7 @@ def test_the_grid_of_a_study_is_not_cut(tmp_path, seeds):
     planned, store = write_study(tmp_path, {"grpo": {"top": 0.8}, name: {"top": 0.4}}, range(seeds))
     for run in planned.runs().values():
         RunDirectory(store.path / run.id).update(status="stopped", reason=INTERRUPTED[0])
-    printed = in_terminal(lambda: terminal.console.print(grid(planned, store)))
+    printed = in_terminal(lambda: terminal.console.print(grid(StudyRuns(planned, store))))
     assert max(map(len, printed)) <= 80, printed
     assert "".join(printed[:-2]).count("…") == 2 * seeds  # the runs, which are interrupted
     assert name[:50] in "".join(printed) and name[-7:] in "".join(printed)

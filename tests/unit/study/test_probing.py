@@ -4,9 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.synthetic_study import learning_rows, make_plan, write_run
-from trl_ablate.study.estimate import PROBE_STEPS, estimate, probe_name
+from trl_ablate.study.estimate import PROBE_STEPS, estimate, probe, probe_name
 from trl_ablate.study.plan import PlannedRun
-from trl_ablate.study.probing import probe
 from trl_ablate.study.store import RunStore
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from tests.support.synthetic_study import write_study
 from trl_ablate.study.progress import grid
+from trl_ablate.study.runs import StudyRuns
 
 
 def shown(tmp_path, seeds: int) -> list[list[str]]:
@@ -14,7 +15,7 @@ def shown(tmp_path, seeds: int) -> list[list[str]]:
     plan, store = write_study(tmp_path, {"a": {"top": 0.8}, "b": {"top": 0.4}}, range(seeds))
     shutil.rmtree(store.path / plan.arms[1].runs[-1].id)
     file = StringIO()
-    Console(file=file, width=80).print(grid(plan, store))
+    Console(file=file, width=80).print(grid(StudyRuns(plan, store)))
     return [line.split() for line in file.getvalue().splitlines()]
 
 

@@ -13,13 +13,13 @@ from tests.support.synthetic_study import learning_rows, write_run
 from tests.support.tuned_study import tuned_plan
 from trl_ablate.study.estimate import estimate
 from trl_ablate.study.factors import read_design
-from trl_ablate.study.outcomes import finished
 from trl_ablate.study.plan import Plan, PlannedRun
 from trl_ablate.study.progress import grid
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.report.report import report_study
 from trl_ablate.study.report.tuned import split
 from trl_ablate.study.report.tuning_sections import sensitivity
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.schedule import next_runs
 from trl_ablate.study.store import RunStore
 
@@ -37,7 +37,7 @@ def do(plan: Plan, store: RunStore, runs: list[PlannedRun]) -> None:
 
 
 def do_all(plan: Plan, store: RunStore) -> None:
-    while coming := next_runs(plan, finished(plan, store)):
+    while coming := StudyRuns(plan, store).next:
         do(plan, store, coming)
 
 
@@ -106,7 +106,7 @@ def test_a_failed_trial_is_named(tmp_path):
     trials = next_runs(plan, {})
     do(plan, store, trials)
     store.directory(trials[0].id).update(status="failed", reason="it died")
-    do(plan, store, [run for run in next_runs(plan, finished(plan, store))])
+    do(plan, store, StudyRuns(plan, store).next)
     text = report(plan, store, tmp_path)
     assert "ref: 1 of 6 trials have no outcome; the choice rests on the others." in text
     assert "other is " in text
@@ -116,7 +116,7 @@ def test_the_grid_has_no_cell_for_a_run_that_is_not_needed(done):
     """12 trials, and 5 fresh runs each of `ref` at 2, and of `other` at 1 and 2."""
     plan, store = done
     console = Console(file=io.StringIO(), width=200)
-    console.print(grid(plan, store))
+    console.print(grid(StudyRuns(plan, store)))
     shown = console.file.getvalue().partition("✓ finished")[0]
     assert shown.count("✓") == 12 + 15 and "·" not in shown
     expected = estimate(plan, store, 1)

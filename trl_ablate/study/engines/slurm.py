@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.outcomes import finished
 from trl_ablate.study.plan import Plan
-from trl_ablate.study.schedule import needed
 from trl_ablate.study.store import RunStore
 
 SECONDS_AHEAD = 300
@@ -51,13 +49,6 @@ class ArrayJob:
 
     def script(self, runs: Sequence[str], store: RunStore, command: Sequence[str]) -> str:
         return array_job(self.plan, runs, store, command, cpus=self.cpus, at_once=self.at_once)
-
-
-def to_submit(plan: Plan, store: RunStore) -> list[str]:
-    """Ids of the runs that can start now: not done, and no process is running them."""
-    wanted = needed(plan, finished(plan, store))
-    states = {run.id: store.state(run.id) for run in wanted}
-    return [name for name, state in states.items() if not state.done and state.status != "running"]
 
 
 def study_command(study: Path, store: RunStore, *options: str) -> list[str]:
