@@ -11,7 +11,7 @@ from rich.table import Table
 from trl_ablate.cli.ending import DONE, FAILED, exit_code_of
 from trl_ablate.cli.parsing import Parser
 from trl_ablate.cli.terminal import console
-from trl_ablate.plan.gpus import GPUS
+from trl_ablate.plan.gpus import GIB, GPUS
 from trl_ablate.plan.models import MODELS
 from trl_ablate.plan.planning import Answer, plan
 from trl_ablate.plan.recipes import from_recipe
@@ -27,7 +27,7 @@ The exit code is 1 if it does not fit."""
 EXAMPLES = (
     "trl-ablate plan --model 7B --gpus 8 --sharding zero3",
     "trl-ablate plan --model 1.5B --gpu rtx4090 --microbatch 1 --checkpointing true",
-    "trl-ablate plan --recipe std_dev_off --profile h100 --json",
+    "trl-ablate plan std_dev_off --profile h100 --json",
 )
 
 
@@ -37,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(EXAMPLES, prog="trl-ablate plan", description=DESCRIPTION)
-    parser.add_argument("--recipe", help="take the settings of this recipe, where none is given")
+    parser.add_argument(
+        "recipe", nargs="?", metavar="RECIPE",
+        help="take its settings, where none is given; a name or a path",
+    )  # fmt: skip
     parser.add_argument("--profile", default="h100", help="of the recipe; default: h100")
     parser.add_argument("--json", action="store_true", help="print JSON")
     for name, option in OPTIONS.items():
@@ -97,11 +100,11 @@ def _finite(value: Any) -> Any:
 
 def show(answer: Answer, given: dict[str, Any], of_recipe: dict[str, Any]) -> None:
     setup = answer.setup
-    cards = f"{setup.gpus} × {setup.gpu}, {answer.gpu.memory / 1e9:.1f} GB each"
+    cards = f"{setup.gpus} × {setup.gpu}, {answer.gpu.memory / GIB:.0f} GiB each"
     console.print(f"{setup.model}: {answer.shape.parameters / 1e9:.2f} B parameters, on {cards}\n")
     for title, phase in (("training", answer.training), ("rollout", answer.rollout)):
-        rows = {part: f"{size / 1e9:.1f}" for part, size in phase.parts.items() if size}
-        console.print(_table(f"GB on a card, {title}", rows, f"{phase.total / 1e9:.1f}"))
+        rows = {part: f"{size / GIB:.1f}" for part, size in phase.parts.items() if size}
+        console.print(_table(f"GiB on a card, {title}", rows, f"{phase.total / GIB:.1f}"))
     if setup.engine == "vllm":
         console.print(f"KV cache of the engine: {max(0, answer.cache_tokens):.0f} tokens\n")
     if answer.problems:
@@ -141,7 +144,7 @@ def _show_assumptions(answer: Answer, given: dict[str, Any], of_recipe: dict[str
     console.print(table)
     gpu = answer.gpu
     console.print(
-        f"\n{answer.setup.gpu}: {gpu.memory / 2**30:.0f} GiB, {gpu.bandwidth / 1e9:.0f} GB/s, "
+        f"\n{answer.setup.gpu}: {gpu.memory / GIB:.0f} GiB, {gpu.bandwidth / 1e9:.0f} GB/s, "
         f"{gpu.flops / 1e12:.4g} TFLOP/s in bfloat16, {gpu.link / 1e9:.0f} GB/s to other cards "
         f"({gpu.source})"
     )

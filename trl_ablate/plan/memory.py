@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trl_ablate.plan.gpus import Gpu
+from trl_ablate.plan.gpus import GIB, Gpu
 from trl_ablate.plan.models import Shape
 from trl_ablate.plan.setup import Setup
 
@@ -61,7 +61,7 @@ def training(shape: Shape, setup: Setup, gpu: Gpu) -> Phase:
         parts["gathered layers"] = 2.0 * 2 * shape.of_a_layer
     parts["activations"] = tokens * activations(shape, setup)
     parts["logits"] = logits(shape, setup)
-    parts["context"] = setup.context_gb * 1e9
+    parts["context"] = setup.context_gib * GIB
     if setup.engine == "vllm" and not setup.sleep:
         parts["engine, awake"] = setup.engine_share * gpu.memory
     return Phase(parts)
@@ -87,7 +87,7 @@ def logits(shape: Shape, setup: Setup) -> float:
 def rollout(shape: Shape, setup: Setup, gpu: Gpu) -> Phase:
     """Gradients and activations are free; the engine has its weights and its cache."""
     parts = states_of(shape, setup)
-    parts["context"] = setup.context_gb * 1e9
+    parts["context"] = setup.context_gib * GIB
     if setup.engine == "vllm":
         parts["engine: share of the card"] = setup.engine_share * gpu.memory
     else:
@@ -98,5 +98,5 @@ def rollout(shape: Shape, setup: Setup, gpu: Gpu) -> Phase:
 
 def cache(shape: Shape, setup: Setup, gpu: Gpu) -> float:
     """Bytes that vLLM has for its KV cache on a card; negative if its weights do not fit."""
-    taken = 2 * shape.parameters + setup.engine_buffers_gb * 1e9
+    taken = 2 * shape.parameters + setup.engine_buffers_gib * GIB
     return setup.engine_share * gpu.memory - taken

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trl_ablate.plan import memory, times
-from trl_ablate.plan.gpus import GPUS, Gpu
+from trl_ablate.plan.gpus import GIB, GPUS, Gpu
 from trl_ablate.plan.models import Shape, shape_of
 from trl_ablate.plan.setup import Setup, check
 
@@ -74,15 +74,15 @@ def _answer(setup: Setup) -> Answer:
     training, rollout = memory.training(shape, setup, gpu), memory.rollout(shape, setup, gpu)
     room = memory.cache(shape, setup, gpu) / shape.kv_bytes if setup.engine == "vllm" else 0.0
     problems = [
-        f"{name} needs {phase.total / 1e9:.1f} GB on a card, of which {ROOM:.0%} of "
-        f"{gpu.memory / 1e9:.1f} GB can be used"
+        f"{name} needs {phase.total / GIB:.1f} GiB on a card, of which {ROOM:.0%} of "
+        f"{gpu.memory / GIB:.1f} GiB can be used"
         for name, phase in (("training", training), ("the rollout", rollout))
         if phase.total > ROOM * gpu.memory
     ]
     longest = setup.prompt_tokens + setup.max_length
     if setup.engine == "vllm" and room < longest:
         problems.append(
-            f"the engine's share of {setup.engine_share * gpu.memory / 1e9:.1f} GB holds its "
+            f"the engine's share of {setup.engine_share * gpu.memory / GIB:.1f} GiB holds its "
             f"weights and {max(0.0, room):.0f} tokens, not one row of {longest}"
         )
     seconds = {

@@ -58,8 +58,8 @@ class Setup:
     engine: Engine = assumed("vllm", "who generates; transformers does so with the trained weights")
     engine_share: float = assumed(0.3, "of a card's memory, for vLLM: vllm_gpu_memory_utilization")
     sleep: bool = assumed(True, "vLLM's weights and KV cache leave the card during training")
-    engine_buffers_gb: float = assumed(1.0, "vLLM's activations and CUDA graphs")
-    context_gb: float = assumed(1.0, "CUDA context and what a sleeping engine keeps, per card")
+    engine_buffers_gib: float = assumed(1.0, "vLLM's activations and CUDA graphs")
+    context_gib: float = assumed(1.0, "CUDA context and what a sleeping engine keeps, per card")
 
     mfu: float = assumed(0.5, "share of a card's operations that large matrix products reach")
     bandwidth_use: float = assumed(0.7, "share of the published bandwidth that is reached")
@@ -85,8 +85,8 @@ def allowed(name: str) -> tuple[str, ...]:
 
 
 SHARES = ("engine_share", "mfu", "bandwidth_use", "link_use")
-FROM_ZERO = ("lora_rank", "extra_forwards", "spread", "padding_left", "engine_buffers_gb",
-             "context_gb", "layer_ms", "decode_ms", "other_s",
+FROM_ZERO = ("lora_rank", "extra_forwards", "spread", "padding_left", "engine_buffers_gib",
+             "context_gib", "layer_ms", "decode_ms", "other_s",
              "evaluations", "start_s")  # fmt: skip
 
 

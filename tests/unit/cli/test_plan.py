@@ -30,7 +30,7 @@ def test_every_assumption_is_printed_with_its_value_and_origin(capsys):
 def test_what_does_not_fit(capsys):
     assert main(SHARDED[:4]) == 1
     printed = capsys.readouterr().out
-    assert "does not fit: training needs 174.1 GB on a card" in printed
+    assert "does not fit: training needs 162.2 GiB on a card" in printed
     assert "--sharding zero3" in printed and "seconds of a step" not in printed
 
 
@@ -65,7 +65,7 @@ def test_a_wrong_word(capsys, words, sentence):
 
 
 def test_a_recipe_and_its_profile(capsys):
-    assert main(["--recipe", "grpo", "--profile", "rtx4090", "--json"]) == 0
+    assert main(["grpo", "--profile", "rtx4090", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["assumptions"]
     expected = {
         "model": "1.5B", "gpu": "rtx4090", "rollouts": 256, "max_length": 1024, "microbatch": 1,
@@ -77,7 +77,7 @@ def test_a_recipe_and_its_profile(capsys):
 
 
 def test_options_override_a_recipe(capsys):
-    words = ["--recipe", "lora", "--profile", "h100", "--model", "7B", "--rollouts", "512"]
+    words = ["lora", "--profile", "h100", "--model", "7B", "--rollouts", "512"]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["assumptions"]
     assert (found["model"], found["rollouts"], found["lora_rank"]) == ("7B", 512, 16)

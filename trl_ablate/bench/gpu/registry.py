@@ -63,7 +63,7 @@ PARTS = {
     "engine": Part(
         "vLLM in the process: log-probability gap over ten steps, sleep mode", 180, UNSAVED
     ),
-    "memory_cap": Part("the 24 GB profile under a cap on the card's memory", 90, 23.0),
+    "memory_cap": Part("the 24 GiB profile under a cap on the card's memory", 90, 23.0),
     "resume": Part("a run that is stopped and resumed ends in the same bits", 90),
     "sigterm": Part("SIGTERM ends a training after its step, with a whole checkpoint", 180),
     "microbatches": Part("microbatches of 1 to 16 rows: time and memory", 150, UNSAVED),

@@ -68,7 +68,7 @@ def cost(name: str, one: training.Measured, load: training.Workload) -> dict[str
         "what": name,
         "s/step": median(one.seconds),
         "µs/token": 1e6 * median(one.seconds) / sum(load.lengths_N),
-        "peak GB": one.peak / 1e9,
+        "peak GiB": one.peak / 2**30,
         "padded": one.padded,
     }
 

@@ -1,7 +1,7 @@
-"""The 24 GB profile: its settings for training, under a cap that leaves this process no more.
+"""The 24 GiB profile: its settings for training, under a cap that leaves this process no more.
 
 All rows have the longest prompt and completion that the profile allows. The engine sleeps during
-training, so only what it does not free is missing here; `rtx4090.yaml` counts about 1 GB for it and
+training, so only what it does not free is missing here; `rtx4090.yaml` counts 1 GiB for it and
 the CUDA context.
 """
 
@@ -16,10 +16,9 @@ from trl_ablate.bench.gpu.registry import Found, Setup
 from trl_ablate.recipe.resolving import load_recipe
 
 PROFILE = "rtx4090"
-CARD = 25.8e9
-"""Bytes of a card of 24 GiB."""
-NOT_OURS = 1e9
-"""Bytes for the CUDA context and the sleeping engine."""
+CARD = 24 * 2**30
+NOT_OURS = 2**30
+"""For the CUDA context and the sleeping engine."""
 TAKEN = ("bf16", "gradient_checkpointing", "optim")
 """Settings of the profile that this part trains with."""
 
@@ -43,7 +42,7 @@ def measure(setup: Setup) -> Found:
         {"the peak is below the cap": not capped or found.peak < CARD - NOT_OURS},
         {
             "settings": json.dumps(settings),
-            "cap in GB": (CARD - NOT_OURS) / 1e9 if capped else "none: only CUDA has one",
+            "cap in GiB": (CARD - NOT_OURS) / 2**30 if capped else "none: only CUDA has one",
         },
     )
 

@@ -44,7 +44,7 @@ def measure(setup: Setup) -> Found:
             "s reward": reward[name],
             "s training": median(one.seconds),
             "s step": rollout[name] + reward[name] + median(one.seconds),
-            "peak GB": one.peak / 1e9,
+            "peak GiB": one.peak / 2**30,
         }
         for name, one in found.items()
     ]
