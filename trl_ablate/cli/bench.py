@@ -101,19 +101,19 @@ def train(options: argparse.Namespace) -> None:
     from accelerate import PartialState
 
     from trl_ablate import miniature
-    from trl_ablate.bench import replay, tables, training
+    from trl_ablate.bench import synthetic, tables, train_time
 
     main_process = PartialState(cpu=not torch.cuda.is_available()).is_main_process
     tokenizer = miniature.tokenizer()
     torch.manual_seed(options.seed)
-    model = replay.random_model(options.model_shape, tokenizer, options.vocabulary)
+    model = synthetic.random_model(options.model_shape, tokenizer, options.vocabulary)
     if options.uniform:
         lengths_N = [round(options.mean_length)] * options.rows
     elif options.lengths:
-        lengths_N = replay.recorded_lengths(options.lengths)[: options.rows]
+        lengths_N = synthetic.recorded_lengths(options.lengths)[: options.rows]
     else:
-        lengths_N = replay.lengths(options.rows, options.mean_length, options.cap, options.seed)
-    load = training.Workload(
+        lengths_N = synthetic.lengths(options.rows, options.mean_length, options.cap, options.seed)
+    load = train_time.Workload(
         lengths_N,
         microbatch=options.microbatch,
         steps=options.steps,
@@ -121,12 +121,12 @@ def train(options: argparse.Namespace) -> None:
         prompt_length=options.prompt_length,
         corrected=options.corrected,
     )
-    builds: dict[str, training.Build] = {"trl_ablate": training.ours}
+    builds: dict[str, train_time.Build] = {"trl_ablate": train_time.ours}
     if options.corrected:
-        builds = {"trl_ablate, extra forward": training.with_extra_forward, **builds}
+        builds = {"trl_ablate, extra forward": train_time.with_extra_forward, **builds}
     if not options.only:
-        builds = {"stock TRL": training.stock, **builds}
-    found = training.compare(model, tokenizer, load, builds)
+        builds = {"stock TRL": train_time.stock, **builds}
+    found = train_time.compare(model, tokenizer, load, builds)
     if not main_process:
         return
     measured = list(found.values())
@@ -134,8 +134,8 @@ def train(options: argparse.Namespace) -> None:
     tables.publish(
         f"training phase, {options.rows} completions of {mean:.0f} tokens (longest "
         f"{max(lengths_N)}), microbatch {options.microbatch}, {options.model_shape}",
-        training.rows_of(found, load),
-        training.differences(measured[0], measured[-1]),
+        train_time.rows_of(found, load),
+        train_time.differences(measured[0], measured[-1]),
         options.output,
     )
 
@@ -150,9 +150,9 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    from trl_ablate.bench import evaluating, tables
+    from trl_ablate.bench import eval_time, tables
 
-    rows, facts = evaluating.compare(options.prompts, options.batches, options.rounds)
+    rows, facts = eval_time.compare(options.prompts, options.batches, options.rounds)
     tables.publish(f"evaluation of {options.prompts} prompts", rows, facts, options.output)
 
 
@@ -165,9 +165,11 @@ def add_reward(parser: argparse.ArgumentParser) -> None:
 
 
 def reward(options: argparse.Namespace) -> None:
-    from trl_ablate.bench import grading, tables
+    from trl_ablate.bench import reward_time, tables
 
-    rows, facts = grading.compare(options.answers, options.count, options.rounds, options.workers)
+    rows, facts = reward_time.compare(
+        options.answers, options.count, options.rounds, options.workers
+    )
     tables.publish(f"grading {options.count} answers", rows, facts, options.output)
 
 
@@ -187,22 +189,22 @@ def rollout(options: argparse.Namespace) -> None:
     import torch
 
     from trl_ablate import miniature
-    from trl_ablate.bench import generating, replay, tables
+    from trl_ablate.bench import rollout_time, synthetic, tables
 
     torch.manual_seed(options.seed)
-    model: Any = replay.random_model(options.model_shape, miniature.tokenizer()).eval()
+    model: Any = synthetic.random_model(options.model_shape, miniature.tokenizer()).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     rows, differing = [], 0
-    for name in generating.DISTRIBUTIONS:
-        lengths_N = generating.lengths_of(name, options.rows, options.group, options.seed)
-        found = generating.compare(
+    for name in rollout_time.DISTRIBUTIONS:
+        lengths_N = rollout_time.lengths_of(name, options.rows, options.group, options.seed)
+        found = rollout_time.compare(
             model,
             lengths_N,
             group=options.group,
             prompt_length=options.prompt_length,
             rounds=options.rounds,
         )
-        rows += generating.rows_of(name, found, sum(lengths_N))
+        rows += rollout_time.rows_of(name, found, sum(lengths_N))
         theirs, ours = (one.ids for one in found.values())
         differing += int((theirs != ours).any(dim=1).sum())
     tables.publish(
@@ -225,9 +227,9 @@ def add_step(parser: argparse.ArgumentParser) -> None:
 
 
 def step(options: argparse.Namespace) -> None:
-    from trl_ablate.bench import stepping, tables
+    from trl_ablate.bench import step_time, tables
 
-    load = stepping.Load(
+    load = step_time.Load(
         rows=options.rows,
         microbatch=options.microbatch,
         max_completion_length=options.max_completion_length,
@@ -235,7 +237,7 @@ def step(options: argparse.Namespace) -> None:
         rounds=options.rounds,
         steps=options.steps,
     )
-    rows = stepping.compare(options.model_shape, load)
+    rows = step_time.compare(options.model_shape, load)
     tables.publish(
         f"whole steps, {options.rows} rollouts of up to {options.max_completion_length} tokens, "
         f"{options.model_shape}, {options.world}",
@@ -279,9 +281,9 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
 
 
 def scale(options: argparse.Namespace) -> None:
-    from trl_ablate.bench import scaling, tables
+    from trl_ablate.bench import scale_time, tables
 
-    rows = scaling.measure(
+    rows = scale_time.measure(
         options.rows, options.mean_lengths, options.processes, options.steps, options.rounds
     )
     tables.publish("the training phase, cost of a token", rows, {}, options.output)

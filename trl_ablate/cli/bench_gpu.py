@@ -13,7 +13,7 @@ from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.files import read_object
 
-IMPORTS = ("trl_ablate.bench.training", "trl_ablate.recipe.resolving")
+IMPORTS = ("trl_ablate.bench.train_time", "trl_ablate.recipe.resolving")
 """What nearly all parts need; at toy size it is imported once."""
 
 

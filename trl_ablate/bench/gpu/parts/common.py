@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from trl_ablate import miniature
-from trl_ablate.bench import replay, training
+from trl_ablate.bench import synthetic, train_time
 from trl_ablate.bench.gpu.registry import Setup
 from trl_ablate.bench.tables import median
 
@@ -25,7 +25,7 @@ def random_model(
     trains copies of it, and the card holds one copy only."""
     torch.manual_seed(0)
     with torch.device(setup.device):
-        model: Any = replay.random_model(shape or setup.shape, miniature.tokenizer(), vocabulary)
+        model: Any = synthetic.random_model(shape or setup.shape, miniature.tokenizer(), vocabulary)
     return model.to("cpu")
 
 
@@ -38,31 +38,31 @@ def save_random_model(setup: Setup, folder: Path, shape: str | None = None) -> N
 def lengths(setup: Setup, rows: int) -> list[int]:
     """Forced lengths of completions: log-normal, mean 343 and cap 1024; a twentieth at toy size."""
     mean, cap = (17.0, 51) if setup.toy else (343.0, 1024)
-    return replay.lengths(rows, mean, cap, seed=0)
+    return synthetic.lengths(rows, mean, cap, seed=0)
 
 
-def workload(setup: Setup, rows: int, **sizes: Any) -> training.Workload:
+def workload(setup: Setup, rows: int, **sizes: Any) -> train_time.Workload:
     """One round of a warm-up step and one that counts; at toy size an eighth of the rows."""
     sizes = {"steps": 1, "rounds": 1, "prompt_length": 12 if setup.toy else 96} | sizes
-    return training.Workload(lengths(setup, max(16, rows // 8) if setup.toy else rows), **sizes)
+    return train_time.Workload(lengths(setup, max(16, rows // 8) if setup.toy else rows), **sizes)
 
 
 def measure(
     setup: Setup,
-    load: training.Workload,
+    load: train_time.Workload,
     ways: Mapping[str, tuple[bool, Settings]],
     model: PreTrainedModel | None = None,
-) -> dict[str, training.Measured]:
+) -> dict[str, train_time.Measured]:
     """Train in each way: name -> (whether by stock TRL, settings)."""
-    builds: dict[str, training.Build] = {
-        name: partial(training.stock if by_trl else training.ours, **settings)
+    builds: dict[str, train_time.Build] = {
+        name: partial(train_time.stock if by_trl else train_time.ours, **settings)
         for name, (by_trl, settings) in ways.items()
     }
     model = random_model(setup) if model is None else model
-    return training.compare(model, miniature.tokenizer(), load, builds)
+    return train_time.compare(model, miniature.tokenizer(), load, builds)
 
 
-def cost(name: str, one: training.Measured, load: training.Workload) -> dict[str, Any]:
+def cost(name: str, one: train_time.Measured, load: train_time.Workload) -> dict[str, Any]:
     """A row: time and memory of one way."""
     return {
         "what": name,
@@ -73,6 +73,6 @@ def cost(name: str, one: training.Measured, load: training.Workload) -> dict[str
     }
 
 
-def apart(one: training.Measured, other: training.Measured) -> float:
+def apart(one: train_time.Measured, other: train_time.Measured) -> float:
     """Largest relative difference of the gradient norms of two ways."""
-    return training.differences(one, other)["gradient norms, relative"]
+    return train_time.differences(one, other)["gradient norms, relative"]

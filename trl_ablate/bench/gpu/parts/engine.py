@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from trl_ablate.bench import replay
+from trl_ablate.bench import synthetic
 from trl_ablate.bench.gpu.parts import common
 from trl_ablate.bench.gpu.registry import Found, NotHere, Setup
 from trl_ablate.bench.tables import median
@@ -78,7 +78,7 @@ def _trainer(setup: Setup, folder: Path) -> AblationTrainer:
     rows = 16 if setup.toy else 64
     return AblationTrainer(
         model=str(folder),
-        reward_funcs=replay.length_reward,
+        reward_funcs=synthetic.length_reward,
         args=AblationConfig(
             output_dir=str(folder / "run"),
             use_cpu=not on_gpu,
@@ -102,6 +102,6 @@ def _trainer(setup: Setup, folder: Path) -> AblationTrainer:
             vllm_gpu_memory_utilization=0.3,
             vllm_max_model_length=128 if setup.toy else 1024,
         ),
-        train_dataset=replay.prompts(rows * STEPS // 8),
+        train_dataset=synthetic.prompts(rows * STEPS // 8),
         processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trl_ablate.bench import training
+from trl_ablate.bench import train_time
 from trl_ablate.bench.gpu.parts import common
 from trl_ablate.bench.gpu.registry import Found, Setup
 from trl_ablate.recipe.resolving import load_recipe
@@ -27,7 +27,7 @@ def measure(setup: Setup) -> Found:
     resolved = load_recipe("grpo", PROFILE).settings
     longest, window = resolved["max_completion_length"], resolved["vllm_max_model_length"]
     shrink = 16 if setup.toy else 1
-    load = training.Workload(
+    load = train_time.Workload(
         [longest // shrink] * resolved["num_generations"],
         microbatch=resolved["per_device_train_batch_size"],
         steps=1,

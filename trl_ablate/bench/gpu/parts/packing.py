@@ -6,7 +6,7 @@ the whole row, which costs more the more rows there are.
 
 from transformers.utils import is_flash_attn_2_available
 
-from trl_ablate.bench import training
+from trl_ablate.bench import train_time
 from trl_ablate.bench.gpu.parts import common
 from trl_ablate.bench.gpu.registry import Found, Setup
 
@@ -24,7 +24,7 @@ def measure(setup: Setup) -> Found:
     for size in (1, 4, 16):
         load = common.workload(setup, rows=64, microbatch=size)
         found = common.measure(setup, load, WAYS, model)
-        drawn = training.padding_as_drawn(load.lengths_N, load.prompt_length)
+        drawn = train_time.padding_as_drawn(load.lengths_N, load.prompt_length)
         norms.append(common.apart(found["packed"], found["regrouped"]))
         rows += [
             {"padded by TRL": drawn, **common.cost(f"{name}, microbatch of {size}", one, load)}

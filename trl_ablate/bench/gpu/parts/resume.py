@@ -12,7 +12,7 @@ import torch
 from transformers import PrinterCallback
 
 from trl_ablate import miniature
-from trl_ablate.bench import replay
+from trl_ablate.bench import synthetic
 from trl_ablate.bench.gpu.parts import common
 from trl_ablate.bench.gpu.registry import Found, Setup
 from trl_ablate.config import AblationConfig
@@ -49,7 +49,7 @@ def _trained(setup: Setup, folder: Path, checkpoint: Path | None) -> list[torch.
     model = common.random_model(setup, "miniature")
     trainer = AblationTrainer(
         model=model,
-        reward_funcs=replay.length_reward,
+        reward_funcs=synthetic.length_reward,
         args=AblationConfig(
             output_dir=str(folder),
             use_cpu=setup.device == "cpu",
@@ -67,7 +67,7 @@ def _trained(setup: Setup, folder: Path, checkpoint: Path | None) -> list[torch.
             learning_rate=1e-3,
             seed=0,
         ),
-        train_dataset=replay.prompts(ROWS * STEPS),
+        train_dataset=synthetic.prompts(ROWS * STEPS),
         processing_class=miniature.tokenizer(),
     )
     trainer.remove_callback(PrinterCallback)

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from trl_ablate.bench import generating, grading, training
+from trl_ablate.bench import reward_time, rollout_time, train_time
 from trl_ablate.bench.gpu.parts import common
 from trl_ablate.bench.gpu.registry import Found, Setup
 from trl_ablate.bench.tables import median
@@ -30,7 +30,7 @@ SHARE = 0.3
 def measure(setup: Setup) -> Found:
     load = common.workload(setup, rows=256, microbatch=4)
     model = common.random_model(setup)
-    graded, _ = grading.compare(None, load.rows, rounds=3, workers=2)
+    graded, _ = reward_time.compare(None, load.rows, rounds=3, workers=2)
     seconds = [float(row["s"]) for row in graded]
     reward: dict[str, float] = dict(zip((STOCK, OURS), seconds, strict=True))
     settings = {"bf16": True, "learning_rate": 1e-6}
@@ -69,21 +69,21 @@ def free_the_card(setup: Setup) -> None:
 
 
 def rollouts(
-    setup: Setup, model: PreTrainedModel, load: training.Workload
+    setup: Setup, model: PreTrainedModel, load: train_time.Workload
 ) -> tuple[str, dict[str, float]]:
     """Who generates, and the seconds of a rollout batch for each trainer."""
     if setup.device == "cuda" and find_spec("vllm") is not None:
         seconds = seconds_of_vllm(setup, load)
         return "vLLM", {STOCK: seconds, OURS: seconds}
     there: Any = cast(Any, model).to(setup.device).eval()
-    found = generating.compare(
+    found = rollout_time.compare(
         there, load.lengths_N, group=1, prompt_length=load.prompt_length, rounds=1
     )
     theirs, ours = (median(one.seconds) for one in found.values())
     return "transformers", {STOCK: theirs, OURS: ours}
 
 
-def seconds_of_vllm(setup: Setup, load: training.Workload) -> float:
+def seconds_of_vllm(setup: Setup, load: train_time.Workload) -> float:
     """Seconds of a batch, after a first one."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
@@ -100,7 +100,7 @@ def seconds_of_vllm(setup: Setup, load: training.Workload) -> float:
         )
     prompts = [
         {"prompt_token_ids": ids}
-        for ids in generating.prompts(load.lengths_N, 1, load.prompt_length).tolist()
+        for ids in rollout_time.prompts(load.lengths_N, 1, load.prompt_length).tolist()
     ]
     forced = [
         SamplingParams(max_tokens=n, min_tokens=n, ignore_eos=True, logprobs=0, detokenize=False)

@@ -18,9 +18,9 @@ from transformers import AutoTokenizer, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ablate import miniature
-from trl_ablate.bench import replay
+from trl_ablate.bench import synthetic
 from trl_ablate.bench.tables import median, ratio, spread
-from trl_ablate.bench.training import StepTimer, only_timed
+from trl_ablate.bench.train_time import StepTimer, only_timed
 from trl_ablate.config import AblationConfig
 from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions, to_prompts
@@ -92,7 +92,7 @@ def model_folder(shape: str, world: str) -> str:
     folder = Path(mkdtemp(prefix="trl_ablate_bench_"))
     tokenizer = miniature.tokenizer(world)
     torch.manual_seed(0)
-    replay.random_model(shape, tokenizer).save_pretrained(folder)
+    synthetic.random_model(shape, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

@@ -16,7 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_ablate import miniature
 from trl_ablate.bench.tables import median, ratio, spread
-from trl_ablate.bench.training import only_timed
+from trl_ablate.bench.train_time import only_timed
 from trl_ablate.config import AblationConfig
 from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions, to_prompts

@@ -25,7 +25,7 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from trl_ablate.bench.replay import NoEngine, Replay, length_reward, prompts
+from trl_ablate.bench.synthetic import NoEngine, Replay, length_reward, prompts
 from trl_ablate.bench.tables import median, ratio, spread
 from trl_ablate.config import AblationConfig
 from trl_ablate.metrics import GRAD_NORM

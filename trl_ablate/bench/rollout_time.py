@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from trl_ablate.bench.replay import lengths
+from trl_ablate.bench.synthetic import lengths
 from trl_ablate.bench.tables import median, ratio, spread
 from trl_ablate.trainer import decoding
 from trl_ablate.trainer.temporary import replaced
