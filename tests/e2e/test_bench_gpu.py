@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY
-from trl_ablate.bench.gpu.registry import PARTS
+from trl_ablate.bench.gpu.parts import PARTS
 
 WITHOUT_VLLM = "vLLM is not installed; install trl-ablate[vllm]"
 

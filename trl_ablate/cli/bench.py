@@ -8,15 +8,14 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from trl_ablate.cli import bench_gpu
-from trl_ablate.cli.ending import exit_code_of
+from trl_ablate.cli.ending import DONE, exit_code_of
 from trl_ablate.cli.parsing import Parser, at_least_one
 from trl_ablate.errors import ConfigurationError
-
-MODEL_SHAPES = ("miniature", "qwen2.5-math-1.5b")
 
 DESCRIPTION = "Measure this package against stock TRL. Every mode prints a table and writes JSON."
 
@@ -26,6 +25,82 @@ EXAMPLES = (
     "torchrun --nproc-per-node 2 -m trl_ablate bench train --only",
     "trl-ablate bench gpu",
 )
+
+SHAPE = {"model_shape": ("miniature", "with random weights: miniature, qwen2.5-math-1.5b")}
+MODEL_SHAPES = ("miniature", "qwen2.5-math-1.5b")
+STEPS = {"steps": (3, "counted steps per round")}
+ROUNDS = {"rounds": (3, "alternating rounds")}
+SEED = {"seed": (0, "of the random numbers")}
+
+Options = dict[str, tuple[Any, str]]
+"""Option -> its default, or its type if it has none, and its help."""
+
+MODES: dict[str, tuple[str, str, Options]] = {
+    "train": ("bench.train_time", "the training phase, with replayed rollouts", {
+        **SHAPE,
+        "model_name_or_path": (str, "a model instead of a shape: folder or Hub id"),
+        "bf16": (False, "compute in bf16, also on a CPU"),
+        "vocabulary": (int, "of the shape; default: the tokenizer's, or 151936"),
+        "rows": (64, "completions per step"),
+        "microbatch": (4, "rows of a microbatch"),
+        "group": (8, "rows of one prompt"),
+        "idle": (0.0, "share of groups of equal rewards"),
+        "prompt_length": (96, "tokens of a prompt"),
+        "mean_length": (343.0, "mean completion length"),
+        "cap": (1024, "longest completion"),
+        "uniform": (False, "every completion of mean length"),
+        "lengths": (Path, "recorded lengths: a JSON list or rollouts JSONL"),
+        "corrected": (False, "as with vLLM: correct the engine's mismatch"),
+        "only": (False, "without stock TRL"),
+        **STEPS, **ROUNDS, **SEED,
+    }),
+    "eval": ("bench.eval_time", "evaluation of the miniature", {
+        "prompts": (1024, "questions"),
+        "batches": ([8, 64], "of stock TRL"),
+        "rounds": (2, "alternating rounds"),
+    }),
+    "reward": ("bench.reward_time", "grading, against one process that calls math-verify", {
+        "answers": (Path, "JSONL with a gold `answer` a line"),
+        "count": (256, "answers per batch"),
+        "rounds": (5, "alternating rounds"),
+        "workers": (2, "processes of ours"),
+    }),
+    "rollout": (
+        "bench.rollout_time", "generation by transformers, for three distributions of lengths", {
+            **SHAPE,
+            "rows": (64, "completions per batch"),
+            "group": (1, "rows of one prompt, and so of one length"),
+            "prompt_length": (18, "tokens of a prompt"),
+            **ROUNDS, **SEED,
+        },
+    ),
+    "step": ("bench.step_time", "whole GRPO steps, with generation", {
+        **SHAPE,
+        "world": ("chains", "of the miniature"),
+        "rows": (128, "completions per step"),
+        "microbatch": (64, "rows of a microbatch"),
+        "max_completion_length": (60, "tokens"),
+        "steps": (5, "counted steps per round"),
+        **ROUNDS,
+    }),
+    "scale": (
+        "bench.scale_time", "cost of a token against rollout batch, length and processes", {
+            "rows": ([64, 128, 256, 512, 1024], "completions per step"),
+            "mean_lengths": ([128.0, 64.0, 256.0, 512.0], "mean completion lengths"),
+            "processes": ([1, 2], "numbers of processes"),
+            "steps": (2, "counted steps per round"),
+            "rounds": (3, "over all points"),
+        },
+    ),
+    "xray": ("xray.costing", "an arm of an X-ray against a training phase", {
+        "recipe": ("grpo", "of the arm"),
+        "profile": ("miniature", "of the recipe"),
+        "rows": (128, "completions per batch"),
+        "batches": (4, "counted, per round"),
+        **ROUNDS,
+    }),
+}  # fmt: skip
+"""Mode -> the module whose `bench` measures it, what it measures, and its options."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,29 +112,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(EXAMPLES, prog="trl-ablate bench", description=DESCRIPTION)
     modes = parser.add_subparsers(title="modes", metavar="MODE", required=True)
-    for name, add, text in (
-        ("train", add_train, "the training phase, with replayed rollouts"),
-        ("eval", add_eval, "evaluation of the miniature"),
-        ("reward", add_reward, "grading, against one process that calls math-verify"),
-        ("rollout", add_rollout, "generation by transformers, for three distributions of lengths"),
-        ("step", add_step, "whole GRPO steps, with generation"),
-        ("scale", add_scale, "cost of a token against rollout batch, length and processes"),
-        ("xray", add_xray, "an arm of an X-ray against a training phase"),
-        ("gpu", bench_gpu.add, "what no CPU can show, part by part, in ten minutes"),
-    ):
+
+    def add(name: str, text: str) -> Parser:
         mode = modes.add_parser(
-            name,
-            help=text,
-            description=f"Measure {text}.",
+            name, help=text, description=f"Measure {text}.",
             usage=f"trl-ablate bench {name} [options]",
-        )
-        add(mode)
+        )  # fmt: skip
         output = Path(f"bench-{name}.json")
         mode.add_argument("--output", type=Path, default=output, help=f"JSON; default: {output}")
-        mode.set_defaults(parser=mode)
-    options, unknown = parser.parse_known_args(argv)
-    options.parser.refuse(unknown)
-    return options
+        mode.set_defaults(parser=mode, mode=name)
+        return mode
+
+    for name, (_, text, options) in MODES.items():
+        mode = add(name, text)
+        for option, (default, explained) in options.items():
+            add_option(mode, option, default, explained)
+    bench_gpu.add(add("gpu", "what no CPU can show, part by part, in ten minutes"))
+    found, unknown = parser.parse_known_args(argv)
+    found.parser.refuse(unknown)
+    return found
+
+
+def add_option(parser: Parser, name: str, default: Any, text: str) -> None:
+    """Counts are at least 1, but for a seed; False makes a flag, a list takes several values."""
+    given: dict[str, Any] = {"help": text}
+    if default is False:
+        given["action"] = "store_true"
+    elif isinstance(default, type):
+        given["type"] = at_least_one if default is int else default
+    else:
+        one = default[0] if isinstance(default, list) else default
+        given |= {"type": at_least_one if type(one) is int and name != "seed" else type(one)}
+        given |= {"default": default, **({"nargs": "+"} if isinstance(default, list) else {})}
+    if name == "model_shape":
+        given["choices"] = MODEL_SHAPES
+    parser.add_argument(f"--{name}", **given)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,230 +156,14 @@ def run(options: argparse.Namespace) -> int:
         )
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore")
-    return options.run(options) or 0
+    if options.mode == "gpu":
+        return bench_gpu.run(options)
+    from trl_ablate.bench.tables import publish
 
-
-def add_train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model_shape", default="miniature", choices=MODEL_SHAPES)
-    parser.add_argument("--model_name_or_path", help="a model instead of a shape: folder or Hub id")
-    parser.add_argument("--bf16", action="store_true", help="compute in bf16, also on a CPU")
-    parser.add_argument("--group", type=at_least_one, default=8, help="rows of one prompt")
-    parser.add_argument("--idle", type=float, default=0.0, help="share of groups of equal rewards")
-    parser.add_argument(
-        "--vocabulary", type=at_least_one, help="of the model; default: the tokenizer's, or 151936"
-    )
-    parser.add_argument("--rows", type=at_least_one, default=64, help="completions per step")
-    parser.add_argument("--microbatch", type=at_least_one, default=4)
-    parser.add_argument("--prompt_length", type=at_least_one, default=96)
-    parser.add_argument("--mean_length", type=float, default=343, help="mean completion length")
-    parser.add_argument("--cap", type=at_least_one, default=1024, help="longest completion")
-    parser.add_argument("--uniform", action="store_true", help="every completion of mean length")
-    parser.add_argument(
-        "--lengths", type=Path, help="recorded lengths: a JSON list or rollouts JSONL"
-    )
-    parser.add_argument(
-        "--corrected", action="store_true", help="as with vLLM: correct the engine's mismatch"
-    )
-    parser.add_argument("--only", action="store_true", help="without stock TRL")
-    parser.add_argument("--steps", type=at_least_one, default=3, help="counted steps per round")
-    parser.add_argument("--rounds", type=at_least_one, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(run=train)
-
-
-def train(options: argparse.Namespace) -> None:
-    import torch
-    from accelerate import PartialState
-
-    from trl_ablate import miniature
-    from trl_ablate.bench import replay, tables, training
-
-    main_process = PartialState(cpu=not torch.cuda.is_available()).is_main_process
-    torch.manual_seed(options.seed)
-    if options.model_name_or_path:
-        model, tokenizer = replay.loaded_model(options.model_name_or_path)
-    else:
-        tokenizer = miniature.tokenizer()
-        model = replay.random_model(options.model_shape, tokenizer, options.vocabulary)
-    if options.uniform:
-        lengths_N = [round(options.mean_length)] * options.rows
-    elif options.lengths:
-        lengths_N = replay.recorded_lengths(options.lengths)[: options.rows]
-    else:
-        lengths_N = replay.lengths(options.rows, options.mean_length, options.cap, options.seed)
-    load = training.Workload(
-        lengths_N,
-        microbatch=options.microbatch,
-        steps=options.steps,
-        rounds=options.rounds,
-        num_generations=options.group,
-        prompt_length=options.prompt_length,
-        corrected=options.corrected,
-        idle=options.idle,
-        bf16=options.bf16,
-    )
-    builds: dict[str, training.Build] = {"trl_ablate": training.ours}
-    if options.corrected:
-        builds = {"trl_ablate, extra forward": training.with_extra_forward, **builds}
-    if not options.only:
-        builds = {"stock TRL": training.stock, **builds}
-    found = training.compare(model, tokenizer, load, builds)
-    if not main_process:
-        return
-    measured = list(found.values())
-    mean = sum(lengths_N) / len(lengths_N)
-    tables.publish(
-        f"training phase, {options.rows} completions of {mean:.0f} tokens (longest "
-        f"{max(lengths_N)}), microbatch {options.microbatch}, "
-        f"{options.model_name_or_path or options.model_shape}",
-        training.rows_of(found, load),
-        training.differences(measured[0], measured[-1]),
-        options.output,
-    )
-
-
-def add_eval(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", type=at_least_one, default=1024)
-    parser.add_argument(
-        "--batches", type=at_least_one, nargs="+", default=[8, 64], help="of stock TRL"
-    )
-    parser.add_argument("--rounds", type=at_least_one, default=2)
-    parser.set_defaults(run=evaluate)
-
-
-def evaluate(options: argparse.Namespace) -> None:
-    from trl_ablate.bench import evaluating, tables
-
-    rows, facts = evaluating.compare(options.prompts, options.batches, options.rounds)
-    tables.publish(f"evaluation of {options.prompts} prompts", rows, facts, options.output)
-
-
-def add_reward(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--answers", type=Path, help="JSONL with a gold `answer` a line")
-    parser.add_argument("--count", type=at_least_one, default=256, help="answers per batch")
-    parser.add_argument("--rounds", type=at_least_one, default=5)
-    parser.add_argument("--workers", type=at_least_one, default=2)
-    parser.set_defaults(run=reward)
-
-
-def reward(options: argparse.Namespace) -> None:
-    from trl_ablate.bench import grading, tables
-
-    rows, facts = grading.compare(options.answers, options.count, options.rounds, options.workers)
-    tables.publish(f"grading {options.count} answers", rows, facts, options.output)
-
-
-def add_rollout(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model_shape", default="miniature", choices=MODEL_SHAPES)
-    parser.add_argument("--rows", type=at_least_one, default=64, help="completions per batch")
-    parser.add_argument(
-        "--group", type=at_least_one, default=1, help="rows of one prompt, and so of one length"
-    )
-    parser.add_argument("--prompt_length", type=at_least_one, default=18)
-    parser.add_argument("--rounds", type=at_least_one, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(run=rollout)
-
-
-def rollout(options: argparse.Namespace) -> None:
-    import torch
-
-    from trl_ablate import miniature
-    from trl_ablate.bench import generating, replay, tables
-
-    torch.manual_seed(options.seed)
-    model: Any = replay.random_model(options.model_shape, miniature.tokenizer()).eval()
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
-    rows, differing = [], 0
-    for name in generating.DISTRIBUTIONS:
-        lengths_N = generating.lengths_of(name, options.rows, options.group, options.seed)
-        found = generating.compare(
-            model,
-            lengths_N,
-            group=options.group,
-            prompt_length=options.prompt_length,
-            rounds=options.rounds,
-        )
-        rows += generating.rows_of(name, found, sum(lengths_N))
-        theirs, ours = (one.ids for one in found.values())
-        differing += int((theirs != ours).any(dim=1).sum())
-    tables.publish(
-        f"rollouts of {options.rows} completions, {options.model_shape}",
-        rows,
-        {"completions with different tokens": differing},
-        options.output,
-    )
-
-
-def add_step(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model_shape", default="miniature", choices=MODEL_SHAPES)
-    parser.add_argument("--world", default="chains", help="of the miniature")
-    parser.add_argument("--rows", type=at_least_one, default=128, help="completions per step")
-    parser.add_argument("--microbatch", type=at_least_one, default=64)
-    parser.add_argument("--max_completion_length", type=at_least_one, default=60)
-    parser.add_argument("--steps", type=at_least_one, default=5, help="counted steps per round")
-    parser.add_argument("--rounds", type=at_least_one, default=3)
-    parser.set_defaults(run=step)
-
-
-def step(options: argparse.Namespace) -> None:
-    from trl_ablate.bench import stepping, tables
-
-    load = stepping.Load(
-        rows=options.rows,
-        microbatch=options.microbatch,
-        max_completion_length=options.max_completion_length,
-        world=options.world,
-        rounds=options.rounds,
-        steps=options.steps,
-    )
-    rows = stepping.compare(options.model_shape, load)
-    tables.publish(
-        f"whole steps, {options.rows} rollouts of up to {options.max_completion_length} tokens, "
-        f"{options.model_shape}, {options.world}",
-        rows,
-        {name: rows[1][name] for name in ("ratio", "CPU ratio")},
-        options.output,
-    )
-
-
-def add_xray(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--recipe", default="grpo")
-    parser.add_argument("--profile", default="miniature")
-    parser.add_argument("--rows", type=at_least_one, default=128, help="completions per batch")
-    parser.add_argument("--batches", type=at_least_one, default=4, help="counted, per round")
-    parser.add_argument("--rounds", type=at_least_one, default=3)
-    parser.set_defaults(run=xray)
-
-
-def xray(options: argparse.Namespace) -> None:
-    from trl_ablate.bench import tables
-    from trl_ablate.xray import costing
-
-    rows, facts = costing.compare(
-        options.recipe, options.profile, options.rows, options.batches + 1, options.rounds
-    )
-    tables.publish(
-        f"an arm of an X-ray, {options.rows} completions a batch, {options.recipe}",
-        rows,
-        facts,
-        options.output,
-    )
-
-
-def add_scale(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rows", type=at_least_one, nargs="+", default=[64, 128, 256, 512, 1024])
-    parser.add_argument("--mean_lengths", type=float, nargs="+", default=[128, 64, 256, 512])
-    parser.add_argument("--processes", type=at_least_one, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=at_least_one, default=2, help="counted steps per round")
-    parser.add_argument("--rounds", type=at_least_one, default=3, help="over all points")
-    parser.set_defaults(run=scale)
-
-
-def scale(options: argparse.Namespace) -> None:
-    from trl_ablate.bench import scaling, tables
-
-    rows = scaling.measure(
-        options.rows, options.mean_lengths, options.processes, options.steps, options.rounds
-    )
-    tables.publish("the training phase, cost of a token", rows, {}, options.output)
+    module, _, names = MODES[options.mode]
+    given = {name: vars(options)[name] for name in names}
+    result = import_module(f"trl_ablate.{module}").bench(**given)
+    if result is not None:
+        title, rows, facts = result
+        publish(title, rows, facts, options.output)
+    return DONE

@@ -3,17 +3,18 @@
 import argparse
 import shlex
 from pathlib import Path
+from typing import Any
 
-from trl_ablate.bench.gpu import running
-from trl_ablate.bench.gpu.page import page
-from trl_ablate.bench.gpu.registry import PARTS, Setup
+from trl_ablate.bench.gpu import part_runs
+from trl_ablate.bench.gpu.parts import PARTS, Setup
+from trl_ablate.bench.gpu.results import Results, page
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import at_least_one
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.json_files import read_object
 
-IMPORTS = ("trl_ablate.bench.training", "trl_ablate.recipe.resolving")
+IMPORTS = ("trl_ablate.bench.train_time", "trl_ablate.recipe.resolving")
 """What nearly all parts need; at toy size it is imported once."""
 
 
@@ -29,11 +30,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="keep the finished parts in --output; run the others"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    running.check_names(options.parts)
+    if wrong := [name for name in options.parts if name not in PARTS]:
+        raise ConfigurationError(f"'{wrong[0]}' is not a part of bench gpu; use {', '.join(PARTS)}")
     setup = Setup(options.device, options.toy)
     if setup.device == "cpu" and not setup.toy:
         raise ConfigurationError(
@@ -41,11 +42,11 @@ def run(options: argparse.Namespace) -> int:
         )
     if setup.device == "cuda":
         check_card()
-    results = running.Results(options.output, setup)
+    results = Results(options.output, setup)
     if options.resume:
-        results = running.Results.continued(options.output, setup)
+        results = Results.continued(options.output, setup)
     try:
-        running.run(
+        part_runs.run(
             options.parts, results, options.budget, start=starter(setup), tell=console.print
         )
     except KeyboardInterrupt:
@@ -65,24 +66,25 @@ def check_card() -> None:
         )
 
 
-def starter(setup: Setup) -> running.Start:
+def starter(setup: Setup) -> part_runs.Start:
     """On a GPU every part has a new interpreter. On a CPU it is forked from one that has imported
     torch, where that is safe, as ten imports would take longer than the parts."""
-    from trl_ablate.bench.gpu import one
     from trl_ablate.study.engines.warm import SUPPORTED, ForkServer
 
     if setup.device != "cpu" or not SUPPORTED:
-        return running.fresh
-    server = ForkServer(IMPORTS, running.environment(setup))
+        return part_runs.fresh
+    server = ForkServer(IMPORTS, part_runs.environment(setup))
 
-    def forked(part: str, setup: Setup, result: Path, log) -> running.Process:
+    def forked(part: str, setup: Setup, result: Path, log) -> Any:
         words = (part, setup.device, setup.toy, str(result))
-        return server.start(one.measure_into, *words, stdout=log.fileno(), stderr=log.fileno())
+        return server.start(
+            part_runs.measure_into, *words, stdout=log.fileno(), stderr=log.fileno()
+        )
 
     return forked
 
 
-def report(options: argparse.Namespace, results: running.Results) -> None:
+def report(options: argparse.Namespace, results: Results) -> None:
     """Write the page beside the JSON, and print its first table."""
     if not results.file.exists():
         return

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.bench.tables import median, ratio, spread
+from trl_ablate.bench.timing import Result
 from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.rewards import grader_of
 from trl_ablate.xray.drawing import questions_of
@@ -18,10 +19,9 @@ from trl_ablate.xray.rollouts import RolloutFolder
 from trl_ablate.xray.taking import Point, Sources, make_trainer, take
 
 
-def compare(
-    recipe: str, profile: str, rows: int, batches: int, rounds: int
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """The table of `trl-ablate bench xray`, and the ratio."""
+def bench(*, recipe: str, profile: str, rows: int, batches: int, rounds: int) -> Result:
+    """What `trl-ablate bench xray` publishes. The first batch of a round is not counted."""
+    batches += 1
     sizes = {"generation_batch_size": rows, "optimizer_batch_size": rows}
     resolved = load_recipe(recipe, profile, {**sizes, "report_to": "none"})
     with grader_of(resolved.task) as grader, tempfile.TemporaryDirectory() as folder:
@@ -44,7 +44,8 @@ def compare(
         }
         for name, seconds in (("training phase", training), ("an arm on stored rollouts", arm))
     ]
-    return table, {"training phases per arm and batch": ratio(arm, training)}
+    title = f"an arm of an X-ray, {rows} completions a batch, {recipe}"
+    return title, table, {"training phases per arm and batch": ratio(arm, training)}
 
 
 def _training_phases(resolved: Any, sources: Sources) -> list[float]:

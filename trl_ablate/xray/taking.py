@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.utils import logging
 from trl.trainer import grpo_trainer
 
-from trl_ablate.bench.replay import NoEngine
+from trl_ablate.bench.synthetic import NoEngine
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader

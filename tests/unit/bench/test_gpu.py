@@ -8,19 +8,20 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from importlib import import_module
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from tests.conftest import REPOSITORY
-from trl_ablate.bench.gpu import page as pages
-from trl_ablate.bench.gpu import running
-from trl_ablate.bench.gpu.one import check_card, result_of
-from trl_ablate.bench.gpu.registry import PARTS, Found, NotHere, Part, Setup
-from trl_ablate.bench.gpu.running import Results, run
+from trl_ablate.bench.gpu import part_runs
+from trl_ablate.bench.gpu.part_runs import check_card, result_of
+from trl_ablate.bench.gpu.parts import PARTS, Found, NotHere, Part, Setup
+from trl_ablate.bench.gpu.results import Results, page
 from trl_ablate.cli import bench, bench_gpu
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.trainer.temporary import replaced
 
 TOY = Setup("cpu", True)
 
@@ -35,28 +36,27 @@ PLANTED = {
     "exits": "import os; os._exit(3)",
     "sized": "return Found([{'what': setup.device, 'toy': setup.toy}])",
 }
-LIMITS = {name: Part(f"the part {name}", 2.0 if name == "hangs" else 60.0) for name in PLANTED}
+LIMITS = {
+    name: Part("planted", f"the part {name}", 2.0 if name == "hangs" else 60.0) for name in PLANTED
+}
 HEAD = """
-from trl_ablate.bench.gpu.registry import Found, NotHere
+from trl_ablate.bench.gpu.parts import Found, NotHere
 from trl_ablate.errors import ConfigurationError
-
-def measure(setup):
-    """
+"""
 START = """
 import sys
-from trl_ablate.bench.gpu.one import measure_into
+from trl_ablate.bench.gpu import part_runs
+part_runs.check_card = lambda *_: None
 name, device, toy, file = sys.argv[1:]
-sys.exit(measure_into(name, device, bool(int(toy)), file, room="planted"))
+sys.exit(part_runs.measure_into(name, device, bool(int(toy)), file, "planted"))
 """
 
 
 @pytest.fixture
 def start(tmp_path):
     """Starts a planted part as `fresh` starts a real one; notes its name."""
-    folder = tmp_path / "planted"
-    folder.mkdir()
-    for name, code in PLANTED.items():
-        (folder / f"{name}.py").write_text(HEAD + code + "\n")
+    parts = [f"def {name}(setup):\n    {code}\n" for name, code in PLANTED.items()]
+    (tmp_path / "planted.py").write_text("\n\n".join([HEAD, *parts]))
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
 
     def begin(part, setup, result, log):
@@ -74,7 +74,8 @@ def start(tmp_path):
 
 def measured(tmp_path, start, *names, budget=100.0, results=None):
     results = results or Results(tmp_path / "gpu.json", TOY)
-    run(names, results, budget, start=start, parts=LIMITS)
+    with replaced(part_runs, PARTS=LIMITS):
+        part_runs.run(names, results, budget, start=start)
     return json.loads(results.file.read_text())["parts"]
 
 
@@ -117,8 +118,8 @@ def running_in_group_of(process: subprocess.Popen) -> list[psutil.Process]:
 
 
 def test_the_budget_limits_a_part_and_the_number_of_parts(tmp_path, start, monkeypatch):
-    monkeypatch.setattr(running, "LEAST", 3.0)
-    monkeypatch.setitem(LIMITS, "hangs", Part("hangs", 60.0))
+    monkeypatch.setattr(part_runs, "LEAST", 3.0)
+    monkeypatch.setitem(LIMITS, "hangs", Part("planted", "hangs", 60.0))
     parts = measured(tmp_path, start, "hangs", "good", budget=4.0)
     assert parts["hangs"]["reason"] == "not finished after 4 s; killed"
     assert (parts["good"]["status"], start.started) == ("not run", ["hangs"])
@@ -173,9 +174,9 @@ def test_the_exit_code_and_the_page(tmp_path, start, monkeypatch, planted, code)
     output = tmp_path / "gpu.json"
     words = ["gpu", "--device", "cpu", "--toy", "--parts", "head", "--output", str(output)]
     assert bench.main(words) == code
-    page = (tmp_path / "gpu.md").read_text()
-    assert page.startswith("# bench gpu: cpu, toy size\n")
-    assert "| head | " in page
+    written = (tmp_path / "gpu.md").read_text()
+    assert written.startswith("# bench gpu: cpu, toy size\n")
+    assert "| head | " in written
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_the_page_of_results():
             "step": {"status": "skipped", "seconds": 0.0, "reason": "no engine"},
         },
     }  # fmt: skip
-    assert pages.page(written) == (
+    assert page(written) == (
         "# bench gpu: cuda, full size\n\n"
         "Machine: a card. Commit: abc.\n\n"
         "| part | result | s | what | why |\n"
@@ -223,10 +224,9 @@ def test_the_page_of_results():
     )
 
 
-def test_every_part_has_its_file_and_every_file_its_part():
-    folder = REPOSITORY / "trl_ablate" / "bench" / "gpu" / "parts"
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "common"}
-    assert files == PARTS.keys()
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_has_its_function(part):
+    assert callable(getattr(import_module(f"trl_ablate.bench.gpu.{PARTS[part].home}"), part))
 
 
 @pytest.mark.parametrize(("gib", "skipped"), [(24, 7), (39, 7), (79, 0), (16, 8)])
@@ -251,6 +251,6 @@ def test_a_result_without_checks_is_well():
 
 
 def test_on_a_cpu_a_part_sees_no_gpu():
-    assert running.environment(TOY)["CUDA_VISIBLE_DEVICES"] == ""
-    full = running.environment(Setup("cuda", False))
+    assert part_runs.environment(TOY)["CUDA_VISIBLE_DEVICES"] == ""
+    full = part_runs.environment(Setup("cuda", False))
     assert full.get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -2,8 +2,9 @@
 
 import pytest
 
-from trl_ablate.bench import generating, grading, scaling, stepping, training
+from trl_ablate.bench import reward_time, rollout_time, scale_time, step_time, train_time
 from trl_ablate.bench.tables import median, ratio, spread
+from trl_ablate.bench.timing import Measured
 
 
 def test_a_ratio_is_of_pairs_so_that_a_passing_load_does_not_show():
@@ -14,23 +15,23 @@ def test_a_ratio_is_of_pairs_so_that_a_passing_load_does_not_show():
 
 
 def test_whole_steps_alternate_from_the_same_weights(monkeypatch):
-    built, load = [], stepping.Load(rounds=3)
+    built, load = [], step_time.Load(rounds=3)
 
-    def measure(trainer, load, into):
-        into.seconds += [2.0, 4.0] if trainer == "GRPOTrainer" else [1.0, 1.0]
-        into.cpu += [3.0, 3.0] if trainer == "GRPOTrainer" else [2.0, 2.0]
+    def measure(stock, into):
+        into.seconds += [2.0, 4.0] if stock else [1.0, 1.0]
+        into.cpu += [3.0, 3.0] if stock else [2.0, 2.0]
         into.logs.append({"completions/mean_length": 8.0})
 
-    def build(cls, config_class, model, rewards, load):
-        built.append((cls.__name__, model))
-        return cls.__name__
+    def build(stock, model, rewards, load):
+        built.append((stock, model))
+        return stock
 
-    monkeypatch.setattr(stepping, "_build", build)
-    monkeypatch.setattr(stepping, "_measure", measure)
-    monkeypatch.setattr(stepping, "model_folder", lambda shape, world: "folder")
-    monkeypatch.setattr(stepping.torch.cuda, "is_available", lambda: False)
-    stock, ours = stepping.compare("miniature", load)
-    assert built == 3 * [("GRPOTrainer", "folder"), ("AblationTrainer", "folder")]
+    monkeypatch.setattr(step_time, "_build", build)
+    monkeypatch.setattr(step_time, "measure", measure)
+    monkeypatch.setattr(step_time, "model_folder", lambda shape, world: "folder")
+    monkeypatch.setattr(step_time.torch.cuda, "is_available", lambda: False)
+    stock, ours = step_time.compare("miniature", load)
+    assert built == 3 * [(True, "folder"), (False, "folder")]
     assert (stock["s/step"], stock["spread"], stock["ratio"]) == (3.0, 2.0, 1.0)
     assert (ours["s/step"], ours["spread"], ours["ratio"]) == (1.0, 0.0, 3.0)
     assert (stock["CPU s/step"], ours["CPU s/step"], ours["CPU ratio"]) == (3.0, 2.0, 1.5)
@@ -43,8 +44,9 @@ def test_every_round_of_scale_measures_all_points(monkeypatch):
         asked.append((rows, mean_length, processes))
         return {"s/step": float(len(asked)), "tokens/s": 1e6, "peak GiB": 10.0 * len(asked)}
 
-    monkeypatch.setattr(scaling, "_measured", measured)
-    first, second = scaling.measure([8, 16], [32.0], [1], steps=1, rounds=3)
+    monkeypatch.setattr(scale_time, "_measured", measured)
+    given = {"rows": [8, 16], "mean_lengths": [32.0], "processes": [1], "steps": 1, "rounds": 3}
+    _, (first, second), _ = scale_time.bench(**given)
     assert asked == 3 * [(8, 32.0, 1), (16, 32.0, 1)]
     assert first == {
         "what": "8 rollouts of 32 tokens, 1 process(es)",
@@ -54,7 +56,7 @@ def test_every_round_of_scale_measures_all_points(monkeypatch):
 
 
 def test_grading_has_a_spread_without_its_warm_up():
-    rows, facts = grading.compare(None, 8, 2, 1)
+    _, rows, facts = reward_time.bench(answers=None, count=8, rounds=2, workers=1)
     assert [row["what"] for row in rows] == ["math-verify, one process", "trl_ablate, 1 workers"]
     assert all(row["spread"] >= 0 and row["s"] > 0 for row in rows)
     assert facts["verdicts that differ"] == 0 and facts["answers"] == 4 * 8
@@ -64,13 +66,12 @@ def test_grading_has_a_spread_without_its_warm_up():
 def test_tables_of_rounds_have_medians_spreads_and_ratios_of_pairs(table):
     seconds = {"stock": [2.0, 8.0, 2.0], "ours": [1.0, 4.0, 1.0]}
     if table == "training":
-        found = {name: training.Measured(taken, peak=2**20) for name, taken in seconds.items()}
-        rows = training.rows_of(found, training.Workload([10, 10]))
+        found = {name: Measured(taken, taken, peak=2**20) for name, taken in seconds.items()}
+        rows = train_time.rows_of(found, train_time.Workload([10, 10]))
         key = "s/step"
     else:
-        names = {"transformers": seconds["stock"], "trl_ablate": seconds["ours"]}
-        made = {name: generating.Rollouts(taken) for name, taken in names.items()}
-        rows = generating.rows_of("equal", made, 20)
+        named = {"transformers": seconds["stock"], "trl_ablate": seconds["ours"]}
+        rows = rollout_time.rows_of("equal", named, 20)
         key = "s/batch"
     assert [row[key] for row in rows] == [2.0, 1.0]
     assert [row["spread"] for row in rows] == [6.0, 3.0]

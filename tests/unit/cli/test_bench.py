@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from trl_ablate.bench.grading import golds_of
-from trl_ablate.bench.replay import recorded_lengths
+from trl_ablate.bench.reward_time import golds_of
+from trl_ablate.bench.synthetic import recorded_lengths
 from trl_ablate.cli.bench import main
 from trl_ablate.errors import ConfigurationError
 

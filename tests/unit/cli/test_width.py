@@ -5,9 +5,9 @@ import pytest
 from tests.support.synthetic_study import write_study
 from tests.support.terminal import in_terminal
 from trl_ablate.bench import tables
-from trl_ablate.bench.stepping import Measured, _row
-from trl_ablate.bench.training import Measured as Trained
-from trl_ablate.bench.training import Workload, rows_of
+from trl_ablate.bench.step_time import _row
+from trl_ablate.bench.timing import Measured
+from trl_ablate.bench.train_time import Workload, rows_of
 from trl_ablate.cli import evaluate, inspect, plan, terminal
 from trl_ablate.cli.study import main
 from trl_ablate.guard.logs import Log
@@ -18,8 +18,8 @@ from trl_ablate.study.runs import StudyRuns
 
 LONG = "runs/" + "a" * 90
 STEP = Measured([12.3456] * 3, [23.4567] * 3, [{"time/rollout": 1.23456, "time/reward": 0.0123456,
-                "time/train": 2.34567, LENGTH: 123.456}], 12345678)  # fmt: skip
-TRAINED = Trained([12.3456] * 3, padded=0.123456, peak=123456789)
+                "time/train": 2.34567, LENGTH: 123.456}], peak=12345678)  # fmt: skip
+TRAINED = Measured([12.3456] * 3, [23.4567] * 3, peak=123456789)
 
 
 def shown_step() -> None:

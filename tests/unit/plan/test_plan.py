@@ -77,10 +77,10 @@ def test_published_sizes(name, billions):
 
 def test_the_miniature_is_that_of_the_bench():
     from trl_ablate import miniature
-    from trl_ablate.bench import replay
+    from trl_ablate.bench import synthetic
 
     tokenizer = miniature.tokenizer()
-    model = replay.random_model("miniature", tokenizer)
+    model = synthetic.random_model("miniature", tokenizer)
     assert MODELS["miniature"].vocabulary == len(tokenizer)
     assert MODELS["miniature"].parameters == pytest.approx(model.num_parameters(), rel=5e-3)
 

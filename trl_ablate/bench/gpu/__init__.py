@@ -1,10 +1,10 @@
 """What no CPU can show, in one command: `trl-ablate bench gpu`.
 
-    parts/     one file a part, each with a `measure`: what it does on the card, and what must hold
-    registry   the parts in order, with their time limits
-    one        one part in its own process: its result, or why there is none
-    running    part after part, within a budget; results are written after each
-    page       the results as Markdown
+    parts        the parts in order, with their time limits
+    comparisons  parts that train a random model in several ways on the same rollouts
+    whole_runs   parts with an engine, checkpoints or signals
+    part_runs    part after part, each in its own process, within a budget
+    results      the file of results, and its page
 
 A part runs in its own process, so that a crash, a hang or a lack of memory in one does not stop the
 others. With `--device cpu --toy` the same code runs at toy size. The page is

@@ -11,14 +11,10 @@ class Setup:
     device: str
     toy: bool
 
-    @property
-    def shape(self) -> str:
-        return "miniature" if self.toy else "qwen2.5-math-1.5b"
-
 
 @dataclass(frozen=True)
 class Part:
-    """One part. Its code is `trl_ablate/bench/gpu/parts/NAME.py: measure`.
+    """One part. Its code is the function of its name in the module `trl_ablate.bench.gpu.HOME`.
 
     Args:
         shows: what it measures, for the page.
@@ -26,6 +22,7 @@ class Part:
         card: GiB that it needs of a card at full size.
     """
 
+    home: str
     shows: str
     seconds: float
     card: float = 8.0
@@ -52,23 +49,26 @@ class NotHere(Exception):
 
 UNSAVED = 40.0
 """GiB for 1.5 B parameters trained without memory savings, beside an engine."""
+_C, _W = "comparisons", "whole_runs"
 
 PARTS = {
     "gradients": Part(
-        "gradients of stock TRL and of trl_ablate, in float32 and bfloat16", 120, UNSAVED
+        _C, "gradients of stock TRL and of trl_ablate, in float32 and bfloat16", 120, UNSAVED
     ),
     "step": Part(
-        "a step of 256 rollouts: rollout, reward, training, against stock TRL", 240, UNSAVED
+        _W, "a step of 256 rollouts: rollout, reward, training, against stock TRL", 240, UNSAVED
     ),
     "engine": Part(
-        "vLLM in the process: log-probability gap over ten steps, sleep mode", 180, UNSAVED
+        _W, "vLLM in the process: log-probability gap over ten steps, sleep mode", 180, UNSAVED
     ),
-    "memory_cap": Part("the 24 GiB profile under a cap on the card's memory", 90, 23.0),
-    "resume": Part("a run that is stopped and resumed ends in the same bits", 90),
-    "sigterm": Part("SIGTERM ends a training after its step, with a whole checkpoint", 180),
-    "microbatches": Part("microbatches of 1 to 16 rows: time and memory", 150, UNSAVED),
-    "optimizers": Part("AdamW with 32 and with 8 bits: time and memory", 60, UNSAVED),
-    "checkpointing": Part("gradient checkpointing: time, memory, the same gradients", 60, UNSAVED),
-    "head": Part("a vocabulary of 151,936: the positions that the LM head computes", 90),
-    "packing": Part("microbatches packed into one row, against regrouped ones", 120, UNSAVED),
+    "memory_cap": Part(_C, "the 24 GiB profile under a cap on the card's memory", 90, 23.0),
+    "resume": Part(_W, "a run that is stopped and resumed ends in the same bits", 90),
+    "sigterm": Part(_W, "SIGTERM ends a training after its step, with a whole checkpoint", 180),
+    "microbatches": Part(_C, "microbatches of 1 to 16 rows: time and memory", 150, UNSAVED),
+    "optimizers": Part(_C, "AdamW with 32 and with 8 bits: time and memory", 60, UNSAVED),
+    "checkpointing": Part(
+        _C, "gradient checkpointing: time, memory, the same gradients", 60, UNSAVED
+    ),
+    "head": Part(_C, "a vocabulary of 151,936: the positions that the LM head computes", 90),
+    "packing": Part(_C, "microbatches packed into one row, against regrouped ones", 120, UNSAVED),
 }

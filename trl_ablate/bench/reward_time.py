@@ -6,12 +6,12 @@ around the right ones.
 
 import logging
 import random
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trl_ablate.bench.recorded import values_of
-from trl_ablate.bench.tables import median, ratio, spread
+from trl_ablate.bench.synthetic import recorded
+from trl_ablate.bench.tables import median, ratio
+from trl_ablate.bench.timing import Result, alternate, timed
 from trl_ablate.rewards import MathGrader
 
 Batch = tuple[list[str], list[str]]
@@ -48,44 +48,33 @@ def rollout_batch(golds: Sequence[str], count: int, numbers: random.Random) -> B
 def golds_of(file: Path | None, numbers: random.Random) -> list[str]:
     """The `answer` of every line of a JSONL file; without a file, random answers in `FORMS`."""
     if file:
-        return values_of(file, "answer", str)
+        return recorded(file, "answer", str)
     return [form(numbers.randint(1, 99), numbers.randint(2, 99)) for form in FORMS * 50]
 
 
-def compare(file: Path | None, count: int, rounds: int, workers: int) -> tuple[list[dict], dict]:
-    """The table and the facts. The first two batches are warm-up and are not counted."""
+def bench(*, answers: Path | None, count: int, rounds: int, workers: int) -> Result:
+    """What `trl-ablate bench reward` publishes. The first two batches are not counted."""
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     numbers = random.Random(0)
-    golds = golds_of(file, numbers)
+    golds = golds_of(answers, numbers)
     batches = [rollout_batch(golds, count, numbers) for _ in range(rounds + 2)]
     with MathGrader(workers=workers) as grader:
         ways = {
-            "math-verify, one process": _one_by_one,
-            f"trl_ablate, {workers} workers": grader.grade,
+            "math-verify, one process": lambda number: _one_by_one(*batches[number]),
+            f"trl_ablate, {workers} workers": lambda number: grader.grade(*batches[number]),
         }
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        verdicts: dict[str, list] = {name: [] for name in ways}
-        for batch in batches:
-            for name, grade in ways.items():
-                began = time.perf_counter()
-                verdicts[name] += grade(*batch)
-                seconds[name].append(time.perf_counter() - began)
-    counted = {name: taken[2:] for name, taken in seconds.items()}
+        seconds, verdicts = alternate(ways, rounds, warmup=2)
     rows = [
-        {
-            "what": name,
-            "s": median(taken),
-            "spread": spread(taken),
-            "answers/s": count / median(taken),
-        }
-        for name, taken in counted.items()
+        {**timed(name, "s", taken), "answers/s": count / median(taken)}
+        for name, taken in seconds.items()
     ]
-    theirs, mine = verdicts.values()
-    return rows, {
-        "ratio": ratio(*counted.values()),
+    theirs, mine = (sum(each, []) for each in verdicts.values())
+    facts = {
+        "ratio": ratio(*seconds.values()),
         "answers": len(mine),
         "verdicts that differ": sum(a != b for a, b in zip(theirs, mine, strict=True)),
     }
+    return f"grading {count} answers", rows, facts
 
 
 def _one_by_one(answers: list[str], golds: list[str]) -> list[bool]:

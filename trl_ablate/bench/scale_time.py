@@ -12,22 +12,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.bench.tables import median, spread
+from trl_ablate.bench.tables import median
+from trl_ablate.bench.timing import Result, timed
 
 
-def measure(
-    rows: list[int], mean_lengths: list[float], processes: list[int], steps: int, rounds: int
-) -> list[dict[str, Any]]:
-    """One row per point; each round measures all points. The first value of each list is used while
-    another list varies."""
+def bench(
+    *, rows: list[int], mean_lengths: list[float], processes: list[int], steps: int, rounds: int
+) -> Result:
+    """What `trl-ablate bench scale` publishes. Each round measures all points; the first value of
+    each list is used while another list varies."""
     points = [(n, mean_lengths[0], processes[0]) for n in rows]
     points += [(rows[0], mean, processes[0]) for mean in mean_lengths[1:]]
     points += [(rows[0], mean_lengths[0], count) for count in processes[1:]]
-    found: list[list[dict[str, Any]]] = [[] for _ in points]
-    for _ in range(rounds):
-        for point, measured in zip(points, found, strict=True):
-            measured.append(_measured(*point, steps))
-    return [_row(*point, measured) for point, measured in zip(points, found, strict=True)]
+    found = [[_measured(n, mean, count, steps) for n, mean, count in points] for _ in range(rounds)]
+    table = [_row(*point, [one[n] for one in found]) for n, point in enumerate(points)]
+    return "the training phase, cost of a token", table, {}
 
 
 def _measured(rows: int, mean_length: float, processes: int, steps: int) -> dict[str, Any]:
@@ -52,11 +51,9 @@ def _measured(rows: int, mean_length: float, processes: int, steps: int) -> dict
 def _row(
     rows: int, mean_length: float, processes: int, found: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    seconds = [one["s/step"] for one in found]
+    what = f"{rows} rollouts of {mean_length:g} tokens, {processes} process(es)"
     return {
-        "what": f"{rows} rollouts of {mean_length:g} tokens, {processes} process(es)",
-        "s/step": median(seconds),
-        "spread": spread(seconds),
+        **timed(what, "s/step", [one["s/step"] for one in found]),
         "µs/token": median([1e6 / one["tokens/s"] for one in found]),
         "peak GiB": max(one["peak GiB"] for one in found),
     }

@@ -4,15 +4,15 @@ Both generate the same tokens of a random model, alternately for several rounds.
 length that its prompt states, so that any distribution of lengths can be measured.
 """
 
-import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from trl_ablate.bench.replay import lengths
-from trl_ablate.bench.tables import median, ratio, spread
+from trl_ablate import miniature
+from trl_ablate.bench.synthetic import lengths, random_model
+from trl_ablate.bench.tables import median
+from trl_ablate.bench.timing import OURS, Result, alternate, timed
 from trl_ablate.trainer import decoding
 from trl_ablate.trainer.temporary import replaced
 
@@ -34,33 +34,38 @@ class StatedLength(StoppingCriteria):
         return input_ids.size(1) - self._prompt_length >= stated_M
 
 
-@dataclass
-class Rollouts:
-    """Seconds of each round, and the tokens of the last."""
-
-    seconds: list[float] = field(default_factory=list)
-    ids: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+def bench(*, model_shape: str, rows: int, group: int, seed: int, **sizes: Any) -> Result:
+    """What `trl-ablate bench rollout` publishes."""
+    torch.manual_seed(seed)
+    model: Any = random_model(model_shape, miniature.tokenizer()).eval()
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    table, differing = [], 0
+    for name in DISTRIBUTIONS:
+        lengths_N = lengths_of(name, rows, group, seed)
+        seconds, ids = compare(model, lengths_N, group=group, **sizes)
+        table += rows_of(name, seconds, sum(lengths_N))
+        theirs, ours = (each[-1] for each in ids.values())
+        differing += int((theirs != ours).any(dim=1).sum())
+    title = f"rollouts of {rows} completions, {model_shape}"
+    return title, table, {"completions with different tokens": differing}
 
 
 def compare(
     model: PreTrainedModel, lengths_N: list[int], *, group: int, prompt_length: int, rounds: int
-) -> dict[str, Rollouts]:
-    """Generate `rounds` times with each, after a first time that is not counted."""
-    ways: dict[str, dict[str, Any]] = {
-        "transformers": {},
-        "trl_ablate": {"custom_generate": decoding.decode},
-    }
+) -> tuple[dict[str, list[float]], dict[str, list[torch.Tensor]]]:
+    """Generate `rounds` times in both ways, after a time that is not counted: seconds, tokens."""
     prompts_NS = prompts(lengths_N, group, prompt_length).to(model.device)
-    found = {name: Rollouts() for name in ways}
+
+    def way(**how: Any):
+        def once(number: int) -> torch.Tensor:
+            torch.manual_seed(number)
+            return generate(model, prompts_NS, max(lengths_N), how)
+
+        return once
+
+    ways = {"transformers": way(), OURS: way(custom_generate=decoding.decode)}
     with replaced(decoding, BY_ROW=decoding.BY_ROW | {StatedLength}):
-        for number in range(rounds + 1):
-            for name, way in ways.items():
-                torch.manual_seed(number)
-                began = time.perf_counter()
-                found[name].ids = generate(model, prompts_NS, max(lengths_N), way)
-                if number:
-                    found[name].seconds.append(time.perf_counter() - began)
-    return found
+        return alternate(ways, rounds, warmup=1)
 
 
 def generate(
@@ -96,18 +101,14 @@ def prompts(lengths_N: list[int], group: int, prompt_length: int) -> torch.Tenso
     return prompts_NS
 
 
-def rows_of(name: str, found: dict[str, Rollouts], tokens: int) -> list[dict[str, Any]]:
+def rows_of(name: str, seconds: dict[str, list[float]], tokens: int) -> list[dict[str, Any]]:
     """The table: seconds of a rollout batch, their spread, and the ratio of each round."""
-    first = found["transformers"]
     return [
         {
-            "what": f"{name}, {way}",
-            "s/batch": median(one.seconds),
-            "spread": spread(one.seconds),
-            "ratio": ratio(first.seconds, one.seconds),
-            "tokens/s": tokens / median(one.seconds),
+            **timed(f"{name}, {way}", "s/batch", taken, seconds["transformers"]),
+            "tokens/s": tokens / median(taken),
         }
-        for way, one in found.items()
+        for way, taken in seconds.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""Rollouts without generation: random tokens with the lengths of a real run.
+"""What is measured on: random models, and random rollouts with the lengths of a real run.
 
 The cost of the training phase depends only on the lengths of the completions. They are drawn from a
 log-normal distribution (the shape of length distributions in published runs) or read from a file.
@@ -8,8 +8,9 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from datasets import Dataset
 from transformers import (
@@ -21,30 +22,24 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from trl_ablate.bench.recorded import values_of
+from trl_ablate.data.files import read_file
+from trl_ablate.errors import ConfigurationError
+
+Value = TypeVar("Value")
 
 SIGMA = 0.8
 """Standard deviation of the logarithm of the length."""
 
-SHAPES: dict[str, dict[str, int | bool]] = {
+SHAPES: dict[str, dict[str, int]] = {
     "miniature": {
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
+        "hidden_size": 128, "intermediate_size": 384,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
     },
     "qwen2.5-math-1.5b": {
-        "vocab_size": 151936,
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
+        "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960,
+        "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
     },
-}
+}  # fmt: skip
 """Qwen2 shapes for measuring the training phase, with random weights."""
 
 
@@ -52,12 +47,14 @@ def random_model(
     shape: str, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None = None
 ) -> PreTrainedModel:
     """A Qwen2 of this shape with random weights; None: its own vocabulary, or the tokenizer's."""
-    settings = {"vocab_size": len(tokenizer), "max_position_embeddings": 4096, **SHAPES[shape]}
+    sizes: dict[str, Any] = {"vocab_size": len(tokenizer), **SHAPES[shape]}
     if vocabulary is not None:
-        settings["vocab_size"] = vocabulary
+        sizes["vocab_size"] = vocabulary
     return Qwen2ForCausalLM(
         Qwen2Config(
-            **settings,
+            **sizes,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
             eos_token_id=cast(int, tokenizer.eos_token_id),
             pad_token_id=cast(int, tokenizer.pad_token_id),
         )
@@ -86,12 +83,26 @@ def lengths(count: int, mean: float, cap: int, seed: int) -> list[int]:
 
 def recorded_lengths(path: Path) -> list[int]:
     """Lengths from a JSON list, or from JSONL rollouts with a `length`."""
-    try:
+    with suppress(ValueError, RecursionError):  # several lines, or a defect that has a line
         found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):  # several lines, or a defect that has a line
-        return values_of(path, "length", int)
-    if not isinstance(found, list) or not all(type(length) is int for length in found):
-        return values_of(path, "length", int)
+        if isinstance(found, list) and found and all(type(length) is int for length in found):
+            return found
+    return recorded(path, "length", int)
+
+
+def recorded(file: Path, name: str, kind: type[Value]) -> list[Value]:
+    """The value `name` of every object in a file of JSON or JSONL."""
+    found: list[Value] = []
+    for row in read_file(file):
+        value = row.values.get(name)
+        if not isinstance(value, kind):
+            wrong = row.defect or f"its `{name}` is {value!r:.80}"
+            raise ConfigurationError(
+                f"{row.place}: {wrong}; give an object with a `{name}` ({kind.__name__}) a line"
+            )
+        found.append(value)
+    if not found:
+        raise ConfigurationError(f"{file} is empty; give an object with a `{name}` a line")
     return found
 
 

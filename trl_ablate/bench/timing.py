@@ -1,0 +1,118 @@
+"""How the modes measure: ways that alternate, and trainers whose steps are timed."""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_ablate.bench.tables import median, ratio, spread
+from trl_ablate.config import AblationConfig
+from trl_ablate.metrics import GRAD_NORM
+from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.trainer.phases import peak_memory, reset_peak_memory
+
+STOCK, OURS = "stock TRL", "trl_ablate"
+
+Result = tuple[str, list[dict[str, Any]], dict[str, Any]]
+"""What a mode publishes: a title, the rows of a table, and single facts."""
+
+
+@dataclass
+class Measured:
+    """One trainer over all rounds: seconds of the counted steps, those of the processor in all
+    threads, what they logged; the gradient norms of all steps; the weights at the end."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    logs: list[dict[str, float]] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    weights: list[torch.Tensor] = field(default_factory=list)
+    peak: float = 0.0
+
+    def logged(self, name: str) -> float | None:
+        found = [row[name] for row in self.logs if name in row]
+        return median(found) if found else None
+
+
+def alternate(
+    ways: Mapping[str, Callable[[int], Any]], rounds: int, warmup: int = 0
+) -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
+    """Call each way with the number of the round: the seconds of the counted rounds, which come
+    after `warmup` others, and what was returned in all rounds."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    returned: dict[str, list[Any]] = {name: [] for name in ways}
+    for number in range(warmup + rounds):
+        for name, way in ways.items():
+            began = now()
+            returned[name].append(way(number))
+            seconds[name] += [now() - began] if number >= warmup else []
+    return seconds, returned
+
+
+def timed(
+    what: str, unit: str, seconds: Sequence[float], first: Sequence[float] | None = None
+) -> dict[str, Any]:
+    """The columns that every table begins with."""
+    row: dict[str, Any] = {"what": what, unit: median(seconds), "spread": spread(seconds)}
+    return row | ({} if first is None else {"ratio": ratio(first, seconds)})
+
+
+def now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class StepTimer(TrainerCallback):
+    """Measures the seconds of every optimizer step, on the wall and of the processor."""
+
+    def __init__(self) -> None:
+        self.seconds: list[tuple[float, float]] = []
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._began = now(), time.process_time()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        wall, cpu = self._began
+        self.seconds.append((now() - wall, time.process_time() - cpu))
+
+
+def trainer_of(stock: bool, settings: Mapping[str, Any], parts: Mapping[str, Any]) -> GRPOTrainer:
+    """A trainer that saves and reports nothing, and logs every step. `parts`: its model, data, …"""
+    kind: Any
+    kind, config = (GRPOTrainer, GRPOConfig) if stock else (AblationTrainer, AblationConfig)
+    on_gpu = torch.cuda.is_available()
+    only_timed: dict[str, Any] = dict(
+        output_dir=tempfile.gettempdir(),  # a trainer makes its folder, even if it saves nothing
+        use_cpu=not on_gpu,
+        bf16=on_gpu,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        lr_scheduler_type="constant",
+        **({} if stock else {"log_memory": False}),  # which would reset the peak that is measured
+    )
+    trainer = kind(args=config(**only_timed | dict(settings)), **parts)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def measure(trainer: GRPOTrainer, into: Measured, warmup: int = 1) -> None:
+    """Train; the first `warmup` steps are not counted."""
+    timer = StepTimer()
+    trainer.add_callback(timer)
+    reset_peak_memory(trainer.args.device)
+    trainer.train()
+    logs = [row for row in trainer.state.log_history if GRAD_NORM in row]
+    into.seconds += [wall for wall, _ in timer.seconds[warmup:]]
+    into.cpu += [cpu for _, cpu in timer.seconds[warmup:]]
+    into.logs += logs[warmup:]
+    into.grad_norms += [row[GRAD_NORM] for row in logs]
+    into.peak = max(into.peak, peak_memory(trainer.args.device))

@@ -1,0 +1,180 @@
+"""The training phase of a GRPO step: stock `GRPOTrainer` against `AblationTrainer`.
+
+Both train copies of one random model on the same replayed rollouts, alternately for several rounds.
+The first step of a round is warm-up and is not counted. The time is measured from the beginning to
+the end of an optimizer step, which with replayed rollouts is the training phase. Gradient norms and
+final weights are compared, to show that a faster step computes the same result.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
+
+from trl_ablate import miniature
+from trl_ablate.bench import synthetic
+from trl_ablate.bench.tables import median, ratio, spread
+from trl_ablate.bench.timing import OURS, STOCK, Measured, Result, measure, trainer_of
+from trl_ablate.trainer.temporary import replaced
+
+Ways = Mapping[str, tuple[bool, Mapping[str, Any]]]
+"""Name -> whether stock TRL trains, and its settings."""
+
+
+@dataclass
+class Workload:
+    """The training data and the size of a step.
+
+    `corrected`: treat the rollouts as those of an engine and correct their mismatch.
+    `idle`: the share of groups whose rewards are equal. `bf16`: compute in it.
+    """
+
+    lengths_N: list[int]
+    microbatch: int = 4
+    steps: int = 3
+    rounds: int = 3
+    group: int = 8
+    prompt_length: int = 96
+    corrected: bool = False
+    idle: float = 0.0
+    bf16: bool = False
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths_N)
+
+    @property
+    def padded_as_drawn(self) -> float:
+        """The padded share if every completion is padded to the longest."""
+        whole = (max(self.lengths_N) + self.prompt_length) * self.rows
+        return 1 - (sum(self.lengths_N) + self.prompt_length * self.rows) / whole
+
+    def padded(self, one: Measured) -> float:
+        """The padded share that a trainer logged; stock TRL logs none."""
+        logged = one.logged("padding/fraction")
+        return self.padded_as_drawn if logged is None else logged
+
+
+def bench(
+    *,
+    model_shape: str,
+    model_name_or_path: str | None,
+    vocabulary: int | None,
+    rows: int,
+    mean_length: float,
+    cap: int,
+    uniform: bool,
+    lengths: Path | None,
+    only: bool,
+    seed: int,
+    **sizes: Any,
+) -> Result | None:
+    """What `trl-ablate bench train` publishes; None in all processes but the first."""
+    first = PartialState(cpu=not torch.cuda.is_available()).is_main_process
+    torch.manual_seed(seed)
+    if model_name_or_path:
+        model, tokenizer = synthetic.loaded_model(model_name_or_path)
+    else:
+        tokenizer = miniature.tokenizer()
+        model = synthetic.random_model(model_shape, tokenizer, vocabulary)
+    if uniform:
+        lengths_N = [round(mean_length)] * rows
+    elif lengths:
+        lengths_N = synthetic.recorded_lengths(lengths)[:rows]
+    else:
+        lengths_N = synthetic.lengths(rows, mean_length, cap, seed)
+    load = Workload(lengths_N, **sizes)
+    extra = {f"{OURS}, extra forward": (False, {"reuse_forward": False})} if load.corrected else {}
+    ways = {**({} if only else {STOCK: (True, {})}), **extra, OURS: (False, {})}
+    found = compare(model, tokenizer, load, ways)
+    title = (
+        f"training phase, {rows} completions of {sum(lengths_N) / len(lengths_N):.0f} tokens "
+        f"(longest {max(lengths_N)}), microbatch {load.microbatch}, "
+        f"{model_name_or_path or model_shape}"
+    )
+    table, facts = rows_of(found, load), differences(found[next(iter(ways))], found[OURS])
+    return (title, table, facts) if first else None
+
+
+def compare(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, load: Workload, ways: Ways
+) -> dict[str, Measured]:
+    """Train in each way alternately, `load.rounds` times, each time from the same weights."""
+    found = {name: Measured() for name in ways}
+    for _ in range(load.rounds):
+        for name, (stock, settings) in ways.items():
+            own = copy.deepcopy(model)
+            measure(_build(stock, own, tokenizer, load, settings), found[name])
+            found[name].weights = [weight.detach().cpu().clone() for weight in own.parameters()]
+    return found
+
+
+def rows_of(found: Mapping[str, Measured], load: Workload) -> list[dict[str, Any]]:
+    """The table: seconds per step and their spread, ratio to the first row, tokens/s, padding, peak
+    memory.
+
+    Other work on the machine only slows a step down, so `fastest` depends least on it.
+    """
+    first = next(iter(found.values()))
+    return [
+        {
+            "what": name,
+            "s/step": median(one.seconds),
+            "fastest": min(one.seconds),
+            "spread": spread(one.seconds),
+            "ratio": ratio(first.seconds, one.seconds),
+            "CPU s": median(one.cpu),
+            "CPU ratio": ratio(first.cpu, one.cpu),
+            "tokens/s": sum(load.lengths_N) / median(one.seconds),
+            "padded": load.padded(one),
+            "peak GiB": one.peak / 2**30,
+        }
+        for name, one in found.items()
+    ]
+
+
+def differences(one: Measured, other: Measured) -> dict[str, float]:
+    """Largest relative difference of gradient norms, largest absolute difference of weights."""
+    norms = zip(one.grad_norms, other.grad_norms, strict=True)
+    weights = zip(one.weights, other.weights, strict=True)
+    return {
+        "gradient norms, relative": max(abs(a - b) / a for a, b in norms),
+        "weights at the end, absolute": max((a - b).abs().max().item() for a, b in weights),
+    }
+
+
+def _build(
+    stock: bool, model: PreTrainedModel, tokenizer: Any, load: Workload, given: Mapping[str, Any]
+) -> GRPOTrainer:
+    settings = dict(
+        **({"bf16": True} if load.bf16 else {}),
+        loss_type="grpo",
+        per_device_train_batch_size=load.microbatch,
+        gradient_accumulation_steps=load.rows // (load.microbatch * PartialState().num_processes),
+        num_generations=load.group,
+        max_completion_length=max(load.lengths_N),
+        max_steps=load.steps + 1,
+        learning_rate=1e-4,
+        use_vllm=load.corrected,
+        vllm_mode="server",
+        vllm_importance_sampling_mode="token_truncate",
+    )
+    parts = dict(
+        model=model,
+        reward_funcs=partial(synthetic.length_reward, group=load.group, idle=load.idle),
+        train_dataset=synthetic.prompts(load.rows * (load.steps + 1) // load.group),
+        processing_class=tokenizer,
+        rollout_func=synthetic.Replay(
+            load.lengths_N, len(tokenizer), load.prompt_length, load.group
+        ),
+    )
+    with replaced(grpo_trainer, VLLMGeneration=synthetic.NoEngine):
+        return trainer_of(stock, settings | dict(given), parts)
