@@ -12,7 +12,7 @@ from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import read_object
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.kept_runs import beside, restore
-from trl_ablate.study.report.report import report_study
+from trl_ablate.study.report.making import report_study
 from trl_ablate.study.resolution import resolve_plan
 from trl_ablate.study.store import RunStore
 

@@ -14,7 +14,7 @@ from trl_ablate.cli import check, new
 from trl_ablate.run.identity import portable
 from trl_ablate.study.engines import Job
 from trl_ablate.study.engines.shipping import pack
-from trl_ablate.study.plan import identity
+from trl_ablate.study.planned import identity
 
 FEW = [
     "--grpo_steps", "2", "--eval_steps", "2", "--eval_size", "32", "--report_to", "none",

@@ -10,7 +10,7 @@ from tests.support.synthetic_study import METRIC
 from tests.support.tuned_study import tune_words, tuned_plan
 from trl_ablate.study.engines import Job, Process
 from trl_ablate.study.engines.local import LocalEngine
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.runner import Outcome, Runner
 from trl_ablate.study.runs import StudyRuns

@@ -16,7 +16,7 @@ from trl_ablate.cli.study_runs import run_until_decided  # noqa: E402
 from trl_ablate.run.termination import Termination  # noqa: E402
 from trl_ablate.study.engines import Engine  # noqa: E402
 from trl_ablate.study.engines.local import LocalEngine  # noqa: E402
-from trl_ablate.study.plan import Plan  # noqa: E402
+from trl_ablate.study.planned import Plan  # noqa: E402
 from trl_ablate.study.runner import Runner
 from trl_ablate.study.store import RunStore  # noqa: E402
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.synthetic_study import learning_rows, make_plan, write_run
 from trl_ablate.study.factors import read_design, without
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.store import RunStore
 
 DRAW = 100_000

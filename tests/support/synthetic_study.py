@@ -9,7 +9,7 @@ from typing import Any
 
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import append_jsonl, write_json
-from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun, run_id
+from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, run_id
 from trl_ablate.study.report.curves import Run, Series
 from trl_ablate.study.store import RunStore
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.support.synthetic_study import make_plan
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.tuning import make_tuning
 
 

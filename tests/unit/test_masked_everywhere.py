@@ -9,7 +9,7 @@ from transformers import TrainerControl, TrainerState
 from tests.support.synthetic_study import learning_rows, make_plan, write_run
 from trl_ablate.run import provenance
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.study.report.report import report_study
+from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore
 from trl_ablate.training.callbacks import RolloutWriter
 

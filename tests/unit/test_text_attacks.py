@@ -28,7 +28,7 @@ from trl_ablate.run.untrusted import SafeConsole, for_terminal
 from trl_ablate.study.estimate import Estimate
 from trl_ablate.study.outline import show_plan
 from trl_ablate.study.progress import LiveGrid, grid
-from trl_ablate.study.report.report import report_study
+from trl_ablate.study.report.making import report_study
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 from trl_ablate.trainer.evaluation_parts import by_group, of_question

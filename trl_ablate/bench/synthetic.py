@@ -22,7 +22,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from trl_ablate.data.files import read_file
+from trl_ablate.data.row_files import read_file
 from trl_ablate.errors import ConfigurationError
 
 Value = TypeVar("Value")

@@ -42,7 +42,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    from trl_ablate.study.findings import LIST
+    from trl_ablate.study.questions_list import LIST
 
     chosen = options.list or LIST
     if options.list is None and SHIPPED.is_relative_to(PACKAGE):
@@ -62,9 +62,9 @@ def write_reports(chosen: Path, runs: Path) -> None:
     runs, and their X-rays. Runs that are kept beside a study are put back first."""
     from trl_ablate.cli.study_all import files_of, plan_of
     from trl_ablate.study.kept_runs import beside, keep, restore
-    from trl_ablate.study.report.findings import XRAY
-    from trl_ablate.study.report.report import report_study
-    from trl_ablate.study.report.xray import xray_folder
+    from trl_ablate.study.report.answers import XRAY
+    from trl_ablate.study.report.making import report_study
+    from trl_ablate.study.report.xray_section import xray_folder
 
     for file in files_of(chosen):
         plan, store = plan_of(file, runs)
@@ -112,9 +112,9 @@ def write_pages(chosen: Path, readme: Path | None) -> list[Path]:
 
 def pages_of(chosen: Path, readme: Path | None):
     """The answers, and the text of every page by its file."""
-    from trl_ablate.study.findings import read_findings
+    from trl_ablate.study.questions_list import read_findings
     from trl_ablate.study.report import findings_page as page
-    from trl_ablate.study.report.findings import find
+    from trl_ablate.study.report.answers import find
     from trl_ablate.study.report.xray_outcomes import pairs_of_answers
 
     folder = chosen.parent

@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
     from trl_ablate.recipe.places import study_path
     from trl_ablate.study.kept_runs import beside, keep
     from trl_ablate.study.report.curves import planned_runs
-    from trl_ablate.study.report.leverage import leverage_page
     from trl_ablate.study.report.markdown import write_markdown
+    from trl_ablate.study.report.worlds_table import leverage_page
 
     plan, store = known(options)
     command = f"trl-ablate study run {options.study}; trl-ablate leverage {options.study}"

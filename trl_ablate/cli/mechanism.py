@@ -38,7 +38,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     from trl_ablate.run.directory import RunDirectory
-    from trl_ablate.study.report.mechanism import draw_mechanism
+    from trl_ablate.study.report.answer_styles import draw_mechanism
 
     rows = {}
     for given in options.runs:

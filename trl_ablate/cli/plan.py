@@ -12,10 +12,10 @@ from trl_ablate.cli.ending import DONE, FAILED, exit_code_of
 from trl_ablate.cli.parsing import Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.plan.gpus import GIB, GPUS
-from trl_ablate.plan.models import MODELS
 from trl_ablate.plan.planning import Answer, plan
-from trl_ablate.plan.recipes import from_recipe
+from trl_ablate.plan.resolved_settings import from_recipe
 from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, allowed, meaning
+from trl_ablate.plan.shapes import MODELS
 
 DESCRIPTION = """\
 Estimate what a training needs: memory of a card during rollouts and training, and seconds of each

@@ -16,7 +16,7 @@ from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED, study_path
 from trl_ablate.run.termination import Termination
-from trl_ablate.study.findings import LIST
+from trl_ablate.study.questions_list import LIST
 
 JOBS = "runs at once; default: one per free GPU, or per core for the miniature, or one"
 LEAST = {"jobs": 1, "cpus_per_run": 1, "retries": 0}
@@ -253,7 +253,7 @@ def status(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     from trl_ablate.study.report.curves import read_curves
-    from trl_ablate.study.report.report import report_curves, report_study
+    from trl_ablate.study.report.making import report_curves, report_study
 
     reference = read_curves(options.reference) if options.reference else ()
     if options.curves:

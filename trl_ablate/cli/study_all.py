@@ -95,7 +95,7 @@ def plans_of(options: argparse.Namespace):
 
 def files_of(chosen: Path) -> list[Path]:
     """The studies of a list."""
-    from trl_ablate.study.findings import read_findings, studies_of, study_file
+    from trl_ablate.study.questions_list import read_findings, studies_of, study_file
 
     return [study_file(chosen, study) for study in studies_of(read_findings(chosen))]
 

@@ -11,7 +11,7 @@ def resolve(options: argparse.Namespace, *, to_run: bool = True):
     """Make the plan of a study from its recipes, and save it for the commands that only read."""
     study, store = opened(options)  # a wrong name is refused before torch is imported
     with to_keep():
-        from trl_ablate.study.plan import save_plan
+        from trl_ablate.study.planned import save_plan
         from trl_ablate.study.resolution import resolve_plan
 
     planned = resolve_plan(study, to_run=to_run)
@@ -21,7 +21,7 @@ def resolve(options: argparse.Namespace, *, to_run: bool = True):
 
 def known(options: argparse.Namespace):
     """The saved plan if it is up to date, which needs no torch; otherwise a new one."""
-    from trl_ablate.study.plan import saved_plan
+    from trl_ablate.study.planned import saved_plan
 
     study, store = opened(options)
     planned = saved_plan(study, store.plans)

@@ -10,7 +10,7 @@ from trl_ablate.cli.parsing import Parser, at_least_one
 from trl_ablate.cli.terminal import console
 
 if TYPE_CHECKING:
-    from trl_ablate.study.plan import Plan
+    from trl_ablate.study.planned import Plan
     from trl_ablate.study.store import RunStore
 
 DESCRIPTION = """\
@@ -80,7 +80,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 def show_for_plan(study: Path, profile: str | None, planned: "Plan", store: "RunStore") -> None:
     """The X-ray of a study at its start, and the runs that it makes needless."""
-    from trl_ablate.study.report.xray import xray_folder
+    from trl_ablate.study.report.xray_section import xray_folder
     from trl_ablate.xray import xray
     from trl_ablate.xray.saving import saved_runs
 

@@ -25,7 +25,7 @@ from datasets import Dataset
 
 from trl_ablate.data.choice import ALL, Selection, Source
 from trl_ablate.data.filters import columns_of, filtered
-from trl_ablate.data.gym import gym_rows, is_gym
+from trl_ablate.data.gym_questions import gym_rows, is_gym
 from trl_ablate.data.pass_rates import by_pass_rate
 from trl_ablate.data.sources import BadRowError, Reading, read_source, to_question
 from trl_ablate.errors import ConfigurationError

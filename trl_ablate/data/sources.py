@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.data.files import Row, read_file
+from trl_ablate.data.row_files import Row, read_file
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.rewards.grading.latex import last_boxed
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from trl_ablate.plan.gpus import GIB, Gpu
-from trl_ablate.plan.models import Shape
 from trl_ablate.plan.setup import Setup
+from trl_ablate.plan.shapes import Shape
 
 WIDTH = {"float32": 4, "bfloat16": 2}
 STATES = {"adamw": 8, "adamw_bf16": 4, "adamw_8bit": 2}

@@ -5,8 +5,8 @@ from typing import Any
 
 from trl_ablate.plan import memory, times
 from trl_ablate.plan.gpus import GIB, GPUS, Gpu
-from trl_ablate.plan.models import Shape, shape_of
 from trl_ablate.plan.setup import Setup, check
+from trl_ablate.plan.shapes import Shape, shape_of
 
 ROOM = 0.95
 """Of a card's memory: the rest is lost to fragmentation."""

@@ -13,8 +13,8 @@ for all rows at once.
 
 from trl_ablate.plan import memory
 from trl_ablate.plan.gpus import Gpu
-from trl_ablate.plan.models import Shape
 from trl_ablate.plan.setup import Setup
+from trl_ablate.plan.shapes import Shape
 
 BACKWARD = 2
 """A backward pass takes twice a forward pass: gradients of inputs and of weights."""

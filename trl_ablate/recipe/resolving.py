@@ -34,8 +34,8 @@ from trl_ablate.recipe.agreement import (
     trust_warnings,
 )
 from trl_ablate.recipe.fields import GROUPS, LOADER_KEYS, checked, known_fields
-from trl_ablate.recipe.files import BEFORE_CHAINS, Anchor, worlds_in_full
 from trl_ablate.recipe.inert import inert_knobs
+from trl_ablate.recipe.named_files import BEFORE_CHAINS, Anchor, worlds_in_full
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import (
     NO_PROFILE,

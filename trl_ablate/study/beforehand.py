@@ -7,7 +7,7 @@ and only the run finds out whether a file defines the function that is named.
 from collections.abc import Iterable
 
 from trl_ablate.data.choice import Part, selection_of, source_of
-from trl_ablate.data.gym import is_gym
+from trl_ablate.data.gym_questions import is_gym
 from trl_ablate.data.questions import NAMED_DATASETS, check_enough, load_questions, to_prompts
 from trl_ablate.data.sources import is_on_the_hub
 from trl_ablate.errors import ConfigurationError

@@ -12,7 +12,7 @@ from pathlib import Path
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import MARK, RunDirectory
 from trl_ablate.study.estimate import probe_name
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.store import RunStore
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trl_ablate.study.engines import Engine, Job
-from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
+from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
 from trl_ablate.study.runner import last_line
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.schedule import bounds

@@ -17,7 +17,7 @@ from trl_ablate.metrics import stderr_of
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import part_of, replace_folder
 from trl_ablate.run.json_files import read_object, write_jsonl
-from trl_ablate.study.plan import Plan, PlannedRun
+from trl_ablate.study.planned import Plan, PlannedRun
 from trl_ablate.study.store import RunStore
 
 OF_THE_MACHINE = ("command", "host")

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from trl_ablate.study.estimate import PROBE_STEPS, Estimate
 from trl_ablate.study.factors import Design, alias_lines, level_text, relation_text
-from trl_ablate.study.plan import Plan, setting, silent_differences
+from trl_ablate.study.planned import Plan, setting, silent_differences
 from trl_ablate.study.progress import grid
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.schedule import tuning_text

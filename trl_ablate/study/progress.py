@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trl_ablate.run.fitting import FirstThatFits
-from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
+from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 

@@ -21,7 +21,7 @@ from trl_ablate.run.identity import portable
 from trl_ablate.study.beforehand import check_starts
 from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.factors import without
-from trl_ablate.study.plan import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, run_id
+from trl_ablate.study.planned import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, run_id
 
 NO_SETTINGS = ("changes", "inert", "files")
 """Parts of a resolved recipe that describe its settings but contain none."""

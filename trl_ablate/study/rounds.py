@@ -7,7 +7,7 @@ moved to another engine goes on where it was, to the same verdicts.
 from collections.abc import Sequence
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.plan import Plan, PlannedArm, in_order
+from trl_ablate.study.planned import Plan, PlannedArm, in_order
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.curves import Run, planned_runs
 from trl_ablate.study.store import RunStore

@@ -7,7 +7,7 @@ again.
 from dataclasses import dataclass
 from functools import cached_property
 
-from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun
+from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
 from trl_ablate.study.report.curves import Run, planned_run
 from trl_ablate.study.schedule import Finished, needed
 from trl_ablate.study.store import RunStore, State

@@ -8,7 +8,7 @@ same runs, so a study that is interrupted continues where it was.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trl_ablate.study.plan import Plan, PlannedArm, PlannedRun, in_order
+from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, in_order
 from trl_ablate.study.tuning import Standing, Trial, Tuning, standing, trials_per_arm
 
 Finished = Mapping[str, float | None]

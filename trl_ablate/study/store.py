@@ -23,7 +23,7 @@ from typing import Any, Literal
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
 from trl_ablate.run.identity import portable
 from trl_ablate.run.json_files import is_named, read_object
-from trl_ablate.study.plan import identity
+from trl_ablate.study.planned import identity
 
 Status = Literal["to do", "running", "interrupted", "finished", "stopped", "failed"]
 DONE: tuple[Status, ...] = ("finished", "stopped")

@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from trl_ablate.study.estimate import Measured, measured_for, typical, wall_hours
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.rounds import runs_of_next_look
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.schedule import bounds, needed

@@ -4,7 +4,7 @@
 `README.md` here.
 """
 
-from trl_ablate.xray.report import Xray
 from trl_ablate.xray.running import xray
+from trl_ablate.xray.xray_page import Xray
 
 __all__ = ["Xray", "xray"]

@@ -15,7 +15,7 @@ from trl_ablate.bench.timing import Result
 from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.rewards import grader_of
 from trl_ablate.xray.drawing import questions_of
-from trl_ablate.xray.rollouts import RolloutFolder
+from trl_ablate.xray.stored_rollouts import RolloutFolder
 from trl_ablate.xray.taking import Point, Sources, make_trainer, take
 
 

@@ -12,10 +12,10 @@ from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
 from trl_ablate.training.building import task_dataset
 from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
-from trl_ablate.xray.arms import OF_GENERATION, OF_THE_MODEL, OF_THE_QUESTIONS, XrayArm
+from trl_ablate.xray.chosen_arms import OF_GENERATION, OF_THE_MODEL, OF_THE_QUESTIONS, XrayArm
 from trl_ablate.xray.recorded import SUFFIX, read_recorded
-from trl_ablate.xray.rollouts import RolloutFolder
 from trl_ablate.xray.stored import key_of
+from trl_ablate.xray.stored_rollouts import RolloutFolder
 from trl_ablate.xray.taking import Point, Sources, take
 
 OF_THE_DRAW = ("seed", "weights", "recorded")

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from trl_ablate.trainer.batching import ROW, Batch
-from trl_ablate.xray.rollouts import RolloutBatch
+from trl_ablate.xray.stored_rollouts import RolloutBatch
 
 QUARTERS = 4
 BY = ("sign", "length", "difficulty", "position")

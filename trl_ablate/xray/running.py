@@ -18,13 +18,13 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import grader_of
 from trl_ablate.xray import stored
-from trl_ablate.xray.arms import XrayArm, arms_of, chosen, out_of_reach, scores_again
+from trl_ablate.xray.chosen_arms import XrayArm, arms_of, chosen, out_of_reach, scores_again
 from trl_ablate.xray.drawing import drawn, wait
 from trl_ablate.xray.figures import ArmFigures, figures_of, floor_of
 from trl_ablate.xray.gradients import TakenGradients
-from trl_ablate.xray.report import AtPoint, Xray
+from trl_ablate.xray.judging import Verdict, verdict_of
 from trl_ablate.xray.taking import ADAM_EPS, Point, Sources, stored_moments, take, walk
-from trl_ablate.xray.verdicts import Verdict, verdict_of
+from trl_ablate.xray.xray_page import AtPoint, Xray
 
 Say = Callable[[str], object]
 REFERENCE = Verdict("reference", "it draws the rollouts", {})

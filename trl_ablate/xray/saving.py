@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.store import RunStore
-from trl_ablate.xray.report import Xray
+from trl_ablate.xray.xray_page import Xray
 
 
 def saved_runs(result: Xray, plan: Plan, store: RunStore) -> Iterator[str]:

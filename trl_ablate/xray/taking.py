@@ -29,7 +29,7 @@ from trl_ablate.training.building import put_together
 from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
 from trl_ablate.xray.gradients import GradientTaker, Moments, TakenGradients
 from trl_ablate.xray.pushes import BY, Pushes, classes_of
-from trl_ablate.xray.rollouts import RolloutFolder
+from trl_ablate.xray.stored_rollouts import RolloutFolder
 from trl_ablate.xray.trainer import XrayTrainer
 
 ADAM_EPS = 1e-8

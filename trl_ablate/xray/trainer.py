@@ -18,7 +18,7 @@ from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.batching import ROW, Batch, is_text
 from trl_ablate.trainer.groups import Scored, local_rows
 from trl_ablate.trainer.rollouts import response_mask
-from trl_ablate.xray.rollouts import RolloutBatch, RolloutFolder
+from trl_ablate.xray.stored_rollouts import RolloutBatch, RolloutFolder
 
 PushHook = Callable[[int, Batch, torch.Tensor], None]
 """Gets the number of the rollout batch, a microbatch, and the derivative of its loss by each

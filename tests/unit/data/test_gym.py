@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from trl_ablate.data.choice import selection_of, source_of
-from trl_ablate.data.gym import gym_rows
+from trl_ablate.data.gym_questions import gym_rows
 from trl_ablate.data.questions import load_questions
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.rewards.gym import score

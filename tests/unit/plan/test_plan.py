@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.plan import memory, times
 from trl_ablate.plan.gpus import GIB, GPUS, Gpu
-from trl_ablate.plan.models import MODELS, Shape, shape_of
 from trl_ablate.plan.planning import plan
 from trl_ablate.plan.setup import OPTIONS, Setup
+from trl_ablate.plan.shapes import MODELS, Shape, shape_of
 from trl_ablate.recipe.places import SHIPPED
 
 PUBLISHED_ERROR = 0.25

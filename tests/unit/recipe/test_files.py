@@ -8,7 +8,7 @@ from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import write_json
 from trl_ablate.study.definition import load_study
-from trl_ablate.study.plan import save_plan, saved_plan
+from trl_ablate.study.planned import save_plan, saved_plan
 from trl_ablate.study.resolution import resolve_plan
 
 RECIPE = """\

@@ -7,7 +7,7 @@ import pytest
 from trl_ablate import load_recipe
 from trl_ablate.recipe.resolving import resolve_run
 from trl_ablate.run.identity import portable
-from trl_ablate.study.plan import identity
+from trl_ablate.study.planned import identity
 
 RECORDED = "152919170b"
 """The id of `grpo` on the profile of sums, when its world was called `miniature`."""

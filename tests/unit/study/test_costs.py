@@ -19,7 +19,7 @@ from trl_ablate.study.report.costs import (
 from trl_ablate.study.report.curves import Run, Series, read_curves
 from trl_ablate.study.report.growth import Growth, fit, parameters
 from trl_ablate.study.report.lines import line_of
-from trl_ablate.study.report.report import report_study
+from trl_ablate.study.report.making import report_study
 
 PUBLISHED = SHARED_DATA / "curves" / "std_dev_normalization.csv"
 

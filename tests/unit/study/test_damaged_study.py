@@ -8,8 +8,8 @@ from tests.support.synthetic_study import write_study
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.cleaning import find_rubbish
 from trl_ablate.study.definition import load_study
-from trl_ablate.study.plan import save_plan, saved_plan
-from trl_ablate.study.report.report import report_study
+from trl_ablate.study.planned import save_plan, saved_plan
+from trl_ablate.study.report.making import report_study
 
 ARMS = {"a": {"top": 0.6}, "b": {"top": 0.7}}
 CONTENTS = ["", "{", "[]", "5", "null", '"text"', "{}", '{"settings": 5}', '{"made_from": 5}',

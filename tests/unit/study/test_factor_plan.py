@@ -10,7 +10,7 @@ from trl_ablate.cli.study import main
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.identity import portable
 from trl_ablate.study.definition import load_study
-from trl_ablate.study.plan import run_id, save_plan, saved_plan
+from trl_ablate.study.planned import run_id, save_plan, saved_plan
 from trl_ablate.study.resolution import resolve_plan
 from trl_ablate.study.schedule import next_runs
 

@@ -15,7 +15,7 @@ from trl_ablate.study.report.document import Items, Text
 from trl_ablate.study.report.effect_pictures import effect_pictures
 from trl_ablate.study.report.effect_sections import answer
 from trl_ablate.study.report.factorial import effects_of, factorial
-from trl_ablate.study.report.report import report_study
+from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore
 
 FACTORS = {"scale": ["group", "none"], "norm": ["mean", "constant"], "lr": [1e-5, 1e-4]}

@@ -9,7 +9,7 @@ from tests.support.synthetic_study import learning_rows, write_run, write_study
 from trl_ablate import ConfigurationError
 from trl_ablate.run.json_files import read_object, write_json
 from trl_ablate.study.kept_runs import keep, kept, restore
-from trl_ablate.study.report.report import report_study
+from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore
 
 ARMS = {"a": {"top": 0.6}, "b": {"top": 0.7}}

@@ -9,8 +9,8 @@ from trl_ablate import ConfigurationError
 from trl_ablate.cli import leverage
 from trl_ablate.study.kept_runs import beside, kept
 from trl_ablate.study.report.curves import Run, Series
-from trl_ablate.study.report.leverage import LENGTH, effects, leverage_page
 from trl_ablate.study.report.markdown import write_markdown
+from trl_ablate.study.report.worlds_table import LENGTH, effects, leverage_page
 
 SWITCHES = {"grpo": {}, "none": {"baseline": "none"}, "kl": {"beta": 0.04}}
 PLAN = replace(
@@ -115,7 +115,7 @@ def test_names_that_are_no_world_and_switch_are_refused(names, sentence):
 
 def test_the_command_writes_the_page_of_a_study_that_has_begun(tmp_path, monkeypatch, capsys):
     from trl_ablate.study.definition import load_study
-    from trl_ablate.study.plan import save_plan
+    from trl_ablate.study.planned import save_plan
     from trl_ablate.study.store import RunStore
 
     file = tmp_path / "made_up.yaml"

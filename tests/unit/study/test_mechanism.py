@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from trl_ablate.cli import mechanism
-from trl_ablate.study.report.mechanism import draw_mechanism, styles_of, trajectory, with_styles
+from trl_ablate.study.report.answer_styles import draw_mechanism, styles_of, trajectory, with_styles
 
 
 def row(step: int, short: float, **more: float) -> dict[str, float]:

@@ -13,7 +13,7 @@ from trl_ablate.run.identity import portable
 from trl_ablate.study.cleaning import find_rubbish, remove
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.estimate import estimate, measure
-from trl_ablate.study.plan import identity, in_order, run_id, save_plan, saved_plan
+from trl_ablate.study.planned import identity, in_order, run_id, save_plan, saved_plan
 from trl_ablate.study.resolution import resolve_plan
 from trl_ablate.study.store import RunStore
 

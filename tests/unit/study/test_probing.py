@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.support.synthetic_study import learning_rows, make_plan, write_run
 from trl_ablate.study.estimate import PROBE_STEPS, estimate, probe, probe_name
-from trl_ablate.study.plan import PlannedRun
+from trl_ablate.study.planned import PlannedRun
 from trl_ablate.study.store import RunStore
 
 

@@ -40,10 +40,10 @@ from trl_ablate.study.report.curves import (
 from trl_ablate.study.report.document import Code, Document, Grid, Section
 from trl_ablate.study.report.labels import spread
 from trl_ablate.study.report.lines import line_of
+from trl_ablate.study.report.making import report_curves, report_study
 from trl_ablate.study.report.markdown import write_markdown
 from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import looks
-from trl_ablate.study.report.report import report_curves, report_study
 from trl_ablate.study.store import RunStore
 
 PUBLISHED = SHARED_DATA / "curves" / "std_dev_normalization.csv"
@@ -472,7 +472,7 @@ def report_in_a_process(study: Path, runs: Path, out: Path, code: str = "") -> s
 def large_study(tmp_path):
     """Ten arms, three seeds, 200 steps, with its kept plan: (study.yaml, runs)."""
     from trl_ablate.study.definition import load_study
-    from trl_ablate.study.plan import save_plan
+    from trl_ablate.study.planned import save_plan
 
     names = {f"arm{i}": {"top": 0.3 + 0.05 * i} for i in range(10)}
     plan, store = write_study(tmp_path / "runs", names, steps=200)

@@ -11,9 +11,9 @@ from tests.support.synthetic_study import METRIC, flat_run, learning_rows, make_
 from trl_ablate import ConfigurationError
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.estimate import estimate
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import analyse
-from trl_ablate.study.report.report import report_study
+from trl_ablate.study.report.making import report_study
 from trl_ablate.study.rounds import analysis_of, check_has_looks, runs_of_next_look, undecided
 from trl_ablate.study.store import RunStore
 

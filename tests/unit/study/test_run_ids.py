@@ -8,7 +8,7 @@ from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.identity import portable
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.kept_runs import kept
-from trl_ablate.study.plan import identity
+from trl_ablate.study.planned import identity
 from trl_ablate.study.resolution import resolve_plan
 
 FIRST_SEEDS = {

@@ -10,7 +10,7 @@ from tests.support.synthetic_study import learning_rows, make_plan, write_run
 from tests.support.tuned_study import tuned_plan
 from trl_ablate.cli import study_all
 from trl_ablate.cli.study import main
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.runner import Outcome
 from trl_ablate.study.store import RunStore
 from trl_ablate.study.together import runs_of_pass, total_of

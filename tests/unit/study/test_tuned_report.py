@@ -13,10 +13,10 @@ from tests.support.synthetic_study import learning_rows, write_run
 from tests.support.tuned_study import tuned_plan
 from trl_ablate.study.estimate import estimate
 from trl_ablate.study.factors import read_design
-from trl_ablate.study.plan import Plan, PlannedRun
+from trl_ablate.study.planned import Plan, PlannedRun
 from trl_ablate.study.progress import grid
 from trl_ablate.study.report.curves import planned_runs
-from trl_ablate.study.report.report import report_study
+from trl_ablate.study.report.making import report_study
 from trl_ablate.study.report.tuned import split
 from trl_ablate.study.report.tuning_sections import sensitivity
 from trl_ablate.study.runs import StudyRuns

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.tuned_study import tuned_plan
 from trl_ablate import ConfigurationError
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.stats import compare
 from trl_ablate.study.schedule import bounds, needed, next_runs, tuned, tuning_text
 from trl_ablate.study.tuning import make_tuning, standing, trials_per_arm

@@ -4,8 +4,8 @@ from tests.support.synthetic_study import METRIC, learning_rows, make_plan, writ
 from trl_ablate.run.json_files import write_json
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
-from trl_ablate.study.report.report import report_study
-from trl_ablate.study.report.xray import TITLE, xray_folder, xray_section
+from trl_ablate.study.report.making import report_study
+from trl_ablate.study.report.xray_section import TITLE, xray_folder, xray_section
 from trl_ablate.study.store import RunStore
 
 ARMS = {"grpo": {"top": 0.8}, "std_dev_off": {"top": 0.81}, "no_baseline": {"top": 0.2}}

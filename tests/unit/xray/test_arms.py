@@ -5,7 +5,7 @@ import pytest
 from trl_ablate.cli.xray import folder_for
 from trl_ablate.recipe.places import study_path
 from trl_ablate.study.definition import load_study
-from trl_ablate.xray.arms import arms_of
+from trl_ablate.xray.chosen_arms import arms_of
 
 
 def test_of_tuned_arms_the_middle_value_stands_for_all():

@@ -16,7 +16,7 @@ from trl_ablate.xray.figures import (
     shift,
 )
 from trl_ablate.xray.gradients import TakenGradients, cell_of
-from trl_ablate.xray.verdicts import verdict_of
+from trl_ablate.xray.judging import verdict_of
 
 REFERENCE_BM = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, -1.0]])
 """A common direction of length 1, and noise of length 1 across it."""

@@ -8,7 +8,7 @@ from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.run.json_files import write_jsonl
 from trl_ablate.xray import xray
 from trl_ablate.xray.drawing import training_set
-from trl_ablate.xray.rollouts import RolloutFolder
+from trl_ablate.xray.stored_rollouts import RolloutFolder
 
 ARMS = ["grpo", "length_norm_constant"]
 

@@ -19,7 +19,7 @@ from trl_ablate.reward_specs import RewardSpec
 from trl_ablate.rewards.grading.pool import Outcome, WorkerPool
 from trl_ablate.rewards.own.calling import CallLog, Calls, Reward, all_failed, columns_by_row
 
-WORKER_SCRIPT = Path(__file__).with_name("worker.py")
+WORKER_SCRIPT = Path(__file__).with_name("own_worker.py")
 START_SECONDS = 120.0
 NO_MEMORY_LIMIT = -1
 NOT_PASSED = ("trainer_state", "environments")

@@ -7,7 +7,7 @@ from argparse import Namespace, _ArgumentGroup
 from typing import TYPE_CHECKING
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 
 if TYPE_CHECKING:
     from trl_ablate.study.engines.detached import DetachedEngine

@@ -26,7 +26,7 @@ from trl_ablate.study.engines.warm import (
     ForkServer,
     WarmProcess,
 )
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 
 PACKAGE = Path(__file__).resolve().parents[2]
 MOST_AT_ONCE = 8

@@ -4,7 +4,7 @@ chosen, because Modal is an optional dependency."""
 from argparse import Namespace, _ArgumentGroup
 from typing import TYPE_CHECKING
 
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 
 if TYPE_CHECKING:
     from trl_ablate.study.engines.detached import DetachedEngine

@@ -14,7 +14,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import code_place
-from trl_ablate.recipe.files import Anchor, file_and_name, world_file
+from trl_ablate.recipe.named_files import Anchor, file_and_name, world_file
 from trl_ablate.recipe.places import beside_or_shipped
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.reward_specs import GYM_SCORE

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.store import RunStore
 
 SECONDS_AHEAD = 300

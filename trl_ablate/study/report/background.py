@@ -13,7 +13,7 @@ from typing import Any
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.json_files import read_jsonl
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Block, Code, Grid, Items, Section, Text

@@ -1,7 +1,7 @@
 """The sections of a factorial report: its effects as sentences and as a table."""
 
 from trl_ablate.study.factors import alias_lines, relation_text
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.document import Block, Grid, Items, Section, Text
 from trl_ablate.study.report.effects import INESTIMABLE, Effect, Estimate, Level

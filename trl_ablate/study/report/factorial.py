@@ -6,7 +6,7 @@ from typing import Any
 
 from trl_ablate.study.definition import Statistic
 from trl_ablate.study.factors import Design, level_text, product_text
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.effects import Effect, Estimate, Fit, Level, Observation, Term
 

@@ -19,7 +19,7 @@ the curve and at equal generated tokens.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.costs import at_equal_cost, generated_tokens
 from trl_ablate.study.report.sharpening import rises

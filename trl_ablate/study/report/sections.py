@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import starmap
 
 from trl_ablate.study.definition import Statistic
-from trl_ablate.study.plan import Plan, setting, silent_differences
+from trl_ablate.study.planned import Plan, setting, silent_differences
 from trl_ablate.study.report import outcomes
 from trl_ablate.study.report.analysis import STATISTICS, Analysis, ArmResult
 from trl_ablate.study.report.curves import Run

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trl_ablate.study.factors import level_text
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.runs import score
 from trl_ablate.study.schedule import Finished, Tuned, reference_of, tuned

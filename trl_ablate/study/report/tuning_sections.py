@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from trl_ablate.run.picture import STYLE, png_of
 from trl_ablate.run.untrusted import for_picture
 from trl_ablate.study.factors import level_text
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report import effect_sections, sections
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.document import Block, Grid, Items, Picture, Section, Text

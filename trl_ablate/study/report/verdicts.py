@@ -9,7 +9,7 @@ from trl_ablate.study.decision import (
     WORSE,
 )
 from trl_ablate.study.definition import Expectation
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.document import Grid, Section
 from trl_ablate.study.report.numbers import (

@@ -9,9 +9,9 @@ from typing import Any
 
 from trl_ablate.run.json_files import write_json
 from trl_ablate.run.untrusted import for_markdown, markdown_table
-from trl_ablate.study.report.xray import label_of
+from trl_ablate.study.report.xray_section import label_of
 from trl_ablate.xray.figures import ArmFigures, Directions
-from trl_ablate.xray.verdicts import NAMED, RULES, Verdict
+from trl_ablate.xray.judging import NAMED, RULES, Verdict
 
 LOST = ("clipped", "masked", "dropped")
 
@@ -115,7 +115,7 @@ class Xray:
 
     def write(self, folder: Path) -> list[Path]:
         """Write xray.json, XRAY.md and xray.png; the written files."""
-        from trl_ablate.xray.pictures import draw
+        from trl_ablate.xray.plots import draw
 
         write_json(folder / "xray.json", self.to_dict())
         (folder / "XRAY.md").write_text(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.miniature.registry import is_of_one_core
-from trl_ablate.recipe.files import changed_files
+from trl_ablate.recipe.named_files import changed_files
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.json_files import write_json
 from trl_ablate.study.definition import Expectation, Statistic, Study

@@ -13,7 +13,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.run.json_files import write_json
 from trl_ablate.run.masking import Masker, known_secrets
-from trl_ablate.study.plan import Plan
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report import (
     background,
     costs,
@@ -36,7 +36,7 @@ from trl_ablate.study.report.record import numbers_of
 from trl_ablate.study.report.sharpening import sharpening_table
 from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.report.tuned import TunedRuns, split
-from trl_ablate.study.report.xray import xray_section
+from trl_ablate.study.report.xray_section import xray_section
 from trl_ablate.study.rounds import analysis_of_runs, needed
 from trl_ablate.study.store import RunStore, id_of
 

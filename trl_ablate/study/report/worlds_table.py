@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import LENGTH
-from trl_ablate.study.plan import Plan, PlannedArm
+from trl_ablate.study.planned import Plan, PlannedArm
 from trl_ablate.study.report.background import different_starts
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Document, Grid, Items, Section, Text

@@ -18,7 +18,7 @@ from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, png_of
 from trl_ablate.run.untrusted import for_picture
 
 if TYPE_CHECKING:
-    from trl_ablate.xray.report import AtPoint, Xray
+    from trl_ablate.xray.xray_page import AtPoint, Xray
 
 MARKERS = "osD^v"
 WIDTH, DPI = 12.5, 110

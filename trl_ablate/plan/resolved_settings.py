@@ -6,7 +6,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.plan.gpus import GPUS
-from trl_ablate.plan.models import MODELS
+from trl_ablate.plan.shapes import MODELS
 
 SAME = {
     "generation_batch_size": "rollouts",

@@ -12,10 +12,10 @@ from typing import Any
 
 from trl_ablate.run.json_files import read_object
 from trl_ablate.study.decision import BETTER, EQUIVALENT, NOT_DECIDED, WORSE
-from trl_ablate.study.findings import Question
+from trl_ablate.study.questions_list import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, within
 from trl_ablate.study.report.verdicts import MOSTLY
-from trl_ablate.study.report.xray import place_of
+from trl_ablate.study.report.xray_section import place_of
 
 Json = Mapping[str, Any]
 

@@ -21,7 +21,7 @@ from trl_ablate.recipe.places import shipped_studies, study_path
 from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.recipe.strict import nearest
 from trl_ablate.study.definition import load_study
-from trl_ablate.study.plan import WHO_AND_WHERE
+from trl_ablate.study.planned import WHO_AND_WHERE
 
 OF_THE_MODEL = (
     "start", "model_name_or_path", "model_revision", "use_peft", "lora_r", "lora_target_modules",
