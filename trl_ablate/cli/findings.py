@@ -62,7 +62,7 @@ def write_reports(chosen: Path, runs: Path) -> None:
     runs, and their X-rays. Runs that are kept beside a study are put back first."""
     from trl_ablate.cli.study_all import files_of, plan_of
     from trl_ablate.study.kept_runs import beside, keep, restore
-    from trl_ablate.study.report.answers import XRAY
+    from trl_ablate.study.report.found_answers import XRAY
     from trl_ablate.study.report.making import report_study
     from trl_ablate.study.report.xray_section import xray_folder
 
@@ -114,7 +114,7 @@ def pages_of(chosen: Path, readme: Path | None):
     """The answers, and the text of every page by its file."""
     from trl_ablate.study.questions_list import read_findings
     from trl_ablate.study.report import findings_page as page
-    from trl_ablate.study.report.answers import find
+    from trl_ablate.study.report.found_answers import find
     from trl_ablate.study.report.xray_outcomes import pairs_of_answers
 
     folder = chosen.parent

@@ -9,7 +9,7 @@ from typing import cast, get_args
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.world import Split, Stage, World
-from trl_ablate.miniature.worlds import calculator, chains, gym, ladder, sums
+from trl_ablate.miniature.worlds import calculator, chains, gym_tasks, ladder, sums
 from trl_ablate.named_code import file_module
 
 MINIATURE = "miniature"
@@ -25,7 +25,7 @@ WORLDS = {
         *chains.WORLDS,
         *ladder.WORLDS,
         *calculator.WORLDS,
-        *gym.WORLDS,
+        *gym_tasks.WORLDS,
     )  # fmt: skip
 }
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -75,7 +75,7 @@ def _world_in(file: Path) -> World:
 def has_levels(name: str) -> bool:
     """Whether a dataset's name means a shipped world whose questions have levels."""
     world = WORLDS.get(in_full(name).partition("/")[2]) if is_miniature(name) else None
-    if world is None or world in gym.WORLDS:  # which need a package
+    if world is None or world in gym_tasks.WORLDS:  # which need a package
         return False
     return world.task.questions("validation")[0].level is not None
 

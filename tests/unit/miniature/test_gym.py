@@ -8,7 +8,7 @@ import pytest
 from trl_ablate import ConfigurationError
 from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions
-from trl_ablate.miniature.worlds.gym import ChainSum, worked
+from trl_ablate.miniature.worlds.gym_tasks import ChainSum, worked
 
 QUESTION = "State the final answer to the following arithmetic problem: 3 - 4 + 8 ="
 

@@ -15,9 +15,9 @@ from trl_ablate.cli.findings import main, pages_of
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.questions_list import LIST, Question, read_findings, studies_of
-from trl_ablate.study.report.answers import find
 from trl_ablate.study.report.findings_page import BEGIN, END, README_HEADING
 from trl_ablate.study.report.findings_pictures import draw_answers
+from trl_ablate.study.report.found_answers import find
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore
 

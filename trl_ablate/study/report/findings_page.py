@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown, markdown_table
 from trl_ablate.study.decision import EQUIVALENT, NOT_DECIDED
-from trl_ablate.study.report.answers import (
+from trl_ablate.study.report.found_answers import (
     AGREES,
     CANNOT_SAY,
     DOES_NOT,

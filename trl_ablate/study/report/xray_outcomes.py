@@ -26,7 +26,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.json_files import read_object
 from trl_ablate.run.picture import INK, PALETTE, STYLE, png_of
 from trl_ablate.run.untrusted import for_markdown, for_picture, markdown_table
-from trl_ablate.study.report.answers import Found, with_xray
+from trl_ablate.study.report.found_answers import Found, with_xray
 
 DRAWS = 2_000
 LEAST = 4
