@@ -43,7 +43,7 @@ def _damaged(place: str, what: str) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write atomically."""
+    """Write atomically; a device, such as /dev/null, is written to and stays."""
     with _replacing(path) as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
         file.write("\n")
@@ -84,6 +84,10 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
 @contextmanager
 def _replacing(path: Path):
     """Write a temporary file, sync it to the disk, then rename it; a failure keeps the old file."""
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8", errors=SURROGATES) as file:
+            yield file
+        return
     neighbour = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with neighbour.open("w", encoding="utf-8", errors=SURROGATES) as file:

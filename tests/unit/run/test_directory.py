@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 
@@ -99,3 +100,12 @@ def test_files_of_the_user_beside_ours_are_no_part_of_the_run(tmp_path):
 def test_a_curve_is_over_grpo_steps():
     rows = [{"step": 4, "grpo_step": 2.0, "reward": 0.5}, {"step": 6, "grpo_step": 3.0}]
     assert points(rows, "reward") == ([2.0], [0.5])
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_json(pipe, {"a": 1})
+    assert pipe.is_fifo() and json.loads(os.read(reader, 100)) == {"a": 1}
+    os.close(reader)
