@@ -3,7 +3,6 @@
 import argparse
 import re
 from collections.abc import Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 
 from trl_ablate.cli.ending import exit_code_of
@@ -24,32 +23,24 @@ EXAMPLES = (
 )
 
 FAMILIES = {
-    "reference and first try": ("grpo", "quickstart"),
-    "baseline and scale": ("batch_mean", "no_baseline*", "reinforce_with_baseline", "std_dev_off"),
-    "length normalisation": ("length_norm_[cmt]*",),
-    "learning rate": ("lr_*",),
-    "reuse of rollouts": ("off_policy_*",),
-    "groups and signs": (
-        "zero_var_*", "two_grpo", "group_size_*", "raft", "nsr", "w_reinforce", "advantage_clip",
-        "outcome_gate", "gdpo",
-    ),
-    "aggregation, entropy and KL": (
-        "length_norm_prompt", "entropy_80_20", "entropy_bonus", "skywork_or1", "fp32_head", "kl_*",
-    ),
-    "stale and mismatched rollouts": ("stale_*", "sampler_*"),
-    "engine mismatch": ("tis", "seq_tis", "icepop", "seq_mask", "geo_mask", "no_is"),
-    "controls": ("placebo_*", "noisy_reward_*"),
-    "variants from papers": (
-        "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_pp_baseline", "lite_ppo", "dapo*",
-        "gspo", "gmpo", "cispo", "sapo", "luspo", "vespo", "rl_from_scratch", "maxrl", "gpg",
-        "opo", "pass_at_k", "f_grpo", "dppo", "topr",
-        "rgra", "intellect2", "v32_mask", "scalerl", "justrl",
-    ),
-    "prompt and reward": ("question_only", "reasoning", "think"),
-    "start": ("sft_*", "smollm2_*", "gemma3_*"),
-    "adapters and engines": ("lora", "qlora", "continuous_batching", "vllm_server"),
-}  # fmt: skip
-"""Patterns of names, as `recipes/README.md` groups them; any other recipe is listed at the end."""
+    "reference and first try": "",
+    "baseline and scale": "",
+    "length normalisation": "",
+    "learning rate": "`grpo` has 3e-5",
+    "reuse of rollouts": "256 completions per rollout batch, 128 on `miniature`; `e` epochs, `tb` "
+    "completions per optimizer step",
+    "groups and signs": "256 completions per rollout batch in each",
+    "aggregation, entropy and KL": "",
+    "stale and mismatched rollouts": "corrected by `token_truncate` with a cap of 3, as the base "
+    "corrects an engine",
+    "engine mismatch": "with vLLM only; the base has `token_truncate` with a cap of 3",
+    "controls": "",
+    "variants from papers": "the header lists what each has of its paper and what it lacks",
+    "prompt and reward": "",
+    "start": "",
+    "adapters and engines": "",
+}
+"""Families in the order of the list, with a note; the header of each recipe names its own."""
 OTHER = "other"
 NAME_WIDTH = 29
 
@@ -61,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(EXAMPLES, prog="trl-ablate recipes", description=DESCRIPTION)
     parser.add_argument("name", metavar="NAME", nargs="?", help="of a recipe to print, or its path")
+    parser.add_argument(
+        "--markdown", action="store_true", help="tables of what each recipe changes, as Markdown"
+    )
     options, unknown = parser.parse_known_args(argv)
     parser.refuse(unknown)
     return options
@@ -72,8 +66,11 @@ def run(options: argparse.Namespace) -> int:
         read_mapping(path, "recipe")
         console.out(path.read_text(encoding="utf-8"), highlight=False, end="")
         return 0
+    if options.markdown:
+        console.out(tables(), highlight=False, end="")
+        return 0
     for family, recipes in by_family().items():
-        show(family, {path.stem: question_of(path.read_text("utf-8")) for path in recipes})
+        show(family, {path.stem: header(path.read_text("utf-8"), "Question") for path in recipes})
     studies = {name: read_mapping(path, "study") for name, path in shipped_studies().items()}
     show("studies", {name: study.get("question", "") for name, study in studies.items()})
     console.print("trl-ablate train RECIPE, or trl-ablate study plan STUDY, with a name from above")
@@ -91,15 +88,21 @@ def show(title: str, questions: dict[str, str]) -> None:
 def by_family() -> dict[str, list[Path]]:
     families: dict[str, list[Path]] = {family: [] for family in (*FAMILIES, OTHER)}
     for path in sorted(SHIPPED.glob("*.yaml"), key=_in_numbers):
-        families[family_of(path.stem)].append(path)
+        family = header(path.read_text(encoding="utf-8"), "Family")
+        families[family if family in FAMILIES else OTHER].append(path)
     return {family: recipes for family, recipes in families.items() if recipes}
 
 
-def family_of(recipe: str) -> str:
-    for family, patterns in FAMILIES.items():
-        if any(fnmatch(recipe, pattern) for pattern in patterns):
-            return family
-    return OTHER
+def tables() -> str:
+    """The recipes of each family with what they change, as Markdown."""
+    parts = []
+    for family, recipes in by_family().items():
+        note = f" ({FAMILIES[family]})" if FAMILIES.get(family) else ""
+        texts = {path.stem: path.read_text(encoding="utf-8") for path in recipes}
+        rows = [f"| `{name}` | {header(text, 'Changes')} |" for name, text in texts.items()]
+        title = f"**{family[:1].upper()}{family[1:]}**{note}"
+        parts.append("\n".join([title, "", "| recipe | what it changes |", "|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
 
 
 def _in_numbers(path: Path) -> tuple[str, float]:
@@ -111,7 +114,7 @@ def _in_numbers(path: Path) -> tuple[str, float]:
         return path.stem, 0.0
 
 
-def question_of(recipe: str) -> str:
-    """The `# Question:` at the top of a recipe, which may continue on the next comment lines."""
-    found = re.search(r"^# Question: *(.+(?:\n#(?! ?\w+:) .*)*)", recipe, re.MULTILINE)
+def header(recipe: str, key: str) -> str:
+    """A line such as `# Question: …` at the top of a recipe, and those that continue it."""
+    found = re.search(rf"^# {key}: *(.+(?:\n#(?! ?\w+:) .*)*)", recipe, re.MULTILINE)
     return " ".join(re.sub(r"\n#", " ", found[1]).split()) if found else ""

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from trl_ablate import ConfigurationError, load_recipe
-from trl_ablate.cli.recipes import FAMILIES, by_family, family_of, main, question_of
+from trl_ablate.cli.recipes import FAMILIES, OTHER, by_family, header, main, tables
 from trl_ablate.recipe.places import SHIPPED, recipe_path, shipped_studies, study_path
 from trl_ablate.study.definition import load_study
 
@@ -21,8 +22,15 @@ def test_every_recipe_and_study_is_listed_with_its_question(capsys):
 
 
 def test_every_shipped_recipe_has_a_family():
-    assert list(by_family()) == list(FAMILIES)
-    assert family_of("something_new") == "other"
+    assert list(by_family()) == list(FAMILIES) and OTHER not in FAMILIES
+
+
+def test_the_page_has_the_tables_of_the_headers(capsys):
+    """`trl-ablate recipes --markdown` prints them."""
+    page = (REPOSITORY / "recipes" / "README.md").read_text(encoding="utf-8")
+    assert tables() in page
+    assert main(["--markdown"]) == 0
+    assert capsys.readouterr().out == tables()
 
 
 def test_numbers_are_in_order():
@@ -40,7 +48,7 @@ def test_numbers_are_in_order():
     ],
 )
 def test_the_question_of_a_head(head, question):
-    assert question_of(head) == question
+    assert header(head, "Question") == question
 
 
 def test_one_recipe_is_printed_as_it_is(capsys):
