@@ -15,6 +15,7 @@ from trl import GRPOConfig
 from trl_ablate.best_model import follow_the_best_metric
 from trl_ablate.contradictions import (
     check_batches,
+    check_determinism,
     check_evaluation,
     check_generation,
     check_switches,
@@ -139,6 +140,12 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         "ended, and read a prompt once for all its completions; same tokens, up to rounding. Has "
         "no effect with a cache_implementation, FSDP or DeepSpeed.",
     )
+    deterministic: bool = setting(
+        False,
+        "Two equal runs on one machine end in the same bits, on a GPU, too: deterministic kernels "
+        "(full_determinism), and vLLM's batch-invariant mode. Slower. Another size or order of "
+        "microbatches still rounds differently.",
+    )
     stop: list[str] | None = setting(
         None, "Strings that end a completion and stay in it, on every generation backend."
     )
@@ -223,9 +230,11 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         self._derive_loss_type()
         self._derive_accumulation()
         follow_the_best_metric(self)
+        self.full_determinism = self.full_determinism or self.deterministic
         super().__post_init__()
         check_batches(self)
         check_generation(self)
+        check_determinism(self)
         check_evaluation(self)
         if self.grpo_steps is not None and self.max_steps <= 0:
             self.max_steps = int(self.grpo_steps / self.grpo_steps_per_optimizer_step)

@@ -157,6 +157,15 @@ def check_generation(config: "AblationConfig") -> None:
     _check_known_sampler(config)
 
 
+def check_determinism(config: "AblationConfig") -> None:
+    """A server has its own environment, and asynchronous kernels of others their own order."""
+    if config.deterministic and config.use_vllm and config.vllm_mode == "server":
+        raise ConfigurationError(
+            "deterministic does not reach a vLLM server, which is another process; use vllm_mode "
+            "'colocate', or start the server with VLLM_BATCH_INVARIANT=1 and set full_determinism"
+        )
+
+
 def _check_known_sampler(config: "AblationConfig") -> None:
     """Without vLLM, the log-probabilities of a sampler that differs are computed from its weights,
     temperature, top_p, top_k and min_p alone."""

@@ -66,7 +66,10 @@ def without_ended_rows(model_wrapped: Any, accelerator: Accelerator, config: Gen
         yield
         return
     model: Any = accelerator.unwrap_model(model_wrapped, keep_torch_compile=False)
-    with replaced(model, generate=partial(model.generate, custom_generate=decode)):
+    with (
+        accelerator.autocast(),  # of mixed precision: each weight is cast once, not for every token
+        replaced(model, generate=partial(model.generate, custom_generate=decode)),
+    ):
         yield
 
 
