@@ -57,7 +57,7 @@ def changes(model_type: str) -> tuple[float, float]:
 
 
 def gradient(model, loss: torch.Tensor) -> torch.Tensor:
-    parameters = list(model.parameters())
+    parameters = [one for one in model.parameters() if one.requires_grad]
     each = torch.autograd.grad(loss, parameters, allow_unused=True)
     return torch.cat([one.flatten() for one in each if one is not None])
 
