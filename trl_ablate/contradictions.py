@@ -158,7 +158,7 @@ def check_generation(config: "AblationConfig") -> None:
 
 
 def check_determinism(config: "AblationConfig") -> None:
-    """A server has its own environment, and asynchronous kernels of others their own order."""
+    """A server reads its own environment."""
     if config.deterministic and config.use_vllm and config.vllm_mode == "server":
         raise ConfigurationError(
             "deterministic does not reach a vLLM server, which is another process; use vllm_mode "

@@ -2,10 +2,15 @@
 
 import inspect
 from collections import Counter
+from contextlib import nullcontext
+from functools import partial
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,6 +26,7 @@ from trl_ablate.trainer.next_token import ModelForward, ShortForward, may_be_sho
 from trl_ablate.trainer.temporary import replaced
 
 EOS, PAD = 1, 0
+CAST = "aten::_to_copy"
 SHAPE = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 12, "max_position_embeddings": 128,
@@ -379,3 +385,26 @@ def test_a_training_is_the_same_with_and_without(make_trainer, settings):
         found.append((weights, [row.get("eval_reward") for row in trainer.state.log_history]))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
+
+
+def test_mixed_precision_casts_each_weight_once_and_gives_the_same_tokens():
+    """Every forward pass has a context of its own; without one around them, each token would cast
+    every weight."""
+    model, found, casts = model_of(), [], []
+    mixed = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+    accelerator: Any = SimpleNamespace(unwrap_model=lambda one, **_: one, autocast=mixed)
+
+    class Mixed(type(model)):
+        def forward(self, *args, **keywords):
+            with mixed():
+                return super().forward(*args, **keywords)
+
+    model.__class__ = Mixed
+    for around in (nullcontext(), without_ended_rows(model, accelerator, config())):
+        torch.manual_seed(0)
+        recorded = profile(activities=[ProfilerActivity.CPU])
+        with recorded, torch.no_grad(), around:
+            found.append(model.generate(**prompts(), generation_config=config()))
+        casts.append(sum(one.count for one in recorded.key_averages() if one.key == CAST))
+    assert torch.equal(*found)
+    assert casts[1] < casts[0] / 2

@@ -38,6 +38,8 @@ def engine_as_configured(config: AblationConfig):
 
     take_a_port()
     with ExitStack() as changes:
+        if config.deterministic and not current_platform.is_cpu():
+            os.environ["VLLM_BATCH_INVARIANT"] = "1"  # read whenever the engine chooses a kernel
         settings: dict[str, Any] = {}
         if current_platform.is_cpu():
             settings = cpu_settings(config)
