@@ -367,7 +367,8 @@ def test_one_forward_less_has_the_same_gradient(colocated):
 
 def test_evaluation_goes_through_the_same_engine_and_changes_nothing(colocated):
     _, plain, _ = trained(colocated())
-    evaluated = {"eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 2}
+    evaluated = {"evaluation": "one_shot", "eval_strategy": "steps", "eval_steps": 1}
+    evaluated |= {"num_generations_eval": 2}
     _, watched, log = trained(colocated(**evaluated))
     assert torch.equal(plain, watched)
     assert sum("eval_reward" in row for row in log) == 3
