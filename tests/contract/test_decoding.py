@@ -407,4 +407,5 @@ def test_mixed_precision_casts_each_weight_once_and_gives_the_same_tokens():
             found.append(model.generate(**prompts(), generation_config=config()))
         casts.append(sum(one.count for one in recorded.key_averages() if one.key == CAST))
     assert torch.equal(*found)
-    assert casts[1] < casts[0] / 2
+    weights = sum(isinstance(one, torch.nn.Linear) for one in model.modules())
+    assert casts[0] - casts[1] > 20 * weights

@@ -210,6 +210,7 @@ def may_be_short(model: Any, inputs: dict[str, Any]) -> bool:
     return (
         type(model).__name__.endswith("ForCausalLM")
         and inputs.keys() == SHORT_INPUTS
+        and not torch.is_autocast_enabled("cpu")
         and inputs["position_ids"].dim() == 2
         and not any("forward" in vars(one) for one in modules if one is not model)
         and not any(one._forward_hooks or one._forward_pre_hooks for one in modules)
