@@ -20,8 +20,9 @@ from trl_ablate.trainer.shared_prompts import computed_tokens, forward_shared
 Found = tuple[torch.Tensor | None, ...]
 PADDING_OF_A_BLOCK = 256
 """The padding that is worth one more call of attention."""
-WORTH = 0.95
-"""Prompts are shared if this share of the positions, or less, is left."""
+WORTH = 0.7
+"""Prompts are shared if this share of the positions, or less, is left: one long row costs more of
+a small model. With 0.78 left, the miniature's shape took 1.28 times as long as without sharing."""
 
 
 @dataclass(frozen=True)
