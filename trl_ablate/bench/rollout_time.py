@@ -1,17 +1,18 @@
 """Rollouts by transformers: its own decoding against ours, which drops rows that have ended.
 
-Both generate the same tokens of a random model, alternately for several rounds. A row ends at a
-length that its prompt states, so that any distribution of lengths can be measured.
+Both generate the same tokens, alternately for several rounds. A row ends at a length that its
+prompt states, so that any distribution of lengths can be measured.
 """
 
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from trl_ablate import miniature
-from trl_ablate.bench.synthetic import lengths, random_model
-from trl_ablate.bench.tables import median
+from trl_ablate.bench.positions import Positions, fewest
+from trl_ablate.bench.synthetic import lengths, model_and_tokenizer
+from trl_ablate.bench.tables import median, ratio
 from trl_ablate.bench.timing import OURS, Result, alternate, timed
 from trl_ablate.trainer import decoding
 from trl_ablate.trainer.temporary import replaced
@@ -19,8 +20,7 @@ from trl_ablate.trainer.temporary import replaced
 BASE = 64
 """The prompt states a length by its first two tokens, as digits of a number in this base."""
 
-DISTRIBUTIONS = {"miniature": (19.0, 48), "long tail": (343.0, 1024), "equal": (128.0, 128)}
-"""Mean and largest length of the completions."""
+THEIRS = "transformers"
 
 
 class StatedLength(StoppingCriteria):
@@ -34,36 +34,58 @@ class StatedLength(StoppingCriteria):
         return input_ids.size(1) - self._prompt_length >= stated_M
 
 
-def bench(*, model_shape: str, rows: int, group: int, seed: int, **sizes: Any) -> Result:
+def bench(
+    *, model_shape: str, model_name_or_path: str | None, rows: int, group: int, mean_length: float,
+    cap: int, sigma: float, uniform: bool, seed: int, prompt_length: int, rounds: int,
+) -> Result:  # fmt: skip
     """What `trl-ablate bench rollout` publishes."""
     torch.manual_seed(seed)
-    model: Any = random_model(model_shape, miniature.tokenizer()).eval()
+    model: Any = model_and_tokenizer(model_shape, model_name_or_path)[0].eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    table, differing = [], 0
-    for name in DISTRIBUTIONS:
-        lengths_N = lengths_of(name, rows, group, seed)
-        seconds, ids = compare(model, lengths_N, group=group, **sizes)
-        table += rows_of(name, seconds, sum(lengths_N))
-        theirs, ours = (each[-1] for each in ids.values())
-        differing += int((theirs != ours).any(dim=1).sum())
-    title = f"rollouts of {rows} completions, {model_shape}"
-    return title, table, {"completions with different tokens": differing}
+    drawn = lengths(rows, mean_length, cap, seed, sigma)
+    lengths_N = [length for length in drawn[::group] for _ in range(group)]
+    if uniform:
+        lengths_N = [round(mean_length)] * rows
+    sizes = {"group": group, "prompt_length": prompt_length, "rounds": rounds}
+    seconds, done = compare(model, lengths_N, **sizes)
+    theirs, ours = (each[-1] for each in done.values())
+    table = rows_of(seconds, done, sum(lengths_N))
+    least = fewest([prompt_length] * (rows // group), lengths_N, [False] * rows)
+    title = (
+        f"rollouts of {rows} completions of {sum(lengths_N) / rows:.0f} tokens (longest "
+        f"{max(lengths_N)}), {model_name_or_path or model_shape}"
+    )
+    return title, table, {
+        "completions with different tokens": int((theirs.ids != ours.ids).any(dim=1).sum()),
+        "positions of transformers, in multiples of the fewest": theirs.positions / least,
+    }  # fmt: skip
+
+
+class Rollouts(NamedTuple):
+    """One batch: its tokens, the processor's seconds, the positions that the model computed."""
+
+    ids: torch.Tensor
+    cpu: float
+    positions: int
 
 
 def compare(
     model: PreTrainedModel, lengths_N: list[int], *, group: int, prompt_length: int, rounds: int
-) -> tuple[dict[str, list[float]], dict[str, list[torch.Tensor]]]:
-    """Generate `rounds` times in both ways, after a time that is not counted: seconds, tokens."""
+) -> tuple[dict[str, list[float]], dict[str, list[Rollouts]]]:
+    """Generate `rounds` times in both ways, after a time that is not counted: seconds, batches."""
     prompts_NS = prompts(lengths_N, group, prompt_length).to(model.device)
 
     def way(**how: Any):
-        def once(number: int) -> torch.Tensor:
+        def once(number: int) -> Rollouts:
             torch.manual_seed(number)
-            return generate(model, prompts_NS, max(lengths_N), how)
+            began, positions = time.process_time(), Positions()
+            with positions.of(model), torch.no_grad():
+                ids = generate(model, prompts_NS, max(lengths_N), how)
+            return Rollouts(ids, time.process_time() - began, positions.total())
 
         return once
 
-    ways = {"transformers": way(), OURS: way(custom_generate=decoding.decode)}
+    ways = {THEIRS: way(), OURS: way(custom_generate=decoding.decode)}
     with replaced(decoding, BY_ROW=decoding.BY_ROW | {StatedLength}):
         return alternate(ways, rounds, warmup=1)
 
@@ -72,12 +94,13 @@ def generate(
     model: Any, prompts_NS: torch.Tensor, longest: int, way: dict[str, Any]
 ) -> torch.Tensor:
     config: Any = model.config
+    ends = config.eos_token_id
     settings = GenerationConfig(
         max_new_tokens=longest,
         do_sample=True,
         top_k=0,
-        suppress_tokens=[config.eos_token_id],
-        eos_token_id=config.eos_token_id,
+        suppress_tokens=ends if isinstance(ends, list) else [ends],
+        eos_token_id=ends,
         pad_token_id=config.pad_token_id,
         disable_compile=True,
     )
@@ -101,19 +124,18 @@ def prompts(lengths_N: list[int], group: int, prompt_length: int) -> torch.Tenso
     return prompts_NS
 
 
-def rows_of(name: str, seconds: dict[str, list[float]], tokens: int) -> list[dict[str, Any]]:
+def rows_of(
+    seconds: dict[str, list[float]], done: dict[str, list[Rollouts]], tokens: int
+) -> list[dict[str, Any]]:
     """The table: seconds of a rollout batch, their spread, and the ratio of each round."""
+    cpu = {way: [one.cpu for one in done[way]][-len(taken) :] for way, taken in seconds.items()}
     return [
         {
-            **timed(f"{name}, {way}", "s/batch", taken, seconds["transformers"]),
+            **timed(way, "s/batch", taken, seconds[THEIRS]),
+            "CPU s": median(cpu[way]),
+            "CPU ratio": ratio(cpu[THEIRS], cpu[way]),
             "tokens/s": tokens / median(taken),
+            "positions": done[way][-1].positions,
         }
         for way, taken in seconds.items()
     ]
-
-
-def lengths_of(name: str, rows: int, group: int, seed: int) -> list[int]:
-    """The rows of a group share a prompt, which states their length."""
-    mean, cap = DISTRIBUTIONS[name]
-    drawn = [cap] * rows if mean == cap else lengths(rows, mean, cap, seed)
-    return [length for length in drawn[::group] for _ in range(group)]

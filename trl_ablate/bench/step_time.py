@@ -1,13 +1,14 @@
 """Whole GRPO steps, with generation and grading: stock `GRPOTrainer` against `AblationTrainer`.
 
-On a CPU the model is a world of the miniature, and transformers generates. On a GPU the model has
-the given shape and random weights, and vLLM generates in the same process. A random model almost
-never ends a completion, so all completions have the full length: this is the worst case. Both
-trainers start from the same weights in every round. With vLLM there is one round, as a process can
-start an engine only once for each trainer.
+The model is that of a world of the miniature, a given one, or a random one of a given shape, which
+almost never ends a completion, so that all have the full length: the worst case. On a CPU
+transformers generates, on a GPU vLLM in the same process. Both trainers start from the same weights
+in every round. With vLLM there is one round, as a process can start an engine only once for each
+trainer.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -18,6 +19,7 @@ from trl import GRPOTrainer
 
 from trl_ablate import miniature
 from trl_ablate.bench import synthetic
+from trl_ablate.bench.positions import LIMIT
 from trl_ablate.bench.tables import median, ratio
 from trl_ablate.bench.timing import OURS, STOCK, Measured, Result, measure, timed, trainer_of
 from trl_ablate.data.choice import Selection, Source
@@ -28,37 +30,50 @@ from trl_ablate.rewards import MathGrader, build_rewards
 
 @dataclass
 class Load:
-    """The size of a step. In each round both trainers take one more, which is not counted."""
+    """The size of a step. In each round both trainers take one more, which is not counted.
+
+    `idle`: the share of groups whose rewards are equal; None: as the answers are graded.
+    """
 
     rows: int = 128
     microbatch: int = 64
-    max_completion_length: int = 60
+    group: int = 8
+    idle: float | None = None
+    cap: int = 60
     world: str = "chains"
     steps: int = 5
     rounds: int = 3
 
 
-def bench(*, model_shape: str, **sizes: Any) -> Result:
+def bench(*, model_shape: str, model_name_or_path: str | None, **sizes: Any) -> Result:
     """What `trl-ablate bench step` publishes."""
     load = Load(**sizes)
-    rows = compare(model_shape, load)
+    found = compare(model_name_or_path or model_folder(model_shape, load.world), load)
     title = (
-        f"whole steps, {load.rows} rollouts of up to {load.max_completion_length} tokens, "
-        f"{model_shape}, {load.world}"
+        f"whole steps, {load.rows} rollouts of up to {load.cap} tokens, "
+        f"{model_name_or_path or model_shape}, {load.world}"
     )
-    return title, rows, {name: rows[1][name] for name in ("ratio", "CPU ratio")}
+    rows = [_row(name, one, found[STOCK]) for name, one in found.items()]
+    facts = {name: rows[1][name] for name in ("ratio", "CPU ratio")}
+    return title, rows, facts | {LIMIT: found[STOCK].limit(*parts_computed())}
 
 
-def compare(shape: str, load: Load) -> list[dict[str, Any]]:
-    """The table: the trainers alternate for `load.rounds` rounds."""
-    model = model_folder(shape, load.world)
+def parts_computed() -> tuple[str, ...]:
+    """The parts of a step whose positions are counted: those of vLLM are not."""
+    return ("train",) if torch.cuda.is_available() else ("rollout", "train")
+
+
+def compare(model: str, load: Load) -> dict[str, Measured]:
+    """The trainers alternate for `load.rounds` rounds."""
     found = {STOCK: Measured(), OURS: Measured()}
     with MathGrader(workers=2) as grader:
-        rewards, _ = build_rewards("r1_zero", grader=grader)
+        rewards: Any = build_rewards("r1_zero", grader=grader)[0]
+        if load.idle is not None:
+            rewards = partial(synthetic.length_reward, group=load.group, idle=load.idle)
         for _ in range(1 if torch.cuda.is_available() else load.rounds):
             for name, into in found.items():
                 measure(_build(name == STOCK, model, rewards, load), into)
-    return [_row(name, one, found[STOCK]) for name, one in found.items()]
+    return found
 
 
 def model_folder(shape: str, world: str) -> str:
@@ -81,6 +96,7 @@ def _row(name: str, one: Measured, first: Measured) -> dict[str, Any]:
         "CPU ratio": ratio(first.cpu, one.cpu),
         **{f"s {part}": "" if found is None else found for part, found in parts.items()},
         "tokens": one.logged(LENGTH),
+        "positions": one.positions_of_step(*parts_computed()),
         "peak GiB": one.peak / 2**30,
     }
 
@@ -90,8 +106,8 @@ def _build(stock: bool, model: str, rewards: Any, load: Load) -> GRPOTrainer:
         loss_type="grpo",
         per_device_train_batch_size=load.microbatch,
         gradient_accumulation_steps=load.rows // load.microbatch,
-        num_generations=8,
-        max_completion_length=load.max_completion_length,
+        num_generations=load.group,
+        max_completion_length=load.cap,
         max_steps=load.steps + 1,
         learning_rate=1e-6,  # so that every step has responses as long as the first
         use_vllm=torch.cuda.is_available(),

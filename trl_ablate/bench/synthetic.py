@@ -22,13 +22,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from trl_ablate import miniature
 from trl_ablate.data.row_files import read_file
 from trl_ablate.errors import ConfigurationError
 
 Value = TypeVar("Value")
-
-SIGMA = 0.8
-"""Standard deviation of the logarithm of the length."""
 
 SHAPES: dict[str, dict[str, int]] = {
     "miniature": {
@@ -61,18 +59,25 @@ def random_model(
     )
 
 
-def loaded_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model with its weights, in float32 as a trainer loads it, and its tokenizer."""
+def model_and_tokenizer(
+    shape: str, name: str | None, vocabulary: int | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model of this name with its weights, in float32 as a trainer loads it; None: a random
+    model of the shape. And its tokenizer."""
+    if name is None:
+        tokenizer = miniature.tokenizer()
+        return random_model(shape, tokenizer, vocabulary), tokenizer
     model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
     return model, AutoTokenizer.from_pretrained(name, padding_side="left")
 
 
-def lengths(count: int, mean: float, cap: int, seed: int) -> list[int]:
+def lengths(count: int, mean: float, cap: int, seed: int, sigma: float = 0.8) -> list[int]:
     """Log-normal lengths whose mean after capping is `mean`, each from 1 to `cap`.
 
     The cap lowers the mean, so the location of the distribution is found by bisection.
+    `sigma`: the standard deviation of the logarithm of a length.
     """
-    normals = [random.Random(f"{seed}-{i}").gauss(0, SIGMA) for i in range(count)]
+    normals = [random.Random(f"{seed}-{i}").gauss(0, sigma) for i in range(count)]
     low, high = 0.0, float(cap)
     for _ in range(60):
         middle = (low + high) / 2

@@ -10,6 +10,7 @@ import torch
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from trl_ablate.bench.positions import Positions
 from trl_ablate.bench.tables import median, ratio, spread
 from trl_ablate.config import AblationConfig
 from trl_ablate.metrics import GRAD_NORM
@@ -25,7 +26,8 @@ Result = tuple[str, list[dict[str, Any]], dict[str, Any]]
 @dataclass
 class Measured:
     """One trainer over all rounds: seconds of the counted steps, those of the processor in all
-    threads, what they logged; the gradient norms of all steps; the weights at the end."""
+    threads, what they logged; the gradient norms and positions of all steps; the weights at the
+    end."""
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -33,10 +35,20 @@ class Measured:
     grad_norms: list[float] = field(default_factory=list)
     weights: list[torch.Tensor] = field(default_factory=list)
     peak: float = 0.0
+    positions: Positions = field(default_factory=Positions)
 
     def logged(self, name: str) -> float | None:
         found = [row[name] for row in self.logs if name in row]
         return median(found) if found else None
+
+    def positions_of_step(self, *parts: str) -> int:
+        """The mean over all steps."""
+        return round(sum(self.positions[part] for part in parts) / max(1, len(self.grad_norms)))
+
+    def limit(self, *parts: str) -> float:
+        """The ratio of these positions to the fewest."""
+        fewest = [f"fewest, {part}" for part in parts]
+        return self.positions_of_step(*parts) / max(1, self.positions_of_step(*fewest))
 
 
 def alternate(
@@ -109,7 +121,8 @@ def measure(trainer: GRPOTrainer, into: Measured, warmup: int = 1) -> None:
     timer = StepTimer()
     trainer.add_callback(timer)
     reset_peak_memory(trainer.args.device)
-    trainer.train()
+    with into.positions.of_steps(trainer):
+        trainer.train()
     logs = [row for row in trainer.state.log_history if GRAD_NORM in row]
     into.seconds += [wall for wall, _ in timer.seconds[warmup:]]
     into.cpu += [cpu for _, cpu in timer.seconds[warmup:]]

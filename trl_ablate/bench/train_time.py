@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from trl_ablate import miniature
 from trl_ablate.bench import synthetic
+from trl_ablate.bench.positions import LIMIT
 from trl_ablate.bench.tables import median, ratio, spread
 from trl_ablate.bench.timing import OURS, STOCK, Measured, Result, measure, trainer_of
 from trl_ablate.trainer.temporary import replaced
@@ -71,6 +71,7 @@ def bench(
     rows: int,
     mean_length: float,
     cap: int,
+    sigma: float,
     uniform: bool,
     lengths: Path | None,
     only: bool,
@@ -80,17 +81,13 @@ def bench(
     """What `trl-ablate bench train` publishes; None in all processes but the first."""
     first = PartialState(cpu=not torch.cuda.is_available()).is_main_process
     torch.manual_seed(seed)
-    if model_name_or_path:
-        model, tokenizer = synthetic.loaded_model(model_name_or_path)
-    else:
-        tokenizer = miniature.tokenizer()
-        model = synthetic.random_model(model_shape, tokenizer, vocabulary)
+    model, tokenizer = synthetic.model_and_tokenizer(model_shape, model_name_or_path, vocabulary)
     if uniform:
         lengths_N = [round(mean_length)] * rows
     elif lengths:
         lengths_N = synthetic.recorded_lengths(lengths)[:rows]
     else:
-        lengths_N = synthetic.lengths(rows, mean_length, cap, seed)
+        lengths_N = synthetic.lengths(rows, mean_length, cap, seed, sigma)
     load = Workload(lengths_N, **sizes)
     extra = {f"{OURS}, extra forward": (False, {"reuse_forward": False})} if load.corrected else {}
     ways = {**({} if only else {STOCK: (True, {})}), **extra, OURS: (False, {})}
@@ -101,6 +98,7 @@ def bench(
         f"{model_name_or_path or model_shape}"
     )
     table, facts = rows_of(found, load), differences(found[next(iter(ways))], found[OURS])
+    facts |= {} if only else {LIMIT: found[STOCK].limit("train")}
     return (title, table, facts) if first else None
 
 
@@ -134,6 +132,7 @@ def rows_of(found: Mapping[str, Measured], load: Workload) -> list[dict[str, Any
             "CPU s": median(one.cpu),
             "CPU ratio": ratio(first.cpu, one.cpu),
             "tokens/s": sum(load.lengths_N) / median(one.seconds),
+            "positions": one.positions_of_step("train"),
             "padded": load.padded(one),
             "peak GiB": one.peak / 2**30,
         }

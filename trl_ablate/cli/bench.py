@@ -22,23 +22,43 @@ DESCRIPTION = "Measure this package against stock TRL. Every mode prints a table
 EXAMPLES = (
     "trl-ablate bench train",
     "trl-ablate bench step --rows 256 --output step.json",
+    "trl-ablate bench train --preset short_answers --model_name_or_path Qwen/Qwen2.5-0.5B",
     "torchrun --nproc-per-node 2 -m trl_ablate bench train --only",
     "trl-ablate bench gpu",
 )
 
-SHAPE = {"model_shape": ("miniature", "with random weights: miniature, qwen2.5-math-1.5b")}
+MODEL = {
+    "model_shape": ("miniature", "with random weights: miniature, qwen2.5-math-1.5b"),
+    "model_name_or_path": (str, "a model instead of a shape: folder or Hub id"),
+}
 MODEL_SHAPES = ("miniature", "qwen2.5-math-1.5b")
 STEPS = {"steps": (3, "counted steps per round")}
 ROUNDS = {"rounds": (3, "alternating rounds")}
 SEED = {"seed": (0, "of the random numbers")}
+SIGMA = {"sigma": (0.8, "spread of the lengths: standard deviation of their logarithm")}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "short_answers": {
+        "rows": 32, "microbatch": 8, "group": 8, "idle": 0.5, "prompt_length": 60,
+        "mean_length": 42.0, "cap": 48,
+    },
+    "chain_of_thought": {
+        "rows": 16, "microbatch": 4, "group": 8, "idle": 0.5, "prompt_length": 250,
+        "mean_length": 343.0, "cap": 1024,
+    },
+    "long_tails": {
+        "rows": 32, "microbatch": 4, "group": 8, "idle": 0.5, "prompt_length": 120,
+        "mean_length": 128.0, "cap": 2048, "sigma": 1.6,
+    },
+}  # fmt: skip
+"""Name -> other defaults, for the modes that have these options."""
 
 Options = dict[str, tuple[Any, str]]
 """Option -> its default, or its type if it has none, and its help."""
 
 MODES: dict[str, tuple[str, str, Options]] = {
     "train": ("bench.train_time", "the training phase, with replayed rollouts", {
-        **SHAPE,
-        "model_name_or_path": (str, "a model instead of a shape: folder or Hub id"),
+        **MODEL,
         "bf16": (False, "compute in bf16, also on a CPU"),
         "vocabulary": (int, "of the shape; default: the tokenizer's, or 151936"),
         "rows": (64, "completions per step"),
@@ -48,6 +68,7 @@ MODES: dict[str, tuple[str, str, Options]] = {
         "prompt_length": (96, "tokens of a prompt"),
         "mean_length": (343.0, "mean completion length"),
         "cap": (1024, "longest completion"),
+        **SIGMA,
         "uniform": (False, "every completion of mean length"),
         "lengths": (Path, "recorded lengths: a JSON list or rollouts JSONL"),
         "corrected": (False, "as with vLLM: correct the engine's mismatch"),
@@ -66,20 +87,26 @@ MODES: dict[str, tuple[str, str, Options]] = {
         "workers": (2, "processes of ours"),
     }),
     "rollout": (
-        "bench.rollout_time", "generation by transformers, for three distributions of lengths", {
-            **SHAPE,
+        "bench.rollout_time", "generation by transformers, with given lengths", {
+            **MODEL,
             "rows": (64, "completions per batch"),
             "group": (1, "rows of one prompt, and so of one length"),
             "prompt_length": (18, "tokens of a prompt"),
+            "mean_length": (19.0, "mean completion length"),
+            "cap": (48, "longest completion"),
+            **SIGMA,
+            "uniform": (False, "every completion of mean length"),
             **ROUNDS, **SEED,
         },
     ),
     "step": ("bench.step_time", "whole GRPO steps, with generation", {
-        **SHAPE,
-        "world": ("chains", "of the miniature"),
+        **MODEL,
+        "world": ("chains", "of the miniature, and the questions"),
         "rows": (128, "completions per step"),
         "microbatch": (64, "rows of a microbatch"),
-        "max_completion_length": (60, "tokens"),
+        "group": (8, "rows of one prompt"),
+        "idle": (float, "share of groups of equal rewards; default: as graded"),
+        "cap": (60, "longest completion"),
         "steps": (5, "counted steps per round"),
         **ROUNDS,
     }),
@@ -127,9 +154,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         mode = add(name, text)
         for option, (default, explained) in options.items():
             add_option(mode, option, default, explained)
+        if "cap" in options:
+            mode.add_argument("--preset", choices=PRESETS, help="other defaults for the sizes")
     bench_gpu.add(add("gpu", "what no CPU can show, part by part, in ten minutes"))
     found, unknown = parser.parse_known_args(argv)
     found.parser.refuse(unknown)
+    if preset := PRESETS.get(vars(found).get("preset") or ""):
+        options = MODES[found.mode][2]
+        found.parser.set_defaults(**{name: preset[name] for name in preset if name in options})
+        found = parser.parse_args(argv)
     return found
 
 
@@ -162,8 +195,9 @@ def run(options: argparse.Namespace) -> int:
 
     module, _, names = MODES[options.mode]
     given = {name: vars(options)[name] for name in names}
+    load, _, _ = os.getloadavg()
     result = import_module(f"trl_ablate.{module}").bench(**given)
     if result is not None:
         title, rows, facts = result
-        publish(title, rows, facts, options.output)
+        publish(title, rows, facts | {"load of the machine before": load}, options.output)
     return DONE

@@ -1,6 +1,7 @@
 """Every mode of the bench alternates, and reports medians and spreads."""
 
 import pytest
+import torch
 
 from trl_ablate.bench import reward_time, rollout_time, scale_time, step_time, train_time
 from trl_ablate.bench.tables import median, ratio, spread
@@ -28,9 +29,9 @@ def test_whole_steps_alternate_from_the_same_weights(monkeypatch):
 
     monkeypatch.setattr(step_time, "_build", build)
     monkeypatch.setattr(step_time, "measure", measure)
-    monkeypatch.setattr(step_time, "model_folder", lambda shape, world: "folder")
     monkeypatch.setattr(step_time.torch.cuda, "is_available", lambda: False)
-    stock, ours = step_time.compare("miniature", load)
+    found = step_time.compare("folder", load)
+    stock, ours = (step_time._row(name, one, found["stock TRL"]) for name, one in found.items())
     assert built == 3 * [(True, "folder"), (False, "folder")]
     assert (stock["s/step"], stock["spread"], stock["ratio"]) == (3.0, 2.0, 1.0)
     assert (ours["s/step"], ours["spread"], ours["ratio"]) == (1.0, 0.0, 3.0)
@@ -71,7 +72,12 @@ def test_tables_of_rounds_have_medians_spreads_and_ratios_of_pairs(table):
         key = "s/step"
     else:
         named = {"transformers": seconds["stock"], "trl_ablate": seconds["ours"]}
-        rows = rollout_time.rows_of("equal", named, 20)
+        done = {
+            name: [rollout_time.Rollouts(torch.empty(0), taken, 1) for taken in [99.0, *each]]
+            for name, each in named.items()
+        }
+        rows = rollout_time.rows_of(named, done, 20)
+        assert [row["CPU ratio"] for row in rows] == [1.0, 2.0]
         key = "s/batch"
     assert [row[key] for row in rows] == [2.0, 1.0]
     assert [row["spread"] for row in rows] == [6.0, 3.0]

@@ -101,6 +101,22 @@ def test_it_ends_as_python_does(begin, tmp_path, how, code, printed):
         os.killpg(process.pid, 0)
 
 
+class SlowToRead:
+    """Takes a minute to unpickle, as a target does whose module is imported for it."""
+
+    def __reduce__(self):
+        return time.sleep, (60,)
+
+
+def test_ctrl_c_before_the_command_begins_ends_without_a_traceback(begin, tmp_path):
+    process = begin(print, SlowToRead())
+    wait_for(lambda: os.getsid(process.pid) == process.pid)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert (tmp_path / "printed").read_text() == ""
+
+
 def held(path: Path) -> bool:
     with path.open("w") as file:
         try:

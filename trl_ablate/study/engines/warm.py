@@ -249,4 +249,8 @@ def main() -> Callable[[], int | None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main()())
+    try:
+        code = main()()
+    except KeyboardInterrupt:  # before the command could handle it: it has done nothing yet
+        code = 128 + signal.SIGINT
+    sys.exit(code)
