@@ -1,0 +1,105 @@
+"""Every verdict that a study can reach on an arm or an effect, and its words. No numpy.
+
+`report.json` has the values of `Verdict`; a study file and a list of questions expect them in the
+words of `Expectation`.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+class Verdict(StrEnum):
+    """With fixed seeds a comparison without a difference is not distinguishable, or has too few
+    seeds; with looks it is undecided before the last look and not decided after it."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    EQUIVALENT = "equivalent"
+    """The difference lies within the study's margin."""
+    UNDECIDED = "undecided"
+    """More pairs can decide."""
+    NOT_DECIDED = "not decided"
+    """Still undecided at the last look."""
+    SAME = "not distinguishable"
+    TOO_FEW = "too few seeds"
+    INESTIMABLE = "not estimable"
+    """Of an effect that the cells of a factorial study cannot separate from others."""
+    COLLAPSE = "collapse"
+    """Most runs of the arm collapsed; only findings and expectations name it."""
+
+    @property
+    def differs(self) -> bool:
+        return self in (Verdict.BETTER, Verdict.WORSE)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no more pairs change it."""
+        return self.differs or self is Verdict.EQUIVALENT
+
+    @property
+    def matters(self) -> bool:
+        return self.differs or self is Verdict.COLLAPSE
+
+
+Expectation = Literal["better", "worse", "equal", "collapse"]
+
+EXPECTED: dict[str, Verdict] = {
+    "better": Verdict.BETTER,
+    "worse": Verdict.WORSE,
+    "equal": Verdict.EQUIVALENT,
+    "collapse": Verdict.COLLAPSE,
+}
+
+
+@dataclass(frozen=True)
+class Words:
+    """Sentences about an arm, for `str.format`.
+
+    `unseen` is the detectable difference; `why` says why the comparison is open; `also` and `basis`
+    are further clauses, or empty.
+    """
+
+    report: str
+    """In the report of one study."""
+    findings: str
+    """On the page about several studies."""
+
+
+WORDS: dict[Verdict, Words] = {
+    Verdict.BETTER: Words(
+        "{arm} is better than {other} ({numbers}{p}){basis}.",
+        "{arm} is better than {other} ({numbers}).",
+    ),
+    Verdict.WORSE: Words(
+        "{arm} is worse than {other} ({numbers}{p}){basis}.",
+        "{arm} is worse than {other} ({numbers}).",
+    ),
+    Verdict.EQUIVALENT: Words(
+        "{arm} is equivalent to {other} within {margin} ({numbers}){basis}.",
+        "{arm} is equivalent to {other} within {margin} ({numbers}).",
+    ),
+    Verdict.UNDECIDED: Words(
+        "{arm} against {other} is undecided with {seeds} seeds ({numbers}); the next look is at "
+        "{next_look} seeds{also}.",
+        "{arm} is undecided against {other} ({numbers}); the next look is at {next_look} seeds.",
+    ),
+    Verdict.NOT_DECIDED: Words(
+        "{arm} against {other} is not decided with {seeds} seeds ({numbers}): {why}.",
+        "{arm} is not decided against {other} ({numbers}): {why}.",
+    ),
+    Verdict.SAME: Words(
+        "{arm} is not distinguishable from {other} ({numbers}); a difference below {unseen} would "
+        "likely have gone unseen{also}.",
+        "{arm} is not distinguishable from {other} ({numbers}): a difference below {unseen} would "
+        "likely have gone unseen.",
+    ),
+    Verdict.TOO_FEW: Words(
+        "{arm}: too few seeds for a verdict ({pairs}; {numbers}).",
+        "{arm} has too few seeds for a verdict ({numbers} against {other}).",
+    ),
+    Verdict.COLLAPSE: Words(
+        "{arm} collapses in {collapsed} of {ended} runs ({numbers} against {other}).",
+        "{arm} collapses in {collapsed} of {ended} runs ({numbers} against {other}).",
+    ),
+}
