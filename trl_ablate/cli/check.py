@@ -1,12 +1,11 @@
 """`trl-ablate check RECIPE`: try out data, prompt and reward before any GPU is used."""
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trl_ablate.cli.ending import DONE, FAILED, exit_code_of
-from trl_ablate.cli.parsing import Parser
-from trl_ablate.cli.terminal import console
+from trl_ablate.cli.ending import DONE, FAILED
+from trl_ablate.cli.parsing import Command, Parser, exit_codes
+from trl_ablate.cli.terminal import console, line
 from trl_ablate.errors import ConfigurationError, RewardError
 
 if TYPE_CHECKING:
@@ -23,47 +22,26 @@ EXAMPLES = (
     "trl-ablate check question_only --profile miniature",
 )
 
-EXIT_CODES = """\
-exit codes:
-  0     the reward tells right answers from wrong ones
-  1     it does not, or a reward function failed
-  2     refused: something in the command, the recipe or the data has to change
-  130   stopped by Ctrl-C"""
-
 QUESTIONS = 200
 EXAMPLES_SHOWN = 3
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(lambda: run(*parse(argv)), stopped="nothing was changed")
-
-
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = Parser(
-        EXAMPLES,
-        EXIT_CODES,
-        prog="trl-ablate check",
-        description=DESCRIPTION,
-        usage="%(prog)s RECIPE [options] [--key value ...]",
-    )
+def add_options(parser: Parser) -> None:
     parser.add_profile()
     parser.add_argument(
         "--questions", type=int, default=QUESTIONS, help=f"to grade (default {QUESTIONS})"
     )
-    options, words = parser.parse_recipe(argv)
-    if options.recipe is None:
-        parser.error("missing RECIPE, which comes first, such as my_task/recipe.yaml")
+
+
+def run(options: argparse.Namespace, words: list[str]) -> int:
+    recipe = options.parser.take_recipe(words, "my_task/recipe.yaml")
     if options.questions < 1:
         raise ConfigurationError(f"--questions is {options.questions}; give 1 or more")
-    return options, words
-
-
-def run(options: argparse.Namespace, overrides: list[str]) -> int:
     from trl_ablate.recipe.resolving import load_recipe
     from trl_ablate.rewards import grader_of
     from trl_ablate.training.checking import check_recipe
 
-    resolved = load_recipe(options.recipe, options.profile, overrides)
+    resolved = load_recipe(recipe, options.profile, words)
     try:
         with grader_of(resolved.task) as grader:
             found = check_recipe(resolved, grader, options.questions)
@@ -73,12 +51,11 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
         show(found)
         problems = found.problems()
     for problem in problems:
-        _line(f"problem: {problem}")
+        line(f"problem: {problem}")
     return FAILED if problems else DONE
 
 
 def show(found: "Checked") -> None:
-    line = _line
     line(
         f"data: {found.sizes['train']} questions to train on, {found.sizes['eval']} to evaluate on"
     )
@@ -104,22 +81,22 @@ def show_rewards(found: "Checked") -> None:
     for kind, graded in kinds.items():
         mean = "ungraded" if graded.mean is None else f"{graded.mean:.3f}"
         first = graded.rewards[0]
-        _line(
+        line(
             f"  {kind:<17}{mean:>9} on average, {_number(first):>8} for prompt 1, "
             f"{1000 * graded.seconds:.2f} ms a row"
         )
     if found.reference is None:
-        _line("  the data have no column `answer`, so that no reference answer could be tried")
+        line("  the data have no column `answer`, so that no reference answer could be tried")
         return
-    _line(f"  written as: {found.reference.completions[0]!r} ({found.format})")
+    line(f"  written as: {found.reference.completions[0]!r} ({found.format})")
     short, total = found.short_of_full, len(found.questions)
-    _line(
+    line(
         f"  {len(short)} of {total} questions ({len(short) / total:.1%}) whose own answer does not "
         f"earn full reward ({_number(found.full)})"
     )
     for index in short[:EXAMPLES_SHOWN]:
         row = found.questions[index]
-        _line(
+        line(
             f"    {_number(found.reference.rewards[index])} for the answer {row['answer']!r} to "
             f"{str(row.get('question', row['prompt']))[:80]!r}"
         )
@@ -129,5 +106,17 @@ def _number(value: float | None) -> str:
     return "ungraded" if value is None else f"{value:.3f}"
 
 
-def _line(text: str) -> None:
-    console.out(text, highlight=False)
+main = Command(
+    "check",
+    DESCRIPTION,
+    EXAMPLES,
+    add_options,
+    run,
+    stopped="nothing was changed",
+    settings="RECIPE [options] [--key value ...]",
+    codes=exit_codes(
+        "the reward tells right answers from wrong ones",
+        "it does not, or a reward function failed",
+        "the command, the recipe or the data",
+    ),
+)

@@ -1,11 +1,11 @@
 """`trl-ablate doctor [RECIPE]`: whether a recipe can run on this machine, and what is missing."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-from trl_ablate.cli.ending import FAILED, exit_code_of
-from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.ending import DONE, FAILED
+from trl_ablate.cli.parsing import Command, Parser, exit_codes, leading
 from trl_ablate.cli.terminal import show_findings, show_recipe
 
 DESCRIPTION = """\
@@ -17,36 +17,16 @@ EXAMPLES = (
     "trl-ablate doctor dapo --profile h100",
 )
 
-EXIT_CODES = """\
-exit codes:
-  0     the recipe can run here
-  1     it cannot: something is missing
-  2     refused: something in the command or the recipe has to change
-  130   stopped by Ctrl-C"""
-
 DEFAULT_RECIPE = "grpo"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(lambda: _main(argv), stopped="nothing was changed")
-
-
-def _main(argv: Sequence[str] | None) -> int:
-    options, overrides = parse(argv)
-    return diagnose(options.recipe, options.profile, overrides)
-
-
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The options, and the words that are settings."""
-    parser = Parser(
-        EXAMPLES,
-        EXIT_CODES,
-        prog="trl-ablate doctor",
-        description=DESCRIPTION,
-        usage="%(prog)s [RECIPE] [options] [--key value ...]",
-    )
+def add_options(parser: Parser) -> None:
     parser.add_profile()
-    return parser.parse_recipe(argv)
+
+
+def run(options: argparse.Namespace, words: list[str]) -> int:
+    recipe = next(iter(leading(words)), None)
+    return diagnose(recipe, options.profile, words)
 
 
 def diagnose(recipe: str | None, profile: str = "auto", overrides: Iterable[str] = ()) -> int:
@@ -64,4 +44,18 @@ def diagnose(recipe: str | None, profile: str = "auto", overrides: Iterable[str]
         wanted = checks.packages_wanted(resolved)
         findings = checks.check_packages(requirements, versions, wanted)
         findings += checks.check_machine(resolved, machine)
-    return FAILED if show_findings(findings) else 0
+    return FAILED if show_findings(findings) else DONE
+
+
+main = Command(
+    "doctor",
+    DESCRIPTION,
+    EXAMPLES,
+    add_options,
+    run,
+    stopped="nothing was changed",
+    settings="[RECIPE] [options] [--key value ...]",
+    codes=exit_codes(
+        "the recipe can run here", "it cannot: something is missing", "the command or the recipe"
+    ),
+)

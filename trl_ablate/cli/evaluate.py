@@ -2,16 +2,16 @@
 
 import argparse
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from trl_ablate.cli.ending import exit_code_of
+from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.imports import to_keep
-from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN, pass_rates
@@ -40,18 +40,7 @@ SETTINGS = {
 """Short options of the command line, and the settings that they set."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(lambda: run(*parse(argv)), stopped="nothing was written")
-
-
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The options, and the words that are settings."""
-    parser = Parser(
-        EXAMPLES,
-        prog="trl-ablate evaluate",
-        description=DESCRIPTION,
-        usage="%(prog)s CHECKPOINT [options] [--key value ...]",
-    )
+def add_options(parser: Parser) -> None:
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="a model's folder, a run's, a Hub id, or miniature"
     )
@@ -73,16 +62,13 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     out.add_argument(
         "--per_question", type=Path, help="write the pass rate of each question to this JSONL file"
     )
-    options, words = parser.parse_known_args(argv)
-    given = vars(options)
-    for short, setting in SETTINGS.items():
-        if given[short] is not None:
-            words += [f"--{setting}", given[short]]
-    return options, words
 
 
 def run(options: argparse.Namespace, words: list[str]) -> int:
     check_output(options)
+    for short, setting in SETTINGS.items():
+        if (given := vars(options)[short]) is not None:
+            words += [f"--{setting}", given]
     with to_keep():
         from trl_ablate.training.evaluating import describe, evaluate, find_checkpoint, to_evaluate
         from trl_ablate.training.machine import check_device
@@ -95,7 +81,7 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
         check_device(resolved)
         found = evaluate(resolved)
     if resolved.config.process_index != 0:
-        return 0
+        return DONE
     report = describe(options.checkpoint, resolved, found)
     console.print(table(report["sets"], title=f"{checkpoint.model} on {resolved.task.dataset}"))
     if options.output:
@@ -107,7 +93,7 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
         rates = pass_rates(found[MAIN].rows, report["samples"])
         write_jsonl(options.per_question, rates)
         console.print(f"written: {options.per_question}")
-    return 0
+    return DONE
 
 
 def check_output(options: argparse.Namespace) -> None:
@@ -171,3 +157,13 @@ def write_completions(file: Path, found: Mapping[str, Any]) -> None:
         for row in one.rows:
             append_jsonl(file, masker.value({"set": key or "main", **row}))
     console.print(f"written: {file}")
+
+
+main = Command(
+    "evaluate",
+    DESCRIPTION,
+    EXAMPLES,
+    add_options,
+    run,
+    settings="CHECKPOINT [options] [--key value ...]",
+)

@@ -6,9 +6,9 @@ import typing
 from collections.abc import Sequence
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE, FAILED, exit_code_of
-from trl_ablate.cli.parsing import Parser
-from trl_ablate.cli.terminal import console
+from trl_ablate.cli.ending import DONE, FAILED
+from trl_ablate.cli.parsing import Command, Parser, exit_codes
+from trl_ablate.cli.terminal import console, line
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.logs import Log, read_logs
@@ -29,36 +29,16 @@ EXAMPLES = (
     "trl-ablate inspect my_project --run grpo-1 --guard_reward_factor 3",
 )
 
-EXIT_CODES = """\
-exit codes:
-  0     no rule fired
-  1     a rule fired
-  2     refused: something in the command or the log has to change
-  130   stopped by Ctrl-C"""
-
 CURVES = (REWARD, EVAL_REWARD, GRAD_NORM, LENGTH, ENTROPY)
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(lambda: run(*parse(argv)), stopped="nothing was changed")
-
-
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, GuardArguments]:
-    parser = Parser(
-        EXAMPLES,
-        EXIT_CODES,
-        prog="trl-ablate inspect",
-        description=DESCRIPTION,
-        usage="%(prog)s PATH [options] [--guard_SETTING value ...]",
-    )
+def add_options(parser: Parser) -> None:
     parser.add_argument("path", metavar="PATH", help="log of a run")
     parser.add_argument("--run", help="name of one run, if the log has several; default: all")
     parser.add_argument("--picture", type=Path, help="PNG file to draw the curves of one run into")
     parser.add_argument("--overwrite", action="store_true", help="replace the PNG file")
-    options, words = parser.parse_known_args(argv)
-    return options, thresholds(words, parser)
 
 
 def thresholds(words: list[str], parser: Parser) -> GuardArguments:
@@ -78,7 +58,8 @@ def thresholds(words: list[str], parser: Parser) -> GuardArguments:
     return GuardArguments(**given)
 
 
-def run(options: argparse.Namespace, arguments: GuardArguments) -> int:
+def run(options: argparse.Namespace, words: list[str]) -> int:
+    arguments = thresholds(words, options.parser)
     logs = chosen(read_logs(options.path), options.run)
     check_picture(options, logs)
     fired = [show(log, replay(log.rows, arguments)) for log in logs]
@@ -121,18 +102,18 @@ def show(log: Log, found: Replay) -> Replay:
     for metric in CURVES:
         values = [row[metric] for row in log.rows if row.get(metric) is not None]
         if values:
-            _line(
+            line(
                 f"  {metric}: first {values[0]:.3g}, last {values[-1]:.3g}, lowest "
                 f"{min(values):.3g}, highest {max(values):.3g}\n  {bars(values)}"
             )
     for alert in found.alerts:
-        _line(f"  step {alert.step}: {alert.rule} ({alert.action}): {alert.sentence}")
+        line(f"  step {alert.step}: {alert.rule} ({alert.action}): {alert.sentence}")
     if not found.alerts:
-        _line("  no rule fired")
+        line("  no rule fired")
     for rule, metric in found.unread.items():
-        _line(f"  not checked: {rule}, because the log has no {metric}")
+        line(f"  not checked: {rule}, because the log has no {metric}")
     if found.short:
-        _line(f"  not checked: {', '.join(found.short)}, because the log has too few steps")
+        line(f"  not checked: {', '.join(found.short)}, because the log has too few steps")
     return found
 
 
@@ -161,8 +142,16 @@ def draw(log: Log, found: Replay, file: Path) -> None:
     if picture is None:
         raise ConfigurationError("--picture: the log has no reward to draw; leave the option out")
     file.write_bytes(picture)
-    _line(f"  curves: {file}")
+    line(f"  curves: {file}")
 
 
-def _line(text: str) -> None:
-    console.out(text, highlight=False)
+main = Command(
+    "inspect",
+    DESCRIPTION,
+    EXAMPLES,
+    add_options,
+    run,
+    stopped="nothing was changed",
+    settings="PATH [options] [--guard_SETTING value ...]",
+    codes=exit_codes("no rule fired", "a rule fired", "the command or the log"),
+)

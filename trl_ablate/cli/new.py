@@ -4,11 +4,11 @@ import argparse
 import json
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE, exit_code_of
-from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.ending import DONE
+from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 
@@ -26,17 +26,9 @@ ROWS = {"train": 160, "validation": 40}
 SEED = 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(lambda: run(parse(argv)), stopped="the folder is not complete")
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(EXAMPLES, prog="trl-ablate new", description=DESCRIPTION)
+def add_options(parser: Parser) -> None:
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="to create")
     parser.add_argument("--world", action="store_true", help="a world in place of a task")
-    options, unknown = parser.parse_known_args(argv)
-    parser.refuse(unknown)
-    return options
 
 
 def run(options: argparse.Namespace) -> int:
@@ -80,3 +72,6 @@ def sums(count: int) -> Iterator[dict[str, object]]:
     for a, b in random.Random(SEED).sample(pairs, count):
         carries = (a % 10 + b % 10 > 9) + (a + b > 99)
         yield {"question": f"What is {a}+{b}?", "answer": str(a + b), "level": carries}
+
+
+main = Command("new", DESCRIPTION, EXAMPLES, add_options, run, stopped="the folder is not complete")

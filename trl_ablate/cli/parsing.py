@@ -1,25 +1,37 @@
-"""The parser of every command: its arguments and its help. No torch.
+"""The form of every command: its help, its options, how it ends. No torch.
+
+    def add_options(parser): parser.add_argument("name", …)
+    def run(options): …
+    main = Command("name", DESCRIPTION, EXAMPLES, add_options, run)
 
 A wrong argument raises a `ConfigurationError` with one sentence, like every other refusal; argparse
 alone would print its usage and end the process.
 """
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from trl_ablate.errors import ConfigurationError
 
-_DONE = """\
-exit codes:
-  0     done
-  1     failed
-  2     refused: something in the command, a recipe or a file has to change"""
-_STOPPED = "  130   stopped by Ctrl-C"
-_TRY_AGAIN = "  75    ended by SIGTERM (train only): start it again with --resume"
 
-EXIT_CODES = f"{_DONE}\n{_STOPPED}"
-EXIT_CODES_OF_TRAINING = f"{_DONE}\n{_TRY_AGAIN}\n{_STOPPED}"
+def exit_codes(
+    done: str = "done",
+    failed: str = "failed",
+    refused: str = "the command, a recipe or a file",
+    *,
+    training: bool = False,
+) -> str:
+    """The help's text on exit codes."""
+    known = {0: done, 1: failed, 2: f"refused: something in {refused} has to change"}
+    if training:
+        known[75] = "ended by SIGTERM (train only): start it again with --resume"
+    lines = [f"  {code:<6}{text}" for code, text in known.items()]
+    return "\n".join(["exit codes:", *lines, "  130   stopped by Ctrl-C"])
+
+
+EXIT_CODES, EXIT_CODES_OF_TRAINING = exit_codes(), exit_codes(training=True)
 
 
 def at_least_one(text: str) -> int:
@@ -59,12 +71,11 @@ class Parser(argparse.ArgumentParser):
             "--profile", default="auto", help="h100, rtx4090, miniature, auto (default), or a path"
         )
 
-    def parse_recipe(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-        """The options, with the first word as `recipe` if it is one, and the words of settings."""
-        options, words = self.parse_known_args(argv)
-        named = bool(words) and not words[0].startswith("-")
-        options.recipe = words.pop(0) if named else None
-        return options, words
+    def take_recipe(self, words: list[str], example: str) -> str:
+        """Take the recipe, which comes first, from the words of a command."""
+        if not words or words[0].startswith("-"):
+            self.error(f"missing RECIPE, which comes first, such as {example}")
+        return words.pop(0)
 
     def options(self) -> list[str]:
         """The names of all options, such as `--x`."""
@@ -78,3 +89,58 @@ class Parser(argparse.ArgumentParser):
             name = words[0].partition("=")[0]
             what = "option" if name.startswith("-") else "argument"
             self.error(f"unknown {what} '{brief(name)}'{nearest(name, self.options())}")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command; called with its words, it returns its exit code.
+
+    Args:
+        options: adds the options to a parser.
+        run: does the work with the parsed options; if the command takes settings, also with the
+            words that are none of its options.
+        stopped: what Ctrl-C leaves, such as "nothing was written".
+        settings: the usage, such as `RECIPE [options] [--key value ...]`, of a command that takes
+            settings.
+        resumable: whether it has `--resume`.
+    """
+
+    name: str
+    description: str
+    examples: Sequence[str]
+    options: Callable[[Parser], object]
+    run: Callable[..., int]
+    stopped: str = "nothing was written"
+    settings: str | None = None
+    resumable: bool = False
+    codes: str = EXIT_CODES
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        from trl_ablate.cli.ending import exit_code_of  # imports rich, which `--help` spares
+
+        return exit_code_of(
+            lambda: self.run(*self.parse(argv)), stopped=self.stopped, resumable=self.resumable
+        )
+
+    def parse(self, argv: Sequence[str] | None) -> tuple[Any, ...]:
+        """What `run` is called with."""
+        prog = f"trl-ablate {self.name}"
+        usage = self.settings and f"{prog} {self.settings}"
+        parser = Parser(
+            self.examples, self.codes, prog=prog, usage=usage, description=self.description
+        )
+        self.options(parser)
+        options, words = parser.parse_known_args(argv)
+        options.parser = parser
+        if self.settings:
+            return options, words
+        parser.refuse(words)
+        return (options,)
+
+
+def leading(words: list[str]) -> list[str]:
+    """Take the words before the first option from the list."""
+    count = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
+    found = words[:count]
+    del words[:count]
+    return found

@@ -3,13 +3,12 @@ recipe."""
 
 import argparse
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
 
-from trl_ablate.cli.ending import DONE, FAILED, exit_code_of
-from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.ending import DONE, FAILED
+from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.plan.gpus import GIB, GPUS
 from trl_ablate.plan.planning import Answer, plan
@@ -31,12 +30,7 @@ EXAMPLES = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(lambda: run(parse(argv)), stopped="nothing was written")
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(EXAMPLES, prog="trl-ablate plan", description=DESCRIPTION)
+def add_options(parser: Parser) -> None:
     parser.add_argument(
         "recipe", nargs="?", metavar="RECIPE",
         help="take its settings, where none is given; a name or a path",
@@ -50,9 +44,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             help=f"{meaning(name)}; default: {_shown(option.default)}".replace("%", "%%"),
             **_reading(name),
         )
-    options, unknown = parser.parse_known_args(argv)
-    parser.refuse(unknown)
-    return options
 
 
 def _reading(name: str) -> dict[str, Any]:
@@ -162,3 +153,6 @@ def _table(title: str, rows: dict[str, str], total: str) -> Table:
 
 def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+main = Command("plan", DESCRIPTION, EXAMPLES, add_options, run)

@@ -1,11 +1,11 @@
 """`trl-ablate publish RUN_DIR`: uploads a finished run to the Hugging Face Hub."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from trl_ablate.cli.ending import exit_code_of
-from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.ending import DONE
+from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console, table
 from trl_ablate.run.directory import RunDirectory
 
@@ -20,14 +20,7 @@ EXAMPLES = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(
-        lambda: run(parse(argv)), stopped="publishing again continues where this stopped"
-    )
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(EXAMPLES, prog="trl-ablate publish", description=DESCRIPTION)
+def add_options(parser: Parser) -> None:
     parser.add_argument(
         "run_dir", metavar="RUN_DIR", type=Path, help="folder of a run: runs/std_dev_off-seed0"
     )
@@ -35,9 +28,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--public", action="store_true", help="make the repository public")
     parser.add_argument("--revision", help="branch to publish to; default: main")
     parser.add_argument("--dry_run", action="store_true", help="list the files and upload nothing")
-    options, unknown = parser.parse_known_args(argv)
-    parser.refuse(unknown)
-    return options
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     run = RunDirectory(options.run_dir)
     if options.dry_run:
         show_files(files_of(run))
-        return 0
+        return DONE
     url = push_run(
         run,
         repo_id=options.repo_id,
@@ -55,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         show=show_files,
     )
     console.print(f"published: {url}")
-    return 0
+    return DONE
 
 
 def show_files(files: Mapping[str, int]) -> None:
@@ -64,3 +54,13 @@ def show_files(files: Mapping[str, int]) -> None:
         path: f"{size:,} bytes" if size else "made from the run" for path, size in files.items()
     }
     console.print(table(f"{len(files)} files to publish", rows))
+
+
+main = Command(
+    "publish",
+    DESCRIPTION,
+    EXAMPLES,
+    add_options,
+    run,
+    stopped="publishing again continues where this stopped",
+)

@@ -2,11 +2,10 @@
 
 import argparse
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
-from trl_ablate.cli.ending import exit_code_of
-from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.ending import DONE
+from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.recipe.places import SHIPPED, recipe_path, shipped_studies
 from trl_ablate.recipe.strict import read_mapping
@@ -45,19 +44,11 @@ OTHER = "other"
 NAME_WIDTH = 29
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(lambda: run(parse(argv)), stopped="the list is not complete")
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(EXAMPLES, prog="trl-ablate recipes", description=DESCRIPTION)
+def add_options(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="of a recipe to print, or its path")
     parser.add_argument(
         "--markdown", action="store_true", help="tables of what each recipe changes, as Markdown"
     )
-    options, unknown = parser.parse_known_args(argv)
-    parser.refuse(unknown)
-    return options
 
 
 def run(options: argparse.Namespace) -> int:
@@ -65,16 +56,16 @@ def run(options: argparse.Namespace) -> int:
         path = recipe_path(options.name)
         read_mapping(path, "recipe")
         console.out(path.read_text(encoding="utf-8"), highlight=False, end="")
-        return 0
+        return DONE
     if options.markdown:
         console.out(tables(), highlight=False, end="")
-        return 0
+        return DONE
     for family, recipes in by_family().items():
         show(family, {path.stem: header(path.read_text("utf-8"), "Question") for path in recipes})
     studies = {name: read_mapping(path, "study") for name, path in shipped_studies().items()}
     show("studies", {name: study.get("question", "") for name, study in studies.items()})
     console.print("trl-ablate train RECIPE, or trl-ablate study plan STUDY, with a name from above")
-    return 0
+    return DONE
 
 
 def show(title: str, questions: dict[str, str]) -> None:
@@ -118,3 +109,8 @@ def header(recipe: str, key: str) -> str:
     """A line such as `# Question: …` at the top of a recipe, and those that continue it."""
     found = re.search(rf"^# {key}: *(.+(?:\n#(?! ?\w+:) .*)*)", recipe, re.MULTILINE)
     return " ".join(re.sub(r"\n#", " ", found[1]).split()) if found else ""
+
+
+main = Command(
+    "recipes", DESCRIPTION, EXAMPLES, add_options, run, stopped="the list is not complete"
+)

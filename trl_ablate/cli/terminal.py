@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 console = SafeConsole(soft_wrap=True)
 
 
+def line(text: str) -> None:
+    """Print as it is, without colours for numbers and paths."""
+    console.out(text, highlight=False)
+
+
 @contextmanager
 def outlive_the_reader() -> Iterator[None]:
     """Drop output whose reader has closed it, as in `… | head -1`, instead of raising an error."""

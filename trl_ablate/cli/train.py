@@ -2,11 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 
-from trl_ablate.cli.ending import DONE, PREEMPTED, exit_code_of
+from trl_ablate.cli.ending import DONE, PREEMPTED
 from trl_ablate.cli.imports import put_off, spare_models, to_keep
-from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING, Parser
+from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING, Command, Parser
 from trl_ablate.cli.terminal import console, show_end, show_recipe, show_refusal
 from trl_ablate.run import directory
 from trl_ablate.run.termination import Termination, end_with_launcher
@@ -25,32 +24,7 @@ EXAMPLES = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    termination = Termination().listen()
-    end_with_launcher()
-    return exit_code_of(
-        lambda: _main(argv, termination), stopped="what was finished is kept", resumable=True
-    )
-
-
-def _main(argv: Sequence[str] | None, termination: Termination) -> int:
-    options, overrides = parse(argv)
-    if options.doctor:
-        from trl_ablate.cli.doctor import diagnose
-
-        return diagnose(options.recipe, options.profile, overrides)
-    return run(options, overrides, termination)
-
-
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The options, and the words that are settings."""
-    parser = Parser(
-        EXAMPLES,
-        EXIT_CODES_OF_TRAINING,
-        prog="trl-ablate train",
-        description=DESCRIPTION,
-        usage="%(prog)s RECIPE [options] [--key value ...]",
-    )
+def add_options(parser: Parser) -> None:
     parser.add_profile()
     instead = parser.add_argument_group("instead of training")
     instead.add_argument("--dry_run", action="store_true", help="print the resolved settings")
@@ -58,13 +32,16 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     existing = parser.add_argument_group("a run in output_dir").add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue it")
     existing.add_argument("--overwrite", action="store_true", help="replace it")
-    options, words = parser.parse_recipe(argv)
-    if options.recipe is None and not options.doctor:
-        parser.error("missing RECIPE, which comes first, such as std_dev_off")
-    return options, words
 
 
-def run(options: argparse.Namespace, overrides: list[str], termination: Termination) -> int:
+def run(options: argparse.Namespace, words: list[str]) -> int:
+    termination = Termination().listen()
+    end_with_launcher()
+    if options.doctor:
+        from trl_ablate.cli import doctor
+
+        return doctor.run(options, words)
+    recipe = options.parser.take_recipe(words, "std_dev_off")
     put_off()
     if options.dry_run:
         spare_models()
@@ -72,8 +49,8 @@ def run(options: argparse.Namespace, overrides: list[str], termination: Terminat
         from trl_ablate.cli.several import refuse_several
         from trl_ablate.recipe.resolving import load_recipe
 
-    refuse_several(options.recipe, options.profile, overrides)
-    resolved = load_recipe(options.recipe, profile=options.profile, overrides=overrides)
+    refuse_several(recipe, options.profile, words)
+    resolved = load_recipe(recipe, profile=options.profile, overrides=words)
     is_main = resolved.config.process_index == 0
     if is_main:
         show_recipe(resolved, everything=options.dry_run)
@@ -95,3 +72,16 @@ def run(options: argparse.Namespace, overrides: list[str], termination: Terminat
         for line in lifecycle.publish(start):
             console.print(line)
     return DONE
+
+
+main = Command(
+    "train",
+    DESCRIPTION,
+    EXAMPLES,
+    add_options,
+    run,
+    stopped="what was finished is kept",
+    settings="RECIPE [options] [--key value ...]",
+    codes=EXIT_CODES_OF_TRAINING,
+    resumable=True,
+)

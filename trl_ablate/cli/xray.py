@@ -1,13 +1,12 @@
 """`trl-ablate xray ARMS --checkpoint RUN/checkpoint-20`: gradients of arms on equal rollouts."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trl_ablate.cli.ending import DONE, exit_code_of
-from trl_ablate.cli.parsing import Parser, at_least_one
-from trl_ablate.cli.terminal import console
+from trl_ablate.cli.ending import DONE
+from trl_ablate.cli.parsing import Command, Parser, at_least_one, leading
+from trl_ablate.cli.terminal import line
 
 if TYPE_CHECKING:
     from trl_ablate.study.planned import Plan
@@ -28,19 +27,7 @@ EXAMPLES = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(
-        lambda: run(*parse(argv)), stopped="the same command continues from what is stored"
-    )
-
-
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = Parser(
-        EXAMPLES,
-        prog="trl-ablate xray",
-        description=DESCRIPTION,
-        usage="%(prog)s ARMS [options] [--key value ...]",
-    )
+def add_options(parser: Parser) -> None:
     parser.add_argument("--profile", help="default: that of the study or the recipe, or `auto`")
     parser.add_argument(
         "--checkpoint", metavar="FOLDER", type=Path, action="append", default=[],
@@ -66,16 +53,6 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--output", metavar="FOLDER", type=Path, help="default: xray-FIRST_ARM; continued from"
     )
-    options, words = parser.parse_known_args(argv)
-    arms = []
-    while words and not words[0].startswith("-"):
-        arms.append(words.pop(0))
-    options.arms = arms
-    if options.outcomes and (arms or words):
-        parser.error("--outcomes takes no arms and no settings")
-    if not arms and not options.outcomes:
-        parser.error("missing ARMS, which come first, such as grpo std_dev_off")
-    return options, words
 
 
 def show_for_plan(study: Path, profile: str | None, planned: "Plan", store: "RunStore") -> None:
@@ -85,13 +62,9 @@ def show_for_plan(study: Path, profile: str | None, planned: "Plan", store: "Run
     from trl_ablate.xray.saving import saved_runs
 
     output = xray_folder(store, planned.study)
-    result = xray(study, profile=profile, output=output, say=_say)
-    for line in (result.summary(), *saved_runs(result, planned, store), f"written to {output}"):
-        _say(line)
-
-
-def _say(text: str) -> None:
-    console.out(text, highlight=False)
+    result = xray(study, profile=profile, output=output, say=line)
+    for text in (result.summary(), *saved_runs(result, planned, store), f"written to {output}"):
+        line(text)
 
 
 def show_outcomes(options: argparse.Namespace) -> int:
@@ -102,8 +75,8 @@ def show_outcomes(options: argparse.Namespace) -> int:
     output.mkdir(parents=True, exist_ok=True)
     (output / "OUTCOMES.md").write_text(text, encoding="utf-8")
     (output / "outcomes.png").write_bytes(scatter(pairs))
-    _say(text)
-    _say(f"written to {output}: OUTCOMES.md, outcomes.png")
+    line(text)
+    line(f"written to {output}: OUTCOMES.md, outcomes.png")
     return DONE
 
 
@@ -112,28 +85,44 @@ def folder_for(arm: str) -> Path:
     return Path(f"xray-{Path(arm.partition('+')[0]).resolve().name.removesuffix('.yaml')}")
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> int:
+def run(options: argparse.Namespace, words: list[str]) -> int:
+    arms = leading(words)
     if options.outcomes:
+        if arms or words:
+            options.parser.error("--outcomes takes no arms and no settings")
         return show_outcomes(options)
+    if not arms:
+        options.parser.error("missing ARMS, which come first, such as grpo std_dev_off")
     from accelerate import PartialState
 
     from trl_ablate.xray import xray
 
-    output = options.output or folder_for(options.arms[0])
+    output = options.output or folder_for(arms[0])
     result = xray(
-        options.arms,
+        arms,
         options.checkpoint,
         options.batches,
         drift=options.drift,
         reference=options.reference,
         profile=options.profile,
-        overrides=overrides,
+        overrides=words,
         seed=options.xray_seed,
         output=output,
         rollouts=options.rollouts,
-        say=_say,
+        say=line,
     )
     if PartialState().is_main_process:
-        _say(result.summary())
-        _say(f"written to {output}: xray.json, XRAY.md, xray.png")
+        line(result.summary())
+        line(f"written to {output}: xray.json, XRAY.md, xray.png")
     return DONE
+
+
+main = Command(
+    "xray",
+    DESCRIPTION,
+    EXAMPLES,
+    add_options,
+    run,
+    stopped="the same command continues from what is stored",
+    settings="ARMS [options] [--key value ...]",
+)
