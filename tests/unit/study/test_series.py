@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.support.synthetic_study import METRIC, make_plan, write_run
+from trl_ablate.run.logged import POINTS, read_series
 from trl_ablate.study.report.making import report_study
-from trl_ablate.study.report.series import POINTS, read_series
 from trl_ablate.study.store import RunStore
 
 ROWS_PER_SECOND = 200_000

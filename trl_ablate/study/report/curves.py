@@ -22,9 +22,9 @@ from trl_ablate.metrics import (
     translated,
 )
 from trl_ablate.recipe.strict import nearest
+from trl_ablate.run.logged import Series, read_series
 from trl_ablate.study.definition import Statistic
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
-from trl_ablate.study.report.series import Series, read_series
 from trl_ablate.study.store import DONE, RunStore
 
 DRAWN = (GRAD_NORM, LENGTH, ENTROPY)

@@ -1,0 +1,113 @@
+"""Curves from `metrics.jsonl`, in one pass: of a long run only what a picture or verdict needs.
+
+A row has some fifty metrics and a reader wants five, so a line of a long run is parsed only if it
+has the metric that decides, or if it is one of some hundreds that are drawn. `RunDirectory.metrics`
+has whole rows. No torch.
+"""
+
+import json
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+POINTS = 250
+"""A panel is some 300 pixels wide: about as many points of a long run's metrics are drawn."""
+
+
+@dataclass
+class Series:
+    """One metric over GRPO steps; `seconds` since the first logged row, if known."""
+
+    steps: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+def read_series(
+    metrics: Path, decides: str, with_it: Collection[str] = (), drawn: Collection[str] = ()
+) -> tuple[dict[str, Series], int]:
+    """The curves, and the number of lines among those read that are no logged row.
+
+    Of a step that occurs twice, after a resume, the last row counts. A last line without a line end
+    is skipped: a process may be writing it.
+
+    Args:
+        decides: the metric of which every value counts.
+        with_it: metrics that stand in the same rows.
+        drawn: metrics of which every k-th row of a long run is read, and the last one. Rows with
+            `decides` are counted by themselves: they often lack the other metrics.
+    """
+    mark, curves, skipped, latest = json.dumps(decides).encode(), _Curves(), 0, -math.inf
+    seen, last = {False: 0, True: 0}, {False: (0, b""), True: (0, b"")}
+    with metrics.open("rb") as file:
+        stride = max(1, metrics.stat().st_size // (POINTS * max(1, len(file.readline()))))
+        file.seek(0)
+        for number, line in enumerate(file):
+            marked = mark in line
+            is_drawn = seen[marked] % stride == 0
+            seen[marked] += 1
+            last[marked] = (number, b"" if is_drawn else line)
+            if (marked or is_drawn) and line.endswith(b"\n"):
+                wanted = (decides, *with_it) if marked else ()
+                step = curves.take(line, (*wanted, *drawn) if is_drawn else wanted)
+                skipped += step is None
+                if step is not None and step < latest:
+                    curves.forget(drawn, step)
+                latest = latest if step is None else step
+    for _, line in sorted(last.values()):
+        if line.endswith(b"\n"):
+            curves.take(line, drawn)
+    return curves.series(), skipped
+
+
+class _Curves:
+    """Metric -> step -> value and seconds."""
+
+    def __init__(self):
+        self._start: float | None = None
+        self._points: dict[str, dict[float, tuple[float, float]]] = {}
+
+    def take(self, line: bytes, wanted: Collection[str]) -> float | None:
+        """Take the wanted metrics of a line; its step, or None if it is no logged row."""
+        row = _parsed(line)
+        step, seconds = (_number(row.get(name)) for name in ("grpo_step", "seconds"))
+        if step is None or seconds is None:
+            return None
+        self._start = seconds if self._start is None else self._start
+        for name in wanted:
+            if (value := _number(row.get(name))) is not None:
+                self._points.setdefault(name, {})[step] = (value, seconds - self._start)
+        return step
+
+    def forget(self, drawn: Collection[str], after: float) -> None:
+        """Where a resume went back: of a long run not every drawn step is read again."""
+        for name in drawn:
+            of = self._points.get(name, {})
+            self._points[name] = {step: of[step] for step in of if step <= after}
+
+    def series(self) -> dict[str, Series]:
+        return {
+            name: Series(
+                steps=sorted(found),
+                values=[found[step][0] for step in sorted(found)],
+                seconds=[found[step][1] for step in sorted(found)],
+            )
+            for name, found in self._points.items()
+            if found
+        }
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode())  # bytes are searched for their encoding first
+    except (ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    if type(value) not in (int, float):  # which leaves out True
+        return None
+    return value if math.isfinite(value) else None
