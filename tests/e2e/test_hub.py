@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,9 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.support.commands import loud
 from tests.support.contents import contents
-from tests.support.hub_endpoint import Fault, HubEndpoint, wait_until
+from tests.support.hub_endpoint import HubEndpoint
 from tests.support.tiny_models import save_tiny_qwen2
-from trl_ablate.hub import PublishError, check_token, client, push_run
+from trl_ablate.hub import PublishError, client, push_run
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import append_jsonl, write_json
 
@@ -75,37 +74,24 @@ def finished_run(tmp_path_factory) -> Path:
 
 
 def record() -> dict:
+    git = {"commit": "a" * 40, "diff": "-secret plan\n+other plan\n"}
     return {
         "status": "finished",
-        "reason": None,
-        "recipe": "std_dev_off.yaml",
-        "profile": "miniature",
         "arm": "std_dev_off",
-        "study": None,
         "seed": 3,
-        "command": ["scripts/train.py", "recipes/std_dev_off.yaml", "--seed", "3"],
-        "git": {"commit": "a" * 40, "diff": "-secret plan\n+other plan\n"},
-        "versions": {"trl": "1.16.0", "torch": "2.13.0"},
+        "git": git,
+        "command": ["scripts/train.py", "std_dev_off"],
         "host": "workstation-of-somebody",
-        "seconds": 12.5,
     }
 
 
 def resolved_config() -> dict:
+    task = {"start": "base", "starts": None, "dataset": "gsm8k", "eval_split": None}
     return {
-        "recipe": "std_dev_off.yaml",
-        "profile": "miniature",
         "changes": {"scale_rewards": ["group", "none"]},
-        "inert": {},
         "settings": {"scale_rewards": "none", "seed": 3},
-        "config": {"hub_token": "<HUB_TOKEN>", "trackio_space_id": None},
-        "task": {
-            "start": "base",
-            "starts": None,
-            "dataset": "gsm8k",
-            "eval_split": None,
-            "eval_size": 16,
-        },
+        "config": {"hub_token": "<HUB_TOKEN>"},
+        "task": task,
         "model": {"model_name_or_path": "somebody/base-model"},
     }
 
@@ -172,9 +158,7 @@ def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(
     hub.requests.clear()
     push_run(run)
     assert hub.commits(REPO) == 1
-    assert [line for line in hub.requests if not line.startswith("GET")] == [
-        "POST /api/repos/create"
-    ]
+    assert hub.uploads() == [] and not any(line.startswith(COMMIT) for line in hub.requests)
     assert contents(run.path) == before
 
 
@@ -283,180 +267,11 @@ def test_the_card_takes_the_licence_of_the_base_model(hub, run):
         assert said in card
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    ("pattern", "fault"),
-    [
-        ("GET /api/whoami", {"status": 503}),
-        ("POST /api/repos/create", {"status": 429, "headers": {"Retry-After": "1"}}),
-        ("GET /api/models/.*/tree", {"status": 500}),
-        ("POST /api/validate-yaml", {"status": 500}),
-        ("POST .*/preupload", {"status": 429, "headers": {"Retry-After": "1"}}),
-        ("POST .*/objects/batch", {"status": 502}),
-        ("PUT /objects", {"status": 500}),
-        ("PUT /objects", {"cut_after": 5_000}),
-        (COMMIT, {"status": 429, "headers": {"Retry-After": "1"}}),
-        (COMMIT, {"status": 429, "headers": {"RateLimit": '"api";r=0;t=1'}}),
-        (COMMIT, {"status": 500}),
-        (COMMIT, {"status": 412}),
-        (COMMIT, {"cut_after": 100}),
-        (COMMIT, {"status": 504, "after_effect": True}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
-)
-def test_a_passing_failure_is_waited_out(hub, run, pattern, fault):
-    hub.faults.append(Fault(pattern, times=1, **fault))
-    push_run(run)
-    assert hub.faults[0].times == 0
-    assert hub.commits(REPO) == 1
-    assert "README.md" in hub.files(REPO)
-
-
-@pytest.mark.slow
-def test_two_publishers_at_once_make_one_commit(hub, run, tmp_path):
-    env = environment(hub, tmp_path / "home")
-
-    def publish_too():
-        subprocess.run(publish_command(run), cwd=REPOSITORY, env=env, check=True, **CAPTURED)
-
-    hub.faults.append(Fault(COMMIT, meanwhile=publish_too, times=1))
-    push_run(run)
-    assert len([line for line in hub.requests if line.startswith(COMMIT)]) == 2
-    assert hub.commits(REPO) == 1
-
-
-def refused(run: RunDirectory, said: str, **arguments) -> None:
-    """Publishing ends in one sentence with `said`, and the run is as it was."""
-    before = contents(run.path)
-    with pytest.raises(PublishError, match=said) as caught:
-        push_run(run, **arguments)
-    assert TOKEN not in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert contents(run.path) == before
-
-
-def test_without_a_token(hub, run, monkeypatch):
-    monkeypatch.delenv("HF_TOKEN")
-    refused(run, "there is no Hugging Face token to publish with")
-    with pytest.raises(PublishError, match="there is no Hugging Face token"):
-        check_token()
-    assert hub.requests == []
-
-
-def test_with_a_wrong_token(hub, run):
-    wrong = "hf_" + "NobodysToken0123456789"
-    refused(run, "does not accept the Hugging Face token", token=wrong)
-    with pytest.raises(PublishError, match="does not accept the Hugging Face token"):
-        check_token(wrong)
-    assert check_token() == "tester"
-
-
-def test_with_a_token_that_may_not_write(hub, run):
-    refused(run, f"the Hugging Face token may not write to {REPO}", token=READ_ONLY)
-    refused(run, "may not write to other/name", repo_id="other/name")
-    assert hub.repositories == {}
-
-
-def test_a_name_that_is_none(hub, run):
-    refused(run, "'tester/a b' is not a valid repository name", repo_id="tester/a b")
-
-
-def test_offline(hub, run, monkeypatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    refused(run, "HF_HUB_OFFLINE is set")
-
-
-def test_an_endpoint_that_is_not_there(hub, run, monkeypatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    refused(run, "the connection to http://127.0.0.1:9 failed .*check the network")
-
-
-@pytest.mark.slow
-def test_an_endpoint_that_never_answers(hub, run, monkeypatch):
-    import threading
-
-    monkeypatch.setattr(client, "SILENCE", 0.3)
-    hub.faults.append(Fault("GET /api/whoami", stall=threading.Event()))
-    refused(run, "the connection to .* failed .*check the network")
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        (
-            {"status": 429, "headers": {"Retry-After": "3600"}},
-            "limits the rate of requests; try again in 3600 seconds",
-        ),
-        ({"status": 500}, r"an internal error \(HTTP 500\)"),
-        ({"status": 413}, r"the Hub refused .*HTTP 413"),
-    ],
-)
-def test_a_failure_that_stays(hub, run, fault, said):
-    hub.faults.append(Fault(COMMIT, **fault))
-    refused(run, said)
-    assert hub.commits(REPO) == 0
-    hub.faults.clear()
-    push_run(run)
-    assert hub.commits(REPO) == 1
-
-
-@pytest.mark.slow
-def test_killed_in_mid_upload_and_published_again(hub, run, tmp_path):
-    import threading
-
-    weights = run.path / "checkpoint_last" / "model.safetensors"
-    oid = hashlib.sha256(weights.read_bytes()).hexdigest()
-    hub.faults.append(Fault(f"PUT /objects/{oid}/2", stall=threading.Event()))
-    process = subprocess.Popen(
-        publish_command(run), cwd=REPOSITORY, env=environment(hub, tmp_path / "home"),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    wait_until(lambda: len(hub.objects) >= 3 and f"PUT /objects/{oid}/2" in hub.requests)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert hub.commits(REPO) == 0
-    hub.faults[0].stall.set()
-    hub.faults.clear()
-    finished = {line for line in hub.uploads() if oid not in line}
-    hub.requests.clear()
-    push_run(run)
-    assert hub.commits(REPO) == 1
-    assert hub.files(REPO)["checkpoint_last/model.safetensors"] == weights.read_bytes()
-    assert hub.uploads() and not finished & set(hub.uploads())  # what had arrived is not sent again
-
-
-@pytest.mark.slow
-def test_an_upload_that_is_always_cut_ends_in_one_sentence(hub, run):
-    hub.faults.append(Fault("PUT /objects", cut_after=1_000))
-    refused(run, "the connection to .* failed .*check the network")
-    hub.faults.clear()
-    push_run(run)
-    assert hub.commits(REPO) == 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"HF_TOKEN": ""}, "there is no Hugging Face token"),
-        ({"HF_HUB_OFFLINE": True}, "HF_HUB_OFFLINE is set"),
-    ],
-)
-def test_the_command_ends_in_one_sentence(hub, run, monkeypatch, capsys, changes, said):
-    from huggingface_hub import constants
-
+def test_the_command_ends_in_one_sentence(hub, run, monkeypatch, capsys):
     from trl_ablate.cli.publish import main
 
-    for name, value in changes.items():
-        if name == "HF_TOKEN":
-            monkeypatch.setenv(name, value)
-        else:
-            monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("HF_TOKEN", "")
     assert main([str(run.path)]) == 1
     printed = capsys.readouterr()
-    assert said in printed.err and printed.err.count("\n") == 1
+    assert "there is no Hugging Face token" in printed.err and printed.err.count("\n") == 1
     assert "published" not in printed.out

@@ -1,14 +1,11 @@
 """One run, one commit: only files that differ from those on the Hub are uploaded.
 
-The repository's tree is compared with the run before anything is sent. A second publish therefore
-finds nothing to do and makes no commit. After an interruption, only the missing files are sent: the
-Hub's storage is addressed by content, so finished uploads are found there. The commit comes last
-and names its parent: it contains everything or does not happen, and a retry after a lost answer
-makes no second commit.
+After an interruption, only the missing files are sent: the Hub's storage is addressed by content.
+The commit comes last and names its parent: it contains everything or does not happen, and a retry
+after a lost answer makes no second commit.
 """
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -76,7 +73,10 @@ def files_of(run: RunDirectory) -> dict[str, int]:
 
 
 def sizes(files: Mapping[str, Source]) -> dict[str, int]:
-    return {path: _size(source) for path, source in sorted(files.items())}
+    return {
+        path: source.stat().st_size if isinstance(source, Path) else len(source)
+        for path, source in sorted(files.items())
+    }
 
 
 def check_token(token: str | None = None) -> str:
@@ -105,7 +105,7 @@ def _publish(
     card = model_card(run, name, licence, picture=PICTURE in files).encode()
     with failures_in_words(name):
         published, title = {**files, CARD: card}, f"Publish {run.name}"
-        patiently(lambda: commit_difference(api, name, revision, published, title))
+        patiently(lambda: _commit(api, name, revision, published, title))
         if was_private and not private:
             patiently(lambda: api.update_repo_settings(name, private=False))
     return f"{api.endpoint}/{name}" + (f"/tree/{revision}" if revision else "")
@@ -152,57 +152,30 @@ def licence_of(run: FinishedRun, api: HfApi) -> Licence | None:
     } or None
 
 
-def commit_difference(
+def _commit(
     api: HfApi, repo_id: str, revision: str | None, files: Mapping[str, Source], title: str
 ) -> None:
-    """Commit what the repository needs to contain `files`; no commit if it already does."""
+    """Commit what the repository needs to contain `files`; the client leaves out files that the Hub
+    has, and makes no commit if it has all."""
     head = api.model_info(repo_id, revision=revision).sha
     tree = api.list_repo_tree(repo_id, recursive=True, revision=revision)
-    present = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
-    additions = {
-        path: CommitOperationAdd(path, source)
-        for path, source in files.items()
-        if not _is_same(source, present.get(path))
-    }
+    present = [entry.path for entry in tree if isinstance(entry, RepoFile)]
+    additions = [CommitOperationAdd(path, source) for path, source in files.items()]
     deletions = [CommitOperationDelete(path, is_folder=False) for path in _stale(present, files)]
-    if not additions and not deletions:
-        return
-    once = {files[path]: operation for path, operation in additions.items()}
+    once = dict(zip(files.values(), additions, strict=True))  # equal files at the root and below it
     api.preupload_lfs_files(
         repo_id, additions=list(once.values()), revision=revision, free_memory=False
     )
     api.create_commit(
         repo_id,
-        operations=[*additions.values(), *deletions],
+        operations=[*additions, *deletions],
         commit_message=title,
         revision=revision,
         parent_commit=head,
     )
 
 
-def _is_same(source: Source, present: RepoFile | None) -> bool:
-    """Whether the Hub has the same content: large files by SHA-256, others by git's SHA-1."""
-    size = _size(source)
-    if present is None or present.size != size:
-        return False
-    if present.lfs is not None:
-        return present.lfs.sha256 == _sha256(source)
-    content = source.read_bytes() if isinstance(source, Path) else source
-    return present.blob_id == hashlib.sha1(b"blob %d\0" % size + content).hexdigest()
-
-
-def _size(source: Source) -> int:
-    return source.stat().st_size if isinstance(source, Path) else len(source)
-
-
-def _sha256(source: Source) -> str:
-    if isinstance(source, bytes):
-        return hashlib.sha256(source).hexdigest()
-    with source.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _stale(present: Mapping[str, RepoFile], files: Mapping[str, Source]) -> list[str]:
+def _stale(present: Iterable[str], files: Mapping[str, Source]) -> list[str]:
     """Files of an earlier publish in the folders that are published now, and weights at the root.
 
     A second set of weights would make `from_pretrained` load the wrong one. All other files in the

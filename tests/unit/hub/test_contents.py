@@ -1,13 +1,9 @@
 """Which files of a run are published: fixed names, no links, and the list before the upload."""
 
-import json
-import os
-
 import pytest
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.hub import files_of
-from trl_ablate.hub.contents import read_run
 from trl_ablate.run.directory import RunDirectory
 
 SECRET = "a file of this machine"
@@ -37,7 +33,8 @@ def run(tmp_path) -> RunDirectory:
 
 NOTES = ("notes.txt", "wandb-key.json", "tokens.model", "extra.jinja", "other.safetensors",
          "model-1-of-2.safetensors", "README.md", "training_args.bin", "trainer_state.json",
-         "config.json.bak", "config (copy).json", "CONFIG.JSON", ".env.json")  # fmt: skip
+         "config.json.bak", "config (copy).json", "CONFIG.JSON", ".env.json",
+         "step_x.jsonl")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NOTES)
@@ -49,27 +46,19 @@ def test_a_persons_file_beside_a_model_stays(run, name):
     assert files_of(run) == usual
 
 
-@pytest.mark.parametrize("name", ["step_final.jsonl", "step_-1.jsonl", "step_²²²²²².jsonl"])
-def test_a_persons_rollouts_stay(run, name):
-    usual = files_of(run)
-    (run.path / "rollouts" / name).write_text("{}\n")
-    assert files_of(run) == usual
-
-
 LINKED = ("checkpoint_last/config.json", "checkpoint_best/model.safetensors", "metrics.jsonl",
           "rollouts/step_000002.jsonl", "run.json", "resolved_config.json",
           "alerts.jsonl")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LINKED)
-@pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symbolic", "hard"])
-def test_a_link_is_refused_with_what_to_do(run, tmp_path, name, make):
+def test_a_link_is_refused_with_what_to_do(run, tmp_path, name):
     file, outside = run.path / name, tmp_path / "outside.json"
     if file.exists():
         file.rename(outside)
     else:
         outside.write_text('{"step": 1}\n')
-    make(outside, file)
+    file.symlink_to(outside)
     with pytest.raises(ConfigurationError, match="link.*replace it by a copy"):
         files_of(run)
 
@@ -80,23 +69,6 @@ def test_a_linked_folder_is_refused(run, tmp_path, name):
     (run.path / name).symlink_to(tmp_path / name)
     with pytest.raises(ConfigurationError, match="symbolic link"):
         files_of(run)
-
-
-def test_a_dangling_link_is_refused(run):
-    (run.path / "alerts.jsonl").symlink_to(run.path / "gone")
-    with pytest.raises(ConfigurationError, match="symbolic link"):
-        files_of(run)
-
-
-def test_equal_files_of_a_run_may_share_their_content(run):
-    """Hard links, as tools that remove duplicates create them."""
-    best, last = (
-        run.path / name / "tokenizer.json" for name in ("checkpoint_best", "checkpoint_last")
-    )
-    usual = files_of(run)
-    best.unlink()
-    os.link(last, best)
-    assert files_of(run) == usual
 
 
 def test_a_run_may_itself_be_reached_by_a_link(run, tmp_path):
@@ -117,19 +89,3 @@ def test_the_list_holds_every_file_and_is_shown_before_the_upload(run, monkeypat
     assert shown["checkpoint_last/merges.txt"] == 3
     names = {path.rpartition("/")[2] for path in shown}
     assert names >= MODEL.keys() | {"run.json", "metrics.jsonl", "step_000002.jsonl"}
-
-
-@pytest.mark.parametrize("file", ["run.json", "resolved_config.json"])
-@pytest.mark.parametrize("content", ["[]", "5", "null", '"text"', "", "{", "{}"])
-def test_json_of_another_shape_is_refused_in_one_sentence(run, file, content):
-    (run.path / file).write_text(content)
-    with pytest.raises(ConfigurationError):
-        read_run(run)
-
-
-@pytest.mark.parametrize("content", [[], {}, {"weight_map": 5}, {"weight_map": {"a": "../../x"}}])
-def test_an_index_of_another_shape_is_refused(run, content):
-    file = run.path / "checkpoint_last" / "model.safetensors.index.json"
-    file.write_text(json.dumps(content))
-    with pytest.raises(ConfigurationError):
-        files_of(run)

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from trl_ablate.run.masking import MASK, SHAPES, Masker, replace_tokens, tokens_in
+from trl_ablate.run.masking import (
+    MASK,
+    SHAPES,
+    Masker,
+    known_secrets,
+    replace_tokens,
+    tokens_in,
+)
 
 MIX = "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA2bC5dE8fG1hJ4kL7mN0pQ3rS6tU9vW2xY5z" * 2
 HEX = hashlib.sha256(b"a key").hexdigest()
@@ -138,3 +145,44 @@ def test_the_home_folder_is_hidden_only_in_what_is_published():
     text = f"{Path.home()}/runs and {Path.home()}less"
     assert Masker().text(text) == f"~/runs and {Path.home()}less"
     assert Masker(hide_home=False).text(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        (f"token {SECRETS['Hugging Face']}.", f"token {MASK}"),
+        ("user:pass@x", "user:pass@x"),
+        ("https://me:pass@host/x", f"https://{MASK}@host/x"),
+        ("hf_transfer and hf_hub_download stay", "hf_transfer and hf_hub_download stay"),
+        ("a known-secret here", f"a {MASK} here"),
+    ],
+)
+def test_text_is_masked(text, masked):
+    assert Masker({"known-secret", "<HUB_TOKEN>"}).text(text) == masked
+
+
+@pytest.mark.parametrize(
+    ("words", "masked"),
+    [
+        (["--hub_token", "x", "--seed", "1"], ["--hub_token", MASK, "--seed", "1"]),
+        (["--hub-token=x", "hub_token=y"], [f"--hub-token={MASK}", f"hub_token={MASK}"]),
+        (["--eos_token", "</s>", "--token", "x"], ["--eos_token", "</s>", "--token", MASK]),
+    ],
+)
+def test_command_words_are_masked(words, masked):
+    assert Masker().words(words) == masked
+
+
+def test_secrets_are_found_where_they_are_named(monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "of-the-environment")
+    monkeypatch.setenv("HF_TOKEN", "of-hugging-face")
+    records = ({"a": [{"hub_token": ["deep", None]}], "eos_token": "</s>"},)
+    found = known_secrets(records, ["--hub_token", "said", "--wandb_api_key=equal"], "given")
+    assert {"deep", "said", "equal", "given", "of-the-environment", "of-hugging-face"} <= found
+    assert "</s>" not in found
+
+
+def test_a_vocabulary_may_hold_what_a_record_may_not():
+    masker = Masker({"password"})
+    assert masker.is_clean(b'{"hf_Ab3dEf": 7, "password": 8}')
+    assert not masker.is_clean(f'{{"x": "{SECRETS["Hugging Face"]}"}}'.encode())
