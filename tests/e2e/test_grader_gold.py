@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from tests.e2e.test_grader_processes import descendants
 from trl_ablate.prompts.templates import TEMPLATES
 from trl_ablate.rewards import MathGrader
+from trl_ablate.rewards.functions import score_batch
 from trl_ablate.rewards.grading.reading import read
-from trl_ablate.rewards.scoring import score_batch
 
 pytestmark = pytest.mark.slow
 

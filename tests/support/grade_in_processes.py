@@ -8,7 +8,7 @@ import threading
 import torch.distributed as dist
 
 from trl_ablate.rewards import MathGrader
-from trl_ablate.rewards.scoring import score_batch
+from trl_ablate.rewards.functions import score_batch
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ def start_graders_at_once() -> None:
     enter = MathGrader.__enter__
 
     def enter_and_start(self: MathGrader) -> MathGrader:
-        self._pool._start(2)
+        self._pool.start(2)
         return enter(self)
 
     MathGrader.__enter__ = enter_and_start

@@ -1,19 +1,72 @@
-"""Reward functions with the signature that TRL calls."""
+"""From completions to rewards, and the reward functions with the signature that TRL calls."""
 
+import atexit
 import functools
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from trl_ablate.errors import REWARD_RAISED, ConfigurationError, RewardError
 from trl_ablate.prompts.templates import get_template
-from trl_ablate.rewards.formats import abuses_eos
+from trl_ablate.rewards.extract import extract
 from trl_ablate.rewards.grading.grader import MathGrader
-from trl_ablate.rewards.scoring import Score, score_batch
 from trl_ablate.task import TaskArguments
 
 LogMetric = Callable[[str, float], None]
 LogExtra = Callable[[str, list[Any]], None]
+
+
+class Score(TypedDict):
+    """Rewards of one completion. `answer_reward` and `reward` are None if it was not graded."""
+
+    reward: float | None
+    format_reward: float
+    answer_reward: float | None
+
+
+@functools.cache
+def _default_grader() -> MathGrader:
+    """The grader for calls that pass none: created at the first call, closed at exit."""
+    grader = MathGrader()
+    atexit.register(grader.close)
+    return grader
+
+
+def score(template: str, completion: str, gold: str, *, grader: MathGrader | None = None) -> Score:
+    """The rewards of one completion. `score_batch` is many times faster for several."""
+    return score_batch(template, [completion], [gold], grader=grader)[0]
+
+
+def score_batch(
+    template: str,
+    completions: Sequence[str],
+    golds: Sequence[str],
+    *,
+    grader: MathGrader | None = None,
+) -> list[Score]:
+    """The rewards of a batch, in one call to the grader.
+
+    `r1_zero` and `question_only`: format and answer are 0 or 1, and the reward is their product.
+    XML templates: the reward is the sum of format (0 or 1) and answer (0 or 2, the template's
+    weights). So a well-formed wrong answer gets 1, and a right answer in a wrong format gets 2.
+    Without a verdict from the grader, `answer_reward` and `reward` are None for any format.
+    """
+    weights = get_template(template).reward_weights
+    found = [extract(template, completion) for completion in completions]
+    verdicts = (grader or _default_grader()).grade([each.answer for each in found], golds)
+    pairs = zip(found, verdicts, strict=True)
+    return [_score(each.well_formed, verdict, weights) for each, verdict in pairs]
+
+
+def _score(well_formed: bool, right: bool | None, weights: tuple[float, ...]) -> Score:
+    apart = len(weights) == 2
+    format_worth, answer_worth = weights if apart else (1.0, 1.0)
+    format_reward = format_worth * well_formed
+    if right is None:
+        return Score(reward=None, format_reward=format_reward, answer_reward=None)
+    answer_reward = answer_worth * right
+    together = format_reward + answer_reward if apart else format_reward * answer_reward
+    return Score(reward=together, format_reward=format_reward, answer_reward=answer_reward)
 
 
 class RewardFunction(Protocol):
@@ -60,7 +113,6 @@ def build_rewards(
     the format reward alone, the completion would look like a wrong answer.
     """
     form = get_template(template)
-    graded = GradedRewards(template, grader)
     if eos_penalty < 0:
         raise ConfigurationError(
             f"eos_penalty={eos_penalty!r} is negative and would reward repeated end-of-sequence "
@@ -71,13 +123,12 @@ def build_rewards(
             f"eos_penalty={eos_penalty!r} needs eos_token_ids; pass the tokenizer's "
             "end-of-sequence token ids, or set eos_penalty to 0."
         )
-    if len(form.rewards) == 1:
-        functions = [graded.marks(form.rewards[0], "reward", logs=True)]
-    else:
-        functions = [
-            graded.marks("format", "format_reward", logs=True),
-            graded.marks("answer", "answer_reward", logs=False),
-        ]
+    graded = GradedRewards(template, grader)
+    parts = ("reward",) if len(form.rewards) == 1 else ("format_reward", "answer_reward")
+    functions = [
+        graded.marks(name, part, logs=part == parts[0])
+        for name, part in zip(form.rewards, parts, strict=True)
+    ]
     weights = list(form.reward_weights)
     if eos_penalty > 0:
         functions.append(graded.eos_penalty(eos_token_ids, special_token_ids))
@@ -86,77 +137,91 @@ def build_rewards(
 
 
 class GradedRewards:
-    """Rewards that share one grading of each batch, in the format of a template."""
+    """Rewards that share one grading of each batch, in the format of a template.
 
-    def __init__(self, template: str, grader: MathGrader) -> None:
-        self._batch = _GradedBatch(template, grader)
+    It recognises the last batch by its texts, so the order and number of calls do not matter.
+    Without a template nothing is graded, and no completion is ungraded.
+    """
+
+    def __init__(self, template: str | None, grader: MathGrader) -> None:
+        self._template = template
+        self._grader = grader
+        self._batch: tuple[list[str], list[str]] | None = None
+        self._scores: list[Score] = []
+        self._counts: dict[str, int] = {}
+        """How the grader's counters have changed during the batch."""
 
     def marks(self, name: str, part: str, *, logs: bool) -> RewardFunction:
-        """1 if `part` of the score is above 0, else 0; `logs` writes the metrics of the batch."""
-        return _named(name, _marks(self._batch, part, logs=logs))
+        """1 if `part` of the score is above 0, else 0, None if ungraded; `logs` logs the batch."""
+
+        def mark(
+            prompts, completions, completion_ids, answer, log_metric=None, log_extra=None, **_
+        ):
+            scores = self._graded(completions, answer)
+            if logs:
+                self._log(log_metric, log_extra)
+            return [None if each["reward"] is None else float(each[part] > 0) for each in scores]
+
+        return _named(name, mark)
 
     def eos_penalty(
         self, eos_token_ids: Collection[int], special_token_ids: Collection[int]
     ) -> RewardFunction:
-        return _named("eos_penalty", _eos_marks(self._batch, eos_token_ids, special_token_ids))
+        """-1 if a completion abuses end-of-sequence tokens, 0 if not, None if ungraded."""
+        eos, special = frozenset(eos_token_ids), frozenset(special_token_ids)
 
-    @staticmethod
-    def eos_alone(
-        eos_token_ids: Collection[int], special_token_ids: Collection[int]
-    ) -> RewardFunction:
-        """`eos_penalty` without a grading: no completion is ungraded."""
-        return _named("eos_penalty", _eos_marks(None, eos_token_ids, special_token_ids))
+        def mark(
+            prompts, completions, completion_ids, answer=(), log_metric=None, log_extra=None, **_
+        ):
+            marks = [-float(abuses_eos(ids, eos, special)) for ids in completion_ids]
+            if self._template is None:
+                return marks
+            pairs = zip(self._graded(completions, answer), marks, strict=True)
+            return [None if each["reward"] is None else mark for each, mark in pairs]
 
+        return _named("eos_penalty", mark)
 
-class _GradedBatch:
-    """Grades each batch once for all reward functions.
-
-    It recognises the last batch by its texts, so the order and number of calls do not matter.
-    `counts` is the change of the grader's counters during the last batch.
-    """
-
-    def __init__(self, template: str, grader: MathGrader) -> None:
-        self._template = template
-        self._grader = grader
-        self._graded: tuple[list[str], list[str]] | None = None
-        self._scores: list[Score] = []
-        self.counts: dict[str, int] = {}
-
-    def scores(self, completions: Sequence[Any], golds: Sequence[str]) -> list[Score]:
+    def _graded(self, completions: Sequence[Any], golds: Sequence[str]) -> list[Score]:
         """The scores of a batch; graded only if it differs from the last batch."""
-        key = ([completion_text(completion) for completion in completions], list(golds))
-        if key != self._graded:
+        batch = ([completion_text(completion) for completion in completions], list(golds))
+        if batch != self._batch:
+            assert self._template is not None
             before = self._counters()
-            self._scores = score_batch(self._template, *key, grader=self._grader)
-            after = self._counters()
-            self.counts = {name: after[name] - before[name] for name in after}
-            self._graded = key
+            self._scores = score_batch(self._template, *batch, grader=self._grader)
+            self._counts = {name: n - before[name] for name, n in self._counters().items()}
+            self._batch = batch
         return self._scores
 
-    def log(self, log_metric: LogMetric | None, log_extra: LogExtra | None) -> None:
+    def _counters(self) -> dict[str, int]:
+        return {name: getattr(self._grader, name) for name in ("timeouts", "restarts", "ungraded")}
+
+    def _log(self, log_metric: LogMetric | None, log_extra: LogExtra | None) -> None:
         """Log the last batch. A mean without graded completions is not logged."""
+        graded = [each for each in self._scores if each["reward"] is not None]
         for name in ("format_reward", "answer_reward"):
-            values = [each[name] for each in self._scores]
-            graded = [
-                value
-                for value, each in zip(values, self._scores, strict=True)
-                if value is not None and each["reward"] is not None
-            ]
             if log_metric is not None and graded:
-                log_metric(name, sum(graded) / len(graded))
+                log_metric(name, sum(each[name] for each in graded) / len(graded))
             if log_extra is not None:
-                log_extra(name, values)
-        for name, count in self.counts.items():
+                log_extra(name, [each[name] for each in self._scores])
+        for name, count in self._counts.items():
             if log_metric is not None:
                 log_metric(f"grader/{name}", float(count))
 
-    def _counters(self) -> dict[str, int]:
-        grader = self._grader
-        return {
-            "timeouts": grader.timeouts,
-            "restarts": grader.restarts,
-            "ungraded": grader.ungraded,
-        }
+
+def abuses_eos(
+    completion_ids: Sequence[int],
+    eos_token_ids: Collection[int],
+    special_token_ids: Collection[int],
+) -> bool:
+    """Whether a completion has several end-of-sequence tokens, or no text at all.
+
+    A completion should end with one end-of-sequence token. Two or more at any positions, equal or
+    different, are abuse: one of the first runs learned to do this and failed. So is a completion
+    that is empty or has special tokens only.
+    """
+    ends = sum(token in eos_token_ids for token in completion_ids)
+    special = {*eos_token_ids, *special_token_ids}
+    return ends > 1 or all(token in special for token in completion_ids)
 
 
 def completion_text(completion: Any) -> str:
@@ -170,42 +235,7 @@ def completion_text(completion: Any) -> str:
     return content or ""
 
 
-def _marks(batch: _GradedBatch, part: str, *, logs: bool) -> RewardFunction:
-    """1 if this part of the score is above 0, 0 if it is 0, None if ungraded."""
-
-    def mark(prompts, completions, completion_ids, answer, log_metric=None, log_extra=None, **_):
-        scores = batch.scores(completions, answer)
-        if logs:
-            batch.log(log_metric, log_extra)
-        return [None if each["reward"] is None else float(each[part] > 0) for each in scores]
-
-    return mark
-
-
-def _eos_marks(
-    batch: _GradedBatch | None,
-    eos_token_ids: Collection[int],
-    special_token_ids: Collection[int],
-) -> RewardFunction:
-    """-1 if a completion abuses end-of-sequence tokens, 0 if not, None if ungraded."""
-    eos, special = frozenset(eos_token_ids), frozenset(special_token_ids)
-
-    def mark(prompts, completions, completion_ids, answer=(), log_metric=None, log_extra=None, **_):
-        marks: list[float | None] = [
-            -float(abuses_eos(ids, eos, special)) for ids in completion_ids
-        ]
-        if batch is None:
-            return marks
-        scores = batch.scores(completions, answer)
-        return [
-            None if each["reward"] is None else mark
-            for each, mark in zip(scores, marks, strict=True)
-        ]
-
-    return mark
-
-
-def _named(name: str, function: RewardFunction) -> RewardFunction:
+def _named(name: str, function: Callable[..., Any]) -> RewardFunction:
     """The function with the name that TRL logs and that its errors print."""
 
     @functools.wraps(function)

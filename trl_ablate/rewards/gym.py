@@ -14,8 +14,8 @@ from typing import Any
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import one_line
 from trl_ablate.reward_specs import GYM
+from trl_ablate.rewards.extract import extract
 from trl_ablate.rewards.functions import completion_text
-from trl_ablate.rewards.scoring import extract
 
 
 def create(task: str, config: Mapping[str, Any]) -> Any:

@@ -12,9 +12,8 @@ from trl_ablate.miniature.world import Task
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.rewards.functions import RewardFunction, completion_text
-from trl_ablate.rewards.own.chosen import Rewards, Tools, chosen_rewards
+from trl_ablate.rewards.own.chosen import Rewards, Timed, Tools, chosen_rewards
 from trl_ablate.rewards.own.model import ModelReward
-from trl_ablate.rewards.own.timed import Timed
 from trl_ablate.task import TaskArguments
 from trl_ablate.training.models import one_sentence
 

@@ -11,8 +11,7 @@ from trl_ablate.errors import ConfigurationError, RewardError
 from trl_ablate.reward_specs import reward_specs
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.own.calling import Calls, guarded
-from trl_ablate.rewards.own.chosen import Tools, chosen_rewards
-from trl_ablate.rewards.own.timed import Timed
+from trl_ablate.rewards.own.chosen import Timed, Tools, chosen_rewards
 
 FILE = """
 import asyncio, os, time

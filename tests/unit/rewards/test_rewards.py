@@ -6,8 +6,7 @@ import pytest
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.rewards import MathGrader, build_rewards, score
-from trl_ablate.rewards.formats import abuses_eos
-from trl_ablate.rewards.functions import completion_text
+from trl_ablate.rewards.functions import abuses_eos, completion_text
 from trl_ablate.rewards.grading.latex import last_boxed
 
 

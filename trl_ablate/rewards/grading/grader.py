@@ -2,24 +2,24 @@
 
 An answer cannot hang the grader, crash it or make it leak memory. math-verify's own timeout is not
 used, on purpose: it is a signal in the main thread, which some inputs ignore and other threads do
-not get. Instead the parent process measures the time and kills a worker that is too slow.
+not get. Instead another process measures the time and kills the one that is too slow.
 """
 
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, get_args
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.rewards.grading.exact import cheap_verdict, for_algebra
-from trl_ablate.rewards.grading.pool import Outcome, WorkerPool
-from trl_ablate.rewards.grading.reading import Reading, read
+from trl_ablate.rewards.grading.pool import WorkerPool
+from trl_ablate.rewards.grading.reading import read
 
 OnTimeout = Literal["none", "zero"]
 
-_CACHED_VERDICTS = 8192
-_CACHED_READINGS = 8192
+_CACHED = 8192
 
 
 class MathGrader:
@@ -70,12 +70,12 @@ class MathGrader:
         self.timeout = timeout
         self.timeouts = 0
         self.ungraded = 0
-        self._verdict_without_answer = None if on_timeout == "none" else False
+        self._without_verdict = None if on_timeout == "none" else False
         self._pool_settings = (workers, timeout, memory_limit_mb * 2**20, start_timeout)
         self._max_length = max_length
         self._closed = False
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
-        self._readings: OrderedDict[str, Reading] = OrderedDict()
+        self._read = lru_cache(_CACHED)(read)
         self._pool = WorkerPool(*self._pool_settings)
         self._lock = threading.Lock()
 
@@ -114,31 +114,30 @@ class MathGrader:
         if self._pool.owner != os.getpid():
             self._start_anew_in_forked_child()
         with self._lock:
-            verdicts, open_pairs = self._decide_cheaply(pairs)
+            decided = {pair: self._decided(*pair) for pair in pairs}
+            compare = [
+                (answer, gold)
+                for (answer, gold), verdict in decided.items()
+                if answer is not None and verdict is None and len(gold) <= self._max_length
+            ]
             outcomes = self._pool.run(
-                [for_algebra(self._read(answer), self._read(gold)) for answer, gold in open_pairs]
+                [for_algebra(self._read(answer), self._read(gold)) for answer, gold in compare]
             )
-            return self._put_together(pairs, verdicts, dict(zip(open_pairs, outcomes, strict=True)))
+            for pair, outcome in zip(compare, outcomes, strict=True):
+                decided[pair] = outcome.verdict
+                self.timeouts += outcome.timed_out * pairs.count(pair)
+                if outcome.verdict is not None:
+                    self._verdicts[pair] = outcome.verdict
+                    if len(self._verdicts) > _CACHED:
+                        self._verdicts.popitem(last=False)
+            verdicts = [decided[pair] for pair in pairs]
+            self.ungraded += verdicts.count(None)
+        return [self._without_verdict if one is None else one for one in verdicts]
 
-    def _decide_cheaply(
-        self, pairs: list[tuple[str | None, str]]
-    ) -> tuple[list[bool | None], list[tuple[str, str]]]:
-        """The verdicts that need no worker, and the distinct pairs that need one."""
-        verdicts: list[bool | None] = []
-        open_pairs: dict[tuple[str, str], None] = {}
-        for answer, gold in pairs:
-            if answer is None:
-                verdicts.append(False)
-                continue
-            verdict = self._cheap_verdict(answer, gold)
-            verdicts.append(verdict)
-            if verdict is None and len(gold) <= self._max_length:
-                open_pairs[answer, gold] = None
-        return verdicts, list(open_pairs)
-
-    def _cheap_verdict(self, answer: str, gold: str) -> bool | None:
-        if answer == gold:
-            return True
+    def _decided(self, answer: str | None, gold: str) -> bool | None:
+        """The verdict where it needs no worker."""
+        if answer is None or answer == gold:
+            return answer == gold
         if len(gold) > self._max_length:
             return None
         if len(answer) > self._max_length or not answer or not gold:
@@ -147,37 +146,6 @@ class MathGrader:
             self._verdicts.move_to_end((answer, gold))
             return self._verdicts[answer, gold]
         return cheap_verdict(self._read(answer), self._read(gold))
-
-    def _read(self, text: str) -> Reading:
-        if text not in self._readings:
-            if len(self._readings) >= _CACHED_READINGS:
-                self._readings.popitem(last=False)
-            self._readings[text] = read(text)
-        return self._readings[text]
-
-    def _put_together(
-        self,
-        pairs: list[tuple[str | None, str]],
-        verdicts: list[bool | None],
-        compared: dict[tuple[str, str], Outcome],
-    ) -> list[bool | None]:
-        """Fill in and cache the workers' verdicts; count items that stay ungraded."""
-        for pair, outcome in compared.items():
-            if outcome.verdict is not None:
-                self._verdicts[pair] = outcome.verdict
-                if len(self._verdicts) > _CACHED_VERDICTS:
-                    self._verdicts.popitem(last=False)
-        result: list[bool | None] = []
-        for (answer, gold), verdict in zip(pairs, verdicts, strict=True):
-            outcome = None if answer is None else compared.get((answer, gold))
-            if verdict is None and outcome is not None:
-                verdict = outcome.verdict
-                self.timeouts += outcome.timed_out
-            if verdict is None:
-                self.ungraded += 1
-                verdict = self._verdict_without_answer
-            result.append(verdict)
-        return result
 
     def _start_anew_in_forked_child(self) -> None:
         """A forked child must not use its parent's workers, nor wait for its copy of the lock."""

@@ -1,21 +1,25 @@
-"""Scheduling of comparisons over worker processes: assign, receive, kill, replace, repeat."""
+"""Worker processes that answer requests, whatever a request does to them."""
 
-import math
+import json
 import os
-import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
-from trl_ablate.rewards.grading.process import WorkerProcess
-
-_ATTEMPTS = 3  # a comparison whose worker died is retried at most twice
+WORKER_SCRIPT = Path(__file__).with_name("worker.py")
+_ATTEMPTS = 3
 _FAILED_STARTS = 3
+_GRACE_SECONDS = 5.0
+"""Beyond what the worker itself allows a request: then it hangs or was stopped."""
+_SECONDS_TO_QUIT = 2.0
 
 
 @dataclass
@@ -27,16 +31,76 @@ class Outcome:
     attempts: int = 0
 
 
+class Worker:
+    """A child process that runs `worker.py`, and the request that it is working on.
+
+    It is started as a separate script and not with `multiprocessing`, which would fork a process
+    that uses a GPU and threads, or run the user's `__main__` a second time.
+    """
+
+    def __init__(self, arguments: Sequence[str], start_timeout: float) -> None:
+        # One hash seed for all workers: the order of sympy's sets, and so verdicts, depend on it.
+        # The script's own folder must not hide modules (-P).
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER_SCRIPT), str(os.getpid()), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+            bufsize=0,
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._stdin, self.reports = self.process.stdin, self.process.stdout
+        self._read = b""
+        self.ready = False
+        self.item: int | None = None
+        self.deadline = time.monotonic() + start_timeout
+
+    def ask(self, item: int, request: Sequence[str], deadline: float) -> None:
+        """Send a request. If the worker has ended, `reports` is at its end."""
+        self.item, self.deadline = item, deadline
+        line = memoryview(json.dumps(request).encode() + b"\n")
+        try:
+            while line:
+                line = line[self._stdin.write(line) or 0 :]
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def report(self) -> Any:
+        """What it has reported; None if this is not a whole line yet, EOFError if it has ended."""
+        chunk = os.read(self.reports.fileno(), 65536)
+        if not chunk:
+            raise EOFError
+        self._read += chunk
+        if not chunk.endswith(b"\n"):
+            return None
+        line, self._read = self._read, b""
+        return json.loads(line)
+
+    def end(self) -> None:
+        """End the worker and wait until the system has reaped it."""
+        self.process.terminate()
+        try:
+            self.process.wait(_SECONDS_TO_QUIT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.close_pipes()
+
+    def close_pipes(self) -> None:
+        self._stdin.close()
+        self.reports.close()
+
+
 class WorkerPool:
-    """Worker processes that compare one batch at a time. They start with the first requests: each
+    """Worker processes that answer one batch at a time. They start with the first requests: each
     takes a second or two of CPU time to load sympy, and many trainings never need one.
 
-    `program` is the script that the workers run, and its further arguments; by default the one
-    that compares answers. A pool belongs to the process that created it: a forked child must call
-    `abandon_to_parent` and create its own.
+    A pool belongs to the process that created it: a forked child must call `abandon_to_parent` and
+    create its own.
 
     Attributes:
-        restarts: number of workers that were replaced so far.
+        own: what the workers call, if not math-verify; see `worker.py`.
+        restarts: number of workers, or of their forks, that were replaced so far.
     """
 
     def __init__(
@@ -45,113 +109,90 @@ class WorkerPool:
         timeout: float,
         memory_limit: int,
         start_timeout: float,
-        program: Sequence[str] = (),
+        own: Mapping[str, Any] | None = None,
     ) -> None:
         self.restarts = 0
         self.owner = os.getpid()
-        self._size = size
-        self._timeout = timeout
-        self._memory_limit = memory_limit
-        self._start_timeout = start_timeout
-        self._program = program
+        self._size, self._timeout, self._start_timeout = size, timeout, start_timeout
+        self._arguments = (str(timeout), str(memory_limit), json.dumps(own))
         self._failed_starts = 0
         self._lock = threading.Lock()
-        self._workers: list[WorkerProcess] = []
+        self._workers: list[Worker] = []
         # Runs at `close`, at interpreter exit or when the pool is collected, whichever is first.
         self.close = weakref.finalize(self, _end, self._workers, self.owner)
 
     @property
     def pids(self) -> list[int]:
-        return [worker.pid for worker in self._workers]
+        return [worker.process.pid for worker in self._workers]
 
-    def _start(self, requests: int) -> None:
+    def start(self, requests: int) -> None:
         """Start missing workers, at most one for each request; do not wait until they are ready."""
         while len(self._workers) < min(self._size, requests):
-            self._workers.append(WorkerProcess(self._timeout, self._memory_limit, self._program))
+            self._workers.append(Worker(self._arguments, self._start_timeout))
 
-    def run(self, pairs: Sequence[tuple[str, ...]]) -> list[Outcome]:
+    def run(self, requests: Sequence[Sequence[str]]) -> list[Outcome]:
         """The outcome of each request, such as (answer, gold); returns when all are known."""
-        if not pairs:
-            return []
+        outcomes = [Outcome() for _ in requests]
+        queue = deque(range(len(requests)))
         with self._lock:
-            batch = _Batch(pairs)
             try:
-                self._start(batch.unfinished)
-                while batch.unfinished:
-                    self._hand_out(batch)
-                    self._listen(batch)
+                while left := len(queue) + sum(one.item is not None for one in self._workers):
+                    self.start(left)
+                    for worker in self._workers:
+                        if worker.ready and worker.item is None and queue:
+                            item = queue.popleft()
+                            worker.ask(item, requests[item], self._deadline())
+                    self._listen(outcomes, queue)
             except BaseException:
                 _end(self._workers, self.owner)  # or the next batch would receive their reports
                 raise
-            return batch.outcomes
+        return outcomes
 
     def abandon_to_parent(self) -> None:
         """In a forked child: forget the parent's workers without ending them."""
         for worker in self._workers:
-            worker.forget()
+            worker.close_pipes()
+            worker.process.returncode = 0
         self._workers.clear()
 
-    def _hand_out(self, batch: "_Batch") -> None:
-        for worker in list(self._workers):
-            if worker.ready and worker.item is None and batch.queue:
-                item = batch.queue.popleft()
-                if not worker.ask(item, *batch.pairs[item]):
-                    batch.queue.appendleft(item)
-                    self._replace(worker, batch)
+    def _deadline(self) -> float:
+        return time.monotonic() + _ATTEMPTS * self._timeout + _GRACE_SECONDS
 
-    def _listen(self, batch: "_Batch") -> None:
-        """Receive reports, then replace workers that missed their deadline."""
-        now = time.monotonic()
-        patience = min(self._deadline(worker) for worker in self._workers) - now
-        pipes = [worker.fileno() for worker in self._workers]
-        readable = wait(pipes, None if math.isinf(patience) else max(0.0, patience))
-        for worker in list(self._workers):
-            if worker.fileno() in readable:
-                self._take_in(worker, batch)
-            elif self._deadline(worker) <= now:
-                self._replace_hung(worker, batch)
+    def _listen(self, outcomes: list[Outcome], queue: deque[int]) -> None:
+        """Receive reports, and replace workers that ended or missed their deadline."""
+        busy = [one for one in self._workers if one.item is not None or not one.ready]
+        first = min(worker.deadline for worker in busy)
+        patience = max(0.0, first - time.monotonic())
+        reported = wait([worker.reports.fileno() for worker in busy], patience)
+        for worker in busy:
+            if worker.reports.fileno() in reported:
+                self._take_in(worker, outcomes, queue)
+            elif worker.deadline <= time.monotonic():
+                self._replace(worker, outcomes, queue)
 
-    def _deadline(self, worker: WorkerProcess) -> float:
-        if not worker.ready:
-            return worker.since + self._start_timeout
-        return math.inf if worker.item is None else worker.since + self._timeout
-
-    def _take_in(self, worker: WorkerProcess, batch: "_Batch") -> None:
-        events = worker.listen()
-        if events is None:
-            self._replace(worker, batch)
+    def _take_in(self, worker: Worker, outcomes: list[Outcome], queue: deque[int]) -> None:
+        try:
+            report = worker.report()
+        except EOFError:
+            self._replace(worker, outcomes, queue)
             return
-        for event in events:
-            if event is not None:
-                batch.settle(*event)
-            else:
-                self.restarts += 1
-                self._recover(worker, batch)
+        if report == "ready":
+            worker.ready, self._failed_starts = True, 0
+        elif report is not None and worker.item is not None:
+            item, worker.item = worker.item, None
+            outcomes[item].verdict, outcomes[item].timed_out, forks = report
+            self.restarts += forks
 
-    def _recover(self, worker: WorkerProcess, batch: "_Batch") -> None:
-        """Time out or retry the item that the worker was comparing when it died."""
-        item, worker.item = worker.item, None
-        if item is None:
-            return
-        if worker.exit_code == -signal.SIGALRM:  # its own alarm came before our deadline
-            batch.time_out(item)
-        else:
-            batch.try_again(item)
-
-    def _replace_hung(self, worker: WorkerProcess, batch: "_Batch") -> None:
-        if worker.item is None:
-            self._replace(worker, batch)
-        else:
-            batch.time_out(worker.item)
-            worker.restart()
-            self.restarts += 1
-
-    def _replace(self, worker: WorkerProcess, batch: "_Batch") -> None:
-        """Replace a worker that ended; raise if the last few did not even get ready."""
-        self._recover(worker, batch)
-        self._failed_starts = 0 if worker.started else self._failed_starts + 1
+    def _replace(self, worker: Worker, outcomes: list[Outcome], queue: deque[int]) -> None:
+        """End a worker, and retry its request; raise if the last few did not even get ready."""
         self._workers.remove(worker)
         worker.end()
+        self.restarts += 1
+        if worker.item is not None:
+            outcomes[worker.item].attempts += 1
+            if outcomes[worker.item].attempts < _ATTEMPTS:
+                queue.appendleft(worker.item)
+        self._failed_starts += not worker.ready
         if self._failed_starts >= _FAILED_STARTS:
             self._failed_starts = 0
             raise RuntimeError(
@@ -160,39 +201,12 @@ class WorkerPool:
                 "math-verify, or what your own reward imports, is installed for this Python, and "
                 "that the machine has processor time left."
             )
-        self.restarts += 1
-        self._start(batch.unfinished)
 
 
-class _Batch:
-    """The comparisons of one call: waiting and done."""
-
-    def __init__(self, pairs: Sequence[tuple[str, ...]]) -> None:
-        self.pairs = pairs
-        self.outcomes = [Outcome() for _ in pairs]
-        self.queue = deque(range(len(pairs)))
-        self.unfinished = len(pairs)
-
-    def settle(self, number: int, verdict: Any) -> None:
-        self.outcomes[number].verdict = verdict
-        self.unfinished -= 1
-
-    def time_out(self, number: int) -> None:
-        self.outcomes[number].timed_out = True
-        self.unfinished -= 1
-
-    def try_again(self, number: int) -> None:
-        self.outcomes[number].attempts += 1
-        if self.outcomes[number].attempts < _ATTEMPTS:
-            self.queue.appendleft(number)
-        else:
-            self.unfinished -= 1
-
-
-def _end(workers: list[WorkerProcess], owner: int) -> None:
+def _end(workers: list[Worker], owner: int) -> None:
     if os.getpid() != owner:
         return
     for worker in workers:
-        worker.ask_to_quit()
+        worker.process.terminate()
     while workers:
         workers.pop().end()

@@ -1,39 +1,43 @@
-"""The program of a grader's child process: run math-verify, one comparison at a time.
+"""The program of a worker process, which compares answers or calls a user's reward function.
 
-`WorkerProcess` starts it as a plain script. The training process never imports it, and it imports
-neither this package nor torch. It loads and warms up math-verify once (almost a second), then
-forks: the fork compares; the original process, the watcher, forks again when the fork has ended.
-So a comparison that hangs costs its deadline and a few milliseconds, not another start. This fork
-is safe, unlike a fork of the training process: there is one thread and no GPU.
+`pool.Worker` starts it as a plain script, so that it imports neither this package nor torch to
+compare answers. It loads what the work needs once (almost a second), then forks: the fork works;
+the original process, the watcher, passes requests to it, measures their time, and forks again when
+the fork has ended. So a request that hangs costs its deadline and a few milliseconds, not another
+start. This fork is safe, unlike one of the training process: there is one thread and no GPU.
 
-Protocol: one JSON document per line (ASCII, so that null bytes and lone surrogates are safe).
-Input: `[ticket, answer, gold]`. Output: `["ready"]` from each new fork; `[ticket, true | false |
-null]` for a request, where null means that the comparison ran out of memory; `["ended", code]`
-when a fork has ended. SIGUSR1 kills the fork, SIGTERM ends both processes.
+Protocol: one JSON document per line. First `{"path": [...], "reward": {...}}` as an argument, for
+the user's function, or null; then requests as lists of text, each answered with `[result, whether
+it timed out, how many forks were replaced]`; the result is null if there is none. The first line of
+the answers is `"ready"`.
 
-Both processes end with their parent, even if SIGKILL ends it. The watcher notices that the pipe
-was closed, and checks every second that its parent is still the same. On Linux the kernel kills
-the fork together with the watcher; an idle fork also checks for its watcher every second. For each
-comparison the fork sets a kernel alarm, whose default action does not need Python.
+Both processes end with their parent, even if SIGKILL ends it. The watcher notices that its input
+was closed, and checks every second that its parent is still the same. The fork notices that the
+watcher is gone at its next read; on Linux the kernel kills it at once.
 """
 
+import base64
 import ctypes
 import gc
 import json
 import logging
 import os
+import pickle
 import resource
 import select
 import signal
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, BinaryIO
 
-ALARM_GRACE_SECONDS = 2.0
-CACHED_GOLDS = 2048
+ATTEMPTS = 3
+"""A request whose fork died is retried at most twice."""
 COMPARISONS_PER_CACHE_CLEARING = 500
-OUT_OF_MEMORY_EXIT = 3
+LONGEST_TEXT = 600
+OUT_OF_MEMORY = 3
+"""The exit code of a fork that ran out of memory."""
 PR_SET_PDEATHSIG = 1
 
 WARM_UP = (
@@ -49,200 +53,116 @@ WARM_UP = (
     (r"\log_2 8", r"5!+\binom{5}{2}"),
 )
 
-
-class Work(Protocol):
-    """What a fork does with a request."""
-
-    def warm_up(self) -> None: ...
-
-    compare: Callable[..., Any]
+Work = Callable[..., Any]
 
 
-class Comparer:
-    """math-verify with a bounded cache of parsed reference answers."""
+def comparing() -> Work:
+    """Whether math-verify finds an answer and a reference equal, with a cache of references."""
+    from math_verify import LatexExtractionConfig, parse, verify
+    from sympy.core.cache import clear_cache
 
-    def __init__(self) -> None:
-        from math_verify import LatexExtractionConfig, parse, verify
-        from sympy.core.cache import clear_cache
+    config = (LatexExtractionConfig(boxed_match_priority=0),)
+    count = 0
 
-        self._config = (LatexExtractionConfig(boxed_match_priority=0),)
-        self._parse = parse
-        self._verify = verify
-        self._clear_cache = clear_cache
-        self._golds: OrderedDict[str, list[Any]] = OrderedDict()
-        self._comparisons = 0
-
-    def warm_up(self) -> None:
-        for answer, gold in WARM_UP:
-            self.compare(answer, gold)
-
-    def compare(self, answer: str, gold: str) -> bool:
-        """Whether math-verify finds the two equal; an answer that it cannot parse is not equal."""
-        self._comparisons += 1
-        if self._comparisons % COMPARISONS_PER_CACHE_CLEARING == 0:
-            self._clear_cache()
-        parsed_gold = self._parsed_gold(gold)
-        parsed_answer = self._parsed(answer) if parsed_gold else []
-        if not parsed_answer:
-            return False
-        return bool(
-            self._verify(
-                parsed_gold, parsed_answer, allow_set_relation_comp=True, timeout_seconds=None
-            )
-        )
-
-    def _parsed_gold(self, gold: str) -> list[Any]:
-        if gold not in self._golds:
-            if len(self._golds) >= CACHED_GOLDS:
-                self._golds.popitem(last=False)
-            self._golds[gold] = self._parsed(gold)
-        self._golds.move_to_end(gold)
-        return self._golds[gold]
-
-    def _parsed(self, text: str) -> list[Any]:
+    def parsed(text: str) -> list[Any]:
         # The whole text is parsed as one expression. Searching inside the text would let an answer
         # list several guesses and have one of them picked.
-        return self._parse(
-            rf"\boxed{{{text}}}", self._config, fallback_mode="no_fallback", parsing_timeout=0
-        )
+        box = rf"\boxed{{{text}}}"
+        return parse(box, config, fallback_mode="no_fallback", parsing_timeout=0)
 
+    parsed_gold = lru_cache(2048)(parsed)
 
-def address_space() -> int:
-    """Bytes of address space of this process; 0 where the system does not report it."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return 0
-
-
-class Watcher:
-    """The original process: keeps one fork running while the parent lives."""
-
-    def __init__(
-        self, comparer: Work, reports: int, parent: int, timeout: float, memory_limit: int
-    ) -> None:
-        self._reports = reports
-        self._parent = parent
-        self._timeout = timeout
-        self._memory_limit = memory_limit
-        self._comparer = comparer
-        self._fork = 0
-
-    def run(self) -> None:
-        """Run until the parent closes the pipe, ends, or sends SIGTERM."""
-        self._comparer.warm_up()
-        gc.freeze()  # forks share memory pages until one of the processes writes to them
-        # Discard what math-verify's parser prints about malformed text.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        signal.signal(signal.SIGUSR1, lambda *_: self._kill_fork())
-        signal.signal(signal.SIGTERM, lambda *_: self._quit())
-        while True:
-            code = self._watch_one_fork()
-            self._discard_requests()
-            report(self._reports, ["ended", code])
-
-    def _watch_one_fork(self) -> int:
-        """Fork, wait for the fork to end, return its exit code (if killed, minus the signal)."""
-        lifeline, held_by_fork = os.pipe()
-        watcher = os.getpid()
-        self._fork = os.fork()
-        if self._fork == 0:
-            os.close(lifeline)
-            Fork(self._comparer, self._reports, watcher).serve(self._timeout, self._memory_limit)
-            os._exit(0)
-        os.close(held_by_fork)
-        poll = select.poll()
-        poll.register(0, 0)  # no event mask: reports only a hang-up
-        poll.register(lifeline, 0)
-        while lifeline not in (ended := [number for number, _ in poll.poll(1000)]):
-            if ended or os.getppid() != self._parent:
-                self._quit()
-        os.close(lifeline)
-        fork, self._fork = self._fork, 0
-        return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
-
-    def _kill_fork(self) -> None:
-        if self._fork:
-            os.kill(self._fork, signal.SIGKILL)
-
-    def _quit(self) -> None:
-        if self._fork:
-            os.kill(self._fork, signal.SIGKILL)
-            os.waitpid(self._fork, 0)
-        os._exit(0)
-
-    def _discard_requests(self) -> None:
-        """Drop requests that the fork did not read; the parent resends when a fork is ready."""
-        while select.select([0], [], [], 0)[0]:
-            if not os.read(0, 65536):
-                self._quit()
-
-
-class Fork:
-    """The process that compares. It may die at any time; the watcher replaces it."""
-
-    def __init__(self, comparer: Work, reports: int, watcher: int) -> None:
-        self._comparer = comparer
-        self._reports = reports
-        self._watcher = watcher
-
-    def serve(self, timeout: float, memory_limit: int) -> None:
-        """Answer requests until the pipe closes or memory runs out."""
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        die_with_parent()
-        limit_memory(memory_limit)
-        report(self._reports, ["ready"])
-        for ticket, *request in self._requests():
-            signal.setitimer(signal.ITIMER_REAL, timeout + ALARM_GRACE_SECONDS)
-            verdict = self._compare(*request, memory_limit=memory_limit)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            report(self._reports, [ticket, verdict])
-            if verdict is None:
-                return
-
-    def _compare(self, *request: str, memory_limit: int) -> Any:
-        before = address_space()
+    def compare(answer: str, gold: str) -> bool:
+        nonlocal count
+        count += 1
+        if count % COMPARISONS_PER_CACHE_CLEARING == 0:
+            clear_cache()
         try:
-            return self._comparer.compare(*request)
+            wanted = parsed_gold(gold)
+            given = parsed(answer) if wanted else []
+            return bool(given) and bool(
+                verify(wanted, given, allow_set_relation_comp=True, timeout_seconds=None)
+            )
         except MemoryError:
-            # If half of the memory was used before, earlier comparisons may be the cause. Exit
-            # without a report; the parent then sends the same comparison to a new fork.
-            if before > memory_limit // 2:
-                os._exit(OUT_OF_MEMORY_EXIT)
-            return None
+            raise
         except Exception:  # sympy may raise anything; the two were not shown to be equal
             return False
 
-    def _requests(self) -> Iterator[list[Any]]:
-        """The parent's requests, until it closes the pipe or the watcher ends."""
-        pending = b""
-        while os.getppid() == self._watcher:
-            if not select.select([0], [], [], 1.0)[0]:
-                continue
-            chunk = os.read(0, 65536)
-            if not chunk:
-                return
-            *lines, pending = (pending + chunk).split(b"\n")
-            for line in lines:
-                try:
-                    request = json.loads(line)
-                except ValueError:  # the rest of a request whose start an earlier fork has read
-                    continue
-                if isinstance(request, list):
-                    yield request
+    for pair in WARM_UP:
+        compare(*pair)
+    return compare
 
 
-def report(reports: int, message: list[Any]) -> None:
-    """Write one line. Such a short line is written atomically, even if another process writes."""
-    os.write(reports, json.dumps(message).encode() + b"\n")
+def rewarding(spec: dict[str, Any]) -> Work:
+    """The reward of one row by a user's function: `{"reward": number or null}`, `{"error": text}`
+    if it raised, or `{"wrong": text}` if it returned something else than one reward."""
+    from trl_ablate.errors import RewardError
+    from trl_ablate.named_code import waited_for
+    from trl_ablate.reward_specs import RewardSpec
+    from trl_ablate.rewards.own.calling import checked, in_this_process, not_logged
+    from trl_ablate.rewards.own.chosen import calls_of
+
+    calls = calls_of(RewardSpec(**spec))
+
+    def reward(packed: str) -> dict[str, Any]:
+        row = pickle.loads(base64.b64decode(packed))
+        completion = row["completions"][0] if "completions" in row else None
+        row |= {"log_metric": not_logged, "log_extra": not_logged}
+        try:
+            with in_this_process(calls.name, calls.file):
+                output = waited_for(calls.function(**calls.arguments(row)))
+        except Exception as error:
+            return {"error": calls.failure(error, completion)[:LONGEST_TEXT]}
+        try:
+            return {"reward": checked(calls.name, output, [completion])[0]}
+        except RewardError as error:
+            return {"wrong": str(error)[:LONGEST_TEXT]}
+
+    return reward
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the one that forked it ends (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+class Fork:
+    """The process that works. It may die at any time; the watcher replaces it."""
+
+    def __init__(self, work: Work, memory_limit: int) -> None:
+        requests, self.requests = os.pipe()
+        self.results, results = os.pipe()
+        self.used = False
+        self.pid = os.fork()
+        if self.pid == 0:
+            for end in (self.requests, self.results):
+                os.close(end)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            limit_memory(memory_limit)
+            _serve(work, os.fdopen(requests, "rb"), results)
+            os._exit(0)
+        for end in (requests, results):
+            os.close(end)
+
+    def send(self, line: bytes) -> None:
+        try:
+            while line:
+                line = line[os.write(self.requests, line) :]
+        except BrokenPipeError:  # it has died, as `results` shows
+            return
+
+    def end(self) -> int:
+        """Kill it; the exit code, or the signal below 0."""
+        os.kill(self.pid, signal.SIGKILL)
+        for end in (self.requests, self.results):
+            os.close(end)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _serve(work: Work, requests: BinaryIO, results: int) -> None:
+    for line in requests:
+        try:
+            result = work(*json.loads(line))
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        os.write(results, json.dumps(result).encode() + b"\n")
 
 
 def limit_memory(limit: int) -> None:
@@ -254,16 +174,80 @@ def limit_memory(limit: int) -> None:
         logging.getLogger(__name__).debug("this system cannot limit the address space")
 
 
-def main(arguments: list[str], work: Callable[[], Work] = Comparer) -> None:
-    """Arguments: the parent's process id, the timeout in seconds, the memory limit in bytes."""
-    parent, timeout, memory_limit = int(arguments[0]), float(arguments[1]), int(arguments[2])
+class Watcher:
+    """The original process: keeps one fork running while the parent lives."""
+
+    def __init__(self, work: Work, parent: int, timeout: float, memory_limit: int) -> None:
+        self._work, self._memory_limit = work, memory_limit
+        self._parent, self._timeout = parent, timeout
+        self._fork = Fork(work, memory_limit)
+        signal.signal(signal.SIGTERM, lambda *_: self._quit())
+
+    def run(self, requests: BinaryIO, reports: int) -> None:
+        """Answer requests until the parent closes the pipe, ends, or sends SIGTERM."""
+        os.write(reports, b'"ready"\n')
+        for line in requests:
+            os.write(reports, json.dumps(self._answered(line)).encode() + b"\n")
+        self._quit()
+
+    def _answered(self, line: bytes) -> list[Any]:
+        for replaced in range(ATTEMPTS):
+            was_used, self._fork.used = self._fork.used, True
+            self._fork.send(line)
+            result = self._result()
+            if result:
+                return [json.loads(result), False, replaced]
+            code = self._replace()
+            if result is None:
+                return [None, True, replaced + 1]
+            # If earlier requests used a part of the memory, another fork may have enough.
+            if code == OUT_OF_MEMORY and not was_used:
+                return [None, False, replaced + 1]
+        return [None, False, ATTEMPTS]
+
+    def _replace(self) -> int:
+        code = self._fork.end()
+        self._fork = Fork(self._work, self._memory_limit)
+        return code
+
+    def _result(self) -> bytes | None:
+        """The fork's line; empty if it died, None if it is too slow."""
+        poll = select.poll()
+        poll.register(0, 0)  # no event mask: reports only a hang-up
+        poll.register(self._fork.results, select.POLLIN)
+        end = time.monotonic() + self._timeout
+        read = b""
+        while (left := end - time.monotonic()) > 0:
+            ready = [number for number, _ in poll.poll(min(1000, 1000 * left))]
+            if self._fork.results in ready:
+                chunk = os.read(self._fork.results, 65536)
+                read += chunk
+                if not chunk or read.endswith(b"\n"):
+                    return read if chunk else b""
+            elif ready or os.getppid() != self._parent:
+                self._quit()
+        return None
+
+    def _quit(self) -> None:
+        self._fork.end()
+        os._exit(0)
+
+
+def main(parent: str, timeout: str, memory_limit: str, own: str) -> None:
+    """Arguments: the parent's process id, seconds, bytes, and what to call, if not math-verify."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     logging.disable(logging.CRITICAL)
     reports = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    Watcher(work(), reports, parent, timeout, memory_limit).run()
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    if given := json.loads(own):
+        sys.path[:] = given["path"]
+    work = rewarding(given["reward"]) if given else comparing()
+    gc.freeze()  # forks share memory pages until one of the processes writes to them
+    os.dup2(nothing, 2)  # what math-verify's parser prints about malformed text
+    watcher = Watcher(work, int(parent), float(timeout), int(memory_limit))
+    watcher.run(sys.stdin.buffer, reports)
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this file's folder, added by Python: its modules must not be imported
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -8,23 +8,27 @@ An error on every row of a call, and rewards of the wrong number or type, are er
 and not of a row: they raise a `RewardError` with one sentence.
 """
 
+import ctypes
 import inspect
 import logging
 import math
+import mmap
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_ablate.errors import RewardError, shortened
+from trl_ablate.errors import REWARD_RAISED, RewardError, shortened
 from trl_ablate.named_code import line_of, one_line
-from trl_ablate.rewards.own.contained import in_this_process
 
 logger = logging.getLogger(__name__)
 
 PER_ROW = ("prompts", "completions", "completion_ids")
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric", "environments")
-SHOWN = 80
+PR_SET_PDEATHSIG = 1
 
 Reward = float | None
 
@@ -48,17 +52,16 @@ class Calls:
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that the function takes, of all that TRL gives and the recipe's own."""
         found = {**given, **self.kwargs}
-        taken = self._parameters()
+        taken = inspect.signature(self.function).parameters.values()
         if any(one.kind is one.VAR_KEYWORD for one in taken):
             return found
-        names = {one.name for one in taken}
-        return {name: value for name, value in found.items() if name in names}
+        return {one.name: found[one.name] for one in taken if one.name in found}
 
     def required(self) -> list[str]:
         """The arguments that the function cannot be called without."""
         return [
             one.name
-            for one in self._parameters()
+            for one in inspect.signature(self.function).parameters.values()
             if one.default is one.empty
             and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         ]
@@ -68,54 +71,35 @@ class Calls:
         given = (*PER_ROW, *FROM_TRAINER, *self.kwargs)
         return [name for name in self.required() if name not in given]
 
-    def _parameters(self) -> list[inspect.Parameter]:
-        return list(inspect.signature(self.function).parameters.values())
-
-    def settled(self, rewards: list[Reward], errors: Mapping[int, str], log: "CallLog") -> None:
-        """Count what is ungraded, and warn the first time."""
-        count = {"ungraded": rewards.count(None), "errors": len(errors)}
-        log.counts(self.name, count)
-        if errors and not self.warned:
-            self.warned = True
-            first = min(errors)
-            logger.warning(
-                "reward function '%s' failed on %d of %d rows, which are ungraded and counted in "
-                "grader/%s/errors; the first: %s",
-                self.name, len(errors), len(rewards), self.name, errors[first],
-            )  # fmt: skip
-
     def failure(self, error: BaseException, completion: Any) -> str:
         line, file = line_of(error, self.file)
         return f"{one_line(error)} (line {line} of {file}) on {shown(completion)}"
 
-
-class CallLog:
-    """What a function logs, kept until its call has returned."""
-
-    def __init__(self, given: Mapping[str, Any]):
-        self._metric: Callable[[str, float], None] | None = given.get("log_metric")
-        self._extra: Callable[[str, list], None] | None = given.get("log_extra")
-        self._kept: list[tuple[Callable[..., None], str, Any]] = []
-
-    def for_call(self) -> dict[str, Any]:
-        """Arguments that replace TRL's two log functions."""
-        self._kept.clear()
-        both = {"log_metric": self._metric, "log_extra": self._extra}
-        return {name: None if log is None else self._keeping(log) for name, log in both.items()}
-
-    def _keeping(self, log: Callable[..., None]) -> Callable[[str, Any], None]:
-        return lambda name, value: self._kept.append((log, name, value))
-
-    def write(self) -> None:
-        for log, name, value in self._kept:
-            log(name, value)
-        self._kept.clear()
-
-    def counts(self, reward: str, count: Mapping[str, int]) -> None:
-        """Counts of this call, as `grader/<reward>/ungraded` and so on."""
-        if self._metric is not None:
-            for name, value in count.items():
-                self._metric(f"grader/{reward}/{name}", float(value))
+    def settled(
+        self,
+        rewards: list[Reward],
+        errors: Mapping[int, str],
+        given: Mapping[str, Any],
+        **more: int,
+    ) -> list[Reward]:
+        """Log what is ungraded, and warn the first time; refuse a call without any success."""
+        if errors and len(errors) == len(rewards):
+            raise RewardError(
+                f"reward function '{self.name}' failed on all {len(errors)} rows of a call, first "
+                f"with {errors[0]}; fix it, then rerun with --resume"
+            )
+        counts = {"ungraded": rewards.count(None), "errors": len(errors), **more}
+        if log := given.get("log_metric"):
+            for name, count in counts.items():
+                log(f"grader/{self.name}/{name}", float(count))
+        if errors and not self.warned:
+            self.warned = True
+            logger.warning(
+                "reward function '%s' failed on %d of %d rows, which are ungraded and counted in "
+                "grader/%s/errors; the first: %s",
+                self.name, len(errors), len(rewards), self.name, errors[min(errors)],
+            )  # fmt: skip
+        return rewards
 
 
 def guarded(calls: Calls) -> Callable[..., Any]:
@@ -123,87 +107,71 @@ def guarded(calls: Calls) -> Callable[..., Any]:
     is_async = inspect.iscoroutinefunction(calls.function) or inspect.iscoroutinefunction(
         calls.function.__call__
     )
-    function = _async(calls) if is_async else _plain(calls)
+
+    async def awaited(**given: Any) -> list[Reward]:
+        return await _rewards(calls, given, is_async)
+
+    def plain(**given: Any) -> list[Reward]:
+        try:
+            _rewards(calls, given, is_async).send(None)
+        except StopIteration as done:  # nothing is awaited, so that the first step is the last
+            return done.value
+        raise AssertionError
+
+    function = awaited if is_async else plain
     function.__name__ = calls.name
     return function
 
 
-def _plain(calls: Calls) -> Callable[..., list[Reward]]:
-    def reward(**given: Any) -> list[Reward]:
-        call = _Call(calls, given)
-        with in_this_process(calls.name, calls.file):
-            try:
-                output = calls.function(**call.whole())
-            except Exception:
-                for index, row in enumerate(call.rows()):
-                    with call.attempted(index):
-                        call.outputs.append(calls.function(**row))
-                output = call.joined()
-        return call.finished(output)
+async def _rewards(calls: Calls, given: Mapping[str, Any], is_async: bool) -> list[Reward]:
+    async def output_of(arguments: Mapping[str, Any]) -> Any:
+        output = calls.function(**calls.arguments(arguments))
+        return await output if is_async else output
 
-    return reward
-
-
-def _async(calls: Calls) -> Callable[..., Any]:
-    async def reward(**given: Any) -> list[Reward]:
-        call = _Call(calls, given)
-        with in_this_process(calls.name, calls.file):
-            try:
-                output = await calls.function(**call.whole())
-            except Exception:
-                for index, row in enumerate(call.rows()):
-                    with call.attempted(index):
-                        call.outputs.append(await calls.function(**row))
-                output = call.joined()
-        return call.finished(output)
-
-    return reward
-
-
-class _Call:
-    """One call of TRL, and what has become of it."""
-
-    def __init__(self, calls: Calls, given: Mapping[str, Any]):
-        self._calls, self._given, self._log = calls, given, CallLog(given)
-        self._completions = given["completions"]
-        self.outputs: list[Any] = []
-        self.errors: dict[int, str] = {}
-
-    def whole(self) -> dict[str, Any]:
-        return self._calls.arguments({**self._given, **self._log.for_call()})
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        self._log.for_call()  # forget what the failed call has logged
-        return (self._calls.arguments(row) for row in rows_of(self._given))
-
-    @contextmanager
-    def attempted(self, index: int) -> Iterator[None]:
-        """An error in the block leaves the row ungraded."""
+    completions = given["completions"]
+    kept: list[tuple[Callable[..., None], str, Any]] = []
+    whole: Any = None
+    rows: list[Any] = []
+    errors: dict[int, str] = {}
+    with in_this_process(calls.name, calls.file):
         try:
-            yield
-        except Exception as error:
-            self.outputs.append([None])
-            self.errors[index] = self._calls.failure(error, self._completions[index])
+            whole = await output_of({**given, **_keeping(given, kept)})
+        except Exception:
+            kept.clear()
+            for index, row in enumerate(_each_row(given)):
+                try:
+                    rows.append(await output_of(row))
+                except Exception as error:
+                    rows.append([None])
+                    errors[index] = calls.failure(error, completions[index])
+    if rows:
+        pairs = zip(rows, completions, strict=True)
+        rewards = [checked(calls.name, row, [text])[0] for row, text in pairs]
+    else:
+        rewards = checked(calls.name, whole, completions)
+    for log, name, value in kept:
+        log(name, value)
+    return calls.settled(rewards, errors, given)
 
-    def joined(self) -> list[Any]:
-        return joined(self._calls.name, self.outputs, self.errors, self._completions)
 
-    def finished(self, output: Any) -> list[Reward]:
-        rewards = checked(self._calls.name, output, self._completions)
-        self._log.write()
-        self._calls.settled(rewards, self.errors, self._log)
-        return rewards
+def _keeping(given: Mapping[str, Any], kept: list[Any]) -> dict[str, Any]:
+    """TRL's two log functions, replaced by ones that keep what they are given."""
+
+    def keeping(log: Callable[..., None]) -> Callable[[str, Any], None]:
+        return lambda name, value: kept.append((log, name, value))
+
+    logs = {name: given.get(name) for name in ("log_metric", "log_extra")}
+    return {name: None if log is None else keeping(log) for name, log in logs.items()}
 
 
-def rows_of(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _each_row(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The arguments of a call for each row alone; what a row logs is dropped."""
     shared = {name: given[name] for name in FROM_TRAINER if name in given}
     shared |= {name: not_logged for name in ("log_metric", "log_extra") if name in shared}
-    environments = shared.pop("environments", None)
-    rows = columns_by_row(given)
-    if environments is not None:
-        rows = [{**row, "environments": [environments[n]]} for n, row in enumerate(rows)]
-    return [{**shared, **row} for row in rows]
+    for index, row in enumerate(columns_by_row(given)):
+        if shared.get("environments") is not None:
+            row["environments"] = [given["environments"][index]]
+        yield {**shared, **row}
 
 
 def columns_by_row(given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -219,50 +187,23 @@ def not_logged(name: str, value: Any) -> None:
     """A log function for calls whose log is dropped."""
 
 
-def all_failed(name: str, errors: Mapping[int, str]) -> RewardError:
-    return RewardError(
-        f"reward function '{name}' failed on all {len(errors)} rows of a call, first with "
-        f"{errors[0]}; fix it, then rerun with --resume"
-    )
-
-
-def joined(
-    name: str, outputs: Sequence[Any], errors: Mapping[int, str], completions: Sequence[Any]
-) -> list[Any]:
-    """The rewards of calls with one row each; an error if all of them failed."""
-    if len(errors) == len(outputs):
-        raise all_failed(name, errors)
-    rewards = []
-    for output, completion in zip(outputs, completions, strict=True):
-        rewards += checked(name, output, [completion])
-    return rewards
-
-
 def checked(name: str, output: Any, completions: Sequence[Any]) -> list[Reward]:
-    """A reward or None for each completion; refuses any other output."""
+    """A reward or None for each completion; refuses any other output. Arrays become lists."""
+    found = output
     if isinstance(output, str | bytes | Mapping) or not isinstance(output, Sequence):
-        output = _as_list(name, output)
-    if len(output) != len(completions):
-        raise RewardError(
-            f"reward function '{name}' returned {len(output)} rewards for {len(completions)} "
-            f"completions, the first of them {shown(completions[0])}; return one for each, then "
-            "rerun with --resume"
-        )
-    return [_number(name, one, text) for one, text in zip(output, completions, strict=True)]
-
-
-def _as_list(name: str, output: Any) -> list[Any]:
-    """An array or a tensor as a list."""
-    try:
-        found = output.tolist()
-    except AttributeError:
-        found = None
-    if not isinstance(found, list):
+        found = output.tolist() if hasattr(output, "tolist") else None
+    if not isinstance(found, Sequence):
         raise RewardError(
             f"reward function '{name}' returned {shown(output)}, a {type(output).__name__}; return "
             "a list with one number or None for each completion, then rerun with --resume"
         )
-    return found
+    if len(found) != len(completions):
+        raise RewardError(
+            f"reward function '{name}' returned {len(found)} rewards for {len(completions)} "
+            f"completions, the first of them {shown(completions[0])}; return one for each, then "
+            "rerun with --resume"
+        )
+    return [_number(name, one, text) for one, text in zip(found, completions, strict=True)]
 
 
 def _number(name: str, value: Any, completion: Any) -> Reward:
@@ -280,4 +221,57 @@ def _number(name: str, value: Any, completion: Any) -> Reward:
 
 def shown(value: Any) -> str:
     """A value for a message: one line, not too long."""
-    return shortened(repr(value), SHOWN)
+    return shortened(repr(value), 80)
+
+
+_END = os._exit
+_CAME_BACK = mmap.mmap(-1, 1)
+"""A byte that forked processes share with this one."""
+_running = 0
+"""How many calls are running."""
+
+
+@contextmanager
+def in_this_process(name: str, file: str | None) -> Iterator[None]:
+    """Raise a `RewardError` if the function `name` exits, or has come back in a forked process.
+
+    A process that the function forks may do work, and ends with this program. One that comes back
+    from the function would train in the same folder: it is ended, and the next call is an error.
+    """
+    global _running
+    own = os.getpid()
+
+    def end(code: int = 0) -> None:
+        if os.getpid() == own:
+            raise SystemExit(code)
+        _END(code)
+
+    os._exit, _running = end, _running + 1  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+        if os.getpid() != own:
+            _CAME_BACK[0] = 1
+    except SystemExit as error:
+        if os.getpid() != own:
+            _END(error.code if isinstance(error.code, int) else 0 if error.code is None else 1)
+        line, where = line_of(error, file)
+        sentence = REWARD_RAISED.format(name=name, error=one_line(error), line=line, file=where)
+        raise RewardError(sentence) from error
+    finally:
+        if os.getpid() != own:
+            _END(1)
+        os._exit, _running = _END, _running - 1
+    if _CAME_BACK[0]:
+        _CAME_BACK[0] = 0
+        raise RewardError(
+            f"reward function '{name}' forks, and the new process came back from it; end that "
+            "process with os._exit, or use multiprocessing, then rerun with --resume"
+        )
+
+
+def _end_with_this_process() -> None:
+    if _running and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+os.register_at_fork(after_in_child=_end_with_this_process)

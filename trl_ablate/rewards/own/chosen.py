@@ -1,17 +1,25 @@
 """From `reward_funcs` of a recipe to the functions and weights that TRL takes."""
 
+import base64
+import functools
+import inspect
+import pickle
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, RewardError
+from trl_ablate.named_code import load_code
 from trl_ablate.prompts.templates import TEMPLATES
-from trl_ablate.reward_specs import MATH_REWARDS, RewardSpec
+from trl_ablate.reward_specs import MATH_REWARDS, TRL_FACTORIES, TRL_REWARDS, RewardSpec
 from trl_ablate.rewards.functions import GradedRewards
 from trl_ablate.rewards.grading.grader import MathGrader
-from trl_ablate.rewards.own.calling import guarded
-from trl_ablate.rewards.own.finding import calls_of
-from trl_ablate.rewards.own.timed import Timed, timed
+from trl_ablate.rewards.grading.pool import WorkerPool
+from trl_ablate.rewards.own.calling import Calls, Reward, columns_by_row, guarded
+
+START_SECONDS = 120.0
+NO_MEMORY_LIMIT = -1
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,14 @@ class Rewards:
 
 
 @dataclass(frozen=True)
+class Timed:
+    """How many worker processes a function has, and how long one row may take."""
+
+    workers: int
+    timeout: float
+
+
+@dataclass(frozen=True)
 class Tools:
     """What rewards are made with.
 
@@ -55,49 +71,41 @@ class Tools:
 
 def chosen_rewards(specs: Sequence[RewardSpec], tools: Tools) -> Rewards:
     """The rewards that `reward_funcs` lists, in its order."""
-    graded: dict[str, GradedRewards] = {}
-    functions, needs, names = [], {}, []
+    graders = [spec.path for spec in specs if spec.path in MATH_REWARDS]
+    batches: dict[str | None, GradedRewards] = {}
+    functions: dict[str, Any] = {}
+    needs: dict[str, list[str]] = {}
     for spec in specs:
         if spec.kind == "own":
-            function = _own(spec, specs, tools, graded)
+            function = _own(spec.path, graders, tools, batches)
+            name = function.__name__ = spec.name or spec.path
             needed = ["answer"] if spec.path in MATH_REWARDS else []
         elif spec.kind == "model":
-            function, needed = tools.load_model(spec.path), []
+            function, name, needed = tools.load_model(spec.path), spec.path, []
         else:
             calls = calls_of(spec)
-            needed = calls.needed()
-            limits = tools.limits
-            function = timed(calls, spec, limits) if limits else guarded(calls)
-        name = spec.path if spec.kind == "model" else function.__name__
-        if name in names:
+            name, needed = calls.name, calls.needed()
+            function = timed(calls, spec, tools.limits) if tools.limits else guarded(calls)
+        if name in functions:
             raise ConfigurationError(
                 f"reward_funcs has two rewards named '{name}', whose metrics would mix; give one "
                 "of them another `name`"
             )
-        names.append(name)
-        needs[name] = needed
-        functions.append(function)
-    return Rewards(functions, [spec.weight for spec in specs], needs)
+        functions[name], needs[name] = function, needed
+    return Rewards(list(functions.values()), [spec.weight for spec in specs], needs)
 
 
 def _own(
-    spec: RewardSpec,
-    specs: Sequence[RewardSpec],
-    tools: Tools,
-    graded: dict[str, GradedRewards],
+    path: str, graders: Sequence[str], tools: Tools, batches: dict[str | None, GradedRewards]
 ) -> Callable[..., Any]:
     """A reward of this package. Those of one format share the grading of a batch, which the first
     of them logs."""
-    graders = [one.path for one in specs if one.path in MATH_REWARDS]
-    if spec.path == "eos_penalty" and not graders:
-        return _renamed(GradedRewards.eos_alone(tools.eos_token_ids, tools.special_token_ids), spec)
-    form = _form(spec.path if spec.path != "eos_penalty" else graders[0], tools.form)
-    batch = graded.setdefault(form, GradedRewards(form, tools.grader))
-    if spec.path == "eos_penalty":
-        return _renamed(batch.eos_penalty(tools.eos_token_ids, tools.special_token_ids), spec)
-    parts = {"answer": "answer_reward", "format": "format_reward"}
-    part, logs = parts.get(spec.path, "reward"), spec.path == graders[0]
-    return _renamed(batch.marks(spec.path, part, logs=logs), spec)
+    form = _form(path if path in graders else graders[0], tools.form) if graders else None
+    batch = batches.setdefault(form, GradedRewards(form, tools.grader))
+    if path == "eos_penalty":
+        return batch.eos_penalty(tools.eos_token_ids, tools.special_token_ids)
+    part = {"answer": "answer_reward", "format": "format_reward"}.get(path, "reward")
+    return batch.marks(path, part, logs=path == graders[0])
 
 
 def _form(path: str, form: str | None) -> str:
@@ -111,7 +119,103 @@ def _form(path: str, form: str | None) -> str:
     return form
 
 
-def _renamed(function: Callable[..., Any], spec: RewardSpec) -> Callable[..., Any]:
-    if spec.name is not None:
-        function.__name__ = spec.name
-    return function
+def calls_of(spec: RewardSpec) -> Calls:
+    """A function of the user or of TRL, with the arguments to add to every call.
+
+    A class is made into an object with the arguments, and so is a reward that TRL makes from them.
+    """
+    trl_name = spec.path.removeprefix("trl.rewards.")
+    if spec.place is not None:
+        function = load_code(spec.place, "reward_funcs")
+    else:
+        import trl.rewards
+
+        function = getattr(trl.rewards, spec.path)
+    kwargs = spec.kwargs
+    if inspect.isclass(function) or trl_name in TRL_FACTORIES:
+        made_with, kwargs = {**TRL_FACTORIES.get(trl_name, {}), **kwargs}, {}
+        try:
+            function = function(**made_with)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"reward_funcs: {spec.path} cannot be made with kwargs {made_with}: {error}; "
+                "correct them"
+            ) from error
+    if not callable(function):
+        raise ConfigurationError(
+            f"reward_funcs: {spec.path} is a {type(function).__name__}, which cannot be called; "
+            "name a function, or a class with __call__"
+        )
+    code: Any = function
+    while isinstance(code, functools.partial):
+        code = code.func
+    if trl_name in TRL_REWARDS:
+        function = _of_messages(function)
+    # As TRL names it: an object without a name by its class.
+    name = spec.name or getattr(code, "__name__", type(code).__name__)
+    return Calls(name, function, kwargs, None if spec.place is None else _file_of(code))
+
+
+def _file_of(code: Any) -> str | None:
+    try:
+        return inspect.getsourcefile(code if inspect.isroutine(code) else type(code))
+    except TypeError:  # of a built-in function
+        return None
+
+
+def _of_messages(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A reward of TRL, which reads the content of messages, also for completions of text."""
+
+    @functools.wraps(function)
+    def reward(*, completions, **given):
+        messages = [
+            [{"role": "assistant", "content": one}] if isinstance(one, str) else one
+            for one in completions
+        ]
+        return function(completions=messages, **given)
+
+    return reward
+
+
+def timed(calls: Calls, spec: RewardSpec, limits: Timed) -> Callable[..., list[Reward]]:
+    """The function for TRL's `reward_funcs`, which calls the user's in worker processes that are
+    killed when a row takes too long: `reward_timeout` in a recipe.
+
+    The function is imported in every worker and called for one row at a time, so it has to grade a
+    row without the others. What it logs is dropped, and it gets no `trainer_state` and no
+    `environments`.
+    """
+    missing = [name for name in calls.required() if name in ("trainer_state", "environments")]
+    if missing:
+        raise ConfigurationError(
+            f"reward function '{calls.name}' needs {missing[0]}, which cannot be passed to worker "
+            "processes; set reward_timeout to null, or give the argument a default"
+        )
+    own = {"reward": asdict(spec), "path": sys.path}
+    pool = WorkerPool(limits.workers, limits.timeout, NO_MEMORY_LIMIT, START_SECONDS, own)
+
+    def packed(row: Mapping[str, Any]) -> str:
+        try:
+            return base64.b64encode(pickle.dumps(calls.arguments(row))).decode()
+        except Exception as error:
+            raise ConfigurationError(
+                f"reward function '{calls.name}' has a reward_timeout, but a row cannot be passed "
+                f"to a worker process ({error}); set reward_timeout to null"
+            ) from error
+
+    def reward(**given: Any) -> list[Reward]:
+        outcomes = pool.run([(packed(row),) for row in columns_by_row(given)])
+        rewards: list[Reward] = []
+        errors: dict[int, str] = {}
+        for index, outcome in enumerate(outcomes):
+            report = outcome.verdict or {}
+            if "wrong" in report:
+                raise RewardError(report["wrong"])
+            rewards.append(report.get("reward"))
+            if "error" in report or not (report or outcome.timed_out):
+                errors[index] = report.get("error", "its worker process ended")
+        timeouts = sum(outcome.timed_out for outcome in outcomes)
+        return calls.settled(rewards, errors, given, timeouts=timeouts)
+
+    reward.__name__ = calls.name
+    return reward
