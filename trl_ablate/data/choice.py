@@ -8,8 +8,6 @@ from trl_ablate.task import TaskArguments
 
 Part = Literal["train", "eval"]
 
-USUAL_EVAL_SPLIT = "validation"
-
 
 @dataclass(frozen=True)
 class Source:
@@ -65,14 +63,11 @@ class Selection:
     pass_rate: tuple[str, float, float] | None = None
 
 
-ALL = Selection()
-
-
 def source_of(task: TaskArguments, part: Part) -> Source:
     """The source of the task's training or evaluation questions."""
     return Source(
         task.dataset,
-        task.train_split if part == "train" else task.eval_split or USUAL_EVAL_SPLIT,
+        task.train_split if part == "train" else task.eval_split or "validation",
         columns=(task.question_column, task.answer_column),
         config=task.dataset_config,
         skip_bad_rows=task.skip_bad_rows,

@@ -1,17 +1,24 @@
-"""Conditions on the columns of a data set: `level >= 3 and subject in [Algebra, Geometry]`.
+"""Which rows of a data set are used: by conditions on its columns, by level and subject, by pass
+rate.
 
-A condition is a column, an operator and a value; conditions are joined by `and`. Nothing is
-evaluated as Python. Values are numbers, true, false, null, words, texts in quotes, and after `in`
-and `not in` a list in brackets. Numbers are compared with numbers: a text such as "Level 5" counts
-as the one number in it. Texts are compared as they are, capitals included.
+`filter` is such as `level >= 3 and subject in [Algebra, Geometry]`. A condition is a column, an
+operator and a value; conditions are joined by `and`. Nothing is evaluated as Python. Values are
+numbers, true, false, null, words, texts in quotes, and after `in` and `not in` a list in brackets.
+Numbers are compared with numbers: a text such as "Level 5" counts as the one number in it. Texts
+are compared as they are, capitals included.
 """
 
+import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 _ORDER: dict[str, Callable[[float, float], bool]] = {
     "<": lambda a, b: a < b,
@@ -139,3 +146,75 @@ def filtered(
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every column that some row has, in the order of their first rows."""
     return list(dict.fromkeys(column for row in rows for column in row))
+
+
+def of_these(
+    column: str, chosen: Sequence[int | str] | None, rows: list[dict[str, Any]], name: str
+) -> list[dict[str, Any]]:
+    """The rows whose level or subject is one of those chosen, each of which some row has to have.
+
+    Upper and lower case are equal, and so are 5, "5" and "Level 5".
+    """
+
+    def plain(value: Any) -> str:
+        return str(value or "").casefold().removeprefix(column).strip()
+
+    if not chosen:
+        return rows
+    wanted = {plain(value) for value in chosen}
+    values = [plain(row.get(column)) for row in rows]
+    if missing := sorted(wanted - set(values)):
+        there = ", ".join(sorted(set(values) - {""})) or "none at all"
+        raise ConfigurationError(
+            f"{column}s={missing!r} match no row of dataset {name!r}; it has {there}."
+        )
+    return [row for row, value in zip(rows, values, strict=True) if value in wanted]
+
+
+def by_pass_rate(
+    rows: list[dict[str, Any]], file: str, low: float, high: float, name: str
+) -> list[dict[str, Any]]:
+    """The rows whose question has a pass rate from `low` to `high`, both included.
+
+    The file is what `evaluate --per_question` writes. Each line is an object with `question` and
+    `pass_rate`, the share of graded samples that were right, or null if none was graded.
+    """
+    rates = _rates(file)
+    known = [row for row in rows if row.get("question") in rates]
+    if rows and not known:
+        raise ConfigurationError(
+            f"pass_rate: {file} has none of the {len(rows)} questions of dataset {name!r}; make it "
+            "with `trl-ablate evaluate MODEL --dataset D --eval_split train --per_question FILE`"
+        )
+    kept = [row for row in known if low <= rates[row["question"]] <= high]
+    if rows and not kept:
+        raise ConfigurationError(
+            f"pass_rate: none of {len(known)} questions of dataset {name!r} has a rate between "
+            f"{low} and {high}; widen `between`"
+        )
+    logger.warning(
+        "pass_rate kept %d of %d questions of %s; %d have no rate in %s",
+        len(kept), len(rows), name, len(rows) - len(known), file,
+    )  # fmt: skip
+    return kept
+
+
+def _rates(file: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    number = 0
+    try:
+        for line in Path(file).read_text("utf-8").splitlines():
+            number += 1
+            row = json.loads(line)
+            if row["pass_rate"] is not None:
+                found[row["question"]] = float(row["pass_rate"])
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"pass_rate: there is no file {file}; create it, or correct the path"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"pass_rate: {file}, line {number}, has no question and pass_rate ({error!r}); make it "
+            "with `trl-ablate evaluate --per_question`"
+        ) from error
+    return found

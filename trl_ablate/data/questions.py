@@ -16,21 +16,22 @@ and reports how many.
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow
 from datasets import Dataset
 
-from trl_ablate.data.choice import ALL, Selection, Source
-from trl_ablate.data.filters import columns_of, filtered
-from trl_ablate.data.gym_questions import gym_rows, is_gym
-from trl_ablate.data.pass_rates import by_pass_rate
-from trl_ablate.data.sources import BadRowError, Reading, read_source, to_question
+from trl_ablate.data.choice import Selection, Source
+from trl_ablate.data.filters import by_pass_rate, columns_of, filtered, of_these
+from trl_ablate.data.row_files import read_source
+from trl_ablate.data.sources import BadRowError, Reading, to_question
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature, problems, world_of_data
 from trl_ablate.prompts.writing import prompt_writer
+from trl_ablate.reward_specs import GYM
+from trl_ablate.rewards.gym import gym_rows
 
 if TYPE_CHECKING:
     from trl_ablate.config import AblationConfig
@@ -67,37 +68,35 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
 
 
-def load_questions(source: Source, selection: Selection = ALL) -> Dataset:
-    """Questions and reference answers."""
-    size = selection.size
+def load_questions(source: Source, selection: Selection | None = None) -> Dataset:
+    """Questions and reference answers; without a selection, all."""
+    selection = selection or Selection()
+    name, size, seed = source.name, selection.size, selection.seed
     if size is not None and size < 1:
         raise ConfigurationError(f"size={size!r}: give at least 1 row, or leave it out for all.")
-    if is_miniature(source.name):
+    if is_miniature(name):
         return _load_miniature(source, selection)
-    given = gym_rows(source, selection) if is_gym(source.name) else _collect(source)
-    questions = _filtered(given, selection, source.name)
+    made = name.startswith(GYM)  # in the number that was asked for
+    given = gym_rows(name, source.gym, source.split, size, seed) if made else _collect(source)
+    questions = _filtered(given, selection, name)
     if not questions:
         raise ConfigurationError(
-            f"dataset {source.name!r}, split {source.split!r}, has no usable rows left; look at "
+            f"dataset {name!r}, split {source.split!r}, has no usable rows left; look at "
             "what it holds, and at what levels, subjects and filter leave out."
         )
-    _report_repeats(questions, source.name)
-    if is_gym(source.name):  # made in the number that was asked for
-        return _to_dataset(questions, source.name)
-    return _to_dataset(draw(questions, size, selection.seed, source.name), source.name)
+    _report_repeats(questions, name)
+    return _to_dataset(questions if made else draw(questions, size, seed, name), name)
 
 
 def _report_repeats(questions: list[dict[str, Any]], name: str) -> None:
     """Warn about rows that are equal in every column: they count more than once."""
-    texts = [repr(row) for row in questions]
-    if (distinct := len(set(texts))) < len(texts):
-        seen: set[str] = set()
-        first = next(row for row, text in enumerate(texts) if text in seen or seen.add(text))
-        shown = _beginning(questions[first])
+    seen: set[str] = set()
+    repeats = [row for row in questions if (text := repr(row)) in seen or seen.add(text)]
+    if repeats:
         logger.warning(
             "dataset %r: %d of %d rows repeat an earlier row in every column, the first is %r; "
             "remove them if they should not count more than once",
-            name, len(texts) - distinct, len(texts), shown,
+            name, len(repeats), len(questions), _beginning(repeats[0]),
         )  # fmt: skip
 
 
@@ -138,14 +137,9 @@ def to_prompts(
         logger.warning(
             "%s: dropped %d of %d questions, %d are left; their prompts have more than "
             "max_prompt_length %d tokens, the longest %d (row %d)",
-            what,
-            len(lengths) - len(kept),
-            len(lengths),
-            len(kept),
-            max_prompt_length,
-            max(lengths),
-            lengths.index(max(lengths)),
-        )
+            what, len(lengths) - len(kept), len(lengths), len(kept), max_prompt_length,
+            max(lengths), lengths.index(max(lengths)),
+        )  # fmt: skip
     return rendered.select(kept) if len(kept) < len(lengths) else rendered
 
 
@@ -225,11 +219,13 @@ def _load_miniature(source: Source, selection: Selection) -> Dataset:
 def _collect(source: Source) -> list[dict[str, Any]]:
     """The usable rows: question and answer as text, and all other columns."""
     known = NAMED_DATASETS.get(source.name) or NamedDataset(source.name)
-    columns = (
+    reading = Reading(
         source.columns[0] or known.question_column,
         source.columns[1] or known.answer_column,
+        known.marker,
+        source.prompt_column,
+        source.needs_answers,
     )
-    reading = Reading(*columns, known.marker, source.prompt_column, source.needs_answers)
     questions: list[dict[str, Any]] = []
     bad: list[str] = []
     for row in read_source(known.hub_id, split=source.split, config=source.config or known.config):
@@ -252,58 +248,20 @@ def _collect(source: Source) -> list[dict[str, Any]]:
 def _filtered(
     questions: list[dict[str, Any]], selection: Selection, name: str
 ) -> list[dict[str, Any]]:
-    """Those of the selection's levels, and of those the ones of its subjects."""
-    if selection.levels:
-        wanted = {_level_name(level) for level in selection.levels}
-        questions = _of_these("level", wanted, _level_name, questions, name)
-    if selection.subjects:
-        wanted = {_subject_name(subject) for subject in selection.subjects}
-        questions = _of_these("subject", wanted, _subject_name, questions, name)
-    return _chosen(questions, selection, name)
-
-
-def _chosen(
-    questions: list[dict[str, Any]], selection: Selection, name: str
-) -> list[dict[str, Any]]:
-    """Those that meet the conditions and have one of the pass rates."""
+    """Those of the selection's levels, subjects, conditions and pass rates."""
+    questions = of_these("level", selection.levels, questions, name)
+    questions = of_these("subject", selection.subjects, questions, name)
     questions = filtered(questions, selection.filter, name)
     if selection.pass_rate is not None:
         questions = by_pass_rate(questions, *selection.pass_rate, name)
     return questions
 
 
-def _of_these(
-    column: str,
-    wanted: set[str],
-    plain: Callable[[Any], str],
-    questions: list[dict[str, Any]],
-    name: str,
-) -> list[dict[str, Any]]:
-    """The questions whose column has one of the values, each of which some question has to have."""
-    values = [plain(row.get(column)) for row in questions]
-    missing = sorted(wanted - set(values))
-    if missing:
-        there = ", ".join(sorted(set(values) - {""})) or "none at all"
-        raise ConfigurationError(
-            f"{column}s={missing!r} match no row of dataset {name!r}; it has {there}."
-        )
-    return [row for row, value in zip(questions, values, strict=True) if value in wanted]
-
-
-def _subject_name(subject: str | None) -> str:
-    return (subject or "").casefold()
-
-
-def _level_name(level: int | str | None) -> str:
-    return str(level or "").casefold().removeprefix("level").strip()
-
-
 def _to_dataset(questions: list[dict[str, Any]], name: str) -> Dataset:
     """A dataset with the columns that any row has; a row without one has None there."""
     there = columns_of(questions)
-    first = [column for column in FIRST_COLUMNS if column in there]
     found = {}
-    for column in [*first, *(column for column in there if column not in first)]:
+    for column in dict.fromkeys([*(one for one in FIRST_COLUMNS if one in there), *there]):
         found[column] = [row.get(column) for row in questions]
         try:
             pyarrow.array(found[column])

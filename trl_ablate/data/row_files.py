@@ -1,7 +1,7 @@
-"""Read rows from one file: JSONL, JSON, CSV, Parquet or Arrow.
+"""Read rows from a file (JSONL, JSON, CSV, Parquet or Arrow), a folder of them, or the Hub.
 
-JSONL and CSV are read line by line here, and not by `datasets`, so that a message can give the
-number and the defect of a bad line, and so that the good lines are kept.
+JSON and CSV are read here, and not by `datasets`, so that a message can give the line and the
+defect of a bad row, so that the good rows are kept, and so that no text becomes a number.
 """
 
 import csv
@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, shortened
+
+_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
+_SAVED = ("dataset_dict.json", "state.json")
+"""Files of a folder that `datasets` wrote with `save_to_disk`: of several splits, or of one."""
+_OTHER_NAME = {"validation": "test", "test": "validation"}
 
 
 @dataclass(frozen=True)
@@ -23,47 +28,145 @@ class Row:
     defect: str | None = None
 
 
+def read_source(source: str, *, split: str, config: str | None = None) -> Iterator[Row]:
+    """The rows of a file, of a folder's file for the split, or of a dataset on the Hub."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if any((path / name).is_file() for name in _SAVED):
+            return _of_dataset(str(path), split, _saved(path, split))
+        if _is_of_the_hub(path, split):
+            return _of_dataset(str(path), split, _loaded(str(path), split, config))
+        path = _file_for_split(path, split)
+    elif not path.is_file():
+        if not is_on_the_hub(source):
+            raise ConfigurationError(
+                f"dataset {source!r}: there is no such file or folder; create it, or give "
+                "another name."
+            )
+        return _of_dataset(source, split, _loaded(source, split, config))
+    if path.suffix in _SUFFIXES:
+        return read_file(path)
+    raise ConfigurationError(
+        f"dataset {str(path)!r} is not a supported file type; give a file that ends in "
+        f"{', '.join(_SUFFIXES)}."
+    )
+
+
+def is_on_the_hub(source: str) -> bool:
+    """Whether a name stands neither for a file or folder that exists nor for one that should."""
+    path = Path(source).expanduser()
+    return not (path.exists() or source.startswith((".", "/", "~")) or path.suffix in _SUFFIXES)
+
+
+def _is_of_the_hub(folder: Path, split: str) -> bool:
+    """Whether a split is in several files or in a folder below, as in a copy of a Hub dataset."""
+    files = (path for suffix in _SUFFIXES for path in folder.rglob(f"{split}[-_.]*{suffix}"))
+    usual = {folder / f"{split}{suffix}" for suffix in _SUFFIXES}
+    return not any(path.is_file() for path in usual) and any(files)
+
+
+def _file_for_split(folder: Path, split: str) -> Path:
+    """The folder's file for the split; `validation` and `test` replace each other."""
+    for name in (split, _OTHER_NAME.get(split, split)):
+        for suffix in _SUFFIXES:
+            if (folder / f"{name}{suffix}").is_file():
+                return folder / f"{name}{suffix}"
+    there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+    raise ConfigurationError(
+        f"split {split!r}: folder {str(folder)!r} has no {split}.jsonl and no {split}.parquet "
+        f"(nor .json, .csv, .arrow); it contains {there}; add one of these files, or give another "
+        "split or folder."
+    )
+
+
+def _of_dataset(source: str, split: str, dataset: Any) -> Iterator[Row]:
+    for number, values in enumerate(dataset, start=1):
+        yield Row(f"{source}, split {split}, row {number}", dict(values))
+
+
+def _saved(folder: Path, split: str) -> Any:
+    """What `save_to_disk` wrote; a `Dataset` is every split."""
+    from datasets import DatasetDict, load_from_disk
+
+    try:
+        dataset = load_from_disk(str(folder))
+    except Exception as error:  # pyarrow and datasets raise many kinds for a damaged folder
+        raise ConfigurationError(
+            f"dataset {str(folder)!r} could not be read ({shortened(str(error), 200)}); "
+            "save it again with save_to_disk"
+        ) from error
+    if not isinstance(dataset, DatasetDict):
+        return dataset
+    name = split if split in dataset else _OTHER_NAME.get(split, split)
+    if name not in dataset:
+        raise ConfigurationError(
+            f"split {split!r}: dataset {str(folder)!r} has {', '.join(map(str, dataset))}; "
+            "give one of them as train_split or eval_split."
+        )
+    return dataset[name]
+
+
+def _loaded(source: str, split: str, config: str | None) -> Any:
+    """A dataset of the Hub; without a network, its copy in the cache."""
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(source, config, split=split)
+    except (ValueError, OSError, RuntimeError) as error:
+        if "Unknown split" in str(error) and split in _OTHER_NAME:
+            return load_dataset(source, config, split=_OTHER_NAME[split])
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise ConfigurationError(
+            f"dataset {source!r}, split {split!r}, could not be loaded ({reason}); check the name, "
+            "or give a JSON, JSONL, CSV, Parquet or Arrow file, or a folder of them."
+        ) from error
+
+
 def read_file(path: Path) -> Iterator[Row]:
     """The rows of a file, by its suffix."""
-    if path.suffix == ".parquet":
-        return _read_parquet(path)
-    if path.suffix == ".arrow":
-        return _read_arrow(path)
+    if path.suffix in (".parquet", ".arrow"):
+        return _read_table(path)
     if path.suffix == ".csv":
         return _read_csv(path)
-    return _read_json(path) if path.suffix == ".json" else _read_jsonl(path)
+    return _read_json(path)
 
 
 def _read_json(path: Path) -> Iterator[Row]:
-    """A list of objects, or one object per line."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError):  # several lines, or a defect that has a line
-        yield from _read_jsonl(path)
-        return
-    if not isinstance(values, list):
-        yield from _read_jsonl(path)
-        return
-    for number, one in enumerate(values, start=1):
-        yield _json_row(f"{path}, item {number}", one)
+    """One object per line, or in a `.json` file a list of them; blank lines are skipped."""
+    if path.suffix == ".json":
+        try:
+            values = json.loads(path.read_text(encoding="utf-8-sig"))
+        except (ValueError, RecursionError):  # several lines, or a defect that has a line
+            values = None
+        if isinstance(values, list):
+            for number, one in enumerate(values, start=1):
+                yield _json_row(f"{path}, item {number}", one)
+            return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            place = f"{path}, line {number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                row = _json_row(place, json.loads(text), "\\ud" in text.lower()) if text else None
+            except UnicodeDecodeError as error:
+                row = Row(place, defect=f"not UTF-8 (byte {error.start + 1} of the line)")
+            except (ValueError, RecursionError) as error:
+                row = Row(place, defect=f"not JSON ({error})")
+            if row is not None:
+                yield row
 
 
 def _json_row(place: str, values: Any, maybe_half: bool = True) -> Row:
     """The row of a parsed value; `maybe_half` looks for halves of surrogate pairs in it."""
-    if maybe_half and (half := _half_a_pair(values)):
-        return Row(place, defect=half)
+    try:
+        if maybe_half:
+            json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])[1:-1]
+        return Row(place, defect=f"text with {half}, which is half of a surrogate pair")
     if not isinstance(values, dict):
         return Row(place, defect=f"a JSON {type(values).__name__}, not an object")
     return Row(place, values)
-
-
-def _half_a_pair(values: Any) -> str | None:
-    try:
-        json.dumps(values, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start])[1:-1]
-        return f"text with {half}, which is half of a surrogate pair"
-    return None
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
@@ -91,89 +194,45 @@ def _read_csv(path: Path) -> Iterator[Row]:
             "name of its own in the first line."
         )
     whole = [record for _, record in records if len(record) == len(header)]
-    columns = [[record[place] for record in whole] for place in range(len(header))]
-    numbers = {name for name, column in zip(header, columns, strict=True) if _whole(column)}
+    numeric = [all(map(_is_whole, filter(None, column))) for column in zip(*whole, strict=True)]
     for line, record in records:
-        place = f"{path}, line {line}"
         if len(record) != len(header):
             defect = f"{len(record)} fields, but the first line names {len(header)} columns"
-            yield Row(place, defect=defect)
-        else:
-            yield Row(place, {
-                name: None if not field else int(field) if name in numbers else field
-                for name, field in zip(header, record, strict=True)
-            })  # fmt: skip
+            yield Row(f"{path}, line {line}", defect=defect)
+            continue
+        fields = [
+            None if not text else int(text) if is_number else text
+            for text, is_number in zip(record, numeric, strict=True)
+        ]
+        yield Row(f"{path}, line {line}", dict(zip(header, fields, strict=True)))
 
 
-def _whole(column: list[str]) -> bool:
-    """Whether the fields that are not empty are whole numbers as Python writes them."""
-    given = [field for field in column if field]
-    return bool(given) and all(
-        field.removeprefix("-").isascii()
-        and field.removeprefix("-").isdigit()
-        and len(field) < 19
-        and str(int(field)) == field
-        for field in given
-    )
+def _is_whole(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(text) < 19 and str(int(text)) == text
 
 
-def _read_arrow(path: Path) -> Iterator[Row]:
-    """An Arrow stream, as `datasets` writes it, or an Arrow file."""
-    import pyarrow
-
-    def opened(source: Any) -> Any:
-        try:
-            return pyarrow.ipc.open_stream(source)
-        except pyarrow.ArrowInvalid:
-            return pyarrow.ipc.open_file(source)
-
-    number = 0
-    try:
-        with pyarrow.memory_map(str(path)) as source:
-            for values in opened(source).read_all().to_pylist():
-                number += 1
-                yield Row(f"{path}, row {number}", values)
-    except pyarrow.ArrowException as error:
-        raise ConfigurationError(
-            f"dataset {str(path)!r} is not an Arrow file ({' '.join(str(error).split())[:200]}); "
-            "give a valid one."
-        ) from error
-
-
-def _read_jsonl(path: Path) -> Iterator[Row]:
-    """One row per line; blank lines are skipped."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            place = f"{path}, line {number}"
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                if not text:
-                    continue
-                row = _json_row(place, json.loads(text), "\\ud" in text.lower())
-            except UnicodeDecodeError as error:
-                yield Row(place, defect=f"not UTF-8 (byte {error.start + 1} of the line)")
-            except (ValueError, RecursionError) as error:
-                yield Row(place, defect=f"not JSON ({error})")
-            else:
-                yield row
-
-
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_table(path: Path) -> Iterator[Row]:
+    """A Parquet file, or an Arrow file or stream, as `datasets` writes it."""
     import pyarrow
     import pyarrow.parquet
 
-    number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for values in batch.to_pylist():
-                    number += 1
-                    yield Row(f"{path}, row {number}", values)
+        if path.suffix == ".parquet":
+            table = pyarrow.parquet.read_table(path)
+        else:
+            with pyarrow.memory_map(str(path)) as file:
+                try:
+                    table = pyarrow.ipc.open_stream(file).read_all()
+                except pyarrow.ArrowInvalid:
+                    table = pyarrow.ipc.open_file(file).read_all()
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        read = f"cannot be read after row {number}" if number else "is not a Parquet file"
+        kind = "a Parquet" if path.suffix == ".parquet" else "an Arrow"
         raise ConfigurationError(
-            f"dataset {str(path)!r} {read} ({' '.join(str(error).split())[:200]}); give a "
+            f"dataset {str(path)!r} is not {kind} file ({shortened(str(error), 200)}); give a "
             "valid one."
         ) from error
+    for number, values in enumerate(table.to_pylist(), start=1):
+        yield Row(f"{path}, row {number}", values)

@@ -200,7 +200,7 @@ class GradedRewards:
         graded = [each for each in self._scores if each["reward"] is not None]
         for name in ("format_reward", "answer_reward"):
             if log_metric is not None and graded:
-                log_metric(name, sum(each[name] for each in graded) / len(graded))
+                log_metric(name, sum(each[name] or 0.0 for each in graded) / len(graded))
             if log_extra is not None:
                 log_extra(name, [each[name] for each in self._scores])
         for name, count in self._counts.items():

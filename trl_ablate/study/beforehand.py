@@ -7,15 +7,15 @@ and only the run finds out whether a file defines the function that is named.
 from collections.abc import Iterable
 
 from trl_ablate.data.choice import Part, selection_of, source_of
-from trl_ablate.data.gym_questions import is_gym
 from trl_ablate.data.questions import NAMED_DATASETS, check_enough, load_questions, to_prompts
-from trl_ablate.data.sources import is_on_the_hub
+from trl_ablate.data.row_files import is_on_the_hub
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature
 from trl_ablate.named_code import check_file, code_place
 from trl_ablate.prompts.writing import prompt_writer
 from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.resolving import Resolved
+from trl_ablate.reward_specs import GYM
 from trl_ablate.task import TaskArguments
 
 
@@ -66,7 +66,7 @@ def _check_prompts(task: TaskArguments, part: Part):
     template = task.template if task.prompt_column is None else None
     name = task.dataset
     on_the_hub = name in NAMED_DATASETS or (not is_miniature(name) and is_on_the_hub(name))
-    if on_the_hub or is_gym(name):
+    if on_the_hub or name.startswith(GYM):
         if template is not None:
             prompt_writer(template, task.prompt_style, task.system_prompt, None)
         return None

@@ -5,7 +5,6 @@ import sys
 import pytest
 
 from trl_ablate.data.choice import selection_of, source_of
-from trl_ablate.data.gym_questions import gym_rows
 from trl_ablate.data.questions import load_questions
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.rewards.gym import score
@@ -109,6 +108,5 @@ def test_wrong_settings_are_refused_in_a_sentence(settings, sentence):
 
 def test_without_the_package_one_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym.composite", None)
-    task = TaskArguments(**SETTINGS)
     with pytest.raises(ConfigurationError, match=r"pip install 'trl-ablate\[gym\]'"):
-        gym_rows(source_of(task, "train"), selection_of(task, "train"))
+        rows()

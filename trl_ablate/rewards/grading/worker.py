@@ -29,6 +29,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, BinaryIO
 
@@ -229,7 +230,9 @@ class Watcher:
         return None
 
     def _quit(self) -> None:
-        self._fork.end()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with suppress(OSError):  # the fork has just ended
+            self._fork.end()
         os._exit(0)
 
 

@@ -189,10 +189,8 @@ def not_logged(name: str, value: Any) -> None:
 
 def checked(name: str, output: Any, completions: Sequence[Any]) -> list[Reward]:
     """A reward or None for each completion; refuses any other output. Arrays become lists."""
-    found = output
-    if isinstance(output, str | bytes | Mapping) or not isinstance(output, Sequence):
-        found = output.tolist() if hasattr(output, "tolist") else None
-    if not isinstance(found, Sequence):
+    found = output.tolist() if hasattr(output, "tolist") else output
+    if isinstance(found, str | bytes) or not isinstance(found, Sequence):
         raise RewardError(
             f"reward function '{name}' returned {shown(output)}, a {type(output).__name__}; return "
             "a list with one number or None for each completion, then rerun with --resume"
