@@ -16,7 +16,7 @@ import re
 _TOKEN = re.compile(
     r"\s*(\d+(?:\.\d+)?|\.\d+|[a-zA-Z]|\\(?:frac|sqrt|pi|cdot|times)(?![a-zA-Z])|[-+*/^(){}\[\]])"
 )
-_CONSTANTS = {"i": 1j, "e": math.e}
+_CONSTANTS = {"i": 1j, "e": math.e, r"\pi": math.pi}
 
 
 class _NotClosedForm(Exception):
@@ -29,106 +29,86 @@ def approximate(text: str) -> complex | None:
     The caller must bound the nesting of brackets, as the parser is recursive.
     """
     try:
-        value = complex(_Parser(text).parse())
+        value = complex(_Parser(text).whole())
     except (_NotClosedForm, ArithmeticError):
         return None
     return value if cmath.isfinite(value) else None
-
-
-def clearly_differ(one: complex, other: complex) -> bool:
-    """Whether two values differ by more than the rounding of an answer."""
-    return abs(one - other) > 1e-4 * max(1.0, abs(one), abs(other))
-
-
-def letter_value(letter: str) -> complex:
-    """The value substituted for a letter: between 1 and 2, different for each letter."""
-    return _CONSTANTS.get(letter, 1.05 + 0.9 * abs(math.sin(ord(letter))))
 
 
 class _Parser:
     """Recursive descent; one method for each level of precedence."""
 
     def __init__(self, text: str) -> None:
-        self._tokens: list[str] = []
-        position = 0
-        while position < len(text):
-            match = _TOKEN.match(text, position)
-            if match is None:
-                raise _NotClosedForm
-            self._tokens.append(match.group(1))
-            position = match.end()
-        self._next = 0
+        self._rest = _TOKEN.findall(text)[::-1]
+        if "".join(self._rest[::-1]) != re.sub(r"\s", "", text) or text != text.rstrip():
+            raise _NotClosedForm
 
-    def parse(self) -> complex:
+    def whole(self) -> complex:
         value = self._sum()
-        if self._next < len(self._tokens):
+        if self._rest:
             raise _NotClosedForm
         return value
 
-    def _peek(self) -> str:
-        return self._tokens[self._next] if self._next < len(self._tokens) else ""
+    def _next(self) -> str:
+        return self._rest[-1] if self._rest else ""
 
     def _take(self, *allowed: str) -> str:
-        token = self._peek()
-        if not token or (allowed and token not in allowed):
+        if not self._rest or (allowed and self._rest[-1] not in allowed):
             raise _NotClosedForm
-        self._next += 1
-        return token
+        return self._rest.pop()
 
     def _sum(self) -> complex:
         value: complex = 0.0
-        sign = self._take() if self._peek() in ("+", "-") else "+"
+        sign = self._take() if self._next() in ("+", "-") else "+"
         while True:
             value += self._product() * (-1.0 if sign == "-" else 1.0)
-            if self._peek() not in ("+", "-"):
+            if self._next() not in ("+", "-"):
                 return value
             sign = self._take()
 
     def _product(self) -> complex:
-        before = self._peek()
+        first = self._next()
         value = self._power()
-        while True:
-            token = self._peek()
+        while token := self._next():
             if token in ("*", r"\cdot", r"\times", "/"):
                 self._take()
                 value = value / self._power() if token == "/" else value * self._power()
-            elif token == r"\frac" and before[0].isdigit():  # 3\frac12 is a mixed number
+            elif token == r"\frac" and first[0].isdigit():  # 3\frac12 is a mixed number
                 return value
             elif token in (r"\pi", r"\sqrt", r"\frac", "(") or token.isalpha():
                 value *= self._power()
             else:
                 return value
+        return value
 
     def _power(self) -> complex:
         base = self._atom()
-        if self._peek() != "^":
+        if self._next() != "^":
             return base
         self._take()
-        exponent = self._argument()
-        if not _is_positive(base) and not _is_small_integer(exponent):
+        exponent = complex(self._argument())
+        small = not exponent.imag and exponent.real.is_integer() and abs(exponent.real) <= 100
+        if not small and not _is_positive(base):
             raise _NotClosedForm  # a root of a negative number has several values
-        return base**exponent
+        return base ** (exponent if exponent.imag else exponent.real)
 
     def _atom(self) -> complex:
         token = self._take()
         if token[0].isdigit() or token[0] == ".":
             return float(token)
-        if token.isalpha():
-            return letter_value(token)
-        if token == r"\pi":
-            return math.pi
+        if token in _CONSTANTS:
+            return _CONSTANTS[token]
+        if token.isalpha():  # between 1 and 2, different for each letter
+            return 1.05 + 0.9 * abs(math.sin(ord(token)))
         if token == "(":
             return self._until(")")
         if token == r"\frac":
             top = self._argument()
             return top / self._argument()
-        if token == r"\sqrt":
-            return self._root()
-        raise _NotClosedForm
-
-    def _root(self) -> complex:
+        if token != r"\sqrt":
+            raise _NotClosedForm
         degree: complex = 2.0
-        if self._peek() == "[":
+        if self._next() == "[":
             self._take()
             degree = self._until("]")
         radicand = self._argument()
@@ -153,8 +133,3 @@ class _Parser:
 
 def _is_positive(value: complex) -> bool:
     return complex(value).imag == 0 and complex(value).real > 0
-
-
-def _is_small_integer(value: complex) -> bool:
-    value = complex(value)
-    return value.imag == 0 and value.real.is_integer() and abs(value.real) <= 100

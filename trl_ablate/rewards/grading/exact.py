@@ -14,9 +14,9 @@ Some cases are decided here because math-verify decides them differently:
 """
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
-from trl_ablate.rewards.grading.closed_form import clearly_differ
 from trl_ablate.rewards.grading.latex import untext
 from trl_ablate.rewards.grading.reading import BASED_NUMERAL, Reading, brackets
 
@@ -80,7 +80,7 @@ def _compare_words(answer: Reading, gold: Reading) -> bool | None:
 
 def _compare_numbers(answer: Fraction, gold: Fraction) -> bool | None:
     """Compare plain numbers. Only a rounded value such as 0.333333 for 1/3 is left to
-    math-verify."""
+    math-verify, which rounds to six places."""
     if answer == gold:
         return True
     rounded = _terminates(answer) != _terminates(gold)
@@ -88,50 +88,41 @@ def _compare_numbers(answer: Fraction, gold: Fraction) -> bool | None:
 
 
 def _terminates(number: Fraction) -> bool:
-    """Whether the number can be written as a finite decimal."""
-    bottom = number.denominator
-    for prime in (2, 5):
-        while bottom % prime == 0:
-            bottom //= prime
-    return bottom == 1
+    """Whether the number can be written as a finite decimal: 2 and 5 alone divide its bottom."""
+    return pow(10, number.denominator.bit_length(), number.denominator) == 0
 
 
 def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
     """False if the form or the approximate value rules out equality; None otherwise."""
     if _LOOSE_DIGITS.search(answer.value):
         return False
-    our_numeral = BASED_NUMERAL.fullmatch(answer.value)
-    their_numeral = BASED_NUMERAL.fullmatch(gold.value)
-    if our_numeral and their_numeral:
-        return our_numeral.groups() == their_numeral.groups()
-    brackets_answer, brackets_gold = brackets(answer.value), brackets(gold.value)
-    if brackets_answer and brackets_gold and brackets_answer != brackets_gold:
+    numerals = [BASED_NUMERAL.fullmatch(one.value) for one in (answer, gold)]
+    if numerals[0] and numerals[1]:
+        return numerals[0].groups() == numerals[1].groups()
+    around = [brackets(one.value) for one in (answer, gold)]
+    if all(around) and around[0] != around[1]:
         return False
-    return _compare_approximations(answer, gold)
-
-
-def _compare_approximations(answer: Reading, gold: Reading) -> bool | None:
-    """False if a value of one answer has no counterpart in the other, in any order."""
     if _ENDS_IN_UNIT.search(answer.value) and not _ENDS_IN_UNIT.search(gold.value):
         return None  # the letters may be a unit that is not in the table
     ours, theirs = answer.approximations, gold.approximations
     if ours is not None and theirs is not None:
         scales = (1.0,) if answer.percent == gold.percent else (1.0, 0.01, 100.0)
-        apart = all(_counterpart_missing(ours, theirs, scale) for scale in scales)
-        return False if apart else None
+        scaled = [[value * scale for value in theirs] for scale in scales]
+        return False if not any(_all_alike(ours, values) for values in scaled) else None
     for known, other in ((ours, gold), (theirs, answer)):
         if known is not None and _is_no_number(other, values=len(known)):
             return False
     return None
 
 
-def _counterpart_missing(
-    ours: tuple[complex, ...], theirs: tuple[complex, ...], scale: float
-) -> bool:
-    return not (
-        all(any(not clearly_differ(our, their * scale) for their in theirs) for our in ours)
-        and all(any(not clearly_differ(our, their * scale) for our in ours) for their in theirs)
-    )
+def _all_alike(ours: Sequence[complex], theirs: Sequence[complex]) -> bool:
+    """Whether every value has a counterpart in the other answer, in any order: one that differs by
+    no more than the rounding of an answer."""
+    alike = [
+        [abs(our - their) <= 1e-4 * max(1.0, abs(our), abs(their)) for their in theirs]
+        for our in ours
+    ]
+    return all(map(any, alike)) and all(map(any, zip(*alike, strict=True)))
 
 
 def _is_no_number(reading: Reading, values: int) -> bool:

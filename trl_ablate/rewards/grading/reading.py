@@ -30,33 +30,27 @@ _MATH = re.compile(r"[\\^_{}=+*/<>|]")
 
 @dataclass(frozen=True)
 class Reading:
-    r"""One answer, parsed without algebra.
-
-    Attributes:
-        tidied: the whole answer in normalised spelling (`tidy`).
-        name: the `x` of an answer `x=…`, else None.
-        value: the answer without the name and without a unit at its end.
-        readable: its braces balance, and nest at most `MAX_NESTING` deep.
-        unit: the canonical name of a known unit, else None.
-        number: the exact value of a plain number, else None.
-        approximations: the approximate value of a number or simple expression, or of each element
-            of a list; None for anything else.
-        percent: whether a percent sign follows the number.
-        words: the answer as words (see `as_words`) if it is clearly words, else None.
-        letters: like `words`, but also for an answer that may be words; used if the reference
-            answer is words.
-    """
+    """One answer, parsed without algebra."""
 
     tidied: str
+    """The whole answer in normalised spelling (`tidy`)."""
     name: str | None
+    """The `x` of an answer `x=…`."""
     value: str
+    """The answer without the name and without a unit at its end."""
     readable: bool
+    """Its braces balance, and nest at most `MAX_NESTING` deep."""
     unit: str | None
+    """The canonical name of a known unit."""
     number: Fraction | None
+    """The exact value of a plain number."""
     approximations: tuple[complex, ...] | None
+    """The approximate value of a number or simple expression, or of each element of a list."""
     percent: bool
     words: str | None
+    """The answer as words (see `as_words`) if it is clearly words."""
     letters: str | None
+    """Also if it only may be words; used if the reference answer is words."""
 
 
 def read(text: str) -> Reading:
@@ -70,12 +64,10 @@ def read(text: str) -> Reading:
         value, unit = value.removesuffix(r"^\circ"), "degree"
     if not words and value.startswith(r"\text{"):
         value = untext(value)
-    percent = value.endswith(r"\%")
     amount = value.removesuffix(r"\%").rstrip()
     depth = nesting_depth(amount)
     readable = depth is not None and depth <= MAX_NESTING
     number = as_number(amount)
-    no_expression = words is not None or not readable
     return Reading(
         tidied=tidied,
         name=named["name"] if named else None,
@@ -83,8 +75,8 @@ def read(text: str) -> Reading:
         readable=readable,
         unit=unit,
         number=number,
-        approximations=None if no_expression else _approximations(number, amount),
-        percent=percent,
+        approximations=_approximations(number, amount) if readable and words is None else None,
+        percent=value.endswith(r"\%"),
         words=words,
         letters=words or as_words(rf"\text{{{whole}}}"),
     )
@@ -121,21 +113,21 @@ def as_number(text: str) -> Fraction | None:
     The exponent of "1e3" has at most two digits, so numbers stay small enough to compute with.
     """
     if match := _NUMBER.fullmatch(text):
-        whole, decimals = match["whole"] or "", match["decimals"] or ""
-        if not whole and not decimals:
+        decimals = match["decimals"] or ""
+        digits = re.sub("[, ]", "", match["whole"] or "") + decimals
+        if not digits:
             return None
-        whole = whole.replace(",", "").replace(" ", "")
-        value = Fraction(int(whole + decimals), 10 ** len(decimals))
+        value = Fraction(int(digits), 10 ** len(decimals))
         value *= Fraction(10) ** int(match["exponent"] or 0)
-        return -value if match["sign"] == "-" else value
-    if match := _FRACTION.fullmatch(text):
+    elif match := _FRACTION.fullmatch(text):
         top = match["top"] or match["top1"] or match["top2"]
-        bottom = match["bottom"] or match["bottom1"] or match["bottom2"]
-        if int(bottom) == 0 or (match["whole"] and top.startswith("-")):
+        bottom = int(match["bottom"] or match["bottom1"] or match["bottom2"])
+        if bottom == 0 or (match["whole"] and top.startswith("-")):
             return None
-        value = int(match["whole"] or 0) + Fraction(int(top), int(bottom))
-        return -value if match["sign"] == "-" else value
-    return None
+        value = int(match["whole"] or 0) + Fraction(int(top), bottom)
+    else:
+        return None
+    return -value if match["sign"] == "-" else value
 
 
 def as_words(tidied: str) -> str | None:

@@ -7,45 +7,22 @@ no conversion: if the question asks for metres, 100 cm is not accepted for 1 m.
 
 import re
 
-_LENGTHS = {
-    "mm": "millimeter millimeters millimetre millimetres",
-    "cm": "centimeter centimeters centimetre centimetres",
-    "m": "meter meters metre metres",
-    "km": "kilometer kilometers kilometre kilometres",
-    "in": "inch inches",
-    "ft": "foot feet",
-    "yd": "yard yards",
-    "mi": "mile miles",
-    "unit": "units",
-}
-_OTHERS = {
-    "s": "sec secs second seconds",
-    "min": "mins minute minutes",
-    "h": "hr hrs hour hours",
-    "day": "days",
-    "week": "weeks",
-    "month": "months",
-    "year": "years yr yrs",
-    "g": "gram grams",
-    "kg": "kilogram kilograms",
-    "lb": "lbs pound pounds",
-    "oz": "ounce ounces",
-    "l": "liter liters litre litres",
-    "ml": "milliliter milliliters millilitre millilitres",
-    "gallon": "gallons gal",
-    "dollar": "dollars usd",
-    "cent": "cents",
-    "euro": "euros",
-    "degree": "degrees deg",
-    "radian": "radians rad",
-    "mph": "miles/hour",
-    "km/h": "kmh kph",
-}
-_CANONICAL: dict[str, str] = {
-    spelling: unit
-    for table in (_LENGTHS, _OTHERS)
-    for unit, spellings in table.items()
-    for spelling in (unit, *spellings.split())
+_UNITS = """
+mm millimeter millimeters millimetre millimetres | cm centimeter centimeters centimetre centimetres
+m meter meters metre metres | km kilometer kilometers kilometre kilometres
+in inch inches | ft foot feet | yd yard yards | mi mile miles | unit units
+s sec secs second seconds | min mins minute minutes | h hr hrs hour hours
+day days | week weeks | month months | year years yr yrs
+g gram grams | kg kilogram kilograms | lb lbs pound pounds | oz ounce ounces
+l liter liters litre litres | ml milliliter milliliters millilitre millilitres
+gallon gallons gal | dollar dollars usd | cent cents | euro euros
+degree degrees deg | radian radians rad | mph miles/hour | km/h kmh kph
+"""
+"""Each unit, and its other spellings."""
+_CANONICAL = {
+    spelling: spellings[0]
+    for spellings in map(str.split, re.split(r"[|\n]", _UNITS))
+    for spelling in spellings
 }
 _PREFIX_POWERS = {"square": "2", "sq": "2", "sq.": "2", "cubic": "3", "cu": "3", "cu.": "3"}
 
@@ -60,12 +37,13 @@ _BARE_UNIT = re.compile(
     rf"(?<=[\d}}) ])(?P<unit>(?:(?:square|cubic|sq|cu)\.? ?)?(?:{_BARE_WORDS})){_POWER}$",
     re.IGNORECASE,
 )
+_EXPONENTS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _MAGNITUDE = re.compile(
-    r"(?<=[\d}) ]) ?(?:\\text\{ ?(?P<word>hundred|thousand|million|billion|trillion)\b"
-    r"(?P<rest>[^{}]*)\}|(?P<bare>hundred|thousand|million|billion|trillion)\b)",
+    r"(?<=[\d}) ]) ?(?:\\text\{ ?(?P<word>W)\b(?P<rest>[^{}]*)\}|(?P<bare>W)\b)".replace(
+        "W", "|".join(_EXPONENTS)
+    ),
     re.IGNORECASE,
 )
-_EXPONENTS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
 def spell_out_magnitudes(text: str) -> str:
@@ -85,28 +63,23 @@ def split_unit(text: str) -> tuple[str, str | None]:
     The unit is None if there is none or if it is not in the table; an unknown `\text{…}` is then
     removed, and unknown bare words stay in the value. A text that is only a unit is a value.
     """
-    match = _TEXT_UNIT.search(text)
-    in_text = match is not None
-    if match is None:
-        match = _BARE_UNIT.search(text)
+    in_text = _TEXT_UNIT.search(text)
+    match = in_text or _BARE_UNIT.search(text)
     if match is None:
         return text, None
     value = text[: match.start()].rstrip()
     if not re.search(r"\d|\\pi|\\sqrt|\\frac|[a-z)]$", value) or value.endswith((",", "=", "{")):
         return text, None
-    unit = canonical_unit(match.group("unit"), match.group("power"))
-    return (value, unit) if unit is not None or in_text else (text, None)
+    unit = _canonical(match["unit"], match["power"])
+    return (value, unit) if unit or in_text else (text, None)
 
 
-def canonical_unit(words: str, power: str | None = None) -> str | None:
+def _canonical(words: str, power: str | None) -> str | None:
     """One spelling for each unit of the table, e.g. `cm^2`; None for anything else."""
     parts = words.lower().strip().split()
+    if parts == ["miles", "per", "hour"]:
+        return "mph"
     if len(parts) == 2 and parts[0] in _PREFIX_POWERS:
-        power = _PREFIX_POWERS[parts[0]]
-        parts = parts[1:]
-    if len(parts) != 1:
-        return {"miles per hour": "mph"}.get(" ".join(parts))
-    unit = _CANONICAL.get(parts[0].rstrip("."))
-    if unit is None:
-        return None
-    return f"{unit}^{power}" if power else unit
+        power = _PREFIX_POWERS[parts.pop(0)]
+    unit = _CANONICAL.get(parts[0].rstrip(".")) if len(parts) == 1 else None
+    return f"{unit}^{power}" if unit and power else unit
