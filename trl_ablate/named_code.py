@@ -14,7 +14,6 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -54,21 +53,33 @@ def code_place(text: str) -> CodePlace | None:
 
 def load_code(place: CodePlace, what: str) -> Any:
     """Import the module, and take the object out of it; `what` begins every message."""
-    module = _imported(place, what)
+    if place.is_file:
+        check_file(place, what)
+    elif os.getcwd() not in sys.path:  # as `trl grpo` does
+        sys.path.append(os.getcwd())
+    load = file_module if place.is_file else importlib.import_module
     try:
+        module = load(place.module)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and place.module.startswith(str(error.name)):
+            raise ConfigurationError(
+                f"{what}: there is no module '{error.name}' to import {place} from; install it, "
+                "or give a file as FILE.py:FUNCTION"
+            ) from error
+        raise _not_imported(place, what, error) from error
+    if hasattr(module, place.name):
         return getattr(module, place.name)
-    except AttributeError:
-        there = sorted(name for name, one in vars(module).items() if _is_own(one, module))
-        close = get_close_matches(place.name, there, n=1)
-        meant = f"; did you mean '{close[0]}'?" if close else ""
-        raise ConfigurationError(
-            f"{what}: {place.module} has no '{place.name}'; it has "
-            f"{', '.join(there) or 'no functions'}{meant or '; name one of these'}"
-        ) from None
-
-
-def _is_own(one: Any, module: ModuleType) -> bool:
-    return callable(one) and one.__module__ == module.__name__
+    there = sorted(
+        name
+        for name, one in vars(module).items()
+        if callable(one) and one.__module__ == module.__name__
+    )
+    close = get_close_matches(place.name, there, n=1)
+    meant = f"; did you mean '{close[0]}'?" if close else ""
+    raise ConfigurationError(
+        f"{what}: {place.module} has no '{place.name}'; it has "
+        f"{', '.join(there) or 'no functions'}{meant or '; name one of these'}"
+    )
 
 
 def check_file(place: CodePlace, what: str) -> None:
@@ -85,36 +96,18 @@ def check_file(place: CodePlace, what: str) -> None:
 
 
 def _not_imported(place: CodePlace, what: str, error: BaseException) -> ConfigurationError:
+    where = ""
+    if place.is_file and not isinstance(error, SyntaxError):
+        line, file = line_of(error, str(Path(place.module).resolve()))
+        where = f" (line {line} of {Path(file).name})"
     return ConfigurationError(
-        f"{what}: {place.module} cannot be imported: {one_line(error)}"
-        f"{_line_in(error, place)}; correct the file"
+        f"{what}: {place.module} cannot be imported: {one_line(error)}{where}; correct the file"
     )
 
 
-def _imported(place: CodePlace, what: str) -> ModuleType:
-    if place.is_file:
-        check_file(place, what)
-    try:
-        return file_module(Path(place.module)) if place.is_file else _module(place.module)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and place.module.startswith(str(error.name)):
-            raise ConfigurationError(
-                f"{what}: there is no module '{error.name}' to import {place} from; install it, "
-                "or give a file as FILE.py:FUNCTION"
-            ) from error
-        raise _not_imported(place, what, error) from error
-
-
-def _module(name: str) -> ModuleType:
-    """As `trl grpo` does, modules in the working directory are found, too."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    return importlib.import_module(name)
-
-
-def file_module(file: Path) -> ModuleType:
+def file_module(path: str | Path) -> ModuleType:
     """The module of a file, imported once; it finds modules in its own folder."""
-    file = file.resolve()
+    file = Path(path).resolve()
     name = f"trl_ablate_own_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -134,11 +127,11 @@ def file_module(file: Path) -> ModuleType:
 
 def waited_for(result: Any) -> Any:
     """What a call returned, or if the code is async, what it returns in the end."""
-    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
 
+    async def awaited() -> Any:
+        return await result
 
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result
+    return asyncio.run(awaited()) if inspect.isawaitable(result) else result
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
@@ -152,10 +145,3 @@ def line_of(error: BaseException, file: str | None) -> tuple[int, str]:
     own = [frame for frame in frames if frame.filename == file]
     frame = (own or frames)[-1]
     return frame.lineno or 0, frame.filename
-
-
-def _line_in(error: BaseException, place: CodePlace) -> str:
-    if isinstance(error, SyntaxError) or not place.is_file:
-        return ""
-    line, file = line_of(error, str(Path(place.module).resolve()))
-    return f" (line {line} of {Path(file).name})"

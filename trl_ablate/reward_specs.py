@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import CodePlace, code_place
@@ -70,41 +70,34 @@ def reward_specs(entries: Iterable[Any], what: str = "reward_funcs") -> list[Rew
 
 def _spec(entry: Any, what: str) -> RewardSpec:
     given: dict[str, Any] = {"path": entry} if isinstance(entry, str) else {**entry}
+
+    def refuse(sentence: str) -> NoReturn:
+        raise ConfigurationError(f"{what}: {sentence}")
+
     for key in given:
         if key not in KEYS:
-            raise ConfigurationError(
-                f"{what}: unknown key {str(key)[:80]!r}; use {', '.join(KEYS)}"
-            )
-    path, weight = given.get("path"), given.get("weight", 1.0)
+            refuse(f"unknown key {str(key)[:80]!r}; use {', '.join(KEYS)}")
+    path, weight, name = given.get("path"), given.get("weight", 1.0), given.get("name")
+    kwargs = given.get("kwargs", {})
     if not isinstance(path, str) or not path:
-        raise ConfigurationError(f"{what}: path is {path!r}; give {_allowed()}")
+        refuse(f"path is {path!r}; give {_allowed()}")
+    shown = repr(path[:80])
     if type(weight) not in (int, float) or not math.isfinite(weight):
-        raise ConfigurationError(
-            f"{what}: the weight of {path[:80]!r} is {str(weight)[:80]!r}; give a number"
-        )
-    if not isinstance(given.get("kwargs", {}), Mapping):
-        raise ConfigurationError(
-            f"{what}: the kwargs of {path[:80]!r} are {str(given['kwargs'])[:80]!r}; give a "
-            "mapping of arguments"
-        )
-    name = given.get("name")
+        refuse(f"the weight of {shown} is {str(weight)[:80]!r}; give a number")
+    if not isinstance(kwargs, Mapping):
+        refuse(f"the kwargs of {shown} are {str(kwargs)[:80]!r}; give a mapping of arguments")
     if path == GYM_REWARD:
         path, name = GYM_SCORE, name or GYM_REWARD
     if name is not None and (not isinstance(name, str) or not name or not name.isprintable()):
-        raise ConfigurationError(
-            f"{what}: the name of {path[:80]!r} is {str(name)[:80]!r}; give a text without control "
-            "characters"
-        )
-    spec = RewardSpec(path, float(weight), dict(given.get("kwargs", {})), name)
+        refuse(f"the name of {shown} is {str(name)[:80]!r}; give a text without control characters")
+    spec = RewardSpec(path, float(weight), dict(kwargs), name)
     if spec.kind == "model" and not _looks_like_a_model(path):
         close = get_close_matches(path, [*OWN_REWARDS, *TRL_REWARDS], n=1)
         meant = f"did you mean '{close[0]}'? Otherwise " if close else ""
-        raise ConfigurationError(f"{what}: {path[:80]!r} is no reward; {meant}give {_allowed()}")
-    if spec.kwargs and (spec.kind == "model" or spec.kind == "own"):
-        raise ConfigurationError(
-            f"{what}: {path[:80]!r} takes no kwargs, but has "
-            f"{', '.join(map(str, spec.kwargs))[:80]!r}; remove them"
-        )
+        refuse(f"{shown} is no reward; {meant}give {_allowed()}")
+    if kwargs and spec.kind in ("model", "own"):
+        names = ", ".join(map(str, kwargs))[:80]
+        refuse(f"{shown} takes no kwargs, but has {names!r}; remove them")
     return spec
 
 

@@ -44,14 +44,14 @@ def _text_writer(
 ) -> Callable[[Mapping[str, Any]], str]:
     """The text of a row; of a template of ours with its own messages, the user's message."""
     if not is_own(template):
-        own = (
-            "{question}" if get_template(template).conversational else prompt_text(template, style)
-        )
-        return lambda row: own.replace("{question}", row["question"])
+        ours = get_template(template)
+        text = "{question}" if ours.conversational else prompt_text(template, style)
+        return lambda row: text.replace("{question}", row["question"])
     text = _read(template)
     if template.endswith(".jinja"):
         return _jinja_writer(template, text, columns)
-    _check_fields(template, [found["name"] for found in _FIELD.finditer(text)], columns)
+    named = [found["name"] for found in _FIELD.finditer(text) if found["name"]]
+    _check_fields(template, named, columns)
 
     def filled(found: re.Match[str], row: Mapping[str, Any]) -> str:
         if found["literal"]:
@@ -78,13 +78,13 @@ def _jinja_writer(
         trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     try:
-        parsed = environment.parse(text)
+        named = meta.find_undeclared_variables(environment.parse(text))
         compiled = environment.from_string(text)
     except TemplateError as error:
         raise ConfigurationError(
             f"template {template} is not a Jinja template ({error}); correct it"
         ) from error
-    _check_fields(template, sorted(meta.find_undeclared_variables(parsed)), columns)
+    _check_fields(template, sorted(named), columns)
 
     def write(row: Mapping[str, Any]) -> str:
         try:
@@ -101,26 +101,21 @@ def _jinja_writer(
 def _read(template: str) -> str:
     try:
         return Path(template).read_text(encoding="utf-8").removesuffix("\n")
-    except FileNotFoundError:
-        raise ConfigurationError(
-            f"there is no template file {template}; create it, or correct the path, which is "
-            "relative to the recipe"
-        ) from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"template {template} is not UTF-8 text (byte {error.start}); save it as UTF-8"
         ) from error
     except OSError as error:
         raise ConfigurationError(
-            f"template {template} cannot be read: {error.strerror}; give another file"
+            f"there is no template file {template}; create it, or correct the path, which is "
+            "relative to the recipe"
+            if isinstance(error, FileNotFoundError)
+            else f"template {template} cannot be read: {error.strerror}; give another file"
         ) from error
 
 
-def _check_fields(
-    template: str, names: Sequence[str | None], columns: Collection[str] | None
-) -> None:
+def _check_fields(template: str, named: Sequence[str], columns: Collection[str] | None) -> None:
     """Refuse a file that shows no question, or names a column that does not exist."""
-    named = [name for name in names if name is not None]
     unknown = [name for name in named if columns is not None and name not in columns]
     if columns is not None and unknown:
         literal = "" if template.endswith(".jinja") else f", or write {{{{{unknown[0]}}}}} for text"
