@@ -1,7 +1,6 @@
 """Studies as Hugging Face Jobs: the real client against a Hub on localhost, which starts the
 command of a job as a process here. Nothing is sent anywhere."""
 
-import argparse
 import json
 
 import pytest
@@ -12,14 +11,14 @@ from tests.support.studies import numbers
 from tests.support.synthetic_study import make_plan
 from trl_ablate.cli import study as command
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.engines import detached, hf_calls, hf_jobs, shipping
+from trl_ablate.study.engines import detached, hf_jobs, shipping
 from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.runner import Runner
 from trl_ablate.study.store import RunStore
 
 TOKEN = "hf_" + "WriteTokenOfTheTester0123456789ab"
 READ_ONLY = "hf_" + "ReadTokenOfTheTester00123456789ab"
-ARMS = {"a": {"top": 0.8, "pause": 0.02}}
+ARMS = {"a": {"top": 0.8, "pause": 0.1}}
 REPO = "tester/trl-ablate-runs"
 
 
@@ -31,7 +30,7 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr(hf_calls, "install", lambda: ["true"])
+    monkeypatch.setattr(hf_jobs, "install", lambda: ["true"])
     monkeypatch.setattr(detached, "SECONDS_BETWEEN_QUESTIONS", 0.2)
     monkeypatch.setattr(shipping, "PROGRAM", FAKE_PROGRAM)
     people = {TOKEN: "tester", READ_ONLY: "tester"}
@@ -48,9 +47,7 @@ def hub(monkeypatch, tmp_path):
 
 
 def options(*words):
-    parser = argparse.ArgumentParser()
-    hf_jobs.add_options(parser.add_argument_group())
-    return parser.parse_args(words)
+    return command.parse(["run", "std_dev", "--engine", "hf_jobs", *words])
 
 
 def runner(store, arms, *words, **how):
@@ -127,7 +124,7 @@ def test_wrong_options_are_refused(hub, monkeypatch):
 def test_the_command_takes_the_options_of_the_engine(capsys):
     words = ["run", "std_dev", "--engine", "hf_jobs", "--flavor", "t4-small", "--detach"]
     given = command.parse(words)
-    assert (given.flavor, given.detach, given.timeout) == ("t4-small", True, hf_jobs.TIMEOUT)
+    assert (given.flavor, given.detach, given.timeout) == ("t4-small", True, "12h")
     with pytest.raises(ConfigurationError, match="--flavor does not apply to --engine modal"):
         command.parse(["run", "std_dev", "--engine", "modal", "--flavor", "t4-small"])
-    assert "torch" in " ".join(hf_calls.install())
+    assert "torch" in " ".join(hf_jobs.install())

@@ -2,6 +2,7 @@
 starts it in threads that outlive the engine. Nothing is sent anywhere."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ modal = pytest.importorskip(
 
 from trl_ablate.study.engines import detached  # noqa: E402
 from trl_ablate.study.engines.detached import DetachedEngine  # noqa: E402
-from trl_ablate.study.engines.modal_calls import build_app  # noqa: E402
+from trl_ablate.study.engines.modal import build_app  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:The train_run function is executing locally")
 
@@ -59,12 +60,9 @@ class Here:
     def answer(self, call: str) -> int | None:
         return self._answers.get(call)
 
-    def files(self, call: str, folder: str) -> list[str]:
-        found = (path for path in (self.results / folder).rglob("*") if path.is_file())
-        return [str(path.relative_to(self.results)) for path in found]
-
-    def read(self, call: str, name: str, target: Path) -> None:
-        target.write_bytes((self.results / name).read_bytes())
+    def download(self, call: str, folder: str, target: Path, checkpoints: bool) -> None:
+        without = shutil.ignore_patterns(*([] if checkpoints else ["checkpoint*"]))
+        shutil.copytree(self.results / folder, target / folder, ignore=without)
 
     def wait(self) -> None:
         self.begin.set()
@@ -136,7 +134,7 @@ def test_checkpoints_come_along_when_asked(tmp_path, here, asked):
 
 
 def test_without_a_token_it_says_how_to_get_one(tmp_path, monkeypatch):
-    code = "from trl_ablate.study.engines.modal_calls import check_token as check; check()"
+    code = "from trl_ablate.study.engines.modal import check_token as check; check()"
     unknown = {"MODAL_CONFIG_PATH": str(tmp_path / "none.toml"), "PYTHONPATH": str(REPOSITORY)}
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MODAL_")}
     done = subprocess.run(

@@ -57,7 +57,7 @@ def engine(options: argparse.Namespace) -> Engine:
     if options.ray_address is None:
         return LocalEngine(jobs=2, command=FAKE_TRAIN, warm=FAKE_IMPORTS)
     from trl_ablate.study.engines import shipping
-    from trl_ablate.study.engines.ray_tasks import RayEngine
+    from trl_ablate.study.engines.ray import RayEngine
 
     shipping.PROGRAM = FAKE_PROGRAM
     return RayEngine(options.ray_address)

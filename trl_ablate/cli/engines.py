@@ -1,10 +1,8 @@
-"""`--engine`, and the options of the chosen engine. Every engine module declares its own options.
-
-The help lists the options of all engines. An option of another engine is refused, and the message
-names that engine.
-"""
+"""`--engine`, and the options of every engine. An option of another engine is refused, and the
+message names that engine."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -14,58 +12,76 @@ from trl_ablate.errors import ConfigurationError
 
 ENGINES = ("local", "ray", "modal", "hf_jobs", "slurm")
 LOCAL = ENGINES[0]
+IMAGE = f"python:3.{sys.version_info.minor}"
+DETACHED = ("modal", "hf_jobs")
+
+OPTIONS: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
+    "ray_address": (["ray"], {
+        "metavar": "ADDRESS",
+        "help": "address of the cluster; default: this machine's, or a new one",
+    }),
+    "cpus_per_run": (["ray", "slurm"], {
+        "metavar": "N", "type": int, "default": 1, "help": "CPUs of a run; default: 1",
+    }),
+    "gpu": (["modal"], {
+        "default": "H100", "help": "Modal's name of a run's GPU; default: H100",
+    }),
+    "flavor": (["hf_jobs"], {
+        "help": "hardware of a run; default: a10g-large, or cpu-upgrade for runs on the CPU",
+    }),
+    "timeout": (["hf_jobs"], {
+        "default": "12h", "help": "longest time of a run, such as 90m; default: 12h",
+    }),
+    "secrets": (["hf_jobs"], {
+        "metavar": "NAME", "nargs": "+", "default": [],
+        "help": "environment variables to send as secrets; HF_TOKEN is always sent",
+    }),
+    "namespace": (["hf_jobs"], {"help": "user or organisation that pays; default: your own"}),
+    "image": (["hf_jobs"], {"default": IMAGE, "help": f"Docker image; default: {IMAGE}"}),
+    "keep_checkpoints": (["ray", *DETACHED], {
+        "action": "store_true", "help": "copy checkpoints back, too",
+    }),
+    "detach": (DETACHED, {
+        "action": "store_true", "help": "exit when all runs have started; collect with fetch",
+    }),
+    "submit": (["slurm"], {
+        "action": "store_true", "help": "submit the array job to Slurm instead of printing it",
+    }),
+}  # fmt: skip
+"""Name -> the engines that it applies to, and its `add_argument`."""
 
 
 def add_engine(parser: Parser, words: Sequence[str]) -> None:
-    """Add `--engine` and the options of the engine that the words name."""
+    """Add `--engine` and its options, and refuse those among the words that are of another one."""
     parser.add_argument("--engine", choices=ENGINES, default=LOCAL, help="where the runs are done")
-    parser.set_defaults(detach=False)
+    for engines in dict.fromkeys(tuple(engines) for engines, _ in OPTIONS.values()):
+        group = parser.add_argument_group(f"with --engine {' or '.join(engines)}")
+        for name, (applies, arguments) in OPTIONS.items():
+            if tuple(applies) == engines:
+                group.add_argument(f"--{name}", **arguments)
+    parser.set_defaults(make_engine=make)
     engine = _named(words)
-    if engine in ENGINES:
-        _refuse_others(engine, words)
-        module = _module(engine)
-        own = parser.add_argument_group(f"with --engine {engine}")
-        module.add_options(own)
-        parser.set_defaults(make_engine=module.make)
-    others = [_help(name) for name in ENGINES if name != engine]
-    parser.epilog = "\n\n".join([*filter(None, others), parser.epilog or ""])
+    for word in words if engine in ENGINES else ():
+        option = word.partition("=")[0]
+        engines, _ = OPTIONS.get(option.removeprefix("--"), ((engine,), {}))
+        if option.startswith("--") and engine not in engines:
+            raise ConfigurationError(
+                f"{option} does not apply to --engine {engine}; use it with --engine "
+                f"{' or '.join(engines)}"
+            )
 
 
-def _module(engine: str) -> Any:
-    return import_module(f"trl_ablate.study.engines.{engine}")
+def make(options: argparse.Namespace, plan) -> Any:
+    """The chosen engine, whose module is imported now."""
+    module: Any = import_module(f"trl_ablate.study.engines.{options.engine}")
+    return module.make(options, plan)
 
 
 def _named(words: Sequence[str]) -> str:
-    """The name of the engine, which decides how the other words are parsed."""
+    """The name of the engine; the full parser refuses one that is missing or wrong."""
     chosen = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     chosen.add_argument("--engine", default=LOCAL)
     try:
         return chosen.parse_known_args(words)[0].engine
-    except argparse.ArgumentError:  # the name is missing; the full parser refuses that
+    except argparse.ArgumentError:
         return LOCAL
-
-
-def _refuse_others(engine: str, words: Sequence[str]) -> None:
-    options = {name: _options(name) for name in ENGINES}
-    for word in words:
-        option = word.partition("=")[0]
-        suitable = [name for name in ENGINES if option in options[name]]
-        if suitable and engine not in suitable:
-            raise ConfigurationError(
-                f"{option} does not apply to --engine {engine}; use it with --engine "
-                f"{' or '.join(suitable)}"
-            )
-
-
-def _options(engine: str) -> list[str]:
-    return _parser_of(engine).options()
-
-
-def _help(engine: str) -> str:
-    return _parser_of(engine).format_help().strip("\n") if _options(engine) else ""
-
-
-def _parser_of(engine: str) -> Parser:
-    parser = Parser(exit_codes=None, add_help=False, usage=argparse.SUPPRESS)
-    _module(engine).add_options(parser.add_argument_group(f"with --engine {engine}"))
-    return parser

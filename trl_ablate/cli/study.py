@@ -217,7 +217,9 @@ def run_on_slurm(options: argparse.Namespace, planned, store, wanted: list[str] 
         return DONE
     study = study_path(options.study)
     command = slurm.study_command(study, store, "--retries", str(options.retries))
-    script = options.make_engine(options, planned).script(runs, store, command)
+    script = slurm.array_job(
+        planned, runs, store, command, cpus=options.cpus_per_run, at_once=options.jobs
+    )
     if options.submit:
         console.print(f"submitted {len(runs)} runs as job {slurm.submit(script)}")
     else:

@@ -87,7 +87,7 @@ def test_engines_are_named(capsys, where):
 @pytest.mark.parametrize("extra", ["ray", "modal"])
 def test_a_missing_extra_is_named_with_its_command(capsys, monkeypatch, printed, where, extra):
     monkeypatch.setitem(sys.modules, extra, None)
-    for module in ("ray_tasks", "modal_calls"):
+    for module in ("ray", "modal"):
         monkeypatch.delitem(sys.modules, f"trl_ablate.study.engines.{module}", raising=False)
     assert main(["run", *where, "--only", runs_of(printed)[0], "--engine", extra]) == 2
     assert capsys.readouterr().err == (

@@ -1,15 +1,15 @@
 """Engines start the processes of runs. An engine has slots, and starts one job per slot.
 
-local        processes of this machine
-ray          tasks of a Ray cluster (`ray_tasks`)
-modal        calls of a function on Modal, which continue when the runner leaves (`modal_calls`)
-hf_jobs      Hugging Face Jobs, which continue, too (`hf_calls`, and `hf_there` in the job)
+local        processes of this machine, forked on a CPU (`warm`)
+ray          tasks of a Ray cluster
+modal        calls of a function on Modal, which continue when the runner leaves
+hf_jobs      Hugging Face Jobs, which continue, too
 slurm        an array job; each task does one run with `local`
 detached     the code that `modal` and `hf_jobs` share: calls that outlive the runner
 shipping     the code that these and `ray` share: send a run away and copy its results back
 
-Each of the first five has `add_options(group)`, which adds its command-line options, and
-`make(options, plan)`, which creates the engine.
+Each except `slurm` has `make(options, plan)`, which creates the engine; `cli/engines` has the
+options.
 """
 
 import sys

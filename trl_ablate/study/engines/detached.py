@@ -5,6 +5,7 @@ run again continues this call and makes no new one. When the call has ended, its
 """
 
 import importlib.metadata
+import shutil
 import time
 import uuid
 from pathlib import Path
@@ -16,7 +17,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.folders import part_of, put_back, replace_folder
 from trl_ablate.run.json_files import read_object, write_json
 from trl_ablate.study.engines import SECONDS_TO_END, Job
-from trl_ablate.study.engines.shipping import Bundle, beside, is_wanted, pack
+from trl_ablate.study.engines.shipping import Bundle, beside, pack, short
 
 SECONDS_BETWEEN_QUESTIONS = 10.0
 
@@ -44,12 +45,8 @@ class Service(Protocol):
         """The run's exit code, or None while it runs; raises if the call failed."""
         ...
 
-    def files(self, call: str, folder: str) -> list[str]:
-        """Names of all files below a folder of the results."""
-        ...
-
-    def read(self, call: str, name: str, target: Path) -> None:
-        """Copy a file from the results."""
+    def download(self, call: str, folder: str, target: Path, checkpoints: bool) -> None:
+        """Copy a folder of the results to `target/folder`; one that is not there is empty."""
         ...
 
 
@@ -64,11 +61,7 @@ class DetachedEngine:
     in_place = False
 
     def __init__(self, service: Service, *, slots: int, checkpoints: bool = False):
-        self._service, self._slots, self._checkpoints = service, slots, checkpoints
-
-    @property
-    def slots(self) -> int:
-        return self._slots
+        self.slots, self._service, self._checkpoints = slots, service, checkpoints
 
     def start(self, job: Job, slot: int) -> "DetachedProcess":
         """Continue the run's existing call, or make one."""
@@ -95,41 +88,33 @@ class DetachedProcess:
     def poll(self) -> int | None:
         if self._code is None and time.monotonic() >= self._ask_at:
             self._ask_at = time.monotonic() + SECONDS_BETWEEN_QUESTIONS
-            answer = self._answer()
+            try:
+                answer = self._service.answer(self._call)
+            except Exception as error:  # the call failed, so it has ended, too
+                with self._job.log.open("a", encoding="utf-8") as log:
+                    log.write(f"{self._service.name}: {short(error)}\n")
+                answer = 1
             if answer is not None:
                 self._fetch()
                 self._job.away.unlink()
                 self._code = answer
         return self._code
 
-    def _answer(self) -> int | None:
-        """A call that failed on the service's side has ended, too: its files are fetched."""
-        try:
-            return self._service.answer(self._call)
-        except Exception as error:
-            with self._job.log.open("a", encoding="utf-8") as log:
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                log.write(f"{self._service.name}: {reason}\n")
-            return 1
-
     def _fetch(self) -> None:
         """Download the log, then the directory, which appears complete."""
-        directory, log = self._job.directory, beside(self._job.directory, "log")
+        directory, scratch = self._job.directory, beside(self._job.directory, "call")
         put_back(directory)
-        part, name = part_of(directory), directory.name
-        part.mkdir(parents=True)
-        for file in self._service.files(self._call, self._folder):
-            path = Path(file).relative_to(self._folder)
-            if path.parts[0] == name and is_wanted(path.relative_to(name), self._checkpoints):
-                target = part / path.relative_to(name)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                self._service.read(self._call, file, target)
-            elif path.name == f"{name}.log":
-                self._service.read(self._call, file, log)
-                with self._job.log.open("ab") as ours:
-                    ours.write(log.read_bytes())
-                log.unlink()
+        shutil.rmtree(scratch, ignore_errors=True)
+        self._service.download(self._call, self._folder, scratch, self._checkpoints)
+        found = scratch / self._folder
+        (found / directory.name).mkdir(parents=True, exist_ok=True)
+        log = found / f"{directory.name}.log"
+        if log.exists():
+            with self._job.log.open("ab") as ours:
+                ours.write(log.read_bytes())
+        (found / directory.name).rename(part_of(directory))
         replace_folder(directory)
+        shutil.rmtree(scratch)
 
     def wait(self) -> int:
         while (code := self.poll()) is None:

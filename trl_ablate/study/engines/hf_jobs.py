@@ -1,74 +1,220 @@
-"""`--engine hf_jobs`: its options, and the engine (`hf_calls`), which is imported when chosen."""
+"""Hugging Face Jobs: every run is a job, which continues when the runner has exited.
 
+A private dataset repository of the namespace, `trl-ablate-runs`, carries what a job needs and what
+it has made: `RUN/CALL/bundle.tar.gz` has the code, the recipe and its files, and the job uploads
+the run's folder beside it when the run has ended. In the job, this module is the program:
+`python -m trl_ablate.study.engines.hf_jobs JOB REPO FOLDER`, where JOB is the unpacked archive.
+"""
+
+import io
 import os
+import pickle
 import re
+import shlex
 import sys
-from argparse import Namespace, _ArgumentGroup
-from typing import TYPE_CHECKING
+import tarfile
+import tempfile
+from argparse import Namespace
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+)
+from huggingface_hub.utils import disable_progress_bars
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.study.engines.detached import DetachedEngine, requirements
+from trl_ablate.study.engines.shipping import Bundle, copy_code, short, working
 from trl_ablate.study.planned import Plan
 
-if TYPE_CHECKING:
-    from trl_ablate.study.engines.detached import DetachedEngine
-
+REPO, REPO_TYPE = "trl-ablate-runs", "dataset"
+BUNDLE, ENDED, CODE = "bundle.tar.gz", "ended", "code"
 ON_GPU, ON_CPU = "a10g-large", "cpu-upgrade"
-TIMEOUT = "12h"
-IMAGE = f"python:3.{sys.version_info.minor}"
+PASSING = (408, 429, 500, 502, 503, 504)
+"""Status codes of temporary failures."""
+OVER = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
+UNPACK = f"""
+import os, sys, tarfile
+from huggingface_hub import hf_hub_download
+repo, folder = os.environ["TRL_ABLATE_REPO"], os.environ["TRL_ABLATE_FOLDER"]
+file = hf_hub_download(repo, f"{{folder}}/{BUNDLE}", repo_type="{REPO_TYPE}")
+os.makedirs("job", exist_ok=True)
+checked = {{"filter": "data"}} if hasattr(tarfile, "data_filter") else {{}}
+tarfile.open(file).extractall("job", **checked)
+os.environ["PYTHONPATH"] = os.path.abspath("job/{CODE}")
+words = [sys.executable, "-m", "trl_ablate.study.engines.hf_jobs", "job", repo, folder]
+os.execv(sys.executable, words)
+"""
 
 
-def add_options(group: _ArgumentGroup) -> None:
-    group.add_argument(
-        "--flavor", help=f"hardware of a run; default: {ON_GPU}, or {ON_CPU} for runs on the CPU"
-    )
-    group.add_argument(
-        "--timeout", default=TIMEOUT, help=f"longest time of a run, such as 90m; default: {TIMEOUT}"
-    )
-    group.add_argument(
-        "--secrets", metavar="NAME", nargs="+", default=[],
-        help="environment variables to send as secrets; HF_TOKEN is always sent",
-    )  # fmt: skip
-    group.add_argument("--namespace", help="user or organisation that pays; default: your own")
-    group.add_argument("--image", default=IMAGE, help=f"Docker image; default: {IMAGE}")
-    group.add_argument("--keep_checkpoints", action="store_true", help="download checkpoints, too")
-    group.add_argument(
-        "--detach", action="store_true", help="exit when all runs have started; collect with fetch"
-    )
+@dataclass(frozen=True)
+class Asked:
+    """What a job is started with, as in `run_job`."""
+
+    flavor: str
+    timeout: str
+    secrets: dict[str, str] = field(repr=False)
+    namespace: str | None
+    image: str
 
 
-def make(options: Namespace, plan: Plan) -> "DetachedEngine":
-    from trl_ablate.study.engines.hf_calls import Asked, JobsService
+def install() -> list[str]:
+    """The command that installs what the package needs, in the job."""
+    return ["python", "-m", "pip", "install", "--quiet", *requirements("vllm")]
 
+
+def make(options: Namespace, plan: Plan) -> DetachedEngine:
     if not re.fullmatch(r"\d+(\.\d+)?[smhd]?", options.timeout):
         raise ConfigurationError(
             f"--timeout is '{options.timeout[:80]}'; give a number and s, m, h or d, such as 90m"
         )
-    flavor = options.flavor or (ON_GPU if plan.for_gpu else ON_CPU)
-    asked = Asked(
-        flavor, options.timeout, secrets_of(options.secrets), options.namespace, options.image
-    )
-    return _engine(plan, JobsService(asked), options.keep_checkpoints)
-
-
-def fetching(plan: Plan, *, checkpoints: bool) -> "DetachedEngine":
-    """An engine that downloads finished runs and starts none."""
-    from trl_ablate.study.engines.hf_calls import JobsService
-
-    return _engine(plan, JobsService(None), checkpoints)
-
-
-def _engine(plan: Plan, service, checkpoints: bool) -> "DetachedEngine":
-    from trl_ablate.study.engines.detached import DetachedEngine
-
-    return DetachedEngine(service, slots=len(plan.runs()), checkpoints=checkpoints)
-
-
-def secrets_of(names: list[str]) -> dict[str, str]:
-    """The values of the named environment variables."""
-    for name in names:
+    for name in options.secrets:
         if name not in os.environ:
             raise ConfigurationError(
                 f"--secrets {name[:80]}: there is no such environment variable; set it, or leave "
                 "it out"
             )
-    return {name: os.environ[name] for name in names}
+    asked = Asked(
+        flavor=options.flavor or (ON_GPU if plan.for_gpu else ON_CPU),
+        timeout=options.timeout,
+        secrets={name: os.environ[name] for name in options.secrets},
+        namespace=options.namespace,
+        image=options.image,
+    )
+    return _engine(plan, asked, options.keep_checkpoints)
+
+
+def fetching(plan: Plan, *, checkpoints: bool) -> DetachedEngine:
+    """An engine that downloads finished runs and starts none."""
+    return _engine(plan, None, checkpoints)
+
+
+def _engine(plan: Plan, asked: Asked | None, checkpoints: bool) -> DetachedEngine:
+    return DetachedEngine(JobsService(asked), slots=len(plan.runs()), checkpoints=checkpoints)
+
+
+class JobsService:
+    """The Hub's API of jobs.
+
+    Args:
+        asked: what jobs are started with; None: for fetching alone.
+    """
+
+    name = "hf_jobs"
+
+    def __init__(self, asked: Asked | None):
+        self._asked, self._token = asked, get_token()
+        if not self._token:
+            raise ConfigurationError(
+                "--engine hf_jobs: there is no Hugging Face token; run `hf auth login`, or set "
+                "HF_TOKEN"
+            )
+        self._api = HfApi(token=self._token, library_name="trl-ablate")
+        self._repo: str | None = None
+
+    def spawn(self, bundle: Bundle, folder: str) -> str:
+        asked = self._asked
+        assert asked is not None and self._token is not None
+        try:
+            repo = self._repo = self._repo or self._made_repo(asked.namespace)
+            self._api.upload_file(
+                path_or_fileobj=packed(bundle), path_in_repo=f"{folder}/{BUNDLE}", repo_id=repo,
+                repo_type=REPO_TYPE,
+            )  # fmt: skip
+            boot = shlex.join(["python", "-c", UNPACK])
+            job = self._api.run_job(
+                image=asked.image,
+                command=["bash", "-c", f"{shlex.join(install())} && exec {boot}"],
+                env={"TRL_ABLATE_REPO": repo, "TRL_ABLATE_FOLDER": folder},
+                secrets={**asked.secrets, "HF_TOKEN": self._token},
+                flavor=asked.flavor,
+                timeout=asked.timeout,
+                namespace=repo.split("/")[0],
+            )
+        except (HTTPError, HFValidationError, OfflineModeIsEnabled, ValueError) as error:
+            raise ConfigurationError(
+                f"--engine hf_jobs: the Hub does not start the job ({short(error)}); check "
+                "--namespace, --flavor and --timeout, the token's rights, and the network"
+            ) from error
+        return f"{repo.split('/')[0]}/{job.id}"
+
+    def _made_repo(self, namespace: str | None) -> str:
+        repo = f"{namespace or self._api.whoami()['name']}/{REPO}"
+        self._api.create_repo(repo, repo_type=REPO_TYPE, private=True, exist_ok=True)
+        return repo
+
+    def answer(self, call: str) -> int | None:
+        """The code that the job has uploaded; a job that ended without one has failed. While the
+        Hub cannot be asked, nothing is known."""
+        try:
+            return self._answer(call)
+        except HfHubHTTPError as error:
+            if error.response.status_code in PASSING:
+                return None
+            raise
+        except (HTTPError, LocalEntryNotFoundError):
+            return None
+
+    def _answer(self, call: str) -> int | None:
+        namespace, job_id = call.split("/")
+        job = self._api.inspect_job(job_id=job_id, namespace=namespace)
+        stage = next((name for name in OVER if name == job.status.stage), None)
+        if stage is None:
+            return None
+        file = f"{(job.environment or {})['TRL_ABLATE_FOLDER']}/{ENDED}"
+        with tempfile.TemporaryDirectory() as scratch:
+            try:
+                found = self._api.hf_hub_download(
+                    _repo_of(call), file, repo_type=REPO_TYPE, local_dir=scratch
+                )
+            except RemoteEntryNotFoundError:
+                what = f"job {call} ended as {stage}: {job.status.message or 'no reason is given'}"
+                raise RuntimeError(f"{what}; its log is at {job.url}") from None
+            return int(Path(found).read_text())
+
+    def download(self, call: str, folder: str, target: Path, checkpoints: bool) -> None:
+        disable_progress_bars()
+        self._api.snapshot_download(
+            _repo_of(call), repo_type=REPO_TYPE, local_dir=target, allow_patterns=f"{folder}/*",
+            ignore_patterns=[] if checkpoints else ["*/checkpoint*/*"],
+        )  # fmt: skip
+
+
+def packed(bundle: Bundle) -> bytes:
+    """The code and the bundle as one archive."""
+    content = io.BytesIO()
+    with tempfile.TemporaryDirectory() as scratch:
+        copy_code(Path(scratch) / CODE)
+        (Path(scratch) / "bundle").write_bytes(pickle.dumps(bundle))
+        with tarfile.open(fileobj=content, mode="w:gz") as tar:
+            tar.add(scratch, ".")
+    return content.getvalue()
+
+
+def _repo_of(call: str) -> str:
+    return f"{call.split('/')[0]}/{REPO}"
+
+
+def do_job(job: Path, repo: str, folder: str) -> int:
+    """In the job: do the run of the bundle, then upload its folder."""
+    bundle = pickle.loads((job / "bundle").read_bytes())
+    home, code = (job / name for name in ("results", CODE))
+    with working(bundle, home, code=code, cwd=code) as process:
+        exit_code = process.wait()
+    (home / ENDED).write_text(str(exit_code))
+    HfApi().upload_folder(
+        repo_id=repo, repo_type=REPO_TYPE, folder_path=home, path_in_repo=folder,
+        ignore_patterns=[f"{bundle.name}.bundle/**", "**/checkpoint-*/**"],
+    )  # fmt: skip
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(do_job(Path(sys.argv[1]).resolve(), *sys.argv[2:]))

@@ -14,18 +14,14 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace, _ArgumentGroup
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, TRAIN, Job
-from trl_ablate.study.engines.warm import (
-    IMPORTS_OF_A_TRAINING,
-    SUPPORTED,
-    ForkServer,
-    WarmProcess,
-)
+from trl_ablate.study.engines.warm import IMPORTS_OF_A_TRAINING as IMPORTS
+from trl_ablate.study.engines.warm import SUPPORTED, ForkServer, WarmProcess
 from trl_ablate.study.planned import Plan
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -33,10 +29,6 @@ MOST_AT_ONCE = 8
 """Runs on a CPU, unless `--jobs` asks for more: each takes up to a GiB of memory."""
 FREE_SHARE = 0.05
 """A GPU of whose memory less than this is in use counts as free."""
-
-
-def add_options(group: _ArgumentGroup) -> None:
-    """No options except `--jobs`, which every engine has."""
 
 
 def make(options: Namespace, plan: Plan) -> "LocalEngine":
@@ -67,59 +59,47 @@ class LocalEngine:
         on_gpu: bool = False,
         of_one_core: bool = False,
         command: Sequence[str] = TRAIN,
-        warm: Sequence[str] | None = IMPORTS_OF_A_TRAINING,
+        warm: Sequence[str] | None = IMPORTS,
     ):
         self._gpus = free_gpus() if on_gpu else []
         most = min(MOST_AT_ONCE, len(os.sched_getaffinity(0))) if of_one_core else 1
         self._of_one_core = of_one_core
-        self._slots = jobs or len(self._gpus) or most
+        self.slots = jobs or len(self._gpus) or most
         self._command = command
         self._imports = warm or ()
         self._forks = warm is not None and SUPPORTED and not on_gpu
         self._server: ForkServer | None = None
         self._code = 0.0
 
-    @property
-    def slots(self) -> int:
-        return self._slots
-
     def start(self, job: Job, slot: int) -> "LocalProcess":
-        words = [*job.words, "--output_dir", str(job.directory)]
+        words = [*self._command[1:], *job.words, "--output_dir", str(job.directory)]
         environment = {**os.environ, **self._share_of_the_machine(slot)}
-        begin = self._fork if self._forks else self._spawn
         with job.log.open("ab") as log:
-            return LocalProcess(begin(words, environment, log.fileno(), job.lock))
+            if self._forks:
+                server = self._server_with(environment)
+                process = server.start(
+                    interpret, words, stdout=log.fileno(), stderr=log.fileno(), keep=[job.lock]
+                )
+            else:
+                process = subprocess.Popen(
+                    [self._command[0], *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    env=environment, pass_fds=(job.lock,),
+                    start_new_session=True,  # Ctrl-C reaches only the runner, which ends its runs
+                )  # fmt: skip
+            return LocalProcess(process)
 
-    def _spawn(
-        self, words: list[str], environment: dict[str, str], log: int, lock: int
-    ) -> subprocess.Popen:
-        """Start a new interpreter."""
-        return subprocess.Popen(
-            [*self._command, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            pass_fds=(lock,),
-            start_new_session=True,  # Ctrl-C reaches only the runner, which then ends its runs
-        )
-
-    def _fork(
-        self, words: list[str], environment: dict[str, str], log: int, lock: int
-    ) -> WarmProcess:
-        """Start a process from the fork server. The server starts with the first run, and again if
-        it was killed or the code has changed. All slots share its environment; none has a GPU."""
+    def _server_with(self, environment: dict[str, str]) -> ForkServer:
+        """The fork server. It starts with the first run, and again if it was killed or the code has
+        changed. All slots share its environment; none has a GPU."""
         if self._server is None or self._server.has_ended() or self._code != newest_change():
             self._code = newest_change()
             self._server = ForkServer(self._imports, {**environment, "CUDA_VISIBLE_DEVICES": ""})
-        return self._server.start(
-            interpret, [*self._command[1:], *words], stdout=log, stderr=log, keep=[lock]
-        )
+        return self._server
 
     def _share_of_the_machine(self, slot: int) -> dict[str, str]:
         """Environment variables: a share of the CPU threads, unless they are set, and a GPU."""
         cores = 1 if self._of_one_core else len(os.sched_getaffinity(0))
-        threads = str(max(1, cores // self._slots))
+        threads = str(max(1, cores // self.slots))
         shares = {name: threads for name in THREAD_VARIABLES if name not in os.environ}
         if self._gpus:
             shares["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
@@ -146,32 +126,26 @@ class LocalProcess:
     """A process that leads its own group."""
 
     def __init__(self, popen: subprocess.Popen | WarmProcess):
-        self._popen = popen
-        self._saves = False
-
-    def poll(self) -> int | None:
-        return self._popen.poll()
-
-    def wait(self) -> int:
-        return self._popen.wait()
+        self._popen, self._saves = popen, False
+        self.poll, self.wait = popen.poll, popen.wait
 
     def ask_to_end(self) -> None:
-        if self._popen.poll() is None:
+        if self.poll() is None:
             self._popen.send_signal(signal.SIGINT)
 
     def ask_to_save(self) -> None:
         self._saves = True
-        if self._popen.poll() is None:
+        if self.poll() is None:
             self._popen.send_signal(signal.SIGTERM)
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
         """Kill the whole group: a training process may have left workers behind."""
         until = time.monotonic() + (math.inf if self._saves and patience else patience)
-        while self._popen.poll() is None and time.monotonic() < until:
+        while self.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         with suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
-        self._popen.wait()
+        self.wait()
 
 
 def free_gpus() -> list[str]:

@@ -1,37 +1,138 @@
-"""`--engine modal`: its options, and the engine (`modal_calls`), which is imported only when it is
-chosen, because Modal is an optional dependency."""
+"""Modal: every run is a call of one function, in a container with a GPU.
 
-from argparse import Namespace, _ArgumentGroup
-from typing import TYPE_CHECKING
+The function is deployed, so its calls continue when the runner has exited (`detached`). A run
+writes to a volume, from which its files are downloaded when the call has ended. Models and data
+stay in separate volumes. Modal is an optional dependency: this module is imported only on demand.
+"""
 
+import os
+import shutil
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.study.engines.detached import DetachedEngine, requirements
+from trl_ablate.study.engines.shipping import CODE, NOT_CODE, Bundle, working
 from trl_ablate.study.planned import Plan
 
-if TYPE_CHECKING:
-    from trl_ablate.study.engines.detached import DetachedEngine
+try:
+    import modal
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        f"--engine modal: there is no module '{error.name}'; pip install 'trl-ablate[modal]'"
+    ) from error
 
-GPU = "H100"
-
-
-def add_options(group: _ArgumentGroup) -> None:
-    group.add_argument("--gpu", default=GPU, help=f"Modal's name of a run's GPU; default: {GPU}")
-    group.add_argument("--keep_checkpoints", action="store_true", help="download checkpoints, too")
-    group.add_argument(
-        "--detach", action="store_true", help="exit when all runs have started; collect with fetch"
-    )
-
-
-def make(options: Namespace, plan: Plan) -> "DetachedEngine":
-    return _engine(plan, options.gpu, options.jobs, options.keep_checkpoints)
+APP = "trl-ablate"
+IMAGE = "nvidia/cuda:12.8.1-devel-ubuntu22.04"
+"""It has compilers, which vLLM's kernels need; PyTorch includes its own CUDA."""
+CODE_FOLDER, WEIGHTS, DATA, RESULTS = "/code", "/weights", "/data", "/results"
+LONGEST = 24 * 3600
+"""Modal's limit for the seconds of a call."""
 
 
-def fetching(plan: Plan, *, checkpoints: bool) -> "DetachedEngine":
+def make(options: Namespace, plan: Plan) -> DetachedEngine:
+    service = ModalService(options.gpu if plan.for_gpu else None, options.jobs)
+    return DetachedEngine(service, slots=len(plan.runs()), checkpoints=options.keep_checkpoints)
+
+
+def fetching(plan: Plan, *, checkpoints: bool) -> DetachedEngine:
     """An engine that downloads finished runs and starts none."""
-    return _engine(plan, GPU, None, checkpoints)
+    return DetachedEngine(ModalService(None, None), slots=len(plan.runs()), checkpoints=checkpoints)
 
 
-def _engine(plan: Plan, gpu: str, jobs: int | None, checkpoints: bool) -> "DetachedEngine":
-    from trl_ablate.study.engines.detached import DetachedEngine
-    from trl_ablate.study.engines.modal_calls import ModalService
+def train_run(
+    bundle: Bundle,
+    folder: str,
+    results: str = RESULTS,
+    code: str = CODE_FOLDER,
+    cwd: str = DATA,
+) -> int:
+    """Do a run in the container and write to `results/folder`; if Modal stops the container, the
+    run starts over. Returns the exit code."""
+    home = Path(results, folder)
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    with working(bundle, home, code=Path(code), cwd=Path(cwd)) as process:
+        exit_code = process.wait()
+    if not modal.is_local():
+        modal.Volume.from_name(f"{APP}-results").commit()
+    return exit_code
 
-    service = ModalService(gpu if plan.for_gpu else None, jobs)
-    return DetachedEngine(service, slots=len(plan.runs()), checkpoints=checkpoints)
+
+def build_app(gpu: str | None, at_once: int | None) -> tuple[modal.App, modal.Function]:
+    """The app and its function; nothing is sent to Modal yet.
+
+    Args:
+        gpu: Modal's name of each run's GPU; None: no GPU.
+        at_once: the maximum number of containers; None: as many as the account allows.
+    """
+    image = (
+        modal.Image.from_registry(IMAGE, add_python=f"3.{sys.version_info.minor}")
+        .entrypoint([])
+        .apt_install("git")
+        .pip_install(*requirements("vllm"))
+        .env({"PYTHONPATH": CODE_FOLDER, "HF_HOME": WEIGHTS})
+    )
+    ignored = [f"**/{pattern}" for pattern in NOT_CODE]
+    for folder, name in CODE.items():
+        image = image.add_local_dir(folder, f"{CODE_FOLDER}/{name}", ignore=ignored)
+    volumes: dict[Any, Any] = {
+        place: modal.Volume.from_name(f"{APP}{place.replace('/', '-')}", create_if_missing=True)
+        for place in (WEIGHTS, DATA, RESULTS)
+    }
+    token = [modal.Secret.from_local_environ(["HF_TOKEN"])] if "HF_TOKEN" in os.environ else []
+    app = modal.App(APP, include_source=False)
+    function = app.function(
+        image=image, gpu=gpu, volumes=volumes, secrets=token, timeout=LONGEST,
+        max_containers=at_once, serialized=True, name=train_run.__name__,
+    )(train_run)  # fmt: skip
+    return app, function
+
+
+class ModalService:
+    """Modal itself. The app is deployed before the first call, so not for fetching."""
+
+    name = "modal"
+
+    def __init__(self, gpu: str | None, at_once: int | None):
+        check_token()
+        self._app, self._function = build_app(gpu, at_once)
+        self._deployed = False
+        self._results = modal.Volume.from_name(f"{APP}-results", create_if_missing=True)
+
+    def spawn(self, bundle: Bundle, folder: str) -> str:
+        if not self._deployed:
+            self._app.deploy()
+            self._deployed = True
+        return self._function.spawn(bundle, folder).object_id
+
+    def answer(self, call: str) -> int | None:
+        try:
+            return modal.FunctionCall.from_id(call).get(timeout=0)
+        except (TimeoutError, modal.exception.ConnectionError):
+            return None
+
+    def download(self, call: str, folder: str, target: Path, checkpoints: bool) -> None:
+        try:
+            entries = self._results.listdir(folder, recursive=True)
+        except modal.exception.NotFoundError:
+            return
+        for entry in entries:
+            name = Path(entry.path.lstrip("/"))
+            wanted = checkpoints or not any(part.startswith("checkpoint") for part in name.parts)
+            if entry.type.name == "FILE" and wanted:
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                with (target / name).open("wb") as file:
+                    file.writelines(self._results.read_file(entry.path))
+
+
+def check_token() -> None:
+    try:
+        modal.Client.from_env()
+    except modal.exception.AuthError as error:
+        raise ConfigurationError(
+            "--engine modal: Modal has no token; run `modal token new`, or set MODAL_TOKEN_ID "
+            "and MODAL_TOKEN_SECRET"
+        ) from error

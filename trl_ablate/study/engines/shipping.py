@@ -14,9 +14,10 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
 from trl_ablate.run.directory import RunDirectory
@@ -37,16 +38,13 @@ NOT_CODE = (
 """What is not sent: caches, pages, pictures, and results of studies."""
 CHECKED: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 """For `extractall`: nothing outside the folder. Python before 3.11.4 cannot check that."""
-PIECE_SECONDS = 2.0
+PIECE_SECONDS = 0.5
 PIECE_BYTES = 16 * 2**20
 DIES_WITH_ITS_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
 """Linux: PR_SET_PDEATHSIG, SIGKILL; the child sets it before it becomes the training."""
-
-
-Kind = Literal["log", "metrics", "archive", "ended"]
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,10 @@ class Bundle:
     """Arguments for the Python there."""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of a run's results: what was added to a file, or the exit code."""
 
-    kind: Kind
+    kind: Literal["log", "metrics", "archive", "ended"]
     data: bytes = b""
     code: int = 0
 
@@ -119,8 +116,17 @@ def begin(bundle: Bundle, home: Path, *, code: Path, cwd: Path) -> LocalProcess:
     return LocalProcess(popen)
 
 
-def sign(bundle: Bundle, directory: RunDirectory) -> None:
-    """Record in the run which code was used."""
+@contextmanager
+def working(bundle: Bundle, home: Path, *, code: Path, cwd: Path) -> Iterator[LocalProcess]:
+    """The training of a bundle, which ends with the block; its record then says which code was
+    used."""
+    process = begin(bundle, home, code=code, cwd=cwd)
+    try:
+        yield process
+    finally:
+        process.ask_to_end()
+        process.end()
+    directory = RunDirectory(home / bundle.name)
     if directory.run_file.exists() and not directory.read().get("git"):
         directory.update(git=bundle.git)
 
@@ -130,62 +136,32 @@ def perform(bundle: Bundle, checkpoints: bool) -> Iterator[Piece]:
     with tempfile.TemporaryDirectory(prefix=f"{bundle.name}-") as scratch:
         home, code = Path(scratch), Path.cwd()
         directory = RunDirectory(home / bundle.name)
-        growing: dict[Kind, Growing] = {"log": Growing(home / f"{bundle.name}.log"),
-                   "metrics": Growing(directory.metrics_file)}  # fmt: skip
-        process = begin(bundle, home, code=code, cwd=code)
-        try:
+        log = _added("log", home / f"{bundle.name}.log")
+        metrics = _added("metrics", directory.metrics_file)
+        with working(bundle, home, code=code, cwd=code) as process:
             while process.poll() is None:
-                _wait(process, PIECE_SECONDS)
-                for kind, file in growing.items():
-                    if data := file.added():
-                        yield Piece(kind, data)
-        finally:
-            process.ask_to_end()
-            process.end()
-        for kind, file in growing.items():
-            yield Piece(kind, file.added())
-        sign(bundle, directory)
-        yield from _archived(directory, home / "archive.tar", checkpoints)
+                time.sleep(PIECE_SECONDS)
+                yield from filter(None, (next(log), next(metrics)))
+        yield from filter(None, (next(log), next(metrics)))
+        archive = home / "archive.tar"
+        with tarfile.open(archive, "w") as tar:
+            for path in sorted(directory.path.rglob("*")):
+                name = path.relative_to(directory.path)
+                if path.is_file() and (checkpoints or not name.parts[0].startswith("checkpoint")):
+                    tar.add(path, str(name))
+        with archive.open("rb") as file:
+            while data := file.read(PIECE_BYTES):
+                yield Piece("archive", data)
         yield Piece("ended", code=process.wait())
 
 
-class Growing:
-    """A file that another process appends to."""
-
-    def __init__(self, path: Path):
-        self._path, self._read = path, 0
-
-    def added(self) -> bytes:
-        """What was added since the last time."""
-        if not self._path.exists():
-            return b""
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            data = file.read()
-        self._read += len(data)
-        return data
-
-
-def _wait(process: LocalProcess, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < until:
-        time.sleep(0.1)
-
-
-def is_wanted(path: Path, checkpoints: bool) -> bool:
-    """Whether to copy back a file of a run, given by its path in the run's directory."""
-    return checkpoints or not path.parts[0].startswith("checkpoint")
-
-
-def _archived(directory: RunDirectory, archive: Path, checkpoints: bool) -> Iterator[Piece]:
-    with tarfile.open(archive, "w") as tar:
-        for path in sorted(directory.path.rglob("*")):
-            name = path.relative_to(directory.path)
-            if path.is_file() and is_wanted(name, checkpoints):
-                tar.add(path, str(name))
-    with archive.open("rb") as file:
-        while data := file.read(PIECE_BYTES):
-            yield Piece("archive", data)
+def _added(kind: Literal["log", "metrics"], path: Path) -> Iterator[Piece | None]:
+    """At each `next`, what another process has appended to a file; None if nothing."""
+    read = 0
+    while True:
+        data = path.read_bytes()[read:] if path.exists() else b""
+        read += len(data)
+        yield Piece(kind, data) if data else None
 
 
 class Landing:
@@ -234,5 +210,10 @@ class Landing:
 
 
 def beside(directory: Path, kind: str) -> Path:
-    """A temporary file while a run is copied back; valid only while the run's lock is held."""
+    """A temporary path while a run is copied back; valid only while the run's lock is held."""
     return directory.with_name(f".{directory.name}.{kind}")
+
+
+def short(error: BaseException) -> str:
+    """An error of a service or cluster, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -13,10 +13,10 @@ is preempted or cancelled, in the seconds that the cluster allows.
 import shlex
 import subprocess
 import sys
-from argparse import Namespace, _ArgumentGroup
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.planned import Plan
@@ -25,30 +25,12 @@ from trl_ablate.study.store import RunStore
 SECONDS_AHEAD = 300
 """Seconds before the time limit; enough for an optimizer step and a checkpoint."""
 
-
-def add_options(group: _ArgumentGroup) -> None:
-    group.add_argument(
-        "--cpus_per_run", metavar="N", type=int, default=1, help="CPUs of a run; default: 1"
-    )
-    group.add_argument(
-        "--submit", action="store_true", help="submit the array job to Slurm instead of printing it"
-    )
-
-
-def make(options: Namespace, plan: Plan) -> "ArrayJob":
-    return ArrayJob(plan, options.cpus_per_run, options.jobs)
-
-
-@dataclass(frozen=True)
-class ArrayJob:
-    """Not an engine that a runner uses: Slurm starts a runner for each run."""
-
-    plan: Plan
-    cpus: int
-    at_once: int | None
-
-    def script(self, runs: Sequence[str], store: RunStore, command: Sequence[str]) -> str:
-        return array_job(self.plan, runs, store, command, cpus=self.cpus, at_once=self.at_once)
+_PLACE = FileSystemLoader(Path(__file__).parent)
+_TEMPLATES = Environment(
+    loader=_PLACE, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+)
+_TEMPLATES.filters["quoted"] = lambda path: shlex.quote(str(path))
+SCRIPT = _TEMPLATES.get_template("sbatch.j2")
 
 
 def study_command(study: Path, store: RunStore, *options: str) -> list[str]:
@@ -73,27 +55,10 @@ def array_job(
         cpus: the number for each run.
         at_once: how many tasks may run at the same time; None: Slurm decides.
     """
-    limit = f"%{at_once}" if at_once else ""
-    folder = store.path.resolve()
-    head = [
-        "#!/bin/bash",
-        f"#SBATCH --job-name={plan.study}",
-        f"#SBATCH --array=0-{len(runs) - 1}{limit}",
-        "#SBATCH --ntasks=1",
-        f"#SBATCH --cpus-per-task={cpus}",
-        *(["#SBATCH --gres=gpu:1"] if plan.for_gpu else []),
-        f"#SBATCH --signal=B:TERM@{SECONDS_AHEAD}",
-        f"#SBATCH --output={folder}/slurm-%A_%a.out",
-    ]
-    body = [
-        "set -eu",
-        f"runs=({' '.join(runs)})",
-        "run=${runs[$SLURM_ARRAY_TASK_ID]}",
-        f'exec >> {shlex.quote(str(folder))}/"$run".slurm 2>&1',
-        f"cd {shlex.quote(str(Path.cwd()))}",
-        f'exec {shlex.join(command)} --only "$run"',
-    ]
-    return "\n".join([*head, "", *body, ""])
+    return SCRIPT.render(
+        plan=plan, runs=runs, cpus=cpus, at_once=at_once, seconds_ahead=SECONDS_AHEAD,
+        folder=store.path.resolve(), here=Path.cwd(), command=shlex.join(command),
+    )  # fmt: skip
 
 
 def submit(script: str) -> str:

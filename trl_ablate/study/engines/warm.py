@@ -9,11 +9,13 @@ allocator, which supports forks. It ends when the process that started it ends.
 `multiprocessing` has a fork server, which is deliberately not used. It imports the runner's
 `__main__` into every run, starts one more process that tracks resources, and exists once per
 program, so that two engines could not have two environments.
+
+A request goes over the server's socket. The answers come over a socket of the new process alone:
+its process id with a descriptor of it, and its exit code when it has ended.
 """
 
 import gc
 import importlib
-import json
 import os
 import pickle
 import select
@@ -52,7 +54,7 @@ class ForkServer:
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            server = subprocess.Popen(
+            self._server = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -61,10 +63,8 @@ class ForkServer:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        self.pid = server.pid
-        self._gone = self._ready = False
-        self._running: dict[int, WarmProcess] = {}
-        self.close = weakref.finalize(self, _close, self._socket, server)
+        self.pid = self._server.pid
+        self.close = weakref.finalize(self, _close, self._socket, self._server)
 
     def start(
         self,
@@ -80,54 +80,22 @@ class ForkServer:
             stdout, stderr: descriptors for its output.
             keep: descriptors that stay open in it, so that their locks are held.
         """
-        while not self._ready:
-            self._hear()
         request = pickle.dumps((target, arguments, os.getcwd()))
-        try:
-            socket.send_fds(self._socket, [request], [stdout, stderr, *keep])
-        except (BrokenPipeError, ConnectionResetError):
-            raise ServerGone from None
-        while (started := self._hear()) is None:
-            pass
-        return started
+        answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                sent = [theirs.fileno(), stdout, stderr, *keep]
+                socket.send_fds(self._socket, [request], sent)
+            except (BrokenPipeError, ConnectionResetError):
+                raise ServerGone from None
+        pid, descriptors, *_ = socket.recv_fds(answers, MESSAGE_BYTES, 1)
+        if not pid:
+            raise ServerGone
+        return WarmProcess(int(pid), descriptors[0], answers)
 
     def has_ended(self) -> bool:
-        """Whether the server was killed; first reads all messages that it has sent."""
-        with suppress(ServerGone):
-            while self._speaks():
-                self._hear()
-        return self._gone
-
-    def hear_of(self, process: "WarmProcess") -> None:
-        """Wait for the exit code of an ended process."""
-        with suppress(ServerGone):
-            while process.code is None:
-                self._hear()
-
-    def _speaks(self) -> bool:
-        """Whether there is a message, or the server has ended."""
-        return is_readable(self._socket.fileno(), 0)
-
-    def _hear(self) -> "WarmProcess | None":
-        """Wait for one message and process it; returns the process if it reports a started one."""
-        if self._gone:
-            raise ServerGone
-        try:
-            data, descriptors, *_ = socket.recv_fds(self._socket, MESSAGE_BYTES, 1)
-        except ConnectionResetError:
-            data, descriptors = b"", []
-        if not data:
-            self._gone = True
-            raise ServerGone
-        match json.loads(data):
-            case ["ready"]:
-                self._ready = True
-            case ["started", pid]:
-                self._running[pid] = WarmProcess(self, pid, descriptors[0])
-                return self._running[pid]
-            case ["ended", pid, code]:
-                self._running.pop(pid).code = code
-        return None
+        """Whether the server was killed."""
+        return self._server.poll() is not None
 
 
 class ServerGone(ConnectionError):
@@ -140,40 +108,31 @@ class ServerGone(ConnectionError):
 class WarmProcess:
     """A forked process, with the methods of `subprocess.Popen` that a runner needs."""
 
-    def __init__(self, server: ForkServer, pid: int, descriptor: int):
-        self.pid = pid
-        self.code: int | None = None
-        self._server = server
-        self._descriptor = descriptor
+    def __init__(self, pid: int, descriptor: int, answers: socket.socket):
+        self.pid, self._code = pid, None
+        self._descriptor, self._answers = descriptor, answers
         os.set_inheritable(descriptor, False)
         weakref.finalize(self, os.close, descriptor)
 
     def poll(self) -> int | None:
         """The exit code (minus the signal that killed it), or None while it runs."""
-        if self.code is None and self._server.has_ended() and self._has_ended(0):
-            self.code = LOST
-        return self.code
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
 
     def wait(self, timeout: float | None = None) -> int:
-        if not self._has_ended(timeout):
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-        self._server.hear_of(self)
-        return LOST if self.code is None else self.code
+        if self._code is None:
+            ended = select.poll()
+            ended.register(self._descriptor, select.POLLIN)
+            if not ended.poll(None if timeout is None else 1000 * timeout):
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+            self._code = int(self._answers.recv(MESSAGE_BYTES) or LOST)
+        return self._code
 
     def send_signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptor, number)
-
-    def _has_ended(self, timeout: float | None) -> bool:
-        """Whether it ends within `timeout` seconds; None: wait until it ends."""
-        return is_readable(self._descriptor, timeout)
-
-
-def is_readable(descriptor: int, timeout: float | None) -> bool:
-    """Whether it is readable, or at its end, within `timeout` seconds; None: wait until it is."""
-    events = select.poll()
-    events.register(descriptor, select.POLLIN)
-    return bool(events.poll(None if timeout is None else 1000 * timeout))
 
 
 def _close(connection: socket.socket, server: subprocess.Popen) -> None:
@@ -191,49 +150,47 @@ def serve(connection: socket.socket, modules: Sequence[str]) -> Callable[[], int
             importlib.import_module(module)
     gc.collect()
     gc.freeze()  # else garbage collection in a run would copy every page shared with the server
-    _send(connection, ["ready"])
-    running: dict[int, int] = {}
-    """Process ids by pidfd, which is readable once the process has ended."""
+    running: dict[int, tuple[int, socket.socket]] = {}
+    """By the descriptor of a process, readable once it has ended: its id, and where to answer."""
     events = select.poll()
     events.register(connection, select.POLLIN)
     while True:
         for descriptor, _ in events.poll():
             if descriptor != connection.fileno():
                 events.unregister(descriptor)
-                _report_end(connection, running.pop(descriptor))
+                pid, answers = running.pop(descriptor)
+                _answer(answers, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                answers.close()
                 os.close(descriptor)
                 continue
             request, received, *_ = socket.recv_fds(connection, MESSAGE_BYTES, MOST_DESCRIPTORS)
             if not request:
                 os._exit(0)
+            answers = socket.socket(fileno=received[0])
             pid = os.fork()
             if pid == 0:
-                connection.close()
-                for other in running:
-                    os.close(other)
-                return _become(request, received)
-            for one in received:
+                for one in (connection, answers, *(other for _, other in running.values())):
+                    one.close()
+                for one in running:
+                    os.close(one)
+                return _become(request, received[1:])
+            for one in received[1:]:
                 os.close(one)
             started = os.pidfd_open(pid)
-            running[started] = pid
+            running[started] = pid, answers
             events.register(started, select.POLLIN)
-            _send(connection, ["started", pid], started)
+            _answer(answers, pid, started)
 
 
-def _report_end(connection: socket.socket, pid: int) -> None:
-    _, status = os.waitpid(pid, 0)
-    _send(connection, ["ended", pid, os.waitstatus_to_exitcode(status)])
+def _answer(answers: socket.socket, number: int, *descriptors: int) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # nobody waits for it
+        socket.send_fds(answers, [str(number).encode()], descriptors)
 
 
-def _send(connection: socket.socket, message: list[object], *descriptors: int) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # the next request detects the end
-        socket.send_fds(connection, [json.dumps(message).encode()], descriptors)
-
-
-def _become(request: bytes, received: Sequence[int]) -> Callable[[], int | None]:
+def _become(request: bytes, outputs: Sequence[int]) -> Callable[[], int | None]:
     """Make the forked process like a new interpreter; returns the function to call."""
     os.setsid()
-    for number, descriptor in enumerate(received[:2], start=1):
+    for number, descriptor in enumerate(outputs[:2], start=1):
         os.dup2(descriptor, number)
         os.close(descriptor)
     if "numpy" in sys.modules:
@@ -243,14 +200,10 @@ def _become(request: bytes, received: Sequence[int]) -> Callable[[], int | None]
     return partial(target, *arguments)
 
 
-def main() -> Callable[[], int | None]:
-    descriptor, *modules = sys.argv[1:]
-    return serve(socket.socket(fileno=int(descriptor)), modules)
-
-
 if __name__ == "__main__":
+    number, *names = sys.argv[1:]
     try:
-        code = main()()
+        code = serve(socket.socket(fileno=int(number)), names)()
     except KeyboardInterrupt:  # before the command could handle it: it has done nothing yet
         code = 128 + signal.SIGINT
     sys.exit(code)
