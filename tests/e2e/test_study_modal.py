@@ -116,7 +116,7 @@ def test_a_call_that_modal_ends_is_a_failure_with_its_reason(tmp_path, here, mon
     monkeypatch.setattr(here, "answer", answer)
     store = RunStore(tmp_path / "runs")
     failed = run_there(here, store, {"a": {"top": 0.8, "pause": 0.2}}, retries=0).failed
-    assert "24 hours are over" in store.state(failed[0]).reason
+    assert "24 hours are over" in (store.state(failed[0]).reason or "")
 
 
 @pytest.mark.slow

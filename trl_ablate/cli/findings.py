@@ -2,15 +2,13 @@
 
 import argparse
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE, exit_code_of
-from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.ending import DONE
+from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
-from trl_ablate.run.json_files import read_object
 
 DESCRIPTION = """\
 Write FINDINGS.md, the table of answers in README.md beside it, and README's section on answers,
@@ -26,19 +24,11 @@ EXAMPLES = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(lambda: run(parse(argv)), stopped="the pages were not written")
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(EXAMPLES, prog="trl-ablate findings", description=DESCRIPTION)
+def add_options(parser: Parser) -> None:
     parser.add_argument("list", metavar="LIST", nargs="?", type=Path, help="a findings.yaml")
     parser.add_argument(
         "--runs", metavar="FOLDER", type=Path, help="first write the reports of these runs"
     )
-    options, unknown = parser.parse_known_args(argv)
-    parser.refuse(unknown)
-    return options
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,12 +47,17 @@ def run(options: argparse.Namespace) -> int:
     return DONE
 
 
+main = Command(
+    "findings", DESCRIPTION, EXAMPLES, add_options, run, stopped="the pages were not written"
+)
+
+
 def write_reports(chosen: Path, runs: Path) -> None:
     """The reports of the studies of a list of which every arm has a run; beside them their finished
     runs, and their X-rays. Runs that are kept beside a study are put back first."""
     from trl_ablate.cli.study_all import files_of, plan_of
     from trl_ablate.study.kept_runs import beside, keep, restore
-    from trl_ablate.study.report.found_answers import XRAY
+    from trl_ablate.study.report.found_answers import XRAY, read_report
     from trl_ablate.study.report.making import report_study
     from trl_ablate.study.report.xray_section import xray_folder
 
@@ -75,7 +70,8 @@ def write_reports(chosen: Path, runs: Path) -> None:
         states = {run_id: store.state(run_id) for run_id in plan.runs()}
         if any(all(states[run.id].status == "to do" for run in arm.runs) for arm in plan.arms):
             continue
-        finished, before = sum(state.done for state in states.values()), runs_of(file.parent)
+        finished = sum(state.done for state in states.values())
+        before = (read_report(file.parent) or {}).get("details", {}).get("runs", 0)
         if finished < before:
             console.print(
                 f"report of {plan.study}: left as it is; it rests on {before} runs, and {runs} has "
@@ -87,15 +83,9 @@ def write_reports(chosen: Path, runs: Path) -> None:
         console.print(f"report of {plan.study}: {finished} runs")
 
 
-def runs_of(folder: Path) -> int:
-    """The number of runs on which the report in a folder rests."""
-    written = folder / "report.json"
-    return read_object(written).get("details", {}).get("runs", 0) if written.exists() else 0
-
-
 def write_pages(chosen: Path, readme: Path | None) -> list[Path]:
     """Write the pages beside the list, and the section of README; returns the written files."""
-    from trl_ablate.study.report.findings_page import PICTURE, SCATTER
+    from trl_ablate.study.report.findings_page import PICTURE, SCATTER, answered_arms
     from trl_ablate.study.report.findings_pictures import draw_answers
     from trl_ablate.study.report.xray_outcomes import pairs_of_answers, scatter
 
@@ -119,7 +109,7 @@ def pages_of(chosen: Path, readme: Path | None):
 
     folder = chosen.parent
     found = find(read_findings(chosen), folder)
-    has_answers = any(arm.numbers["low"] is not None for arm in answered_arms(found))
+    has_answers = any(arm.numbers["low"] is not None for arm in page.answered_arms(found))
     pictures = [page.PICTURE] * has_answers + [page.SCATTER] * bool(pairs_of_answers(found))
 
     pages = {folder / "FINDINGS.md": page.findings_page(found, pictures)}
@@ -132,10 +122,3 @@ def pages_of(chosen: Path, readme: Path | None):
     if readme is not None and section is not None:
         pages[readme] = page.with_section(readme.read_text(encoding="utf-8"), section)
     return found, pages
-
-
-def answered_arms(found):
-    """The arms of the answers that are sentences."""
-    from trl_ablate.study.report.findings_page import IN_WORDS
-
-    return [arm for row in found if row.asked.part in IN_WORDS for arm in row.arms]

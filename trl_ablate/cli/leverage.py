@@ -2,11 +2,10 @@
 saved."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE, exit_code_of
-from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.ending import DONE
+from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.study_plans import known
 from trl_ablate.cli.terminal import console
 
@@ -22,12 +21,7 @@ EXAMPLES = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(lambda: run(parse(argv)), stopped="the page was not written")
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(EXAMPLES, prog="trl-ablate leverage", description=DESCRIPTION)
+def add_options(parser: Parser) -> None:
     parser.add_argument(
         "study", metavar="STUDY", nargs="?", default="leverage",
         help="a study's name, a study.yaml, or its folder; default: leverage",
@@ -43,9 +37,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--keep_runs", action="store_true",
         help="keep the finished runs beside the study, as `findings --runs` does",
     )  # fmt: skip
-    options, unknown = parser.parse_known_args(argv)
-    parser.refuse(unknown)
-    return options
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,3 +54,8 @@ def run(options: argparse.Namespace) -> int:
         keep(plan, store, beside(study_path(options.study)))
     console.print(str(options.out))
     return DONE
+
+
+main = Command(
+    "leverage", DESCRIPTION, EXAMPLES, add_options, run, stopped="the page was not written"
+)

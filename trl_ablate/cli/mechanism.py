@@ -2,11 +2,10 @@
 No torch."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE, exit_code_of
-from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.ending import DONE
+from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 
@@ -21,19 +20,11 @@ EXAMPLES = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code_of(lambda: run(parse(argv)), stopped="the picture was not written")
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(EXAMPLES, prog="trl-ablate mechanism", description=DESCRIPTION)
+def add_options(parser: Parser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder, or TITLE=FOLDER")
     parser.add_argument(
         "--out", metavar="FILE", type=Path, default=Path("mechanism.png"), help="picture to write"
     )
-    options, unknown = parser.parse_known_args(argv)
-    parser.refuse(unknown)
-    return options
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,3 +41,8 @@ def run(options: argparse.Namespace) -> int:
     options.out.write_bytes(draw_mechanism(rows))
     console.print(str(options.out))
     return DONE
+
+
+main = Command(
+    "mechanism", DESCRIPTION, EXAMPLES, add_options, run, stopped="the picture was not written"
+)

@@ -12,9 +12,9 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.strict import check_value, read_mapping
 from trl_ablate.study.arms import checked
+from trl_ablate.study.verdict import Expectation
 
 Part = Literal["question", "factors", "papers", "control", "passes", "carry"]
-Answer = Literal["better", "worse", "equal", "collapse"]
 Kind = Literal["better", "worse", "collapse", "equivalent"]
 
 LIST = SHIPPED / "studies" / "findings.yaml"
@@ -30,7 +30,7 @@ ROW: dict[str, Any] = {
     "worlds": dict[str, str],
 }
 REQUIRED = ("question", "part", "study")
-AT_1_5B: dict[str, Any] = {"answer": Answer, "seen": str}
+AT_1_5B: dict[str, Any] = {"answer": Expectation, "seen": str}
 
 
 @dataclass(frozen=True)

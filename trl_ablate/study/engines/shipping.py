@@ -61,10 +61,13 @@ class Bundle:
     """Arguments for the Python there."""
 
 
+Growing = Literal["log", "metrics"]
+
+
 class Piece(NamedTuple):
     """A part of a run's results: what was added to a file, or the exit code."""
 
-    kind: Literal["log", "metrics", "archive", "ended"]
+    kind: Growing | Literal["archive", "ended"]
     data: bytes = b""
     code: int = 0
 
@@ -136,13 +139,15 @@ def perform(bundle: Bundle, checkpoints: bool) -> Iterator[Piece]:
     with tempfile.TemporaryDirectory(prefix=f"{bundle.name}-") as scratch:
         home, code = Path(scratch), Path.cwd()
         directory = RunDirectory(home / bundle.name)
-        log = _added("log", home / f"{bundle.name}.log")
-        metrics = _added("metrics", directory.metrics_file)
+        files: dict[Growing, Path] = {
+            "log": home / f"{bundle.name}.log", "metrics": directory.metrics_file,
+        }  # fmt: skip
+        read = dict.fromkeys(files, 0)
         with working(bundle, home, code=code, cwd=code) as process:
             while process.poll() is None:
                 time.sleep(PIECE_SECONDS)
-                yield from filter(None, (next(log), next(metrics)))
-        yield from filter(None, (next(log), next(metrics)))
+                yield from _added(files, read)
+        yield from _added(files, read)
         archive = home / "archive.tar"
         with tarfile.open(archive, "w") as tar:
             for path in sorted(directory.path.rglob("*")):
@@ -155,13 +160,13 @@ def perform(bundle: Bundle, checkpoints: bool) -> Iterator[Piece]:
         yield Piece("ended", code=process.wait())
 
 
-def _added(kind: Literal["log", "metrics"], path: Path) -> Iterator[Piece | None]:
-    """At each `next`, what another process has appended to a file; None if nothing."""
-    read = 0
-    while True:
-        data = path.read_bytes()[read:] if path.exists() else b""
-        read += len(data)
-        yield Piece(kind, data) if data else None
+def _added(files: Mapping[Growing, Path], read: dict[Growing, int]) -> Iterator[Piece]:
+    """What another process has appended to files since so many bytes were read."""
+    for kind, path in files.items():
+        data = path.read_bytes()[read[kind] :] if path.exists() else b""
+        read[kind] += len(data)
+        if data:
+            yield Piece(kind, data)
 
 
 class Landing:

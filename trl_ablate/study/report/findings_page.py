@@ -5,16 +5,15 @@ A page is a list of rows and a template. Studies without runs appear as not run 
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown, markdown_table
-from trl_ablate.study.decision import EQUIVALENT, NOT_DECIDED
 from trl_ablate.study.report.found_answers import (
-    AGREES,
     CANNOT_SAY,
-    DOES_NOT,
     DOES_NOT_AGREE,
-    MATTERS,
     ONLY_RESCALES,
     ArmFound,
     EffectFound,
@@ -25,31 +24,12 @@ from trl_ablate.study.report.numbers import NOTHING, within
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
 
 _INTERVAL = re.compile(r"\\\[([+−]\d+\.\d+, [+−]\d+\.\d+)\\\]")
+_EMPTY_SECTION = re.compile(r"^## [^\n]+\n+(?=## |\Z)", re.MULTILINE)
 BEGIN, END = "<!-- findings: begin -->", "<!-- findings: end -->"
-NOT_RUN = "not run yet"
 README_ROWS = 4
 README_HEADING = "## Answers so far\n"
 PICTURE, SCATTER = "findings.png", "xray.png"
-IN_WORDS = ("question", "control")
-"""Parts whose answers are sentences about arms."""
 
-LIMITS = (
-    "All of this is about models of 0.1 to 3.5 M parameters on chains of additions such as "
-    "`4+3-5+1`, trained for 60 GRPO steps of 128 rollouts. It says what a setting does there and "
-    "why, and not what it does to a language model of useful size; the column 'at 1.5 B' sets one "
-    "published seed beside it, and one seed decides nothing either."
-)
-INTERVALS = (
-    "A difference is that of the final evaluation reward, paired by seed, with an interval that "
-    "covers with 95 % over all looks. 'Equivalent' is within the margin that the study states. † "
-    "marks arms of which some runs collapsed and others did not."
-)
-HOW = (
-    "`trl-ablate study plan --all` prints the hours, `trl-ablate study run --all --until decided` "
-    "makes the runs, and `trl-ablate findings --runs runs` writes the reports and this page. "
-    "Without `--runs` the page is made again from the committed `report.json` files; a test holds "
-    "the two together."
-)
 README_LIMITS = (
     "**These are the answers of a 0.1 M parameter model on chains of additions**, not of a useful "
     "language model.\n[All answers](recipes/studies/README.md), [what they "
@@ -63,26 +43,31 @@ README_TABLE = (
 
 def findings_page(found: Sequence[Found], pictures: Collection[str]) -> str:
     """FINDINGS.md, with those of the pictures that are drawn."""
-    sections = (
-        ("What matters", _bullets(_by_kind(found, MATTERS))),
-        ("What does not", _bullets(_by_kind(found, [EQUIVALENT]))),
-        ("Bounded, but not decided", _bullets(_by_kind(found, [NOT_DECIDED]))),
-        ("What only rescales", _bullets(_rescaling(found))),
-        ("X-ray and outcomes", _xrays(found, SCATTER in pictures)),
-        ("What depends on what", _bullets(_interactions(found))),
-        ("Papers", _papers(found)),
-        ("Sharper or more able", _passes(found)),
-        ("Does it carry over?", _carried(found)),
-        ("Where small worlds mislead", _bullets(_misleading(found))),
-        ("Not decided yet", _bullets(_open(found))),
-        ("Not run yet", _bullets(_not_run(found))),
-        ("How this page was made", HOW),
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined, trim_blocks=True,
     )  # fmt: skip
-    picture = f"![differences of all answers, with intervals]({PICTURE})" * (PICTURE in pictures)
-    parts = ["# Findings", LIMITS, INTERVALS, picture]
-    for title, text in sections:
-        parts += [f"## {title}", text] if text else []
-    return "\n\n".join(part for part in parts if part) + "\n"
+    templates.filters["text"] = _text
+    page = templates.get_template("FINDINGS.md.j2").render(
+        bullets=lambda texts: "\n".join(f"- {_text(text)}" for text in texts),
+        table=_safe_table,
+        answers=lambda *kinds: _answers(found, kinds),
+        rescaling=_rescaling(found),
+        xrays=_xrays(found),
+        correlation=sentence(pairs_of_answers(found)),
+        interactions=_interactions(found),
+        papers=_papers(found),
+        passes=list(_passes(found)),
+        carried=[
+            {"worlds": list(row.asked.worlds.values()), "rows": _carried(row)} for row in found
+        ],
+        misleading=_misleading(found),
+        not_run=_not_run(found),
+        picture=PICTURE if PICTURE in pictures else None,
+        scatter=SCATTER if SCATTER in pictures else None,
+    )
+    page = re.sub(r"\n{3,}", "\n\n", page).strip()
+    return _EMPTY_SECTION.sub("", page) + "\n"
 
 
 def leaderboard(found: Sequence[Found]) -> str:
@@ -96,24 +81,25 @@ def _studies(found: Sequence[Found]) -> list[Found]:
 
 
 def _leaderboard_row(row: Found) -> list[str]:
-    asked = row.asked
+    asked, seen = row.asked, row.asked.at_1_5b.get("seen", "")
     question = _text(asked.question)
     if not row.is_run:
-        return [f"[{question}]({asked.study}/study.yaml)", NOT_RUN, *[""] * 3, _seen(row), ""]
-    strong = row.strong_effects
+        return [f"[{question}]({asked.study}/study.yaml)", "not run yet", *[""] * 3, seen, ""]
     if row.effects:
-        names = ", ".join(effect.brief for effect in strong)
-        cells = [names or "no effect is distinguishable", _listed(e.estimate for e in strong)]
-    elif asked.part in IN_WORDS:
-        cells = [_listed(arm.brief for arm in row.arms), _listed(a.difference for a in row.arms)]
+        strong = row.strong_effects
+        names = ", ".join(effect.brief for effect in strong) or "no effect is distinguishable"
+        answer, numbers = names, "; ".join(effect.estimate for effect in strong)
+    elif row.is_in_words:
+        answer = "; ".join(arm.brief for arm in row.arms)
+        numbers = "; ".join(arm.difference for arm in row.arms)
     else:
         best = max(row.arms, key=lambda arm: arm.numbers["difference"] or float("-inf"))
-        cells = [_counted(row.arms), f"{best.words} {best.difference}"]
-    dagger = " †" * bool(row.report and row.report["details"]["mixed"])
-    cells[1] += dagger * ("†" not in cells[1])
+        answer, numbers = _counted(row.arms), f"{best.words} {best.difference}"
+    if row.report and row.report["details"]["mixed"] and "†" not in numbers:
+        numbers += " †"
     xray = row.headline.xray.verdict if row.headline and row.headline.xray else NOTHING
     agreement = row.agreement if asked.at_1_5b else ""
-    texts = map(_text, [*cells, row.seeds, xray, _seen(row), agreement])
+    texts = map(_text, [answer, numbers, row.seeds, xray, seen, agreement])
     return [f"[{question}]({asked.study}/REPORT.md)", *texts]
 
 
@@ -163,91 +149,67 @@ def with_section(readme: str, section: str) -> str:
     return f"{before}{section}{next_heading}{after}"
 
 
-def _by_kind(found: Sequence[Found], kinds: Sequence[str]) -> Iterator[str]:
+def answered_arms(found: Sequence[Found]) -> list[ArmFound]:
+    """The arms of the answers that are sentences."""
+    return [arm for row in found if row.is_in_words for arm in row.arms]
+
+
+def _answers(found: Sequence[Found], kinds: Sequence[str]) -> Iterator[str]:
     for row in found:
-        if row.asked.part not in IN_WORDS:
-            continue
-        for arm in row.arms:
+        for arm in row.arms if row.is_in_words else ():
             if arm.kind in kinds:
-                yield arm.sentence + (_beside(row) if arm is row.headline else "")
+                yield arm.sentence + (row.beside if arm is row.headline else "")
 
 
-def _beside(row: Found) -> str:
-    """The reason, and what was seen at 1.5 B parameters."""
-    words = f" {row.why}" if row.why else ""
-    if row.asked.at_1_5b:
-        verdict = {AGREES: "it agrees", DOES_NOT_AGREE: "it does not agree"}
-        agrees = verdict.get(row.agreement, "whether it agrees, one cannot say")
-        words += f" At 1.5 B, one seed: {row.asked.at_1_5b['seen']}; {agrees}."
-    return words
+def _rescaling(found: Sequence[Found]) -> list[str]:
+    first: dict[str, str] = {}
+    for arm in answered_arms(found):
+        if arm.xray and arm.xray.kind == ONLY_RESCALES:
+            words = f"The X-ray finds that {arm.words} only rescales the gradient. {arm.sentence}"
+            first.setdefault(arm.arm, words)
+    return list(first.values())
 
 
-def _rescaling(found: Sequence[Found]) -> Iterator[str]:
-    seen = set()
-    for arm in (arm for row in found if row.asked.part in IN_WORDS for arm in row.arms):
-        if arm.xray and arm.xray.kind == ONLY_RESCALES and arm.arm not in seen:
-            seen.add(arm.arm)
-            yield f"The X-ray finds that {arm.words} {ONLY_RESCALES} the gradient. {arm.sentence}"
-
-
-def _xrays(found: Sequence[Found], has_picture: bool) -> str:
-    """How often the runs found a difference, for each verdict of the X-ray, and the scatter."""
-    rows: dict[str, list[int]] = {}
+def _xrays(found: Sequence[Found]) -> list[list[str]]:
+    """How often the runs found a difference, found none, or left it open, for each verdict of the
+    X-ray."""
+    counts: dict[str, list[int]] = {}
     for _, arm, xray in with_xray(found):
-        place = 0 if arm.kind in MATTERS else 1 if arm.does_not_differ else 2
-        rows.setdefault(xray.kind, [0, 0, 0])[place] += 1
-    header = ["the X-ray says", "runs differ", "runs do not", "open"]
-    table = _safe_table(header, [[kind, *map(str, counts)] for kind, counts in rows.items()])
-    picture = f"![distance in the X-ray against that in the outcome]({SCATTER})" * has_picture
-    words = _text(sentence(pairs_of_answers(found))) if table else ""
-    return "\n\n".join(part for part in (table, words, picture) if part)
+        place = 0 if arm.kind.matters else 1 if arm.does_not_differ else 2
+        counts.setdefault(xray.kind, [0, 0, 0])[place] += 1
+    return [[kind, *map(str, of_kind)] for kind, of_kind in counts.items()]
 
 
 def _interactions(found: Sequence[Found]) -> Iterator[str]:
     for row in found:
         if row.asked.part == "factors" and row.is_run:
-            strong = [e.sentence for e in row.effects if e.is_interaction and e.is_strong]
-            mains = [e.sentence for e in row.effects if not e.is_interaction and e.is_strong]
-            words = " ".join(text for text in (*strong, *mains) if text)
+            strong = [effect for effect in row.effects if effect.is_strong and effect.sentence]
+            strong.sort(key=lambda effect: not effect.is_interaction)
+            words = " ".join(str(effect.sentence) for effect in strong)
             yield f"{row.asked.question} {words or 'No effect is distinguishable.'}"
 
 
-def _papers(found: Sequence[Found]) -> str:
-    rows = [
+def _papers(found: Sequence[Found]) -> list[list[str]]:
+    return [
         [arm.words, arm.against, arm.difference, arm.details["expected"] or NOTHING, arm.kind,
          arm.details["agreement"] or NOTHING, arm.effect_on_learning]
         for row in found if row.asked.part == "papers" for arm in row.arms
     ]  # fmt: skip
-    header = ["arm", "against", "difference", "expected", "found", "as expected", "effect"]
-    note = (
-        "Each arm at its own best of three learning rates, with seeds that no trial has used. The "
-        "verdicts are corrected for the number of arms, the intervals are those of one arm alone. "
-        "'Only faster': no difference at the end, a larger area under the curve."
-    )
-    return f"{_safe_table(header, rows)}\n\n{note}" if rows else ""
 
 
-def _passes(found: Sequence[Found]) -> str:
-    rows = []
+def _passes(found: Sequence[Found]) -> Iterator[list[str]]:
     for row in found:
         passes = row.report["details"]["passes"] if row.report else {}
         for arm, each in passes.items() if row.asked.part == "passes" else ():
             cells = [within(p["rise"], p["low"], p["high"]) for p in (each["one"], each["many"])]
-            rows.append([arm, *cells, str(each["k"]), each["verdict"]])
-    return _safe_table(["arm", "rise of pass@1", "rise of pass@k", "k", "verdict"], rows)
+            yield [arm, *cells, str(each["k"]), each["verdict"]]
 
 
-def _carried(found: Sequence[Found]) -> str:
-    parts = []
-    for row in found:
-        rows = [
-            [name, *(effect.estimate if effect else NOTHING for effect in each), kept]
-            for name, each, kept in _over_worlds(row)
-        ]
-        if rows:
-            header = ["effect", *row.asked.worlds.values(), "keeps its sign"]
-            parts.append(_safe_table(header, rows))
-    return "\n\n".join(parts)
+def _carried(row: Found) -> list[list[str]]:
+    return [
+        [name, *(effect.estimate if effect else NOTHING for effect in each), kept]
+        for name, each, kept in _over_worlds(row)
+    ]
 
 
 def _over_worlds(row: Found) -> Iterator[tuple[str, list[EffectFound | None], str]]:
@@ -262,10 +224,8 @@ def _over_worlds(row: Found) -> Iterator[tuple[str, list[EffectFound | None], st
 def _sign_kept(effects: Sequence[EffectFound | None]) -> str:
     """No only if another world has a verdict against it; one seed shows a sign, not a verdict."""
     first, *others = (effect for effect in effects if effect is not None)
-    if not others:
-        return CANNOT_SAY
     against = [effect for effect in others if effect.sign != first.sign]
-    if not against:
+    if others and not against:
         return "yes"
     return "no" if any(effect.is_strong for effect in against) else CANNOT_SAY
 
@@ -273,17 +233,10 @@ def _sign_kept(effects: Sequence[EffectFound | None]) -> str:
 def _misleading(found: Sequence[Found]) -> Iterator[str]:
     for row in found:
         if row.agreement == DOES_NOT_AGREE and row.headline:
-            yield f"{row.headline.sentence} At 1.5 B, one seed: {row.asked.at_1_5b['seen']}."
+            yield f"{row.headline.sentence}{row.seen}."
         for name, _, kept in _over_worlds(row):
             if kept == "no":
                 yield f"{name} changes its sign in another world."
-
-
-def _open(found: Sequence[Found]) -> Iterator[str]:
-    settled = (*MATTERS, *DOES_NOT)
-    for row in found:
-        if row.asked.part in IN_WORDS:
-            yield from (arm.sentence for arm in row.arms if arm.kind not in settled)
 
 
 def _not_run(found: Sequence[Found]) -> Iterator[str]:
@@ -291,17 +244,13 @@ def _not_run(found: Sequence[Found]) -> Iterator[str]:
         if not row.is_run:
             yield f"{row.asked.question} ({row.asked.study})"
         elif row.missing:
-            yield f"{row.asked.question} {_listed(row.missing)} ({row.asked.study})"
-
-
-def _seen(row: Found) -> str:
-    return row.asked.at_1_5b.get("seen", "")
+            yield f"{row.asked.question} {'; '.join(row.missing)} ({row.asked.study})"
 
 
 def _counted(arms: Sequence[ArmFound]) -> str:
     """`better: a, b; worse: c`"""
     kinds = dict.fromkeys(arm.kind for arm in arms)
-    return _listed(
+    return "; ".join(
         f"{kind}: {', '.join(arm.words for arm in arms if arm.kind == kind)}" for kind in kinds
     )
 
@@ -311,13 +260,5 @@ def _text(text: str) -> str:
     return _INTERVAL.sub(r"[\1]", for_markdown(text))
 
 
-def _listed(texts: Iterable[str]) -> str:
-    return "; ".join(texts)
-
-
-def _bullets(texts: Iterable[str]) -> str:
-    return "\n".join(f"- {_text(text)}" for text in texts)
-
-
-def _safe_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _safe_table(header: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
     return markdown_table(header, [list(map(_text, row)) for row in rows]) if rows else ""

@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 
 from trl_ablate.run.picture import FAINT, INK, STYLE
 from trl_ablate.run.untrusted import for_picture
-from trl_ablate.study.report.found_answers import EQUIVALENT, MATTERS, ArmFound
+from trl_ablate.study.report.found_answers import ArmFound
 from trl_ablate.study.report.labels import LABEL_SIZE, gutter
 from trl_ablate.study.report.pictures import DPI, PALETTE, png_of
+from trl_ablate.study.verdict import Verdict
 
 WIDTH, ROW, EDGE, RIGHT = 10.4, 0.25, 0.5, 1.2
 SECOND_LINE = 0.13
@@ -47,7 +48,7 @@ def draw_answers(arms: Sequence[ArmFound]) -> bytes | None:
             axes.plot(np.array([of["difference"]]), [row], mark, color=colour, markersize=6)
             axes.annotate(
                 for_picture(arm.kind), (1.02, row), xycoords=("axes fraction", "data"),
-                va="center", fontsize=LABEL_SIZE, color=INK if arm.kind in MATTERS else FAINT,
+                va="center", fontsize=LABEL_SIZE, color=INK if arm.kind.matters else FAINT,
                 annotation_clip=False,
             )  # fmt: skip
         axes.set_yticks(rows, labels, parse_math=False)
@@ -72,5 +73,5 @@ def _rows(more_lines: Sequence[int]) -> list[float]:
     return [float(end - room / 2) for end, room in zip(ends, rooms, strict=True)]
 
 
-def _colour(kind: str) -> str:
-    return PALETTE[0] if kind in MATTERS else PALETTE[1] if kind == EQUIVALENT else FAINT
+def _colour(kind: Verdict) -> str:
+    return PALETTE[0] if kind.matters else PALETTE[1] if kind == Verdict.EQUIVALENT else FAINT

@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.run.json_files import read_object
-from trl_ablate.study.decision import BETTER, EQUIVALENT, NOT_DECIDED, WORSE
 from trl_ablate.study.questions_list import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, within
 from trl_ablate.study.report.verdicts import MOSTLY
 from trl_ablate.study.report.xray_section import place_of
+from trl_ablate.study.verdict import EXPECTED, WORDS, Verdict
 
 Json = Mapping[str, Any]
 
-COLLAPSE = "collapse"
-MATTERS, DOES_NOT = (BETTER, WORSE, COLLAPSE), (EQUIVALENT, NOT_DECIDED)
 AGREES, DOES_NOT_AGREE, CANNOT_SAY = "agrees", "does not", "cannot say"
-AT_1_5B = {"better": BETTER, "worse": WORSE, "collapse": WORSE, "equal": EQUIVALENT}
+AGREEMENT_IN_WORDS = {
+    AGREES: "it agrees",
+    DOES_NOT_AGREE: "it does not agree",
+    CANNOT_SAY: "whether it agrees, one cannot say",
+}
 ONLY_RESCALES = "only rescales"
 OTHER_STEPS = "another number of optimizer steps per batch"
 XRAY = "xray.json"
@@ -51,7 +53,7 @@ class ArmFound:
     arm: str
     words: str
     against: str
-    kind: str
+    kind: Verdict
     """The verdict, or `collapse` where most runs of the arm collapsed."""
     numbers: Json
     """Its entry among the arms of `report.json`."""
@@ -67,66 +69,47 @@ class ArmFound:
         return within(of["difference"], of["low"], of["high"]) + MIXED * self.is_mixed
 
     @property
-    def disagreement(self) -> str | None:
-        """Why a difference that the t test finds is no verdict."""
-        return self.details.get("disagreement")
+    def _why(self) -> str:
+        """Why a comparison is open: two tests disagree, or the runs only bound the difference."""
+        bound = f"a difference above {number(self.details['detectable'])} would have been seen"
+        return self.details.get("disagreement") or bound
 
     @property
     def does_not_differ(self) -> bool:
         """Whether the runs bound the difference, or find none."""
-        return self.kind in DOES_NOT and not self.disagreement
+        bounded = self.kind == Verdict.NOT_DECIDED and not self.details.get("disagreement")
+        return bounded or self.kind == Verdict.EQUIVALENT
 
     @property
     def sentence(self) -> str:
-        name, other, seeds = self.words, self.against, self.numbers["pairs"]
-        shown = f"{self.difference}, {seeds} seed{'s' * (seeds != 1)}"
-        bound = number(self.details["detectable"])
-        match self.kind:
-            case "collapse":
-                k, n = self.numbers["collapsed"]
-                words = f"{name} collapses in {k} of {n} runs ({shown} against {other})"
-            case "equivalent":
-                margin = number(self.numbers["equivalence_margin"])
-                words = f"{name} is equivalent to {other} within {margin} ({shown})"
-            case "not decided":
-                why = self.disagreement or f"a difference above {bound} would have been seen"
-                words = f"{name} is not decided against {other} ({shown}): {why}"
-            case "undecided":
-                words = (
-                    f"{name} is undecided against {other} ({shown}); the next look is at "
-                    f"{self.details['next_look']} seeds"
-                )
-            case "not distinguishable":
-                words = (
-                    f"{name} is not distinguishable from {other} ({shown}): a difference below "
-                    f"{bound} would likely have gone unseen"
-                )
-            case "too few seeds":
-                words = f"{name} has too few seeds for a verdict ({shown} against {other})"
-            case _:
-                words = f"{name} is {self.kind} than {other} ({shown})"
-        return f"{words[:1].upper()}{words[1:]}."
+        seeds, (collapsed, ended) = self.numbers["pairs"], self.numbers["collapsed"]
+        words = WORDS[self.kind].findings.format(
+            arm=self.words,
+            other=self.against,
+            numbers=f"{self.difference}, {seeds} seed{'s' * (seeds != 1)}",
+            margin=number(self.numbers["equivalence_margin"]),
+            why=self._why,
+            unseen=number(self.details["detectable"]),
+            next_look=self.details["next_look"],
+            collapsed=collapsed,
+            ended=ended,
+        )
+        return f"{words[:1].upper()}{words[1:]}"
 
     @property
     def brief(self) -> str:
-        bound = number(self.details["detectable"])
-        words = {
-            COLLAPSE: "collapses",
-            NOT_DECIDED: "is not decided (two tests disagree)"
-            if self.disagreement
-            else f"is not decided (above {bound} would have been seen)",
-        }
-        return f"{self.words} {words.get(self.kind, f'is {self.kind}')}"
+        if self.kind == Verdict.COLLAPSE:
+            return f"{self.words} collapses"
+        disagree = bool(self.details.get("disagreement"))
+        why = "two tests disagree" if disagree else self._why.removeprefix("a difference ")
+        return f"{self.words} is {self.kind}" + f" ({why})" * (self.kind == Verdict.NOT_DECIDED)
 
     @property
     def effect_on_learning(self) -> str:
         """Whether it ends higher, is only faster, or neither."""
-        area = (self.details["area"] or {}).get("verdict")
-        if self.kind == BETTER:
-            return "ends higher"
-        if self.kind in (WORSE, COLLAPSE):
-            return "ends lower"
-        if area == BETTER:
+        if self.kind.matters:
+            return "ends higher" if self.kind == Verdict.BETTER else "ends lower"
+        if (self.details["area"] or {}).get("verdict") == Verdict.BETTER:
             return "only faster"
         return "neither" if self.does_not_differ else CANNOT_SAY
 
@@ -136,18 +119,18 @@ class EffectFound:
     """The answer on one effect of a factorial study."""
 
     name: str
-    verdict: str
     numbers: Json
     """Its entry among the effects of `report.json`."""
     sentence: str | None
 
     @property
     def is_strong(self) -> bool:
-        return self.verdict in (BETTER, WORSE)
+        return Verdict(self.numbers["verdict"]).differs
 
     @property
     def brief(self) -> str:
-        return f"{self.name} {'raises' if self.verdict == BETTER else 'lowers'} it"
+        raises = self.numbers["verdict"] == Verdict.BETTER
+        return f"{self.name} {'raises' if raises else 'lowers'} it"
 
     @property
     def is_interaction(self) -> bool:
@@ -182,6 +165,11 @@ class Found:
         return bool(self.arms or self.effects)
 
     @property
+    def is_in_words(self) -> bool:
+        """Whether its answers are sentences about arms."""
+        return self.asked.part in ("question", "control")
+
+    @property
     def headline(self) -> ArmFound | None:
         return self.arms[0] if self.arms else None
 
@@ -195,15 +183,26 @@ class Found:
     def agreement(self) -> str:
         """Whether the headline has the sign that one seed showed at 1.5 B parameters."""
         answer = self.asked.at_1_5b.get("answer")
-        kind = self.headline.kind if self.headline else None
-        found = WORSE if kind == COLLAPSE else kind
-        if answer is None or found not in (BETTER, WORSE, EQUIVALENT):
+        if answer is None or self.headline is None:
             return CANNOT_SAY
-        return AGREES if AT_1_5B[answer] == found else DOES_NOT_AGREE
+        alike = {Verdict.COLLAPSE: Verdict.WORSE}
+        found, seen = (alike.get(kind, kind) for kind in (self.headline.kind, EXPECTED[answer]))
+        if not found.is_final:
+            return CANNOT_SAY
+        return AGREES if seen == found else DOES_NOT_AGREE
 
     @property
-    def why(self) -> str:
-        return self.asked.why.get(self.headline.kind, "") if self.headline else ""
+    def beside(self) -> str:
+        """The reason for the headline, and what was seen at 1.5 B parameters."""
+        why = self.asked.why.get(self.headline.kind, "") if self.headline else ""
+        words = f" {why}" if why else ""
+        if self.asked.at_1_5b:
+            words += f"{self.seen}; {AGREEMENT_IN_WORDS[self.agreement]}."
+        return words
+
+    @property
+    def seen(self) -> str:
+        return f" At 1.5 B, one seed: {self.asked.at_1_5b['seen']}"
 
     @property
     def seeds(self) -> str:
@@ -212,6 +211,12 @@ class Found:
         counts = sorted({arm.numbers["pairs"] for arm in self.arms})
         ends = dict.fromkeys([counts[0], counts[-1]]) if counts else ()
         return " to ".join(map(str, ends)) or NOTHING
+
+
+def read_report(folder: Path) -> Json | None:
+    """The `report.json` in a folder; None if there is none."""
+    file = folder / "report.json"
+    return read_object(file) if file.is_file() else None
 
 
 def find(rows: Sequence[Question], folder: Path) -> list[Found]:
@@ -238,16 +243,8 @@ def _with_worlds(asked: Question, folder: Path) -> Found:
     return Found(asked, None, worlds=each)
 
 
-def _effects(report: Json) -> list[EffectFound]:
-    sentences = report["details"]["sentences"]
-    return [
-        EffectFound(_effect_name(entry), entry["verdict"], entry, sentence)
-        for entry, sentence in zip(report["effects"], sentences, strict=True)
-    ]
-
-
 def _effect_name(entry: Json) -> str:
-    """`baseline`, or `baseline × length_norm`; of a level that is not the only one, with it."""
+    """`baseline none`, or `baseline none × length_norm constant`."""
     if "factors" not in entry:
         return f"{entry['factor']} {_level(entry['levels'])}"
     pairs = zip(entry["factors"], entry["levels"], strict=True)
@@ -260,17 +257,19 @@ def _level(levels: Sequence[Any]) -> str:
 
 
 def _found(asked: Question, folder: Path) -> Found:
-    file = folder / asked.study / "report.json"
-    if not file.is_file():
+    report = read_report(folder / asked.study)
+    if report is None:
         return Found(asked, None)
-    report = read_object(file)
     if report["effects"]:
+        pairs = zip(report["effects"], report["details"]["sentences"], strict=True)
         every_cell = all(cell["pairs"] for cell in report["arms"].values())
-        return Found(asked, report, effects=_effects(report) if every_cell else ())
+        effects = [EffectFound(_effect_name(entry), entry, text) for entry, text in pairs]
+        return Found(asked, report, effects=effects if every_cell else ())
     names = asked.arms or {name: name for name in report["arms"]}
     known = [name for name in names if name in report["arms"]]
     seen = [name for name in known if report["arms"][name]["pairs"]]
-    xray = _xray_of(file.parent)
+    file = folder / asked.study / XRAY
+    xray = read_object(file) if file.is_file() else {}
     words = {**names, **asked.names}
     arms = [_arm(name, words, report, xray) for name in seen]
     return Found(asked, report, arms, missing=[names[name] for name in known if name not in seen])
@@ -284,18 +283,12 @@ def _arm(name: str, words: Mapping[str, str], report: Json, xray: Json) -> ArmFo
         arm=name,
         words=words[name],
         against=words.get(against, against),
-        kind=COLLAPSE if n and k > MOSTLY * n else numbers["verdict"],
+        kind=Verdict("collapse" if n and k > MOSTLY * n else numbers["verdict"]),
         numbers=numbers,
         details=details["arms"][name],
         xray=_xray(name, against, xray),
         is_mixed=bool({name, against} & set(details["mixed"])),
     )
-
-
-def _xray_of(study: Path) -> Json:
-    """The content of a study's X-ray; empty without one."""
-    file = study / XRAY
-    return read_object(file) if file.is_file() else {}
 
 
 def _xray(arm: str, against: str, xray: Json) -> XrayFound | None:
