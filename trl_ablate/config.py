@@ -1,14 +1,13 @@
-"""The switches: `AblationConfig` over TRL's `GRPOConfig`.
+"""`AblationConfig`: TRL's `GRPOConfig` with the switches, what follows from them, and checks.
 
-With the defaults of the new fields, training is that of stock TRL. The `help` of a field explains
-it and its `Literal` lists its values; the command line, the validation and the README read both
-from here. Data and reward are in `task.py`; files, layers and profiles are in `recipe/`.
+With the defaults of the switches, training is that of stock TRL. Data and reward are in `task.py`;
+files, layers and profiles are in `recipe/`.
 """
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 from trl import GRPOConfig
 
@@ -21,25 +20,8 @@ from trl_ablate.contradictions import (
     check_switches,
 )
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.metrics import EVAL_REWARD
-from trl_ablate.settings import check_ranges, choices, setting
-from trl_ablate.switches import GroupSwitches
-
-Baseline = Literal[
-    "group_mean",
-    "none",
-    "leave_one_out",
-    "batch_mean",
-    "token_mean",
-    "group_then_batch",
-    "group_token_mean",
-    "best_of_others",
-    "half",
-]
-Scale = Literal["group", "batch", "none", "group_mean", "advantage_std", "token_std"]
-Surrogate = Literal["clip", "no_clip", "reinforce", "geometric", "probability", "one_sided"]
-LengthNorm = Literal["mean", "constant", "microbatch", "token", "nonzero", "prompt"]
-LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
+from trl_ablate.settings import check_ranges, choices
+from trl_ablate.switches import LossType, Switches
 
 RIDES_ON: dict[str, LossType] = {
     "mean": "grpo",
@@ -62,164 +44,12 @@ COMPILED_MULTIPLE = 64
 
 
 @dataclass
-class AblationConfig(GroupSwitches, GRPOConfig):
+class AblationConfig(Switches, GRPOConfig):
     """`GRPOConfig` with the choices that README lists as switches; `help` explains each field.
 
     Two of TRL's own arguments have another unit: `eval_steps` and `save_steps` count rollout
     batches, not optimizer steps. It is the same if each batch is used for one optimizer step.
     """
-
-    baseline: Baseline = setting("group_mean", "What is subtracted from the reward.")
-    best_of: int | None = setting(
-        None,
-        "k of baseline 'best_of_others': the credit of a completion is how much it raises the best "
-        "reward of k completions of its group. Null: of all of them.",
-        least=2,
-    )
-    advantage_eps: float = setting(1e-4, "Added to what the advantage is divided by.", least=0)
-    surrogate: Surrogate | None = setting(
-        None,
-        "Policy objective per token: min(rA, clip(r)A), rA, or A log pi; per sequence, with the "
-        "geometric mean of the tokens' clipped ratios; rA of the tokens whose probability has not "
-        "moved by more than epsilon in the direction of A; or A log pi, times the ratio of the "
-        "response, at most 1, where A is negative. Null: the loss type's own.",
-    )
-    length_norm: LengthNorm | None = setting(
-        None,
-        "What the summed token loss is divided by: the sequence's own length, a constant, the "
-        "longest completion in the microbatch, the tokens of the rollout batch, those of its "
-        "completions whose advantage is not 0 (nonzero; the others leave the loss), or those of "
-        "the group, times the number of groups (prompt); the last three times the share of the "
-        "rollout batch that an optimizer step takes. Null: the loss type's own.",
-    )
-    length_norm_constant: float | None = setting(
-        None, "Divisor of length_norm 'constant'. Null: max_completion_length."
-    )
-    grpo_steps: int | None = setting(
-        None,
-        "Rollout batches to train on. Sets max_steps (optimizer steps) if that is not given.",
-        least=1,
-    )
-    optimizer_batch_size: int | None = setting(
-        None,
-        "Completions per optimizer step, over all processes. Sets gradient_accumulation_steps.",
-    )
-    trim_microbatches: bool = setting(
-        True, "Cut each microbatch to its own longest prompt and completion; same gradient."
-    )
-    regroup_by_length: bool = setting(
-        True,
-        "Group the rows of an optimizer step into microbatches by length; same gradient. Has no "
-        "effect if a row's share of the loss depends on the other rows of its microbatch.",
-    )
-    share_prompts: bool = setting(
-        True,
-        "Compute the prompt of several rows once in a forward pass; same gradient. Needs "
-        "trim_microbatches and a model with `sdpa` attention on which it was tested; not with "
-        "torch_compile or pad_to_multiple_of.",
-    )
-    skip_idle_rows: bool = setting(
-        True,
-        "No backward pass for rows whose advantage is 0, unless a term of the loss needs one; same "
-        "gradient. Needs trim_microbatches.",
-    )
-    padding_free: bool = setting(
-        False,
-        "Train each microbatch as one row without padding; same gradient. For flash attention on a "
-        "GPU; other attention masks the whole row, which was slower on a CPU.",
-    )
-    reuse_forward: bool = setting(
-        True,
-        "With vLLM and one optimizer step per rollout batch, take the importance correction's "
-        "log-probabilities from the training's forward pass instead of an extra one; same "
-        "gradient.",
-    )
-    drop_ended_rows: bool = setting(
-        True,
-        "With transformers' generation, take a row out of the batch and the cache once it has "
-        "ended, and read a prompt once for all its completions; same tokens, up to rounding. Has "
-        "no effect with a cache_implementation, FSDP or DeepSpeed.",
-    )
-    deterministic: bool = setting(
-        False,
-        "Two equal runs on one machine end in the same bits, on a GPU, too: deterministic kernels "
-        "(full_determinism), and vLLM's batch-invariant mode. Slower. Another size or order of "
-        "microbatches still rounds differently.",
-    )
-    stop: list[str] | None = setting(
-        None, "Strings that end a completion and stay in it, on every generation backend."
-    )
-    min_tokens: int = setting(
-        0, "Tokens of a completion before it may end, on every generation backend.", least=0
-    )
-    evaluation: Literal["one_shot", "trl"] = setting(
-        "trl",
-        "trl: evaluate as TRL does, in batches of per_device_eval_batch_size, with a loss; this "
-        "changes the training's random state. one_shot, as in the shipped recipes: generate and "
-        "grade in large batches, without a loss.",
-    )
-    eval_temperature: float | None = setting(
-        None, "Sampling temperature of evaluation; 0 is greedy. Null: as in training."
-    )
-    eval_top_p: float | None = setting(
-        None, "Top-p of evaluation's sampling, 1 for none. Null: as in training."
-    )
-    eval_by: str | None = setting(
-        None,
-        "Column of the data, such as level: the rewards of an evaluation are also logged for each "
-        "of its values, as eval_reward/level=3.",
-    )
-    num_rollouts_saved: int = setting(16, "Rollouts written to disk at every evaluation.", least=0)
-    best_metric: str = setting(
-        EVAL_REWARD,
-        "Metric whose best evaluation is kept as a checkpoint; the default of "
-        "metric_for_best_model.",
-    )
-    log_memory: bool = setting(
-        True, "Log the peak of memory after the rollout and after the update of every step."
-    )
-    arm: str | None = setting(None, "Name of the arm: a key to group runs by.")
-    study: str | None = setting(None, "Name of the study: a key to group runs by.")
-
-    # TRL's own fields, redeclared if TRL accepts any text although only some texts have a meaning.
-    loss_type: LossType | None = setting(
-        None,
-        "TRL's loss type. Null: the one that length_norm is built on, or else TRL's default, dapo.",
-    )
-    scale_rewards: Scale = setting(
-        "group",
-        "What the advantage is divided by: the unbiased std of the rewards in the group or batch, "
-        "1, the group's mean reward, or the std of the batch's centred advantages, over "
-        "completions or over tokens.",
-    )
-    importance_sampling_level: Literal["token", "sequence"] = setting(
-        "token", "One importance ratio per token, or one per sequence (GSPO)."
-    )
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = setting(
-        "sum_then_normalize", "Sum the reward functions, then normalise; or the reverse (GDPO)."
-    )
-    vllm_mode: Literal["colocate", "server"] = setting(
-        "colocate", "vLLM inside the training process, or behind a server."
-    )
-    vllm_model_impl: Literal["vllm", "transformers", "auto"] = setting(
-        "vllm", "Which implementation of the model vLLM runs."
-    )
-    vllm_importance_sampling_mode: Literal[
-        "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
-    ] = setting(
-        "sequence_mask",
-        "How the mismatch between vLLM's and the trainer's probabilities is corrected.",
-    )
-    eval_steps: float | None = setting(
-        None,
-        "GRPO steps (rollout batches; TRL counts optimizer steps) between evaluations; below 1 a "
-        "share of all of them.",
-    )
-    save_steps: float = setting(
-        500,
-        "GRPO steps (rollout batches; TRL counts optimizer steps) between checkpoints; below 1 a "
-        "share of all of them.",
-    )
 
     def __post_init__(self):
         if isinstance(self.scale_rewards, bool):  # TRL's older type of it
@@ -339,13 +169,11 @@ class AblationConfig(GroupSwitches, GRPOConfig):
         return not over_the_microbatch
 
     def _check_choices(self):
-        own = GroupSwitches.__annotations__ | AblationConfig.__annotations__
-        for switch in fields(self):
-            allowed = choices(own.get(switch.name))
-            value = getattr(self, switch.name)
+        for name, hint in Switches.__annotations__.items():
+            allowed, value = choices(hint), getattr(self, name)
             if allowed and value not in allowed:
                 raise ConfigurationError(
-                    f"{switch.name} is {value!r}; allowed: {', '.join(map(str, allowed))}"
+                    f"{name} is {value!r}; allowed: {', '.join(map(str, allowed))}"
                 )
 
     def _derive_loss_type(self):

@@ -1,9 +1,25 @@
-"""Fields of settings dataclasses, with help and range, and the values that a type allows."""
+"""Fields of settings dataclasses, with help, range and role, and the values that a type allows."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from trl_ablate.errors import ConfigurationError
+
+Role = Literal[
+    "place",  # names and places of a run, and where it is published
+    "record",  # what it saves and logs
+    "machine",  # how its work is divided, without other results
+    "length",  # how long it trains
+    "weights",  # what it starts from
+    "model",  # which part of the model is trained, and how it computes
+    "data",  # describes a dataset, and does not apply to another one
+    "evaluated data",  # so, and only evaluation reads it
+    "questions",  # which questions are asked, and in which form
+    "generation",  # how completions are drawn
+    "reward",  # how they are graded
+    "code", "world", "dataset", "file",  # may name a file of this kind
+]  # fmt: skip
+"""What a setting is to a run. Those without a role define what the run computes."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +51,17 @@ class Range:
         return " and ".join(f"{word} {end}" for end, word in ends if end is not None)
 
 
-def setting(default: Any, text: str, **limits: float) -> Any:
+def setting(default: Any, text: str, role: Role | tuple[Role, ...] = (), **limits: float) -> Any:
     """A field of a dataclass; `text` is its help on the command line, `limits` are a `Range`."""
-    return field(default=default, metadata={"help": text, "range": Range(**limits)})
+    roles = (role,) if isinstance(role, str) else role
+    return field(default=default, metadata={"help": text, "range": Range(**limits), "roles": roles})
+
+
+def names_with(group: type, *roles: Role) -> tuple[str, ...]:
+    """The fields of a dataclass that have one of the roles."""
+    return tuple(
+        one.name for one in fields(group) if not set(roles).isdisjoint(one.metadata["roles"])
+    )
 
 
 def check_ranges(group: Any) -> None:

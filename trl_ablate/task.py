@@ -21,7 +21,7 @@ from trl_ablate.reward_specs import (
     RewardSpec,
     reward_specs,
 )
-from trl_ablate.settings import check_ranges, setting
+from trl_ablate.settings import check_ranges, names_with, setting
 
 EVAL_SET_KEYS = {
     **{key: key for key in ("dataset", "dataset_config", "gym", "filter", "levels", "subjects")},
@@ -32,12 +32,6 @@ EVAL_SET_KEYS = {
 }
 """Keys of an entry of `eval_sets`, and the settings of this task that they replace."""
 
-OF_A_DATASET = (
-    "dataset_config", "gym", "eval_split", "question_column", "answer_column", "prompt_column",
-    "filter", "levels", "subjects",
-)  # fmt: skip
-"""Settings that describe a dataset, and do not apply to another one."""
-
 KINDS = {int: "whole number", list: "list", str: "text", dict: "mapping"}
 
 
@@ -46,10 +40,14 @@ class TaskArguments:
     """What is trained on and how it is graded: the start, the data, the prompt and the reward."""
 
     start: str = setting(
-        "base", "Model that training starts from: model_name_or_path, or an entry of starts."
+        "base",
+        "Model that training starts from: model_name_or_path, or an entry of starts.",
+        role="weights",
     )
     starts: dict[str, str] | None = setting(
-        None, "Model id or folder of every other start, such as sft_early; a profile gives them."
+        None,
+        "Model id or folder of every other start, such as sft_early; a profile gives them.",
+        role="world",
     )
     learning_rate_scale: float = setting(
         1.0,
@@ -61,32 +59,40 @@ class TaskArguments:
         "math, gsm8k, miniature, reasoning_gym/TASK, a Hub id, or a path: a JSON, JSONL, CSV, "
         "Parquet or Arrow file, or a folder of them. A path is relative to the recipe, or else to "
         "the working directory.",
+        role=("questions", "dataset"),
     )
-    dataset_config: str | None = setting(None, "Configuration of a Hub dataset.")
+    dataset_config: str | None = setting(None, "Configuration of a Hub dataset.", role="data")
     gym: dict[str, Any] | None = setting(
         None,
         "Config of a reasoning_gym/TASK: fields of the task's config, among them size and seed. "
         "Its own scorer is the reward, unless reward_funcs or reward is given.",
+        role="data",
     )
-    train_split: str = setting("train", "Split to train on.")
-    eval_split: str | None = setting(None, "Split to evaluate on. Null: the dataset's usual one.")
+    train_split: str = setting("train", "Split to train on.", role="questions")
+    eval_split: str | None = setting(
+        None, "Split to evaluate on. Null: the dataset's usual one.", role="evaluated data"
+    )
     question_column: str | None = setting(
-        None, "Column of the question. Null: the dataset's usual."
+        None, "Column of the question. Null: the dataset's usual.", role="data"
     )
     answer_column: str | None = setting(
-        None, "Column of the gold answer. Null: the dataset's usual."
+        None, "Column of the gold answer. Null: the dataset's usual.", role="data"
     )
     prompt_column: str | None = setting(
         None,
         "Column with the whole prompt, a text or messages, which is used as it is in place of the "
         "template's text and stop strings.",
+        role="data",
     )
     filter: str | list[str] | None = setting(
         None,
         "Conditions on columns, such as 'level >= 3 and subject != Geometry'; rows that do not "
         "meet all of them are left out. Operators: == != < <= > >= in, not in, contains.",
+        role="data",
     )
-    train_size: int | None = setting(None, "Questions to train on. Null: all.", least=1)
+    train_size: int | None = setting(
+        None, "Questions to train on. Null: all.", least=1, role="questions"
+    )
     eval_size: int | None = setting(
         1024, "Questions to evaluate on, the same ones in every run. Null: all.", least=1
     )
@@ -94,6 +100,7 @@ class TaskArguments:
         None,
         "Train only on questions that a model answers this often: {file: rates.jsonl, between: "
         "[0.1, 0.9]}, with the file that `evaluate --per_question` writes.",
+        role=("questions", "file"),
     )
     eval_sets: dict[str, str | dict[str, Any]] | None = setting(
         None,
@@ -101,10 +108,13 @@ class TaskArguments:
         "split and columns; or name: {dataset, dataset_config, split, size, filter, "
         "question_column, answer_column, prompt_column, reward_funcs}. Their metrics are "
         "eval_<name>_reward and so on.",
+        role=("evaluated data", "dataset"),
     )
-    subset_seed: int = setting(0, "Seed that draws train_size and eval_size questions.", least=0)
-    levels: list[str] | None = setting(None, "Keep these difficulty levels only.")
-    subjects: list[str] | None = setting(None, "Keep these subjects only.")
+    subset_seed: int = setting(
+        0, "Seed that draws train_size and eval_size questions.", least=0, role="questions"
+    )
+    levels: list[str] | None = setting(None, "Keep these difficulty levels only.", role="data")
+    subjects: list[str] | None = setting(None, "Keep these subjects only.", role="data")
     max_prompt_length: int | None = setting(
         None,
         "Questions whose prompt has more tokens are dropped, from training and evaluation, and "
@@ -117,20 +127,24 @@ class TaskArguments:
         "r1_zero",
         "Template: its prompt, stop strings and reward. Or a file with the prompt alone: .txt with "
         "{question} and any other column in braces, or .jinja.",
+        role=("questions", "file"),
     )
     system_prompt: str | None = setting(
         None,
         "System prompt: the prompt becomes messages, with the template's text from the user. "
         "Empty: the same without a system message. Null: as the template has it.",
+        role="questions",
     )
     chat_template: str | None = setting(
-        None, "Jinja file that replaces the tokenizer's chat template. Null: the tokenizer's own."
+        None,
+        "Jinja file that replaces the tokenizer's chat template. Null: the tokenizer's own.",
+        role=("questions", "file"),
     )
     prompt_style: PromptStyle = setting(
-        "full", "The template's full text, or a short text for the miniature."
+        "full", "The template's full text, or a short text for the miniature.", role="questions"
     )
     reward: TemplateName | None = setting(
-        None, "Reward of another template. Null: the template's own."
+        None, "Reward of another template. Null: the template's own.", role="reward"
     )
     reward_funcs: list[str | dict[str, Any]] | None = setting(
         None,
@@ -138,6 +152,7 @@ class TaskArguments:
         "paths, reward models (org/name or ./folder), or {path, weight, kwargs, name}. Files are "
         "relative to the recipe, and their code is executed. [] with an environment_factory: the "
         "environment's own reward alone.",
+        role=("reward", "code"),
     )
     reward_timeout: float | None = setting(
         None,
@@ -146,28 +161,42 @@ class TaskArguments:
         above=0,
     )
     reward_workers: int = setting(
-        2, "Worker processes of each function with a reward_timeout.", least=1, most=256
+        2,
+        "Worker processes of each function with a reward_timeout.",
+        least=1,
+        most=256,
+        role="machine",
     )
     eos_penalty: float = setting(
-        0.0, "Subtracted from the reward of completions that stack end-of-sequence tokens.", least=0
+        0.0,
+        "Subtracted from the reward of completions that stack end-of-sequence tokens.",
+        least=0,
+        role="reward",
     )
     tools: list[str] | None = setting(
         None,
         "Functions that the model may call, as in TRL: FILE.py:FUNCTION or dotted import paths; "
         "their code is executed.",
+        role=("generation", "code"),
     )
     environment_factory: str | dict[str, str] | None = setting(
         None,
         "Class or function that makes an environment, as in TRL; or name: class for several. "
         "FILE.py:CLASS or a dotted import path; its code is executed.",
+        role=("generation", "code"),
     )
     rollout_func: str | None = setting(
         None,
         "Function that generates the completions, as in TRL: FILE.py:FUNCTION or a dotted import "
         "path; its code is executed.",
+        role=("generation", "code"),
     )
     grader_workers: int = setting(
-        2, "Processes that compare answers, per training process.", least=1, most=256
+        2,
+        "Processes that compare answers, per training process.",
+        least=1,
+        most=256,
+        role="machine",
     )
     grader_timeout: float = setting(
         1.0, "Seconds that one comparison of two answers may take.", above=0
@@ -283,13 +312,13 @@ class TaskArguments:
 
         A set that names its dataset has none of the settings that describe this task's.
         """
-        given = (self.eval_sets or {})[name]
-        own = {"dataset": given} if isinstance(given, str) else given
+        source = (self.eval_sets or {})[name]
+        own = {"dataset": source} if isinstance(source, str) else source
         for key, value in own.items():
             _check_of_eval_set(name, key, value)
-        settings = dict.fromkeys(OF_A_DATASET) if "dataset" in own else {}
-        settings |= {EVAL_SET_KEYS[key]: value for key, value in own.items()}
-        return dataclasses.replace(self, eval_sets=None, **settings)
+        forgotten = names_with(TaskArguments, "data", "evaluated data") if "dataset" in own else ()
+        given = {EVAL_SET_KEYS[key]: value for key, value in own.items()}
+        return dataclasses.replace(self, **dict.fromkeys(forgotten) | {"eval_sets": None} | given)
 
 
 def _check_of_eval_set(name: str, key: str, value: Any) -> None:

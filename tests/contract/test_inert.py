@@ -7,9 +7,10 @@ import pytest
 import torch
 from trl import ModelConfig
 
-from trl_ablate.config import SURROGATE_LOSS_TYPES, LossType
+from trl_ablate.config import SURROGATE_LOSS_TYPES
 from trl_ablate.recipe.inert import inert_knobs
 from trl_ablate.settings import choices
+from trl_ablate.switches import LossType
 from trl_ablate.task import TaskArguments
 
 LOSS_TYPES = choices(LossType)

@@ -7,9 +7,9 @@ model. They use no part of TRL's loss.
 import pytest
 import torch
 
-from trl_ablate.config import Surrogate
 from trl_ablate.losses import loss_denominator
 from trl_ablate.settings import choices
+from trl_ablate.switches import Surrogate
 
 SURROGATES = ("clip", "no_clip", "reinforce")
 LENGTH_NORMS = ("mean", "constant", "microbatch", "token")

@@ -10,9 +10,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from tests.support.trainers import digits
 from trl_ablate.advantages import compute_advantages, weighted_reward
-from trl_ablate.config import Baseline, LengthNorm, Scale, Surrogate
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.settings import choices
+from trl_ablate.switches import Baseline, LengthNorm, Scale, Surrogate
 from trl_ablate.trainer.rollouts import describe
 from trl_ablate.training.callbacks import BestCheckpoint
 

@@ -15,8 +15,8 @@ from trl_ablate.advantages import (
     overlong_penalty,
     signed_and_clipped,
 )
-from trl_ablate.config import Baseline, Scale
 from trl_ablate.settings import choices
+from trl_ablate.switches import Baseline, Scale
 
 NAN = math.nan
 S2 = math.sqrt(2)

@@ -3,8 +3,8 @@
 import pytest
 
 from trl_ablate import AblationConfig, ConfigurationError
-from trl_ablate.config import LengthNorm, Scale
 from trl_ablate.settings import choices
+from trl_ablate.switches import LengthNorm, Scale
 from trl_ablate.task import TaskArguments
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from trl_ablate.miniature.registry import DEFAULT, MINIATURE, in_full, is_miniature
 from trl_ablate.prompts.templates import is_own
+from trl_ablate.roles import named
 
 NAMES_OF_DATASETS = ("math", "gsm8k", "miniature")
 NAMES_OF_WORLDS = ("dataset", "model_name_or_path")
@@ -33,44 +34,35 @@ class Anchor:
 
     def settings(self, given: Mapping[str, Any], *folders: Path) -> dict[str, Any]:
         """The settings with the absolute path of every file that is in one of the folders."""
-        found = dict(given)
-        if "dataset" in found:
-            found["dataset"] = self._data(found["dataset"], folders)
-        found |= _of_worlds(found, lambda name: self._world(name, folders))
-        if "chat_template" in found:
-            found["chat_template"] = self._file(found["chat_template"], folders)
-        if isinstance(found.get("template"), str) and is_own(found["template"]):
-            found["template"] = self._file(found["template"], folders)
-        if isinstance(found.get("reward_funcs"), list):
-            found["reward_funcs"] = [self._reward(one, folders) for one in found["reward_funcs"]]
-        rates = found.get("pass_rate")
-        if isinstance(rates, dict) and "file" in rates:
-            found["pass_rate"] = {**rates, "file": self._file(rates["file"], folders)}
-        for key in ("environment_factory", "rollout_func"):
-            if key in found:
-                found[key] = self._named(found[key], folders)
-        if isinstance(found.get("tools"), list):
-            found["tools"] = [self._file(one, folders) for one in found["tools"]]
-        if isinstance(found.get("eval_sets"), dict):
-            found["eval_sets"] = {
+        found = {key: self._setting(key, value, folders) for key, value in given.items()}
+        return found | _of_worlds(found, lambda name: self._world(name, folders))
+
+    def _setting(self, key: str, value: Any, folders: tuple[Path, ...]) -> Any:
+        if key == "eval_sets" and isinstance(value, dict):
+            return {
                 name: self.settings(one, *folders)
                 if isinstance(one, dict)
                 else self._data(one, folders)
-                for name, one in found["eval_sets"].items()
+                for name, one in value.items()
             }
-        return found
+        if key in named("dataset"):
+            return self._data(value, folders)
+        if key == "template" and not (isinstance(value, str) and is_own(value)):
+            return value
+        return self._files(value, folders) if key in named("code", "file") else value
 
-    def _reward(self, given: Any, folders: tuple[Path, ...]) -> Any:
-        if isinstance(given, dict):
-            return (
-                {**given, "path": self._file(given["path"], folders)} if "path" in given else given
-            )
-        return self._file(given, folders)
-
-    def _named(self, given: Any, folders: tuple[Path, ...]) -> Any:
-        if isinstance(given, dict):
-            return {name: self._file(one, folders) for name, one in given.items()}
-        return self._file(given, folders)
+    def _files(self, value: Any, folders: tuple[Path, ...]) -> Any:
+        """A file, several, or several by name; of a reward with a weight, the path."""
+        if isinstance(value, list):
+            return [
+                {**one, "path": self._files(one["path"], folders)}
+                if isinstance(one, dict) and "path" in one
+                else self._file(one, folders)
+                for one in value
+            ]
+        if isinstance(value, dict):
+            return {name: self._file(one, folders) for name, one in value.items()}
+        return self._file(value, folders)
 
     def _data(self, value: Any, folders: tuple[Path, ...]) -> Any:
         if not isinstance(value, str) or value in NAMES_OF_DATASETS:

@@ -10,28 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-
-PLACE = {
-    "arm", "output_dir", "project", "report_to", "run_name", "study", "use_cpu", "push_to_hub",
-    "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token",
-    "trackio_space_id", "trackio_static_space_id", "trackio_bucket_id",
-}  # fmt: skip
-RECORD = {
-    "save_steps", "save_strategy", "save_total_limit", "save_on_each_node", "save_only_model",
-    "logging_steps", "logging_strategy", "logging_first_step", "num_rollouts_saved",
-    "log_completions", "num_completions_to_print", "disable_tqdm",
-}  # fmt: skip
-MACHINE = {
-    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
-    "gradient_checkpointing", "gradient_checkpointing_kwargs", "attn_implementation",
-    "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
-    "dataloader_prefetch_factor", "ddp_backend", "ddp_timeout", "deepspeed", "fsdp", "fsdp_config",
-    "grader_workers", "reward_workers", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size",
-    "vllm_enable_sleep_mode", "vllm_mode", "vllm_server_base_url", "vllm_server_host",
-    "vllm_server_port", "vllm_server_timeout", "vllm_group_port",
-}  # fmt: skip
-LENGTH = {"grpo_steps", "max_steps", "num_train_epochs"}
-"""A run can be made longer or shorter if the learning rate does not depend on its length."""
+from trl_ablate.roles import named
 
 NOT_WRITTEN = {"evaluation": "one_shot"}
 """What the records of runs do not contain that were made when it was the default. To keep the ids
@@ -79,8 +58,10 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
 
 
 def check_same_run(folder: object, changed: Mapping[str, list[Any]], schedule: str) -> None:
-    """Refuse to resume with settings that make another run."""
-    free = PLACE | RECORD | MACHINE | (LENGTH if schedule == "constant" else set())
+    """Refuse to resume with settings that make another run. A run can be made longer or shorter if
+    the learning rate does not depend on its length."""
+    longer = schedule == "constant"
+    free = {*named("place", "record", "machine"), *(named("length") if longer else ())}
     kept = {key: values for key, values in changed.items() if not _is_free(key, free)}
     if kept:
         described = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in kept.items())

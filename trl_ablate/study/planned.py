@@ -14,16 +14,11 @@ from typing import Any
 from trl_ablate.miniature.registry import is_of_one_core
 from trl_ablate.recipe.named_files import changed_files
 from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.roles import named
 from trl_ablate.run.json_files import write_json
 from trl_ablate.study.definition import Expectation, Statistic, Study
 from trl_ablate.study.factors import MAX_LETTERS, UNSAFE, Design
 from trl_ablate.study.tuning import Tuning
-
-WHO_AND_WHERE = {
-    "arm", "output_dir", "project", "report_to", "run_name", "seed", "study", "use_cpu",
-    "hub_model_id", "hub_private_repo", "hub_strategy", "hub_token", "push_to_hub",
-}  # fmt: skip
-"""Settings for the name, place or publishing of a run; they do not change what it computes."""
 
 
 @dataclass(frozen=True)
@@ -110,15 +105,22 @@ class Plan:
         return {run.id: run for arm in self.arms for run in arm.runs}
 
 
+def without_place(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without names and places, which do not change what a run computes."""
+    places = named("place")
+    return {key: value for key, value in settings.items() if key not in places}
+
+
 def identity(settings: Mapping[str, Any]) -> str:
     """Ten characters that identify what a run computes: a hash of the settings that some layer
-    gave, without `WHO_AND_WHERE`.
+    gave, without the seed, the names and the places.
 
     The settings are converted to JSON and back first, so that a plan and a run's
     `resolved_config.json` give the same hash. Library defaults are not included: they belong to
     the library versions, which a run records.
     """
-    kept = {key: value for key, value in settings.items() if key not in WHO_AND_WHERE}
+    kept = without_place(settings)
+    kept.pop("seed", None)
     text = json.dumps(kept, sort_keys=True, default=str)
     text = json.dumps(json.loads(text), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]

@@ -17,16 +17,16 @@ from trl_ablate.recipe.overrides import as_word, as_words
 from trl_ablate.recipe.places import beside_or_shipped, suitable_profile
 from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.recipe.strict import read_mapping
+from trl_ablate.roles import named
 from trl_ablate.run.identity import portable
 from trl_ablate.study.beforehand import check_starts
 from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.factors import without
-from trl_ablate.study.planned import WHO_AND_WHERE, Plan, PlannedArm, PlannedRun, run_id
+from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, run_id, without_place
 
 NO_SETTINGS = ("changes", "inert", "files")
 """Parts of a resolved recipe that describe its settings but contain none."""
 
-PLACES = WHO_AND_WHERE - {"seed"}
 """What a recipe may set and no study compares, such as `report_to`."""
 
 
@@ -164,7 +164,7 @@ def _settings(resolved: Resolved) -> dict[str, Any]:
     """All settings of all groups as in `resolved_config.json`, without names and places."""
     whole = _as_json(resolved)
     found = {"profile": whole["profile"]} | _in_groups(whole)
-    return {key: value for key, value in found.items() if key not in PLACES}
+    return without_place(found)
 
 
 def _in_groups(whole: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _check_not_silenced(arm: Arm, resolved: Resolved, study: Study) -> None:
 
 
 def _declared(arm: Arm, resolved: Resolved) -> set[str]:
-    return {*resolved.changes, *arm.overrides} - PLACES
+    return {*resolved.changes, *arm.overrides} - {*named("place")}
 
 
 def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> PlannedArm:

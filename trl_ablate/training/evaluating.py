@@ -18,6 +18,7 @@ from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import Resolved, load_recipe, resolve_run
 from trl_ablate.rewards import MathGrader, grader_of
+from trl_ablate.roles import named
 from trl_ablate.run.checkpoints import check_seal
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import where_it_stands
@@ -39,19 +40,6 @@ from trl_ablate.training.models import (
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 """Every folder with a model or an adapter has one of these files."""
-
-DATASET_KEYS = (
-    "dataset_config",
-    "eval_split",
-    "question_column",
-    "answer_column",
-    "prompt_column",
-    "filter",
-    "levels",
-    "subjects",
-    "eval_sets",
-)
-"""Settings that describe a recipe's own dataset, and do not apply to another one."""
 
 ONLY_EVALUATION = {
     "start": "base",
@@ -125,7 +113,7 @@ def to_evaluate(
     If the words name a dataset, the settings that describe the former dataset are dropped.
     """
     given = read_overrides(words)
-    forgotten = dict.fromkeys(DATASET_KEYS) if "dataset" in given else {}
+    forgotten = dict.fromkeys(named("data", "evaluated data")) if "dataset" in given else {}
     fixed = {**ONLY_EVALUATION, "model_name_or_path": checkpoint.model, "output_dir": scratch}
     overrides = {**forgotten, **given, **fixed}
     if checkpoint.run is not None and recipe is None:

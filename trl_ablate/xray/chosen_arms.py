@@ -20,26 +20,13 @@ from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import shipped_studies, study_path
 from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.recipe.strict import nearest
+from trl_ablate.roles import named
+from trl_ablate.settings import Role
 from trl_ablate.study.definition import load_study
-from trl_ablate.study.planned import WHO_AND_WHERE
+from trl_ablate.study.planned import without_place
 
-OF_THE_MODEL = (
-    "start", "model_name_or_path", "model_revision", "use_peft", "lora_r", "lora_target_modules",
-    "load_in_4bit", "load_in_8bit", "cast_lm_head_to_fp32",
-)  # fmt: skip
-OF_THE_QUESTIONS = (
-    "dataset", "dataset_config", "gym", "train_split", "question_column", "answer_column",
-    "prompt_column", "filter", "levels", "subjects", "train_size", "subset_seed", "pass_rate",
-    "template", "system_prompt", "chat_template", "prompt_style",
-)  # fmt: skip
-OF_GENERATION = (
-    "generation_batch_size", "num_generations", "temperature", "top_p", "top_k", "min_p",
-    "repetition_penalty", "max_completion_length", "min_tokens", "stop", "generation_kwargs",
-    "rollout_staleness", "sampler_dtype", "correct_truncation", "use_vllm", "tools",
-    "environment_factory", "rollout_func",
-)  # fmt: skip
-OF_THE_REWARD = ("reward", "reward_funcs", "eos_penalty")
-"""With another value, the arm's own reward functions score the stored completions."""
+OF_THE_MODEL: tuple[Role, ...] = ("weights", "model")
+OF_THE_QUESTIONS: tuple[Role, ...] = ("data", "questions")
 
 
 @dataclass(frozen=True)
@@ -56,7 +43,8 @@ class XrayArm:
         """All settings but names and places, as JSON has them."""
         whole = self.resolved.to_dict()
         found = {**whole["config"], **whole["task"], **whole["model"]}
-        return {key: value for key, value in found.items() if key not in WHO_AND_WHERE}
+        found.pop("seed", None)
+        return without_place(found)
 
 
 def arms_of(
@@ -93,13 +81,13 @@ def chosen(arms: Sequence[XrayArm], reference: str | None) -> XrayArm:
 def out_of_reach(arm: XrayArm, reference: XrayArm) -> str | None:
     """Why the reference's rollouts do not do for an arm; None if they do."""
     theirs, ours = reference.settings, arm.settings
-    kinds = (
-        ("trains another model", OF_THE_MODEL),
-        ("asks other questions", OF_THE_QUESTIONS),
-        ("generates differently", OF_GENERATION),
-    )
-    for why, keys in kinds:
-        changed = [key for key in keys if ours.get(key) != theirs.get(key)]
+    kinds: dict[str, tuple[Role, ...]] = {
+        "trains another model": OF_THE_MODEL,
+        "asks other questions": OF_THE_QUESTIONS,
+        "generates differently": ("generation",),
+    }
+    for why, roles in kinds.items():
+        changed = [key for key in named(*roles) if ours.get(key) != theirs.get(key)]
         if changed:
             key = changed[0]
             return f"{why}: {key} is {ours.get(key)!r}, not {theirs.get(key)!r}"
@@ -113,9 +101,9 @@ def out_of_reach(arm: XrayArm, reference: XrayArm) -> str | None:
 
 
 def scores_again(arm: XrayArm, reference: XrayArm) -> bool:
-    """Whether the arm has other rewards than those that are stored."""
+    """Whether the arm has other rewards than those that are stored; its own score them again."""
     theirs, ours = reference.settings, arm.settings
-    return any(ours.get(key) != theirs.get(key) for key in OF_THE_REWARD)
+    return any(ours.get(key) != theirs.get(key) for key in named("reward"))
 
 
 def _of_study(word: str, profile: str | None, settings: Mapping[str, Any]) -> list[XrayArm]:

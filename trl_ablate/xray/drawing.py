@@ -10,9 +10,10 @@ from datasets import Dataset
 from trl_ablate.data.questions import check_enough
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
+from trl_ablate.roles import named
 from trl_ablate.training.building import task_dataset
 from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
-from trl_ablate.xray.chosen_arms import OF_GENERATION, OF_THE_MODEL, OF_THE_QUESTIONS, XrayArm
+from trl_ablate.xray.chosen_arms import OF_THE_MODEL, OF_THE_QUESTIONS, XrayArm
 from trl_ablate.xray.recorded import SUFFIX, read_recorded
 from trl_ablate.xray.stored import key_of
 from trl_ablate.xray.stored_rollouts import RolloutFolder
@@ -70,7 +71,7 @@ def about_rollouts(
 ) -> dict[str, Any]:
     """What the rollouts depend on."""
     settings = reference.settings
-    keys = (*OF_THE_MODEL, *OF_THE_QUESTIONS, *OF_GENERATION)
+    keys = named(*OF_THE_MODEL, *OF_THE_QUESTIONS, "generation")
     about = {key: settings[key] for key in keys if key in settings}
     folder = point.checkpoint
     files = sorted(folder.glob("*.safetensors")) if folder else []

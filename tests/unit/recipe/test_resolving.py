@@ -410,11 +410,10 @@ def test_tokens_are_masked_in_what_is_written():
 def test_every_setting_has_help():
     import dataclasses
 
-    from trl_ablate.config import AblationConfig
-    from trl_ablate.switches import GroupSwitches
+    from trl_ablate.switches import Switches
     from trl_ablate.task import TaskArguments
 
-    for group in (AblationConfig, GroupSwitches, TaskArguments):
+    for group in (Switches, TaskArguments):
         own = group.__annotations__
         for field in dataclasses.fields(group):
             if field.name in own and field.name != "args":

@@ -18,23 +18,9 @@ from trl_ablate.recipe.named_files import Anchor, file_and_name, world_file
 from trl_ablate.recipe.places import beside_or_shipped
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.reward_specs import GYM_SCORE
+from trl_ablate.roles import named
 
 MOST_BYTES = 50 * 10**6
-
-CODE = ("reward_funcs", "tools", "environment_factory", "rollout_func")
-WORLDS = ("model_name_or_path", "starts")
-"""Settings that may name a model's folder, which is not sent, or the file of a world."""
-NAMING = (
-    *CODE,
-    *WORLDS,
-    "dataset",
-    "dataset_name",
-    "template",
-    "chat_template",
-    "pass_rate",
-    "eval_sets",
-)
-"""Settings that may name files."""
 
 
 def own_files(recipe: Path, words: Sequence[str]) -> dict[str, Path]:
@@ -80,15 +66,18 @@ def _setting(word: str) -> tuple[str, Any]:
 
 def _named(settings: Mapping[str, Any], folder: Path) -> Iterator[Path]:
     """The absolute paths of all files and folders in the settings."""
-    given = {key: value for key, value in settings.items() if key in NAMING}
+    given = dict(settings)
     if "dataset_name" in given:  # of `trl grpo`
         given["dataset"] = given.pop("dataset_name")
+    code, worlds = named("code"), named("world")
+    naming = (*code, *worlds, *named("dataset", "file"))
+    given = {key: value for key, value in given.items() if key in naming}
     for key, value in Anchor().settings(given, folder, Path()).items():
         for text in _texts(value):
-            if key in WORLDS and world_file(text) is None:
-                continue
+            if key in worlds and world_file(text) is None:
+                continue  # a model's folder is not sent
             file, name = file_and_name(world_file(text) or text)
-            if key in CODE and not name:
+            if key in code and not name:
                 _check_module(key, text)
             path = Path(file).expanduser()
             if path.is_absolute() and path.exists():

@@ -12,6 +12,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.roles import named
 from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
@@ -21,15 +22,6 @@ from trl_ablate.study.report.document import Block, Code, Grid, Items, Section, 
 SAMPLE_CHARACTERS = 700
 _OF_A_STEP = re.compile(r"step_[0-9]+\.jsonl")
 """What a run writes; a person's own file beside it is left alone."""
-OF_THE_START = (
-    "model_name_or_path",
-    "start",
-    "model_revision",
-    "dtype",
-    "load_in_4bit",
-    "load_in_8bit",
-)
-"""Settings that choose the weights that a run begins with."""
 IN_A_CHECKOUT = Path("recipes")
 """Where a checkout has the shipped recipes and studies."""
 
@@ -157,7 +149,8 @@ def warnings(plan: Plan, runs: Sequence[Run]) -> Section | None:
 def different_starts(plan: Plan, runs: Sequence[Run]) -> list[str]:
     """A sentence for each model of which runs began with different weights: a revision that moved,
     or a world's base that each machine has taught itself."""
-    of_arm = {arm.name: tuple(arm.values.get(key) for key in OF_THE_START) for arm in plan.arms}
+    choosing = (*named("weights"), "dtype")
+    of_arm = {arm.name: tuple(arm.values.get(key) for key in choosing) for arm in plan.arms}
     weights: dict[tuple[Any, ...], list[Any]] = {}
     for run in runs:
         if run.arm in of_arm and run.record.get("start_weights"):
