@@ -10,7 +10,7 @@ from tests.e2e.test_study_slurm import sbatch  # noqa: F401
 from tests.support.drive_study import plan_of
 from tests.support.studies import DRIVER, SECONDS, children, drive, starts, wait_for
 from trl_ablate.study.engines.slurm import array_job, submit
-from trl_ablate.study.rounds import analysis_of, runs_of_next_look
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
@@ -24,7 +24,7 @@ def paused(seconds: float) -> dict:
 
 
 def verdicts(folder: Path, arms: dict) -> dict:
-    found = analysis_of(plan_of(arms, [3, 5]), RunStore(folder)).decisive
+    found = StudyRuns(plan_of(arms, [3, 5]), RunStore(folder)).analysis.decisive
     return {name: (c.verdict, c.difference) for name, c in found.items()}
 
 
@@ -67,7 +67,7 @@ def test_moved_to_another_engine_between_looks_it_reaches_the_same_verdicts(
     store, arms = RunStore(tmp_path / "runs"), paused(0.0)
     store.path.mkdir()
     plan = plan_of(arms, [3, 5])
-    first = runs_of_next_look(plan, store)
+    first = StudyRuns(plan, store).of_pass(True)
     command = [sys.executable, str(DRIVER), str(store.path), json.dumps(arms)]
     submit(array_job(plan, first, store, command, cpus=1, at_once=2))
     assert len(first) == 9 and set(starts(store.path)) == set(first)
@@ -90,6 +90,6 @@ def test_a_run_that_fails_holds_only_its_own_comparison(tmp_path):
     arms = paused(0.0) | {"ill": {"top": 0.5, "fails": 99}}
     store = RunStore(tmp_path)
     assert drive(store, arms, *LOOKS).wait(SECONDS) == 1
-    found = analysis_of(plan_of(arms, [3, 5]), store).decisive
+    found = StudyRuns(plan_of(arms, [3, 5]), store).analysis.decisive
     assert found["worse"].verdict == "worse" and found["alike"].verdict == "not decided"
     assert (found["ill"].verdict, found["ill"].difference.n) == ("undecided", 0)

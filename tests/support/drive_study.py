@@ -18,6 +18,7 @@ from trl_ablate.study.engines import Engine  # noqa: E402
 from trl_ablate.study.engines.local import LocalEngine  # noqa: E402
 from trl_ablate.study.planned import Plan  # noqa: E402
 from trl_ablate.study.runner import Runner
+from trl_ablate.study.runs import StudyRuns  # noqa: E402
 from trl_ablate.study.store import RunStore  # noqa: E402
 
 FAKE_PROGRAM = (str(Path(__file__).with_name("fake_train.py")),)
@@ -40,9 +41,8 @@ def main() -> int:
     store = RunStore(options.runs)
     try:
         if plan.looks:
-            options.study, options.retries = "made_up", 1
-            options.make_engine = lambda options, plan: engine(options)
-            return run_until_decided(options, plan, store)
+            runs = StudyRuns(plan, store)
+            return run_until_decided("made_up", runs, engine(options), 1, options.max_hours)
         outcome = Runner(plan, store, engine(options), only=options.only, say=say).run()
     except KeyboardInterrupt:
         return 130

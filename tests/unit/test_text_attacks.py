@@ -25,7 +25,6 @@ from trl_ablate.metrics import stderr_of
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.masking import Masker
 from trl_ablate.run.untrusted import SafeConsole, for_terminal
-from trl_ablate.study.estimate import Estimate
 from trl_ablate.study.outline import show_plan
 from trl_ablate.study.progress import LiveGrid, grid
 from trl_ablate.study.report.making import report_study
@@ -268,10 +267,9 @@ def shown(text: str, folder: Path) -> str:
     plan = make_plan({f"one {text}": {"top": 0.6}, f"two {text}": {"top": 0.7}})
     plan = replace(plan, study=text, question=text, profile=text, notes=(text,), base=text)
     store = RunStore(folder / "runs")
-    estimate = Estimate(2, 0, None, None, None, (text,))
-    show_plan(console, plan, store, estimate, 1, None)
+    show_plan(console, StudyRuns(plan, store), 1)
     console.print(grid(StudyRuns(plan, store)))
-    LiveGrid(plan, store, console).say(text)
+    LiveGrid(StudyRuns(plan, store), console).say(text)
     return file.getvalue()
 
 

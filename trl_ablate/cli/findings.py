@@ -55,14 +55,15 @@ main = Command(
 def write_reports(chosen: Path, runs: Path) -> None:
     """The reports of the studies of a list of which every arm has a run; beside them their finished
     runs, and their X-rays. Runs that are kept beside a study are put back first."""
-    from trl_ablate.cli.study_all import files_of, plan_of
+    from trl_ablate.cli.study_runs import files_of, known
     from trl_ablate.study.kept_runs import beside, keep, restore
     from trl_ablate.study.report.found_answers import XRAY, read_report
     from trl_ablate.study.report.making import report_study
     from trl_ablate.study.report.xray_section import xray_folder
 
     for file in files_of(chosen):
-        plan, store = plan_of(file, runs)
+        study = known(file, runs)
+        plan, store = study.plan, study.store
         restore(beside(file), store, plan.runs())
         xray = xray_folder(store, plan.study) / XRAY
         if xray.is_file():

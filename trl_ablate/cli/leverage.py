@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import Command, Parser
-from trl_ablate.cli.study_plans import known
+from trl_ablate.cli.study_runs import known
 from trl_ablate.cli.terminal import console
 
 DESCRIPTION = """\
@@ -46,7 +46,8 @@ def run(options: argparse.Namespace) -> int:
     from trl_ablate.study.report.markdown import write_markdown
     from trl_ablate.study.report.worlds_table import leverage_page
 
-    plan, store = known(options)
+    runs = known(options.study, options.runs, options.profile)
+    plan, store = runs.plan, runs.store
     command = f"trl-ablate study run {options.study}; trl-ablate leverage {options.study}"
     page = leverage_page(plan, planned_runs(plan, store), command)
     options.out.write_text(write_markdown(page), encoding="utf-8")

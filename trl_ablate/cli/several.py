@@ -8,7 +8,7 @@ from pathlib import Path
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.overrides import read_overrides, takes_one_of, words_of_settings
 from trl_ablate.recipe.places import recipe_path
-from trl_ablate.study.arms import RESERVED
+from trl_ablate.study.definition import RESERVED
 
 FOLDER = "my_study"
 

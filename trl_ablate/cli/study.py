@@ -5,18 +5,28 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, exit_code_of
 from trl_ablate.cli.engines import add_engine
 from trl_ablate.cli.parsing import Parser
-from trl_ablate.cli.study_all import check_one, plan_all, restore, run_all
-from trl_ablate.cli.study_plans import known, resolve
-from trl_ablate.cli.study_runs import bring_to_an_end, check_until, next_look, run_until_decided
+from trl_ablate.cli.study_runs import (
+    files_of,
+    known,
+    resolve,
+    run_all,
+    run_one,
+    run_until_decided,
+    show_total,
+)
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED, study_path
 from trl_ablate.run.termination import Termination
 from trl_ablate.study.questions_list import LIST
+
+if TYPE_CHECKING:
+    from trl_ablate.study.runs import StudyRuns
 
 JOBS = "runs at once; default: one per free GPU, or per core for the miniature, or one"
 LEAST = {"jobs": 1, "cpus_per_run": 1, "retries": 0}
@@ -44,6 +54,10 @@ exit codes:
   130   stopped by Ctrl-C or SIGTERM: the same command continues"""
 
 
+OF_ONE_STUDY = ("only", "detach", "xray", "probe", "profile")
+"""Options that do not go with --all."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     return exit_code_of(lambda: _main(words), stopped="the same command continues from here")
@@ -58,8 +72,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser = Parser(EXAMPLES, EXIT_CODES, prog="trl-ablate study", description=DESCRIPTION)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def add(name: str, command, text: str, study_needed: bool = True) -> Parser:
-        shown = "STUDY" if study_needed else "[STUDY]"
+    def add(command, text: str, study_needed: bool = True) -> Parser:
+        name, shown = command.__name__, "STUDY" if study_needed else "[STUDY]"
         added = commands.add_parser(
             name, help=text, description=text, exit_codes=EXIT_CODES,
             usage=f"trl-ablate study {name} {shown} [options]",
@@ -69,52 +83,25 @@ def parse(words: list[str]) -> argparse.Namespace:
             help="a shipped study's name, a study.yaml, or its folder",
         )  # fmt: skip
         added.add_argument(
-            "--runs",
-            metavar="FOLDER",
-            type=Path,
-            default=Path("runs"),
+            "--runs", metavar="FOLDER", type=Path, default=Path("runs"),
             help="folder of all runs; default: runs",
-        )
+        )  # fmt: skip
         added.add_argument("--profile", help="profile to use instead of the study's own")
         added.set_defaults(command=command, parser=added)
         return added
 
-    text = "Print arms, proof, runs, time and cost. Starts no run but a probe."
-    added = add("plan", plan, text, False)
-    added.add_argument("--jobs", type=int, metavar="N", help=JOBS)
-    added.add_argument(
-        "--price_per_hour", type=float, metavar="PRICE", help="of one GPU, for the cost"
-    )
-    added.add_argument(
-        "--probe", action="store_true", help="measure two steps of one run for the estimate"
-    )
-    added.add_argument(
-        "--xray", action="store_true", help="compare the arms' gradients on the same rollouts first"
-    )
-    add_all(added)
+    add_plan_options(add(plan, "Print arms, proof, runs, time and cost. Starts no run but a probe.",
+                         False))  # fmt: skip
     text = "Do all runs; runs that are done already are skipped."
-    added = add("run", run, text, False)
-    add_run_options(added, words)
-    add_all(added)
-    add("status", status, "Print the state of every run.")
-    added = add("fetch", fetch, "Download finished runs of Modal or Hugging Face.")
+    add_run_options(add(run, text, False), words)
+    add(status, "Print the state of every run.")
+    added = add(fetch, "Download finished runs of Modal or Hugging Face.")
     added.add_argument("--keep_checkpoints", action="store_true", help="also fetch checkpoints")
     text = "Put the finished runs that are kept beside a study (runs.parquet) into --runs."
-    add_all(add("restore", restore, text, False))
-    added = add(
-        "report", report, "Write REPORT.md, report.html, report.json, pictures, runs.csv.", False
-    )
-    added.add_argument(
-        "--curves", metavar="CSV", type=Path, help="report a CSV of any curves instead"
-    )
-    added.add_argument("--metric", default="eval_reward", help="primary metric of --curves")
-    added.add_argument(
-        "--reference", metavar="CSV", type=Path, help="CSV of published curves to draw as well"
-    )
-    added.add_argument(
-        "--out", metavar="FOLDER", type=Path, help="folder to write to; default: the study's own"
-    )
-    added = add("clean", clean, "Remove leftovers of probes, failed and interrupted runs.")
+    add_all(add(restore, text, False))
+    text = "Write REPORT.md, report.html, report.json, pictures, runs.csv."
+    add_report_options(add(report, text, False))
+    added = add(clean, "Remove leftovers of probes, failed and interrupted runs.")
     added.add_argument("--checkpoints", action="store_true", help="also remove checkpoint-N")
     added.add_argument("--results", action="store_true", help="also remove finished runs")
     added.add_argument(
@@ -122,19 +109,33 @@ def parse(words: list[str]) -> argparse.Namespace:
     )
     options, unknown = parser.parse_known_args(words)
     options.parser.refuse(unknown)
-    check_counts(options)
+    for name, least in LEAST.items():
+        value = vars(options).get(name)
+        if value is not None and value < least:
+            raise ConfigurationError(f"--{name} is {value}; it takes {least} or more")
     return options
+
+
+def add_plan_options(parser: Parser) -> None:
+    parser.add_argument("--jobs", type=int, metavar="N", help=JOBS)
+    parser.add_argument(
+        "--price_per_hour", type=float, metavar="PRICE", help="of one GPU, for the cost"
+    )
+    parser.add_argument(
+        "--probe", action="store_true", help="measure two steps of one run for the estimate"
+    )
+    parser.add_argument(
+        "--xray", action="store_true", help="compare the arms' gradients on the same rollouts first"
+    )
+    add_all(parser)
 
 
 def add_run_options(parser: Parser, words: list[str]) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help=JOBS)
     parser.add_argument(
-        "--retries",
-        type=int,
-        metavar="N",
-        default=1,
+        "--retries", type=int, metavar="N", default=1,
         help="how often a failed run is tried again; default: 1",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--max_hours", type=float, metavar="HOURS", help="stop after this time; wall-clock hours"
     )
@@ -142,11 +143,24 @@ def add_run_options(parser: Parser, words: list[str]) -> None:
         "--only", metavar="RUN", help="run only this one; skip it if another process holds it"
     )
     parser.add_argument(
-        "--until",
-        choices=("decided",),
+        "--until", choices=("decided",),
         help="add seeds, look by look, only where a comparison is undecided",
-    )
+    )  # fmt: skip
     add_engine(parser, words)
+    add_all(parser)
+
+
+def add_report_options(parser: Parser) -> None:
+    parser.add_argument(
+        "--curves", metavar="CSV", type=Path, help="report a CSV of any curves instead"
+    )
+    parser.add_argument("--metric", default="eval_reward", help="primary metric of --curves")
+    parser.add_argument(
+        "--reference", metavar="CSV", type=Path, help="CSV of published curves to draw as well"
+    )
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=Path, help="folder to write to; default: the study's own"
+    )
 
 
 def add_all(parser: Parser) -> None:
@@ -156,100 +170,142 @@ def add_all(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def check_counts(options: argparse.Namespace) -> None:
-    given = vars(options)
-    for name, least in LEAST.items():
-        value = given.get(name)
-        if value is not None and value < least:
-            raise ConfigurationError(f"--{name} is {value}; it takes {least} or more")
+def check_one(options: argparse.Namespace) -> None:
+    """Either a study or a list; with a list, only what applies to all its studies."""
+    if bool(options.study) == bool(options.all):
+        raise ConfigurationError("name one STUDY, or give --all for the studies of a list")
+    given = [name for name in OF_ONE_STUDY if options.all and vars(options).get(name)]
+    if given:
+        raise ConfigurationError(f"--{given[0]} applies to one study; use it without --all")
+    if options.all and vars(options).get("engine", "local") != "local":
+        raise ConfigurationError(
+            f"--all makes its runs on this machine, not with --engine {options.engine}; run the "
+            "studies one by one there"
+        )
 
 
 def plan(options: argparse.Namespace) -> int:
     check_one(options)
     if options.all:
-        return plan_all(options)
+        total(options)
+        return DONE
     from trl_ablate.study.engines.local import engine_of
-    from trl_ablate.study.estimate import estimate, probe
+    from trl_ablate.study.estimate import probe
     from trl_ablate.study.outline import show_plan
 
     Termination().listen()
-    planned, store = resolve(options)
-    engine = engine_of(planned, options.jobs)
+    runs = resolve(options.study, options.runs, options.profile)
+    engine = engine_of(runs.plan, options.jobs)
     if options.probe:
-        probe(planned, store, engine, console.print)
-    whole = estimate(planned, store, engine.slots)
-    at_best = estimate(planned, store, engine.slots, planned.looks[0]) if planned.looks else None
-    show_plan(console, planned, store, whole, engine.slots, options.price_per_hour, at_best)
+        probe(runs, engine, console.print)
+    show_plan(console, runs, engine.slots, options.price_per_hour)
     if options.xray:
         from trl_ablate.cli.xray import show_for_plan
 
-        show_for_plan(study_path(options.study), options.profile, planned, store)
+        show_for_plan(study_path(options.study), options.profile, runs.plan, runs.store)
     return DONE
+
+
+def total(options: argparse.Namespace) -> list["StudyRuns"]:
+    """The studies of the list; what they need is printed."""
+    from trl_ablate.study.engines.local import engine_of
+
+    studies = [known(file, options.runs) for file in files_of(options.all)]
+    show_total(studies, engine_of(studies[0].plan, options.jobs).slots)
+    return studies
 
 
 def run(options: argparse.Namespace) -> int:
     check_one(options)
     Termination().listen()  # SIGTERM stops the study and its runs as Ctrl-C does; the runs save
     if options.all:
-        return run_all(options)
-    planned, store = known(options) if options.only else resolve(options)
-    if options.until:
-        check_until(options, planned)
-        if options.engine != "slurm" and not options.detach:
-            return run_until_decided(options, planned, store)
-    wanted = next_look(planned, store) if options.until else None
+        studies = total(options)
+        return run_all(studies, options.make_engine(options, studies[0].plan), options)
+    opened = known if options.only else resolve
+    runs = opened(options.study, options.runs, options.profile)
+    only = only_of(options, runs)
     if options.engine == "slurm":
-        return run_on_slurm(options, planned, store, wanted)
-    return bring_to_an_end(
-        options.study, planned, store, options.make_engine(options, planned),
-        retries=options.retries, max_hours=options.max_hours, stay=not options.detach,
-        only=only_of(options, planned) if wanted is None else wanted,
-    )  # fmt: skip
+        return run_on_slurm(options, runs, only)
+    engine = options.make_engine(options, runs.plan)
+    how = {"retries": options.retries, "max_hours": options.max_hours}
+    if options.until and not options.detach:
+        return run_until_decided(options.study, runs, engine, **how)
+    return run_one(options.study, runs, engine, **how, stay=not options.detach, only=only)
 
 
-def run_on_slurm(options: argparse.Namespace, planned, store, wanted: list[str] | None) -> int:
+def only_of(options: argparse.Namespace, runs: "StudyRuns") -> list[str] | None:
+    """Ids of the runs to do: with `--until`, those of the next look; None: all."""
+    from trl_ablate.recipe.strict import nearest
+
+    if options.until:
+        if options.only:
+            raise ConfigurationError(
+                "--only names one run and --until decided chooses; use one of them"
+            )
+        runs.check_has_looks()
+        return runs.of_pass(True)
+    if options.only and options.only not in runs.plan.runs():
+        meant = nearest(options.only, runs.plan.runs())
+        raise ConfigurationError(f"--only {options.only}: the study has no such run{meant}")
+    return [options.only] if options.only else None
+
+
+def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str] | None) -> int:
     from trl_ablate.study.engines import slurm
-    from trl_ablate.study.runs import StudyRuns
 
-    runs = [r for r in StudyRuns(planned, store).to_start if wanted is None or r in wanted]
-    if not runs:
+    chosen = [run for run in runs.to_start if only is None or run in only]
+    if not chosen:
         console.print("nothing to do")
         return DONE
     study = study_path(options.study)
-    command = slurm.study_command(study, store, "--retries", str(options.retries))
+    command = slurm.study_command(study, runs.store, "--retries", str(options.retries))
     script = slurm.array_job(
-        planned, runs, store, command, cpus=options.cpus_per_run, at_once=options.jobs
+        runs.plan, chosen, runs.store, command, cpus=options.cpus_per_run, at_once=options.jobs
     )
     if options.submit:
-        console.print(f"submitted {len(runs)} runs as job {slurm.submit(script)}")
+        console.print(f"submitted {len(chosen)} runs as job {slurm.submit(script)}")
     else:
         console.out(script, highlight=False, end="")
         sys.stderr.write("nothing was submitted: add --submit, or pipe this into sbatch\n")
-    if planned.tuning:
+    if runs.plan.tuning:
         sys.stderr.write("more runs follow from these outcomes: then run this command again\n")
     return DONE
 
 
 def fetch(options: argparse.Namespace) -> int:
-    planned, store = known(options)
-    away = [run_id for run_id in planned.runs() if store.away(run_id).exists()]
+    runs = known(options.study, options.runs, options.profile)
+    away = [run_id for run_id in runs.plan.runs() if runs.store.away(run_id).exists()]
     if not away:
         console.print("no runs to fetch")
         return DONE
     codes = []
-    for name, runs in store.away_by_engine(away).items():
+    for name, only in runs.store.away_by_engine(away).items():
         module = import_module(f"trl_ablate.study.engines.{name}")
-        engine = module.fetching(planned, checkpoints=options.keep_checkpoints)
-        how = {"retries": 0, "stay": False, "only": runs}
-        codes.append(bring_to_an_end(options.study, planned, store, engine, **how))
+        engine = module.fetching(runs.plan, checkpoints=options.keep_checkpoints)
+        codes.append(run_one(options.study, runs, engine, retries=0, stay=False, only=only))
     return max(codes)
 
 
 def status(options: argparse.Namespace) -> int:
     from trl_ablate.study.progress import grid
-    from trl_ablate.study.runs import StudyRuns
 
-    console.print(grid(StudyRuns(*known(options))))
+    console.print(grid(known(options.study, options.runs, options.profile)))
+    return DONE
+
+
+def restore(options: argparse.Namespace) -> int:
+    """Put the runs that are kept beside a study, or beside all of a list, into the runs folder."""
+    from trl_ablate.study import kept_runs
+
+    check_one(options)
+    for study in files_of(options.all) if options.all else [study_path(options.study)]:
+        file = kept_runs.beside(study)
+        if file.is_file():
+            runs = known(study, options.runs)
+            restored = kept_runs.restore(file, runs.store, runs.plan.runs())
+            console.print(f"{runs.plan.study}: {len(restored)} runs restored")
+        elif not options.all:
+            raise ConfigurationError(f"there is no {file}, so no run is kept of this study")
     return DONE
 
 
@@ -262,10 +318,10 @@ def report(options: argparse.Namespace) -> int:
         out = options.out or Path(options.curves.stem)
         written = report_curves(options.curves, out, metric=options.metric, reference=reference)
     elif options.study:
-        planned, store = known(options)
+        runs = known(options.study, options.runs, options.profile)
         study = study_path(options.study)
         out = options.out or report_folder(study)
-        written = report_study(planned, store, study, out, reference)
+        written = report_study(runs.plan, runs.store, study, out, reference)
     else:
         raise ConfigurationError("nothing to report; name a study, or give --curves FILE.csv")
     for path in written:
@@ -282,24 +338,12 @@ def report_folder(study: Path) -> Path:
 def clean(options: argparse.Namespace) -> int:
     from trl_ablate.study.cleaning import find_rubbish, remove
 
-    planned, store = known(options)
-    found = find_rubbish(planned, store, checkpoints=options.checkpoints, results=options.results)
+    runs = known(options.study, options.runs, options.profile)
+    found = find_rubbish(runs, checkpoints=options.checkpoints, results=options.results)
     for rubbish in found:
-        gone = options.yes and remove(rubbish, store)
+        gone = options.yes and remove(rubbish, runs.store)
         for path in rubbish.paths:
             console.print(f"{'removed' if gone else 'would remove'} {path}")
     size = sum(rubbish.bytes for rubbish in found) / 2**30
     console.print(f"{size:.2f} GiB" + ("" if options.yes else "; add --yes to remove it"))
     return DONE
-
-
-def only_of(options: argparse.Namespace, planned) -> list[str] | None:
-    from trl_ablate.recipe.strict import nearest
-
-    if options.only is None:
-        return None
-    runs = planned.runs()
-    if options.only not in runs:
-        meant = nearest(options.only, runs)
-        raise ConfigurationError(f"--only {options.only}: the study has no such run{meant}")
-    return [options.only]

@@ -1,99 +1,208 @@
-"""Start the runs of a study, and print how they ended."""
+"""Open the study that a command names, do its runs or those of a list, and print how they ended."""
 
 import argparse
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, FAILED
+from trl_ablate.cli.imports import to_keep
 from trl_ablate.cli.terminal import console
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.places import study_path
+
+if TYPE_CHECKING:
+    from trl_ablate.study.definition import Study
+    from trl_ablate.study.engines import Engine
+    from trl_ablate.study.runner import Outcome
+    from trl_ablate.study.runs import StudyRuns
+    from trl_ablate.study.store import RunStore
 
 UNFINISHED = 3
 
 
-def check_until(options: argparse.Namespace, planned) -> None:
-    """Refuse `--until decided` beside `--only`, and for a study without looks."""
-    from trl_ablate.study.rounds import check_has_looks
+def resolve(
+    name: str | Path, folder: Path, profile: str | None = None, *, to_run: bool = True
+) -> "StudyRuns":
+    """Make the plan of a study from its recipes, and save it for the commands that only read."""
+    study, store = _opened(name, folder, profile)  # a wrong name is refused before torch comes
+    with to_keep():
+        from trl_ablate.study.planned import save_plan
+        from trl_ablate.study.resolution import resolve_plan
+        from trl_ablate.study.runs import StudyRuns
 
-    if options.only:
-        raise ConfigurationError(
-            "--only names one run and --until decided chooses; use one of them"
-        )
-    check_has_looks(planned)
-
-
-def next_look(planned, store) -> list[str]:
-    from trl_ablate.study.rounds import runs_of_next_look
-
-    return runs_of_next_look(planned, store)
+    plan = resolve_plan(study, to_run=to_run)
+    save_plan(plan, study, store.plans)
+    return StudyRuns(plan, store)
 
 
-def end_of(max_hours: float | None) -> float | None:
-    """The time of `time.monotonic` at which these hours have passed."""
-    return None if max_hours is None else time.monotonic() + max_hours * 3600
+def known(name: str | Path, folder: Path, profile: str | None = None) -> "StudyRuns":
+    """The study by its saved plan if that is up to date, which needs no torch; else resolved."""
+    from trl_ablate.study.planned import saved_plan
+    from trl_ablate.study.runs import StudyRuns
+
+    study, store = _opened(name, folder, profile)
+    plan = saved_plan(study, store.plans)
+    if plan and profile in (None, plan.profile):
+        return StudyRuns(plan, store)
+    return resolve(name, folder, profile, to_run=False)
 
 
-def hours_left(end: float | None) -> float | None:
-    return None if end is None else max(0.0, end - time.monotonic()) / 3600
+def _opened(name: str | Path, folder: Path, profile: str | None) -> tuple["Study", "RunStore"]:
+    from trl_ablate.study.definition import load_study
+    from trl_ablate.study.store import RunStore
+
+    study = load_study(study_path(str(name)))
+    return replace(study, profile=profile or study.profile), RunStore(folder)
 
 
-def run_until_decided(options: argparse.Namespace, planned, store) -> int:
+def files_of(chosen: Path) -> list[Path]:
+    """The studies of a list."""
+    from trl_ablate.study.questions_list import read_findings, studies_of, study_file
+
+    return [study_file(chosen, study) for study in studies_of(read_findings(chosen))]
+
+
+def run_one(study: str, runs: "StudyRuns", engine: "Engine", **how) -> int:
+    return ended(study, runs, executed(runs, engine, **how))
+
+
+def executed(runs: "StudyRuns", engine: "Engine", **how) -> "Outcome":
+    from trl_ablate.study.progress import LiveGrid
+    from trl_ablate.study.runner import Runner
+
+    with LiveGrid(runs, console) as live:
+        return Runner(runs.plan, runs.store, engine, say=live.say, watch=live.redraw, **how).run()
+
+
+def run_until_decided(
+    study: str, runs: "StudyRuns", engine: "Engine", retries: int, max_hours: float | None
+) -> int:
     """Look after look, until all comparisons are decided, the last look or the time limit."""
-    from trl_ablate.study.rounds import analysis_of, to_do, undecided
     from trl_ablate.study.runner import Outcome
 
-    engine = options.make_engine(options, planned)
-    until = end_of(options.max_hours)
+    until = _end_of(max_hours)
     failed: list[str] = []
-    analysis = analysis_of(planned, store)
-    while runs := [run for run in to_do(planned, store, analysis) if run not in failed]:
+    while wanted := runs.of_pass(True, failed):
         outcome = executed(
-            planned, store, engine, retries=options.retries, max_hours=hours_left(until), only=runs,
+            runs, engine, retries=retries, max_hours=_hours_left(until), only=wanted,
             waits_for_others=True,
         )  # fmt: skip
         failed += outcome.failed
         if outcome.left:
-            return ended(options.study, planned, store, outcome)
-        analysis = analysis_of(planned, store)
-        waiting = undecided(analysis)
-        console.print(
-            f"undecided: {', '.join(waiting)}" if waiting else "no comparison is undecided"
-        )
-    return ended(options.study, planned, store, Outcome(failed=failed))
+            return ended(study, runs, outcome)
+        runs = runs.again()
+        waiting = ", ".join(runs.undecided)
+        console.print(f"undecided: {waiting}" if waiting else "no comparison is undecided")
+    return ended(study, runs, Outcome(failed=failed))
 
 
-def bring_to_an_end(study: str, planned, store, engine, **how) -> int:
-    return ended(study, planned, store, executed(planned, store, engine, **how))
+def run_all(studies: Sequence["StudyRuns"], engine: "Engine", options: argparse.Namespace) -> int:
+    """Do the runs of all studies, those of earlier looks first, then in the order of the list. So
+    every question has a first answer before any has a second one, also after an interruption."""
+    from trl_ablate.study.schedule import look_of
+
+    until = _end_of(options.max_hours)
+    failed: list[str] = []
+    looks = dict.fromkeys(range(len(studies)), 0)
+    while looks:
+        place = min(looks, key=lambda place: (looks[place], place))
+        runs = studies[place].again()
+        wanted = runs.of_pass(bool(options.until), failed)
+        look = look_of(runs.plan, wanted) if options.until else 0
+        if not wanted:
+            del looks[place]
+        elif look > looks[place]:
+            looks[place] = look
+        else:
+            console.print(f"{runs.plan.study}: {len(wanted)} runs", style="bold")
+            outcome = executed(
+                runs, engine, retries=options.retries, max_hours=_hours_left(until), only=wanted,
+                waits_for_others=True,
+            )  # fmt: skip
+            failed += outcome.failed
+            if outcome.left:
+                console.print("time limit reached; rerun this command to continue")
+                return UNFINISHED
+    _print_failed(studies[0], failed)
+    console.print(f"done; next: trl-ablate findings --runs {options.runs}")
+    return FAILED if failed else DONE
 
 
-def executed(planned, store, engine, **how):
-    from trl_ablate.study.progress import LiveGrid
-    from trl_ablate.study.runner import Runner
-
-    with LiveGrid(planned, store, console) as live:
-        return Runner(planned, store, engine, say=live.say, watch=live.redraw, **how).run()
-
-
-def ended(study: str, planned, store, outcome) -> int:
+def ended(study: str, runs: "StudyRuns", outcome: "Outcome") -> int:
     """Print how the runs ended, and what to do next; the exit code."""
     from trl_ablate.study.progress import grid
-    from trl_ablate.study.runs import StudyRuns
 
-    runs = StudyRuns(planned, store)
+    runs = runs.again()
     console.print(grid(runs))
-    for run_id in outcome.failed:
-        console.print(f"failed: {runs.states[run_id].reason}; see {store.log(run_id)}")
+    _print_failed(runs, outcome.failed)
     if outcome.failed:
         return FAILED
-    if any(store.away(run_id).exists() for run_id in outcome.left):
+    if any(runs.store.away(run_id).exists() for run_id in outcome.left):
         console.print(
-            f"runs continue on the service; collect them with: trl-ablate study fetch {study}",
+            f"runs continue on the service; collect them with: trl-ablate study fetch {study}"
         )
         return DONE
     if outcome.left:
         console.print("time limit reached; rerun this command to continue")
         return UNFINISHED
-    if planned.tuning and runs.next:
-        console.print(f"more runs follow from these outcomes: trl-ablate study run {study}")
-        return DONE
-    console.print(f"done; next: trl-ablate study report {study}")
+    more = runs.plan.tuning and runs.next
+    console.print(
+        f"more runs follow from these outcomes: trl-ablate study run {study}"
+        if more
+        else f"done; next: trl-ablate study report {study}"
+    )
     return DONE
+
+
+def show_total(studies: Sequence["StudyRuns"], slots: int) -> None:
+    """Print a line for each study, and the runs and hours of all."""
+    from rich.table import Table
+
+    from trl_ablate.study.estimate import total_of
+
+    shares, total = total_of(studies)
+    table = Table(box=None, padding=(0, 3, 0, 0))
+    for name in ("study", "runs", "new", "done", "process-hours"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "study" else "right")
+    for share in shares:
+        best, worst = share.best, share.worst
+        table.add_row(
+            share.study, _between(len(best.runs), len(worst.runs)),
+            _between(len(best.new), len(worst.new)), str(share.done),
+            _hours(best.hours(), worst.hours()),
+        )  # fmt: skip
+    best, worst = total.best, total.worst
+    console.print(table)
+    console.print(
+        f"{_between(len(best.runs), len(worst.runs))} different runs, {total.done} done; "
+        f"{_hours(best.hours(), worst.hours())} process-hours, "
+        f"{_hours(best.hours(slots), worst.hours(slots))} hours with {slots} at once"
+    )
+
+
+def _between(*numbers: int) -> str:
+    """From the least to the most: where other studies need more seeds, this one has fewer new."""
+    return " to ".join(map(str, sorted(set(numbers))))
+
+
+def _hours(least: float | None, most: float | None) -> str:
+    if least is None or most is None:
+        return "an unknown number of"
+    return " to ".join(dict.fromkeys((f"{least:.1f}", f"{most:.1f}")))
+
+
+def _print_failed(runs: "StudyRuns", failed: Sequence[str]) -> None:
+    for run_id in failed:
+        reason, log = runs.store.state(run_id).reason, runs.store.log(run_id)
+        console.print(f"failed: {reason}; see {log}")
+
+
+def _end_of(max_hours: float | None) -> float | None:
+    """The time of `time.monotonic` at which these hours have passed."""
+    return None if max_hours is None else time.monotonic() + max_hours * 3600
+
+
+def _hours_left(end: float | None) -> float | None:
+    return None if end is None else max(0.0, end - time.monotonic()) / 3600

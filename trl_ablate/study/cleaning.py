@@ -12,7 +12,7 @@ from pathlib import Path
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import MARK, RunDirectory
 from trl_ablate.study.estimate import probe_name
-from trl_ablate.study.planned import Plan
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 
@@ -26,15 +26,15 @@ class Rubbish:
 
 
 def find_rubbish(
-    plan: Plan, store: RunStore, *, checkpoints: bool = False, results: bool = False
+    runs: StudyRuns, *, checkpoints: bool = False, results: bool = False
 ) -> list[Rubbish]:
     """The paths for `clean` to remove: probes, and folders and logs of failed or interrupted runs.
     With `checkpoints`, also numbered checkpoints of finished runs; with `results`, also finished
     runs. Files of the user in the folder of a run stay."""
-    shared = _named_elsewhere(plan, store)
-    found = []
-    for run in plan.runs().values():
-        state = store.state(run.id)
+    store, found = runs.store, []
+    shared = _named_elsewhere(runs.plan.study, store)
+    for run in runs.plan.runs().values():
+        state = runs.states[run.id]
         paths = [store.directory(probe_name(run)).path]
         leftover = state.status in ("interrupted", "failed", "to do")
         if (leftover or (results and state.done)) and run.id not in shared:
@@ -61,17 +61,17 @@ def remove(rubbish: Rubbish, store: RunStore) -> bool:
     return True
 
 
-def _named_elsewhere(plan: Plan, store: RunStore) -> set[str]:
+def _named_elsewhere(study: str, store: RunStore) -> set[str]:
     """Ids of the runs in the saved plans of all other studies."""
     named: set[str] = set()
     for file in store.plans.glob("*.json"):
-        if file.stem != plan.study:
+        if file.stem != study:
             try:
                 arms = json.loads(file.read_bytes())["arms"]
                 named |= {run["id"] for arm in arms for run in arm["runs"]}
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise ConfigurationError(
-                    f"{file} cannot be read, so that the runs it shares with {plan.study} are not "
+                    f"{file} cannot be read, so that the runs it shares with {study} are not "
                     f"known; make it anew with `trl-ablate study plan {file.stem}`, or remove it"
                 ) from error
     return named

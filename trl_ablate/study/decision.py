@@ -26,23 +26,22 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.looks import LOOKS, check_looks, check_margin
+from trl_ablate.study.definition import LOOKS, check_looks, check_margin
 from trl_ablate.study.nominal import critical_t, nominal_level
+from trl_ablate.study.verdict import Verdict
 
 LEVEL = 0.05
 MOST_FLIPPED = 30
 """Pairs up to which all sign flips are counted; with more, the t test leans on little."""
 
-BETTER, WORSE, EQUIVALENT = "better", "worse", "equivalent"
-UNDECIDED, NOT_DECIDED = "undecided", "not decided"
-Decided = Literal["better", "worse", "equivalent", "undecided", "not decided"]
+BETTER, WORSE, EQUIVALENT = Verdict.BETTER, Verdict.WORSE, Verdict.EQUIVALENT
+UNDECIDED, NOT_DECIDED = Verdict.UNDECIDED, Verdict.NOT_DECIDED
+Decided = Verdict
 NORMAL, EXACT = "near-normal differences", "an exact sign-flip test"
-FINAL: tuple[Decided, ...] = (BETTER, WORSE, EQUIVALENT)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Decision:
     still undecided at the last look.
     """
 
-    verdict: Decided
+    verdict: Verdict
     n: int
     """Pairs used: those of the first look at which the verdict is final; else of the last look that
     is complete, or 0."""
@@ -79,7 +78,7 @@ class Decision:
 
     @property
     def is_final(self) -> bool:
-        return self.verdict in FINAL
+        return self.verdict.is_final
 
 
 def decide(
@@ -111,7 +110,7 @@ def decide(
                 "pairs without an outcome"
             )
     nominal = nominal_level(planned, level)
-    found = Decision(UNDECIDED, 0, None, None, None, nominal)
+    found = Decision(Verdict.UNDECIDED, 0, None, None, None, nominal)
     for n in planned:
         if n > len(values):
             return found
@@ -130,11 +129,11 @@ def _look(
     differs = half < abs(mean)
     exact = sign_flip_p(values) if can_reach(n, nominal) else None
     confirmed = not mixed if exact is None else exact <= nominal
-    verdict: Decided = NOT_DECIDED if last else UNDECIDED
+    verdict = Verdict.NOT_DECIDED if last else Verdict.UNDECIDED
     if confirmed and (differs or mixed):
-        verdict = BETTER if mean > 0 else WORSE
+        verdict = Verdict.BETTER if mean > 0 else Verdict.WORSE
     elif not differs and not mixed and margin is not None and is_within(values, nominal, margin):
-        verdict = EQUIVALENT
+        verdict = Verdict.EQUIVALENT
         half = half_width(values, 2 * nominal)[1]
     return Decision(
         verdict, n, mean, mean - half, mean + half, nominal, exact,

@@ -25,31 +25,20 @@
 Recipes are searched in the study's folder, in every folder above it, and among the shipped ones.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
-from trl_ablate.recipe.strict import read_mapping
-from trl_ablate.study.arms import (
-    Arm,
-    Expectation,
-    check_expectations,
-    check_free,
-    check_references,
-    checked,
-    find_recipe,
-    of_arms,
-    read_arms,
-    read_seeds,
-)
+from trl_ablate.recipe.places import SHIPPED, SUFFIXES
+from trl_ablate.recipe.strict import check_value, nearest, read_mapping
 from trl_ablate.study.factors import Design, read_design
-from trl_ablate.study.looks import check_looks, check_margin
-from trl_ablate.study.tuning import Tuning, make_tuning
-
-Statistic = Literal["final", "best", "auc"]
+from trl_ablate.study.tuning import Statistic, Tuning, make_tuning
+from trl_ablate.study.verdict import Expectation
 
 KEYS: dict[str, Any] = {
     "question": str,
@@ -70,13 +59,28 @@ KEYS: dict[str, Any] = {
     "recipe": str,
     "tune": dict,
 }
+ARM_KEYS: dict[str, Any] = {
+    "recipe": str,
+    "overrides": dict,
+    "seeds": list[int],
+    "against": str,
+    "expect": Expectation,
+}
 TUNE_KEYS: dict[str, Any] = {"seeds": int, "by": Statistic, "halving": bool}
 """Options of `tune`; its one other key is the setting that is tuned."""
-SEEDS_KEYS: dict[str, Any] = {"looks": list[int]}
-REQUIRED = ("question", "arms", "seeds")
-OF_FACTORS = ("fraction", "recipe")
-DEFAULT_RECIPE = "grpo.yaml"
-TUNING_SEEDS = 2
+RESERVED = ("arm", "extends", "output_dir", "profile", "run_name", "seed", "study")
+"""Settings that the study sets for every run."""
+LOOKS = (3, 5, 8, 12)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A named recipe. If an arm has its own seeds, they are paired with the study's by position."""
+
+    name: str
+    recipe: Path
+    overrides: Mapping[str, Any]
+    seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -87,15 +91,15 @@ class Study:
     question: str
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
-    profile: str
-    primary_metric: str
-    decide_on: Statistic
-    overrides: Mapping[str, Any]
+    profile: str = "auto"
+    primary_metric: str = EVAL_REWARD
+    decide_on: Statistic = "final"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
     """Settings that every arm gets in addition to its recipe, stopping rules included."""
-    seeds_answer: str
-    against: Mapping[str, str]
+    seeds_answer: str = ""
+    against: Mapping[str, str] = field(default_factory=dict)
     """Arms with their own reference, and that reference."""
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     looks: tuple[int, ...] = ()
     """Numbers of seeds at which comparisons may be decided; none: the seeds are fixed."""
     equivalence_margin: float | None = None
@@ -111,67 +115,65 @@ class Study:
         return self.path.resolve().parent.name if self.path.stem == "study" else self.path.stem
 
 
+AS_GIVEN = ("question", "profile", "primary_metric", "decide_on", "seeds_answer")
+
+
 def load_study(path: Path) -> Study:
     """Read and check a study; raises `ConfigurationError` if anything in it is wrong."""
-    given = checked(read_mapping(path, "study"), KEYS, f"study {path}")
-    design = _design(given, path)
-    for key in REQUIRED:
+    what = f"study {path}"
+    given = checked(read_mapping(path, "study"), KEYS, what)
+    design = _design(given, what)
+    for key in ("question", "arms", "seeds"):
         if not given.get(key) and not (design and key == "arms"):
-            raise ConfigurationError(f"study {path} has no `{key}`; add it")
-    looks, seeds = _looks_and_seeds(given["seeds"], f"study {path}: seeds")
-    overrides = {**given.get("overrides", {}), **given.get("stopping", {})}
-    check_free(overrides, f"study {path}")
-    arms = _cells(design, given, seeds, path) if design else read_arms(given["arms"], seeds, path)
-    names = [arm.name for arm in arms]
-    own = given.get("arms", {})
-    against = {**given.get("against", {}), **of_arms(own, "against")}
-    check_references(against, names, path)
-    expect = {**given.get("expect", {}), **of_arms(own, "expect")}
-    check_expectations(expect, names, path)
-    margin = given.get("equivalence_margin")
-    if margin is not None:
-        check_margin(margin, f"study {path}: equivalence_margin")
+            raise ConfigurationError(f"{what} has no `{key}`; add it")
+    looks, seeds = _looks_and_seeds(given["seeds"], f"{what}: seeds")
     if looks and (design or "tune" in given):
         raise ConfigurationError(
-            f"study {path} has looks and {'factors' if design else 'tune'}, which need a fixed "
-            "number of seeds; give `seeds` as a list"
+            f"{what} has looks and {'factors' if design else 'tune'}, which need a fixed number "
+            "of seeds; give `seeds` as a list"
         )
+    overrides = {**given.get("overrides", {}), **given.get("stopping", {})}
+    _check_free(overrides, what)
+    if design:
+        recipe = find_recipe(given.get("recipe", "grpo.yaml"), path)
+        arms = tuple(Arm(name, recipe, cell, seeds) for name, cell in design.cells.items())
+    else:
+        arms = _arms(given["arms"], seeds, path)
+    against, expect = _references(given, [arm.name for arm in arms], what)
+    margin = given.get("equivalence_margin")
+    if margin is not None:
+        check_margin(margin, f"{what}: equivalence_margin")
     study = Study(
         path=path,
-        question=given["question"],
         arms=arms,
         seeds=seeds,
-        profile=given.get("profile", "auto"),
-        primary_metric=given.get("primary_metric", EVAL_REWARD),
-        decide_on=given.get("decide_on", "final"),
         overrides=overrides,
-        seeds_answer=given.get("seeds_answer", ""),
         against=against,
         notes=tuple(given.get("notes", ())),
         looks=looks,
         equivalence_margin=margin,
         expect=expect,
         design=design,
+        **{key: given[key] for key in AS_GIVEN if key in given},
     )
-    return _with_candidates(study, given["tune"]) if "tune" in given else study
+    return _with_candidates(study, given["tune"], what) if "tune" in given else study
 
 
-def _design(given: Mapping[str, Any], path: Path) -> Design | None:
+def _design(given: Mapping[str, Any], what: str) -> Design | None:
     """The factorial design of a study that has `factors` in place of `arms`."""
     if "factors" not in given:
-        for key in OF_FACTORS:
+        for key in ("fraction", "recipe"):
             if key in given:
                 raise ConfigurationError(
-                    f"study {path}: '{key}' applies to `factors` only; remove it, or give factors"
+                    f"{what}: '{key}' applies to `factors` only; remove it, or give factors"
                 )
         return None
     if "arms" in given:
         raise ConfigurationError(
-            f"study {path} has both `arms` and `factors`; keep one: the combinations of the "
-            "factors are the arms"
+            f"{what} has both `arms` and `factors`; keep one: the combinations of the factors are "
+            "the arms"
         )
-    what = f"study {path}"
-    check_free(given["factors"], what)
+    _check_free(given["factors"], what)
     for key in given["factors"]:
         if key in given.get("overrides", {}) or key in given.get("stopping", {}):
             raise ConfigurationError(
@@ -181,35 +183,115 @@ def _design(given: Mapping[str, Any], path: Path) -> Design | None:
     return read_design(given["factors"], str(given.get("fraction", "1")), what)
 
 
-def _cells(
-    design: Design, given: Mapping[str, Any], seeds: tuple[int, ...], path: Path
+def _arms(
+    given: list[str] | dict[str, Any], seeds: tuple[int, ...], study: Path
 ) -> tuple[Arm, ...]:
-    recipe = find_recipe(given.get("recipe", DEFAULT_RECIPE), path)
-    return tuple(Arm(name, recipe, levels, seeds) for name, levels in design.cells.items())
+    named = given.items() if isinstance(given, dict) else [(_stem(name), name) for name in given]
+    arms: dict[str, Arm] = {}
+    for name, entry in named:
+        if name in arms:
+            raise ConfigurationError(
+                f"study {study}: arm '{name}' occurs twice; give one of the two another name "
+                "(arms: a mapping of names to recipes)"
+            )
+        arms[name] = _arm(name, entry, seeds, study)
+    return tuple(arms.values())
 
 
-def _with_candidates(study: Study, tune: Mapping[str, Any]) -> Study:
+def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
+    what = f"study {study}: arm '{name}'"
+    if not isinstance(entry, (str, dict)):
+        raise ConfigurationError(
+            f"{what} is {entry!r}; allowed: a recipe file, or {{recipe, overrides, seeds}}"
+        )
+    given = checked({"recipe": entry} if isinstance(entry, str) else entry, ARM_KEYS, what)
+    if "recipe" not in given:
+        raise ConfigurationError(f"{what} has no `recipe`; name a recipe file")
+    overrides = given.get("overrides", {})
+    _check_free(overrides, what)
+    own = _seeds(given["seeds"], f"{what}: seeds") if "seeds" in given else seeds
+    if len(own) != len(seeds):
+        raise ConfigurationError(
+            f"{what} has {len(own)} seeds and the study has {len(seeds)}; seeds are paired by "
+            f"position, so give {len(seeds)}"
+        )
+    return Arm(name, find_recipe(given["recipe"], study), overrides, own)
+
+
+def _stem(name: str) -> str:
+    """The name of an arm that is given as a recipe: the file name without its suffix, or the given
+    name itself (`lr_1.5e-5`)."""
+    return Path(name).stem if name.endswith(SUFFIXES) else Path(name).name
+
+
+def _references(
+    given: Mapping[str, Any], names: Sequence[str], what: str
+) -> tuple[dict[str, str], dict[str, Expectation]]:
+    """`against` and `expect`, of the study and of single arms, checked."""
+    found: dict[str, dict[str, Any]] = {}
+    arms = given.get("arms", ())
+    entries = arms.items() if isinstance(arms, dict) else ()
+    for key in ("against", "expect"):
+        own = {name: arm[key] for name, arm in entries if isinstance(arm, dict) and key in arm}
+        found[key] = {**given.get(key, {}), **own}
+    against, expect = found["against"], found["expect"]
+    _check_names("against", [*against, *against.values()], names, what)
+    _check_names("expect", expect, names, what)
+    for arm, expected in expect.items():
+        check_value(f"{what}: expect: {arm}", expected, Expectation)
+    if names[0] in against:
+        raise ConfigurationError(
+            f"{what}: against has '{names[0]}', the first arm, which is the study's reference; "
+            "remove it, or put another arm first"
+        )
+    for arm in against:
+        passed = [arm]
+        while passed[-1] in against:
+            if against[passed[-1]] in passed:
+                raise ConfigurationError(
+                    f"{what}: against compares {' with '.join(passed)} in a circle; let one of "
+                    f"them be compared with {names[0]}"
+                )
+            passed.append(against[passed[-1]])
+    return against, expect
+
+
+def _check_names(key: str, given: Sequence[str] | Mapping, names: Sequence[str], what: str) -> None:
+    for name in given:
+        if name not in names:
+            meant = nearest(str(name), names)
+            raise ConfigurationError(f"{what}: {key} has '{name}', which is not an arm{meant}")
+
+
+def find_recipe(name: str, study: Path) -> Path:
+    """The recipe in the study's folder, in the nearest folder above it, or among the shipped
+    ones."""
+    for folder in (study.parent, *study.resolve().parent.parents, SHIPPED):
+        for file in (folder / name, folder / f"{name}.yaml"):
+            if file.is_file():
+                return file
+    known = (path.name for path in SHIPPED.glob("*.yaml"))
+    raise ConfigurationError(f"study {study}: recipe '{name}' does not exist{nearest(name, known)}")
+
+
+def _with_candidates(study: Study, tune: Mapping[str, Any], what: str) -> Study:
     """The study with each arm replaced by its candidates, whose first seeds are those of tuning."""
-    what = f"study {study.path}"
     options = {key: tune[key] for key in TUNE_KEYS if key in tune}
     options = checked(options, TUNE_KEYS, f"{what}: tune")
     values_of = {key: value for key, value in tune.items() if key not in TUNE_KEYS}
+    _check_free(values_of, f"{what}: tune")
     tuning = make_tuning(
         values_of,
-        seeds=options.get("seeds", TUNING_SEEDS),
-        by=options.get("by", study.decide_on),
-        halving=options.get("halving", False),
+        **{"seeds": 2, "by": study.decide_on, "halving": False, **options},
         arms=[arm.name for arm in study.arms],
         used={seed for arm in study.arms for seed in arm.seeds},
         what=what,
     )
-    check_free(values_of, f"{what}: tune")
-    for place in (study.overrides, *(arm.overrides for arm in study.arms)):
-        if tuning.key in place:
-            raise ConfigurationError(
-                f"{what}: tune replaces '{tuning.key}', which is also a factor or an override; "
-                "remove one of the two"
-            )
+    if any(tuning.key in place.overrides for place in (study, *study.arms)):
+        raise ConfigurationError(
+            f"{what}: tune replaces '{tuning.key}', which is also a factor or an override; "
+            "remove one of the two"
+        )
     candidates = [
         replace(arm, name=name, overrides={**arm.overrides, tuning.key: value},
                 seeds=(*tuning.seeds, *arm.seeds))
@@ -224,9 +306,50 @@ def _looks_and_seeds(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The looks, if any, and the seeds: with looks, 0, 1, 2, ... up to the last one."""
     if isinstance(given, list):
-        return (), read_seeds(given, what)
-    known = checked(given, SEEDS_KEYS, what)
-    if "looks" not in known:
-        raise ConfigurationError(f"{what} have no `looks`; add them, such as looks: [3, 5, 8, 12]")
+        return (), _seeds(given, what)
+    known = checked(given, {"looks": list[int]}, what)
     looks = check_looks(known["looks"], f"{what}: looks")
     return looks, tuple(range(looks[-1]))
+
+
+def _seeds(seeds: list[int], what: str) -> tuple[int, ...]:
+    if len(set(seeds)) != len(seeds) or not seeds:
+        raise ConfigurationError(f"{what} are {seeds}; give at least one, and give each once")
+    return tuple(seeds)
+
+
+def checked(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The entries of a mapping of a YAML file, if they are of the known keys and types."""
+    for key in given:
+        if key not in known:
+            raise ConfigurationError(f"{what}: unknown key '{key}'{nearest(key, known)}")
+    return {key: check_value(f"{what}: {key}", value, known[key]) for key, value in given.items()}
+
+
+def _check_free(overrides: Mapping[str, Any], what: str) -> None:
+    for key in overrides:
+        if key in RESERVED:
+            raise ConfigurationError(
+                f"{what}: '{key}' cannot be overridden: the study sets it for every run; remove it"
+            )
+
+
+def check_looks(looks: Sequence[int], what: str) -> tuple[int, ...]:
+    """The looks; raises if they are not whole ascending numbers from 2 on: one difference has no
+    spread."""
+    found = tuple(looks)
+    whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in found)
+    ascending = whole and all(a < b for a, b in zip(found, found[1:], strict=False))
+    if not found or not ascending or found[0] < 2:
+        raise ConfigurationError(
+            f"{what} are {list(found)}; allowed: ascending numbers of pairs from 2 on, "
+            f"such as {list(LOOKS)}"
+        )
+    return tuple(int(n) for n in found)
+
+
+def check_margin(margin: float, what: str) -> None:
+    if not (math.isfinite(margin) and margin > 0):
+        raise ConfigurationError(
+            f"{what} is {margin}; allowed: a positive number, on the scale of the metric"
+        )

@@ -1,49 +1,41 @@
 """Print a plan, for a check before the study starts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from trl_ablate.study.estimate import PROBE_STEPS, Estimate
+from trl_ablate.study.estimate import PROBE_STEPS, Estimate, estimate
 from trl_ablate.study.factors import Design, alias_lines, level_text, relation_text
 from trl_ablate.study.planned import Plan, setting, silent_differences
 from trl_ablate.study.progress import grid
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.schedule import tuning_text
-from trl_ablate.study.store import RunStore
 
 
 def show_plan(
-    console: Console,
-    plan: Plan,
-    store: RunStore,
-    expected: Estimate,
-    slots: int,
-    price_per_hour: float | None,
-    at_best: Estimate | None = None,
+    console: Console, runs: StudyRuns, slots: int, price_per_hour: float | None = None
 ) -> None:
-    """Print a plan.
-
-    Args:
-        expected: of all runs; with looks, this is the worst case.
-        at_best: of the runs up to the first look.
-    """
-    cases = {"": expected}
-    if at_best:
+    """Print a plan, and what it takes with `slots` runs at once: with looks, from the first one to
+    the last one."""
+    plan = runs.plan
+    cases = {"": estimate(runs, slots)}
+    if plan.looks:
         first, last = plan.looks[0], plan.looks[-1]
+        best = estimate(runs, slots, first)
         cases = {
-            f"best case, all comparisons decided with {first} seeds: ": at_best,
-            f"worst case, comparisons undecided until {last} seeds: ": expected,
+            f"best case, all comparisons decided with {first} seeds: ": best,
+            f"worst case, comparisons undecided until {last} seeds: ": cases[""],
         }
-    for part in _parts(plan, store, cases, slots, price_per_hour):
+    for part in _parts(runs):
         console.print(part, soft_wrap=not console.is_terminal)
+    for case, expected in cases.items():
+        text = Text(f"{case}{_what_it_takes(expected, plan, slots, price_per_hour)}")
+        console.print(text, soft_wrap=not console.is_terminal)
 
 
-def _parts(
-    plan: Plan, store: RunStore, cases: Mapping[str, Estimate], slots: int, price: float | None
-) -> Iterator[RenderableType]:
-    runs = StudyRuns(plan, store)
+def _parts(runs: StudyRuns) -> Iterator[RenderableType]:
+    plan = runs.plan
     yield Text(f"{plan.question.strip()}\n", style="bold")
     yield Text(f"profile '{plan.profile}' ({plan.profile_reason})")
     if plan.design is None:
@@ -52,25 +44,21 @@ def _parts(
         f"checked: {plan.base} with an arm's declared settings is exactly that arm in all "
         f"{plan.compared} settings; nothing else differs\n"
     )
-    own = "".join(f", {arm} with {reference}" for arm, reference in plan.against.items())
-    first = next(iter(plan.tuning.arms)) if plan.tuning else plan.arms[0].name
     if plan.design is None:
-        yield Text(f"compared with {first}{', but' * bool(own)}{own.removeprefix(',')}\n")
-    yield from _design(plan)
+        first = next(iter(plan.tuning.arms)) if plan.tuning else plan.arms[0].name
+        own = [f"{arm} with {reference}" for arm, reference in plan.against.items()]
+        yield Text(f"compared with {first}{', but ' * bool(own)}{', '.join(own)}\n")
+    else:
+        yield from _design(plan, plan.design)
     if plan.tuning:
         yield Text(f"{tuning_text(plan, runs.finished)}\n")
     yield from _remarks(plan)
     yield grid(runs)
     yield Text("")
-    for case, expected in cases.items():
-        yield Text(f"{case}{_what_it_takes(expected, plan, slots, price)}")
 
 
-def _design(plan: Plan) -> Iterator[Text]:
+def _design(plan: Plan, design: Design) -> Iterator[Text]:
     """The factorial design: its size, what a fraction cannot separate, and excluded cells."""
-    design = plan.design
-    if design is None:
-        return
     for name in design.factors:
         yield Text(f"  {name}: {', '.join(_levels(plan, design, name))}")
     levels = " × ".join(f"{name} ({len(found)})" for name, found in design.factors.items())
@@ -97,15 +85,11 @@ def _levels(plan: Plan, design: Design, factor: str) -> list[str]:
 def _differences(plan: Plan) -> Iterator[Text]:
     """The settings in which the arms differ: all of them of the first arm, and of each other arm
     those in which it differs from the first."""
-    first, *others = plan.arms
-    texts = {
-        arm.name: {key: setting(value) for key, value in arm.values.items()} for arm in plan.arms
-    }
-    of_first = texts[first.name]
-    keys = [key for key in of_first if any(texts[arm.name][key] != of_first[key] for arm in others)]
-    for arm in plan.arms:
-        own = texts[arm.name]
-        chosen = [key for key in keys if arm is first or own[key] != of_first[key]]
+    first = plan.arms[0]
+    texts = [{key: setting(value) for key, value in arm.values.items()} for arm in plan.arms]
+    keys = [key for key in first.values if len({own[key] for own in texts}) > 1]
+    for arm, own in zip(plan.arms, texts, strict=True):
+        chosen = [key for key in keys if arm is first or own[key] != texts[0][key]]
         yield Text(f"{arm.name}: {', '.join(f'{key} {own[key]}' for key in chosen) or 'the same'}")
 
 
@@ -130,31 +114,24 @@ def _remarks(plan: Plan) -> Iterator[Text]:
 
 
 def _what_it_takes(expected: Estimate, plan: Plan, slots: int, price: float | None) -> str:
-    kind = "GPU-hours" if plan.for_gpu else "process-hours"
     left = expected.runs - expected.done
     words = f"{expected.runs} runs: {expected.done} done, {left} to do, {slots} at once"
     if not left:
         return words
-    if expected.machine_hours is None:
+    hours, wall = expected.machine_hours, expected.wall_hours
+    if hours is None or wall is None:
         return (
             f"{words}; time, disk and cost: not measured yet; add --probe to measure "
             f"{PROBE_STEPS} steps of one run"
         )
-    words += (
-        f"; about {_hours(expected.wall_hours)}, {expected.machine_hours:.2f} {kind}, "
-        f"{expected.gibibytes:.2f} GiB"
-    )
+    shown = f"{wall:.1f} hours" if wall >= 1 else f"{wall * 60:.0f} minutes"
+    kind = "GPU-hours" if plan.for_gpu else "process-hours"
+    words += f"; about {shown}, {hours:.2f} {kind}, {expected.gibibytes:.2f} GiB"
     if price is not None:
-        words += f", {expected.machine_hours * price:.2f} at {price:g} an hour"
+        words += f", {hours * price:.2f} at {price:g} an hour"
     if expected.unmeasured:
         of = len(plan.arms)
         words += (
             f" ({of - len(expected.unmeasured)} of {of} arms measured; the others as their mean)"
         )
     return words
-
-
-def _hours(hours: float | None) -> str:
-    if hours is None:
-        return "an unknown time"
-    return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"

@@ -6,7 +6,7 @@ as the study and its recipes do not change.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from trl_ablate.recipe.named_files import changed_files
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.roles import named
 from trl_ablate.run.json_files import write_json
-from trl_ablate.study.definition import Expectation, Statistic, Study
+from trl_ablate.study.definition import Statistic, Study
 from trl_ablate.study.factors import MAX_LETTERS, UNSAFE, Design
 from trl_ablate.study.tuning import Tuning
+from trl_ablate.study.verdict import Expectation
 
 
 @dataclass(frozen=True)
@@ -153,26 +154,16 @@ def saved_plan(study: Study, folder: Path) -> Plan | None:
     file = folder / f"{study.name}.json"
     if not file.is_file():
         return None
+    from pydantic import TypeAdapter
+
     try:
         kept = json.loads(file.read_bytes())
-        if kept.pop("made_from") != fingerprint(study) or changed_files(kept.get("files", {})):
-            return None
-        design, tuning = kept.get("design"), kept.get("tuning")
-        parts = {
-            "arms": tuple(map(_arm, kept["arms"])),
-            **{key: tuple(kept.get(key, ())) for key in ("notes", "looks")},
-            "miniatures": tuple(map(tuple, kept.get("miniatures", ()))),
-            "design": Design(**design) if design else None,
-            "tuning": Tuning(**tuning) if tuning else None,
-        }
-        return Plan(**{**kept, **parts}) if parts["arms"] else None
+        made_from = kept.pop("made_from")
+        plan = TypeAdapter(Plan).validate_python(kept)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-
-
-def _arm(kept: dict[str, Any]) -> PlannedArm:
-    runs = tuple(PlannedRun(run["id"], run["seed"], tuple(run["words"])) for run in kept["runs"])
-    return PlannedArm(**{**kept, "runs": runs, "warnings": tuple(kept["warnings"])})
+    changed = made_from != fingerprint(study) or changed_files(plan.files)
+    return plan if plan.arms and not changed else None
 
 
 def silent_differences(plan: Plan) -> list[str]:
@@ -192,8 +183,18 @@ def setting(value: object, declared: bool = False) -> str:
     return text + (" *" if declared else "")
 
 
-def in_order(plan: Plan) -> list[PlannedRun]:
+def in_order(plan: Plan, places: Container[tuple[str, int]] | None = None) -> list[PlannedRun]:
     """The runs seed by seed, so that a study that is stopped early has results of every arm.
-    Shared runs appear once."""
-    by_seed = zip(*(arm.runs for arm in plan.arms), strict=True)
-    return list({run.id: run for runs in by_seed for run in runs}.values())
+    Shared runs appear once.
+
+    Args:
+        places: only these: the name of an arm, and a position among its runs.
+    """
+    return list(
+        {
+            arm.runs[n].id: arm.runs[n]
+            for n in range(len(plan.arms[0].runs))
+            for arm in plan.arms
+            if places is None or (arm.name, n) in places
+        }.values()
+    )

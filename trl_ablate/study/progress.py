@@ -11,7 +11,6 @@ from rich.text import Text
 from trl_ablate.run.fitting import FirstThatFits
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
 from trl_ablate.study.runs import StudyRuns
-from trl_ablate.study.store import RunStore
 
 MARKS = {
     "finished": ("✓", "green"),
@@ -62,12 +61,12 @@ class _Seen(NamedTuple):
 
 
 def _seen(arm: PlannedArm, run: PlannedRun, runs: StudyRuns) -> _Seen:
-    state, metric = runs.states[run.id], runs.plan.primary_metric
-    rows = list(runs.store.directory(run.id).metrics()) if state.status != "to do" else []
-    goes_on = state.status in ("running", "interrupted") and rows
+    status, metric = runs.states[run.id].status, runs.plan.primary_metric
+    rows = list(runs.store.directory(run.id).metrics()) if status != "to do" else []
+    goes_on = status in ("running", "interrupted") and rows
     step = f"{rows[-1]['grpo_step']:g}/{arm.grpo_steps}" if goes_on else ""
     values = [row[metric] for row in rows if row.get(metric) is not None]
-    return _Seen(Text(*MARKS[state.status]), step, values[-1] if values else None)
+    return _Seen(Text(*MARKS[status]), step, values[-1] if values else None)
 
 
 def _alone(cell: _Seen | None) -> Text:
@@ -87,24 +86,22 @@ class LiveGrid:
     """The grid, redrawn at the bottom of the terminal. Without a terminal, only lines are
     printed."""
 
-    def __init__(self, plan: Plan, store: RunStore, console: Console):
-        self._plan, self._store, self._console = plan, store, console
-        self._live: Live | None = None
+    def __init__(self, runs: StudyRuns, console: Console):
+        self._runs, self._console = runs, console
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> "LiveGrid":
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False)
+        if self._live:
             self._live.start()
         return self
 
     def __exit__(self, *ended: object) -> None:
         if self._live:
             self._live.stop()
-            self._live = None
 
     def redraw(self) -> None:
         if self._live:
-            self._live.update(grid(StudyRuns(self._plan, self._store)), refresh=True)
+            self._live.update(grid(self._runs.again()), refresh=True)
 
     def say(self, text: str) -> None:
         self._console.print(text)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.strict import check_value, read_mapping
-from trl_ablate.study.arms import checked
+from trl_ablate.study.definition import checked
 from trl_ablate.study.verdict import Expectation
 
 Part = Literal["question", "factors", "papers", "control", "passes", "carry"]

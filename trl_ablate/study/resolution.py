@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import in_full, is_miniature, millions_of_parameters
 from trl_ablate.recipe.overrides import as_word, as_words
@@ -21,13 +22,11 @@ from trl_ablate.roles import named
 from trl_ablate.run.identity import portable
 from trl_ablate.study.beforehand import check_starts
 from trl_ablate.study.definition import Arm, Study
-from trl_ablate.study.factors import without
+from trl_ablate.study.factors import Design, without
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, run_id, without_place
 
 NO_SETTINGS = ("changes", "inert", "files")
 """Parts of a resolved recipe that describe its settings but contain none."""
-
-"""What a recipe may set and no study compares, such as `report_to`."""
 
 
 def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
@@ -38,14 +37,13 @@ def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
     """
     base = base_of(study.arms[0].recipe)
     study, resolved = _legal(study)
-    compared = 0
-    for arm, outcome in zip(study.arms, resolved, strict=True):
+    arms = list(zip(study.arms, resolved, strict=True))
+    for arm, outcome in arms:
         _check_not_silenced(arm, outcome, study)
-        compared = _prove(base, arm, outcome, study)
+        _prove(base, arm, outcome, study)
     if to_run:
-        check_starts(zip((arm.name for arm in study.arms), resolved, strict=True))
-    keys = sorted({key for arm, outcome in zip(study.arms, resolved, strict=True)
-                   for key in _declared(arm, outcome)})  # fmt: skip
+        check_starts((arm.name, outcome) for arm, outcome in arms)
+    keys = sorted({key for arm, outcome in arms for key in _declared(arm, outcome)})
     first = resolved[0]
     return Plan(
         study=study.name,
@@ -56,12 +54,9 @@ def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
         primary_metric=study.primary_metric,
         decide_on=study.decide_on,
         base=base.name,
-        compared=compared,
+        compared=len(_settings(first)),
         for_gpu=first.for_gpu,
-        arms=tuple(
-            _planned(arm, outcome, study, keys)
-            for arm, outcome in zip(study.arms, resolved, strict=True)
-        ),
+        arms=tuple(_planned(arm, outcome, study, keys) for arm, outcome in arms),
         against=dict(study.against),
         notes=study.notes,
         looks=study.looks,
@@ -78,57 +73,57 @@ def _miniatures(resolved: Sequence[Resolved]) -> tuple[tuple[float, str], ...]:
     models = [str(one.model.model_name_or_path) for one in resolved]
     if any(one.for_gpu for one in resolved) or not all(map(is_miniature, models)):
         return ()
-    sizes = [millions_of_parameters(model) for model in models]
     datasets = [in_full(str(one.task.dataset)) for one in resolved]
-    return tuple(sorted(set(zip(sizes, datasets, strict=True))))
+    return tuple(sorted(set(zip(map(millions_of_parameters, models), datasets, strict=True))))
 
 
 def _legal(study: Study) -> tuple[Study, list[Resolved]]:
     """The study without the cells of its design that a recipe may not have, and its arms
     resolved."""
-    design = study.design
+    design, tuning = study.design, study.tuning
     if design is None:
         return study, [_resolve(arm, study) for arm in study.arms]
+    study = _without_defaults(study, design)
     found: dict[str, Resolved] = {}
     refused: dict[str, str] = {}
-    defaults = _defaults(study.arms[0], design.factors, study)
-    study = replace(study, arms=tuple(_without(arm, defaults) for arm in study.arms))
     for arm in study.arms:
         try:
             found[arm.name] = _resolve(arm, study)
         except ConfigurationError as error:
             refused[arm.name] = str(error)
-    candidates = study.tuning.arms if study.tuning else {cell: [cell] for cell in design.cells}
+    candidates = tuning.arms if tuning else {cell: [cell] for cell in design.cells}
     excluded = {
-        cell: next(refused[name] for name in names if name in refused)
+        cell: refused[name]
         for cell, names in candidates.items()
-        if not refused.keys().isdisjoint(names)
+        for name in reversed(names)
+        if name in refused
     }
     design = without(design, excluded, f"study {study.path}")
-    kept = {name for cell in design.cells for name in candidates[cell]}
+    left = {cell: candidates[cell] for cell in design.cells}
+    kept = {name for names in left.values() for name in names}
     arms = tuple(arm for arm in study.arms if arm.name in kept)
-    tuning = study.tuning and replace(
-        study.tuning, arms={cell: candidates[cell] for cell in design.cells}
-    )
+    tuning = tuning and replace(tuning, arms=left)
     study = replace(study, arms=arms, design=design, tuning=tuning)
     return study, [found[arm.name] for arm in arms]
 
 
-def _defaults(arm: Arm, factors: Mapping[str, Any], study: Study) -> dict[str, Any]:
-    """The factors that no layer of the recipe gives, and the defaults that they then have."""
-    others = {key: value for key, value in arm.overrides.items() if key not in factors}
-    bare = _as_json(_resolve(replace(arm, overrides=others), study))
-    given = bare["settings"]
-    return {key: value for key, value in _in_groups(bare).items()
-            if key in factors and key not in given}  # fmt: skip
+def _without_defaults(study: Study, design: Design) -> Study:
+    """The study without overrides of a factor that no layer of the recipe gives and whose level is
+    the default, so that a cell has the runs of an arm that does not mention the setting."""
+    first = study.arms[0]
+    others = {key: value for key, value in first.overrides.items() if key not in design.factors}
+    bare = _as_json(_resolve(replace(first, overrides=others), study))
+    defaults = {key: value for key, value in _in_groups(bare).items()
+                if key in design.factors and key not in bare["settings"]}  # fmt: skip
 
+    def is_default(key: str, value: Any) -> bool:
+        return key in defaults and json.dumps(value) == json.dumps(defaults[key])
 
-def _without(arm: Arm, defaults: Mapping[str, Any]) -> Arm:
-    """The arm without overrides that give a default, so that a cell has the runs of an arm that
-    does not mention the setting."""
-    kept = {key: value for key, value in arm.overrides.items()
-            if key not in defaults or json.dumps(value) != json.dumps(defaults[key])}  # fmt: skip
-    return replace(arm, overrides=kept)
+    def bared(arm: Arm) -> Arm:
+        kept = {key: new for key, new in arm.overrides.items() if not is_default(key, new)}
+        return replace(arm, overrides=kept)
+
+    return replace(study, arms=tuple(map(bared, study.arms)))
 
 
 def base_of(recipe: Path) -> Path:
@@ -142,8 +137,8 @@ def _resolve(arm: Arm, study: Study) -> Resolved:
     return load_recipe(arm.recipe, study.profile, {**study.overrides, **arm.overrides, **names})
 
 
-def _prove(base: Path, arm: Arm, resolved: Resolved, study: Study) -> int:
-    """Rebuild the arm from the base and its declared keys; return the number of equal settings."""
+def _prove(base: Path, arm: Arm, resolved: Resolved, study: Study) -> None:
+    """Rebuild the arm from the base and its declared keys: all settings have to be equal."""
     declared = {key: new for key, (_, new) in resolved.changes.items()}
     overrides = {**declared, **study.overrides, **arm.overrides, "seed": arm.seeds[0]}
     extended = base != study.arms[0].recipe
@@ -157,7 +152,6 @@ def _prove(base: Path, arm: Arm, resolved: Resolved, study: Study) -> int:
                 f"{rebuilt.get(key)!r}, {arm.recipe.name} has {ours[key]!r}; declare '{key}' in "
                 f"{arm.recipe.name}, or let both extend {base.name}"
             )
-    return len(ours)
 
 
 def _settings(resolved: Resolved) -> dict[str, Any]:
@@ -214,7 +208,7 @@ def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> Pla
         warnings=tuple(resolved.warnings),
         grpo_steps=steps,
         optimizer_steps=optimizer_steps,
-        evaluations=_evaluations(config.eval_strategy != "no", steps, config),
+        evaluations=_evaluations(config, steps),
         runs=tuple(
             PlannedRun(run_id(settings, seed), seed, _words(arm, resolved, study, seed))
             for seed in arm.seeds
@@ -222,10 +216,10 @@ def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> Pla
     )
 
 
-def _evaluations(evaluates: bool, steps: int, config) -> int:
+def _evaluations(config: AblationConfig, steps: int) -> int:
     """Number of evaluations in a run: every eval_steps, after the last step, and before the first
     step if `eval_on_start` is set."""
-    if not evaluates:
+    if config.eval_strategy == "no":
         return 0
     given = config.eval_steps or steps
     every = max(1, math.ceil(given * steps if given < 1 else given))

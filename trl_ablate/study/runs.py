@@ -1,17 +1,24 @@
 """The runs of a study and their states: what has ended, how, and what comes next. No torch.
 
-States and outcomes are read once, so an object is a picture of one moment: make a new one to look
-again.
+States and outcomes are read once, so an object is a picture of one moment: `again` looks again.
+All is computed from the run directories, so a study that was interrupted, killed or moved to
+another engine goes on where it was, to the same verdicts.
 """
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
-from trl_ablate.study.report.curves import Run, planned_run
-from trl_ablate.study.schedule import Finished, needed
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, in_order
+from trl_ablate.study.report.curves import Run, planned_run, planned_runs
+from trl_ablate.study.schedule import Finished, needed, next_runs, up_to_next_look
 from trl_ablate.study.store import RunStore, State
 from trl_ablate.study.tuning import Tuning
+
+if TYPE_CHECKING:
+    from trl_ablate.study.report.analysis import Analysis
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,9 @@ class StudyRuns:
 
     plan: Plan
     store: RunStore
+
+    def again(self) -> "StudyRuns":
+        return StudyRuns(self.plan, self.store)
 
     @cached_property
     def states(self) -> dict[str, State]:
@@ -35,12 +45,8 @@ class StudyRuns:
     def finished(self) -> Finished:
         """The runs that have ended, failed ones included, and their outcomes."""
         ended = self.done | {i for i, state in self.states.items() if state.status == "failed"}
-        found: dict[str, float | None] = {}
-        for arm in self.plan.arms:
-            for run in arm.runs:
-                if run.id in ended and run.id not in found:
-                    found[run.id] = outcome_of(self.plan, arm, run, self.store)
-        return found
+        runs = [(arm, run) for arm in self.plan.arms for run in arm.runs if run.id in ended]
+        return {run.id: outcome_of(self.plan, arm, run, self.store) for arm, run in runs}
 
     @cached_property
     def needed(self) -> list[PlannedRun]:
@@ -55,11 +61,48 @@ class StudyRuns:
     @property
     def to_start(self) -> list[str]:
         """Ids of the needed runs that are not done and that no process works on."""
-        return [
-            run.id
-            for run in self.needed
-            if run.id not in self.done and self.states[run.id].status != "running"
-        ]
+        left = [run.id for run in self.needed if run.id not in self.done]
+        return [run_id for run_id in left if self.states[run_id].status != "running"]
+
+    @cached_property
+    def analysis(self) -> "Analysis":
+        """The numbers of the study, as far as its runs are done."""
+        return analysis_of(self.plan, planned_runs(self.plan, self.store))
+
+    @property
+    def undecided(self) -> list[str]:
+        """The arms whose comparison needs more seeds."""
+        found = self.analysis.decisive.items()
+        return [name for name, comparison in found if comparison.next_look is not None]
+
+    def of_pass(self, until_decided: bool, failed: Container[str] = ()) -> list[str]:
+        """Ids of the runs to do in this pass, seed by seed: those of the next look of an undecided
+        comparison, or all that are known to be needed. Those that failed in an earlier pass are
+        left out."""
+        if self.plan.looks and until_decided:
+            wanted = up_to_next_look(self.plan, self.analysis)
+            runs = [run for run in in_order(self.plan) if run.id in wanted - self.done]
+        else:
+            ended = {i: o for i, o in self.finished.items() if i in failed or i in self.done}
+            runs = next_runs(self.plan, ended)
+        return [run.id for run in runs if run.id not in failed]
+
+    def check_has_looks(self) -> None:
+        if not self.plan.looks:
+            raise ConfigurationError(
+                f"study {self.plan.study}: its seeds are fixed, so --until decided has nothing to "
+                "add; write seeds: {looks: [3, 5, 8, 12]} in study.yaml, or leave out --until"
+            )
+
+
+def analysis_of(plan: Plan, runs: Sequence[Run]) -> "Analysis":
+    """Runs of a plan, compared as the plan says."""
+    from trl_ablate.study.report.analysis import analyse
+
+    return analyse(
+        runs, plan.primary_metric, plan.decide_on, plan.against,
+        plan.looks, plan.equivalence_margin,
+    )  # fmt: skip
 
 
 def outcome_of(plan: Plan, arm: PlannedArm, run: PlannedRun, store: RunStore) -> float | None:

@@ -1,15 +1,21 @@
-"""Which runs come next, given what has finished. Pure: no files.
+"""Which runs a study needs, given what has finished. Pure: no files.
 
-A study without tuning needs all its runs. With tuning, an arm's trials come first, and its other
-runs follow from their outcomes, arm by arm. Nothing is stored: the same outcomes always give the
-same runs, so a study that is interrupted continues where it was.
+A study with fixed seeds needs all its runs. With tuning, an arm's trials come first, and its other
+runs follow from their outcomes, arm by arm. With looks, seeds are added where a comparison is
+undecided. Nothing is stored: the same outcomes always give the same runs, so a study that is
+interrupted continues where it was.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, in_order
-from trl_ablate.study.tuning import Standing, Trial, Tuning, standing, trials_per_arm
+from trl_ablate.study.planned import Plan, PlannedRun, in_order
+from trl_ablate.study.tuning import Standing, Tuning, standing, trials_per_arm
+
+if TYPE_CHECKING:
+    from trl_ablate.study.report.analysis import Analysis
 
 Finished = Mapping[str, float | None]
 """Run id -> the outcome that the study decides on; None for a run that ended without one."""
@@ -39,8 +45,57 @@ def needed(plan: Plan, finished: Finished) -> list[PlannedRun]:
     """The runs that are known to be needed so far, whether or not they have ended."""
     if plan.tuning is None:
         return in_order(plan)
-    places = {(name, seed) for each in tuned(plan, finished) for name, seed in _places(plan, each)}
-    return _in_places(plan, places)
+    fresh = range(len(plan.tuning.seeds), len(plan.arms[0].runs))
+    places: set[tuple[str, int]] = set()
+    for each in tuned(plan, finished):
+        names = plan.tuning.arms[each.arm]
+        places |= {(names[value], seed) for value, seed in each.standing.trials}
+        places |= {(name, n) for name in (each.best, each.at_reference) if name for n in fresh}
+    return in_order(plan, places)
+
+
+def up_to_next_look(plan: Plan, analysis: "Analysis") -> set[str]:
+    """Ids of the runs up to the next look of every undecided comparison, and of what the others
+    have used."""
+    seeds = {plan.arms[0].name: plan.looks[0] if len(plan.arms) == 1 else 0}
+    for name, comparison in analysis.decisive.items():
+        used = comparison.next_look or comparison.difference.n
+        for arm in (name, analysis.reference_of(name).name):
+            seeds[arm] = max(seeds.get(arm, 0), used)
+    return {run.id for arm in plan.arms for run in arm.runs[: seeds.get(arm.name, 0)]}
+
+
+def look_of(plan: Plan, wanted: Container[str]) -> int:
+    """The number of the look that needs these runs, from 0 on; 0 without looks."""
+    places = [n for arm in plan.arms for n, run in enumerate(arm.runs) if run.id in wanted]
+    return bisect_right(plan.looks, max(places, default=0))
+
+
+def tuned(plan: Plan, finished: Finished) -> list[Tuned]:
+    """The tuning of every arm so far."""
+    tuning, runs = _tuning(plan), {arm.name: arm.runs for arm in plan.arms}
+    found: dict[str, Standing] = {}
+    for arm, candidates in tuning.arms.items():
+        scores = {
+            (value, seed): finished[runs[name][seed].id]
+            for value, name in enumerate(candidates)
+            for seed in range(len(tuning.seeds))
+            if runs[name][seed].id in finished
+        }
+        found[arm] = standing(tuning, scores)
+
+    def best(arm: str, of: str) -> str | None:
+        chosen = found[of].chosen
+        return None if chosen is None else tuning.arms[arm][chosen]
+
+    return [
+        Tuned(arm, found[arm], best(arm, arm), best(arm, reference_of(plan, arm))) for arm in found
+    ]
+
+
+def reference_of(plan: Plan, arm: str) -> str:
+    """The arm that an arm of a study with tuning is compared with; of the first arm, itself."""
+    return plan.against.get(arm, next(iter(_tuning(plan).arms)))
 
 
 def bounds(plan: Plan, finished: Finished) -> tuple[list[PlannedRun], list[PlannedRun]]:
@@ -54,77 +109,15 @@ def bounds(plan: Plan, finished: Finished) -> tuple[list[PlannedRun], list[Plann
     return _in_case(plan, finished, same=True), _in_case(plan, finished, same=False)
 
 
-def tuned(plan: Plan, finished: Finished) -> list[Tuned]:
-    """The tuning of every arm so far."""
-    tuning = _tuning(plan)
-    arms = {arm.name: arm for arm in plan.arms}
-    found = {
-        arm: standing(tuning, _scores(tuning, [arms[name] for name in names], finished))
-        for arm, names in tuning.arms.items()
-    }
-    return [_tuned(plan, arm, found[arm], found[reference_of(plan, arm)]) for arm in found]
-
-
-def reference_of(plan: Plan, arm: str) -> str:
-    """The arm that an arm of a study with tuning is compared with; of the first arm, itself."""
-    return plan.against.get(arm, next(iter(_tuning(plan).arms)))
-
-
-def tuning_text(plan: Plan, finished: Finished) -> str:
-    """The number of trials and of other runs, for people."""
-    tuning = _tuning(plan)
-    least, most = (len(runs) for runs in bounds(plan, finished))
-    each = trials_per_arm(tuning)
-    of_each = f"{len(tuning.values)} values of {tuning.key}, {len(tuning.seeds)} tuning seeds"
-    halved = ", half of the values left after each" if tuning.halving else ""
-    total = f"{least}" if least == most else f"{least} to {most}"
-    return (
-        f"tuning: {each} runs of each of {len(tuning.arms)} arms ({of_each}{halved}), then each "
-        f"arm at its own best and at its reference's best with fresh seeds: {total} runs in all"
-    )
-
-
-def _tuned(plan: Plan, arm: str, own: Standing, references: Standing) -> Tuned:
-    candidates = _tuning(plan).arms[arm]
-    return Tuned(
-        arm=arm,
-        standing=own,
-        best=None if own.chosen is None else candidates[own.chosen],
-        at_reference=None if references.chosen is None else candidates[references.chosen],
-    )
-
-
-def _scores(
-    tuning: Tuning, candidates: list[PlannedArm], finished: Finished
-) -> dict[Trial, float | None]:
-    return {
-        (value, seed): finished[candidate.runs[seed].id]
-        for value, candidate in enumerate(candidates)
-        for seed in range(len(tuning.seeds))
-        if candidate.runs[seed].id in finished
-    }
-
-
-def _places(plan: Plan, arm: Tuned) -> set[tuple[str, int]]:
-    """The runs of an arm that are needed so far: candidate and position among its runs."""
-    tuning = _tuning(plan)
-    candidates = tuning.arms[arm.arm]
-    trials = {(candidates[value], seed) for value, seed in arm.standing.trials}
-    fresh = range(len(tuning.seeds), len(plan.arms[0].runs))
-    used = {name for name in (arm.best, arm.at_reference) if name is not None}
-    return trials | {(name, position) for name in used for position in fresh}
-
-
 def _in_case(plan: Plan, finished: Finished, *, same: bool) -> list[PlannedRun]:
     """The runs, if tuning that is not complete prefers the first value in every arm (`same`), or
     another value than in the arm's reference."""
-    tuning = _tuning(plan)
-    arms = {arm.name: arm for arm in plan.arms}
+    tuning, runs = _tuning(plan), {arm.name: arm.runs for arm in plan.arms}
     ended: dict[str, float | None] = dict(finished)
     for name, candidates in tuning.arms.items():
         favourite = 0 if same or _depth(plan, name) % 2 == 0 else len(candidates) - 1
         for value, candidate in enumerate(candidates):
-            for run in arms[candidate].runs[: len(tuning.seeds)]:
+            for run in runs[candidate][: len(tuning.seeds)]:
                 ended.setdefault(run.id, PREFERRED if value == favourite else 0.0)
     return needed(plan, ended)
 
@@ -135,15 +128,17 @@ def _depth(plan: Plan, arm: str) -> int:
     return 0 if reference == arm else 1 + _depth(plan, reference)
 
 
-def _in_places(plan: Plan, places: set[tuple[str, int]]) -> list[PlannedRun]:
-    """Each run once, position by position and arm by arm."""
-    return list(
-        {
-            arm.runs[position].id: arm.runs[position]
-            for position in range(len(plan.arms[0].runs))
-            for arm in plan.arms
-            if (arm.name, position) in places
-        }.values()
+def tuning_text(plan: Plan, finished: Finished) -> str:
+    """The number of trials and of other runs, for people."""
+    tuning = _tuning(plan)
+    least, most = (len(runs) for runs in bounds(plan, finished))
+    of_each = f"{len(tuning.values)} values of {tuning.key}, {len(tuning.seeds)} tuning seeds"
+    halved = ", half of the values left after each" if tuning.halving else ""
+    total = f"{least}" if least == most else f"{least} to {most}"
+    return (
+        f"tuning: {trials_per_arm(tuning)} runs of each of {len(tuning.arms)} arms "
+        f"({of_each}{halved}), then each arm at its own best and at its reference's best with "
+        f"fresh seeds: {total} runs in all"
     )
 
 

@@ -14,13 +14,13 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.factors import SEPARATOR, level_text, safe_name
 
-if TYPE_CHECKING:
-    from trl_ablate.study.definition import Statistic
+Statistic = Literal["final", "best", "auc"]
+"""The summary of a curve that decides."""
 
 FIRST_TUNING_SEED = 10_000
 """Far from the seeds of a study, so that a study can get more seeds without new trials."""
@@ -37,7 +37,7 @@ class Tuning:
     key: str
     values: list[Any]
     seeds: list[int]
-    by: "Statistic"
+    by: Statistic
     halving: bool
     arms: Mapping[str, list[str]]
     """Arm -> the name of its candidate for each value."""
@@ -59,7 +59,7 @@ def make_tuning(
     values_of: Mapping[str, Any],
     *,
     seeds: int,
-    by: "Statistic",
+    by: Statistic,
     halving: bool,
     arms: Sequence[str],
     used: Collection[int],

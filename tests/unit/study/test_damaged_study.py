@@ -10,6 +10,7 @@ from trl_ablate.study.cleaning import find_rubbish
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.planned import save_plan, saved_plan
 from trl_ablate.study.report.making import report_study
+from trl_ablate.study.runs import StudyRuns
 
 ARMS = {"a": {"top": 0.6}, "b": {"top": 0.7}}
 CONTENTS = ["", "{", "[]", "5", "null", '"text"', "{}", '{"settings": 5}', '{"made_from": 5}',
@@ -56,7 +57,7 @@ def test_nothing_is_removed_while_another_plan_cannot_be_read(study, content):
     _, plan, store = study
     (store.plans / "other.json").write_text(content)
     with pytest.raises(ConfigurationError, match="other.json cannot be read"):
-        find_rubbish(plan, store, results=True)
+        find_rubbish(StudyRuns(plan, store), results=True)
 
 
 @pytest.mark.sample(6)

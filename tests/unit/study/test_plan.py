@@ -15,6 +15,7 @@ from trl_ablate.study.definition import load_study
 from trl_ablate.study.estimate import estimate, measure
 from trl_ablate.study.planned import identity, in_order, run_id, save_plan, saved_plan
 from trl_ablate.study.resolution import resolve_plan
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 STUDIES = sorted((SHIPPED / "studies").glob("*/study.yaml"))
@@ -232,14 +233,14 @@ def test_seeds_come_before_arms():
 def test_estimates_come_from_finished_runs(tmp_path):
     arms = {"a": {"top": 0.8}, "b": {"top": 0.5}}
     plan, store = make_plan(arms), RunStore(tmp_path)
-    assert estimate(plan, store, 1).wall_hours is None
+    assert estimate(StudyRuns(plan, store), 1).wall_hours is None
     write_run(store, plan.arms[0].runs[0], arms["a"], learning_rows(0, 0.8))
     measured = measure(store, plan.arms[0].runs[0].id)
     # 20 steps of 1.4 s and 6 evaluations of 0.4 s in a run of 60 s: 29.6 s are overhead
     assert measured is not None
     assert measured.overhead == pytest.approx(29.6)
     assert measured.seconds(plan.arms[0]) == pytest.approx(60.0)
-    foreseen = estimate(plan, store, 2)
+    foreseen = estimate(StudyRuns(plan, store), 2)
     assert (foreseen.runs, foreseen.done, foreseen.unmeasured) == (6, 1, ("b",))
     assert foreseen.machine_hours == pytest.approx(5 * 60 / 3600)
     assert foreseen.wall_hours == pytest.approx(3 * 60 / 3600)  # five runs on two slots
@@ -274,10 +275,10 @@ def test_cleaning_keeps_files_of_the_user_in_a_run(tmp_path):
     for name in kept:
         (mine / name).parent.mkdir(exist_ok=True)
         (mine / name).write_text("mine")
-    for rubbish in find_rubbish(plan, store, checkpoints=True):
+    for rubbish in find_rubbish(StudyRuns(plan, store), checkpoints=True):
         assert rubbish.paths == (mine / "checkpoint-10",)
     (whole / ".running").touch()
-    for rubbish in find_rubbish(plan, store, results=True):
+    for rubbish in find_rubbish(StudyRuns(plan, store), results=True):
         assert remove(rubbish, store)
     left = {str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file()}
     assert left == {*kept} and not whole.exists()
@@ -289,18 +290,18 @@ def test_cleaning_keeps_results_and_what_others_need(tmp_path):
     finished, failed = plan.arms[0].runs[0], plan.arms[1].runs[0]
     store.directory(failed.id).update(status="failed", reason="it died")
     (store.directory(finished.id).path / "checkpoint-10").mkdir()
-    assert [rubbish.run_id for rubbish in find_rubbish(plan, store)] == [failed.id]
-    with_checkpoints = find_rubbish(plan, store, checkpoints=True)
+    assert [rubbish.run_id for rubbish in find_rubbish(StudyRuns(plan, store))] == [failed.id]
+    with_checkpoints = find_rubbish(StudyRuns(plan, store), checkpoints=True)
     assert {path.name for rubbish in with_checkpoints for path in rubbish.paths} == {
         failed.id, "checkpoint-10",
     }  # fmt: skip
-    assert len(find_rubbish(plan, store, results=True)) == 6
+    assert len(find_rubbish(StudyRuns(plan, store), results=True)) == 6
     store.plans.mkdir()
     kept = {"arms": [{"runs": [{"id": finished.id}]}]}
     (store.plans / "another.json").write_text(json.dumps(kept))
-    assert len(find_rubbish(plan, store, results=True)) == 5
+    assert len(find_rubbish(StudyRuns(plan, store), results=True)) == 5
 
-    rubbish = find_rubbish(plan, store)[0]
+    rubbish = find_rubbish(StudyRuns(plan, store))[0]
     lock = store.lock(failed.id)
     assert lock.acquire() and not remove(rubbish, store)  # another process uses it
     lock.release()

@@ -6,6 +6,7 @@ from typing import Any
 from tests.support.synthetic_study import learning_rows, make_plan, write_run
 from trl_ablate.study.estimate import PROBE_STEPS, estimate, probe, probe_name
 from trl_ablate.study.planned import PlannedRun
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 
@@ -24,16 +25,16 @@ def test_one_run_is_probed_and_all_are_estimated(tmp_path):
         )
 
     engine: Any = SimpleNamespace(start=start, slots=1)
-    assert estimate(plan, store, 1).machine_hours is None
+    assert estimate(StudyRuns(plan, store), 1).machine_hours is None
     (tmp_path / "probes").mkdir()
-    probe(plan, store, engine, said.append)
+    probe(StudyRuns(plan, store), engine, said.append)
     probed = [job.directory.relative_to(tmp_path).as_posix() for job in started]
     assert probed == [probe_name(arm.runs[0]) for arm in plan.arms[:2]]
     assert f"--grpo_steps={PROBE_STEPS}" in started[0].words
     assert said[1] == "a: probe failed: it printed nothing"
-    found = estimate(plan, store, 1)
+    found = estimate(StudyRuns(plan, store), 1)
     # 20 steps of 1.4 s and 6 evaluations of 0.4 s, without what is outside of both
     assert found.machine_hours is not None and found.machine_hours >= 9 * (28 + 2.4) / 3600
     assert found.unmeasured == ("a", "c") and found.runs == 9
-    probe(plan, store, engine, said.append)
+    probe(StudyRuns(plan, store), engine, said.append)
     assert len(started) == 2

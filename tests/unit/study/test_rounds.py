@@ -14,7 +14,7 @@ from trl_ablate.study.estimate import estimate
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.making import report_study
-from trl_ablate.study.rounds import analysis_of, check_has_looks, runs_of_next_look, undecided
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 LOOKS = (3, 5, 8)
@@ -45,21 +45,21 @@ def names(plan: Plan, run_ids) -> dict[str, list[int]]:
 
 def test_seeds_are_added_only_where_a_comparison_is_undecided(plan, tmp_path):
     store = RunStore(tmp_path)
-    first = runs_of_next_look(plan, store)
+    first = StudyRuns(plan, store).of_pass(True)
     assert names(plan, first) == {"grpo": [0, 1, 2], "worse": [0, 1, 2], "alike": [0, 1, 2]}
     assert first[:3] == [arm.runs[0].id for arm in plan.arms]  # seed by seed
     do(plan, store, first)
-    assert undecided(analysis_of(plan, store)) == ["alike"]
-    second = runs_of_next_look(plan, store)
+    assert StudyRuns(plan, store).undecided == ["alike"]
+    second = StudyRuns(plan, store).of_pass(True)
     assert names(plan, second) == {"grpo": [3, 4], "alike": [3, 4]}
     do(plan, store, second)
-    third = runs_of_next_look(plan, store)
+    third = StudyRuns(plan, store).of_pass(True)
     assert names(plan, third) == {"grpo": [5, 6, 7], "alike": [5, 6, 7]}
     do(plan, store, third[:-1])
-    assert runs_of_next_look(plan, store) == third[-1:]  # after an interruption
+    assert StudyRuns(plan, store).of_pass(True) == third[-1:]  # after an interruption
     do(plan, store, third[-1:])
-    assert runs_of_next_look(plan, store) == []
-    found = analysis_of(plan, store).decisive
+    assert StudyRuns(plan, store).of_pass(True) == []
+    found = StudyRuns(plan, store).analysis.decisive
     assert (found["worse"].verdict, found["worse"].difference.n) == ("worse", 3)
     assert (found["alike"].verdict, found["alike"].difference.n) == ("not decided", 8)
 
@@ -68,16 +68,16 @@ def test_a_run_that_is_missing_holds_the_look(plan, tmp_path):
     """Later pairs do not take its place: the verdict would change when the run is done again."""
     store = RunStore(tmp_path)
     do(plan, store, {run.id for arm in plan.arms for run in arm.runs})
-    whole = analysis_of(plan, store).decisive["worse"]
+    whole = StudyRuns(plan, store).analysis.decisive["worse"]
     broken = plan.arms[1].runs[1]
     store.directory(broken.id).update(status="failed", reason="out of memory")
-    found = analysis_of(plan, store).decisive["worse"]
+    found = StudyRuns(plan, store).analysis.decisive["worse"]
     assert (found.verdict, found.difference.n, found.next_look) == ("undecided", 0, 3)
-    assert runs_of_next_look(plan, store) == [broken.id]
+    assert StudyRuns(plan, store).of_pass(True) == [broken.id]
     report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
     assert "worse-seed1 failed; the look at 3 seeds waits for it" in report(tmp_path)
     store.directory(broken.id).update(status="finished")
-    assert analysis_of(plan, store).decisive["worse"] == whole
+    assert StudyRuns(plan, store).analysis.decisive["worse"] == whole
 
 
 def report(folder) -> str:
@@ -86,7 +86,7 @@ def report(folder) -> str:
 
 def test_a_report_between_looks_says_what_is_final(plan, tmp_path):
     store = RunStore(tmp_path)
-    do(plan, store, runs_of_next_look(plan, store))
+    do(plan, store, StudyRuns(plan, store).of_pass(True))
     report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
     text = report(tmp_path)
     assert "Final, whatever is run later: worse." in text
@@ -123,15 +123,15 @@ def test_equivalence_within_the_margin_is_a_verdict(tmp_path):
 def test_the_best_and_the_worst_case(plan, tmp_path):
     store = RunStore(tmp_path)
     do(plan, store, {arm.runs[0].id for arm in plan.arms})
-    best, worst = estimate(plan, store, 1, LOOKS[0]), estimate(plan, store, 1)
+    best, worst = estimate(StudyRuns(plan, store), 1, LOOKS[0]), estimate(StudyRuns(plan, store), 1)
     assert (best.runs, best.done, worst.runs) == (9, 3, 24)
     assert best.machine_hours == pytest.approx(6 * 60 / 3600)
     assert worst.machine_hours == pytest.approx(21 * 60 / 3600)
 
 
-def test_fixed_seeds_have_nothing_to_add():
+def test_fixed_seeds_have_nothing_to_add(tmp_path):
     with pytest.raises(ConfigurationError, match="its seeds are fixed, so --until decided"):
-        check_has_looks(make_plan(ARMS))
+        StudyRuns(make_plan(ARMS), RunStore(tmp_path)).check_has_looks()
 
 
 def written(tmp_path, text: str):

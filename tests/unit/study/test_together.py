@@ -3,17 +3,19 @@
 import json
 from argparse import Namespace
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.support.synthetic_study import learning_rows, make_plan, write_run
 from tests.support.tuned_study import tuned_plan
-from trl_ablate.cli import study_all
+from trl_ablate.cli import study_runs
 from trl_ablate.cli.study import main
+from trl_ablate.study.estimate import Share, total_of
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.runner import Outcome
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
-from trl_ablate.study.together import runs_of_pass, total_of
 
 ARMS = {"grpo": {"top": 0.8}, "worse": {"top": 0.4}, "alike": {"top": 0.801}}
 LOOKS = (3, 5, 8)
@@ -38,61 +40,72 @@ def do(plan: Plan, store: RunStore, run_ids, status: str = "finished") -> None:
 
 def test_a_pass_is_one_look_or_all_runs(tmp_path):
     store, plan = RunStore(tmp_path), looking()
-    assert len(runs_of_pass(plan, store, True)) == 9
-    assert len(runs_of_pass(plan, store, False)) == 24
-    assert len(runs_of_pass(fixed(), store, True)) == 9
-    do(plan, store, runs_of_pass(plan, store, True))
-    assert len(runs_of_pass(plan, store, True)) == 4  # two more seeds of `alike` and of `grpo`
-    left = runs_of_pass(fixed(), store, True)
+    assert len(StudyRuns(plan, store).of_pass(True)) == 9
+    assert len(StudyRuns(plan, store).of_pass(False)) == 24
+    assert len(StudyRuns(fixed(), store).of_pass(True)) == 9
+    do(plan, store, StudyRuns(plan, store).of_pass(True))
+    assert len(StudyRuns(plan, store).of_pass(True)) == 4  # two more seeds of `alike` and of `grpo`
+    left = StudyRuns(fixed(), store).of_pass(True)
     assert [run for run in left if run not in {r.id for r in fixed().arms[2].runs}] == []
-    assert runs_of_pass(fixed(), store, True, left[:1]) == left[1:]
+    assert StudyRuns(fixed(), store).of_pass(True, left[:1]) == left[1:]
 
 
 def test_the_passes_of_a_tuned_study_are_its_trials_and_then_its_fresh_seeds(tmp_path):
     store, plan = RunStore(tmp_path), tuned_plan({"grpo": [0.4, 0.8], "b": [0.5, 0.9]})
-    trials = runs_of_pass(plan, store, True)
+    trials = StudyRuns(plan, store).of_pass(True)
     assert len(trials) == 2 * 2 * 2
     do(plan, store, trials)
-    assert len(runs_of_pass(plan, store, True)) == 2 * 3
-    do(plan, store, runs_of_pass(plan, store, True))
-    assert runs_of_pass(plan, store, True) == []
+    assert len(StudyRuns(plan, store).of_pass(True)) == 2 * 3
+    do(plan, store, StudyRuns(plan, store).of_pass(True))
+    assert StudyRuns(plan, store).of_pass(True) == []
 
 
 def test_a_trial_that_failed_is_tried_again_by_the_next_command(tmp_path):
     """Before it has failed in this command, nothing may be chosen without it."""
     store, plan = RunStore(tmp_path), tuned_plan({"grpo": [0.4, 0.8], "b": [0.5, 0.9]})
-    first, *others = runs_of_pass(plan, store, True)
+    first, *others = StudyRuns(plan, store).of_pass(True)
     do(plan, store, others)
     do(plan, store, [first], status="failed")
-    assert first in runs_of_pass(plan, store, True)
-    assert len(runs_of_pass(plan, store, True)) == 1 + 3  # and the fresh seeds of the other arm
-    fresh = runs_of_pass(plan, store, True, [first])
+    assert first in StudyRuns(plan, store).of_pass(True)
+    assert (
+        len(StudyRuns(plan, store).of_pass(True)) == 1 + 3
+    )  # and the fresh seeds of the other arm
+    fresh = StudyRuns(plan, store).of_pass(True, [first])
     assert first not in fresh and len(fresh) == 6
+
+
+def total(plans: list[Plan], store: RunStore) -> tuple[list[Share], Share]:
+    return total_of([StudyRuns(plan, store) for plan in plans])
+
+
+def counts(share: Share) -> list[int]:
+    """Of a share: its runs at best and at worst, the new ones among them, and those done."""
+    cases = share.best, share.worst
+    return [*(len(c.runs) for c in cases), *(len(c.new) for c in cases), share.done]
 
 
 def test_a_run_that_is_done_costs_nothing_in_either_case(tmp_path):
     """Seeds 3 to 7 of `grpo` are new with the second study at best, and with the first at worst."""
     store, several = RunStore(tmp_path), replace(make_plan(ARMS, range(8)), study="several")
     do(several, store, several.runs())
-    total = total_of([looking(), several], store, slots=1)
-    assert total.shares[1].new == (15, 0) and total.shares[1].hours == (0, 0)
-    assert total.hours == total.wall == (0, 0) and total.done == 24
+    (_, second), whole = total([looking(), several], store)
+    assert counts(second) == [24, 24, 15, 0, 0] and second.best.hours() == second.worst.hours() == 0
+    assert whole.best.hours() == whole.worst.hours(1) == 0 and whole.done == 24
 
 
 def test_runs_that_studies_share_are_counted_once(tmp_path):
     store, plans = RunStore(tmp_path), [looking(), fixed()]
-    total = total_of(plans, store, 2)
-    assert total.hours == total.wall == (None, None)
-    assert [(s.runs, s.new) for s in total.shares] == [((9, 24), (9, 24)), ((9, 9), (3, 3))]
-    assert total.runs == (12, 27) and total.done == 0
-    do(plans[0], store, runs_of_pass(plans[0], store, True))
-    total = total_of(plans, store, 2)
-    assert total.done == 9 and [share.done for share in total.shares] == [9, 0]
-    least, most = total.hours
-    assert least is not None and most is not None
+    shares, whole = total(plans, store)
+    assert whole.best.hours() is whole.worst.hours(2) is shares[1].best.hours() is None
+    assert [counts(share) for share in shares] == [[9, 24, 9, 24, 0], [9, 9, 3, 3, 0]]
+    assert counts(whole) == [12, 27, 12, 27, 0]
+    do(plans[0], store, StudyRuns(plans[0], store).of_pass(True))
+    shares, whole = total(plans, store)
+    assert whole.done == 9 and [share.done for share in shares] == [9, 0]
+    least, most, half = whole.best.hours(), whole.worst.hours(), whole.worst.hours(2)
     assert least == pytest.approx(3 * 60 / 3600, rel=0.2)  # the runs of the arm `own`
     assert most == pytest.approx(18 * 60 / 3600, rel=0.2)
-    assert total.wall[1] == pytest.approx(most / 2, rel=0.1)
+    assert most and half == pytest.approx(most / 2, rel=0.1)
 
 
 class Faked:
@@ -102,7 +115,8 @@ class Faked:
         self.calls: list[tuple[str, int]] = []
         self._fails, self._stops = fails, stops_after
 
-    def __call__(self, plan, store, engine, *, only, **how) -> Outcome:
+    def __call__(self, runs, engine, *, only, **how) -> Outcome:
+        plan, store = runs.plan, runs.store
         self.calls.append((plan.study, len(only)))
         if self._stops is not None and len(self.calls) > self._stops:
             return Outcome(left=list(only))
@@ -117,14 +131,11 @@ def all_of(tmp_path, monkeypatch):
 
     def all_of(plans, until="decided", **faked) -> tuple[int, Faked]:
         store = RunStore(tmp_path)
-        monkeypatch.setattr(study_all, "plans_of", lambda _: [(plan, store) for plan in plans])
-        made = Faked(**faked)
-        monkeypatch.setattr(study_all, "executed", made)
-        options = Namespace(
-            all=tmp_path / "findings.yaml", until=until, max_hours=None, retries=1, jobs=1,
-            runs=tmp_path, make_engine=lambda *_: None,
-        )  # fmt: skip
-        return study_all.run_all(options), made
+        studies, made = [StudyRuns(plan, store) for plan in plans], Faked(**faked)
+        monkeypatch.setattr(study_runs, "executed", made)
+        options = Namespace(until=until, max_hours=None, retries=1, runs=tmp_path)
+        engine: Any = None
+        return study_runs.run_all(studies, engine, options), made
 
     return all_of
 
@@ -134,7 +145,7 @@ def test_every_question_has_its_first_look_before_any_has_its_second(all_of, cap
     assert code == 0
     assert made.calls == [("looking", 9), ("fixed", 3), ("looking", 4), ("looking", 6)]
     printed = " ".join(capsys.readouterr().out.split())
-    assert "12 to 27 different runs, 0 done" in printed and "done; next: trl-ablate" in printed
+    assert "looking: 9 runs" in printed and "done; next: trl-ablate findings" in printed
 
 
 def test_interrupted_it_continues_where_it_was(all_of, capsys):

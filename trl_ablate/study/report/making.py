@@ -37,7 +37,8 @@ from trl_ablate.study.report.sharpening import sharpening_table
 from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.report.tuned import TunedRuns, split
 from trl_ablate.study.report.xray_section import xray_section
-from trl_ablate.study.rounds import analysis_of_runs, needed
+from trl_ablate.study.runs import analysis_of
+from trl_ablate.study.schedule import up_to_next_look
 from trl_ablate.study.store import RunStore, id_of
 
 Parameters = dict[str, dict[str, Interval]]
@@ -156,17 +157,17 @@ def _opening(
 
 def _analysis(plan: Plan, runs: Sequence[Run]) -> Analysis:
     """With looks, runs at the end of an arm that no comparison needs yet are left out."""
-    analysis = analysis_of_runs(plan, runs)
+    analysis = analysis_of(plan, runs)
     if not plan.looks:
         return analysis
-    wanted = needed(plan, analysis)
+    wanted = up_to_next_look(plan, analysis)
     kept: list[Run] = []
     for arm in plan.arms:
         own = [run for run in runs if run.arm == arm.name]
         while own[-1].status == "to do" and arm.runs[len(own) - 1].id not in wanted:
             own.pop()
         kept += own
-    return analysis_of_runs(plan, kept)
+    return analysis_of(plan, kept)
 
 
 def report_curves(
