@@ -57,7 +57,7 @@ def found(seeds: int = 3):
 
 def test_an_effect_is_a_paired_difference_within_its_world():
     effect = found()["hills", "none"]
-    final, area, length = (effect.of[name] for name in ("final", "area", "length"))
+    final, area, length = effect.final, effect.area, effect.length
     assert final.difference.mean == pytest.approx(-0.5)
     assert area.difference.mean == pytest.approx(-0.25)
     assert length.difference.mean == -20 and effect.change == "baseline none"
@@ -86,7 +86,7 @@ def test_a_run_that_is_not_done_counts_for_nothing():
     runs = planted()
     next(one for one in runs if (one.arm, one.seed) == ("hills.none", 2)).status = "running"
     effect = next(e for e in effects(PLAN, runs) if (e.world, e.switch) == ("hills", "none"))
-    assert effect.runs == 2 and effect.of["final"].difference.n == 2
+    assert effect.runs == 2 and effect.final.difference.n == 2
 
 
 def test_a_collapse_is_counted():

@@ -50,7 +50,7 @@ def test_an_outcome_is_against_the_arm_that_the_gradient_is_compared_with(files)
 def test_a_wrong_order_lowers_it(files):
     swapped = {pair.arm: pair for pair in pairs_of(*files)}
     order = [swapped[name] for name in ("same", "turned", "across", "against")]
-    order[0], order[3] = replace(order[0], outcome=0.7), replace(order[3], outcome=0.01)
+    order[0], order[3] = replace(order[0], difference=0.7), replace(order[3], difference=-0.01)
     # ranks of outcomes 4, 2, 3, 1 against 1, 2, 3, 4: 1 - 6 · 18 / (4 · 15)
     assert correlation(order).value == pytest.approx(-0.8)
 

@@ -133,10 +133,8 @@ def trajectory(rows: Rows, style: str) -> list[tuple[float, float]]:
 def _weights(axes: Axes, rows: Rows) -> None:
     for quarter, (colour, name) in enumerate(zip(QUARTERS, NAMES_OF_QUARTERS, strict=True), 1):
         steps, values = points(rows, f"advantages/weight/q{quarter}")
-        smooth = [
-            statistics.fmean(values[max(0, place - SMOOTH + 1) : place + 1])
-            for place in range(len(values))
-        ]
+        windows = (values[max(0, end - SMOOTH) : end] for end in range(1, len(values) + 1))
+        smooth = list(map(statistics.fmean, windows))
         axes.plot(steps, smooth, color=colour, linewidth=1.6, label=name)
     axes.axhline(0.25, color=FAINT, linewidth=0.6)
     axes.set_xlabel("GRPO steps")

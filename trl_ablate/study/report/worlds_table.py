@@ -6,7 +6,7 @@ its world, which is a study of its own. No torch.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trl_ablate.errors import ConfigurationError
@@ -29,8 +29,6 @@ OF_THE_WORLD = ("dataset", "model_name_or_path", "template", "eval_by", "eval_si
 """Settings by which worlds differ; all others belong to the switch."""
 LAST_ROWS = 5
 """The length at the end is the mean over so many logged steps."""
-QUANTITIES = ("final", "area", "length")
-Values = dict[str, list[float | None]]
 
 NOTE = (
     "Differences of the final evaluation reward, of its mean over training (area), and of the mean "
@@ -49,60 +47,61 @@ class Effect:
     switch: str
     against: str
     change: str
-    of: Mapping[str, Comparison]
-    """Quantity -> the comparison."""
+    final: Comparison
+    area: Comparison
+    length: Comparison
     collapsed: int
     runs: int
 
     @property
     def separated(self) -> bool:
         """Whether the final reward or the area has a verdict."""
-        return any(self.of[name].verdict in (BETTER, WORSE) for name in ("final", "area"))
+        return any(of.verdict in (BETTER, WORSE) for of in (self.final, self.area))
 
     @property
     def undecided(self) -> bool:
-        return all(self.of[name].verdict == TOO_FEW for name in ("final", "area"))
+        return self.final.verdict == self.area.verdict == TOO_FEW
 
 
 def effects(plan: Plan, runs: Sequence[Run]) -> list[Effect]:
-    """Every arm that `against` compares within its world, in the plan's order."""
+    """Every arm that `against` compares within its world, world by world."""
     arms = {arm.name: arm for arm in plan.arms}
-    pairs = {name: plan.against[name] for name in arms if name in plan.against}
-    for arm, reference in pairs.items():
-        if world_of(arm) != world_of(reference):
-            raise ConfigurationError(
-                f"arm '{arm}' is compared with '{reference}', which is of another world; name an "
-                f"arm {world_of(arm)}.SWITCH in `against`"
+    of_arms = {name: [run for run in runs if run.arm == name] for name in arms}
+    values = {name: _values(of_arm, plan) for name, of_arm in of_arms.items()}
+    found = []
+    for world in dict.fromkeys(map(world_of, arms)):
+        against = {
+            arm: plan.against[arm] for arm in arms if arm in plan.against and world_of(arm) == world
+        }
+        for arm, reference in against.items():
+            if world_of(reference) != world:
+                raise ConfigurationError(
+                    f"arm '{arm}' is compared with '{reference}', which is of another world; name "
+                    f"an arm {world}.SWITCH in `against`"
+                )
+        compared = {
+            name: compare(
+                [],
+                {arm: values[arm][name] for arm in against},
+                {arm: values[reference][name] for arm, reference in against.items()},
             )
-    values = {arm: _values(arm, runs, plan) for arm in arms}
-    compared = {world: _compared(pairs, values, world) for world in map(world_of, arms)}
-    return [
-        Effect(
-            world=world_of(arm),
-            switch=switch_of(arm),
-            against=switch_of(reference),
-            change=change(arms[arm], arms[reference]),
-            of={name: compared[world_of(arm)][name][arm] for name in QUANTITIES},
-            collapsed=len([run for run in runs if run.arm == arm and _collapsed(run, plan)]),
-            runs=len([run for run in runs if run.arm == arm and run.counts]),
-        )
-        for arm, reference in pairs.items()
-    ]
-
-
-def _compared(
-    pairs: Mapping[str, str], values: Mapping[str, Values], world: str
-) -> dict[str, dict[str, Comparison]]:
-    """Quantity -> arm -> comparison, of one world."""
-    here = {arm: reference for arm, reference in pairs.items() if world_of(arm) == world}
-    return {
-        name: compare(
-            [],
-            {arm: values[arm][name] for arm in here},
-            {arm: values[reference][name] for arm, reference in here.items()},
-        )
-        for name in QUANTITIES
-    }
+            for name in ("final", "area", "length")
+        }
+        for arm, reference in against.items():
+            outcomes = [run.outcome(plan.primary_metric) for run in of_arms[arm]]
+            found.append(
+                Effect(
+                    world=world,
+                    switch=switch_of(arm),
+                    against=switch_of(reference),
+                    change=change(arms[arm], arms[reference]),
+                    collapsed=sum(one is not None and one.collapsed_at is not None
+                                  for one in outcomes),
+                    runs=sum(run.counts for run in of_arms[arm]),
+                    **{name: by_arm[arm] for name, by_arm in compared.items()},
+                )
+            )  # fmt: skip
+    return found
 
 
 def world_of(arm: str) -> str:
@@ -117,40 +116,33 @@ def switch_of(arm: str) -> str:
 
 
 def change(arm: PlannedArm, reference: PlannedArm) -> str:
-    """The settings in which the two differ: `baseline: none`."""
-    differing = [
-        key
-        for key in sorted(arm.values)
-        if arm.values[key] != reference.values.get(key)
+    """The settings in which the two differ: `baseline none`."""
+    differing = {
+        key: value
+        for key, value in sorted(arm.values.items())
+        if value != reference.values.get(key)
         and key not in OF_THE_WORLD
         and not (key in arm.inert and key in reference.inert)
-    ]
-    return ", ".join(f"{key} {_short(arm.values[key])}" for key in differing) or NOTHING
-
-
-def _short(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value).lower()
-
-
-def _values(arm: str, runs: Sequence[Run], plan: Plan) -> Values:
-    """By seed; None for a run without an outcome."""
-    of_arm = [run for run in runs if run.arm == arm]
-    summaries = [run.outcome(plan.primary_metric) for run in of_arm]
-    return {
-        "final": [None if one is None else one.final for one in summaries],
-        "area": [None if one is None else one.auc for one in summaries],
-        "length": [_length(run) if run.counts else None for run in of_arm],
     }
+    shown = (
+        f"{key} {f'{value:.3g}' if isinstance(value, float) else str(value).lower()}"
+        for key, value in differing.items()
+    )
+    return ", ".join(shown) or NOTHING
 
 
-def _length(run: Run) -> float | None:
-    series = run.series.get(LENGTH)
-    return statistics.fmean(series.values[-LAST_ROWS:]) if series and series.values else None
-
-
-def _collapsed(run: Run, plan: Plan) -> bool:
-    summary = run.outcome(plan.primary_metric)
-    return summary is not None and summary.collapsed_at is not None
+def _values(of_arm: Sequence[Run], plan: Plan) -> dict[str, list[float | None]]:
+    """By seed; None for a run without an outcome."""
+    outcomes = [run.outcome(plan.primary_metric) for run in of_arm]
+    lengths = [run.series.get(LENGTH) if run.counts else None for run in of_arm]
+    return {
+        "final": [one and one.final for one in outcomes],
+        "area": [one and one.auc for one in outcomes],
+        "length": [
+            statistics.fmean(one.values[-LAST_ROWS:]) if one and one.values else None
+            for one in lengths
+        ],
+    }
 
 
 def leverage_page(plan: Plan, runs: Sequence[Run], command: str) -> Document:
@@ -187,47 +179,38 @@ def _sentences(found: Sequence[Effect], worlds: Sequence[str]) -> list[str]:
 def _overview(found: Sequence[Effect], worlds: Sequence[str]) -> Grid:
     """Rows are switches; a star marks a verdict on the final reward."""
     by_place = {(effect.switch, effect.world): effect for effect in found}
-    rows = []
-    for switch in dict.fromkeys(effect.switch for effect in found):
-        cells = [by_place.get((switch, world)) for world in worlds]
-        against = next(effect.against for effect in cells if effect is not None)
-        rows.append([switch, against, *(_brief(effect) for effect in cells)])
+    against = {effect.switch: effect.against for effect in reversed(found)}
+    switches = dict.fromkeys(effect.switch for effect in found)
+    rows = [
+        [switch, against[switch], *(_brief(by_place.get((switch, world))) for world in worlds)]
+        for switch in switches
+    ]
     note = "A star marks a verdict: better or worse."
     return Grid(["switch", "against", *worlds], rows, note, numbers_from=2)
 
 
 def _brief(effect: Effect | None) -> str:
-    final = effect.of["final"] if effect else None
-    if final is None or final.difference.mean is None:
+    if effect is None or effect.final.difference.mean is None:
         return NOTHING
-    return signed(final.difference.mean) + " *" * (final.verdict in (BETTER, WORSE))
+    return signed(effect.final.difference.mean) + " *" * (effect.final.verdict in (BETTER, WORSE))
 
 
 def _table(found: Sequence[Effect], runs: Sequence[Run], plan: Plan, world: str) -> Grid:
     header = ["switch", "changes", "against", "final", "area", "length", "c/n", "verdict on final"]
     rows = [
         [
-            effect.switch,
-            effect.change,
-            effect.against,
-            difference(effect.of["final"].difference),
-            difference(effect.of["area"].difference),
-            difference(effect.of["length"].difference, 1),
-            f"{effect.collapsed}/{effect.runs}",
-            effect.of["final"].verdict,
+            effect.switch, effect.change, effect.against, difference(effect.final.difference),
+            difference(effect.area.difference), difference(effect.length.difference, 1),
+            f"{effect.collapsed}/{effect.runs}", effect.final.verdict,
         ]
         for effect in found
         if effect.world == world
-    ]
-    return Grid(header, rows, _reference(runs, plan, world, found), numbers_from=3)
-
-
-def _reference(runs: Sequence[Run], plan: Plan, world: str, found: Sequence[Effect]) -> str:
-    """The values of the arm that is compared with others only as their reference."""
-    compared = {f"{effect.world}.{effect.switch}" for effect in found}
+    ]  # fmt: skip
+    compared = {effect.switch for effect in found if effect.world == world}
     names = [arm.name for arm in plan.arms if world_of(arm.name) == world]
     lines = []
-    for name in (name for name in names if name not in compared):
-        finals = [f"{v:.3f}" for v in _values(name, runs, plan)["final"] if v is not None]
-        lines.append(f"{switch_of(name)} ended at {', '.join(finals) or NOTHING}")
-    return "; ".join(lines) + "." if lines else ""
+    for name in (name for name in names if switch_of(name) not in compared):
+        values = _values([run for run in runs if run.arm == name], plan)["final"]
+        ends = ", ".join(f"{value:.3f}" for value in values if value is not None)
+        lines.append(f"{switch_of(name)} ended at {ends or NOTHING}")
+    return Grid(header, rows, "; ".join(lines) + "." * bool(lines), numbers_from=3)

@@ -11,6 +11,7 @@ bootstrap over arms. An arm of several studies counts once per study.
 
 import csv
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,6 @@ class Pair:
     arm: str
     verdict: str
     distance: float
-    outcome: float
     difference: float
     """With its sign: above 0 the arm ended higher than the reference."""
     collapsed: int
@@ -56,6 +56,10 @@ class Pair:
     runs: int
     on_policy: bool
     """Whether it takes as many optimizer steps per rollout batch as the reference."""
+
+    @property
+    def outcome(self) -> float:
+        return abs(self.difference)
 
 
 @dataclass(frozen=True)
@@ -85,15 +89,13 @@ def pairs_of(xray_json: Path, runs_csv: Path) -> list[Pair]:
                 f"has {', '.join(sorted(finals))}"
             )
         steps = found["arms"][other][-1].get("optimizer_steps")
-        difference = statistics.fmean(finals[arm]) - statistics.fmean(finals[other])
         pairs.append(
             Pair(
-                study=_study_of(runs_csv),
+                study=runs_csv.resolve().parent.name,
                 arm=arm,
                 verdict=entries[-1]["verdict"],
                 distance=1 - statistics.fmean(cosines),
-                outcome=abs(difference),
-                difference=difference,
+                difference=statistics.fmean(finals[arm]) - statistics.fmean(finals[other]),
                 collapsed=collapsed[arm],
                 runs=len(finals[arm]),
                 on_policy=entries[-1].get("optimizer_steps") == steps,
@@ -110,7 +112,6 @@ def pairs_of_answers(found: Sequence[Found]) -> list[Pair]:
             arm=arm.arm,
             verdict=xray.verdict,
             distance=xray.distance,
-            outcome=abs(arm.numbers["difference"]),
             difference=arm.numbers["difference"],
             collapsed=arm.numbers["collapsed"][0],
             runs=arm.numbers["pairs"],
@@ -127,9 +128,16 @@ def correlation(pairs: Sequence[Pair], seed: int = 0) -> Correlation | None:
         return None
     table_A2 = np.array([(pair.distance, pair.outcome) for pair in pairs])
     draws = np.random.default_rng(seed).integers(0, len(pairs), (DRAWS, len(pairs)))
-    values = np.array([_spearman(table_A2[rows]) for rows in draws])
-    low, high = np.nanquantile(values, [0.025, 0.975])
-    return Correlation(_spearman(table_A2), float(low), float(high), len(pairs))
+    low, high = np.nanquantile(_spearman(table_A2[draws]), [0.025, 0.975])
+    return Correlation(float(_spearman(table_A2)), float(low), float(high), len(pairs))
+
+
+def _spearman(table_A2: np.ndarray) -> np.ndarray:
+    """Over the next to last axis; NaN where all values of a column are equal."""
+    ranks = stats.rankdata(table_A2, axis=-2)
+    x, y = np.moveaxis(ranks - ranks.mean(axis=-2, keepdims=True), -1, 0)
+    with np.errstate(invalid="ignore"):
+        return (x * y).sum(-1) / np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
 
 
 def markdown(pairs: Sequence[Pair]) -> str:
@@ -168,7 +176,12 @@ def scatter(pairs: Sequence[Pair]) -> bytes:
     with matplotlib.rc_context(STYLE):
         figure = Figure((10.2, 5.2), dpi=110, layout="constrained")
         axes = figure.add_subplot()
-        looks = {study: _look(i) for i, study in enumerate(dict.fromkeys(p.study for p in pairs))}
+        studies = dict.fromkeys(pair.study for pair in pairs)
+        looks: dict[str, dict[str, Any]] = {
+            study: {"color": PALETTE[i % len(PALETTE)],
+                    "fillstyle": "none" if i >= len(PALETTE) else "full"}
+            for i, study in enumerate(studies)
+        }  # fmt: skip
         for pair in pairs:
             marker = "X" if pair.collapsed else "o"
             axes.plot([pair.distance], [pair.outcome], marker, markersize=7, **looks[pair.study])
@@ -180,11 +193,6 @@ def scatter(pairs: Sequence[Pair]) -> bytes:
         figure.legend(fontsize=8, frameon=False, loc="outside right upper")
         _label(axes, [pair for pair in pairs if max(pair.distance, pair.outcome) >= LABELLED])
         return png_of(figure)
-
-
-def _look(number: int) -> dict[str, Any]:
-    turn, colour = divmod(number, len(PALETTE))
-    return {"color": PALETTE[colour], "fillstyle": "none" if turn else "full"}
 
 
 def _label(axes: Axes, pairs: Sequence[Pair]) -> None:
@@ -209,28 +217,17 @@ def _label(axes: Axes, pairs: Sequence[Pair]) -> None:
         )  # fmt: skip
 
 
-def _spearman(table_A2: np.ndarray) -> float:
-    if any(len(set(column)) < 2 for column in table_A2.T):
-        return float("nan")
-    ranks = [stats.rankdata(column) for column in table_A2.T]
-    return float(np.corrcoef(*ranks)[0, 1])
-
-
-def _finals(runs_csv: Path) -> tuple[dict[str, list[float]], dict[str, int]]:
+def _finals(runs_csv: Path) -> tuple[dict[str, list[float]], Counter[str]]:
     """Final values and number of collapsed runs of every arm."""
     finals: dict[str, list[float]] = {}
-    collapsed: dict[str, int] = {}
+    collapsed: Counter[str] = Counter()
     with runs_csv.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             value = next((row[name] for name in row if name.startswith(FINAL)), "")
             if value:
                 finals.setdefault(row["arm"], []).append(float(value))
-                collapsed[row["arm"]] = collapsed.get(row["arm"], 0) + bool(row["collapsed_at"])
+                collapsed[row["arm"]] += bool(row["collapsed_at"])
     return finals, collapsed
-
-
-def _study_of(runs_csv: Path) -> str:
-    return runs_csv.resolve().parent.name
 
 
 def read_pairs(words: Iterable[str]) -> list[Pair]:
