@@ -91,34 +91,32 @@ def test_a_hub_that_stumbles_is_asked_again(hub, tmp_path):
 def test_a_job_that_the_hub_ends_is_a_failure_with_its_reason(hub, tmp_path):
     store = RunStore(tmp_path / "runs")
     hub.stages["job0"] = "CANCELED"
-    arms = {"a": {"top": 0.8, "pause": 0.02}}
-    failed = runner(store, arms, retries=0).run().failed
+    failed = runner(store, ARMS, retries=0).run().failed
     assert len(failed) == 1
     assert "ended as CANCELED" in store.state(failed[0]).reason
 
 
 @pytest.mark.parametrize(
-    ("fault", "sentence"),
-    [
-        (Fault(r"POST /api/jobs", status=402), "the Hub does not start the job .*402"),
-        (Fault(r"POST /api/repos/create", status=403), "the Hub does not start the job .*403"),
-    ],
+    ("path_asked", "status"), [("POST /api/jobs", 402), ("POST /api/repos/create", 403)]
 )
-def test_a_hub_that_refuses_is_reported_in_a_sentence(hub, tmp_path, fault, sentence):
-    hub.faults.append(fault)
-    with pytest.raises(ConfigurationError, match=f"--engine hf_jobs: {sentence}"):
+def test_a_hub_that_refuses_is_reported_in_a_sentence(hub, tmp_path, path_asked, status):
+    hub.faults.append(Fault(path_asked, status=status))
+    with pytest.raises(ConfigurationError, match=f"hf_jobs: the Hub does not start .*{status}"):
         runner(RunStore(tmp_path / "runs"), ARMS).run()
 
 
-def test_wrong_options_are_refused(hub, monkeypatch):
-    plan = make_plan(ARMS)
-    with pytest.raises(ConfigurationError, match="--secrets NONE: there is no such environment"):
-        hf_jobs.make(options("--secrets", "NONE"), plan)
-    with pytest.raises(ConfigurationError, match="--timeout is 'long'; give a number and s, m, h"):
-        hf_jobs.make(options("--timeout", "long"), plan)
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--secrets", "NONE"], "--secrets NONE: there is no such environment"),
+        (["--timeout", "long"], "--timeout is 'long'; give a number and s, m, h"),
+        ([], "there is no Hugging Face token; run `hf auth"),
+    ],
+)
+def test_what_cannot_start_a_job_is_refused(hub, monkeypatch, words, sentence):
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(ConfigurationError, match="there is no Hugging Face token; run `hf auth"):
-        hf_jobs.make(options(), plan)
+    with pytest.raises(ConfigurationError, match=sentence):
+        hf_jobs.make(options(*words), make_plan(ARMS))
 
 
 def test_the_command_takes_the_options_of_the_engine(capsys):

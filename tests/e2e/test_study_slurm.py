@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -126,26 +127,34 @@ def test_sigterm_to_a_task_has_its_run_save_and_the_next_task_goes_on(tmp_path):
 
 
 def start_task(script: str) -> subprocess.Popen:
-    """One task of an array job, as Slurm starts it: a shell that reads the script."""
-    task = subprocess.Popen(
-        ["bash"],
-        stdin=subprocess.PIPE,
-        env={**os.environ, "SLURM_ARRAY_TASK_ID": "0"},
-        cwd=REPOSITORY,
-        text=True,
-    )
-    assert task.stdin
-    task.stdin.write(script)
-    task.stdin.close()
-    return task
+    """One task of an array job, as Slurm starts it: a shell that has the script."""
+    environment = {**os.environ, "SLURM_ARRAY_TASK_ID": "0"}
+    return subprocess.Popen(["bash", "-c", script], env=environment, cwd=REPOSITORY)
 
 
-def test_a_gpu_for_every_run_of_a_gpu_profile(tmp_path):
-    plan, store = make_plan(ARMS), RunStore(tmp_path)
-    assert "--gres" not in array_job(plan, ["x-seed0"], store, ["true"])
-    assert "#SBATCH --gres=gpu:1" in array_job(
-        replace(plan, for_gpu=True), ["x-seed0"], store, ["true"]
+def test_a_gpu_for_every_run_of_a_gpu_profile_and_the_whole_script(tmp_path):
+    plan, store = replace(make_plan(ARMS), for_gpu=True), RunStore(tmp_path / "a b")
+    script = array_job(plan, ["x-seed0", "x-seed1"], store, ["true", "a b"], cpus=2)
+    assert (
+        script
+        == f"""#!/bin/bash
+#SBATCH --job-name={plan.study}
+#SBATCH --array=0-1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=2
+#SBATCH --gres=gpu:1
+#SBATCH --signal=B:TERM@300
+#SBATCH --output={tmp_path}/a b/slurm-%A_%a.out
+
+set -eu
+runs=(x-seed0 x-seed1)
+run=${{runs[$SLURM_ARRAY_TASK_ID]}}
+exec >> '{tmp_path}/a b'/"$run".slurm 2>&1
+cd {Path.cwd()}
+exec true 'a b' --only "$run"
+"""
     )
+    assert "--gres" not in array_job(make_plan(ARMS), ["x-seed0"], store, ["true"])
 
 
 def test_what_sbatch_says_is_passed_on(tmp_path, sbatch, monkeypatch):

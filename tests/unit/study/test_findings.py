@@ -98,42 +98,24 @@ SHOWN = "+0.100 [+0.050, +0.150]"
 
 
 @pytest.mark.parametrize(
-    ("verdict", "title", "sentence"),
+    ("verdict", "title", "words"),
     [
-        ("better", "What matters", f"It is better than grpo ({SHOWN}, 5 seeds)."),
-        ("worse", "What matters", f"It is worse than grpo ({SHOWN}, 5 seeds)."),
-        (
-            "equivalent",
-            "What does not",
-            f"It is equivalent to grpo within 0.050 ({SHOWN}, 5 seeds).",
-        ),
-        (
-            "not decided",
-            "Bounded, but not decided",
-            f"It is not decided against grpo ({SHOWN}, 5 seeds): a difference above 0.042 would "
-            "have been seen.",
-        ),
-        (
-            "undecided",
-            "Not decided yet",
-            f"It is undecided against grpo ({SHOWN}, 5 seeds); the next look is at 8 seeds.",
-        ),
-        (
-            "not distinguishable",
-            "Not decided yet",
-            f"It is not distinguishable from grpo ({SHOWN}, 5 seeds): a difference below 0.042 "
-            "would likely have gone unseen.",
-        ),
-        (
-            "too few seeds",
-            "Not decided yet",
-            f"It has too few seeds for a verdict ({SHOWN}, 5 seeds against grpo).",
-        ),
+        ("better", "What matters", "is better than grpo ({})"),
+        ("worse", "What matters", "is worse than grpo ({})"),
+        ("equivalent", "What does not", "is equivalent to grpo within 0.050 ({})"),
+        ("not decided", "Bounded, but not decided",
+         "is not decided against grpo ({}): a difference above 0.042 would have been seen"),
+        ("undecided", "Not decided yet",
+         "is undecided against grpo ({}); the next look is at 8 seeds"),
+        ("not distinguishable", "Not decided yet",
+         "is not distinguishable from grpo ({}): a difference below 0.042 would likely have gone "
+         "unseen"),
+        ("too few seeds", "Not decided yet", "has too few seeds for a verdict ({} against grpo)"),
     ],
-)
-def test_every_verdict_has_its_sentence_and_its_section(written, verdict, title, sentence):
+)  # fmt: skip
+def test_every_verdict_has_its_sentence_and_its_section(written, verdict, title, words):
     pages = written([asked(arms={"a": "it"})], {"one": report({"a": arm(verdict)})})
-    assert section(pages["FINDINGS.md"], title) == f"- {sentence}"
+    assert section(pages["FINDINGS.md"], title) == f"- It {words.format(f'{SHOWN}, 5 seeds')}."
     assert "Not run yet" not in pages["FINDINGS.md"]
 
 
@@ -148,13 +130,15 @@ def test_two_tests_that_disagree_bound_nothing(written):
 
 def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):
     arms = {"a": arm("not decided", -0.6, collapsed=[4, 5]), "b": arm("worse", collapsed=[2, 5])}
-    rows = [asked(arms={"a": "this", "b": "that"}, at_1_5b={"answer": "collapse", "seen": "0.3"})]
+    more = {"at_1_5b": {"answer": "collapse", "seen": "0.3"}}
+    more["why"] = {"better": "It sees more.", "collapse": "It sees less."}
+    rows = [asked(arms={"a": "this", "b": "that"}, **more)]
     pages = written(rows, {"one": report(arms, mixed=["a"])})
     lines = section(pages["FINDINGS.md"], "What matters").splitlines()
     shown = "−0.600 [−0.650, −0.550] †"
     assert lines[0] == (
-        f"- This collapses in 4 of 5 runs ({shown}, 5 seeds against grpo). At 1.5 B, one seed: "
-        "0.3; it agrees."
+        f"- This collapses in 4 of 5 runs ({shown}, 5 seeds against grpo). It sees less. At 1.5 B, "
+        "one seed: 0.3; it agrees."
     )
     assert lines[1].startswith("- That is worse than grpo")
     assert "| this collapses; that is worse | −0.600 [−0.650, −0.550] †;" in pages["README.md"]
@@ -163,29 +147,18 @@ def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):
 @pytest.mark.parametrize(
     ("answer", "verdict", "agreement"),
     [
-        ("worse", "worse", "agrees"),
-        ("collapse", "worse", "agrees"),
-        ("equal", "equivalent", "agrees"),
-        ("better", "worse", "does not"),
-        ("equal", "better", "does not"),
-        ("worse", "equivalent", "does not"),
-        ("worse", "not decided", "cannot say"),
-        ("equal", "undecided", "cannot say"),
-        ("better", "not distinguishable", "cannot say"),
+        ("worse", "worse", "agrees"), ("collapse", "worse", "agrees"),
+        ("equal", "equivalent", "agrees"), ("better", "worse", "does not"),
+        ("equal", "better", "does not"), ("worse", "equivalent", "does not"),
+        ("worse", "not decided", "cannot say"), ("equal", "undecided", "cannot say"),
     ],
-)
+)  # fmt: skip
 def test_agreement_with_one_seed_at_1_5_b(written, answer, verdict, agreement):
     at = {"answer": answer, "seen": "0.7 against 0.6"}
     pages = written([asked(arms={"a": "it"}, at_1_5b=at)], {"one": report({"a": arm(verdict)})})
     assert f"| 0.7 against 0.6 | {agreement} |" in pages["README.md"]
     misleads = section(pages["FINDINGS.md"], "Where small worlds mislead")
     assert bool(misleads) is (agreement == "does not")
-
-
-def test_the_reason_is_that_of_the_verdict(written):
-    row = asked(arms={"a": "it"}, why={"better": "It sees more.", "worse": "It sees less."})
-    page = written([row], {"one": report({"a": arm("worse", -0.2)})})["FINDINGS.md"]
-    assert "It sees less." in page and "It sees more." not in page
 
 
 def test_main_effects_and_interactions_have_the_sentences_of_the_report(written):
@@ -207,24 +180,22 @@ def test_main_effects_and_interactions_have_the_sentences_of_the_report(written)
     ) in pages["README.md"]
 
 
-def test_papers_say_whether_they_end_higher_or_are_only_faster(written):
-    faster = {"verdict": "better"}
-    arms = {
-        "dapo": arm("better", expected="better", agreement="yes"),
-        "gspo": arm("equivalent", 0.0, area=faster),
-        "rloo": arm("equivalent", 0.01),
-        "nsr": arm("worse", -0.2, area=faster),
-        "raft": arm("not distinguishable", 0.02),
-    }
-    pages = written([asked(part="papers")], {"one": report(arms)})
-    table = section(pages["FINDINGS.md"], "Papers")
-    ends = {
-        line.split(" | ")[0][2:]: line.split(" | ")[-1][:-2] for line in table.splitlines()[2:7]
-    }
-    assert ends == {"dapo": "ends higher", "gspo": "only faster", "rloo": "neither",
-                    "nsr": "ends lower", "raft": "cannot say"}  # fmt: skip
-    assert f"| dapo | grpo | {SHOWN} | better | better | yes |" in table
-    assert "better: dapo; equivalent: gspo, rloo; worse: nsr;" in pages["README.md"]
+@pytest.mark.parametrize(
+    ("verdict", "area", "ends"),
+    [
+        ("better", "better", "ends higher"),
+        ("equivalent", "better", "only faster"),
+        ("equivalent", "not distinguishable", "neither"),
+        ("worse", "better", "ends lower"),
+        ("not distinguishable", "not distinguishable", "cannot say"),
+    ],
+)
+def test_papers_say_whether_they_end_higher_or_are_only_faster(written, verdict, area, ends):
+    found = arm(verdict, expected="better", agreement="yes", area={"verdict": area})
+    pages = written([asked(part="papers")], {"one": report({"dapo": found})})
+    row = f"| dapo | grpo | {SHOWN} | better | {verdict} | yes | {ends} |"
+    assert row in section(pages["FINDINGS.md"], "Papers")
+    assert f"| {verdict}: dapo | dapo +0.100 [" in pages["README.md"]
 
 
 def test_which_effects_keep_their_sign_in_other_worlds(written):
@@ -309,15 +280,9 @@ def test_a_study_without_runs_is_not_run_yet(written):
     assert "\nold\n" not in pages["README.md"]
 
 
-def test_an_arm_without_a_difference_has_no_number(written):
-    found = {"one": report({"a": arm("too few seeds", None, pairs=1)})}
-    page = written([asked(arms={"a": "it"})], found)["FINDINGS.md"]
-    assert "- It has too few seeds for a verdict (–, 1 seed against grpo)." in page
-
-
 def test_arms_and_factors_whose_runs_are_yet_to_come_are_not_run_yet(written):
     """Studies share runs, so that one may have a few of its runs before it is begun."""
-    none, some = arm("undecided", None, pairs=0), arm("better")
+    none, some = arm("undecided", None, pairs=0), arm("too few seeds", None, pairs=1)
     partial = effect(["baseline"], ["group_mean", "none"], 0.1, "too few seeds", None)
     found = {"one": report({"a": none}), "two": report({"a": none, "b": some})}
     found["three"] = report({"a cell": none, "another": some}, [partial])
@@ -327,8 +292,8 @@ def test_arms_and_factors_whose_runs_are_yet_to_come_are_not_run_yet(written):
     assert section(page, "Not run yet") == (
         "- What of one? (one)\n- What of two? the one (two)\n- What of three? (three)"
     )
-    assert "The other is better" in section(page, "What matters") and "Not decided" not in page
-    assert "What depends on what" not in page
+    words = "- The other has too few seeds for a verdict (–, 1 seed against grpo)."
+    assert section(page, "Not decided yet") == words and "What depends on what" not in page
 
 
 def test_the_readme_is_rewritten_once_four_questions_have_answers(written, tmp_path):

@@ -74,25 +74,22 @@ def test_a_process_is_as_one_that_was_started_cold(begin, tmp_path, monkeypatch)
     assert (tmp_path / "printed").read_text() == "a line\n" * 2
 
 
-def fail(how: str) -> None:
-    if how == "signal":
-        signal.raise_signal(signal.SIGTERM)
-    if how == "thread":
-        threading.Thread(target=lambda: time.sleep(0.2) or sys.stdout.write("late\n")).start()
-        sys.exit("at the end")
-    raise ValueError("on purpose")
+def leave_a_thread() -> None:
+    threading.Thread(target=lambda: time.sleep(0.2) or sys.stdout.write("late\n")).start()
+    sys.exit("at the end")
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "printed"),
+    ("target", "arguments", "code", "printed"),
     [
-        ("error", 1, "ValueError: on purpose\n"),
-        ("signal", -signal.SIGTERM, ""),
-        ("thread", 1, "at the end\nlate\n"),  # an interpreter waits for its threads
+        (int, ("on purpose",), 1, "ValueError: invalid literal for int() with base 10: "
+         "'on purpose'\n"),
+        (signal.raise_signal, (signal.SIGTERM,), -signal.SIGTERM, ""),
+        (leave_a_thread, (), 1, "at the end\nlate\n"),  # an interpreter waits for its threads
     ],
-)
-def test_it_ends_as_python_does(begin, tmp_path, how, code, printed):
-    process = begin(fail, how)
+)  # fmt: skip
+def test_it_ends_as_python_does(begin, tmp_path, target, arguments, code, printed):
+    process = begin(target, *arguments)
     assert process.wait(30) == process.poll() == code
     shown = (tmp_path / "printed").read_text()
     assert shown.endswith(printed) and bool(shown) == bool(printed)
@@ -117,26 +114,20 @@ def test_ctrl_c_before_the_command_begins_ends_without_a_traceback(begin, tmp_pa
     assert (tmp_path / "printed").read_text() == ""
 
 
-def held(path: Path) -> bool:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
 def test_a_lock_is_held_until_the_process_ends(begin, tmp_path):
-    path = tmp_path / "lock"
+    path, without_waiting = tmp_path / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = begin(time.sleep, 60, keep=[lock.fileno()])
-    assert held(path) and process.poll() is None
+    with path.open("w") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, without_waiting)
+    assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.05)
     process.send_signal(signal.SIGKILL)
     assert process.wait(30) == -signal.SIGKILL
-    assert not held(path)
+    with path.open("w") as other:
+        fcntl.flock(other, without_waiting)
 
 
 def test_a_killed_server_takes_no_process_along(server, begin):
@@ -193,14 +184,6 @@ def test_the_local_engine_starts_another_server_where_one_is_of_no_use(tmp_path,
         wait_for(lambda: not alive(first))
         second = server_of_a_run()
         assert second != first
-        monkeypatch.setattr(local, "newest_change", lambda: 1.0)
+        (tmp_path / "changed.py").touch()
+        monkeypatch.setattr(local, "PACKAGE", tmp_path)
         assert server_of_a_run() not in (first, second)
-
-
-def test_the_newest_change_is_one_of_the_package(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "PACKAGE", tmp_path)
-    (tmp_path / "below").mkdir()
-    for name, when in (("a.py", 5), ("below/b.py", 7), ("c.txt", 9)):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (when, when))
-    assert local.newest_change() == 7
