@@ -1,4 +1,4 @@
-"""The templates: prompt texts, stop strings, and whether their parts fit together."""
+"""Prompts: the texts of our templates, the user's own files, and a system prompt."""
 
 from typing import get_args
 
@@ -6,6 +6,7 @@ import pytest
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.prompts.templates import TEMPLATES, TemplateName, prompt_text, render
+from trl_ablate.prompts.writing import prompt_writer
 
 R1_ZERO = (
     "A conversation between User and Assistant. The User asks a question, and the Assistant "
@@ -17,17 +18,11 @@ R1_ZERO = (
 )
 
 
-def test_r1_zero_is_word_for_word():
+def test_texts_are_word_for_word():
     assert render("r1_zero", "What is 1+1?") == R1_ZERO
-
-
-def test_short_r1_zero():
     assert render("r1_zero", "1+1?", "short") == "User: 1+1?\nAssistant: <think>"
-
-
-@pytest.mark.parametrize("style", ["full", "short"])
-def test_question_only_is_the_question(style):
-    assert render("question_only", "What is 1+1?", style) == "What is 1+1?"
+    for style in ("full", "short"):
+        assert render("question_only", "What is 1+1?", style) == "What is 1+1?"
 
 
 @pytest.mark.parametrize("style", ["full", "short"])
@@ -38,29 +33,25 @@ def test_xml_templates_are_a_system_prompt_and_a_question(tag, style):
     assert user == {"role": "user", "content": "What is 1+1?"}
     for part in (f"<{tag}>", f"</{tag}>\n<answer>", "</answer>"):
         assert part in system["content"]
-
-
-def test_short_system_prompts_are_shorter():
-    for name in ("reasoning_xml", "think_xml"):
-        assert len(prompt_text(name, "short")) < len(prompt_text(name)) / 3
+    assert len(prompt_text(f"{tag}_xml", "short")) < len(prompt_text(f"{tag}_xml")) / 3
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_braces_and_backslashes_in_a_question_stay(name):
     question = r"Let $\{x, {0}\}$ and {question} be sets \n. %s"
     prompt = render(name, question)
-    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    assert question in text
+    assert question in (prompt if isinstance(prompt, str) else prompt[-1]["content"])
+    assert prompt_writer(name, "full", None, ["question"])({"question": question}) == prompt
 
 
 def test_every_template_has_a_name_stop_strings_and_weighted_rewards():
     assert tuple(TEMPLATES) == get_args(TemplateName)
     for name, template in TEMPLATES.items():
         assert template.name == name
-        assert len(template.rewards) == len(template.reward_weights) > 0
         assert template.stop == (() if name == "question_only" else ("</answer>",))
-    assert sum(TEMPLATES["reasoning_xml"].reward_weights) == 3.0
-    assert sum(TEMPLATES["r1_zero"].reward_weights) == 1.0
+        of_two = (("format", "answer"), (1.0, 2.0))
+        expected = of_two if name.endswith("_xml") else ((name,), (1.0,))
+        assert (template.rewards, template.reward_weights) == expected
 
 
 def test_unknown_names_list_the_known_ones():
@@ -68,3 +59,73 @@ def test_unknown_names_list_the_known_ones():
         render("r1zero", "1+1?")
     with pytest.raises(ConfigurationError, match="'tiny'.*full, short"):
         render("r1_zero", "1+1?", "tiny")
+
+
+# The user's own files
+
+
+ROW = {"question": r"What is \frac{1}{2}?", "level": 3, "hint": None}
+
+
+def written(tmp_path, text, name="prompt.txt", system=None):
+    (tmp_path / name).write_text(text)
+    return prompt_writer(str(tmp_path / name), "full", system, tuple(ROW))(ROW)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "prompt"),
+    [
+        (
+            "p.txt",
+            "Level {level}: {question} Answer as \\boxed{}, or {{question}} {1}.\n",
+            r"Level 3: What is \frac{1}{2}? Answer as \boxed{}, or {question} {1}.",
+        ),
+        (
+            "p.jinja",
+            "{% if level > 2 %}Hard: {% endif %}{{ question }}",
+            r"Hard: What is \frac{1}{2}?",
+        ),
+    ],
+)
+def test_a_file_takes_any_column(tmp_path, name, text, prompt):
+    assert written(tmp_path, text, name) == prompt
+
+
+def test_a_system_prompt_makes_messages(tmp_path):
+    user = {"role": "user", "content": "Q: " + ROW["question"]}
+    found = written(tmp_path, "Q: {question}", system="Add.")
+    assert found == [{"role": "system", "content": "Add."}, user]
+    assert written(tmp_path, "Q: {question}", system="") == [user]
+    system, user = prompt_writer("think_xml", "full", "Mine.", list(ROW))(ROW)
+    assert (system["content"], user["content"]) == ("Mine.", ROW["question"])
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "sentence"),
+    [
+        ("Solve it.", "p.txt", "does not contain {question}"),
+        ("Solve it.", "p.jinja", "does not contain {question}"),
+        ("{question} {leval}", "p.txt", "column 'leval', which the data do not have; they have"),
+        ("{{ question }} {{ leval }}", "p.jinja", "names the column 'leval'"),
+        ("{question} {hint}", "p.txt", "'hint', which is empty for the question"),
+        ("{{ question }", "p.jinja", "is not a Jinja template"),
+        ("{{ question }} {{ level / 0 }}", "p.jinja", "cannot write the prompt.*ZeroDivisionError"),
+        ("{{ question }} {{ ''.__class__.__mro__ }}", "p.jinja", "cannot write the prompt"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, text, name, sentence):
+    with pytest.raises(ConfigurationError, match=sentence) as raised:
+        written(tmp_path, text, name)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "bytes.txt").write_bytes(b"\xff{question}")
+    (tmp_path / "folder.txt").mkdir()
+    for name, sentence in (
+        ("none.txt", "no template file .*none.txt"),
+        ("bytes.txt", "not UTF-8"),
+        ("folder.txt", "cannot be read: Is a directory"),
+    ):
+        with pytest.raises(ConfigurationError, match=sentence):
+            prompt_writer(str(tmp_path / name), "full", None, ["question"])

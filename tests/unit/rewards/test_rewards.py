@@ -1,7 +1,5 @@
 """Scores, reward functions, and their logged metrics."""
 
-import inspect
-
 import pytest
 
 from trl_ablate.errors import ConfigurationError
@@ -29,9 +27,10 @@ class ListedGrader(MathGrader):
         ]
 
 
-ALL = {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
-FORMAT_ONLY = {"reward": 0.0, "format_reward": 1.0, "answer_reward": 0.0}
-NOTHING = {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
+ALL = (1.0, 1.0, 1.0)
+"""Reward, format reward, answer reward."""
+FORMAT_ONLY = (0.0, 1.0, 0.0)
+NOTHING = (0.0, 0.0, 0.0)
 
 R1_ZERO = [
     ("2+3 is 5 </think> <answer> 5 </answer>", ALL),
@@ -57,13 +56,6 @@ R1_ZERO = [
     ("5", NOTHING),
     ("", NOTHING),
 ]
-
-
-@pytest.mark.parametrize(("completion", "expected"), R1_ZERO)
-def test_r1_zero(completion, expected):
-    assert score("r1_zero", completion, "5") == expected
-
-
 QUESTION_ONLY = [
     (r"so it is $\boxed{5}$.", ALL),
     (r"first \boxed{6}, no: \boxed{5}", ALL),
@@ -77,11 +69,46 @@ QUESTION_ONLY = [
     ("5", NOTHING),
     ("", NOTHING),
 ]
+XML = [
+    ("<T>2+3</T>\n<answer>5</answer>", (3, 1, 2)),
+    ("<T>\n2+3\nis 5\n</T>\n<answer>\n5\n</answer>", (3, 1, 2)),
+    ("<T></T>\n<answer>5</answer>\n", (3, 1, 2)),
+    ("<T>a</T>\n<answer>\\boxed{5}</answer>", (3, 1, 2)),
+    ("<T>a</T>\n<answer>6</answer>", (1, 1, 0)),
+    ("<T>a</T>\n<answer></answer>", (1, 1, 0)),
+    # The answer counts without the format, and the format without the answer.
+    ("<answer>5</answer>", (2, 0, 2)),
+    ("<other>a</other>\n<answer>5</answer>", (2, 0, 2)),
+    ("<T>a</T> <answer>5</answer>", (2, 0, 2)),
+    ("So: <T>a</T>\n<answer>5</answer>", (2, 0, 2)),
+    ("<T>a</T>\n<answer>5</answer> that is it", (2, 0, 2)),
+    ("<T>a</T>\n<answer>6</answer><answer>5</answer>", (2, 0, 2)),
+    ("<T>a</T>\n<answer>5</answer><answer>6</answer>", NOTHING),
+    ("<T>a</T>\n<answer>5", NOTHING),
+    ("</answer>5<answer>", NOTHING),
+    ("5", NOTHING),
+    ("", NOTHING),
+]
+XML_OF = {
+    tag: [(text.replace("T>", f"{tag}>"), parts) for text, parts in XML]
+    for tag in ("reasoning", "think")
+}
 
 
-@pytest.mark.parametrize(("completion", "expected"), QUESTION_ONLY)
-def test_question_only(completion, expected):
-    assert score("question_only", completion, "5") == expected
+@pytest.mark.parametrize(
+    ("template", "completion", "parts"),
+    [
+        *(("r1_zero", *row) for row in R1_ZERO),
+        *(("question_only", *row) for row in QUESTION_ONLY),
+        *(("reasoning_xml", *row) for row in XML_OF["reasoning"]),
+        *(("think_xml", *row) for row in XML_OF["think"]),
+        ("reasoning_xml", *XML_OF["think"][0][:1], (2, 0, 2)),
+        ("think_xml", *XML_OF["reasoning"][0][:1], (2, 0, 2)),
+    ],
+)
+def test_scores(template, completion, parts):
+    names = ("reward", "format_reward", "answer_reward")
+    assert score(template, completion, "5") == dict(zip(names, parts, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -100,47 +127,6 @@ def test_question_only(completion, expected):
 )
 def test_last_boxed(text, content):
     assert last_boxed(text) == content
-
-
-def xml(format_reward: float, answer_reward: float) -> dict[str, float]:
-    return {
-        "reward": format_reward + answer_reward,
-        "format_reward": format_reward,
-        "answer_reward": answer_reward,
-    }
-
-
-XML = [
-    ("<T>2+3</T>\n<answer>5</answer>", xml(1, 2)),
-    ("<T>\n2+3\nis 5\n</T>\n<answer>\n5\n</answer>", xml(1, 2)),
-    ("<T></T>\n<answer>5</answer>\n", xml(1, 2)),
-    ("<T>a</T>\n<answer>\\boxed{5}</answer>", xml(1, 2)),
-    ("<T>a</T>\n<answer>6</answer>", xml(1, 0)),
-    ("<T>a</T>\n<answer></answer>", xml(1, 0)),
-    # The answer counts without the format, and the format without the answer.
-    ("<answer>5</answer>", xml(0, 2)),
-    ("<T>a</T> <answer>5</answer>", xml(0, 2)),
-    ("So: <T>a</T>\n<answer>5</answer>", xml(0, 2)),
-    ("<T>a</T>\n<answer>5</answer> that is it", xml(0, 2)),
-    ("<T>a</T>\n<answer>6</answer><answer>5</answer>", xml(0, 2)),
-    ("<T>a</T>\n<answer>5</answer><answer>6</answer>", xml(0, 0)),
-    ("<T>a</T>\n<answer>5", xml(0, 0)),
-    ("</answer>5<answer>", xml(0, 0)),
-    ("5", xml(0, 0)),
-    ("", xml(0, 0)),
-]
-
-
-@pytest.mark.parametrize("tag", ["reasoning", "think"])
-@pytest.mark.parametrize(("completion", "expected"), XML)
-def test_xml(tag, completion, expected):
-    assert score(f"{tag}_xml", completion.replace("T>", f"{tag}>"), "5") == expected
-
-
-def test_xml_tags_are_not_interchangeable():
-    completion = "<think>a</think>\n<answer>5</answer>"
-    assert score("reasoning_xml", completion, "5") == xml(0, 2)
-    assert score("think_xml", completion, "5") == xml(1, 2)
 
 
 def test_unknown_template():
@@ -214,6 +200,9 @@ def test_r1_zero_reward_function_and_its_log():
         "format_reward": [1.0, 1.0, 1.0, 0.0],
         "answer_reward": [1.0, 0.0, None, 0.0],
     }
+    log = Log()
+    assert call(functions[0], [r1("hang")], ["5"], log=log) == [None]
+    assert "answer_reward" not in log.metrics  # no mean of nothing
     call(functions[0], [r1("5")], ["5"], log=log)
     assert log.metrics["grader/timeouts"] == [1.0, 0.0]  # of the batch, not of the run
 
@@ -239,14 +228,6 @@ def test_xml_reward_functions_grade_a_batch_once():
     assert len(grader.batches) == 2
 
 
-def test_a_batch_without_a_verdict_reports_no_mean():
-    functions, _ = build_rewards("r1_zero", grader=ListedGrader(ungraded=("hang",)))
-    log = Log()
-    assert call(functions[0], [r1("hang")], ["5"], log=log) == [None]
-    assert "answer_reward" not in log.metrics
-    assert log.metrics["grader/ungraded"] == [1.0]
-
-
 def test_conversational_completions():
     functions, _ = build_rewards("question_only", grader=ListedGrader())
     completions = [
@@ -257,15 +238,6 @@ def test_conversational_completions():
     ]
     assert call(functions[0], completions, ["5"] * 4) == [1.0, 1.0, 0.0, 0.0]
     assert completion_text("5") == "5"
-
-
-def test_every_function_takes_what_the_trainer_passes():
-    functions, _ = build_rewards(
-        "think_xml", grader=ListedGrader(), eos_token_ids=[1], eos_penalty=0.5
-    )
-    for function in functions:
-        parameters = inspect.signature(function).parameters
-        assert list(parameters)[:4] == ["prompts", "completions", "completion_ids", "answer"]
 
 
 EOS, TURN, PAD, WORD = 1, 2, 3, 50
