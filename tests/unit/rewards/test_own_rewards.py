@@ -26,6 +26,9 @@ def lengths(completions, scale=1.0, **kwargs):
 def of_columns(completions, level, answer):
     return [float(f"{level[i]}{answer[i]}") for i in range(len(completions))]
 
+def of_state(completions, trainer_state):
+    return [0.0] * len(completions)
+
 def picky(completions, answer, **kwargs):
     return [1.0 / int(answer[i]) for i in range(len(completions))]
 
@@ -49,17 +52,6 @@ number = 3
 """
 
 
-class Log:
-    def __init__(self):
-        self.metrics, self.columns = {}, {}
-
-    def metric(self, name, value):
-        self.metrics.setdefault(name, []).append(value)
-
-    def extra(self, name, values):
-        self.columns.setdefault(name, []).extend(values)
-
-
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "reward.py"
@@ -74,19 +66,24 @@ def chosen(*entries, form="r1_zero", **given):
     return chosen_rewards(reward_specs(entries), Tools(MathGrader(1), form, no_model, **given))
 
 
-def call(function, completions, log=None, **columns):
-    log = log or Log()
+def logged_call(function, completions, **columns):
+    """The rewards, the logged metrics and the logged columns."""
+    metrics, extra = {}, {}
     given = {
         "prompts": ["?"] * len(completions),
         "completions": completions,
         "completion_ids": [[1]] * len(completions),
         "trainer_state": None,
-        "log_metric": log.metric,
-        "log_extra": log.extra,
+        "log_metric": metrics.__setitem__,
+        "log_extra": extra.__setitem__,
         **columns,
     }
     result = function(**given)
-    return asyncio.run(result) if inspect.isawaitable(result) else result
+    return asyncio.run(result) if inspect.isawaitable(result) else result, metrics, extra
+
+
+def call(function, completions, **columns):
+    return logged_call(function, completions, **columns)[0]
 
 
 def test_a_function_of_a_file_gets_the_columns_that_it_names(file):
@@ -96,6 +93,9 @@ def test_a_function_of_a_file_gets_the_columns_that_it_names(file):
     assert rewards.needs == {"of_columns": ["level", "answer"]}
     columns = {"level": [1, 2], "answer": ["5", "6"], "unused": ["x", "y"]}
     assert call(function, ["a", "b"], **columns) == [15.0, 26.0]
+    with pytest.raises(ConfigurationError, match="'of_columns' needs the column 'level'.*question"):
+        rewards.check_columns(["question", "answer"], "train questions")
+    rewards.check_columns(["level", "answer"], "train questions")
 
 
 def test_arguments_weights_and_names_come_from_the_recipe(file):
@@ -117,24 +117,6 @@ def test_an_async_function_stays_async(file):
     assert call(function, ["a", "bcd"]) == [1.0, 3.0]
 
 
-def test_a_dotted_path_and_the_rewards_of_trl():
-    rewards = chosen(
-        "trl.rewards.accuracy_reward",
-        {
-            "path": "get_soft_overlong_punishment",
-            "kwargs": {"max_completion_len": 4, "soft_punish_cache": 2},
-        },
-        "think_format_reward",
-    )
-    accuracy, overlong, _ = rewards.functions
-    completions = [[{"role": "assistant", "content": rf"\boxed{{{n}}}"}] for n in (1, 2)]
-    assert call(accuracy, completions, solution=[r"\boxed{1}", r"\boxed{1}"]) == [1.0, 0.0]
-    assert rewards.needs["accuracy_reward"] == ["solution"]
-    ids = [[7] * 2, [7] * 3, [7] * 5]
-    # 4 tokens, 2 of them soft: 0 up to 2 tokens, (4 - 2 - 3) / 2 at 3, -1 above 4
-    assert overlong(prompts=[""] * 3, completions=[""] * 3, completion_ids=ids) == [0, -0.5, -1]
-
-
 @pytest.mark.parametrize(
     ("path", "right", "columns"),
     [
@@ -144,20 +126,32 @@ def test_a_dotted_path_and_the_rewards_of_trl():
         ("think_format_reward", "<think>a</think>b", {}),
     ],
 )
-def test_the_rewards_of_trl_read_completions_of_text(path, right, columns):
-    (function,) = chosen(path).functions
-    assert call(function, [right, r"</think> \boxed{2}"], **columns) == [1.0, 0.0]
+def test_the_rewards_of_trl_read_completions_of_text_and_of_messages(path, right, columns):
+    rewards = chosen(path)
+    assert list(rewards.needs.values()) == [list(columns)]
+    texts = [right, r"</think> \boxed{2}"]
+    messages = [[{"role": "assistant", "content": text}] for text in texts]
+    for completions in (texts, messages):
+        assert call(rewards.functions[0], completions, **columns) == [1.0, 0.0]
+
+
+def test_a_reward_that_trl_makes_from_its_arguments():
+    kwargs = {"max_completion_len": 4, "soft_punish_cache": 2}
+    (overlong,) = chosen({"path": "get_soft_overlong_punishment", "kwargs": kwargs}).functions
+    ids = [[7] * 2, [7] * 3, [7] * 5]
+    # 4 tokens, 2 of them soft: 0 up to 2 tokens, (4 - 2 - 3) / 2 at 3, -1 above 4
+    assert overlong(prompts=[""] * 3, completions=[""] * 3, completion_ids=ids) == [0, -0.5, -1]
 
 
 def test_built_in_parts_share_one_grading(file):
-    rewards = chosen("answer", "format", f"{file}:lengths", form="r1_zero")
-    log = Log()
+    rewards = chosen("format", {"path": "answer", "name": "right"}, f"{file}:lengths")
     texts = ["so </think> <answer>5</answer>", "</think> <answer>6</answer>", "5"]
-    columns = {"answer": ["5"] * 3}
-    marks = [call(one, texts, log, **columns) for one in rewards.functions[:2]]
-    assert marks == [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
-    assert log.metrics["grader/ungraded"] == [0.0]
-    assert rewards.needs["answer"] == ["answer"]
+    (first, metrics, _), (second, nothing, _) = (
+        logged_call(one, texts, answer=["5"] * 3) for one in rewards.functions[:2]
+    )
+    assert (first, second) == ([1.0, 1.0, 0.0], [1.0, 0.0, 0.0])
+    assert metrics["grader/ungraded"] == 0.0 and nothing == {}
+    assert rewards.needs == {"format": ["answer"], "right": ["answer"], "lengths": []}
 
 
 def test_the_eos_penalty_needs_no_answers():
@@ -168,10 +162,10 @@ def test_the_eos_penalty_needs_no_answers():
 
 def test_a_row_that_raises_is_ungraded_and_counted(file, caplog):
     (function,) = chosen(f"{file}:picky").functions
-    log = Log()
     with caplog.at_level(logging.WARNING):
-        assert call(function, ["a", "b", "c"], log, answer=["2", "0", "4"]) == [0.5, None, 0.25]
-    assert log.metrics == {"grader/picky/ungraded": [1.0], "grader/picky/errors": [1.0]}
+        rewards, metrics, _ = logged_call(function, ["a", "b", "c"], answer=["2", "0", "4"])
+    assert rewards == [0.5, None, 0.25]
+    assert metrics == {"grader/picky/ungraded": 1.0, "grader/picky/errors": 1.0}
     for part in ("'picky' failed on 1 of 3 rows", "ZeroDivisionError", "reward.py", "'b'"):
         assert part in caplog.text
     caplog.clear()
@@ -179,33 +173,31 @@ def test_a_row_that_raises_is_ungraded_and_counted(file, caplog):
     assert not caplog.text  # once in a run
 
 
-def test_an_async_row_that_raises_is_ungraded():
-    async def function(completions, **kwargs):
-        return [1.0 / len(text) for text in completions]
-
-    assert call(guarded(Calls("mine", function)), ["ab", ""]) == [0.5, None]
+async def parts(completions, **kwargs):
+    return [1.0 / len(text) for text in completions]
 
 
-def test_none_and_nan_are_ungraded():
+def test_an_async_row_that_raises_is_ungraded_and_none_and_nan_are_too():
+    assert call(guarded(Calls("mine", parts)), ["ab", ""]) == [0.5, None]
     function = guarded(Calls("mine", lambda completions, **kwargs: [None, math.nan, 0.0]))
-    log = Log()
-    assert call(function, ["a", "b", "c"], log) == [None, None, 0.0]
-    assert log.metrics["grader/mine/ungraded"] == [2.0]
+    rewards, metrics, _ = logged_call(function, ["a", "b", "c"])
+    assert rewards == [None, None, 0.0]
+    assert metrics == {"grader/mine/ungraded": 2.0, "grader/mine/errors": 0.0}
 
 
 def test_what_a_failed_call_logged_is_dropped():
-    def function(completions, log_metric, log_extra, **kwargs):
+    def function(completions, log_metric, log_extra, environments, **kwargs):
         log_metric("mine", 1.0)
         log_extra("text", list(completions))
         if "bad" in completions:
             raise ValueError("bad")
-        return [1.0] * len(completions)
+        return [float(environments[0])] * len(completions)
 
-    log = Log()
-    assert call(guarded(Calls("mine", function)), ["good", "bad"], log) == [1.0, None]
-    assert "mine" not in log.metrics and log.columns == {}
-    call(guarded(Calls("mine", function)), ["good"], log)
-    assert log.metrics["mine"] == [1.0] and log.columns == {"text": ["good"]}
+    both = guarded(Calls("mine", function))
+    rewards, metrics, extra = logged_call(both, ["good", "bad"], environments=[3, 4])
+    assert rewards == [3.0, None] and "mine" not in metrics and extra == {}
+    _, metrics, extra = logged_call(both, ["good"], environments=[3])
+    assert metrics["mine"] == 1.0 and extra == {"text": ["good"]}
 
 
 def raises(completions, **kwargs):
@@ -252,13 +244,12 @@ def test_workers_grade_like_the_function_itself(file):
 
 def test_a_hanging_row_is_killed_and_the_others_are_graded(file):
     (function,) = chosen(f"{file}:hangs", limits=Timed(2, 5.0)).functions
-    log = Log()
-    texts = ["abc", "hang", "none", "raises", "dies", "ab"]
-    assert call(function, texts, log) == [3.0, None, None, None, None, 2.0]
-    assert log.metrics == {
-        "grader/hangs/ungraded": [4.0],
-        "grader/hangs/errors": [2.0],
-        "grader/hangs/timeouts": [1.0],
+    rewards, metrics, _ = logged_call(function, ["abc", "hang", "none", "raises", "dies", "ab"])
+    assert rewards == [3.0, None, None, None, None, 2.0]
+    assert metrics == {
+        "grader/hangs/ungraded": 4.0,
+        "grader/hangs/errors": 2.0,
+        "grader/hangs/timeouts": 1.0,
     }
 
 
@@ -311,13 +302,14 @@ def test_a_wrong_entry_is_refused_in_one_sentence(file, tmp_path, entries, sente
     assert "\n" not in str(raised.value)
 
 
-def test_a_part_of_a_template_needs_its_name():
-    with pytest.raises(ConfigurationError, match="set `reward` to one of r1_zero"):
-        chosen("answer", form=None)
-
-
-def test_missing_columns_are_named(file):
-    rewards = chosen(f"{file}:of_columns")
-    with pytest.raises(ConfigurationError, match="'of_columns' needs the column 'level'.*question"):
-        rewards.check_columns(["question", "answer"], "train questions")
-    rewards.check_columns(["level", "answer"], "train questions")
+@pytest.mark.parametrize(
+    ("entry", "given", "sentence"),
+    [
+        ("answer", {"form": None}, "set `reward` to one of r1_zero"),
+        ("{}:of_state", {"limits": Timed(1, 1.0)}, "needs trainer_state, which cannot be passed"),
+        ("{}:lengths", {"limits": Timed(1, 1.0)}, "a row cannot be passed to a worker process"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(file, entry, given, sentence):
+    with pytest.raises(ConfigurationError, match=sentence):
+        call(chosen(entry.format(file), **given).functions[0], ["a"], level=[lambda: 1])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, RewardError
 from trl_ablate.rewards import MathGrader, build_rewards, score
-from trl_ablate.rewards.functions import abuses_eos, completion_text
+from trl_ablate.rewards.functions import abuses_eos
 from trl_ablate.rewards.grading.latex import last_boxed
 
 
@@ -150,31 +150,20 @@ def test_ungraded_is_none_and_never_zero(template, completion, format_reward):
 # Reward functions
 
 
-class Log:
-    """Stands in for the trainer's two log functions."""
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, list[float]] = {}
-        self.columns: dict[str, list] = {}
-
-    def metric(self, name, value):
-        self.metrics.setdefault(name, []).append(value)
-
-    def extra(self, column, values):
-        self.columns.setdefault(column, []).extend(values)
-
-
-def call(function, completions, golds, ids=None, log=None):
-    return function(
+def call(function, completions, golds, ids=None):
+    """The marks, the logged metrics and the logged columns."""
+    metrics, columns = {}, {}
+    marks = function(
         prompts=["?"] * len(completions),
         completions=completions,
         completion_ids=ids or [[5, 6] for _ in completions],
         answer=golds,
-        log_metric=None if log is None else log.metric,
-        log_extra=None if log is None else log.extra,
+        log_metric=metrics.__setitem__,
+        log_extra=columns.__setitem__,
         trainer_state=None,
         level=["Level 1"] * len(completions),
     )
+    return marks, metrics, columns
 
 
 def r1(answer: str) -> str:
@@ -182,29 +171,26 @@ def r1(answer: str) -> str:
 
 
 def test_r1_zero_reward_function_and_its_log():
-    grader = ListedGrader(ungraded=("hang",))
-    functions, weights = build_rewards("r1_zero", grader=grader)
-    assert [function.__name__ for function in functions] == ["r1_zero"]
-    assert weights == [1.0]
-    log = Log()
-    marks = call(functions[0], [r1("5"), r1("6"), r1("hang"), "no"], ["5"] * 4, log=log)
+    functions, weights = build_rewards("r1_zero", grader=ListedGrader(ungraded=("hang",)))
+    (function,) = functions
+    assert (function.__name__, weights) == ("r1_zero", [1.0])
+    marks, metrics, columns = call(function, [r1("5"), r1("6"), r1("hang"), "no"], ["5"] * 4)
     assert marks == [1.0, 0.0, None, 0.0]
-    assert log.metrics == {
-        "format_reward": [2 / 3],  # of the three graded ones
-        "answer_reward": [1 / 3],
-        "grader/timeouts": [1.0],
-        "grader/restarts": [0.0],
-        "grader/ungraded": [1.0],
+    assert metrics == {
+        "format_reward": 2 / 3,  # of the three graded ones
+        "answer_reward": 1 / 3,
+        "grader/timeouts": 1.0,
+        "grader/restarts": 0.0,
+        "grader/ungraded": 1.0,
     }
-    assert log.columns == {
+    assert columns == {
         "format_reward": [1.0, 1.0, 1.0, 0.0],
         "answer_reward": [1.0, 0.0, None, 0.0],
     }
-    log = Log()
-    assert call(functions[0], [r1("hang")], ["5"], log=log) == [None]
-    assert "answer_reward" not in log.metrics  # no mean of nothing
-    call(functions[0], [r1("5")], ["5"], log=log)
-    assert log.metrics["grader/timeouts"] == [1.0, 0.0]  # of the batch, not of the run
+    marks, metrics, _ = call(function, [r1("hang")], ["5"])
+    assert marks == [None] and "answer_reward" not in metrics  # no mean of nothing
+    _, metrics, _ = call(function, [r1("5")], ["5"])
+    assert metrics["grader/timeouts"] == 0.0  # of the batch, not of the run
 
 
 def test_xml_reward_functions_grade_a_batch_once():
@@ -218,26 +204,28 @@ def test_xml_reward_functions_grade_a_batch_once():
         "<answer>5</answer>",
         "<think>a</think>\n<answer>hang</answer>",
     ]
-    log = Log()
-    marks = [call(function, completions, ["5"] * 4, log=log) for function in functions]
-    assert marks == [[1.0, 1.0, 0.0, None], [1.0, 0.0, 1.0, None]]
+    (format_marks, metrics, columns), (answer_marks, *logged) = (
+        call(function, completions, ["5"] * 4) for function in functions
+    )
+    assert format_marks == [1.0, 1.0, 0.0, None]
+    assert answer_marks == [1.0, 0.0, 1.0, None]
+    assert metrics["answer_reward"] == 4 / 3 and logged == [{}, {}]
+    assert columns["answer_reward"] == [2.0, 0.0, 2.0, None]
     assert len(grader.batches) == 1
-    assert log.metrics["answer_reward"] == [4 / 3]
-    assert log.columns["answer_reward"] == [2.0, 0.0, 2.0, None]
-    call(functions[0], completions[:1], ["5"], log=log)
+    call(functions[0], completions[:1], ["5"])
     assert len(grader.batches) == 2
 
 
 def test_conversational_completions():
     functions, _ = build_rewards("question_only", grader=ListedGrader())
     completions = [
+        r"\boxed{5}",
         [{"role": "assistant", "content": r"\boxed{5}"}],
         [{"role": "assistant", "content": [{"type": "text", "text": r"\boxed{5}"}]}],
         [{"role": "assistant", "content": None}],
         [],
     ]
-    assert call(functions[0], completions, ["5"] * 4) == [1.0, 1.0, 0.0, 0.0]
-    assert completion_text("5") == "5"
+    assert call(functions[0], completions, ["5"] * 5)[0] == [1.0, 1.0, 1.0, 0.0, 0.0]
 
 
 EOS, TURN, PAD, WORD = 1, 2, 3, 50
@@ -255,7 +243,6 @@ EOS, TURN, PAD, WORD = 1, 2, 3, 50
         ([EOS, WORD, EOS], True),
         ([EOS], True),
         ([PAD, PAD], True),
-        ([EOS] * 100, True),
         ([], True),
     ],
 )
@@ -264,23 +251,22 @@ def test_abuse_of_the_end_of_sequence_token(ids, abuse):
 
 
 def test_eos_penalty():
-    functions, weights = build_rewards(
-        "r1_zero",
-        grader=ListedGrader(ungraded=("hang",)),
-        eos_token_ids=[EOS],
-        special_token_ids=[PAD],
-        eos_penalty=0.5,
-    )
+    given = {"eos_token_ids": [EOS], "special_token_ids": [PAD], "eos_penalty": 0.5}
+    grader = ListedGrader(ungraded=("hang",))
+    functions, weights = build_rewards("r1_zero", grader=grader, **given)
     assert [function.__name__ for function in functions] == ["r1_zero", "eos_penalty"]
     assert weights == [1.0, 0.5]
-    ids = [[WORD, EOS], [WORD, EOS, EOS], [EOS, EOS]]
-    marks = call(functions[1], [r1("5"), r1("5"), r1("hang")], ["5"] * 3, ids)
+    ids = [[WORD, EOS], [WORD, EOS, EOS], [PAD, PAD], [EOS, EOS]]
+    marks, *_ = call(functions[1], [r1("5"), r1("5"), r1("5"), r1("hang")], ["5"] * 4, ids)
     # The ungraded completion gets None: with a number, its reward would no longer be ungraded.
-    assert marks == [0.0, -1.0, None]
-
-
-def test_eos_penalty_needs_to_know_the_token():
+    assert marks == [0.0, -1.0, -1.0, None]
     with pytest.raises(ConfigurationError, match=r"eos_penalty=0\.5 needs eos_token_ids"):
-        build_rewards("r1_zero", grader=ListedGrader(), eos_penalty=0.5)
+        build_rewards("r1_zero", grader=grader, eos_penalty=0.5)
     with pytest.raises(ConfigurationError, match=r"eos_penalty=-1\.0"):
-        build_rewards("r1_zero", grader=ListedGrader(), eos_token_ids=[1], eos_penalty=-1.0)
+        build_rewards("r1_zero", grader=grader, eos_token_ids=[1], eos_penalty=-1.0)
+
+
+def test_a_reward_that_raises_names_itself_and_the_line():
+    functions, _ = build_rewards("r1_zero", grader=ListedGrader())
+    with pytest.raises(RewardError, match=r"'r1_zero' raised TypeError: .* \(line \d+ of .*\.py\)"):
+        call(functions[0], [3], ["5"])
