@@ -12,19 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.rewards.test_grader import HANGS, equal_in_other_words
 from trl_ablate.rewards import MathGrader
 
 REPOSITORY = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
-
-
-def equal_in_other_words(count: int) -> tuple[list[str], list[str]]:
-    """Right answers that only algebra can tell, each different, so that workers have to work."""
-    return (
-        [f"(x+{number})^2" for number in range(count)],
-        [f"x^2+{2 * number}x+{number * number}" for number in range(count)],
-    )
 
 
 def children(pid: int) -> list[int]:
@@ -56,12 +49,6 @@ def wait_until(condition, seconds: float) -> bool:
 def descendants(grader: MathGrader) -> list[int]:
     """A grader's processes: the watchers and their forks."""
     return [*grader.pids, *[fork for watcher in grader.pids for fork in children(watcher)]]
-
-
-@pytest.fixture(scope="module")
-def grader():
-    with MathGrader(workers=1, timeout=5.0) as shared:
-        yield shared
 
 
 @pytest.mark.slow
@@ -100,7 +87,7 @@ def test_an_item_that_kills_its_worker_every_time_is_given_up():
         thread = threading.Thread(target=kill_forks)
         thread.start()
         try:
-            assert grader.grade([r"9^{9^{9^{9}}}+1"], ["5"]) == [None]
+            assert grader.grade([HANGS], ["5"]) == [None]
         finally:
             stop.set()
             thread.join()
@@ -119,7 +106,8 @@ def test_a_giant_integer_ends_a_worker_and_not_the_machine():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_uses_workers_of_its_own(grader):
+def test_a_forked_child_uses_workers_of_its_own():
+    grader = MathGrader(workers=1, timeout=5.0)
     grader.grade(["(x-1)(x+1)"], ["x^2-1"])
     parents = set(grader.pids)
     context = multiprocessing.get_context("fork")
@@ -148,6 +136,7 @@ def test_processes_start_with_the_first_answers_that_need_algebra():
         (first,) = grader.pids
         assert grader.grade(answers[1:], golds[1:]) == [True]
         assert grader.pids == [first]
+        assert b"PYTHONHASHSEED=0" in Path(f"/proc/{first}/environ").read_bytes()  # same verdicts
 
 
 def test_closing_ends_every_process():
@@ -180,7 +169,6 @@ if "wait" in sys.argv:
 """
 
 
-ENDS = ("exit", "raise", "SIGTERM", "SIGKILL", "SIGINT")
 QUICK = {("SIGINT", True), ("SIGKILL", False)}
 """Python's own end, with an exception, and one that Python does not see."""
 
@@ -190,7 +178,7 @@ QUICK = {("SIGINT", True), ("SIGKILL", False)}
     ("end", "busy"),
     [
         pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-        for case in product(ENDS, (False, True))
+        for case in product(("exit", "raise", "SIGTERM", "SIGKILL", "SIGINT"), (False, True))
     ],
 )
 def test_nothing_is_left_behind(tmp_path, end, busy):

@@ -17,7 +17,7 @@ and reports how many.
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow
@@ -26,7 +26,7 @@ from datasets import Dataset
 from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.filters import by_pass_rate, columns_of, filtered, of_these
 from trl_ablate.data.row_files import read_source
-from trl_ablate.data.sources import BadRowError, Reading, to_question
+from trl_ablate.data.sources import BadRowError, to_question
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature, problems, world_of_data
 from trl_ablate.prompts.writing import prompt_writer
@@ -219,18 +219,14 @@ def _load_miniature(source: Source, selection: Selection) -> Dataset:
 def _collect(source: Source) -> list[dict[str, Any]]:
     """The usable rows: question and answer as text, and all other columns."""
     known = NAMED_DATASETS.get(source.name) or NamedDataset(source.name)
-    reading = Reading(
-        source.columns[0] or known.question_column,
-        source.columns[1] or known.answer_column,
-        known.marker,
-        source.prompt_column,
-        source.needs_answers,
-    )
+    question, answer = source.columns
+    columns = (question or known.question_column, answer or known.answer_column)
+    source = replace(source, columns=columns)
     questions: list[dict[str, Any]] = []
     bad: list[str] = []
     for row in read_source(known.hub_id, split=source.split, config=source.config or known.config):
         try:
-            questions.append(to_question(row, reading))
+            questions.append(to_question(row, source, known.marker))
         except BadRowError as error:
             if not source.skip_bad_rows:
                 raise ConfigurationError(

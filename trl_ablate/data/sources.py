@@ -1,17 +1,17 @@
 """From a row of a source to a question: which rows are usable, and what their answer is."""
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
+from trl_ablate.data.choice import Source
 from trl_ablate.data.row_files import Row
 from trl_ablate.rewards.grading.latex import last_boxed
 
-_QUESTION_COLUMNS = ("question", "problem")
-_ANSWER_COLUMNS = ("answer", "solution")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox) +([^\s$.,]+)")
-RESERVED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra")
-RESERVED_BY_TRL += ("log_metric", "environments")
+RESERVED_BY_TRL = (
+    "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric",
+    "environments",
+)  # fmt: skip
 """Arguments of a reward function, which no column can be called."""
 
 
@@ -19,42 +19,32 @@ class BadRowError(ValueError):
     """A row cannot be used; the message gives the reason."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Where a row's question and answer are; see `choice.Source`.
-
-    With a marker, an answer without the marker is unusable: it ends before its result.
-    """
-
-    question_column: str | None = None
-    answer_column: str | None = None
-    marker: str | None = None
-    prompt_column: str | None = None
-    needs_answers: bool = True
-
-
-def to_question(row: Row, reading: Reading) -> dict[str, Any]:
+def to_question(row: Row, source: Source, marker: str | None = None) -> dict[str, Any]:
     """The row with its question and answer, level and subject as text, and all other columns.
 
     Where the row brings its whole prompt, the level is a column like the others.
     Raises `BadRowError` with the reason if the row has no usable question or no usable answer.
+
+    Args:
+        marker: an answer without it is unusable: it ends before its result.
     """
     if row.defect is not None:
         raise BadRowError(row.defect)
-    values = row.values
-    names = (reading.question_column,) if reading.question_column else _QUESTION_COLUMNS
-    found: dict[str, Any] = {}
-    if reading.prompt_column is not None:
-        found["prompt"] = _prompt(values, reading.prompt_column)
-    if reading.prompt_column is None or any(isinstance(values.get(one), str) for one in names):
-        found["question"] = _text(values, names)[1]
-    if reading.needs_answers:
-        found["answer"] = _gold(values, reading)
-    elif reading.answer_column is not None:
-        if reading.answer_column not in values:
-            raise BadRowError(_no_column(values, reading.answer_column))
-        found["answer"] = values[reading.answer_column]
-    if reading.prompt_column is None and isinstance(values.get("level"), str | int):
+    values, found = row.values, {}
+    question, answer = source.columns
+    questions = (question,) if question else ("question", "problem")
+    brings_prompt = source.prompt_column is not None
+    if source.prompt_column is not None:
+        found["prompt"] = _prompt(values, source.prompt_column)
+    if not brings_prompt or any(isinstance(values.get(one), str) for one in questions):
+        found["question"] = _text(values, questions)[1]
+    if source.needs_answers:
+        found["answer"] = _gold(values, (answer,) if answer else ("answer", "solution"), marker)
+    elif answer is not None:
+        if answer not in values:
+            raise BadRowError(_no_column(values, answer))
+        found["answer"] = values[answer]
+    if not brings_prompt and isinstance(values.get("level"), str | int):
         found["level"] = str(values["level"])
     for subject in ("subject", "type"):
         if isinstance(values.get(subject), str):
@@ -69,10 +59,9 @@ def to_question(row: Row, reading: Reading) -> dict[str, Any]:
     return found | others
 
 
-def _gold(values: dict[str, Any], reading: Reading) -> str:
-    names = (reading.answer_column,) if reading.answer_column else _ANSWER_COLUMNS
+def _gold(values: dict[str, Any], names: tuple[str, ...], marker: str | None) -> str:
     column, answer = _text(values, names)
-    marker = reading.marker or (r"\boxed" if column == "solution" else "")
+    marker = marker or (r"\boxed" if column == "solution" else "")
     if marker not in answer:
         raise BadRowError(f"no {marker} in column {column!r}")
     gold = final_answer(answer)
