@@ -69,17 +69,10 @@ class Masker:
 
     def words(self, words: Sequence[str]) -> list[str]:
         """A command line without secrets: `--hub_token X` and `--hub_token=X` keep their flag."""
-        shown: list[str] = []
-        for position, word in enumerate(words):
-            name, equals, _ = word.partition("=")
-            before = words[position - 1] if position else ""
-            if equals and _is_secret_flag(name):
-                shown.append(f"{name}={MASK}")
-            elif before.startswith("--") and "=" not in before and _is_secret_flag(before):
-                shown.append(MASK)
-            else:
-                shown.append(self.text(word))
-        return shown
+        return [
+            self.text(word) if secret is None else f"{word.removesuffix(secret)}{MASK}"
+            for word, secret in _flagged(words)
+        ]
 
     def is_clean(self, content: bytes) -> bool:
         """Whether a file that is not rewritten holds no known secret and no shape of a token."""
@@ -98,17 +91,20 @@ def known_secrets(records: Iterable[Any], command: Sequence[str], token: str | N
     }
     for record in records:
         found |= set(_under_secret_names(record))
-    for before, word in zip(["", *command], command, strict=False):
-        name, equals, value = word.partition("=")
-        if equals and _is_secret_flag(name):
-            found.add(value)
-        elif before.startswith("--") and "=" not in before and _is_secret_flag(before):
-            found.add(word)
+    found |= {secret or "" for _, secret in _flagged(command)}
     return found - {""}
 
 
-def _is_secret_flag(word: str) -> bool:
-    return bool(_SECRET_SETTING.search(word.lstrip("-")))
+def _flagged(words: Sequence[str]) -> Iterable[tuple[str, str | None]]:
+    """Each word of a command line, and the secret in it, by the name of its flag or setting."""
+    for before, word in zip(["", *words], words, strict=False):
+        name, equals, value = word.partition("=")
+        if equals and _SECRET_SETTING.search(name.lstrip("-")):
+            yield word, value
+        elif before.startswith("--") and _SECRET_SETTING.search(before.lstrip("-")):
+            yield word, word
+        else:
+            yield word, None
 
 
 def _under_secret_names(value: Any, secret: bool = False) -> Iterable[str]:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -47,7 +46,6 @@ from trl_ablate.training.models import (
     check_finite,
     checked_tokenizer,
     context_of,
-    explained_by,
     resolve_model,
     starting_point,
 )
@@ -70,18 +68,16 @@ def build_trainer(
     check_loader(resolved.config)
     check_generation_config(resolved.config)
     model = resolve_model(starting_point(resolved))
-    look = partial(checked_tokenizer, model, resolved)
-    tokenizer = look()
+    tokenizer = checked_tokenizer(model, resolved)
     train_dataset = task_dataset(resolved.task, "train", tokenizer)
     check_enough(train_dataset, resolved.config)
-    with explained_by(look):
-        context = context_of(model, resolved)
-        check_all_fit(train_dataset, tokenizer, context, "train questions")
-        sets = None
-        if resolved.config.eval_strategy != "no":  # else the data may have no such split, as in TRL
-            sets = evaluation_sets(resolved.task, tokenizer)
-            check_all_fit(sets, tokenizer, context, "eval questions")
-        return put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)
+    context = context_of(model, resolved)
+    check_all_fit(train_dataset, tokenizer, context, "train questions")
+    sets = None
+    if resolved.config.eval_strategy != "no":  # else the data may have no such split, as in TRL
+        sets = evaluation_sets(resolved.task, tokenizer)
+        check_all_fit(sets, tokenizer, context, "eval questions")
+    return put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)
 
 
 def check_reward_weights(config: AblationConfig, rewards: int) -> None:

@@ -14,15 +14,18 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from io import StringIO
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
 from trl_ablate.guard.rules import Alert
 from trl_ablate.run.masking import Masker
 from trl_ablate.run.untrusted import for_terminal, on_one_line
+
+logger = logging.getLogger(__name__)
 
 TRACKIO = "trackio"
 STEP = "train/global_step"
@@ -92,10 +95,6 @@ def export_static(config: TrainingArguments, private: bool) -> str | None:
         return None
 
 
-logger = logging.getLogger(__name__)
-
-EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
-REASON_LETTERS = 300
 
 
 @contextmanager
@@ -110,7 +109,7 @@ def dropped_on_error(args: TrainingArguments, name: str) -> Iterator[None]:
 
 def warn_of(what: str, error: BaseException) -> None:
     """Log one line: what is given up, and why."""
-    why = on_one_line(Masker().text(f"{type(error).__name__}: {error}"))[:REASON_LETTERS]
+    why = on_one_line(Masker().text(f"{type(error).__name__}: {error}"))[:300]
     logger.warning("%s (%s); the run continues, and its own files are complete", what, why)
 
 
@@ -135,25 +134,12 @@ class Tolerated(TrainerCallback):
     """Passes every event to an integration, until it raises for the first time."""
 
     def __init__(self, name: str, integration: TrainerCallback):
-        self.name = name
-        self.integration = integration
+        self.name, self.integration = name, integration
+        for event in (name for name in vars(TrainerCallback) if name.startswith("on_")):
+            setattr(self, event, partial(self._pass_on, getattr(integration, event)))
 
-
-def _passed_on(event: str) -> Callable[..., TrainerControl | None]:
-    def pass_on(
-        self: Tolerated,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs,
-    ) -> TrainerControl | None:
+    def _pass_on(self, event: Callable[..., Any], args: TrainingArguments, *given, **kwargs) -> Any:
         if self.name in (args.report_to or []):
             with dropped_on_error(args, self.name):
-                return getattr(self.integration, event)(args, state, control, **kwargs)
+                return event(args, *given, **kwargs)
         return None
-
-    return pass_on
-
-
-for _event in EVENTS:
-    setattr(Tolerated, _event, _passed_on(_event))

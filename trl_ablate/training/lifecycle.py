@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
@@ -75,8 +75,7 @@ class Start:
         return self.resolved.config.process_index == 0
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A trainer that can start, and what may end it before its last step."""
 
     trainer: AblationTrainer
@@ -152,16 +151,11 @@ def for_training(start: Start, checkpoint: Path | None) -> Resolved:
     config.hub_private_repo = config.hub_private_repo is not False
     evaluates = config.eval_strategy != "no"  # else there is no set to evaluate
     config.eval_on_start = evaluates and config.eval_on_start and checkpoint is None
-    config.run_name = name_of(start)
-    return dataclasses.replace(start.resolved, config=config)
-
-
-def name_of(start: Start) -> str:
-    """The run's name in trackio: a new one, or after a resume the same as before."""
-    directory, wanted = start.directory, start.resolved.config.run_name
+    directory = start.directory  # in trackio a new name, or after a resume the same as before
     resumes = start.mode == "resume" and directory.run_file.exists()
     before = directory.read().get("run_name") if resumes else None
-    return before or new_run_name(wanted or directory.path.name)
+    config.run_name = before or new_run_name(config.run_name or directory.path.name)
+    return dataclasses.replace(start.resolved, config=config)
 
 
 def begin_record(
@@ -200,18 +194,13 @@ def masker_of(start: Start) -> Masker:
 
 @contextmanager
 def record(start: Start, resolved: Resolved, masker: Masker) -> Iterator[Outcome]:
-    """Keep `run.json` up to date until the run ends, however it ends."""
+    """Keep `run.json` up to date until the run ends, however it ends: what identifies the run, its
+    code and its machine, and at last how it ended."""
     if not start.is_main:
         yield Outcome()
         return
-    described = identity(start, resolved, masker)
-    with start.directory.recorded(clean=masker.text, **described) as outcome:
-        yield outcome
-
-
-def identity(start: Start, resolved: Resolved, masker: Masker) -> dict[str, Any]:
-    """The entries of `run.json` that identify the run, its code and its machine."""
     config = resolved.config
+    gpus = config.world_size if config.device.type == "cuda" else 0
     described = {
         "recipe": resolved.recipe.name,
         "profile": resolved.profile,
@@ -221,16 +210,11 @@ def identity(start: Start, resolved: Resolved, masker: Masker) -> dict[str, Any]
         "run_name": config.run_name,
         "command": masker.words(start.command),
         **provenance(),
-        **accelerators(config),
+        "gpus": gpus,
+        **({"gpu": torch.cuda.get_device_name(config.device)} if gpus else {}),
     }
-    return masker.value(described)
-
-
-def accelerators(config) -> dict[str, Any]:
-    """How many GPUs the run uses, and their name."""
-    if config.device.type != "cuda":
-        return {"gpus": 0}
-    return {"gpus": config.world_size, "gpu": torch.cuda.get_device_name(config.device)}
+    with start.directory.recorded(clean=masker.text, **masker.value(described)) as outcome:
+        yield outcome
 
 
 @contextmanager

@@ -7,7 +7,6 @@ without its vocabulary a tokenizer is made that knows no word.
 import json
 import re
 import warnings
-from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -44,18 +43,6 @@ def one_sentence(what: str, remedy: str):
             raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise ConfigurationError(f"{what} could not be loaded ({reason}); {remedy}") from error
-
-
-@contextmanager
-def explained_by(look: Callable[[], object]):
-    """A file may vanish or be cut off between the check and the loading: its error is
-    then replaced by what `look` reports now, or kept if it finds nothing."""
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, ConfigurationError) and not is_disk_full(error):
-            look()
-        raise
 
 
 def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:

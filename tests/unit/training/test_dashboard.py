@@ -2,27 +2,26 @@
 sent to trackio."""
 
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 import trackio
+from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import integration_utils
-from transformers.integrations.integration_utils import TrackioCallback
 from transformers.trainer_callback import CallbackHandler
 
 from trl_ablate import hub, load_recipe
 from trl_ablate.errors import ConfigurationError, PublishError
+from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.rules import Alert
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.training.building import put_together
-from trl_ablate.training.callbacks import RolloutWriter
+from trl_ablate.training.callbacks import GuardWatch
 from trl_ablate.training.dashboard import (
-    EVENTS,
     Tolerated,
     export_static,
     log_rollouts,
@@ -30,6 +29,7 @@ from trl_ablate.training.dashboard import (
     tolerated_integrations,
 )
 
+EVENTS = [name for name in vars(TrainerCallback) if name.startswith("on_")]
 HAPPENED = "the disk of the dashboard is full, hf_" + "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA2b"
 
 
@@ -125,72 +125,6 @@ def test_ctrl_c_in_an_integration_ends_the_run(offered, monkeypatch):
         Tolerated("x", Interrupted()).on_log(arguments("x"), TrainerState(), TrainerControl())
 
 
-def with_integrations(make_trainer, *names, **settings):
-    """A trainer whose integrations are added as `put_together` adds them."""
-    trainer = make_trainer(project="tried", run_name="mine", **settings)
-    trainer.args.report_to = list(names)
-    with tolerated_integrations(trainer.args) as callbacks:
-        for callback in callbacks:
-            trainer.add_callback(callback)
-    return trainer
-
-
-@pytest.fixture
-def storage(tmp_path, monkeypatch):
-    """trackio's database of the project, in a folder of its own."""
-    from trackio import sqlite_storage, utils
-
-    folder = tmp_path / "trackio"
-    folder.mkdir()
-    for module in (sqlite_storage, utils, trackio):
-        monkeypatch.setattr(module, "TRACKIO_DIR", folder)
-    yield folder / "tried.db"
-    trackio.context_vars.current_run.set(None)
-
-
-def damage(file):
-    """The bytes of a database and of its log, overwritten in place.
-
-    Never cut off: SQLite has its index of the log (`-shm`) in memory, and a process that reads such
-    a file behind its end is killed by the kernel.
-    """
-    for each in (file, file.with_name(f"{file.name}-wal")):
-        if each.is_file():
-            with each.open("r+b") as opened:
-                opened.write(b"\xff" * max(4096, each.stat().st_size))
-
-
-class Damaging(TrainerCallback):
-    def __init__(self, file, step):
-        self._file, self._step = file, step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self._step:
-            until = time.monotonic() + 20
-            while not self._file.exists() and time.monotonic() < until:  # made in a thread
-                time.sleep(0.05)
-            assert self._file.exists()
-            damage(self._file)
-
-
-@pytest.mark.parametrize("step", [0, 1], ids=["at the start", "in the middle"])
-def test_a_damaged_database_of_trackio_costs_no_training(
-    make_trainer, tmp_path, storage, caplog, step
-):
-    if step == 0:
-        storage.write_bytes(b"\xff" * 4096)
-    trainer = with_integrations(make_trainer, "trackio", logging_steps=1, eval_strategy="steps",
-                                eval_steps=1)  # fmt: skip
-    rollouts = RolloutWriter(RunDirectory(tmp_path / "run"), 2, 0)
-    rollouts.attach(trainer)
-    for callback in (Damaging(storage, step), rollouts):
-        trainer.add_callback(callback)
-    trainer.train()
-    assert trainer.state.global_step == 3
-    assert len([said for said in caplog.messages if "reporting to trackio" in said]) <= 1
-    assert len(list((tmp_path / "run" / "rollouts").iterdir())) == 3
-
-
 def test_a_trainer_of_a_recipe_has_tolerated_integrations(monkeypatch):
     """`put_together` passes the callbacks to the trainer, and the trainer adds none of its own."""
     import trl_ablate.training.building as building
@@ -225,50 +159,30 @@ def test_an_export_that_fails_is_a_warning(monkeypatch, caplog):
     assert said.startswith("no static Space me/x was made (ConnectionError: no route)")
 
 
-def test_an_alert_that_cannot_be_sent_is_kept_and_costs_nothing(tmp_path, monkeypatch, caplog):
-    import io
-
-    from rich.console import Console
-
-    from trl_ablate.guard.arguments import GuardArguments
-    from trl_ablate.training.callbacks import GuardWatch
-
-    def fail(**given):
-        raise RuntimeError("Call trackio.init() before")
-
-    monkeypatch.setattr(trackio, "alert", fail)
-    run = RunDirectory(tmp_path)
-    watch = GuardWatch(run, GuardArguments(), Console(file=io.StringIO()))
-    alert = Alert("length", "warn", 3, 1.0, 2.0, "Responses are long.")
-    watch._guard = SimpleNamespace(observe=lambda row: [alert])  # type: ignore
-    args = arguments("trackio")
-    for step in (3, 4):
-        state = TrainerState(is_world_process_zero=True, global_step=step)
-        watch.on_log(args, state, TrainerControl(), logs={})
-    assert len(run.alerts_file.read_text().splitlines()) == 2
-    assert args.report_to == [] and len(caplog.messages) == 1
-
-
-def test_an_alert_is_printed_once_with_the_step_of_training(tmp_path, monkeypatch, capsys):
-    from rich.console import Console
-
-    from trl_ablate.guard.arguments import GuardArguments
-    from trl_ablate.training.callbacks import GuardWatch
-
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_alert_is_kept_and_printed_once_also_where_it_cannot_be_sent(
+    tmp_path, monkeypatch, capsys, caplog, fails
+):
     sent = []
 
     def print_and_send(**given):
+        if fails:
+            raise RuntimeError("Call trackio.init() before")
         sys.stdout.write(f"[TRACKIO WARN] {given['title']}: {given['text']} (step 17)\n")
         sent.append(given["text"])
 
     monkeypatch.setattr(trackio, "alert", print_and_send)
-    watch = GuardWatch(RunDirectory(tmp_path), GuardArguments(), Console())
+    run, args = RunDirectory(tmp_path), arguments("trackio")
+    watch = GuardWatch(run, GuardArguments(), Console())
     alert = Alert("length", "warn", 3, 1.0, 2.0, "Responses are long.")
     watch._guard = SimpleNamespace(observe=lambda row: [alert])  # type: ignore
     state = TrainerState(is_world_process_zero=True, global_step=3)
-    watch.on_log(arguments("trackio"), state, TrainerControl(), logs={})
-    assert capsys.readouterr().out == "guard, step 3: Responses are long. (warn)\n"
-    assert sent == ["Responses are long. (step 3)"]
+    for _ in range(2):
+        watch.on_log(args, state, TrainerControl(), logs={})
+    assert capsys.readouterr().out == "guard, step 3: Responses are long. (warn)\n" * 2
+    assert len(run.alerts_file.read_text().splitlines()) == 2
+    assert sent == ([] if fails else ["Responses are long. (step 3)"] * 2)
+    assert args.report_to == ([] if fails else ["trackio"]) and len(caplog.messages) == fails
 
 
 @pytest.mark.parametrize(
@@ -326,47 +240,18 @@ def test_rollouts_are_a_table_of_text(monkeypatch):
     ]
 
 
-class Recorder:
-    """A stand-in for a module: records every call, and returns the requested Space."""
-
-    __version__ = "0.43.0"
-
-    def __init__(self):
-        self.calls = {}
-        self.config = {}
-        self.context_vars = SimpleNamespace(
-            current_space_id=SimpleNamespace(get=lambda: self.calls["init"]["space_id"])
-        )
-
-    def __getattr__(self, name):
-        return lambda **given: self.calls.setdefault(name, given).get("space_id")
-
-
-def test_the_settings_of_a_space_reach_trackio():
-    settings = {"trackio_space_id": "me/live", "trackio_static_space_id": "me/frozen"}
-    settings |= {"trackio_bucket_id": "me/bucket", "hub_private_repo": True}
-    callback, seen = TrackioCallback(), Recorder()
-    callback._trackio = seen
-    state, control = TrainerState(is_world_process_zero=True), TrainerControl()
-    model = SimpleNamespace(config=None, num_parameters=lambda: 1)
-    args = config(**settings)
-    callback.on_train_begin(args, state, control, model=model)
-    callback.on_train_end(args, state, control, model=model)
-    opened, frozen = seen.calls["init"], seen.calls["freeze"]
-    assert (opened["space_id"], opened["bucket_id"]) == ("me/live", "me/bucket")
-    assert opened["private"] is frozen["private"] is True
-    assert (frozen["space_id"], frozen["new_space_id"]) == ("me/live", "me/frozen")
-
-
-def test_a_static_export_of_what_was_logged_here(monkeypatch):
-    seen = Recorder()
-    monkeypatch.setattr(trackio, "sync", seen.sync)
-    assert export_static(config(), True) is None
-    assert export_static(config(trackio_static_space_id=False), True) is None
-    both = config(trackio_static_space_id="me/a", trackio_space_id="me/b")
-    assert export_static(both, True) is None
-    assert not seen.calls
-    settings = {"trackio_static_space_id": "me/frozen", "hub_private_repo": True}
-    assert export_static(config(**settings), True) == "me/frozen"
-    sent = seen.calls["sync"]
-    assert (sent["sdk"], sent["project"], sent["private"]) == ("static", "trl_ablate", True)
+@pytest.mark.parametrize(
+    ("settings", "made"),
+    [
+        ({}, None),
+        ({"trackio_static_space_id": False}, None),
+        ({"trackio_static_space_id": "me/a", "trackio_space_id": "me/b"}, None),  # by trackio
+        ({"trackio_static_space_id": "me/frozen"}, "me/frozen"),
+    ],
+)
+def test_a_static_export_of_what_was_logged_here(monkeypatch, settings, made):
+    calls = []
+    monkeypatch.setattr(trackio, "sync", lambda **given: calls.append(given) or given["space_id"])
+    assert export_static(config(**settings), True) == made
+    sent = [(one["sdk"], one["project"], one["private"]) for one in calls]
+    assert sent == ([("static", "trl_ablate", True)] if made else [])
