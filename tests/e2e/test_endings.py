@@ -1,21 +1,29 @@
-"""How a run ends that something happens to: its exit code, its record, and one sentence."""
+"""How a run ends that something happens to: its exit code, its record, and one sentence. And what
+a start refuses: it changes nothing of the run in its folder until all checks have passed."""
 
 import ctypes
 import errno
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tests.support.warm import SMALL, Ended, model_and_data, warm
+from tests.support.contents import contents
+from tests.support.disks import mount, unmount
+from tests.support.fake_train import alive
+from tests.support.shared import shared_once
+from tests.support.studies import wait_for
+from tests.support.warm import SMALL, Ended, Running, model_and_data, warm
 from trl_ablate.run.checkpoints import latest_whole_checkpoint, seal
 from trl_ablate.run.directory import RunDirectory
 
@@ -27,19 +35,33 @@ NEW_MOUNTS = 0x00020000
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> tuple[Path, Path]:
-    return model_and_data(tmp_path_factory.mktemp("world"))
+def world(tmp_path_factory) -> Path:
+    """A model and data, and a finished run."""
+    return shared_once(tmp_path_factory, "endings", make_world)
+
+
+def make_world(folder: Path) -> None:
+    model_and_data(folder)
+    ended = start(folder, folder / "finished", "--grpo_steps", "2")
+    assert ended.code == 0, ended.stderr
+
+
+def begin(world: Path, output: Path, *words: str, sabotage=None) -> Running:
+    places = ["--model_name_or_path", world / "model", "--dataset", world / "data"]
+    words = (*WORDS, *places, "--output_dir", output, *words)
+    return warm("train", *words, sabotage=sabotage, environment={"HF_TOKEN": TOKEN})
+
+
+def start(world: Path, output: Path, *words: str, sabotage=None) -> Ended:
+    return begin(world, output, *words, sabotage=sabotage).wait()
 
 
 @pytest.fixture
 def end(world, tmp_path):
     """`end(sabotage, *words)`: how a run in `tmp_path / "run"` ended, and its record."""
-    model, data = world
-    places = ["--model_name_or_path", str(model), "--dataset", str(data)]
 
     def end(sabotage, *words: str) -> tuple[Ended, dict]:
-        words = (*WORDS, *places, "--output_dir", str(tmp_path / "run"), *words)
-        ended = warm("train", *words, sabotage=sabotage, environment={"HF_TOKEN": TOKEN}).wait()
+        ended = start(world, tmp_path / "run", *words, sabotage=sabotage)
         return ended, json.loads((tmp_path / "run" / "run.json").read_text())
 
     return end
@@ -205,3 +227,185 @@ def test_a_full_disk_leaves_a_checkpoint_to_resume_from_and_no_file_holds_the_to
     files = [file for file in output.rglob("*") if file.is_file()]
     assert {"training_args.bin", "run.json", "metrics.jsonl"} <= {file.name for file in files}
     assert not [file for file in files if TOKEN.encode() in file.read_bytes()]
+
+
+def assert_refused(ended: Ended, *parts: str) -> None:
+    assert ended.code in (1, 2) and "Traceback" not in ended.printed, ended.printed
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert all(part in line for part in parts), line
+
+
+@pytest.fixture
+def finished(world, tmp_path) -> RunDirectory:
+    """The finished run, and a file of the user in it."""
+    shutil.copytree(world / "finished", tmp_path / "run")
+    (tmp_path / "run" / "thesis.tex").write_text("precious")
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--overwrite", "--dataset", "typo.jsonl"], "there is no such file"),
+        (["--overwrite", "--model_name_or_path", "/nowhere/model"], "could not be loaded"),
+        (["--overwrite", "--train_size", "1"], "questions to train on"),
+        (["--overwrite", "--start", "sft_nowhere"], "no such entry in starts"),
+        (["--resume"], "no whole checkpoint to resume from"),
+        (["--resume_from_checkpoint", "x"], "use --resume"),
+        ([], "holds a run already (finished)"),
+        (["--resume", "--learning_rate", "1e-3"], "learning_rate"),
+        (["--resume", "--seed", "7"], "seed 0 -> 7"),
+        (["--resume", "--best_metric", "eval_format_reward"], "best_metric"),
+        (["--resume", "--eval_size", "8"], "eval_size 16 -> 8"),
+        (["--resume", "--use_peft", "true"], "use_peft"),
+    ],
+)
+def test_a_refused_start_changes_no_file(world, finished, words, said):
+    if said.startswith("no whole"):
+        for folder in finished.checkpoints():
+            shutil.rmtree(folder)
+    before = contents(finished.path)
+    assert_refused(start(world, finished.path, *words), said)
+    assert contents(finished.path) == before
+
+
+def test_a_refused_start_does_not_block_the_next(world, tmp_path):
+    for _ in range(2):
+        ended = start(world, tmp_path / "run", "--train_size", "1")
+        assert_refused(ended, "questions to train on")
+    assert contents(tmp_path / "run") == {}
+
+
+LEAVING = """
+import os, sys, time
+
+def exits(completions, **kwargs):
+    sys.exit(0)
+
+def ends(completions, **kwargs):
+    os._exit(0)
+
+def comes_back_twice(completions, **kwargs):
+    return forked(completions, 0)
+
+def stays_away(completions, **kwargs):
+    return forked(completions, 600)
+
+def forked(completions, seconds):
+    if not os.path.exists(__file__ + ".pids"):  # once: processes that come back would fork again
+        open(__file__ + ".pids", "w").close()
+        if os.fork() == 0:
+            with open(__file__ + ".pids", "w") as file:
+                file.write(str(os.getpid()))
+            time.sleep(seconds)
+    return [float(len(text)) for text in completions]
+"""
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("exits", "raised SystemExit: 0 (line 5 of "),
+    ("ends", "raised SystemExit: 0 (line 8 of "),
+    ("comes_back_twice", "forks, and the new process came back from it; "),
+    ("stays_away", None),
+])  # fmt: skip
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_a_reward_cannot_end_or_double_the_program(world, tmp_path, command, name, said):
+    file = tmp_path / "reward.py"
+    file.write_text(LEAVING)
+    words = ["--reward_funcs", f'["{file}:{name}"]']
+    if command == "train":
+        ended = start(world, tmp_path / "run", *words)
+        rows = list(RunDirectory(tmp_path / "run").metrics())
+        assert len({(row["step"], "eval_reward" in row) for row in rows}) == len(rows)
+    else:
+        ended = warm("check", *SMALL, "--dataset", str(world / "data"), *words).wait()
+    if said is None:  # a length does not tell right from wrong, which is what the check reports
+        assert ended.code == (command == "check") and "forks" not in ended.printed
+    else:
+        assert ended.code == 1 and f"reward function '{name}' {said}" in ended.printed
+        assert "Traceback" not in ended.printed
+    pids = Path(f"{file}.pids")
+    made = pids.read_text().split() if pids.exists() else []
+    assert bool(made) == (name in ("comes_back_twice", "stays_away"))
+    wait_for(lambda: not any(alive(int(pid)) for pid in made))
+
+
+@pytest.mark.slow
+def test_a_resume_keeps_the_history_of_changed_settings(world, finished):
+    longer = ["--resume", "--grpo_steps", "3"]
+    assert start(world, finished.path, *longer, "--num_rollouts_saved", "3").code == 0
+    (entry,) = finished.read()["changed_settings"]
+    assert entry["settings"]["grpo_steps"] == [2, 3]
+    assert entry["settings"]["num_rollouts_saved"][1] == 3
+    assert entry["step"] == 2
+    assert max(row["step"] for row in finished.metrics()) == 3
+
+
+def wait_before_building(waiting: Path, go: Path) -> None:
+    """The process writes a file before it builds its trainer, and goes on once the other exists."""
+    from trl_ablate.training import lifecycle
+
+    build = lifecycle.build_trainer
+
+    def build_later(*args):
+        waiting.touch()
+        while not go.exists():
+            time.sleep(0.02)
+        return build(*args)
+
+    lifecycle.build_trainer = build_later
+
+
+@pytest.mark.slow
+def test_the_second_start_in_an_empty_folder_writes_nothing(world, tmp_path):
+    output, waiting, go = tmp_path / "run", tmp_path / "waiting", tmp_path / "go"
+    first = begin(world, output, sabotage=partial(wait_before_building, waiting, go))
+    first.wait_for(waiting.exists)
+    second = start(world, output, "--learning_rate", "0.5")
+    go.touch()
+    assert_refused(second, "in use by another process")
+    ended = first.wait()
+    assert ended.code == 0, ended.stderr
+    assert RunDirectory(output).settings()["learning_rate"] != 0.5
+
+
+@pytest.fixture
+def closed(tmp_path):
+    """A folder that nobody can write to."""
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    if os.geteuid() == 0:
+        mount(folder, "size=1m")
+        (folder / "file.txt").write_text("x")
+        mount(folder, "remount,ro")
+    else:
+        (folder / "file.txt").write_text("x")
+        subprocess.run(["chmod", "-R", "a-w", str(folder)], check=True)
+    yield folder
+    if os.geteuid() == 0:
+        unmount(folder)
+    else:
+        subprocess.run(["chmod", "-R", "u+w", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_an_output_folder_that_cannot_be_made(world, closed, tmp_path):
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "run")
+    before = sorted(tmp_path.rglob("*"))
+    assert_refused(start(world, closed / "run"), "closed/run")
+    assert_refused(start(world, closed / "file.txt" / "run"), "is a file, but must be a")
+    assert_refused(start(world, tmp_path / ("x" * 300)), "too long for the file system")
+    assert_refused(start(world, tmp_path / "dangling"), "symbolic link", "does not exist")
+    assert_refused(start(world, tmp_path / os.fsdecode(b"caf\xe9")), "not a readable")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_cache_that_cannot_be_written(closed, tmp_path):
+    """A model that does not come with the package is made there on first use."""
+    words = [*WORDS, "--output_dir", tmp_path / "run"]
+    cache = {"TRL_ABLATE_CACHE": str(closed / "cache")}
+    made = ["--model_name_or_path", "miniature/sft_mid"]
+    assert_refused(warm("train", *words, *made, environment=cache).wait(), "closed/cache")
+    assert not RunDirectory(tmp_path / "run").checkpoint_last.exists()
+    assert warm("train", *words, "--overwrite", environment=cache).wait().code == 0

@@ -82,34 +82,19 @@ def watched(folder: Path, steps: int, sabotage: Callable[[], None] | None = None
     words = [*WORDS, "--grpo_steps", str(steps), "--output_dir", str(run)]
     words += ["--model_name_or_path", str(model), "--dataset", str(data)]
     training = warm("train", *words, sabotage=sabotage, with_graders=True)
-    samples, rows, deadline = [], Rows(run / "metrics.jsonl"), time.monotonic() + PATIENCE
-    while training.alive:
-        assert time.monotonic() < deadline
-        if rows.came() and (found := sample(training.pid, run, rows.number)):
-            samples.append(found)
-        time.sleep(0.01)
+    samples, rows, deadline = [], 0, time.monotonic() + PATIENCE
+    training.wait_for((run / "metrics.jsonl").exists)
+    with (run / "metrics.jsonl").open("rb") as file:  # only new rows are read
+        while training.alive:
+            assert time.monotonic() < deadline
+            new = file.read().count(b"\n")
+            rows += new
+            if new and (found := sample(training.pid, run, rows)):
+                samples.append(found)
+            time.sleep(0.01)
     ended = training.wait()
     assert ended.code == 0, ended.stderr
     return samples
-
-
-class Rows:
-    """The rows of a growing file. Only new ones are read: what watches must not take more and more
-    of the machine."""
-
-    def __init__(self, file: Path):
-        self._file, self._read, self.number = file, 0, 0
-
-    def came(self) -> bool:
-        """Whether there are new ones since the last call."""
-        if not self._file.exists() or self._file.stat().st_size == self._read:
-            return False
-        with self._file.open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        self._read += len(new)
-        self.number += new.count(b"\n")
-        return True
 
 
 def sample(pid: int, run: Path, rows: int) -> Sample | None:
