@@ -15,9 +15,11 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -106,24 +108,10 @@ def killed_worker(case: Case) -> Ended:
     training = case.start(with_graders=True)
     for _ in range(case.random.randint(1, 2)):
         case.at_some_moment(training)
-        workers = grader_processes(training.pid)
-        if workers:
-            os.kill(case.random.choice(workers), signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):  # the run has ended
+            if workers := psutil.Process(training.pid).children(recursive=True):
+                case.random.choice(workers).kill()
     return training.wait()
-
-
-def grader_processes(parent: int) -> list[int]:
-    """A training's watchers, and their forks."""
-    try:
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        below = [child for each in children for child in grader_processes(int(each))]
-        return [int(each) for each in children if "worker.py" in command(each)] + below
-    except FileNotFoundError:
-        return []
-
-
-def command(pid: str) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def interrupted(case: Case) -> RunDirectory:

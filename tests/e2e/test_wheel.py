@@ -79,6 +79,8 @@ def test_the_package_is_the_installed_one_and_holds_every_yaml(installed, tmp_pa
     assert "accelerate/zero3.yaml" in names(shipped)
     prompts = Path("trl_ablate", "prompts")
     assert names(installed / prompts, "*.txt") == names(REPOSITORY / prompts, "*.txt")
+    templates = names(REPOSITORY / "trl_ablate", "*.j2")
+    assert names(installed / "trl_ablate", "*.j2") == templates != set()
     models = Path("trl_ablate", "miniature", "models")
     assert names(installed / models) == names(REPOSITORY / models) != set()
 

@@ -132,12 +132,6 @@ class RunDirectory:
             if int(file.stem.removeprefix("step_")) > step:
                 file.unlink()
 
-    def traces(self) -> list[Path]:
-        """Traces of an earlier run: its record, or files that would mix with those of a new run."""
-        saved = (self.checkpoint_last, self.checkpoint_best)
-        known = (self.run_file, self.metrics_file, *map(where_it_stands, saved))
-        return [*filter(os.path.lexists, known), *self.checkpoints()]
-
     def checkpoints(self) -> list[Path]:
         """Every `checkpoint-N`, whole or not."""
         return [path for path in self.path.glob("checkpoint-*") if is_checkpoint(path)]
@@ -148,8 +142,8 @@ class RunDirectory:
         return [path for path in found if _ROLLOUTS.fullmatch(path.name)]
 
     def entries(self) -> list[Path]:
-        """Every existing path that a run writes: its record first, its traces last. Other files are
-        the user's and stay in place."""
+        """Every existing path that a run writes, its record first. Other files are the user's and
+        stay in place."""
         saved = (self.checkpoint_last, self.checkpoint_best)
         beside = [path for folder in saved for path in beside_while_replaced(folder)]
         parts = [path for path in self.path.glob(".*") if _UNFINISHED.fullmatch(path.name)]

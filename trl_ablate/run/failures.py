@@ -68,36 +68,35 @@ EXITED = (
 class EndedEarly(RuntimeError):
     """A training ended before its last step, and nothing had stopped it on purpose."""
 
-    @classmethod
-    def by_exit(cls, error: SystemExit) -> "EndedEarly":
-        """Code that the recipe names has called `sys.exit`."""
-        line, file = line_of(error, None)
-        return cls(EXITED.format(error=one_line(error), line=line, file=file))
+
+def ended_by_exit(error: SystemExit) -> EndedEarly:
+    """Code that the recipe names has called `sys.exit`."""
+    line, file = line_of(error, None)
+    return EndedEarly(EXITED.format(error=one_line(error), line=line, file=file))
 
 
-def check_reached_the_end(reached: int, wanted: int) -> None:
-    """Raise an error if a training has not taken all its optimizer steps."""
-    if reached < wanted:
-        raise EndedEarly(ENDED_EARLY.format(reached=reached, wanted=wanted))
+_BY_NAME = {
+    "UnpicklingError": FOREIGN_STATE,
+    "OutOfMemoryError": OUT_OF_MEMORY,
+    "EngineDeadError": ENGINE_DIED,
+}
+"""Errors of libraries that are not imported here, by their names."""
 
 
 def message_of(error: BaseException) -> str | None:
     """The message for a known failure, with what to do; None for an unknown error."""
+    name, said, file = type(error).__name__, str(error), getattr(error, "filename", None)
     if isinstance(error, ConfigurationError | RewardError | EndedEarly):
-        return str(error)
-    file = getattr(error, "filename", None)
+        return said
     if _is_of_shared_memory(error):
         return SHARED_MEMORY_FULL
-    if type(error).__name__ == "UnpicklingError":
-        return FOREIGN_STATE
+    if name in _BY_NAME:
+        return _BY_NAME[name]
     if is_disk_full(error):
         return DISK_FULL.format(where=f" ({file})" if file else "")
-    if type(error).__name__ == "OutOfMemoryError":
-        return OUT_OF_MEMORY
-    if type(error).__name__ == "EngineDeadError":
-        return ENGINE_DIED
-    if _is_of_server(error):
-        return SERVER_LOST.format(reason=str(error).split("\n")[0].rstrip("."))
+    no_server = name == "ConnectionError" and type(error).__module__ != "builtins"  # of requests
+    if no_server or said.startswith("Request failed: "):  # by TRL, when the server refused
+        return SERVER_LOST.format(reason=said.split("\n")[0].rstrip("."))
     if isinstance(error, FileNotFoundError) and file is not None:
         return GONE.format(file=file)
     return None
@@ -115,12 +114,6 @@ def _is_of_shared_memory(error: BaseException) -> bool:
     raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)[-1:]]
     of_a_lock = any(name.endswith(_LOCKS) for name in raised_in)
     return isinstance(error, OSError) and error.errno in _FULL and of_a_lock
-
-
-def _is_of_server(error: BaseException) -> bool:
-    """Whether TRL raised it because the server refused, or requests because there is no server."""
-    absent = type(error).__name__ == "ConnectionError" and type(error).__module__ != "builtins"
-    return absent or str(error).startswith("Request failed: ")
 
 
 def is_disk_full(error: BaseException) -> bool:

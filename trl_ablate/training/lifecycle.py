@@ -32,7 +32,7 @@ from trl_ablate.run.checkpoints import (
 )
 from trl_ablate.run.claim import Mode, claimed, delete
 from trl_ablate.run.directory import PREEMPTED, Outcome, RunDirectory
-from trl_ablate.run.failures import EndedEarly, check_reached_the_end, is_divergence
+from trl_ablate.run.failures import ENDED_EARLY, EndedEarly, ended_by_exit, is_divergence
 from trl_ablate.run.identity import changed_settings, check_same_run, portable
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.run.provenance import provenance, utc_now
@@ -96,7 +96,7 @@ def run(start: Start) -> Outcome:
         )
         resolved = for_training(start, checkpoint)
         prepared, recorded = prepare(start, resolved), record(start, resolved, masker)
-        if start.directory.traces():  # of an earlier run, which a failed start leaves as it is
+        if start.directory.entries():  # of an earlier run, which a failed start leaves as it is
             ready = held.enter_context(prepared)
             begin_record(start, settings, changed, checkpoint)
             outcome = held.enter_context(recorded)
@@ -132,7 +132,7 @@ def to_resume(start: Start, settings: dict[str, Any]) -> tuple[Path | None, dict
     if not start.is_main:
         return checkpoint, {}
     changed: dict[str, list[Any]] = {}
-    if directory.traces():
+    if directory.entries():
         changed = changed_settings(directory.settings(), settings)
         check_same_run(directory.path, changed, SchedulerType(config.lr_scheduler_type).value)
     if checkpoint is None:
@@ -245,7 +245,7 @@ def train(start: Start, ready: Prepared, checkpoint: Path | None, outcome: Outco
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except SystemExit as error:
-        raise EndedEarly.by_exit(error) from error
+        raise ended_by_exit(error) from error
     except RuntimeError as error:
         if not is_divergence(error):
             raise
@@ -256,8 +256,9 @@ def train(start: Start, ready: Prepared, checkpoint: Path | None, outcome: Outco
         outcome.stopped(f"guard: {alert.sentence}", **alert.numbers(), **diverged)
     if ready.preemption.ended_run:
         outcome.stopped(PREEMPTED)
-    if outcome.status == "finished":
-        check_reached_the_end(trainer.state.global_step, trainer.state.max_steps)
+    reached, wanted = trainer.state.global_step, trainer.state.max_steps
+    if outcome.status == "finished" and reached < wanted:
+        raise EndedEarly(ENDED_EARLY.format(reached=reached, wanted=wanted))
     save_whole(trainer, start.directory.checkpoint_last)
     ready.best.check()
 
