@@ -95,8 +95,6 @@ def export_static(config: TrainingArguments, private: bool) -> str | None:
         return None
 
 
-
-
 @contextmanager
 def dropped_on_error(args: TrainingArguments, name: str) -> Iterator[None]:
     """Warn about an error of the integration, and stop reporting to it."""
