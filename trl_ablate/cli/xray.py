@@ -1,6 +1,7 @@
 """`trl-ablate xray ARMS --checkpoint RUN/checkpoint-20`: gradients of arms on equal rollouts."""
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from trl_ablate.cli.terminal import line
 if TYPE_CHECKING:
     from trl_ablate.study.planned import Plan
     from trl_ablate.study.store import RunStore
+    from trl_ablate.xray import Xray
 
 DESCRIPTION = """\
 Compare the gradients that arms take on the same rollouts, before any of them is run. The rollouts
@@ -59,12 +61,37 @@ def show_for_plan(study: Path, profile: str | None, planned: "Plan", store: "Run
     """The X-ray of a study at its start, and the runs that it makes needless."""
     from trl_ablate.study.report.xray_section import xray_folder
     from trl_ablate.xray import xray
-    from trl_ablate.xray.saving import saved_runs
 
     output = xray_folder(store, planned.study)
     result = xray(study, profile=profile, output=output, say=line)
     for text in (result.summary(), *saved_runs(result, planned, store), f"written to {output}"):
         line(text)
+
+
+def saved_runs(result: "Xray", plan: "Plan", store: "RunStore") -> Iterator[str]:
+    """A line for each arm whose runs can be saved, and the total.
+
+    The runs of an inert arm repeat those of the arm that it is compared with. An arm that only
+    rescales is named, too, but its runs are kept in the count: what it does without Adam, or to
+    clipping by norm, is not seen here.
+    """
+    saved = 0
+    for arm in plan.arms:
+        if arm.name not in result.arms or arm.name == result.reference:
+            continue
+        runs = sum(not store.state(run.id).done for run in arm.runs)
+        words = {point.verdicts[arm.name].words for point in result.points}
+        other = result.against[arm.name]
+        if words == {"inert"}:
+            saved += runs
+            yield f"{arm.name}: its {runs} runs repeat those of {other}; leave it out"
+        elif words <= {"inert", "only rescales"}:
+            yield (
+                f"{arm.name}: its {runs} runs differ from {other} by a factor of the gradient "
+                "alone, which Adam undoes; expect no difference"
+            )
+    total = sum(not store.state(run).done for run in plan.runs())
+    yield f"{saved} of {total} runs to do can be saved"
 
 
 def show_outcomes(options: argparse.Namespace) -> int:

@@ -1,6 +1,13 @@
-"""The rollouts of a point: drawn by the reference, continued, or given."""
+"""The rollouts of a point: drawn by the reference, continued, or given.
+
+Given rollouts are those of another X-ray, or a run's `rollouts/STEP.jsonl`: texts in the order of
+the batch, if the run saved whole batches (`num_rollouts_saved` at least the rollout batch). Their
+tokens are those of the text, encoded again; rewards are computed again, as for new rollouts.
+"""
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +15,15 @@ import torch
 from datasets import Dataset
 
 from trl_ablate.data.questions import check_enough
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
 from trl_ablate.roles import named
+from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.training.building import task_dataset
 from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
 from trl_ablate.xray.chosen_arms import OF_THE_MODEL, OF_THE_QUESTIONS, XrayArm
-from trl_ablate.xray.recorded import SUFFIX, read_recorded
-from trl_ablate.xray.stored import key_of
+from trl_ablate.xray.gradients import key_of
 from trl_ablate.xray.stored_rollouts import RolloutFolder
 from trl_ablate.xray.taking import Point, Sources, take
 
@@ -43,7 +51,7 @@ def drawn(
     """
     resolved, about = reference.resolved, about_rollouts(reference, point, seed, given)
     recorded = None
-    if given is not None and given.suffix == SUFFIX:
+    if given is not None and given.suffix == ".jsonl":
         dataset, tokenizer = training_set(resolved)
         recorded = read_recorded(given, resolved, dataset, tokenizer, batches)
     stored_at = RolloutFolder(folder if given is None or recorded else given)
@@ -106,3 +114,53 @@ def wait() -> None:
     """Until every process is here."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Whole rollout batches of a run."""
+
+    questions: list[dict[str, Any]]
+    """Rows of the training set, one per group."""
+    completion_ids: list[list[int]]
+
+
+def read_recorded(
+    file: Path, resolved: Resolved, dataset: Dataset, tokenizer: Any, batches: int
+) -> Recorded:
+    """The first rollout batches of a file."""
+    config: Any = resolved.config
+    rows = list(read_jsonl(file))
+    wanted, group = batches * config.generation_batch_size, config.num_generations
+    if len(rows) < wanted:
+        raise ConfigurationError(
+            f"{file} has {len(rows)} rollouts, and {batches} rollout batches take {wanted}; lower "
+            "--batches, train with a larger num_rollouts_saved, or draw new rollouts"
+        )
+    asked: Any = dataset
+    known: dict[str, Any] = {str(row["prompt"]): row for row in asked}
+    prompts = [str(row.get("prompt")) for row in rows[:wanted]]
+    for first in range(0, wanted, group):
+        if len(set(prompts[first : first + group])) > 1:
+            raise ConfigurationError(
+                f"{file} has no whole groups of {group}: it is a sample of a batch; train with a "
+                f"num_rollouts_saved of at least {config.generation_batch_size}, or draw new ones"
+            )
+        if prompts[first] not in known:
+            raise ConfigurationError(
+                f"{file} has the prompt {prompts[first][-80:]!r}, which the reference does not "
+                "ask: it is of another template, tokenizer or data; draw new rollouts"
+            )
+    completions = [_tokens(str(row.get("response")), config, tokenizer) for row in rows[:wanted]]
+    return Recorded([known[prompts[first]] for first in range(0, wanted, group)], completions)
+
+
+def _tokens(response: str, config: Any, tokenizer: Any) -> list[int]:
+    """The tokens of a response; its end-of-sequence token, which the text lacks, is added unless a
+    stop string or the limit ended it."""
+    limit: int = config.max_completion_length
+    ids = list(tokenizer.encode(response, add_special_tokens=False))[:limit]
+    stops: Sequence[str] = config.stop or ()
+    if len(ids) < limit and not any(response.endswith(stop) for stop in stops):
+        ids.append(tokenizer.eos_token_id)
+    return ids

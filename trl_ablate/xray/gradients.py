@@ -7,13 +7,19 @@ their gradients.
 
 Memory: the gradient of the backward pass and, if a batch has several optimizer steps, their sum;
 the optimizer's second moments; and sketches.
+
+What was taken is stored, so that an X-ray that was interrupted continues. No pickles.
 """
 
+import hashlib
+import json
 import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -48,6 +54,41 @@ class TakenGradients:
     tokens: dict[str, float] = field(default_factory=dict)
     """Shares of the stored tokens that are clipped, masked and dropped."""
     seconds_B: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def write(self, file: Path, key: str) -> None:
+        """Write atomically."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        values = {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
+        values |= {PUSHES + name: one for name, one in self.pushes.items()}
+        about = json.dumps({"key": key, "cells": self.cells, "tokens": self.tokens})
+        part = file.with_suffix(".part.npz")
+        np.savez(part, allow_pickle=False, **values, about=np.array(about))
+        part.replace(file)
+
+    @classmethod
+    def read(cls, file: Path, key: str) -> "TakenGradients | None":
+        """What was written; None if there is nothing, something else, or a damaged file."""
+        try:
+            with np.load(file, allow_pickle=False) as stored:
+                values: dict[str, Any] = {name: stored[name] for name in stored.files}
+            about = json.loads(str(values.pop("about")))
+            if about.pop("key") != key:
+                return None
+        except (OSError, ValueError, KeyError, BadZipFile):
+            return None
+        pushes = {name: values.pop(name) for name in list(values) if name.startswith(PUSHES)}
+        named = {name.removeprefix(PUSHES): one for name, one in pushes.items()}
+        empty = {"adam_norms_B": None, "adam_sketches_BM": None}
+        return cls(**empty | values | about, pushes=named)
+
+
+PUSHES = "pushes_"
+
+
+def key_of(values: Mapping[str, Any]) -> str:
+    """A digest of everything that the gradients depend on."""
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Moments:
@@ -107,7 +148,7 @@ class GradientTaker(torch.optim.Optimizer):
         self.norms: list[list[float]] = []
         self.sketches: list[np.ndarray] = []
         self.seconds: list[float] = []
-        self._cell_sketches_CM: torch.Tensor | None = None
+        self._cells: dict[str, torch.Tensor] = {}
         self._began = time.perf_counter()
 
     def start_clock(self) -> None:
@@ -116,13 +157,11 @@ class GradientTaker(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         self._steps += 1
-        last = self._steps % self._steps_per_batch == 0
         if self._steps_per_batch > 1:
             for name, one in self._named:
                 if one.grad is not None:
-                    before = self._sums.get(name)
-                    self._sums[name] = one.grad.clone() if before is None else before + one.grad
-        if last:
+                    add(self._sums, name, one.grad)
+        if self._steps % self._steps_per_batch == 0:
             self._take()
             self._sums = {}
 
@@ -141,22 +180,15 @@ class GradientTaker(torch.optim.Optimizer):
                 given_Kn = torch.stack([plain, *scaled]).flatten(1)
                 add_to(sketches_CKM[self.cells.index(cell_of(name))], given_Kn, first, self._seed)
                 squares_K += given_Kn.square().sum(dim=1).double().cpu()
-                self._add_squares(name, plain)
+                if self.squares is not None:
+                    add(self.squares, name, plain.square())
             first += one.numel()
         self.norms.append(squares_K.sqrt().tolist())
         self.sketches.append(sketches_CKM.sum(dim=0).cpu().numpy())
-        cells_CM = sketches_CKM[:, 0]
-        before = self._cell_sketches_CM
-        self._cell_sketches_CM = cells_CM.clone() if before is None else before + cells_CM
+        add(self._cells, "sketches_CM", sketches_CKM[:, 0])
         now = time.perf_counter()
         self.seconds.append(now - self._began)
         self._began = now
-
-    def _add_squares(self, name: str, gradient: torch.Tensor) -> None:
-        if self.squares is not None:
-            before = self.squares.get(name)
-            squared = gradient.square()
-            self.squares[name] = squared if before is None else before + squared
 
     def estimate(self, eps: float) -> Moments | None:
         """Moments estimated from the batches so far; None if they were not summed."""
@@ -169,7 +201,6 @@ class GradientTaker(torch.optim.Optimizer):
     def taken(self) -> TakenGradients:
         """What was taken of all batches so far."""
         norms_BK, sketches_BKM = np.array(self.norms), np.stack(self.sketches)
-        cells: Any = self._cell_sketches_CM
         scaled = self._moments is not None
         return TakenGradients(
             norms_B=norms_BK[:, 0],
@@ -177,7 +208,7 @@ class GradientTaker(torch.optim.Optimizer):
             adam_norms_B=norms_BK[:, 1] if scaled else None,
             adam_sketches_BM=sketches_BKM[:, 1] if scaled else None,
             cells=self.cells,
-            cell_sketches_CM=cells.cpu().numpy() / len(self.norms),
+            cell_sketches_CM=self._cells["sketches_CM"].cpu().numpy() / len(self.norms),
             seconds_B=np.array(self.seconds),
         )
 
@@ -187,3 +218,7 @@ def cell_of(name: str) -> str:
     kind = next((kind for kind, known in KINDS.items() if re.search(known, name)), "other")
     layer = re.search(r"\.(\d+)\.", name)
     return f"{layer.group(1)} {kind}" if layer else kind
+
+
+def add(sums: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> None:
+    sums[name] = sums[name] + value if name in sums else value.clone()

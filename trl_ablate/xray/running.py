@@ -17,11 +17,10 @@ from typing import Any
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import grader_of
-from trl_ablate.xray import stored
 from trl_ablate.xray.chosen_arms import XrayArm, arms_of, chosen, out_of_reach, scores_again
 from trl_ablate.xray.drawing import drawn, wait
 from trl_ablate.xray.figures import ArmFigures, figures_of, floor_of
-from trl_ablate.xray.gradients import TakenGradients
+from trl_ablate.xray.gradients import TakenGradients, key_of
 from trl_ablate.xray.judging import Verdict, verdict_of
 from trl_ablate.xray.taking import ADAM_EPS, Point, Sources, stored_moments, take, walk
 from trl_ablate.xray.xray_page import AtPoint, Xray
@@ -127,7 +126,7 @@ class _Machine:
             arm.name: (place / f"{_slug(arm.name)}.npz", self._key(arm, point, sources, about))
             for arm in self.arms
         }
-        taken = {name: stored.read(*where) for name, where in files.items()}
+        taken = {name: TakenGradients.read(*where) for name, where in files.items()}
         note_file = place / "notes.txt"
         wait()
         if None not in taken.values() and note_file.exists():
@@ -145,12 +144,12 @@ class _Machine:
                 again = scores_again(arm, self.reference)
                 known, _ = take(arm.resolved, point, sources, scores_again=again)
                 if self.is_main:
-                    stored.write(*files[arm.name], known)
+                    known.write(*files[arm.name])
             found[arm.name] = known
         return found, point.notes
 
     def _key(self, arm: XrayArm, point: Point, sources: Sources, about: dict[str, Any]) -> str:
-        return stored.key_of(
+        return key_of(
             {
                 "arm": arm.settings,
                 "reference": self.reference.settings,

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ from trl_ablate.run.untrusted import for_markdown, markdown_table
 from trl_ablate.study.report.xray_section import label_of
 from trl_ablate.xray.figures import ArmFigures, Directions
 from trl_ablate.xray.judging import NAMED, RULES, Verdict
-
-LOST = ("clipped", "masked", "dropped")
+from trl_ablate.xray.pushes import BY
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,22 @@ class AtPoint:
 
     @property
     def title(self) -> str:
-        return f"{self.checkpoint} + {self.drift} optimizer steps" if self.drift else (
-            self.checkpoint
-        )  # fmt: skip
+        return self.checkpoint + f" + {self.drift} optimizer steps" * bool(self.drift)
+
+    def entry(self, arm: str) -> dict[str, Any]:
+        figures, verdict = self.figures[arm], self.verdicts[arm]
+        return {
+            "checkpoint": self.checkpoint,
+            "drift": self.drift,
+            **dataclasses.asdict(figures.plain),
+            "verdict": verdict.words,
+            "reweights": {name: verdict.reweights.get(name, 0.0) for name in NAMED},
+            "sentence": verdict.sentence,
+            "preconditioned": figures.adam and dataclasses.asdict(figures.adam),
+            **{name: vars(figures)[name] for name in ("modules", "shares", "shifts", "tokens")},
+            "optimizer_steps": self.steps[arm],
+            "seconds_per_batch": self.seconds[arm],
+        }
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class Xray:
         found = {
             "reference": self.reference,
             "against": dict(self.against),
-            "arms": {arm: [_entry(point, arm) for point in self.points] for arm in self.arms},
+            "arms": {arm: [point.entry(arm) for point in self.points] for arm in self.arms},
             "skipped": dict(self.skipped),
             "noise_floor": [
                 {"checkpoint": point.checkpoint, "drift": point.drift, "cosine": point.floor}
@@ -113,31 +125,48 @@ class Xray:
         rules = [f"  {name}: {rule}" for name, rule in RULES.items() if {*name.split(", ")} & names]
         return "\n".join([*lines, "rules:", *rules])
 
-    def write(self, folder: Path) -> list[Path]:
-        """Write xray.json, XRAY.md and xray.png; the written files."""
+    def write(self, folder: Path) -> None:
+        """Write xray.json, XRAY.md and xray.png."""
         from trl_ablate.xray.plots import draw
 
         write_json(folder / "xray.json", self.to_dict())
-        (folder / "XRAY.md").write_text(
-            self.markdown()
-            + "\n![cosine against norm ratio, and who gets the gradient](xray.png)\n",
-            encoding="utf-8",
-        )
+        picture = "\n![cosine against norm ratio, and who gets the gradient](xray.png)\n"
+        (folder / "XRAY.md").write_text(self.markdown() + picture, encoding="utf-8")
         (folder / "xray.png").write_bytes(draw(self))
-        return [folder / name for name in ("xray.json", "XRAY.md", "xray.png")]
 
     def _at(self, point: AtPoint) -> list[str]:
         floor = "none" if point.floor is None else f"{point.floor:.3f}"
         return [
             f"Noise floor of a cosine of 1: {floor}.",
             *map(for_markdown, point.notes),
-            _directions_table(point, self.labels),
+            self._table(point, DIRECTIONS, _directions_row),
             "Who gets the gradient (shares of the pushes on tokens, in %; quarters from the "
             "shortest response, and from its first token):",
-            _shares_table(point, self.labels),
+            self._table(point, SHARES, _shares_row),
             "By module, cosine of the mean gradients (norm ratio):",
-            _modules_table(point, self.labels),
+            self._table(point, _module_names(point), _modules_row),
         ]
+
+    def _table(
+        self, point: AtPoint, columns: Sequence[str], row: Callable[[AtPoint, str], list[str]]
+    ) -> str:
+        rows = [[for_markdown(label), *row(point, arm)] for arm, label in self.labels.items()]
+        return markdown_table(["arm", *columns], rows)
+
+
+DIRECTIONS = (
+    "norm ×",
+    "cosine, same batch",
+    "lowest",
+    "cosine of the means",
+    "its own batches",
+    "signal / noise",
+    "after Adam: norm ×",
+    "cosine of the means",
+    "verdict",
+)
+LOST = ("clipped", "masked", "dropped")
+SHARES = ("advantage +, −", "length", "passes, 0 up", "position", *LOST)
 
 
 def _words(verdict: str) -> set[str]:
@@ -146,50 +175,9 @@ def _words(verdict: str) -> set[str]:
     return parts | {"reweights" for part in parts if part.startswith("reweights")}
 
 
-def _entry(point: AtPoint, arm: str) -> dict[str, Any]:
-    figures, verdict = point.figures[arm], point.verdicts[arm]
-    plain = figures.plain
-    return {
-        "checkpoint": point.checkpoint,
-        "drift": point.drift,
-        "norm_ratio": plain.norm_ratio,
-        "cosine_batch": plain.cosine_batch,
-        "cosine_batch_min": plain.cosine_batch_min,
-        "cosine_mean": plain.cosine_mean,
-        "self_cosine": plain.self_cosine,
-        "verdict": verdict.words,
-        "reweights": {name: verdict.reweights.get(name, 0.0) for name in NAMED},
-        "sentence": verdict.sentence,
-        "cosine_batch_interval": plain.cosine_batch_interval,
-        "cosine_mean_interval": plain.cosine_mean_interval,
-        "signal": plain.signal,
-        "noise": plain.noise,
-        "signal_to_noise": plain.signal_to_noise,
-        "steadiness": plain.steadiness,
-        "steadiness_interval": plain.steadiness_interval,
-        "preconditioned": figures.adam and dataclasses.asdict(figures.adam),
-        "modules": figures.modules,
-        "shares": figures.shares,
-        "shifts": figures.shifts,
-        "tokens": figures.tokens,
-        "optimizer_steps": point.steps[arm],
-        "seconds_per_batch": point.seconds[arm],
-    }
-
-
-def _directions_table(point: AtPoint, labels: Mapping[str, str]) -> str:
-    header = [
-        "arm", "norm ×", "cosine, same batch", "lowest", "cosine of the means", "its own batches",
-        "signal / noise", "after Adam: norm ×", "cosine of the means", "verdict",
-    ]  # fmt: skip
-    return markdown_table(header, [_directions_row(point, *one) for one in labels.items()])
-
-
-def _directions_row(point: AtPoint, arm: str, label: str) -> list[str]:
-    figures, verdict = point.figures[arm], point.verdicts[arm]
-    plain, adam = figures.plain, figures.adam
+def _directions_row(point: AtPoint, arm: str) -> list[str]:
+    plain, adam, verdict = point.figures[arm].plain, point.figures[arm].adam, point.verdicts[arm]
     return [
-        for_markdown(label),
         _number(plain.norm_ratio, 3),
         _with_interval(plain.cosine_batch, plain.cosine_batch_interval),
         _number(plain.cosine_batch_min, 4),
@@ -213,32 +201,21 @@ def _steadiness(plain: Directions) -> str:
     return f"{text} (× {plain.steadiness:.2f}{within})"
 
 
-def _shares_table(point: AtPoint, labels: Mapping[str, str]) -> str:
-    header = ["arm", "advantage +, −", "length", "passes, 0 up", "position", *LOST]
-    rows = []
-    for arm, label in labels.items():
-        figures = point.figures[arm]
-        shares = [
-            _percents(figures.shares[n]) for n in ("sign", "length", "difficulty", "position")
-        ]
-        lost = [f"{100 * figures.tokens[name]:.1f}" for name in LOST]
-        rows.append([for_markdown(label), *shares, *lost])
-    return markdown_table(header, rows)
+def _shares_row(point: AtPoint, arm: str) -> list[str]:
+    figures = point.figures[arm]
+    shares = [" ".join(f"{100 * share:.0f}" for share in figures.shares[name]) for name in BY]
+    return [*shares, *(f"{100 * figures.tokens[name]:.1f}" for name in LOST)]
 
 
-def _modules_table(point: AtPoint, labels: Mapping[str, str]) -> str:
+def _module_names(point: AtPoint) -> list[str]:
+    """Kinds first, then layers."""
     known = next(iter(point.figures.values())).modules
-    names = sorted(known, key=lambda name: name.startswith("layer "))  # kinds first
-    rows = []
-    for arm, label in labels.items():
-        modules = [point.figures[arm].modules[name] for name in names]
-        cells = [f"{_number(m['cosine'], 2)} ({_number(m['norm_ratio'], 2)})" for m in modules]
-        rows.append([for_markdown(label), *cells])
-    return markdown_table(["arm", *names], rows)
+    return sorted(known, key=lambda name: name.startswith("layer "))
 
 
-def _percents(shares: Sequence[float]) -> str:
-    return " ".join(f"{100 * share:.0f}" for share in shares)
+def _modules_row(point: AtPoint, arm: str) -> list[str]:
+    modules = [point.figures[arm].modules[name] for name in _module_names(point)]
+    return [f"{_number(m['cosine'], 2)} ({_number(m['norm_ratio'], 2)})" for m in modules]
 
 
 def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
