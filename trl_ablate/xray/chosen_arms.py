@@ -109,7 +109,9 @@ def scores_again(arm: XrayArm, reference: XrayArm) -> bool:
 def _of_study(word: str, profile: str | None, settings: Mapping[str, Any]) -> list[XrayArm]:
     """The arms of a study; empty if the word is no study. Of arms that it tunes, the candidate with
     the middle value stands for all of them."""
-    if not (_is_study_file(word) or word in shipped_studies()):
+    path = Path(word)
+    is_file = (path / "study.yaml").is_file() or (path.is_file() and path.name == "study.yaml")
+    if not (is_file or word in shipped_studies()):
         return []
     study = load_study(study_path(word))
     names = {arm.name: arm.name for arm in study.arms}
@@ -128,11 +130,6 @@ def _of_study(word: str, profile: str | None, settings: Mapping[str, Any]) -> li
         for arm in study.arms
         if arm.name in names
     ]
-
-
-def _is_study_file(word: str) -> bool:
-    path = Path(word)
-    return (path / "study.yaml").is_file() or (path.is_file() and path.name == "study.yaml")
 
 
 def _of_recipe(word: str, profile: str | None, settings: Mapping[str, Any]) -> XrayArm:

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.bench.tables import median, ratio, spread
-from trl_ablate.bench.timing import Result
+from trl_ablate.bench.tables import ratio
+from trl_ablate.bench.timing import Result, timed
 from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.rewards import grader_of
 from trl_ablate.xray.drawing import questions_of
@@ -36,12 +36,7 @@ def bench(*, recipe: str, profile: str, rows: int, batches: int, rounds: int) ->
             taken, _ = take(resolved, Point(None), sources)
             arm += taken.seconds_B.tolist()[1:]
     table = [
-        {
-            "what": name,
-            "s/batch": median(seconds),
-            "spread": spread(seconds),
-            "ratio": ratio(seconds, training),
-        }
+        timed(name, "s/batch", seconds) | {"ratio": ratio(seconds, training)}
         for name, seconds in (("training phase", training), ("an arm on stored rollouts", arm))
     ]
     title = f"an arm of an X-ray, {rows} completions a batch, {recipe}"

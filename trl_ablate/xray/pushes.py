@@ -37,13 +37,12 @@ def classes_of(batches: Sequence[RolloutBatch], group: int) -> dict[str, np.ndar
 class Pushes:
     """Sums the pushes of each rollout batch by class, on one process.
 
-    Args:
-        classes: see `classes_of`; G+1 classes of difficulty.
+    There are G+1 classes of difficulty.
     """
 
-    def __init__(self, classes: dict[str, np.ndarray], group: int):
+    def __init__(self, stored: Sequence[RolloutBatch], group: int):
+        classes, batches = classes_of(stored, group), len(stored)
         self._classes = {name: torch.as_tensor(rows) for name, rows in classes.items()}
-        batches = len(classes["length"])
         sizes = {"sign": 2, "length": QUARTERS, "difficulty": group + 1, "position": QUARTERS}
         self.sums = {name: torch.zeros(batches, size).double() for name, size in sizes.items()}
 

@@ -122,8 +122,19 @@ class _Machine:
         self, point: Point, sources: Sources, about: dict[str, Any], label: str
     ) -> tuple[dict[str, TakenGradients], list[str]]:
         place = self.folder / "gradients" / (label + f"-drift-{point.drift}" * bool(point.drift))
+        depends_on = {
+            "reference": self.reference.settings,
+            "rollouts": str(sources.folder.path.resolve()),
+            "about": about,
+            "batches": self.batches,
+            "drift": point.drift,
+            "processes": self.reference.resolved.config.world_size,
+        }
         files = {
-            arm.name: (place / f"{_slug(arm.name)}.npz", self._key(arm, point, sources, about))
+            arm.name: (
+                place / f"{_slug(arm.name)}.npz",
+                key_of({"arm": arm.settings, **depends_on}),
+            )
             for arm in self.arms
         }
         taken = {name: TakenGradients.read(*where) for name, where in files.items()}
@@ -148,19 +159,6 @@ class _Machine:
             found[arm.name] = known
         return found, point.notes
 
-    def _key(self, arm: XrayArm, point: Point, sources: Sources, about: dict[str, Any]) -> str:
-        return key_of(
-            {
-                "arm": arm.settings,
-                "reference": self.reference.settings,
-                "rollouts": str(sources.folder.path.resolve()),
-                "about": about,
-                "batches": self.batches,
-                "drift": point.drift,
-                "processes": self.reference.resolved.config.world_size,
-            }
-        )
-
     def _prepared(self, point: Point, sources: Sources) -> Point:
         """The point with its weights and its optimizer's second moments."""
         resolved = self.reference.resolved
@@ -180,17 +178,13 @@ class _Machine:
         steps = {arm.name: arm.resolved.config.optimizer_steps_per_rollout for arm in self.arms}
         floors = {name: floor_of(one) for name, one in taken.items()}
         adam = is_adam(self.reference.resolved)
-        figures: dict[str, ArmFigures] = {
-            name: figures_of(taken[name], taken[other]) for name, other in self.against.items()
-        }
-        verdicts = {
-            name: REFERENCE
-            if name == other
-            else verdict_of(
-                figures[name], floors[other], adam=adam, steps=steps[name] / steps[other]
-            )
-            for name, other in self.against.items()
-        }
+        figures: dict[str, ArmFigures] = {}
+        verdicts = {}
+        for name, other in self.against.items():
+            figures[name] = found = figures_of(taken[name], taken[other])
+            ratio = steps[name] / steps[other]
+            judged = verdict_of(found, floors[other], adam=adam, steps=ratio)
+            verdicts[name] = REFERENCE if name == other else judged
         seconds = {name: float(one.seconds_B.mean()) for name, one in taken.items()}
         floor = floors[self.reference.name]
         return AtPoint(point.name, point.drift, floor, figures, verdicts, seconds, steps, notes)

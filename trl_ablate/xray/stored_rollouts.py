@@ -7,7 +7,6 @@
 A batch holds the rows of all processes, in the order of the questions, groups together.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +76,7 @@ class RolloutFolder:
     def begin(self, about: Mapping[str, Any], questions: Sequence[dict[str, Any]]) -> None:
         """Write what the rollouts are drawn with; refuse a folder with other rollouts."""
         if (self.path / ABOUT).exists():
-            check_same(self.path, about)
+            self.check(about)
         self.path.mkdir(parents=True, exist_ok=True)
         if len(questions) > len(self.questions()):
             write_jsonl(self.path / QUESTIONS, questions)
@@ -85,30 +84,25 @@ class RolloutFolder:
 
     def check(self, about: Mapping[str, Any]) -> None:
         """Refuse rollouts that were drawn with other settings than these."""
-        check_same(self.path, about)
+        if not (self.path / ABOUT).exists():
+            raise ConfigurationError(
+                f"{self.path} holds no rollouts of an X-ray ({ABOUT}); give the `rollouts/…` "
+                "folder of an --output, or a run's rollouts/STEP.jsonl"
+            )
+        drawn = read_object(self.path / ABOUT)
+        for key, value in about.items():
+            if drawn.get(key) != value:
+                raise ConfigurationError(
+                    f"the rollouts in {self.path} were drawn with {key} "
+                    f"{str(drawn.get(key))[:120]!r}, and the reference has {str(value)[:120]!r}; "
+                    "give other rollouts, or draw new ones with another --output"
+                )
 
     def questions(self) -> list[dict[str, Any]]:
         return list(read_jsonl(self.path / QUESTIONS))
 
     def _file(self, number: int) -> Path:
         return self.path / f"batch-{number:03}.npz"
-
-
-def check_same(folder: Path, about: Mapping[str, Any]) -> None:
-    """Refuse rollouts that were drawn with other settings than these."""
-    if not (folder / ABOUT).exists():
-        raise ConfigurationError(
-            f"{folder} holds no rollouts of an X-ray ({ABOUT}); give the `rollouts/…` folder of an "
-            "--output, or a run's rollouts/STEP.jsonl"
-        )
-    drawn = read_object(folder / ABOUT)
-    for key, value in about.items():
-        if drawn.get(key) != value:
-            raise ConfigurationError(
-                f"the rollouts in {folder} were drawn with {key} {str(drawn.get(key))[:120]!r}, "
-                f"and the reference has {str(value)[:120]!r}; give other rollouts, or draw new "
-                "ones with another --output"
-            )
 
 
 def _write_batch(file: Path, batch: RolloutBatch) -> None:
@@ -118,7 +112,7 @@ def _write_batch(file: Path, batch: RolloutBatch) -> None:
         "passed_N": batch.passed_N,
     }
     for name in RAGGED:
-        rows = dataclasses.asdict(batch)[name]
+        rows: Any = vars(batch)[name]
         if rows is not None:
             kind = np.int64 if name.endswith("ids") else np.float32
             arrays[name] = np.array([value for row in rows for value in row], kind)

@@ -7,8 +7,8 @@ refers to that; then it loads the weights of the point.
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from trl_ablate.trainer.temporary import replaced
 from trl_ablate.training.building import put_together
 from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
 from trl_ablate.xray.gradients import GradientTaker, Moments, TakenGradients
-from trl_ablate.xray.pushes import BY, Pushes, classes_of
+from trl_ablate.xray.pushes import BY, Pushes
 from trl_ablate.xray.stored_rollouts import RolloutFolder
 from trl_ablate.xray.trainer import XrayTrainer
 
@@ -104,11 +104,8 @@ def make_trainer(
     tokenizer = checked_tokenizer(model, resolved)
     questions = Dataset.from_list(list(sources.questions))
     parts = (resolved, sources.grader, model, tokenizer, questions, None)
-    if engine:
+    with nullcontext() if engine else replaced(grpo_trainer, VLLMGeneration=NoEngine):
         trainer = put_together(*parts, kind=XrayTrainer)
-    else:
-        with replaced(grpo_trainer, VLLMGeneration=NoEngine):
-            trainer = put_together(*parts, kind=XrayTrainer)
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ConfigurationError(
             "an X-ray needs whole gradients in every process, which FSDP and DeepSpeed shard; use "
@@ -211,7 +208,8 @@ def take(
         trainable(trainer).items(), per_batch, sources.seed, point.moments, estimates
     )
     trainer.optimizer, trainer.lr_scheduler = taker, LambdaLR(taker, lambda step: 1.0)
-    pushes = None if draws else _pushes(resolved, sources)
+    group: Any = resolved.config.num_generations
+    pushes = None if draws else Pushes(sources.folder.batches(sources.batches), group)
     trainer.reads(
         sources.folder,
         count=sources.batches,
@@ -259,20 +257,12 @@ def stored_moments(resolved: Resolved, point: Point, sources: Sources) -> Moment
 def token_shares(trainer: XrayTrainer) -> dict[str, float]:
     """Shares of the stored tokens: clipped by the surrogate, masked as truncated, and dropped with
     their group."""
-    lost: Mapping[str, int] = trainer.lost_tokens
-    counts: Any = trainer.accelerator.reduce(
-        torch.tensor([lost[name] for name in ("stored", "masked", "dropped")], dtype=torch.float32)
-        .to(trainer.accelerator.device)
-    )  # fmt: skip
-    stored, masked, dropped = counts.tolist()
+    lost = trainer.lost_tokens
+    counts = torch.tensor([lost[name] for name in ("stored", "masked", "dropped")])
+    stored, masked, dropped = _summed(trainer, counts)
     clipped = [row["clip_fraction"] for row in trainer.state.log_history if "clip_fraction" in row]
     mean = sum(clipped) / max(1, len(clipped))
     return {"clipped": mean, "masked": masked / stored, "dropped": dropped / stored}
-
-
-def _pushes(resolved: Resolved, sources: Sources) -> Pushes:
-    group: Any = resolved.config.num_generations
-    return Pushes(classes_of(sources.folder.batches(sources.batches), group), group)
 
 
 def _summed(trainer: XrayTrainer, table: torch.Tensor) -> Any:
