@@ -3,10 +3,9 @@
 The file itself explains its keys. Studies are folders beside it, each with a `study.yaml`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
@@ -18,18 +17,6 @@ Part = Literal["question", "factors", "papers", "control", "passes", "carry"]
 Kind = Literal["better", "worse", "collapse", "equivalent"]
 
 LIST = SHIPPED / "studies" / "findings.yaml"
-ROW: dict[str, Any] = {
-    "question": str,
-    "part": Part,
-    "study": str,
-    "arms": dict[str, str],
-    "names": dict[str, str],
-    "at_1_5b": dict[str, str],
-    "why": dict[str, str],
-    "readme": bool,
-    "worlds": dict[str, str],
-}
-REQUIRED = ("question", "part", "study")
 AT_1_5B: dict[str, Any] = {"answer": Expectation, "seen": str}
 
 
@@ -40,16 +27,16 @@ class Question:
     question: str
     part: Part
     study: str
-    arms: Mapping[str, str] = field(default_factory=dict)
+    arms: dict[str, str] = field(default_factory=dict)
     """Arm -> what it is, in words; the first is the headline. None: all arms of the study."""
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
     """References that are no answers, in words."""
-    at_1_5b: Mapping[str, str] = field(default_factory=dict)
+    at_1_5b: dict[str, str] = field(default_factory=dict)
     """`answer` and `seen`: what one seed showed at 1.5 B parameters about the headline."""
-    why: Mapping[str, str] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
     """Verdict -> a reason."""
     readme: bool = False
-    worlds: Mapping[str, str] = field(default_factory=dict)
+    worlds: dict[str, str] = field(default_factory=dict)
     """Study -> its world, for an answer that is looked for in several worlds."""
 
 
@@ -79,8 +66,8 @@ def study_file(path: Path, study: str) -> Path:
 
 
 def _question(given: dict[str, Any], what: str) -> Question:
-    row = checked(given, ROW, what)
-    for key in REQUIRED:
+    row = checked(given, get_type_hints(Question), what)
+    for key in ("question", "part", "study"):
         if not row.get(key):
             raise ConfigurationError(f"{what} has no `{key}`; add it")
     row["at_1_5b"] = checked(row.get("at_1_5b", {}), AT_1_5B, f"{what}: at_1_5b")

@@ -15,8 +15,9 @@ import sys
 import tarfile
 import tempfile
 from argparse import Namespace
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import (
@@ -54,17 +55,6 @@ os.execv(sys.executable, words)
 """
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a job is started with, as in `run_job`."""
-
-    flavor: str
-    timeout: str
-    secrets: dict[str, str] = field(repr=False)
-    namespace: str | None
-    image: str
-
-
 def install() -> list[str]:
     """The command that installs what the package needs, in the job."""
     return ["python", "-m", "pip", "install", "--quiet", *requirements("vllm")]
@@ -81,36 +71,33 @@ def make(options: Namespace, plan: Plan) -> DetachedEngine:
                 f"--secrets {name[:80]}: there is no such environment variable; set it, or leave "
                 "it out"
             )
-    asked = Asked(
-        flavor=options.flavor or (ON_GPU if plan.for_gpu else ON_CPU),
-        timeout=options.timeout,
-        secrets={name: os.environ[name] for name in options.secrets},
-        namespace=options.namespace,
-        image=options.image,
-    )
-    return _engine(plan, asked, options.keep_checkpoints)
+    asked = {
+        "flavor": options.flavor or (ON_GPU if plan.for_gpu else ON_CPU),
+        "timeout": options.timeout,
+        "image": options.image,
+        "secrets": {name: os.environ[name] for name in options.secrets},
+    }
+    service = JobsService(asked, options.namespace)
+    return DetachedEngine(service, slots=len(plan.runs()), checkpoints=options.keep_checkpoints)
 
 
 def fetching(plan: Plan, *, checkpoints: bool) -> DetachedEngine:
     """An engine that downloads finished runs and starts none."""
-    return _engine(plan, None, checkpoints)
-
-
-def _engine(plan: Plan, asked: Asked | None, checkpoints: bool) -> DetachedEngine:
-    return DetachedEngine(JobsService(asked), slots=len(plan.runs()), checkpoints=checkpoints)
+    return DetachedEngine(JobsService(), slots=len(plan.runs()), checkpoints=checkpoints)
 
 
 class JobsService:
     """The Hub's API of jobs.
 
     Args:
-        asked: what jobs are started with; None: for fetching alone.
+        asked: what jobs are started with, as in `run_job`; empty: for fetching alone.
+        namespace: who pays; None: the owner of the token.
     """
 
     name = "hf_jobs"
 
-    def __init__(self, asked: Asked | None):
-        self._asked, self._token = asked, get_token()
+    def __init__(self, asked: Mapping[str, Any] | None = None, namespace: str | None = None):
+        self._asked, self._namespace, self._token = dict(asked or {}), namespace, get_token()
         if not self._token:
             raise ConfigurationError(
                 "--engine hf_jobs: there is no Hugging Face token; run `hf auth login`, or set "
@@ -120,23 +107,19 @@ class JobsService:
         self._repo: str | None = None
 
     def spawn(self, bundle: Bundle, folder: str) -> str:
-        asked = self._asked
-        assert asked is not None and self._token is not None
+        secrets = {**self._asked.get("secrets", {}), "HF_TOKEN": self._token}
         try:
-            repo = self._repo = self._repo or self._made_repo(asked.namespace)
+            repo = self._repo = self._repo or self._made_repo()
             self._api.upload_file(
                 path_or_fileobj=packed(bundle), path_in_repo=f"{folder}/{BUNDLE}", repo_id=repo,
                 repo_type=REPO_TYPE,
             )  # fmt: skip
             boot = shlex.join(["python", "-c", UNPACK])
             job = self._api.run_job(
-                image=asked.image,
                 command=["bash", "-c", f"{shlex.join(install())} && exec {boot}"],
                 env={"TRL_ABLATE_REPO": repo, "TRL_ABLATE_FOLDER": folder},
-                secrets={**asked.secrets, "HF_TOKEN": self._token},
-                flavor=asked.flavor,
-                timeout=asked.timeout,
                 namespace=repo.split("/")[0],
+                **{**self._asked, "secrets": secrets},
             )
         except (HTTPError, HFValidationError, OfflineModeIsEnabled, ValueError) as error:
             raise ConfigurationError(
@@ -145,8 +128,8 @@ class JobsService:
             ) from error
         return f"{repo.split('/')[0]}/{job.id}"
 
-    def _made_repo(self, namespace: str | None) -> str:
-        repo = f"{namespace or self._api.whoami()['name']}/{REPO}"
+    def _made_repo(self) -> str:
+        repo = f"{self._namespace or self._api.whoami()['name']}/{REPO}"
         self._api.create_repo(repo, repo_type=REPO_TYPE, private=True, exist_ok=True)
         return repo
 

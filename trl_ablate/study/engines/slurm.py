@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import StrictUndefined, Template
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.planned import Plan
@@ -25,12 +25,10 @@ from trl_ablate.study.store import RunStore
 SECONDS_AHEAD = 300
 """Seconds before the time limit; enough for an optimizer step and a checkpoint."""
 
-_PLACE = FileSystemLoader(Path(__file__).parent)
-_TEMPLATES = Environment(
-    loader=_PLACE, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-)
-_TEMPLATES.filters["quoted"] = lambda path: shlex.quote(str(path))
-SCRIPT = _TEMPLATES.get_template("sbatch.j2")
+SCRIPT = Template(
+    Path(__file__).with_name("sbatch.j2").read_text(encoding="utf-8"),
+    undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
 
 
 def study_command(study: Path, store: RunStore, *options: str) -> list[str]:
@@ -55,9 +53,11 @@ def array_job(
         cpus: the number for each run.
         at_once: how many tasks may run at the same time; None: Slurm decides.
     """
+    folder = str(store.path.resolve())
     return SCRIPT.render(
         plan=plan, runs=runs, cpus=cpus, at_once=at_once, seconds_ahead=SECONDS_AHEAD,
-        folder=store.path.resolve(), here=Path.cwd(), command=shlex.join(command),
+        folder=folder, quoted_folder=shlex.quote(folder), here=shlex.quote(str(Path.cwd())),
+        command=shlex.join(command),
     )  # fmt: skip
 
 
