@@ -38,10 +38,10 @@ from trl_ablate.study.report.curves import (
     read_curves,
 )
 from trl_ablate.study.report.document import Code, Document, Grid, Section
-from trl_ablate.study.report.labels import spread
+from trl_ablate.study.report.lines import spread
 from trl_ablate.study.report.lines import line_of
 from trl_ablate.study.report.making import report_curves, report_study
-from trl_ablate.study.report.markdown import write_markdown
+from trl_ablate.study.report.rendering import write_markdown
 from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import looks
 from trl_ablate.study.store import RunStore

@@ -4,6 +4,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from trl_ablate.study.definition import Statistic
 from trl_ablate.study.report.curves import LOST_SHARE, NOISE_FLOOR, Run, Summary
@@ -17,7 +18,8 @@ from trl_ablate.study.report.stats import (
     t_interval,
 )
 
-STATISTICS: tuple[Statistic, ...] = ("final", "best", "auc")
+STATISTICS: dict[Statistic, str] = {"final": "final", "best": "best", "auc": "mean over training"}
+"""The summaries of a curve, and their names."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,10 @@ class ArmResult:
     @property
     def fell_behind(self) -> int:
         """Runs that did not collapse but ended far below the arm's median: they never learned."""
-        finals = [summary.final for summary in self.summaries if summary is not None]
-        if not finals:
-            return 0
-        middle = statistics.median(finals)
-        return sum(
-            s is not None
-            and s.collapsed_at is None
-            and s.final < LOST_SHARE * middle
-            and middle - s.final > NOISE_FLOOR
-            for s in self.summaries
-        )
+        known = [summary for summary in self.summaries if summary is not None]
+        middle = statistics.median([s.final for s in known]) if known else 0.0
+        limit = min(LOST_SHARE * middle, middle - NOISE_FLOOR)
+        return sum(s.collapsed_at is None and s.final < limit for s in known)
 
     @property
     def is_mixed(self) -> bool:
@@ -65,7 +60,7 @@ class ArmResult:
         return 0 < self.collapsed + self.fell_behind < self.ended
 
     def values(self, statistic: Statistic) -> list[float | None]:
-        return [None if s is None else value_of(s, statistic) for s in self.summaries]
+        return [None if s is None else s.value(statistic) for s in self.summaries]
 
     def outcome(self) -> str:
         """How the runs ended, as text: `3 finished, 1 collapsed`."""
@@ -95,6 +90,15 @@ class Analysis:
     """Differences of the metric within it count as equivalent."""
 
     @property
+    def outcome_name(self) -> str:
+        """What is compared: `final eval_reward`."""
+        return f"{STATISTICS[self.decide_on]} {self.metric}"
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for arm in self.arms for run in arm.runs]
+
+    @property
     def reference(self) -> ArmResult:
         return self.arms[0]
 
@@ -118,10 +122,6 @@ class Analysis:
             return float("-inf") if mean is None else mean
 
         return sorted(self.arms, key=height, reverse=True)
-
-
-def value_of(summary: Summary, statistic: Statistic) -> float:
-    return summary.value(statistic)
 
 
 def analyse(
@@ -162,28 +162,16 @@ def analyse(
 
 def paired(arm: ArmResult, reference: ArmResult, statistic: Statistic) -> Pairs:
     """The runs of an arm and of its reference, by position."""
-    longest = max(len(arm.runs), len(reference.runs))
-    first, second = (_padded(each.values(statistic), longest) for each in (reference, arm))
-    collapsed = [
-        arm.has_collapsed(position) or reference.has_collapsed(position)
-        for position in range(longest)
-    ]
+    both = [*zip_longest(reference.summaries, arm.summaries)]
+    first, second = ([s and s.value(statistic) for s in of] for of in zip(*both, strict=True))
+    collapsed = [any(s is not None and s.collapsed_at is not None for s in pair) for pair in both]
     return pairs_of(first, second, collapsed)
 
 
 def _arm_result(name: str, runs: Sequence[Run], metric: str) -> ArmResult:
     summaries = tuple(run.outcome(metric) for run in runs)
-    known = [summary for summary in summaries if summary is not None]
-    return ArmResult(
-        name=name,
-        runs=tuple(runs),
-        summaries=summaries,
-        intervals={
-            statistic: t_interval([value_of(summary, statistic) for summary in known])
-            for statistic in STATISTICS
-        },
-    )
-
-
-def _padded(values: list[float | None], length: int) -> list[float | None]:
-    return values + [None] * (length - len(values))
+    intervals = {
+        statistic: t_interval([s.value(statistic) for s in summaries if s is not None])
+        for statistic in STATISTICS
+    }
+    return ArmResult(name, tuple(runs), summaries, intervals)

@@ -17,7 +17,7 @@ from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.curves import Run
-from trl_ablate.study.report.document import Block, Code, Grid, Items, Section, Text
+from trl_ablate.study.report.document import Block, Code, Items, Section, Text, table
 
 SAMPLE_CHARACTERS = 700
 _OF_A_STEP = re.compile(r"step_[0-9]+\.jsonl")
@@ -26,34 +26,30 @@ IN_A_CHECKOUT = Path("recipes")
 """Where a checkout has the shipped recipes and studies."""
 
 
-def samples(analysis: Analysis) -> Section | None:
+def samples(analysis: Analysis) -> Section:
     """For each arm, one rewarded and one unrewarded response from the last rollouts of a run."""
     blocks: list[Block] = []
     for arm in analysis.arms:
-        found = next((rows for run in arm.runs if (rows := _last_rollouts(run))), None)
-        if not found:
-            continue
-        step, rows = found
-        ordered = sorted(rows, key=_reward)
-        for kind, row in (("highest", ordered[-1]), ("lowest", ordered[0])):
-            title = f"{arm.name}, {step}, {kind} reward: {row.get('reward')}"
-            blocks.append(Code(_sample(row), title))
-    return Section("Samples", blocks) if blocks else None
+        file, rows = next(
+            (found for run in arm.runs if (found := _last_rollouts(run))[1]), (None, [])
+        )
+        if file is not None:
+            ordered = sorted(rows, key=_reward)
+            for kind, row in (("highest", ordered[-1]), ("lowest", ordered[0])):
+                step = file.stem.replace("_", " ")
+                title = f"{arm.name}, {step}, {kind} reward: {row.get('reward')}"
+                blocks.append(Code(_sample(row), title))
+    return Section("Samples", blocks)
 
 
-def _last_rollouts(run: Run) -> tuple[str, list[dict[str, Any]]] | None:
-    if run.directory is None:
-        return None
-    files = [
-        file
-        for file in sorted((run.directory / "rollouts").glob("step_*.jsonl"))
-        if _OF_A_STEP.fullmatch(file.name) and file.is_file()
-    ]
+def _last_rollouts(run: Run) -> tuple[Path | None, list[dict[str, Any]]]:
+    folder = run.directory and run.directory / "rollouts"
+    written = sorted(folder.glob("step_*.jsonl")) if folder else []
+    files = [file for file in written if _OF_A_STEP.fullmatch(file.name) and file.is_file()]
     try:
-        rows = list(read_jsonl(files[-1])) if files else []
+        return (files[-1], list(read_jsonl(files[-1]))) if files else (None, [])
     except ConfigurationError:  # samples are an illustration; another run of the arm may have some
-        return None
-    return (files[-1].stem.replace("_", " "), rows) if rows else None
+        return None, []
 
 
 def _reward(row: dict[str, Any]) -> float:
@@ -62,11 +58,8 @@ def _reward(row: dict[str, Any]) -> float:
 
 
 def _sample(row: dict[str, Any]) -> str:
-    parts = [("prompt", row.get("prompt")), ("response", row.get("response"))]
-    parts.append(("ground truth", row.get("ground_truth")))
-    return "\n\n".join(
-        f"[{name}]\n{_shortened(value)}" for name, value in parts if value is not None
-    )
+    names = [key for key in ("prompt", "response", "ground_truth") if row.get(key) is not None]
+    return "\n\n".join(f"[{name.replace('_', ' ')}]\n{_shortened(row[name])}" for name in names)
 
 
 def _shortened(value: Any) -> str:
@@ -81,33 +74,29 @@ def _shortened(value: Any) -> str:
 def environment(runs: Sequence[Run]) -> Section:
     """Versions, machines and commits of the runs; if they differ, how many runs have each."""
     records = [run.record for run in runs if run.record]
-    rows = [
-        ["commit", _counted(_commit(record) for record in records)],
-        ["python", _counted(record.get("python") for record in records)],
-        ["CPUs", _counted(record.get("cpus") for record in records)],
-        ["GPU", _counted(record.get("gpu") for record in records)],
-    ]
-    versions = [found for r in records if isinstance(found := r.get("versions"), dict)]
-    packages = sorted({name for found in versions for name in found})
-    rows += [[name, _counted(found.get(name) for found in versions)] for name in packages]
-    known = [row for row in rows if row[1]]
-    return Section("Environment", [Grid(["", ""], known, numbers_from=2)] if known else [])
+    found = {
+        "commit": _counted(_commit(record) for record in records),
+        "python": _counted(record.get("python") for record in records),
+        "CPUs": _counted(record.get("cpus") for record in records),
+        "GPU": _counted(record.get("gpu") for record in records),
+    }
+    versions = [of for record in records if isinstance(of := record.get("versions"), dict)]
+    for name in sorted({name for of in versions for name in of}):
+        found[name] = _counted(of.get(name) for of in versions)
+    known = [name for name in found if found[name]]
+    return table("Environment", known, [("", str), ("", found.get)], numbers_from=2)
 
 
 def commands(plan: Plan, study: Path) -> Section:
     """The commands that repeat the study, and each arm alone."""
     shown = shortest(study)
     lines = [f"trl-ablate study {word} {shown}" for word in ("plan", "run", "report")]
-    singles = [_single(arm.runs[0].words) for arm in plan.arms]
-    return Section(
-        "Commands",
-        [Code("\n".join(lines)), Text("One run of each arm by itself:"), Code("\n".join(singles))],
-    )
-
-
-def _single(words: Sequence[str]) -> str:
-    recipe, *rest = words
-    return shlex.join(["trl-ablate", "train", shortest(Path(recipe)), *rest])
+    singles = []
+    for arm in plan.arms:
+        recipe, *rest = arm.runs[0].words
+        singles.append(shlex.join(["trl-ablate", "train", shortest(Path(recipe)), *rest]))
+    alone = Text("One run of each arm by itself:")
+    return Section("Commands", [Code("\n".join(lines)), alone, Code("\n".join(singles))])
 
 
 def shortest(path: Path) -> str:
@@ -122,28 +111,23 @@ def shortest(path: Path) -> str:
     relative = os.path.relpath(path)
     if not relative.startswith(".."):
         return relative
-    return _in_another_checkout(path) or path.name
-
-
-def _in_another_checkout(path: Path) -> str | None:
-    """The path of a shipped file that lies in another checkout or installed package: a plan keeps
-    the paths of the checkout that made it."""
+    # a shipped file of another checkout or installed package: a plan keeps the paths of the
+    # checkout that made it
     roots = [folder for folder in path.parents if folder.name in (IN_A_CHECKOUT.name, SHIPPED.name)]
     tails = [path.relative_to(root) for root in roots]
-    return next((str(IN_A_CHECKOUT / tail) for tail in tails if (SHIPPED / tail).is_file()), None)
+    shipped = (str(IN_A_CHECKOUT / tail) for tail in tails if (SHIPPED / tail).is_file())
+    return next(shipped, path.name)
 
 
-def seeds_answer(plan: Plan) -> Section | None:
-    if not plan.seeds_answer.strip():
-        return None
-    paragraphs = plan.seeds_answer.strip().split("\n\n")
+def seeds_answer(plan: Plan) -> Section:
+    paragraphs = plan.seeds_answer.strip().split("\n\n") if plan.seeds_answer.strip() else []
     return Section("What was found before", [Text(" ".join(part.split())) for part in paragraphs])
 
 
-def warnings(plan: Plan, runs: Sequence[Run]) -> Section | None:
-    said = [f"{arm.name}: {warning}" for arm in plan.arms for warning in arm.warnings]
-    said += different_starts(plan, runs)
-    return Section("Warnings", [Items(said)]) if said else None
+def warnings(plan: Plan, runs: Sequence[Run]) -> Section:
+    found = [f"{arm.name}: {warning}" for arm in plan.arms for warning in arm.warnings]
+    found += different_starts(plan, runs)
+    return Section("Warnings", [Items(found)] if found else [])
 
 
 def different_starts(plan: Plan, runs: Sequence[Run]) -> list[str]:

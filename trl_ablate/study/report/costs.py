@@ -6,7 +6,7 @@ rule stopped, or that diverged, keeps its last value: it is compared at the othe
 compared only if both runs had their machine to themselves.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 import numpy as np
@@ -14,10 +14,10 @@ import numpy as np
 from trl_ablate.metrics import GENERATED_TOKENS
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.curves import Run, Series
-from trl_ablate.study.report.document import Grid, Section
-from trl_ablate.study.report.lines import Cost
+from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import NOTHING, difference
 from trl_ablate.study.report.stats import Comparison, Pairs, judge, judge_at_looks, pairs_of
+from trl_ablate.study.verdict import Verdict
 
 NOTE = (
     "Paired differences, each with its interval. Equal steps: at the end of both runs. Equal "
@@ -31,15 +31,17 @@ NOTE = (
 TIME, TOKENS = "time", "generated tokens"
 
 
+Cost = Callable[[Run, Series], np.ndarray | None]
+"""The cost of a run at each step of a curve; None if it is not known."""
+
+
 def at_equal_cost(analysis: Analysis, cost: Cost) -> dict[str, Comparison]:
     """The comparisons at equal cost, of the arms with a pair whose costs are known."""
     pairs: dict[str, Pairs] = {}
     for name in analysis.decisive:
         arm, reference = analysis.arm(name), analysis.reference_of(name)
-        known = [
-            _at_equal(first, second, analysis.metric, cost) or (None, None)
-            for first, second in zip(reference.runs, arm.runs, strict=False)
-        ]
+        both = [*zip(reference.runs, arm.runs, strict=False)]
+        known = [_at_equal(pair, analysis.metric, cost) or (None, None) for pair in both]
         collapsed = [arm.has_collapsed(i) or reference.has_collapsed(i) for i in range(len(known))]
         found = pairs_of([a for a, _ in known], [b for _, b in known], collapsed)
         if found.differences:
@@ -47,25 +49,19 @@ def at_equal_cost(analysis: Analysis, cost: Cost) -> dict[str, Comparison]:
     return judge_at_looks(pairs, analysis.looks) if analysis.looks else judge(pairs)
 
 
-def _at_equal(first: Run, second: Run, metric: str, cost: Cost) -> tuple[float, float] | None:
+def _at_equal(pair: tuple[Run, Run], metric: str, cost: Cost) -> tuple[float, ...] | None:
     """The values of two runs where both have cost the same."""
-    curves = [run.series.get(metric) for run in (first, second)]
-    if not (first.counts and second.counts) or not all(curve and curve.steps for curve in curves):
-        return None
-    costs = [cost(run, curve) for run, curve in zip((first, second), curves, strict=True) if curve]
-    if any(found is None for found in costs):
-        return None
-    ends = [float(found[-1]) for found in costs if found is not None]
-    whole = [
-        end for end, run in zip(ends, (first, second), strict=True) if run.status == "finished"
-    ]
+    curves = []
+    for run in pair:
+        curve = run.series.get(metric)
+        paid = cost(run, curve) if curve and curve.steps and run.counts else None
+        if curve is None or paid is None:
+            return None
+        curves.append((paid, curve.values))
+    ends = [float(paid[-1]) for paid, _ in curves]
+    whole = [end for end, run in zip(ends, pair, strict=True) if run.status == "finished"]
     budget = min(whole) if whole else max(ends)
-    values = [
-        float(np.interp(budget, found, curve.values))
-        for found, curve in zip(costs, curves, strict=True)
-        if found is not None and curve
-    ]
-    return values[0], values[1]
+    return tuple(float(np.interp(budget, paid, values)) for paid, values in curves)
 
 
 def axis_of_cost(runs: Sequence[Run], metric: str) -> tuple[Cost, str]:
@@ -107,8 +103,7 @@ def time_alone(runs: Iterable[Run]) -> Cost:
 
 def _span(run: Run) -> tuple[str, float, float] | None:
     """Host, start and end."""
-    record: Mapping[str, object] = run.record
-    host, started, seconds = (record.get(key) for key in ("host", "started", "seconds"))
+    host, started, seconds = (run.record.get(key) for key in ("host", "started", "seconds"))
     if not isinstance(started, str) or not isinstance(seconds, (int, float)):
         return None
     try:
@@ -118,30 +113,23 @@ def _span(run: Run) -> tuple[str, float, float] | None:
     return str(host), start, start + seconds
 
 
-def costs_table(analysis: Analysis) -> Section | None:
-    runs = [run for arm in analysis.arms for run in arm.runs]
-    tokens = at_equal_cost(analysis, generated_tokens)
-    time = at_equal_cost(analysis, time_alone(runs))
+def costs_table(analysis: Analysis) -> Section:
     final, area = analysis.comparisons["final"], analysis.comparisons["auc"]
-    rows = [
-        [
-            name,
-            analysis.reference_of(name).name,
-            *(_shown(found.get(name)) for found in (final, tokens, time, area)),
-            _sooner(area[name]),
-        ]
-        for name in analysis.decisive
+    kinds = {
+        "equal steps": final,
+        "equal tokens": at_equal_cost(analysis, generated_tokens),
+        "equal time": at_equal_cost(analysis, time_alone(analysis.runs)),
+        "area under the curve": area,
+    }
+
+    def shown(found: Comparison | None) -> str:
+        return NOTHING if found is None else difference(found.difference)
+
+    learns = {Verdict.BETTER: "sooner", Verdict.WORSE: "later"}
+    columns: Columns = [
+        ("arm", str),
+        ("against", lambda arm: analysis.reference_of(arm).name),
+        *((kind, lambda arm, of=of: shown(of.get(arm))) for kind, of in kinds.items()),
+        ("learns", lambda arm: learns.get(area[arm].verdict, NOTHING)),
     ]
-    header = [
-        "arm", "against", "equal steps", "equal tokens", "equal time", "area under the curve",
-        "learns",
-    ]  # fmt: skip
-    return Section("At equal cost", [Grid(header, rows, NOTE, 2)]) if rows else None
-
-
-def _shown(found: Comparison | None) -> str:
-    return NOTHING if found is None else difference(found.difference)
-
-
-def _sooner(area: Comparison) -> str:
-    return {"better": "sooner", "worse": "later"}.get(area.verdict, NOTHING)
+    return table("At equal cost", analysis.decisive, columns, NOTE, 2)

@@ -7,10 +7,10 @@ package's names; W&B's `eval/reward`, `train/grad_norm` and the like are transla
 import csv
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import (
@@ -54,7 +54,7 @@ class Summary:
     collapsed_at: float | None
 
     def value(self, statistic: Statistic) -> float:
-        return {"final": self.final, "best": self.best, "auc": self.auc}[statistic]
+        return getattr(self, statistic)
 
 
 @dataclass
@@ -97,30 +97,21 @@ class Run:
         if series is None or not series.values:
             return None
         errors = self.series.get(stderr_of(metric))
+        collapsed_at = self.diverged_at
+        if collapsed_at is None:
+            collapsed_at = collapse_step(series, max(errors.values) if errors else 0.0)
         best = max(series.values)
         return Summary(
             final=series.values[-1],
             best=best,
             best_step=series.steps[series.values.index(best)],
             auc=area(series, self.planned_steps),
-            collapsed_at=self._collapsed_at(series, max(errors.values) if errors else 0.0),
+            collapsed_at=collapsed_at,
         )
 
     def outcome(self, metric: str) -> Summary | None:
         """The summary of a run that counts; None for one that failed or goes on."""
         return self.summary(metric) if self.counts else None
-
-    def _collapsed_at(self, series: Series, stderr: float) -> float | None:
-        if self.diverged_at is not None:
-            return self.diverged_at
-        return collapse_step(series, stderr)
-
-
-def end_at_zero(series: Series, step: float) -> None:
-    """Add a reward of 0 at the step: a policy with NaN weights gives no answers."""
-    series.steps.append(step)
-    series.values.append(0.0)
-    series.seconds.append(series.seconds[-1] if series.seconds else 0.0)
 
 
 def area(series: Series, until: float | None = None) -> float:
@@ -178,8 +169,11 @@ def planned_run(plan: Plan, arm: PlannedArm, planned: PlannedRun, store: RunStor
         beside = (stderr_of(metric), *map(passes_name, PASSES))
         curves, skipped = read_series(directory.metrics_file, metric, beside, drawn)
     diverged_at = state.record.get("diverged_at")
-    if diverged_at is not None:
-        end_at_zero(curves.setdefault(metric, Series()), diverged_at)
+    if diverged_at is not None:  # a policy with NaN weights gives no answers
+        ended = curves.setdefault(metric, Series())
+        ended.steps.append(diverged_at)
+        ended.values.append(0.0)
+        ended.seconds.append(ended.seconds[-1] if ended.seconds else 0.0)
     return Run(
         arm=arm.name,
         seed=planned.seed,
@@ -203,21 +197,60 @@ def read_curves(path: Path) -> list[Run]:
     """
     if not path.is_file():
         raise ConfigurationError(f"curves {path} do not exist; name a CSV file")
+    owners: dict[Place, str] = {}
     points: dict[Place, dict[str, dict[float, float]]] = {}
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
-        _check_columns(path, reader.fieldnames or ())
+        for wanted in CURVE_COLUMNS:
+            if wanted not in (columns := reader.fieldnames or ()):
+                raise ConfigurationError(
+                    f"curves {path} have no column '{wanted}'{nearest(wanted, columns)} (required: "
+                    f"{', '.join(CURVE_COLUMNS)})"
+                )
         for number, row in enumerate(reader, start=2):
-            step, value = _numbers(path, number, row)
-            if math.isfinite(value):
-                metrics = points.setdefault(_place(path, number, row), {})
-                metrics.setdefault(translated(row["metric"]), {})[step] = value
+            place, step, value = _point(row, f"curves {path}, line {number}")
+            if not math.isfinite(value):
+                continue
+            other = owners.setdefault(place, row["run_name"])
+            if other != row["run_name"]:  # two runs of one arm with one seed cannot be paired
+                raise ConfigurationError(
+                    f"curves {path}: the runs '{other}' and '{row['run_name']}' have the same arm "
+                    f"'{place[0]}' and the same seed ({place[1]}); give each run its own seed"
+                )
+            metrics = points.setdefault(place, {})
+            metrics.setdefault(translated(row["metric"]), {})[step] = value
     if not points:
         raise ConfigurationError(f"curves {path} have no rows")
-    _check_one_run_each(path, points)
-    arms = list(dict.fromkeys(place.arm for place in points))
-    ordered = sorted(points, key=lambda place: (arms.index(place.arm), place.seed or 0))
+    arms = list(dict.fromkeys(arm for arm, _ in points))
+    ordered = sorted(points, key=lambda place: (arms.index(place[0]), place[1] or 0))
     return _aligned([_published(place, points[place]) for place in ordered])
+
+
+Place = tuple[str, int | None]
+"""The arm and the seed of a published run."""
+
+
+def _point(row: Mapping[str, str], what: str) -> tuple[Place, float, float]:
+    """Whose a row is, its step and its value."""
+    seeded = re.fullmatch(r"(.+)[-_]seed(\d+)", row["run_name"])
+    arm, seed = (seeded[1], seeded[2]) if seeded else (row["run_name"], None)
+    seed = row.get("seed") or seed
+    try:
+        place = (row.get("arm") or arm, None if seed is None else int(seed))
+    except ValueError as error:
+        raise ConfigurationError(f"{what}: seed is '{seed}'; it takes a whole number") from error
+    try:
+        return place, float(row["step"]), float(row["value"] or "nan")
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{what}: {error}") from error
+
+
+def _published(place: Place, metrics: Mapping[str, Mapping[float, float]]) -> Run:
+    series = {
+        metric: Series(sorted(found), [found[step] for step in sorted(found)])
+        for metric, found in metrics.items()
+    }
+    return Run(arm=place[0], seed=place[1], status="finished", series=series)
 
 
 def _aligned(runs: list[Run]) -> list[Run]:
@@ -235,63 +268,3 @@ def _aligned(runs: list[Run]) -> list[Run]:
         for arm, found in arms.items()
         for seed in seeds
     ]
-
-
-class Place(NamedTuple):
-    """Which run a row belongs to."""
-
-    run_name: str
-    arm: str
-    seed: int | None
-
-
-def _place(path: Path, line: int, row: Mapping[str, str]) -> Place:
-    name = row["run_name"]
-    seeded = re.fullmatch(r"(.+)[-_]seed(\d+)", name)
-    arm, seed = (seeded[1], int(seeded[2])) if seeded else (name, None)
-    if row.get("arm"):
-        arm = row["arm"]
-    if row.get("seed"):
-        try:
-            seed = int(row["seed"])
-        except ValueError as error:
-            raise ConfigurationError(
-                f"curves {path}, line {line}: seed is '{row['seed']}'; it takes a whole number"
-            ) from error
-    return Place(name, arm, seed)
-
-
-def _check_one_run_each(path: Path, places: Iterable[Place]) -> None:
-    """Two runs of one arm with one seed cannot be paired."""
-    owners: dict[tuple[str, int | None], str] = {}
-    for place in places:
-        other = owners.setdefault((place.arm, place.seed), place.run_name)
-        if other != place.run_name:
-            raise ConfigurationError(
-                f"curves {path}: the runs '{other}' and '{place.run_name}' have the same arm "
-                f"'{place.arm}' and the same seed ({place.seed}); give each run its own seed"
-            )
-
-
-def _published(place: Place, metrics: Mapping[str, Mapping[float, float]]) -> Run:
-    series = {
-        metric: Series(sorted(found), [found[step] for step in sorted(found)])
-        for metric, found in metrics.items()
-    }
-    return Run(arm=place.arm, seed=place.seed, status="finished", series=series)
-
-
-def _check_columns(path: Path, columns: Sequence[str]) -> None:
-    for wanted in CURVE_COLUMNS:
-        if wanted not in columns:
-            raise ConfigurationError(
-                f"curves {path} have no column '{wanted}'{nearest(wanted, columns)} (required: "
-                f"{', '.join(CURVE_COLUMNS)})"
-            )
-
-
-def _numbers(path: Path, line: int, row: Mapping[str, str]) -> tuple[float, float]:
-    try:
-        return float(row["step"]), float(row["value"] or "nan")
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"curves {path}, line {line}: {error}") from error

@@ -1,13 +1,15 @@
-"""The blocks of a report; `markdown` and `page` write them to files."""
+"""The blocks of a report; `rendering` writes them to files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
 class Text:
     """A paragraph of plain text."""
 
+    kind: ClassVar = "text"
     text: str
 
 
@@ -15,6 +17,7 @@ class Text:
 class Items:
     """A list of plain texts."""
 
+    kind: ClassVar = "items"
     items: Sequence[str]
 
 
@@ -22,6 +25,7 @@ class Items:
 class Grid:
     """A table; all cells are text. Columns from `numbers_from` on are numbers."""
 
+    kind: ClassVar = "grid"
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
@@ -32,6 +36,7 @@ class Grid:
 class Picture:
     """A PNG image, and its file name beside the report."""
 
+    kind: ClassVar = "picture"
     file: str
     png: bytes
     about: str
@@ -41,6 +46,7 @@ class Picture:
 class Code:
     """Text that keeps its line breaks; with a `title`, it is folded under the title."""
 
+    kind: ClassVar = "code"
     text: str
     title: str = ""
 
@@ -50,7 +56,7 @@ Block = Text | Items | Grid | Picture | Code
 
 @dataclass
 class Section:
-    """Blocks under a heading."""
+    """Blocks under a heading. A report leaves out a section without blocks."""
 
     title: str
     blocks: list[Block] = field(default_factory=list)
@@ -64,26 +70,20 @@ class Document:
     lead: str
     sections: list[Section] = field(default_factory=list)
 
-
-def with_texts(document: Document, change: Callable[[str], str]) -> Document:
-    """The document with `change` applied to every text."""
-    sections = [
-        Section(change(section.title), [_changed(block, change) for block in section.blocks])
-        for section in document.sections
-    ]
-    return Document(change(document.title), change(document.lead), sections)
+    @property
+    def pictures(self) -> list[Picture]:
+        blocks = [block for section in self.sections for block in section.blocks]
+        return [block for block in blocks if isinstance(block, Picture)]
 
 
-def _changed(block: Block, change: Callable[[str], str]) -> Block:
-    match block:
-        case Text(text):
-            return Text(change(text))
-        case Items(items):
-            return Items([change(item) for item in items])
-        case Grid(header, rows, note, numbers_from):
-            cells = [[change(cell) for cell in row] for row in (header, *rows)]
-            return Grid(cells[0], cells[1:], change(note), numbers_from)
-        case Picture(file, png, about):
-            return Picture(file, png, change(about))
-        case Code(text, title):
-            return Code(change(text), change(title))
+Columns = Sequence[tuple[str, Callable[[Any], str]]]
+"""Header, and the cell of an item."""
+
+
+def table(
+    title: str, items: Iterable[Any], columns: Columns, note: str = "", numbers_from: int = 1
+) -> Section:
+    """A section with a row for each item; without items it is empty."""
+    header, cells = zip(*columns, strict=True)
+    rows = [[cell(item) for cell in cells] for item in items]
+    return Section(title, [Grid(header, rows, note, numbers_from)] if rows else [])

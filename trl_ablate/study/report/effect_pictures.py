@@ -17,8 +17,6 @@ from trl_ablate.study.report.effects import Effect, Level
 from trl_ablate.study.report.factorial import Factorial, index_of
 from trl_ablate.study.report.numbers import signed
 from trl_ablate.study.report.pictures import DPI
-from trl_ablate.study.report.sections import NAMES
-from trl_ablate.study.report.stats import BETTER, WORSE
 
 PANEL_WIDTH, PANEL_HEIGHT = 2.3, 2.9
 CELL_INCHES = 1.05
@@ -33,14 +31,14 @@ def effect_pictures(found: Factorial, analysis: Analysis) -> list[Picture]:
     """Main effects, and interactions if there are two factors or more."""
     if found.fit is None:
         return []
-    metric = f"{NAMES[analysis.decide_on]} {analysis.metric}"
+    metric = analysis.outcome_name
     about = (
         f"fitted mean {metric} at each level of every factor, over all levels of the others; dots "
         "are the cells, crosses those with collapsed runs; bars are the intervals of the "
         "difference from the first level"
     )
     pictures = [Picture("effects.png", _draw_main_effects(found, analysis, metric), about)]
-    if any(len(effect.term) == 2 for effect in found.effects):
+    if any(effect.is_interaction for effect in found.effects):
         about = (
             "interactions as differences of differences; a frame marks one that is distinguishable "
             "from none, a star one that cannot be separated from another effect"
@@ -63,43 +61,34 @@ def _draw_main_effects(found: Factorial, analysis: Analysis, metric: str) -> byt
 
 def _main_panel(axes: Axes, factor: str, found: Factorial, analysis: Analysis) -> None:
     """Cell means as dots, the fitted means of the levels as a line."""
-    levels = found.design.factors[factor]
+    fit, levels = found.fit, found.design.factors[factor]
     for name, cell in found.design.cells.items():
         mean = analysis.arm(name).intervals[analysis.decide_on].mean
         if mean is not None:
             mark = "x" if name in found.collapsed else "o"
             axes.plot([index_of(levels, cell[factor])], [mean], mark, color=FAINT, markersize=4,
                       alpha=0.7)  # fmt: skip
-    unseen = {level for name, level in _unseen(found) if name == factor}
-    places = [place for place in range(len(levels)) if place not in unseen]
-    means = [found.fit.level_mean((factor, place)) for place in places if found.fit]
+    places = [i for i in range(len(levels)) if fit and (factor, i) not in fit.unseen]
+    means = {place: fit.level_mean((factor, place)) for place in places if fit}
     mains = [e for e in found.effects if [level[0] for level in e.term] == [factor]]
-    strong = any(effect.verdict in (BETTER, WORSE) for effect in mains)
+    strong = any(effect.verdict.differs for effect in mains)
     colour = BLUE if strong else INK
     for effect in mains:
         if effect.found and effect.found.low is not None and effect.found.high is not None:
-            half = (effect.found.high - effect.found.low) / 2
-            place = effect.term[0][1]
-            axes.errorbar([place], [means[places.index(place)]], [half], color=colour, capsize=4,
-                          linewidth=1.2)  # fmt: skip
-    axes.plot(places, means, "o-", color=colour, linewidth=2.2 if strong else 1.4, markersize=6)
-    axes.set_xticks(
-        range(len(levels)), [_short(found.level((factor, i))) for i in range(len(levels))],
-        parse_math=False,
-    )  # fmt: skip
+            half, place = (effect.found.high - effect.found.low) / 2, effect.term[0][1]
+            axes.errorbar([place], [means[place]], [half], color=colour, capsize=4, linewidth=1.2)
+    axes.plot(places, [*means.values()], "o-", color=colour, linewidth=2.2 if strong else 1.4,
+              markersize=6)  # fmt: skip
+    names = [_short(found.level((factor, place))) for place in range(len(levels))]
+    axes.set_xticks(range(len(levels)), names, parse_math=False)
     axes.set_xlim(-0.5, len(levels) - 0.5)
     axes.set_title(_short(factor), loc="left", fontsize=9, color=INK, parse_math=False,
                    fontweight="bold" if strong else "normal")  # fmt: skip
 
 
-def _unseen(found: Factorial) -> list[Level]:
-    levels = {name: len(values) for name, values in found.design.factors.items()}
-    return found.fit.unseen(levels) if found.fit else []
-
-
 def _draw_interactions(found: Factorial) -> bytes:
     """A triangle of the contrasts of each pair of factors."""
-    pairs = {effect.term: effect for effect in found.effects if len(effect.term) == 2}
+    pairs = {effect.term: effect for effect in found.effects if effect.is_interaction}
     rows = list(dict.fromkeys(second for _, second in pairs))
     columns = list(dict.fromkeys(first for first, _ in pairs))
     values = np.full((len(rows), len(columns)), np.nan)
@@ -125,32 +114,27 @@ def _draw_interactions(found: Factorial) -> bytes:
 
 def _limit(effects: Sequence[Effect]) -> float:
     """The end of the colours: the largest estimate, or an interval, so that noise stays pale."""
-    known = [effect.found for effect in effects if effect.found]
-    sizes = [abs(each.estimate) for each in known]
-    sizes += [
-        NOISE * (each.high - each.low) / 2
-        for each in known
-        if each.high is not None and each.low is not None
-    ]
-    return max(sizes, default=0.0) or 1.0
+    sizes = [0.0]
+    for found in (effect.found for effect in effects if effect.found):
+        sizes.append(abs(found.estimate))
+        if found.high is not None and found.low is not None:
+            sizes.append(NOISE * (found.high - found.low) / 2)
+    return max(sizes) or 1.0
 
 
 def _interaction_cell(axes: Axes, column: int, row: int, effect: Effect, limit: float) -> None:
     if effect.found is None:
         axes.text(column, row, "not\nseparable", ha="center", va="center", fontsize=7, color=FAINT)
         return
-    strong = effect.verdict in (BETTER, WORSE)
+    strong = effect.verdict.differs
     dark = abs(effect.found.estimate) > 0.6 * limit
     text = signed(effect.found.estimate) + "*" * bool(effect.aliases)
     axes.text(column, row, text, ha="center", va="center", fontsize=8,
               color="white" if dark else INK,
               fontweight="bold" if strong else "normal")  # fmt: skip
     if strong:
-        axes.add_patch(
-            Rectangle(
-                (column - 0.47, row - 0.46), 0.94, 0.92, fill=False, edgecolor=INK, linewidth=2
-            )
-        )
+        frame = (column - 0.47, row - 0.46), 0.94, 0.92
+        axes.add_patch(Rectangle(*frame, fill=False, edgecolor=INK, linewidth=2))
 
 
 def _label(found: Factorial, level: Level) -> str:

@@ -3,14 +3,14 @@
 from trl_ablate.study.factors import alias_lines, relation_text
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
-from trl_ablate.study.report.document import Block, Grid, Items, Section, Text
-from trl_ablate.study.report.effects import INESTIMABLE, Effect, Estimate, Level
+from trl_ablate.study.report.document import Block, Columns, Items, Section, Text, table
+from trl_ablate.study.report.effects import Effect, Estimate, Level
 from trl_ablate.study.report.factorial import Factorial
-from trl_ablate.study.report.numbers import p_words, within
-from trl_ablate.study.report.sections import NAMES, NOTHING, caveats, p_value
-from trl_ablate.study.report.stats import ALPHA, BETTER, SAME, TOO_FEW, WORSE
+from trl_ablate.study.report.numbers import NOTHING, p_value, p_words, within
+from trl_ablate.study.report.stats import ALPHA
+from trl_ablate.study.report.verdicts import caveats
+from trl_ablate.study.verdict import Verdict
 
-STRONG = (BETTER, WORSE)
 NOTE = (
     "A main effect is the mean of a level minus that of the factor's first level, all levels of "
     "the other factors counting equally; an interaction is the difference of such differences. "
@@ -24,11 +24,11 @@ NOTE = (
 
 def answer(found: Factorial, analysis: Analysis, plan: Plan | None) -> Section:
     """The verdict of each effect as a sentence, interactions first, with the necessary remarks."""
-    blocks: list[Block] = [Text(_lead(found, analysis))]
     each = list(zip(found.effects, sentences_of(found), strict=True))
-    sentences = [text for effect, text in each if text and len(effect.term) == 2]
-    sentences += [text for effect, text in each if text and len(effect.term) == 1]
+    sentences = [text for effect, text in each if text and effect.is_interaction]
+    sentences += [text for effect, text in each if text and not effect.is_interaction]
     sentences += _without_interaction(found)
+    blocks: list[Block] = [Text(_lead(found, analysis))]
     blocks += [Items(sentences)] if sentences else []
     blocks += [Text(text) for text in (*_remarks(found), *caveats(analysis, plan))]
     return Section("Answer", blocks)
@@ -37,37 +37,36 @@ def answer(found: Factorial, analysis: Analysis, plan: Plan | None) -> Section:
 def sentences_of(found: Factorial) -> list[str | None]:
     """The sentence of each effect; None for an interaction without a verdict."""
     return [
-        _main(effect, found)
-        if len(effect.term) == 1
-        else _interaction(effect, found)
-        if _is_strong_interaction(effect)
-        else None
+        (_interaction(effect, found) if effect.verdict.differs else None)
+        if effect.is_interaction
+        else _main(effect, found)
         for effect in found.effects
     ]
 
 
 def effects_table(found: Factorial) -> Section:
-    rows = []
-    for effect in found.effects:
-        pairs = [f"{level[0]}: {found.change(level)}" for level in effect.term]
-        rows.append(
-            [
-                found.name(effect.term),
-                "; ".join(pairs),
-                effect.verdict,
-                ", ".join(found.name(term) for term in effect.aliases) or NOTHING,
-                _numbers(effect.found) if effect.found else NOTHING,
-                p_value(effect.p_corrected),
-            ]
-        )
-    header = ["effect", "levels", "verdict", "cannot be separated from", "estimate", "p"]
-    return Section("Effects", [Grid(header, rows, NOTE, numbers_from=4)] if rows else [])
+    def levels(effect: Effect) -> str:
+        return "; ".join(f"{level[0]}: {found.change(level)}" for level in effect.term)
+
+    columns: Columns = [
+        ("effect", lambda effect: found.name(effect.term)),
+        ("levels", levels),
+        ("verdict", lambda effect: effect.verdict),
+        ("cannot be separated from", lambda effect: _names(effect, found) or NOTHING),
+        ("estimate", lambda effect: _numbers(effect.found)),
+        ("p", lambda effect: p_value(effect.p_corrected)),
+    ]
+    return table("Effects", found.effects, columns, NOTE, 4)
+
+
+def _names(effect: Effect, found: Factorial) -> str:
+    return ", ".join(found.name(term) for term in effect.aliases)
 
 
 def _lead(found: Factorial, analysis: Analysis) -> str:
     ended = sum(arm.ended for arm in analysis.arms)
     text = (
-        f"Outcome: {NAMES[analysis.decide_on]} {analysis.metric} of {ended} runs in "
+        f"Outcome: {analysis.outcome_name} of {ended} runs in "
         f"{len(found.design.cells)} cells: main effects and two-way interactions"
     )
     fit = found.fit
@@ -79,25 +78,23 @@ def _lead(found: Factorial, analysis: Analysis) -> str:
     )
 
 
-def _is_strong_interaction(effect: Effect) -> bool:
-    return len(effect.term) == 2 and effect.verdict in STRONG
-
-
 def _main(effect: Effect, found: Factorial) -> str:
     (level,) = effect.term
     if effect.found is None:
-        return f"{found.name(effect.term)}: {INESTIMABLE}."
+        return f"{found.name(effect.term)}: {effect.verdict}."
     reference = found.level(found.reference(level[0]))
     numbers = _numbers(effect.found)
-    if effect.verdict in STRONG:
+    if effect.verdict.differs:
         numbers += f"; {p_words(effect.p_corrected)}"
         verdict = f"is {effect.verdict} than {reference}"
-    elif effect.verdict == TOO_FEW:
+    elif effect.verdict is Verdict.TOO_FEW:
         verdict = f"against {reference}: too few runs for a verdict"
     else:
-        verdict = f"is {SAME} from {reference}"
-    also = _also_contains(effect, found)
-    return f"{level[0]}: on average {found.level(level)} {verdict} ({numbers}).{also}"
+        verdict = f"is {effect.verdict} from {reference}"
+    names = _names(effect, found)
+    also = f" This estimate also contains {names}, which these cells cannot separate from it."
+    said = f"{level[0]}: on average {found.level(level)} {verdict} ({numbers})."
+    return said + also * bool(names)
 
 
 def _interaction(effect: Effect, found: Factorial) -> str:
@@ -105,39 +102,28 @@ def _interaction(effect: Effect, found: Factorial) -> str:
 
     Where cells cannot tell which of several interactions it is, nothing is said of either.
     """
-    numbers = (
-        f" Difference of differences {_numbers(effect.found)}; {p_words(effect.p_corrected)}."
-        if effect.found
-        else ""
-    )
+    numbers = f" Difference of differences {_numbers(effect.found)}; {p_words(effect.p_corrected)}."
     if effect.aliases:
         names = " or ".join(found.name(term) for term in (effect.term, *effect.aliases))
         return (
             f"There is an interaction, but these cells cannot tell which: {names}.{numbers} Cells "
             "that the fraction or an exclusion leaves out would tell."
         )
-    first, second = effect.term
-    return (
-        _crossing(first, second, found)
-        or _crossing(second, first, found)
-        or _only(first, second, found)
-        or _only(second, first, found)
-        or _more(first, second, found)
-    ) + numbers
+    orders = (effect.term, effect.term[::-1])
+    tried = (kind(*order, found) for kind in (_crossing, _only) for order in orders)
+    return (next(filter(None, tried), None) or _more(*effect.term, found)) + numbers
 
 
 def _crossing(term: Level, other: Level, found: Factorial) -> str | None:
     """`X helps with Y = y and hurts with Y = z`, if both effects are seen."""
     effects = found.simple_effects(term, other)
-    if effects is None or not all(map(_is_seen, effects)):
+    if effects is None or not all(effect.is_seen for effect in effects.values()):
         return None
-    signs = [effect.estimate > 0 for effect in effects]
-    if signs[0] == signs[1]:
+    at = {effect.estimate > 0: place for place, effect in effects.items()}
+    if len(at) == 1:
         return None
-    places = (found.reference(other[0]), other)
-    helps, hurts = (found.level(places[signs.index(sign)]) for sign in (True, False))
     return (
-        f"{term[0]} helps with {other[0]} = {helps} and hurts with {other[0]} = {hurts}: "
+        f"{term[0]} helps with {other[0]} = {at[True]} and hurts with {other[0]} = {at[False]}: "
         f"{_changes(term, other, effects, found)}."
     )
 
@@ -145,14 +131,13 @@ def _crossing(term: Level, other: Level, found: Factorial) -> str | None:
 def _only(term: Level, other: Level, found: Factorial) -> str | None:
     """`X matters only with Y = y`, if its effect is seen at one of the two levels."""
     effects = found.simple_effects(term, other)
-    if effects is None or _is_seen(effects[0]) == _is_seen(effects[1]):
+    at = {effect.is_seen: place for place, effect in (effects or {}).items()}
+    if effects is None or len(at) == 1:
         return None
-    places = (found.reference(other[0]), other)
-    seen = 0 if _is_seen(effects[0]) else 1
-    factor, there, elsewhere = other[0], found.level(places[seen]), found.level(places[1 - seen])
+    there, elsewhere = at[True], at[False]
     return (
-        f"{term[0]} matters only with {factor} = {there}: {found.change(term)} is "
-        f"{_numbers(effects[seen])} there, and {_numbers(effects[1 - seen])} with {factor} = "
+        f"{term[0]} matters only with {other[0]} = {there}: {found.change(term)} is "
+        f"{_numbers(effects[there])} there, and {_numbers(effects[elsewhere])} with {other[0]} = "
         f"{elsewhere}."
     )
 
@@ -162,58 +147,36 @@ def _more(term: Level, other: Level, found: Factorial) -> str:
     if effects is None:
         return f"The effect of {term[0]} depends on {other[0]}."
     changes = _changes(term, other, effects, found)
-    if not all(map(_is_seen, effects)):
+    if not all(effect.is_seen for effect in effects.values()):
         return f"The effect of {term[0]} depends on {other[0]}: {changes}."
-    places = (found.reference(other[0]), other)
-    stronger = places[abs(effects[1].estimate) > abs(effects[0].estimate)]
-    return f"{term[0]} matters more with {other[0]} = {found.level(stronger)}: {changes}."
+    stronger = max(effects, key=lambda place: abs(effects[place].estimate))
+    return f"{term[0]} matters more with {other[0]} = {stronger}: {changes}."
 
 
-def _changes(
-    term: Level, other: Level, effects: tuple[Estimate, Estimate], found: Factorial
-) -> str:
-    places = (found.level(found.reference(other[0])), found.level(other))
+def _changes(term: Level, other: Level, effects: dict[str, Estimate], found: Factorial) -> str:
     each = " and ".join(
-        f"{_numbers(effect)} with {other[0]} = {place}"
-        for effect, place in zip(effects, places, strict=True)
+        f"{_numbers(effect)} with {other[0]} = {place}" for place, effect in effects.items()
     )
     return f"{found.change(term)} is {each}"
 
 
-def _is_seen(effect: Estimate) -> bool:
-    """Whether its interval leaves out 0."""
-    return effect.low is not None and effect.high is not None and effect.low * effect.high > 0
-
-
 def _without_interaction(found: Factorial) -> list[str]:
-    pairs = [e for e in found.effects if len(e.term) == 2]
-    same = [found.name(e.term) for e in pairs if e.verdict == SAME]
-    left_out = [e for e in pairs if e.verdict == INESTIMABLE]
+    pairs = [effect for effect in found.effects if effect.is_interaction]
+    same = [e for e in pairs if e.verdict is Verdict.SAME and e.found]
+    left_out = [e for e in pairs if e.verdict is Verdict.INESTIMABLE]
     sentences = []
     if same:
-        widest = max(
-            max(abs(e.found.low or 0.0), abs(e.found.high or 0.0))
-            for e in pairs
-            if e.verdict == SAME and e.found
-        )
+        limits = [abs(each or 0.0) for e in same if e.found for each in (e.found.low, e.found.high)]
         sentences.append(
-            f"No interaction was seen in {', '.join(same)}; the intervals allow differences of "
-            f"differences up to {widest:.3f}."
+            f"No interaction was seen in {', '.join(found.name(e.term) for e in same)}; the "
+            f"intervals allow differences of differences up to {max(limits):.3f}."
         )
     if left_out:
         named = "; ".join(
-            f"{found.name(e.term)} (with {', '.join(map(found.name, e.aliases)) or 'the seeds'})"
-            for e in left_out
+            f"{found.name(e.term)} (with {_names(e, found) or 'the seeds'})" for e in left_out
         )
         sentences.append(f"Cannot be separated by these cells, so not estimable: {named}.")
     return sentences
-
-
-def _also_contains(effect: Effect, found: Factorial) -> str:
-    if not effect.aliases:
-        return ""
-    names = ", ".join(found.name(term) for term in effect.aliases)
-    return f" This estimate also contains {names}, which these cells cannot separate from it."
 
 
 def _remarks(found: Factorial) -> list[str]:
@@ -228,11 +191,10 @@ def _remarks(found: Factorial) -> list[str]:
     notes += _collapses(found)
     if found.fit is None:
         return notes
-    levels = {name: len(values) for name, values in found.design.factors.items()}
     notes += [
-        f"No run with {factor} = {found.level((factor, level))} has an outcome: nothing is "
+        f"No run with {level[0]} = {found.level(level)} has an outcome: nothing is "
         "estimated about this level."
-        for factor, level in found.fit.unseen(levels)
+        for level in found.fit.unseen
     ]
     misfit = found.fit.misfit_p()
     if misfit is not None and misfit < ALPHA:

@@ -22,17 +22,13 @@ Verdicts rest on p-values with Holm's correction over the same m estimates.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 from scipy import special
 
-from trl_ablate.study.report.stats import ALPHA, BETTER, SAME, TOO_FEW, WORSE, holm
+from trl_ablate.study.report.stats import ALPHA, holm
+from trl_ablate.study.verdict import Verdict
 
-INESTIMABLE = "not estimable"
-EffectVerdict = Literal[
-    "better", "worse", "not distinguishable", "too few seeds", "not estimable"
-]  # fmt: skip
 MIN_DEGREES = 2
 """Fewest residual degrees of freedom for a verdict; a paired comparison of three seeds has two."""
 TOLERANCE = 1e-8
@@ -62,6 +58,11 @@ class Estimate:
     high: float | None
     p: float | None
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether its interval leaves out 0."""
+        return self.low is not None and self.high is not None and self.low * self.high > 0
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -71,10 +72,14 @@ class Effect:
     found: Estimate | None
     """None for an effect that is left out."""
     p_corrected: float | None
-    verdict: EffectVerdict
+    verdict: Verdict
     aliases: tuple[Term, ...]
     """Effects that are left out and contained in this estimate; for an effect that is left out, the
     ones that contain it."""
+
+    @property
+    def is_interaction(self) -> bool:
+        return len(self.term) == 2
 
 
 class Fit:
@@ -85,15 +90,14 @@ class Fit:
     """
 
     def __init__(self, observations: Sequence[Observation], factors: Mapping[str, int]):
-        self._observations = list(observations)
+        self._observations, self._factors = list(observations), factors
         self._levels = {name: self._seen(name, count) for name, count in factors.items()}
         self.terms = self._possible_terms()
         blocks = _indicators([each.seed for each in self._observations])
-        kept, mixtures = _independent(blocks, [self._column(term) for term in self.terms])
-        self._kept = [self.terms[i] for i in kept]
-        self._mixtures = {self.terms[i]: weights for i, weights in mixtures.items()}
-        columns = [self._column(term) for term in self._kept]
-        self._x = np.column_stack([blocks, *columns]) if columns else blocks
+        columns = {term: self._column(term) for term in self.terms}
+        self._left_out = _dependent(blocks, columns)
+        self._kept = [term for term in self.terms if term not in self._left_out]
+        self._x = np.column_stack([blocks, *(columns[term] for term in self._kept)])
         self._blocks = blocks.shape[1]
         self._solve()
         self.effects = self._effects()
@@ -102,10 +106,11 @@ class Fit:
         """The level that the others are compared with: the first one with an outcome."""
         return self._levels[factor][0]
 
-    def unseen(self, factors: Mapping[str, int]) -> list[Level]:
+    @property
+    def unseen(self) -> list[Level]:
         """Levels without any outcome; nothing is estimated about them."""
-        return [(f, j) for f, count in factors.items() for j in range(count)
-                if j not in self._levels[f]]  # fmt: skip
+        every = [(name, level) for name, n in self._factors.items() for level in range(n)]
+        return [(name, level) for name, level in every if level not in self._levels[name]]
 
     def simple_effect(self, term: Level, given: Level) -> Estimate | None:
         """The effect of a level against its factor's first one where another factor has one level,
@@ -113,8 +118,7 @@ class Fit:
         itself is left out."""
         if (term,) not in self._kept:
             return None
-        weights = np.zeros(self._x.shape[1])
-        weights[self._place((term,))] = 1.0
+        weights = self._unit((term,))
         for other in self._kept:
             if len(other) == 2 and term in other:
                 (partner,) = (level for level in other if level != term)
@@ -177,17 +181,14 @@ class Fit:
         if self._squares <= TOLERANCE**2 * max(self._scale, float(self._y @ self._y)):
             self._squares = 0.0  # rounding of an exact fit
         self.sigma = (self._squares / self.degrees) ** 0.5 if self.degrees > 0 else None
-        each = (1 - ALPHA) ** (1 / max(1, len(self._kept)))
-        self._critical = (
-            float(special.stdtrit(self.degrees, (1 + each) / 2)) if self.degrees > 0 else None
-        )
 
     def _estimate(self, weights: np.ndarray) -> Estimate:
         value = float(weights @ self._beta)
-        if self.sigma is None or self._critical is None:
+        if self.sigma is None:
             return Estimate(value, None, None, None)
+        each = (1 - ALPHA) ** (1 / max(1, len(self._kept)))
         error = self.sigma * float(weights @ self._inverse @ weights) ** 0.5
-        half = self._critical * error
+        half = float(special.stdtrit(self.degrees, (1 + each) / 2)) * error
         if error == 0:
             p = float(abs(value) <= TOLERANCE)
         else:
@@ -203,24 +204,15 @@ class Fit:
 
     def _effect(self, term: Term, found: Estimate | None, p: float | None) -> Effect:
         if found is None:
-            return Effect(term, None, None, INESTIMABLE, self._containing(term))
-        contained = tuple(left for left in self._mixtures if term in self._containing(left))
+            return Effect(term, None, None, Verdict.INESTIMABLE, self._left_out[term])
+        contained = tuple(left for left, within in self._left_out.items() if term in within)
         if p is None:
-            verdict: EffectVerdict = TOO_FEW
+            verdict = Verdict.TOO_FEW
         elif p >= ALPHA:
-            verdict = SAME
+            verdict = Verdict.SAME
         else:
-            verdict = BETTER if found.estimate > 0 else WORSE
+            verdict = Verdict.BETTER if found.estimate > 0 else Verdict.WORSE
         return Effect(term, found, p, verdict, contained)
-
-    def _containing(self, left_out: Term) -> tuple[Term, ...]:
-        """The kept effects whose estimates contain an effect that is left out."""
-        weights = self._mixtures[left_out][self._blocks :]
-        return tuple(
-            self.terms[place]
-            for place, weight in enumerate(weights)
-            if abs(weight) > TOLERANCE**0.5
-        )
 
     def _unit(self, term: Term) -> np.ndarray:
         weights = np.zeros(self._x.shape[1])
@@ -234,28 +226,22 @@ def _indicators(labels: Sequence[Hashable]) -> np.ndarray:
     return np.array([[float(label == name) for name in names] for label in labels])
 
 
-def _independent(
-    first: np.ndarray, columns: Sequence[np.ndarray]
-) -> tuple[list[int], dict[int, np.ndarray]]:
-    """Which columns do not follow from those before them; and for each other one, its weights on
-    `first` and then on all columns (0 for those that are left out)."""
-    if np.linalg.matrix_rank(np.column_stack([first, *columns])) == first.shape[1] + len(columns):
-        return list(range(len(columns))), {}
-    kept: list[int] = []
-    mixtures: dict[int, np.ndarray] = {}
-    for number, column in enumerate(columns):
-        basis = np.column_stack([first, *(columns[i] for i in kept)])
+def _dependent(
+    blocks: np.ndarray, columns: Mapping[Term, np.ndarray]
+) -> dict[Term, tuple[Term, ...]]:
+    """The columns that follow from the ones before them, each with those that contain it."""
+    kept: list[Term] = []
+    found = {}
+    for term, column in columns.items():
+        basis = np.column_stack([blocks, *(columns[each] for each in kept)])
         weights = np.linalg.lstsq(basis, column, rcond=None)[0]
         left = np.linalg.norm(column - basis @ weights)
         if left > TOLERANCE * max(1.0, float(np.linalg.norm(column))):
-            kept.append(number)
-            continue
-        whole = np.zeros(first.shape[1] + len(columns))
-        whole[: first.shape[1]] = weights[: first.shape[1]]
-        for place, weight in zip(kept, weights[first.shape[1] :], strict=True):
-            whole[first.shape[1] + place] = weight
-        mixtures[number] = whole
-    return kept, mixtures
+            kept.append(term)
+        else:
+            of_terms = zip(kept, weights[blocks.shape[1] :], strict=True)
+            found[term] = tuple(each for each, w in of_terms if abs(w) > TOLERANCE**0.5)
+    return found
 
 
 def _residual_squares(x: np.ndarray, y: np.ndarray) -> float:

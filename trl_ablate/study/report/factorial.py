@@ -1,10 +1,10 @@
 """The effects of a factorial study, from its runs: estimates, labels, and what collapses change."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trl_ablate.study.definition import Statistic
 from trl_ablate.study.factors import Design, level_text, product_text
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.curves import Run
@@ -44,19 +44,19 @@ class Factorial:
 
     def name(self, term: Term) -> str:
         """`scale_rewards × learning_rate`; of a factor with more levels, with the level meant."""
-        return product_text([self._name(level) for level in term])
+        several = {factor for factor, levels in self.design.factors.items() if len(levels) > 2}
+        named = [(level[0], f" {self.level(level)}" * (level[0] in several)) for level in term]
+        return product_text([factor + level for factor, level in named])
 
-    def _name(self, level: Level) -> str:
-        several = len(self.design.factors[level[0]]) > 2
-        return f"{level[0]} {self.level(level)}" if several else level[0]
-
-    def simple_effects(self, term: Level, other: Level) -> tuple[Estimate, Estimate] | None:
-        """The effect of `term` at the first level of the other's factor, and at `other`."""
-        if self.fit is None:
-            return None
-        first = self.fit.simple_effect(term, self.reference(other[0]))
-        second = self.fit.simple_effect(term, other)
-        return (first, second) if first and second else None
+    def simple_effects(self, term: Level, other: Level) -> dict[str, Estimate] | None:
+        """The effect of `term` at the first level of the other's factor, and at `other`, by the
+        texts of these levels."""
+        found = {
+            self.level(at): self.fit.simple_effect(term, at) if self.fit else None
+            for at in (self.reference(other[0]), other)
+        }
+        known = {at: effect for at, effect in found.items() if effect}
+        return known if len(known) == 2 else None
 
     def changed_without_collapses(self) -> list[tuple[Effect, Effect]]:
         """Effects whose verdict is another one without the runs that collapsed."""
@@ -68,48 +68,54 @@ class Factorial:
 
 
 def factorial(plan: Plan, runs: Sequence[Run]) -> Factorial:
-    """Fit the effects of a study with a design to its runs, whose arms are the cells."""
-    if plan.design is None:
+    """Fit the effects of a study with a design to its runs, whose arms are the cells. Runs of a
+    cell are paired with those of others by position, as everywhere."""
+    design = plan.design
+    if design is None:
         raise ValueError(f"study {plan.study} has no factors")
-    ended = _ended(plan.design, runs, plan.primary_metric, plan.decide_on)
-    levels = {name: len(found) for name, found in plan.design.factors.items()}
-    calm = [observation for _, observation, collapsed in ended if not collapsed]
+    positions: Counter[str] = Counter()
+    every, calm = [], []
+    collapsed: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    for run in runs:
+        position, summary = positions[run.arm], run.outcome(plan.primary_metric)
+        positions[run.arm] += 1
+        if summary is None:
+            continue
+        cell = design.cells[run.arm]
+        levels = {name: index_of(design.factors[name], value) for name, value in cell.items()}
+        every.append(Observation(levels, position, summary.value(plan.decide_on)))
+        ended[run.arm] += 1
+        if summary.collapsed_at is None:
+            calm.append(every[-1])
+        else:
+            collapsed[run.arm] += 1
+    counts = {name: len(found) for name, found in design.factors.items()}
     return Factorial(
-        design=plan.design,
-        fit=Fit([observation for _, observation, _ in ended], levels) if ended else None,
-        calm_fit=Fit(calm, levels) if calm and len(calm) < len(ended) else None,
-        collapsed=_collapsed([(cell, collapsed) for cell, _, collapsed in ended]),
+        design=design,
+        fit=Fit(every, counts) if every else None,
+        calm_fit=Fit(calm, counts) if calm and len(calm) < len(every) else None,
+        collapsed={cell: (number, ended[cell]) for cell, number in collapsed.items()},
     )
 
 
-def effects_of(plan: Plan, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The effects for `report.json`; empty for a study without factors.
+def entries_of(found: Factorial) -> list[dict[str, Any]]:
+    """The effects for `report.json`.
 
     `levels` has the compared levels of each factor, the reference first: for a main effect
     `[a, b]`, for an interaction one such pair for each of its `factors`. `aliases` names what these
     cells cannot separate from an effect.
-
-    Args:
-        runs: the runs that the report judges; their arms are the cells.
     """
-    if plan.design is None:
-        return []
-    return entries_of(factorial(plan, runs))
-
-
-def entries_of(found: Factorial) -> list[dict[str, Any]]:
-    """The effects of a factorial study for `report.json`; see `effects_of`."""
     return [_entry(found, effect) for effect in found.effects]
 
 
 def _entry(found: Factorial, effect: Effect) -> dict[str, Any]:
     names = [level[0] for level in effect.term]
     pairs = [[found.value(found.reference(level[0])), found.value(level)] for level in effect.term]
-    is_main = len(names) == 1
-    estimate = effect.found
+    both, estimate = effect.is_interaction, effect.found
     return {
-        **({"factor": names[0]} if is_main else {"factors": names}),
-        "levels": pairs[0] if is_main else pairs,
+        **({"factors": names} if both else {"factor": names[0]}),
+        "levels": pairs if both else pairs[0],
         "estimate": estimate and estimate.estimate,
         "low": estimate and estimate.low,
         "high": estimate and estimate.high,
@@ -118,35 +124,6 @@ def _entry(found: Factorial, effect: Effect) -> dict[str, Any]:
     }
 
 
-def _ended(
-    design: Design, runs: Sequence[Run], metric: str, decide_on: Statistic
-) -> list[tuple[str, Observation, bool]]:
-    """Cell, observation, and whether it collapsed, of each run with an outcome. Runs of a cell are
-    paired with those of others by position, as everywhere."""
-    positions: dict[str, int] = {}
-    found = []
-    for run in runs:
-        position = positions[run.arm] = positions.get(run.arm, -1) + 1
-        summary = run.outcome(metric)
-        if summary is not None:
-            cell = design.cells[run.arm]
-            levels = {name: index_of(design.factors[name], value) for name, value in cell.items()}
-            outcome = Observation(levels, position, summary.value(decide_on))
-            found.append((run.arm, outcome, summary.collapsed_at is not None))
-    return found
-
-
 def index_of(levels: Sequence[Any], value: Any) -> int:
     """`index` would take 1 for true."""
     return next(i for i, each in enumerate(levels) if each == value and type(each) is type(value))
-
-
-def _collapsed(ended: Sequence[tuple[str, bool]]) -> dict[str, tuple[int, int]]:
-    cells = dict.fromkeys(cell for cell, collapsed in ended if collapsed)
-    return {
-        cell: (
-            sum(collapsed for name, collapsed in ended if name == cell),
-            sum(name == cell for name, _ in ended),
-        )
-        for cell in cells
-    }

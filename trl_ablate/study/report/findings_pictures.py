@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from trl_ablate.run.picture import FAINT, INK, STYLE
 from trl_ablate.run.untrusted import for_picture
 from trl_ablate.study.report.found_answers import ArmFound
-from trl_ablate.study.report.labels import LABEL_SIZE, gutter
+from trl_ablate.study.report.lines import LABEL_SIZE, gutter
 from trl_ablate.study.report.pictures import DPI, PALETTE, png_of
 from trl_ablate.study.verdict import Verdict
 

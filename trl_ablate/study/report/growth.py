@@ -19,7 +19,7 @@ import numpy as np
 
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.curves import Series
-from trl_ablate.study.report.document import Grid, Section
+from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import interval
 from trl_ablate.study.report.stats import Interval, t_interval
 
@@ -33,7 +33,7 @@ EDGE = 0.01
 STEEPEST = 12.0
 
 
-PARAMETERS = ("A", "B", "C_mid")
+PARAMETERS = {"A": "ceiling", "B": "steepness", "C_mid": "half-way step"}
 NOTE = (
     "R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B), fitted to each run that did not collapse: mean ± "
     "half the 95 % t interval over seeds. They describe the curves; no verdict rests on them, as "
@@ -54,20 +54,16 @@ class Growth:
         return self.start + (self.A - self.start) * _share(steps, self.B, self.C_mid)
 
 
-def fit(series: Series, most: float | None = None) -> Growth | None:
+def fit(series: Series) -> Growth | None:
     """The best fit; None with too few points, or if the curve never rises above its first value.
-
-    Args:
-        most: the highest ceiling to try, such as 1 for a share; default: twice the way seen.
-    """
+    The highest ceiling that is tried is twice the way seen."""
     steps, values = (np.asarray(each, float) for each in (series.steps, series.values))
     later = steps > max(0.0, steps[0]) if len(steps) else np.zeros(0, bool)
     if later.sum() < LEAST_POINTS or values[later].max() <= values[0]:
         return None
     start, steps, values = float(values[0]), _thinned(steps[later]), _thinned(values[later])
     way = values.max() - start
-    highest = start + 2 * way if most is None else max(most, start + way)
-    ceilings = np.linspace(start + 0.6 * way, highest, CEILINGS)[:, None, None]
+    ceilings = np.linspace(start + 0.6 * way, start + 2 * way, CEILINGS)[:, None, None]
     middles = np.geomspace(steps[0] / 4, steps[-1] * 2, MIDDLES)[None, :, None]
     share = np.clip((values - start) / (ceilings - start), EDGE, 1 - EDGE)
     weight = (share * (1 - share)) ** 2
@@ -98,22 +94,22 @@ def parameters(analysis: Analysis) -> dict[str, dict[str, Interval]]:
     """A, B and C_mid of every arm with a fit, over its runs that did not collapse."""
     found: dict[str, dict[str, Interval]] = {}
     for arm in analysis.arms:
-        curves = [
-            run.series[analysis.metric]
-            for position, run in enumerate(arm.runs)
-            if arm.summaries[position] is not None and not arm.has_collapsed(position)
-        ]
-        fits = [growth for curve in curves if (growth := fit(curve))]
+        both = zip(arm.runs, arm.summaries, strict=True)
+        calm = [run for run, s in both if s is not None and s.collapsed_at is None]
+        fits = [each for run in calm if (each := fit(run.series[analysis.metric]))]
         if fits:
             found[arm.name] = {
-                "A": t_interval([growth.A for growth in fits]),
-                "B": t_interval([growth.B for growth in fits]),
-                "C_mid": t_interval([growth.C_mid for growth in fits]),
+                name: t_interval([getattr(each, name) for each in fits]) for name in PARAMETERS
             }
     return found
 
 
-def growth_table(found: dict[str, dict[str, Interval]]) -> Section | None:
-    rows = [[name, *(interval(each[key]) for key in PARAMETERS)] for name, each in found.items()]
-    header = ["arm", "ceiling A", "steepness B", "half-way step C_mid"]
-    return Section("Learning curves", [Grid(header, rows, NOTE)]) if rows else None
+def growth_table(found: dict[str, dict[str, Interval]]) -> Section:
+    columns: Columns = [
+        ("arm", str),
+        *(
+            (f"{words} {key}", lambda arm, key=key: interval(found[arm][key]))
+            for key, words in PARAMETERS.items()
+        ),
+    ]
+    return table("Learning curves", found, columns, NOTE)

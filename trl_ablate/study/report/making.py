@@ -4,10 +4,8 @@ Each time, all is computed again from run directories, or from a CSV file of pub
 """
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
@@ -26,24 +24,20 @@ from trl_ablate.study.report import (
 )
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.curves import Run, planned_runs, read_curves
-from trl_ablate.study.report.document import Document, Picture, Section, with_texts
+from trl_ablate.study.report.document import Document, Picture, Section
 from trl_ablate.study.report.effect_pictures import effect_pictures
-from trl_ablate.study.report.factorial import Factorial, entries_of, factorial
-from trl_ablate.study.report.markdown import write_markdown
-from trl_ablate.study.report.page import write_page
-from trl_ablate.study.report.pictures import draw_curves, draw_differences, references
+from trl_ablate.study.report.factorial import Factorial, factorial
+from trl_ablate.study.report.pictures import difference_picture, draw_curves
 from trl_ablate.study.report.record import numbers_of
+from trl_ablate.study.report.rendering import write_markdown, write_page
 from trl_ablate.study.report.sharpening import sharpening_table
-from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.report.tuned import TunedRuns, split
 from trl_ablate.study.report.xray_section import xray_section
 from trl_ablate.study.runs import analysis_of
 from trl_ablate.study.schedule import up_to_next_look
 from trl_ablate.study.store import RunStore, id_of
 
-Parameters = dict[str, dict[str, Interval]]
-
-PICTURES_ABOUT = (
+CURVES_ABOUT = (
     "{metric} against GRPO steps, and time or tokens, gradient norm, response length and entropy; "
     "lines are means over seeds, bands go from the lowest to the highest seed"
 )
@@ -64,98 +58,89 @@ def report_study(
         )
     tuned = split(plan, runs) if plan.tuning else None
     judged = tuned.own if tuned else runs
-    analysis = _analysis(plan, judged)
+    analysis = _without_idle_runs(plan, judged)
     effects = factorial(plan, judged) if plan.design else None
-    parameters = growth.parameters(analysis)
-    compared, curves = _pictures(analysis, reference, compared=effects is None)
-    opening, shown = _opening(plan, analysis, effects, tuned, compared)
-    document = Document(plan.study, plan.question, opening)
-    document.sections += [
-        section
-        for section in (
-            verdicts.expectations(analysis, plan),
-            background.seeds_answer(plan),
-            Section("Curves", [curves]),
-            sections.arms_table(analysis),
-            sections.comparisons_table(analysis) if effects is None else None,
-            outcomes.outcomes_table(analysis) if effects is None else None,
-            costs.costs_table(analysis) if effects is None else None,
-            xray_section(store, plan.study, analysis),
-            growth.growth_table(parameters),
-            sharpening_table(analysis),
-            sections.published_table(reference, plan.primary_metric) if reference else None,
-            verdicts.what_would_change(analysis) if effects is None else None,
-            sections.differences_table(plan),
-            background.warnings(plan, runs),
-            sections.runs_table(analysis),
-            background.samples(analysis),
-            background.environment(runs),
-            background.commands(plan, study),
-        )
-        if section is not None and section.blocks
+    parts = [
+        *_opening(plan, analysis, effects, tuned),
+        verdicts.expectations(analysis, plan),
+        background.seeds_answer(plan),
+        *_numbers(analysis, reference, compared=effects is None),
+        xray_section(store, plan.study, analysis),
+        growth.growth_table(parameters := growth.parameters(analysis)),
+        sharpening_table(analysis),
+        sections.published_table(reference, plan.primary_metric),
+        *([] if effects else [verdicts.what_would_change(analysis)]),
+        sections.differences_table(plan),
+        background.warnings(plan, runs),
+        sections.runs_table(analysis),
+        background.samples(analysis),
+        background.environment(runs),
+        background.commands(plan, study),
     ]
-    written = Written(
-        document=document,
-        analysis=analysis,
-        pictures=[*shown, curves],
-        numbers=numbers_of(
-            analysis,
-            entries_of(effects) if effects else (),
-            _means(parameters),
-            _masker().text,
-            plan=plan,
-            sentences=effect_sections.sentences_of(effects) if effects else (),
-        ),
-        trials=_trials(tuned),
-    )
-    return _write(written, out)
+    document = Document(plan.study, plan.question, parts)
+    numbers = numbers_of(analysis, parameters, _cleaned(), plan, effects)
+    return _write(document, analysis, numbers, out, tuned.ended_trials if tuned else ())
 
 
-@dataclass(frozen=True)
-class Written:
-    """What the files of a report hold."""
+def report_curves(
+    curves: Path, out: Path, *, metric: str = EVAL_REWARD, reference: Sequence[Run] = ()
+) -> list[Path]:
+    """Write the report of published curves into `out`; the first run is the reference arm."""
+    runs = read_curves(curves)
+    known = sorted({name for run in runs for name in run.series})
+    if metric not in known:
+        raise ConfigurationError(
+            f"curves {curves} have no metric '{metric}'; they have {', '.join(known)}"
+        )
+    analysis = analyse(runs, metric)
+    parts = [
+        verdicts.answer(analysis, None, difference_picture(analysis)),
+        *_numbers(analysis, reference),
+        growth.growth_table(parameters := growth.parameters(analysis)),
+        verdicts.what_would_change(analysis),
+        sections.runs_table(analysis),
+        sections.published_table(reference, metric),
+    ]
+    lead = f"{len(runs)} published runs, read from {curves.name}"
+    document = Document(curves.stem.replace("_", " "), lead, parts)
+    return _write(document, analysis, numbers_of(analysis, parameters, _cleaned()), out)
 
-    document: Document
-    analysis: Analysis
-    pictures: Sequence[Picture]
-    numbers: Mapping[str, Any]
-    trials: Sequence[Run] = ()
-    """Runs of tuning, which no comparison uses."""
 
-
-def _trials(tuned: TunedRuns | None) -> list[Run]:
-    values = tuned.trials.values() if tuned else ()
-    return [run for value in values for runs in value for run in runs if run.counts]
+def _numbers(
+    analysis: Analysis, reference: Sequence[Run], *, compared: bool = True
+) -> list[Section]:
+    """The curves and the tables; a factorial study compares no arms."""
+    about = CURVES_ABOUT.format(metric=analysis.metric)
+    curves = Picture("curves.png", draw_curves(analysis, reference), about)
+    found = [Section("Curves", [curves]), sections.arms_table(analysis)]
+    if compared:
+        tables = (sections.comparisons_table, outcomes.outcomes_table, costs.costs_table)
+        found += [make(analysis) for make in tables]
+    return found
 
 
 def _opening(
-    plan: Plan,
-    analysis: Analysis,
-    effects: Factorial | None,
-    tuned: TunedRuns | None,
-    compared: Sequence[Picture],
-) -> tuple[list[Section], list[Picture]]:
-    """The sections before the curves, and the pictures in them."""
-    shown = [*compared]
+    plan: Plan, analysis: Analysis, effects: Factorial | None, tuned: TunedRuns | None
+) -> list[Section]:
+    """The answers: the sections before the curves."""
     if effects is None:
-        opening = [sections.answer(analysis, plan, compared)]
+        found = [verdicts.answer(analysis, plan, difference_picture(analysis))]
     else:
-        drawn = effect_pictures(effects, analysis)
-        opening = [effect_sections.answer(effects, analysis, plan),
-                   Section("Pictures of the effects", [*drawn]),
-                   effect_sections.effects_table(effects)]  # fmt: skip
-        shown += drawn
+        found = [
+            effect_sections.answer(effects, analysis, plan),
+            Section("Pictures of the effects", [*effect_pictures(effects, analysis)]),
+            effect_sections.effects_table(effects),
+        ]
     if tuned is not None:
-        opening[0].blocks.insert(0, tuning_sections.lead(tuned))
-        picture = tuning_sections.sensitivity(tuned)
-        shared = tuning_sections.at_reference(tuned, plan, analysis)
-        opening += [shared] if shared else []
-        opening.append(tuning_sections.trials(tuned, picture))
-        shown += [picture] if picture else []
-    return [section for section in opening if section.blocks], shown
+        found[0].blocks.insert(0, tuning_sections.lead(tuned))
+        found += [
+            tuning_sections.at_reference(tuned, plan, analysis),
+            tuning_sections.trials(tuned),
+        ]
+    return found
 
 
-def _analysis(plan: Plan, runs: Sequence[Run]) -> Analysis:
+def _without_idle_runs(plan: Plan, runs: Sequence[Run]) -> Analysis:
     """With looks, runs at the end of an arm that no comparison needs yet are left out."""
     analysis = analysis_of(plan, runs)
     if not plan.looks:
@@ -170,85 +155,28 @@ def _analysis(plan: Plan, runs: Sequence[Run]) -> Analysis:
     return analysis_of(plan, kept)
 
 
-def report_curves(
-    curves: Path, out: Path, *, metric: str = EVAL_REWARD, reference: Sequence[Run] = ()
+def _cleaned() -> Callable[[str], str]:
+    return Masker(known_secrets([], [], None)).text
+
+
+def _write(
+    document: Document, analysis: Analysis, numbers: dict, out: Path, trials: Sequence[Run] = ()
 ) -> list[Path]:
-    """Write the report of published curves into `out`; the first run is the reference arm."""
-    runs = read_curves(curves)
-    known = sorted({name for run in runs for name in run.series})
-    if metric not in known:
-        raise ConfigurationError(
-            f"curves {curves} have no metric '{metric}'; they have {', '.join(known)}"
-        )
-    analysis = analyse(runs, metric)
-    parameters = growth.parameters(analysis)
-    headline, drawn = _pictures(analysis, reference)
-    document = Document(
-        curves.stem.replace("_", " "),
-        f"{len(runs)} published runs, read from {curves.name}",
-        [
-            sections.answer(analysis, None, headline),
-            Section("Curves", [drawn]),
-            sections.arms_table(analysis),
-            sections.comparisons_table(analysis),
-        ],
-    )
-    more = (
-        outcomes.outcomes_table(analysis),
-        costs.costs_table(analysis),
-        growth.growth_table(parameters),
-        verdicts.what_would_change(analysis),
-    )
-    document.sections += [section for section in more if section]
-    document.sections.append(sections.runs_table(analysis))
-    if reference:
-        document.sections.append(sections.published_table(reference, metric))
-    numbers = numbers_of(analysis, (), _means(parameters), _masker().text)
-    return _write(Written(document, analysis, [*headline, drawn], numbers), out)
-
-
-def _pictures(
-    analysis: Analysis, reference: Sequence[Run], *, compared: bool = True
-) -> tuple[list[Picture], Picture]:
-    """The picture of the headline, if there is an interval to draw, and the curves."""
-    about = PICTURES_ABOUT.format(metric=analysis.metric)
-    curves = Picture("curves.png", draw_curves(analysis, reference), about)
-    differences = draw_differences(analysis) if compared else None
-    if differences is None:
-        return [], curves
-    about = f"each arm's difference from {references(analysis)} with its 95 % interval"
-    return [Picture("differences.png", differences, about)], curves
-
-
-def _masker() -> Masker:
-    return Masker(known_secrets([], [], None))
-
-
-def _write(written: Written, out: Path) -> list[Path]:
-    masker = _masker()
-    document = with_texts(written.document, masker.text)
+    document.sections = [section for section in document.sections if section.blocks]
+    clean = _cleaned()
     out.mkdir(parents=True, exist_ok=True)
-    for picture in written.pictures:
+    for picture in document.pictures:
         (out / picture.file).write_bytes(picture.png)
-    (out / "REPORT.md").write_text(write_markdown(document), encoding="utf-8")
-    (out / "report.html").write_text(write_page(document), encoding="utf-8")
-    write_runs(written.analysis, out / "runs.csv", masker.text, written.trials)
-    write_json(out / "report.json", written.numbers)
+    (out / "REPORT.md").write_text(write_markdown(document, clean), encoding="utf-8")
+    (out / "report.html").write_text(write_page(document, clean), encoding="utf-8")
+    write_runs(analysis, out / "runs.csv", clean, trials)
+    write_json(out / "report.json", numbers)
     names = ("REPORT.md", "report.html", "report.json", "runs.csv")
-    return [out / name for name in (*names, *(picture.file for picture in written.pictures))]
-
-
-def _means(parameters: Parameters) -> dict[str, dict[str, float | None]]:
-    return {
-        arm: {name: found.mean for name, found in each.items()} for arm, each in parameters.items()
-    }
+    return [out / name for name in (*names, *(picture.file for picture in document.pictures))]
 
 
 def write_runs(
-    analysis: Analysis,
-    path: Path,
-    clean: Callable[[str], str] = str,
-    trials: Sequence[Run] = (),
+    analysis: Analysis, path: Path, clean: Callable[[str], str], trials: Sequence[Run]
 ) -> None:
     """One row per run, also without an outcome, and then one per trial of a study with tuning. The
     header has the metric; steps are GRPO steps."""
@@ -261,30 +189,19 @@ def write_runs(
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
-        for run in (*(run for arm in analysis.arms for run in arm.runs), *trials):
+        for run in (*analysis.runs, *trials):
             cells = _csv_row(run, metric)
             writer.writerow([clean(c) if isinstance(c, str) else c for c in cells])
 
 
 def _csv_row(run: Run, metric: str) -> list[object]:
-    summary = run.summary(metric)
-    values = (
-        [summary.best, _whole(summary.best_step), summary.final, round(summary.auc, 6)]
-        if summary
-        else [None] * 4
-    )
+    s = run.summary(metric)
+    values = [s.best, _whole(s.best_step), s.final, round(s.auc, 6)] if s else [None] * 4
     return [
-        run.name,
-        run.arm,
-        run.seed,
-        run.status,
-        run.reason,
-        _whole(run.last_step),
-        *values,
-        _whole(summary.collapsed_at) if summary else None,
-        run.record.get("seconds"),
+        run.name, run.arm, run.seed, run.status, run.reason, _whole(run.last_step), *values,
+        _whole(s.collapsed_at) if s else None, run.record.get("seconds"),
         id_of(run.directory.name) if run.directory else None,
-    ]
+    ]  # fmt: skip
 
 
 def _whole(step: float | None) -> float | int | None:

@@ -9,15 +9,13 @@ so that a report repeats). With three to five runs such intervals are too narrow
 how much): they describe, and no verdict rests on them.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from trl_ablate.study.report.analysis import Analysis, ArmResult
-from trl_ablate.study.report.document import Grid, Section
+from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import NOTHING, interval, number, p_value, p_words
 from trl_ablate.study.report.stats import ALPHA, Interval, holm, t_interval
 
@@ -50,36 +48,26 @@ class Collapse:
     """The deciding statistic over the runs that did not collapse."""
 
 
-def clopper_pearson(k: int, n: int, confidence: float = 1 - ALPHA) -> tuple[float, float]:
-    """The exact interval of a share of k in n, from quantiles of the beta distribution."""
-    tail = (1 - confidence) / 2
-    low = 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, tail))
-    high = 1.0 if k == n else float(special.betaincinv(k + 1, n - k, 1 - tail))
-    return low, high
+def clopper_pearson(k: int, n: int) -> tuple[float, float]:
+    """The exact interval of a share of k in n."""
+    from scipy import stats
+
+    found = stats.binomtest(k, n).proportion_ci(1 - ALPHA, method="exact")
+    return found.low, found.high
 
 
 def fisher_p(k: int, n: int, other_k: int, other_n: int) -> float:
-    """The two-sided p-value of Fisher's exact test of k in n against other_k in other_n: the sum of
-    the probabilities of all tables with these margins that are no more probable than this one."""
-    total = k + other_k
-    chances = [
-        math.comb(n, first) * math.comb(other_n, total - first)
-        for first in range(max(0, total - other_n), min(n, total) + 1)
-    ]
-    here = math.comb(n, k) * math.comb(other_n, other_k)
-    return sum(chance for chance in chances if chance <= here) / math.comb(n + other_n, total)
+    """The two-sided p-value of Fisher's exact test of k in n against other_k in other_n."""
+    from scipy import stats
+
+    return stats.fisher_exact([[k, n - k], [other_k, other_n - other_k]])[1]  # pyright: ignore
 
 
-def interquartile_mean(values: Sequence[float]) -> float:
-    """The mean without the lowest and the highest quarter, each rounded down."""
-    return float(_middle(np.asarray(values, float)))
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """The mean over the last axis without the lowest and the highest quarter, each rounded down."""
+    from scipy import stats
 
-
-def _middle(values: np.ndarray) -> np.ndarray:
-    """Interquartile means over the last axis."""
-    count = values.shape[-1]
-    cut = int(TRIMMED * count)
-    return np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
+    return stats.trim_mean(values, TRIMMED, axis=-1)
 
 
 def probability_of_improvement(arm: Sequence[float], reference: Sequence[float]) -> float:
@@ -98,20 +86,18 @@ def middle_interval(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % bootstrap interval of the interquartile mean."""
     rng = np.random.default_rng(0)
     drawn = rng.integers(len(values), size=(RESAMPLES, len(values)))
-    return _percentiles(_middle(np.asarray(values, float)[drawn]))
+    return _percentiles(interquartile_mean(np.asarray(values, float)[drawn]))
 
 
 def improvement_interval(arm: Sequence[float], reference: Sequence[float]) -> tuple[float, float]:
     """The 95 % bootstrap interval of the probability of improvement; each arm is a stratum."""
     rng = np.random.default_rng(0)
-    first, second = (_counts(rng, len(sample)) for sample in (arm, reference))
+    first, second = (  # how often each run is drawn, for every resample
+        rng.multinomial(len(sample), np.full(len(sample), 1 / len(sample)), size=RESAMPLES)
+        for sample in (arm, reference)
+    )
     wins = ((first @ _wins(arm, reference)) * second).sum(axis=1)
     return _percentiles(wins / (len(arm) * len(reference)))
-
-
-def _counts(rng: np.random.Generator, runs: int) -> np.ndarray:
-    """How often each run is drawn, for every resample."""
-    return rng.multinomial(runs, np.full(runs, 1 / runs), size=RESAMPLES)
 
 
 def _percentiles(found: np.ndarray) -> tuple[float, float]:
@@ -122,21 +108,19 @@ def _percentiles(found: np.ndarray) -> tuple[float, float]:
 def collapses(analysis: Analysis) -> dict[str, Collapse]:
     """Every arm with an outcome."""
     arms = [arm for arm in analysis.arms if arm.ended]
-    references = {arm.name: analysis.reference_of(arm.name) for arm in arms}
-    tested = [a for a in arms if a is not analysis.reference and references[a.name].ended]
-    p_values = [
-        fisher_p(a.collapsed, a.ended, references[a.name].collapsed, references[a.name].ended)
-        for a in tested
-    ]
-    names = [arm.name for arm in tested]
-    p = dict(zip(names, holm(p_values), strict=True))
+    p = {}
+    for arm in arms:
+        other = analysis.reference_of(arm.name)
+        if arm is not analysis.reference and other.ended:
+            p[arm.name] = fisher_p(arm.collapsed, arm.ended, other.collapsed, other.ended)
+    p = dict(zip(p, holm(list(p.values())), strict=True))
     return {
         arm.name: Collapse(
             arm=arm.name,
             collapsed=arm.collapsed,
             ended=arm.ended,
             rate=clopper_pearson(arm.collapsed, arm.ended),
-            reference=references[arm.name].name if arm.name in p else None,
+            reference=analysis.reference_of(arm.name).name if arm.name in p else None,
             p=p.get(arm.name),
             others=t_interval(_values(arm, analysis, collapsed=False)),
         )
@@ -167,33 +151,28 @@ def _sentence(found: Collapse, all_of_them: dict[str, Collapse]) -> str:
     return f"{words}; the mean over the runs that did not collapse is {interval(found.others)}."
 
 
-def outcomes_table(analysis: Analysis) -> Section | None:
-    header = [
-        "arm", "collapsed", "rate", "p of collapse", "mean of the others", "interquartile mean",
-        "P(better)",
-    ]  # fmt: skip
-    found = collapses(analysis)
-    rows = [_row(analysis.arm(name), each, analysis) for name, each in found.items()]
-    return Section("Outcomes", [Grid(header, rows, NOTE)]) if rows else None
+def outcomes_table(analysis: Analysis) -> Section:
+    def middle(found: Collapse) -> str:
+        values = _values(analysis.arm(found.arm), analysis)
+        return _bracketed(float(interquartile_mean(np.array(values))), middle_interval(values))
 
+    def improvement(found: Collapse) -> str:
+        if found.reference is None:
+            return NOTHING
+        names = (found.arm, found.reference)
+        both = [_values(analysis.arm(name), analysis) for name in names]
+        return _bracketed(probability_of_improvement(*both), improvement_interval(*both))
 
-def _row(arm: ArmResult, found: Collapse, analysis: Analysis) -> list[str]:
-    values = _values(arm, analysis)
-    middle = _bracketed(interquartile_mean(values), middle_interval(values))
-    improvement = NOTHING
-    if found.reference is not None:
-        others = _values(analysis.arm(found.reference), analysis)
-        chance = probability_of_improvement(values, others)
-        improvement = _bracketed(chance, improvement_interval(values, others))
-    return [
-        arm.name,
-        f"{found.collapsed} of {found.ended}",
-        f"{number(found.rate[0])} to {number(found.rate[1])}",
-        p_value(found.p),
-        interval(found.others),
-        middle,
-        improvement,
+    columns: Columns = [
+        ("arm", lambda found: found.arm),
+        ("collapsed", lambda found: f"{found.collapsed} of {found.ended}"),
+        ("rate", lambda found: " to ".join(map(number, found.rate))),
+        ("p of collapse", lambda found: p_value(found.p)),
+        ("mean of the others", lambda found: interval(found.others)),
+        ("interquartile mean", middle),
+        ("P(better)", improvement),
     ]
+    return table("Outcomes", collapses(analysis).values(), columns, NOTE)
 
 
 def _bracketed(value: float, limits: tuple[float, float]) -> str:

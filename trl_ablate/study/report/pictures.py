@@ -4,7 +4,7 @@ One colour per arm in every panel; names at the ends of the lines instead of a l
 band from lowest to highest. Pyplot is not used: figures are created and saved without a display.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 
 from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, WATCHED, png_of
 from trl_ablate.run.untrusted import for_picture
-from trl_ablate.study.decision import BETTER, EQUIVALENT, WORSE
 from trl_ablate.study.report.analysis import Analysis, ArmResult
-from trl_ablate.study.report.costs import TIME, TOKENS, axis_of_cost
+from trl_ablate.study.report.costs import TIME, TOKENS, Cost, axis_of_cost
 from trl_ablate.study.report.curves import Run
-from trl_ablate.study.report.labels import LABEL_SIZE, gutter, label_ends
-from trl_ablate.study.report.lines import Cost, Line, line_of
+from trl_ablate.study.report.document import Picture
+from trl_ablate.study.report.lines import LABEL_SIZE, Line, gutter, label_ends, line_of
+from trl_ablate.study.report.stats import Comparison
 
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
@@ -48,110 +48,95 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
 def draw_curves(analysis: Analysis, published: Sequence[Run] = ()) -> bytes:
     """The metric against steps, and time or tokens; gradient norm, length, entropy; published
     curves, if any."""
+    arms, metric = analysis.arms, analysis.metric
+    watched = [name for name in WATCHED if any(name in run.series for run in analysis.runs)]
+    cost, costly = axis_of_cost(analysis.runs, metric)
+    timed = any(line_of(arm.runs, metric, cost=cost) for arm in arms)
+    styles = looks([arm.name for arm in arms])
     with matplotlib.rc_context(STYLE):
-        arms, metric = analysis.arms, analysis.metric
-        watched = [m for m in WATCHED if any(m in run.series for arm in arms for run in arm.runs)]
-        cost, costly = axis_of_cost([run for arm in arms for run in arm.runs], metric)
-        timed = any(line_of(arm.runs, metric, cost=cost) for arm in arms)
         rows = [TOP_HEIGHT] + [SMALL_HEIGHT] * bool(watched) + [TOP_HEIGHT] * bool(published)
         figure = Figure((WIDTH, sum(rows) + len(rows) * (TITLE_SPACE + AXIS_SPACE)), dpi=DPI)
         bottoms = _bottoms(figure, rows)
-        names = [arm.name for arm in arms]
-        top = _row(
-            figure, bottoms[0], TOP_HEIGHT, 1 + timed, gutter_after_first=gutter(_shown(names))
-        )
-        styles = looks(names)
-        _metric_panel(top[0], arms, metric, styles, labelled=True)
+        top = _row(figure, bottoms[0], TOP_HEIGHT, 1 + timed, labels=list(styles))
+        _metric_panel(top[0], arms, metric, styles)
         if timed:
             _metric_panel(top[1], arms, metric, styles, against=(cost, costly))
         if watched:
-            for axes, name in zip(
-                _row(figure, bottoms[1], SMALL_HEIGHT, len(watched)), watched, strict=True
-            ):
+            panels = _row(figure, bottoms[1], SMALL_HEIGHT, len(watched))
+            for axes, name in zip(panels, watched, strict=True):
                 _watched_panel(axes, arms, name, styles)
         if published:
             _published_row(figure, bottoms[-1], published, metric)
         return png_of(figure)
 
 
-def draw_differences(analysis: Analysis) -> bytes | None:
-    """Each arm's difference from the reference with its 95 % interval, and its collapses; None if
-    no arm has an interval. An arm with one pair is a hollow point."""
+def difference_picture(analysis: Analysis) -> list[Picture]:
+    """The picture of the headline, if there is an interval to draw."""
     compared = [c for c in analysis.decisive.values() if c.difference.mean is not None]
     if all(c.difference.low is None for c in compared):
-        return None
+        return []
+    others = " (or the arm after 'vs')" if analysis.against else ""
+    about = f"each arm's difference from {analysis.reference.name}{others} with its 95 % interval"
     compared.sort(key=lambda c: c.difference.mean or 0.0)
+    return [Picture("differences.png", _draw_differences(compared, analysis), about)]
+
+
+def _draw_differences(compared: Sequence[Comparison], analysis: Analysis) -> bytes:
+    """Each arm's difference from the reference with its 95 % interval, and its collapses. An arm
+    with one pair is a hollow point."""
     styles = looks([arm.name for arm in analysis.arms])
     with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x", "axes.spines.left": False}):
-        height = 0.34 * len(compared) + 0.4
-        figure = Figure((WIDTH * 0.75, height + TITLE_SPACE + 0.3), dpi=DPI)
-        labels = [for_picture(_label(c.arm, analysis), PAIR_LETTERS) for c in compared]
-        left = gutter(labels) - 0.1
+        across, height = 0.75 * WIDTH, 0.34 * len(compared) + 0.4
+        figure = Figure((across, height + TITLE_SPACE + 0.3), dpi=DPI)
+        pairs = (c.arm + _versus(c.arm, analysis) for c in compared)
+        labels = [for_picture(pair, PAIR_LETTERS) for pair in pairs]
         collapses = any(analysis.arm(c.arm).collapsed for c in compared)
-        right = 2.6 if collapses else 1.6
-        axes = _axes(figure, left, 0.3, WIDTH * 0.75 - left - right, height)
+        left = gutter(labels) - 0.1
+        width = across - left - (2.6 if collapses else 1.6)
+        axes = _axes(figure, left, 0.3, width, height)
         axes.axvline(0, color=INK, linewidth=1)
         for row, comparison in enumerate(compared):
-            difference, colour = comparison.difference, styles[comparison.arm][0]
-            if difference.low is not None and difference.high is not None:
-                axes.hlines(row, difference.low, difference.high, color=colour, linewidth=2.2)
-            arm = analysis.arm(comparison.arm)
-            collapsed = arm.collapsed
-            axes.plot(np.array([difference.mean], float), [row], "X" if collapsed else "o",
-                      color=colour, markersize=7 if collapsed else 6,
-                      markerfacecolor="white" if difference.low is None else colour)  # fmt: skip
-            strong = comparison.verdict in (BETTER, WORSE, EQUIVALENT)
-            words = comparison.verdict + f", {collapsed}/{arm.ended} collapsed" * bool(collapsed)
-            axes.annotate(
-                words, (1.02, row), xycoords=("axes fraction", "data"), va="center",
-                fontsize=LABEL_SIZE, color=INK if strong else FAINT, annotation_clip=False,
-                fontweight="bold" if strong else "normal",
-            )  # fmt: skip
+            _draw_difference(axes, row, comparison, analysis, styles[comparison.arm][0])
         axes.set_yticks(range(len(compared)), labels, parse_math=False)
         axes.set_ylim(-0.6, len(compared) - 0.4)
-        against = (
-            "the arm's reference" if analysis.against else for_picture(analysis.reference.name)
-        )
-        _title(
-            axes,
-            f"{_words(analysis)} minus that of {against}, 95 % intervals"
-            + "  (a cross: collapses)" * collapses,
-            start=-(left - 0.1) / (WIDTH * 0.75 - left - right),
-        )
+        shown = for_picture(analysis.reference.name)
+        against = "the arm's reference" if analysis.against else shown
+        title = f"{analysis.outcome_name} minus that of {against}, 95 % intervals"
+        _title(axes, title + "  (a cross: collapses)" * collapses, start=-(left - 0.1) / width)
         return png_of(figure)
 
 
-def references(analysis: Analysis) -> str:
-    """The reference of the arms, as text."""
-    others = " (or the arm after 'vs')" if analysis.against else ""
-    return analysis.reference.name + others
+def _draw_difference(
+    axes: Axes, row: int, comparison: Comparison, analysis: Analysis, colour: str
+) -> None:
+    difference, arm = comparison.difference, analysis.arm(comparison.arm)
+    if difference.low is not None and difference.high is not None:
+        axes.hlines(row, difference.low, difference.high, color=colour, linewidth=2.2)
+    axes.plot(
+        np.array([difference.mean], float), [row], "X" if arm.collapsed else "o", color=colour,
+        markersize=7 if arm.collapsed else 6,
+        markerfacecolor="white" if difference.low is None else colour,
+    )  # fmt: skip
+    strong = comparison.verdict.is_final
+    collapsed = f", {arm.collapsed}/{arm.ended} collapsed" * bool(arm.collapsed)
+    axes.annotate(
+        comparison.verdict + collapsed, (1.02, row), xycoords=("axes fraction", "data"),
+        va="center", fontsize=LABEL_SIZE, color=INK if strong else FAINT, annotation_clip=False,
+        fontweight="bold" if strong else "normal",
+    )  # fmt: skip
 
 
-def _shown(names: Sequence[str]) -> list[str]:
-    return [for_picture(name) for name in names]
-
-
-def _label(arm: str, analysis: Analysis) -> str:
-    return f"{arm} vs {analysis.against[arm]}" if arm in analysis.against else arm
-
-
-def _words(analysis: Analysis) -> str:
-    kinds = {"final": "final", "best": "best", "auc": "mean (area under)"}
-    return f"{kinds[analysis.decide_on]} {analysis.metric}"
+def _versus(arm: str, analysis: Analysis) -> str:
+    return f" vs {analysis.against[arm]}" if arm in analysis.against else ""
 
 
 def _metric_panel(
-    axes: Axes,
-    arms: Sequence[ArmResult],
-    metric: str,
-    styles: dict[str, Look],
-    *,
-    against: tuple[Cost, str] | None = None,
-    labelled: bool = False,
-) -> None:
+    axes: Axes, arms: Sequence[ArmResult], metric: str, styles: dict[str, Look],
+    *, against: tuple[Cost, str] | None = None,
+) -> None:  # fmt: skip
+    """Over GRPO steps with labels and collapses, or over a cost."""
     cost, costly = against or (None, "")
-    drawn = {arm.name: line_of(arm.runs, metric, cost=cost) for arm in arms}
-    lines = {name: line for name, line in drawn.items() if line is not None}
+    lines = _lines(arms, metric, cost=cost)
     scale, unit = _unit(costly, lines.values())
     for name, line in reversed(lines.items()):  # the reference on top
         _draw(axes, line, styles[name], scale=scale, width=2.2 if name == arms[0].name else 1.7)
@@ -160,41 +145,49 @@ def _metric_panel(
     note = "  (a cross marks a collapse)" if collapsed else ""
     _title(axes, metric + (f" against {costly}" if against else note))
     _fit_x(axes, [line.x[-1] / scale for line in lines.values()])
-    if labelled:
-        ends = {name: (line.x[-1], line.mean[-1]) for name, line in lines.items()}
-        label_ends(axes, ends, {name: styles[name][0] for name in ends})
+    if not against:
+        _label(axes, lines, styles)
+
+
+def _lines(
+    arms: Sequence[ArmResult], metric: str, *, cost: Cost | None = None, smooth: bool = False
+) -> dict[str, Line]:
+    found = {arm.name: line_of(arm.runs, metric, cost=cost, smooth=smooth) for arm in arms}
+    return {name: line for name, line in found.items() if line is not None}
+
+
+def _label(axes: Axes, lines: Mapping[str, Line], styles: dict[str, Look]) -> None:
+    ends = {name: (line.x[-1], line.mean[-1]) for name, line in lines.items()}
+    label_ends(axes, ends, {name: styles[name][0] for name in ends})
 
 
 def _watched_panel(
     axes: Axes, arms: Sequence[ArmResult], metric: str, styles: dict[str, Look]
 ) -> None:
-    lines = {arm.name: line_of(arm.runs, metric, smooth=True) for arm in arms}
-    known = {name: line for name, line in lines.items() if line is not None}
-    for name, line in reversed(known.items()):
-        _draw(axes, line, styles[name], width=1.3, band=len(known) <= BANDS_IN_SMALL_PANELS)
-    values = np.concatenate([line.mean for line in known.values()])
+    lines = _lines(arms, metric, smooth=True)
+    for name, line in reversed(lines.items()):
+        _draw(axes, line, styles[name], width=1.3, band=len(lines) <= BANDS_IN_SMALL_PANELS)
+    values = np.concatenate([line.mean for line in lines.values()])
     if values.min() > 0 and values.max() / values.min() > LOG_SCALE_RANGE:
         axes.set_yscale("log")
     axes.set_xlabel("GRPO steps")
     _title(axes, WATCHED[metric])
-    _fit_x(axes, [line.x[-1] for line in known.values()])
+    _fit_x(axes, [line.x[-1] for line in lines.values()])
 
 
 def _published_row(figure: Figure, bottom: float, published: Sequence[Run], metric: str) -> None:
     runs = [run for run in published if metric in run.series]
     arms = list(dict.fromkeys(run.arm for run in runs))
     styles = looks(arms)
-    axes = _row(figure, bottom, TOP_HEIGHT, 1, gutter_after_first=gutter(_shown(arms)))[0]
-    ends = {}
-    for arm in reversed(arms):
-        line = line_of([run for run in runs if run.arm == arm], metric)
-        if line is not None:
-            _draw(axes, line, styles[arm], width=1.7)
-            ends[arm] = (line.x[-1], line.mean[-1])
+    axes = _row(figure, bottom, TOP_HEIGHT, 1, labels=arms)[0]
+    found = {arm: line_of([run for run in runs if run.arm == arm], metric) for arm in arms}
+    lines = {arm: line for arm, line in found.items() if line is not None}
+    for arm, line in reversed(lines.items()):
+        _draw(axes, line, styles[arm], width=1.7)
     axes.set_xlabel("GRPO steps")
     _title(axes, f"{metric}, published curves")
-    _fit_x(axes, [x for x, _ in ends.values()])
-    label_ends(axes, ends, {arm: styles[arm][0] for arm in ends})
+    _fit_x(axes, [line.x[-1] for line in lines.values()])
+    _label(axes, lines, styles)
 
 
 def _draw(
@@ -226,12 +219,12 @@ def _mark_collapses(
 
 
 def _row(
-    figure: Figure, bottom: float, height: float, columns: int, gutter_after_first: float = 0.0
+    figure: Figure, bottom: float, height: float, columns: int, labels: Sequence[str] = ()
 ) -> list[Axes]:
     """Panels of equal width side by side; the first has space for its labels on its right."""
-    gaps = (columns - 1) * GAP + gutter_after_first
-    width = (WIDTH - MARGIN - 0.2 - gaps) / columns
-    lefts = [MARGIN + i * (width + GAP) + gutter_after_first * (i > 0) for i in range(columns)]
+    space = gutter([for_picture(label) for label in labels]) if labels else 0.0
+    width = (WIDTH - MARGIN - 0.2 - (columns - 1) * GAP - space) / columns
+    lefts = [MARGIN + i * (width + GAP) + space * (i > 0) for i in range(columns)]
     return [_axes(figure, left, bottom, width, height) for left in lefts]
 
 
@@ -252,15 +245,9 @@ def _bottoms(figure: Figure, rows: Sequence[float]) -> list[float]:
 def _title(axes: Axes, text: str, start: float = 0.0) -> None:
     """Above the axes; from `start` on, as a share of their width."""
     axes.set_title(
-        for_picture(text, TITLE_LETTERS),
-        loc="left",
-        x=start,
-        fontsize=10,
-        fontweight="bold",
-        color=INK,
-        pad=8,
-        parse_math=False,
-    )
+        for_picture(text, TITLE_LETTERS), loc="left", x=start, fontsize=10, fontweight="bold",
+        color=INK, pad=8, parse_math=False,
+    )  # fmt: skip
 
 
 def _fit_x(axes: Axes, ends: Sequence[float]) -> None:

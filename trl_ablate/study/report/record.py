@@ -16,43 +16,49 @@ pages about several studies need besides: `area` and `tokens` are the comparison
 the curve and at equal generated tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.costs import at_equal_cost, generated_tokens
+from trl_ablate.study.report.effect_sections import sentences_of
+from trl_ablate.study.report.factorial import Factorial, entries_of
 from trl_ablate.study.report.sharpening import rises
-from trl_ablate.study.report.stats import Comparison
+from trl_ablate.study.report.stats import Comparison, Interval
 from trl_ablate.study.report.verdicts import agreement, disagreement, found_of
 
 
 def numbers_of(
     analysis: Analysis,
-    effects: Sequence[Mapping[str, Any]] = (),
-    curves: Mapping[str, Mapping[str, float | None]] | None = None,
-    clean: Callable[[str], str] = str,
-    *,
+    curves: Mapping[str, Mapping[str, Interval]],
+    clean: Callable[[str], str],
     plan: Plan | None = None,
-    sentences: Sequence[str | None] = (),
+    effects: Factorial | None = None,
 ) -> dict[str, Any]:
     """The content of `report.json`, with `clean` applied to all names and sentences.
 
     Args:
+        curves: the parameters of learning curves, by arm.
         plan: the plan of a study; other curves have none.
-        sentences: the sentence of each effect.
+        effects: of a factorial study.
     """
+    means = {arm.name: arm.intervals[analysis.decide_on].mean for arm in analysis.arms}
+    sentences = sentences_of(effects) if effects else []
     return {
         "reference": clean(analysis.reference.name),
         "metric": clean(analysis.metric),
         "arms": {clean(name): _arm(name, analysis) for name in analysis.decisive},
-        "effects": [dict(effect) for effect in effects],
-        "curves": {clean(name): dict(found) for name, found in (curves or {}).items()},
+        "effects": entries_of(effects) if effects else [],
+        "curves": {
+            clean(arm): {name: found.mean for name, found in each.items()}
+            for arm, each in curves.items()
+        },
         "details": {
             "question": clean(plan.question) if plan else None,
             "runs": sum(arm.ended for arm in analysis.arms),
             "margin": analysis.margin,
-            "means": {clean(a.name): a.intervals[analysis.decide_on].mean for a in analysis.arms},
+            "means": {clean(name): mean for name, mean in means.items()},
             "mixed": [clean(arm.name) for arm in analysis.arms if arm.is_mixed],
             "arms": _details(analysis, plan, clean),
             "sentences": [text and clean(text) for text in sentences],
@@ -76,16 +82,14 @@ def _details(
             "detectable": found.detectable,
             "next_look": found.next_look,
             "disagreement": disagreement(found),
-            "area": _compared(area.get(name)),
-            "tokens": _compared(tokens.get(name)),
+            "area": _compared(area[name]),
+            "tokens": _compared(tokens[name]) if name in tokens else None,
         }
         for name, found in analysis.decisive.items()
     }
 
 
-def _compared(found: Comparison | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
+def _compared(found: Comparison) -> dict[str, Any]:
     of = found.difference
     return {"verdict": found.verdict, "difference": of.mean, "low": of.low, "high": of.high}
 
@@ -93,10 +97,7 @@ def _compared(found: Comparison | None) -> dict[str, Any] | None:
 def _arm(name: str, analysis: Analysis) -> dict[str, Any]:
     comparison, arm = analysis.decisive[name], analysis.arm(name)
     return {
-        "verdict": comparison.verdict,
-        "difference": comparison.difference.mean,
-        "low": comparison.difference.low,
-        "high": comparison.difference.high,
+        **_compared(comparison),
         "pairs": comparison.difference.n,
         "collapsed": [arm.collapsed, arm.ended],
         "equivalence_margin": analysis.margin,

@@ -8,11 +8,13 @@ is near 1 from the start, it cannot show new ability.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trl_ablate.run.logged import Series
 from trl_ablate.study.report.analysis import Analysis
-from trl_ablate.study.report.curves import PASSES, Run, Series, passes_name
-from trl_ablate.study.report.document import Grid, Section
+from trl_ablate.study.report.curves import PASSES, Run, passes_name
+from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import number, within
 from trl_ablate.study.report.stats import Interval, t_interval
+from trl_ablate.study.verdict import Verdict
 
 NOTE = (
     "From the first to the last evaluation of each run that has an outcome: mean over seeds, and "
@@ -22,14 +24,22 @@ NOTE = (
 )
 
 
-def sharpening_table(analysis: Analysis) -> Section | None:
-    """Nothing, if evaluations drew one sample of each question."""
-    most = largest_k(analysis)
-    if most is None:
-        return None
-    rows = [_row(name, found) for name, found in rises(analysis).items()]
-    header = ["arm", "pass@1 at first", "its rise", f"pass@{most} at first", "its rise", "verdict"]
-    return Section("pass@1 and pass@k", [Grid(header, rows, NOTE)]) if rows else None
+def sharpening_table(analysis: Analysis) -> Section:
+    """Empty, if evaluations drew one sample of each question."""
+    found = rises(analysis)
+
+    def rise(part: Mapping[str, float | None]) -> str:
+        return within(part["rise"] or 0.0, part["low"], part["high"])
+
+    columns: Columns = [
+        ("arm", str),
+        ("pass@1 at first", lambda arm: number(found[arm]["one"]["first"])),
+        ("its rise", lambda arm: rise(found[arm]["one"])),
+        (f"pass@{largest_k(analysis)} at first", lambda arm: number(found[arm]["many"]["first"])),
+        ("its rise", lambda arm: rise(found[arm]["many"])),
+        ("verdict", lambda arm: found[arm]["verdict"]),
+    ]
+    return table("pass@1 and pass@k", found, columns, NOTE)
 
 
 def rises(analysis: Analysis) -> dict[str, dict[str, Any]]:
@@ -68,19 +78,12 @@ def largest_k(analysis: Analysis) -> int | None:
 def verdict(of_one: Interval, of_k: Interval) -> str:
     """What rose, by intervals that leave out 0."""
     if of_k.low is None or of_k.high is None or of_one.low is None:
-        return "too few seeds"
+        return Verdict.TOO_FEW
     if of_k.high < 0:
         return "narrower"
     if of_k.low > 0:
         return "more able"
     return "sharper" if of_one.low > 0 else "neither is seen to rise"
-
-
-def _row(name: str, found: Mapping[str, Any]) -> list[str]:
-    cells = []
-    for part in (found["one"], found["many"]):
-        cells += [number(part["first"]), within(part["rise"], part["low"], part["high"])]
-    return [name, *cells, found["verdict"]]
 
 
 def _ends(run: Run, most: int) -> list[tuple[float, float]] | None:

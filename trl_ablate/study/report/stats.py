@@ -11,36 +11,17 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from scipy import optimize, special
 
-from trl_ablate.study.decision import (
-    BETTER,
-    EQUIVALENT,
-    EXACT,
-    NORMAL,
-    WORSE,
-    Decision,
-    can_reach,
-    decide,
-    is_within,
-    sign_flip_p,
-)
+from trl_ablate.study.decision import EXACT, NORMAL, can_reach, decide, is_within, sign_flip_p
+from trl_ablate.study.verdict import Verdict
 
 ALPHA = 0.05
 POWER = 0.8
 MIN_SEEDS = 3
 """Fewest pairs of runs for a verdict: two differences show too little of the spread."""
-
-SAME, TOO_FEW = "not distinguishable", "too few seeds"
-Verdict = Literal[
-    "better", "worse", "equivalent", "not distinguishable", "too few seeds",
-    "undecided", "not decided",
-]  # fmt: skip
-"""With fixed seeds a comparison without a difference is not distinguishable, or has too few seeds;
-with looks it is undecided before the last look and not decided after it."""
 
 
 @dataclass(frozen=True)
@@ -135,24 +116,23 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def detectable_difference(
-    spread: float, n: int, *, comparisons: int = 1, alpha: float = ALPHA, power: float = POWER
-) -> float:
-    """The smallest true mean difference that a paired t test over `n` pairs detects with `power`.
+def detectable_difference(spread: float, n: int, *, alpha: float = ALPHA) -> float:
+    """The smallest true mean difference that a paired t test over `n` pairs detects with 80 %
+    probability; `spread` is the standard deviation of the differences.
 
-    `spread` is the standard deviation of the differences; alpha is divided by `comparisons`, as in
-    the strictest step of Holm's correction. Solved from the noncentral t distribution.
+    Solved from the noncentral t distribution. `alpha` is that of the strictest step of Holm's
+    correction, or of one look.
     """
-    return _detectable_shift(n, alpha / comparisons, power) * spread / math.sqrt(n)
+    return _detectable_shift(n, alpha) * spread / math.sqrt(n)
 
 
 @functools.cache
-def _detectable_shift(n: int, alpha: float, power: float) -> float:
-    """The noncentrality at which the test reaches `power`; it does not depend on the spread."""
+def _detectable_shift(n: int, alpha: float) -> float:
+    """The noncentrality at which the test reaches its power; it does not depend on the spread."""
     critical = float(special.stdtrit(n - 1, 1 - alpha / 2))
 
     def missing_power(shift: float) -> float:
-        return _power(shift, n - 1, critical) - power
+        return _power(shift, n - 1, critical) - POWER
 
     upper = critical
     while missing_power(upper) < 0:
@@ -195,95 +175,86 @@ def pairs_of(
 
 def judge(arms: Mapping[str, Pairs], margin: float | None = None) -> dict[str, Comparison]:
     """The verdicts over all pairs, with Holm's correction."""
-    tested = [name for name, pairs in arms.items() if len(pairs.differences) >= MIN_SEEDS]
-    p = {name: _p(arms[name]) for name in tested}
-    corrected = dict(zip(tested, holm(list(p.values())), strict=True))
+    exact = {
+        name: sign_flip_p(pairs.differences) if can_reach(len(pairs.differences), ALPHA) else None
+        for name, pairs in arms.items()
+    }
+    p = {
+        name: _p(pairs, exact[name])
+        for name, pairs in arms.items()
+        if len(pairs.differences) >= MIN_SEEDS
+    }
+    corrected = dict(zip(p, holm(list(p.values())), strict=True))
+    level = ALPHA / max(1, len(p))
     found = {}
     for name, pairs in arms.items():
-        exact = _exact_p(pairs)
+        is_exact = exact[name] is not None
+        confirmed = exact[name] <= ALPHA if is_exact else not pairs.is_mixed  # pyright: ignore
+        values, differs = pairs.differences, name in p and corrected[name] < ALPHA
         found[name] = Comparison(
             arm=name,
-            difference=t_interval(pairs.differences),
+            difference=t_interval(values),
             p=p.get(name),
             p_corrected=corrected.get(name),
-            verdict=_verdict(pairs, corrected.get(name), margin, len(tested)),
-            detectable=_detectable(pairs.differences, len(tested)),
-            leans_on=NORMAL if exact is None and not pairs.is_mixed else EXACT,
-            exact_p=exact,
-            exact_disagrees=name in p and corrected[name] < ALPHA and not _confirmed(pairs),
+            verdict=_verdict(pairs, corrected.get(name), confirmed, margin, level),
+            detectable=_detectable(values, level),
+            leans_on=EXACT if is_exact or pairs.is_mixed else NORMAL,
+            exact_p=exact[name],
+            exact_disagrees=differs and not confirmed,
         )
     return found
+
+
+def _p(pairs: Pairs, exact: float | None) -> float:
+    """Of the t test; where some pairs collapsed and others did not, of the sign-flip test, if the
+    pairs are enough for it."""
+    return exact if pairs.is_mixed and exact is not None else paired_p(pairs.differences)
+
+
+def _verdict(
+    pairs: Pairs, p: float | None, confirmed: bool, margin: float | None, level: float
+) -> Verdict:
+    if p is None:
+        return Verdict.TOO_FEW
+    if p < ALPHA and confirmed:
+        return Verdict.BETTER if statistics.fmean(pairs.differences) > 0 else Verdict.WORSE
+    equivalent = (
+        p >= ALPHA
+        and margin is not None
+        and not pairs.is_mixed
+        and is_within(pairs.differences, level, margin)
+    )
+    return Verdict.EQUIVALENT if equivalent else Verdict.SAME
 
 
 def judge_at_looks(
     arms: Mapping[str, Pairs], looks: Sequence[int], margin: float | None = None
 ) -> dict[str, Comparison]:
     """The verdicts at planned looks; the comparisons share the level."""
-    level = ALPHA / max(1, len(arms))
-    return {
-        name: _looked_at(name, pairs.unbroken, tuple(looks), level, margin)
-        for name, pairs in arms.items()
-    }
+    level, compared = ALPHA / max(1, len(arms)), {}
+    for name, pairs in arms.items():
+        whole = pairs.unbroken
+        found = decide(
+            whole.differences, looks=looks, level=level, margin=margin, collapsed=whole.collapsed
+        )
+        compared[name] = Comparison(
+            arm=name,
+            difference=Interval(found.n, found.difference, found.low, found.high),
+            p=None,
+            p_corrected=None,
+            verdict=Verdict(found.verdict),
+            detectable=_detectable(whole.differences[: found.n], found.nominal_level),
+            leans_on=found.leans_on,
+            exact_p=found.exact_p,
+            exact_disagrees=found.exact_disagrees,
+            next_look=None if found.is_final else next((n for n in looks if n > found.n), None),
+        )
+    return compared
 
 
-def _looked_at(
-    name: str, pairs: Pairs, looks: tuple[int, ...], level: float, margin: float | None
-) -> Comparison:
-    found: Decision = decide(
-        pairs.differences, looks=looks, level=level, margin=margin, collapsed=pairs.collapsed
-    )
-    seen = pairs.differences[: found.n]
-    detectable = None
-    if found.n > 1:
-        detectable = detectable_difference(_std(seen), found.n, alpha=found.nominal_level)
-    return Comparison(
-        arm=name,
-        difference=Interval(found.n, found.difference, found.low, found.high),
-        p=None,
-        p_corrected=None,
-        verdict=found.verdict,
-        detectable=detectable,
-        leans_on=found.leans_on,
-        exact_p=found.exact_p,
-        exact_disagrees=found.exact_disagrees,
-        next_look=None if found.is_final else next((n for n in looks if n > found.n), None),
-    )
-
-
-def _p(pairs: Pairs) -> float:
-    """Of the t test; where some pairs collapsed and others did not, of the sign-flip test, if the
-    pairs are enough for it."""
-    exact = _exact_p(pairs)
-    return exact if pairs.is_mixed and exact is not None else paired_p(pairs.differences)
-
-
-def _exact_p(pairs: Pairs) -> float | None:
-    enough = can_reach(len(pairs.differences), ALPHA)
-    return sign_flip_p(pairs.differences) if enough else None
-
-
-def _confirmed(pairs: Pairs) -> bool:
-    exact = _exact_p(pairs)
-    return not pairs.is_mixed if exact is None else exact <= ALPHA
-
-
-def _verdict(pairs: Pairs, p: float | None, margin: float | None, comparisons: int) -> Verdict:
-    if p is None:
-        return TOO_FEW
-    if p < ALPHA and _confirmed(pairs):
-        return BETTER if statistics.fmean(pairs.differences) > 0 else WORSE
-    if p >= ALPHA and margin is not None and not pairs.is_mixed:
-        level = ALPHA / comparisons
-        return EQUIVALENT if is_within(pairs.differences, level, margin) else SAME
-    return SAME
-
-
-def _detectable(differences: Sequence[float], comparisons: int) -> float | None:
-    if len(differences) < 2:
-        return None
-    return detectable_difference(
-        _std(differences), len(differences), comparisons=max(1, comparisons)
-    )
+def _detectable(differences: Sequence[float], alpha: float) -> float | None:
+    n = len(differences)
+    return detectable_difference(_std(differences), n, alpha=alpha) if n > 1 else None
 
 
 def _power(shift: float, degrees: int, critical: float) -> float:

@@ -7,8 +7,22 @@ from trl_ablate.study.factors import level_text
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.runs import score
-from trl_ablate.study.schedule import Finished, Tuned, reference_of, tuned
+from trl_ablate.study.schedule import Tuned, reference_of, tuned
 from trl_ablate.study.tuning import Tuning
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The trials of one value in one arm, and the scores of those with an outcome."""
+
+    runs: list[Run]
+    scores: list[float]
+    collapsed: list[float]
+    """Scores of those that collapsed."""
+
+    @property
+    def mean(self) -> float | None:
+        return sum(self.scores) / len(self.scores) if self.scores else None
 
 
 @dataclass(frozen=True)
@@ -17,8 +31,8 @@ class TunedRuns:
 
     tuning: Tuning
     arms: dict[str, Tuned]
-    trials: dict[str, list[list[Run]]]
-    """Arm -> the trials of each value; those that are not needed have no outcome."""
+    trials: dict[str, list[Trials]]
+    """Arm -> the trials of each value."""
     own: list[Run]
     """With fresh seeds, each arm at its own best value; without curves before it is known."""
     at_reference: list[Run]
@@ -26,57 +40,51 @@ class TunedRuns:
     references: dict[str, str]
     metric: str
 
-    def value(self, candidate: str | None, arm: str) -> str:
-        """The text of a candidate's value."""
-        if candidate is None:
-            return "not known yet"
-        return level_text(self.tuning.values[self.tuning.arms[arm].index(candidate)])
-
     def best(self, arm: str) -> str:
-        return self.value(self.arms[arm].best, arm)
+        """The text of an arm's best value."""
+        chosen = self.arms[arm].standing.chosen
+        return "not known yet" if chosen is None else level_text(self.tuning.values[chosen])
 
-    def score(self, run: Run) -> float | None:
-        return score(run, self.metric, self.tuning)
+    @property
+    def ended_trials(self) -> list[Run]:
+        """Runs of tuning with an outcome, which no comparison uses."""
+        every = (run for of_arm in self.trials.values() for each in of_arm for run in each.runs)
+        return [run for run in every if run.counts]
 
 
 def split(plan: Plan, runs: Sequence[Run]) -> TunedRuns:
     """Sort the runs of a plan, arm by arm as `planned_runs` returns them."""
-    tuning = plan.tuning
+    tuning, metric = plan.tuning, plan.primary_metric
     if tuning is None:
         raise ValueError(f"study {plan.study} has no tuning")
-    by_candidate: dict[str, list[Run]] = {arm.name: [] for arm in plan.arms}
-    for run in runs:
-        by_candidate[run.arm].append(run)
-    arms = {each.arm: each for each in tuned(plan, _finished(plan, by_candidate, tuning))}
-    trials = len(tuning.seeds)
-
-    def fresh(arm: str, candidate: str | None) -> list[Run]:
-        found = by_candidate[candidate or tuning.arms[arm][0]][trials:]
-        known = found if candidate else [_to_do(run) for run in found]
-        return [replace(run, arm=arm) for run in known]
-
-    return TunedRuns(
-        tuning=tuning,
-        arms=arms,
-        trials={
-            arm: [by_candidate[name][:trials] for name in names]
-            for arm, names in tuning.arms.items()
-        },
-        own=[run for arm, each in arms.items() for run in fresh(arm, each.best)],
-        at_reference=[run for arm, each in arms.items() for run in fresh(arm, each.at_reference)],
-        references={arm: reference_of(plan, arm) for arm in arms},
-        metric=plan.primary_metric,
-    )
-
-
-def _finished(plan: Plan, by_candidate: dict[str, list[Run]], tuning: Tuning) -> Finished:
-    return {
-        planned.id: score(run, plan.primary_metric, tuning)
+    by_candidate = {arm.name: [run for run in runs if run.arm == arm.name] for arm in plan.arms}
+    finished = {
+        planned.id: score(run, metric, tuning)
         for arm in plan.arms
         for planned, run in zip(arm.runs, by_candidate[arm.name], strict=True)
         if run.counts or run.status == "failed"
     }
+    arms = {each.arm: each for each in tuned(plan, finished)}
+    number = len(tuning.seeds)
 
+    def trials(candidate: str) -> Trials:
+        of = by_candidate[candidate][:number]
+        ended = [(s, s.value(tuning.by)) for run in of if (s := run.outcome(metric))]
+        fallen = [value for summary, value in ended if summary.collapsed_at is not None]
+        return Trials(of, [value for _, value in ended], fallen)
 
-def _to_do(run: Run) -> Run:
-    return Run(arm=run.arm, seed=run.seed, status="to do")
+    def fresh(arm: str, candidate: str | None) -> list[Run]:
+        found = by_candidate[candidate or tuning.arms[arm][0]][number:]
+        if candidate is None:
+            return [Run(arm=arm, seed=run.seed, status="to do") for run in found]
+        return [replace(run, arm=arm) for run in found]
+
+    return TunedRuns(
+        tuning=tuning,
+        arms=arms,
+        trials={arm: [trials(name) for name in names] for arm, names in tuning.arms.items()},
+        own=[run for arm, each in arms.items() for run in fresh(arm, each.best)],
+        at_reference=[run for arm, each in arms.items() for run in fresh(arm, each.at_reference)],
+        references={arm: reference_of(plan, arm) for arm in arms},
+        metric=metric,
+    )

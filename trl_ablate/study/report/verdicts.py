@@ -1,59 +1,72 @@
-"""The verdicts of a report in words: the headline, what is final, and what would change it."""
+"""The answer of a report in words: verdicts, what is final, what was expected, what would help."""
 
-from trl_ablate.study.decision import (
-    BETTER,
-    EQUIVALENT,
-    EXACT,
-    NOT_DECIDED,
-    UNDECIDED,
-    WORSE,
-)
-from trl_ablate.study.definition import Expectation
-from trl_ablate.study.planned import Plan
-from trl_ablate.study.report.analysis import Analysis
-from trl_ablate.study.report.document import Grid, Section
+from collections import Counter
+from collections.abc import Sequence
+from itertools import starmap
+from operator import itemgetter
+
+from trl_ablate.study.decision import EXACT
+from trl_ablate.study.planned import Plan, silent_differences
+from trl_ablate.study.report import outcomes
+from trl_ablate.study.report.analysis import Analysis, ArmResult
+from trl_ablate.study.report.document import Block, Items, Picture, Section, Text, table
 from trl_ablate.study.report.numbers import (
     MIXED,
     NOTHING,
     difference,
+    interval,
     number,
     p_words,
 )
-from trl_ablate.study.report.stats import SAME, TOO_FEW, Comparison
+from trl_ablate.study.report.stats import Comparison
+from trl_ablate.study.verdict import EXPECTED, WORDS, Expectation, Verdict
 
 MOSTLY = 0.5
 """An arm collapses, as expected, if more than this share of its runs does."""
+TASKS = {
+    "chains": "chains of additions and subtractions",
+    "formats": "chains of additions and subtractions",
+    "sums": "two-digit sums",
+    "calculator": "two-digit sums with a tool",
+    "gym": "a task of reasoning-gym",
+}
+"""Families of the miniature's worlds, in words."""
+
+
+def answer(analysis: Analysis, plan: Plan | None, pictures: Sequence[Picture] = ()) -> Section:
+    """The verdicts as sentences, their picture, and the necessary remarks."""
+    reference = analysis.reference
+    mean = interval(reference.intervals[analysis.decide_on]) + MIXED * reference.is_mixed
+    lead = f"Reference {reference.name}: {analysis.outcome_name} {mean} ({reference.outcome()})."
+    sentences = [sentence(c, analysis) for c in analysis.decisive.values()]
+    sentences += outcomes.sentences(analysis)
+    blocks: list[Block] = [Text(lead), Items(sentences)] if sentences else [Text(lead)]
+    blocks += [Text(words) for words in finality(analysis)]
+    blocks += pictures
+    blocks += [Text(caveat) for caveat in caveats(analysis, plan)]
+    return Section("Answer", blocks)
 
 
 def sentence(comparison: Comparison, analysis: Analysis) -> str:
     """The verdict on one arm."""
-    arm, reference = analysis.arm(comparison.arm), analysis.reference_of(comparison.arm)
-    name, other, seeds = arm.name, reference.name, comparison.difference.n
-    numbers = f"{difference_of(comparison, analysis)}; {arm.outcome()}"
-    unseen, disagree = number(comparison.detectable), disagreement(comparison)
-    match comparison.verdict:
-        case "too few seeds":
-            pairs = f"{seeds} pair{'' if seeds == 1 else 's'}"
-            return f"{name}: too few seeds for a verdict ({pairs}; {numbers})."
-        case "undecided":
-            return (
-                f"{name} against {other} is undecided with {seeds} seeds ({numbers}); "
-                f"the next look is at {comparison.next_look} seeds{_added(disagree)}."
-            )
-        case "not decided":
-            why = disagree or f"differences above {unseen} would have been seen"
-            return f"{name} against {other} is not decided with {seeds} seeds ({numbers}): {why}."
-        case "not distinguishable":
-            return (
-                f"{name} is not distinguishable from {other} ({numbers}); a "
-                f"difference below {unseen} would likely have gone unseen"
-                f"{_added(disagree)}."
-            )
-        case "equivalent":
-            within = f" within {number(analysis.margin)}"
-            return f"{name} is equivalent to {other}{within} ({numbers}){_basis(comparison)}."
-    p = "" if comparison.p_corrected is None else f"; {p_words(comparison.p_corrected)}"
-    return f"{name} is {comparison.verdict} than {other} ({numbers}{p}){_basis(comparison)}."
+    arm, other = analysis.arm(comparison.arm), analysis.reference_of(comparison.arm)
+    n, unseen = comparison.difference.n, number(comparison.detectable)
+    why = disagreement(comparison)
+    p = comparison.p_corrected
+    return WORDS[comparison.verdict].report.format(
+        arm=arm.name,
+        other=other.name,
+        numbers=f"{difference_of(comparison, analysis)}; {arm.outcome()}",
+        seeds=n,
+        pairs=f"{n} pair{'s' * (n != 1)}",
+        p="" if p is None else f"; {p_words(p)}",
+        basis=_basis(comparison),
+        margin=number(analysis.margin),
+        unseen=unseen,
+        next_look=comparison.next_look,
+        also=f"; {why}" if why else "",
+        why=why or f"differences above {unseen} would have been seen",
+    )
 
 
 def disagreement(comparison: Comparison) -> str | None:
@@ -71,14 +84,82 @@ def disagreement(comparison: Comparison) -> str | None:
     )
 
 
-def _added(words: str | None) -> str:
-    return f"; {words}" if words else ""
-
-
 def _basis(comparison: Comparison) -> str:
-    if comparison.leans_on == EXACT and comparison.verdict != EQUIVALENT:
+    if comparison.leans_on == EXACT and comparison.verdict != Verdict.EQUIVALENT:
         return f"; an exact sign-flip test agrees ({p_words(comparison.exact_p)})"
     return f"; this assumes near-normal differences, as {comparison.difference.n} pairs show little"
+
+
+def difference_of(comparison: Comparison, analysis: Analysis) -> str:
+    pair = (analysis.arm(comparison.arm), analysis.reference_of(comparison.arm))
+    return difference(comparison.difference) + MIXED * any(arm.is_mixed for arm in pair)
+
+
+def caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
+    """Remarks that a reader of the answer needs: notes, collapses, missing runs."""
+    notes = [note.strip() for note in plan.notes] if plan else []
+    if plan and plan.miniatures:
+        models = " and of ".join(starmap(_miniature, plan.miniatures))
+        notes.append(
+            f"These are the answers of {models}. They say what the method does there, and not "
+            "what it does to a language model of useful size."
+        )
+    notes += [_mixed_outcome(arm) for arm in analysis.arms if arm.is_mixed]
+    notes += _mixed_profiles(analysis)
+    missing = [run.name for run in analysis.runs if not run.counts]
+    if missing:
+        total = len(analysis.runs)
+        notes.append(f"{len(missing)} of {total} runs have no outcome: {', '.join(missing)}.")
+    notes += [
+        f"{run.name}: {run.skipped} lines of its metrics.jsonl are not logged rows and "
+        "were skipped."
+        for run in analysis.runs
+        if run.skipped
+    ]
+    return notes + [f"{sentence}." for sentence in (silent_differences(plan) if plan else ())]
+
+
+def _miniature(millions: float, dataset: str) -> str:
+    family = dataset.removeprefix("miniature/").partition("-")[0]
+    task = f"{TASKS[family]} ({dataset})" if family in TASKS else dataset
+    return f"a {millions:.2g} M parameter model on {task}"
+
+
+def _mixed_outcome(arm: ArmResult) -> str:
+    counted = [
+        f"{number} {what}"
+        for number, what in (
+            (arm.collapsed, "collapsed"),
+            (arm.fell_behind, "ended below half of the arm's median"),
+        )
+        if number
+    ]
+    return (
+        f"{arm.name}: of {arm.ended} seeds {' and '.join(counted)}: the interval assumes one "
+        "bell-shaped population and is misleading here (†)."
+    )
+
+
+def _mixed_profiles(analysis: Analysis) -> list[str]:
+    """A profile sets dtype, optimizer and batch shape: arms of two profiles differ there, too."""
+    counted = {
+        arm.name: Counter(
+            str(run.record["profile"]) for run in arm.runs if run.record.get("profile")
+        )
+        for arm in analysis.arms
+    }
+    if len({profile for profiles in counted.values() for profile in profiles}) < 2:
+        return []
+    by_arm = "; ".join(
+        f"{arm}: {', '.join(f'{number} of {name}' for name, number in profiles.items())}"
+        for arm, profiles in counted.items()
+        if profiles
+    )
+    return [
+        "The runs come from several profiles, which are different treatments (dtype, optimizer, "
+        "batch shape), so that arms may differ by their profiles. Runs by arm and profile: "
+        f"{by_arm}."
+    ]
 
 
 def finality(analysis: Analysis) -> list[str]:
@@ -97,26 +178,22 @@ def finality(analysis: Analysis) -> list[str]:
     return [" ".join(words)]
 
 
-def what_would_change(analysis: Analysis) -> Section | None:
+def what_would_change(analysis: Analysis) -> Section:
     """The comparisons without a difference, and the seeds that would show one."""
-    rows = [
-        [
-            c.arm,
-            c.verdict,
-            str(c.difference.n),
-            number(c.detectable),
-            str(seeds) if (seeds := seeds_to_see(c)) else NOTHING,
-            _what_to_do(c, analysis),
-        ]
-        for c in analysis.decisive.values()
-        if c.verdict in (SAME, TOO_FEW, UNDECIDED, NOT_DECIDED)
+    columns = [
+        ("arm", lambda c: c.arm),
+        ("verdict", lambda c: c.verdict),
+        ("pairs", lambda c: str(c.difference.n)),
+        ("detectable", lambda c: number(c.detectable)),
+        ("seeds for what was seen", lambda c: str(seeds_to_see(c) or NOTHING)),
+        ("what would help", lambda c: _what_to_do(c, analysis)),
     ]
-    header = ["arm", "verdict", "pairs", "detectable", "seeds for what was seen", "what would help"]
     note = (
         "'Seeds for what was seen': about as many as find a true difference of the size that was "
         "seen here, with 80 % probability; the size seen is itself uncertain."
     )
-    return Section("What would change the answer", [Grid(header, rows, note, 2)]) if rows else None
+    open_ = [c for c in analysis.decisive.values() if not c.verdict.is_final]
+    return table("What would change the answer", open_, columns, note, 2)
 
 
 def seeds_to_see(comparison: Comparison) -> int | None:
@@ -138,44 +215,38 @@ def _what_to_do(comparison: Comparison, analysis: Analysis) -> str:
         if failed:
             return f"{', '.join(failed)} failed; the look at {len(seeds)} seeds waits for it"
         return f"study run --until decided: the look at {comparison.next_look} seeds"
-    if analysis.margin is None and comparison.verdict != TOO_FEW:
+    if analysis.margin is None and comparison.verdict != Verdict.TOO_FEW:
         return "more seeds; or an equivalence_margin, if small differences do not matter"
     return "more seeds"
 
 
-def expectations(analysis: Analysis, plan: Plan) -> Section | None:
+def expectations(analysis: Analysis, plan: Plan) -> Section:
     """What was expected before the runs, against what was found."""
     rows = [
-        [name, expected, found, agreement(expected, found)]
+        (name, expected, found, agreement(expected, found))
         for name, expected in plan.expect.items()
         if (found := found_of(name, analysis))
     ]
-    header = ["arm", "expected", "found", "as expected"]
+    header = ("arm", "expected", "found", "as expected")
+    columns = [(name, itemgetter(place)) for place, name in enumerate(header)]
     note = "Expectations are written in the study file; 'open': the runs do not decide it."
-    return Section("Expected and found", [Grid(header, rows, note, 4)]) if rows else None
+    return table("Expected and found", rows, columns, note, 4)
 
 
 def found_of(name: str, analysis: Analysis) -> str:
     """The verdict of an arm; `collapse` where most runs of the arm collapsed."""
     arm = analysis.arm(name)
     if arm.ended and arm.collapsed > MOSTLY * arm.ended:
-        return f"collapse ({arm.collapsed} of {arm.ended} runs)"
+        return f"{Verdict.COLLAPSE} ({arm.collapsed} of {arm.ended} runs)"
     comparison = analysis.decisive.get(name)
     return comparison.verdict if comparison else f"{arm.collapsed} of {arm.ended} runs collapsed"
 
 
 def agreement(expected: Expectation, found: str) -> str:
-    collapsed = found.startswith("collapse")
-    if expected == "collapse":
-        return "yes" if collapsed else "no"
-    if collapsed:
-        return "yes" if expected == "worse" else "no"
-    names = {"better": BETTER, "worse": WORSE, "equal": EQUIVALENT}
-    if found == names[expected]:
-        return "yes"
-    return "no" if found in names.values() else "open"
-
-
-def difference_of(comparison: Comparison, analysis: Analysis) -> str:
-    pair = (analysis.arm(comparison.arm), analysis.reference_of(comparison.arm))
-    return difference(comparison.difference) + MIXED * any(arm.is_mixed for arm in pair)
+    """`found` as `found_of` says it; a collapse is worse."""
+    wanted = EXPECTED[expected]
+    if found.startswith(Verdict.COLLAPSE) or wanted == Verdict.COLLAPSE:
+        both = found.startswith(Verdict.COLLAPSE) and wanted in (Verdict.COLLAPSE, Verdict.WORSE)
+        return "yes" if both else "no"
+    is_final = found in [*Verdict] and Verdict(found).is_final
+    return "yes" if found == wanted else "no" if is_final else "open"

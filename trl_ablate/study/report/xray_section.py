@@ -2,14 +2,14 @@
 said. No torch: it reads `xray.json`, which `trl-ablate study plan STUDY --xray` writes."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from trl_ablate.run.json_files import read_object
 from trl_ablate.study.report.analysis import Analysis
-from trl_ablate.study.report.document import Grid, Section
-from trl_ablate.study.report.sections import number
+from trl_ablate.study.report.document import Columns, Section, table
+from trl_ablate.study.report.numbers import number
 from trl_ablate.study.store import RunStore
 
 TITLE = "What the X-ray says, what the runs said"
@@ -26,33 +26,37 @@ def xray_folder(store: RunStore, study: str) -> Path:
     return store.path / "xray" / study
 
 
-def xray_section(store: RunStore, study: str, analysis: Analysis) -> Section | None:
-    """None if there is no X-ray of the study."""
+def xray_section(store: RunStore, study: str, analysis: Analysis) -> Section:
+    """Empty if there is no X-ray of the study."""
     file = xray_folder(store, study) / "xray.json"
     if not os.path.isfile(file):  # which is false for a name that is too long for a file
-        return None
+        return Section(TITLE)
     found = read_object(file)
     reference = str(found.get("reference"))
-    header = ["arm", "at", "verdict of the X-ray", "cosine", "norm ×", "runs"]
     against: Mapping[str, str] = found.get("against", {})
-    entries: Mapping[str, Sequence[Mapping[str, Any]]] = found.get("arms", {})
     rows = [
-        [
-            label_of(arm, against.get(arm, reference), reference),
-            place_of(one),
-            str(one.get("verdict")),
-            number(one.get("cosine_mean")),
-            number(one.get("norm_ratio")),
-            _of_the_runs(arm, against.get(arm, reference), analysis),
-        ]
-        for arm, at_points in entries.items()
+        (arm, against.get(arm, reference), one)
+        for arm, at_points in found.get("arms", {}).items()
         for one in at_points
         if arm != reference
     ]
-    skipped: Mapping[str, str] = found.get("skipped", {})
-    rows += [[arm, "", f"out of reach: it {why}", "", "", ""] for arm, why in skipped.items()]
-    note = NOTE.format(reference=reference)
-    return Section(TITLE, [Grid(header, rows, note, numbers_from=3)] if rows else [])
+    rows += [
+        (arm, reference, {"verdict": f"out of reach: it {why}"})
+        for arm, why in found.get("skipped", {}).items()
+    ]
+
+    def cell(write: Callable[..., str]) -> Callable[[tuple], str]:
+        return lambda row: write(row[2]) if "checkpoint" in row[2] else ""
+
+    columns: Columns = [
+        ("arm", lambda row: label_of(row[0], row[1], reference)),
+        ("at", cell(place_of)),
+        ("verdict of the X-ray", lambda row: str(row[2].get("verdict"))),
+        ("cosine", cell(lambda one: number(one.get("cosine_mean")))),
+        ("norm ×", cell(lambda one: number(one.get("norm_ratio")))),
+        ("runs", lambda row: _of_the_runs(*row, analysis)),
+    ]
+    return table(TITLE, rows, columns, NOTE.format(reference=reference), 3)
 
 
 def label_of(arm: str, against: str, reference: str) -> str:
@@ -65,8 +69,10 @@ def place_of(entry: Mapping[str, Any]) -> str:
     return f"{entry.get('checkpoint')}{f' + {drift} steps' if drift else ''}"
 
 
-def _of_the_runs(arm: str, reference: str, analysis: Analysis) -> str:
+def _of_the_runs(arm: str, reference: str, one: Mapping[str, Any], analysis: Analysis) -> str:
     """The verdict of the study, if it compares the same two arms; otherwise both means."""
+    if "checkpoint" not in one:
+        return ""
     known = {one.name: one.intervals[analysis.decide_on].mean for one in analysis.arms}
     if known.get(arm) is None or known.get(reference) is None:
         return "no runs"
