@@ -127,7 +127,7 @@ def test_the_first_half_of_a_published_curve_predicts_the_second_better_than_its
     for one in read_curves(PUBLISHED):
         curve = one.series[METRIC]
         half = len(curve.steps) // 2 + 1
-        found = fit(Series(curve.steps[:half], curve.values[:half]), most=1.0)
+        found = fit(Series(curve.steps[:half], curve.values[:half]))
         assert found is not None
         rest = np.array(curve.values[half:])
         fitted = np.sqrt(np.mean((found.at(np.array(curve.steps[half:])) - rest) ** 2))

@@ -171,7 +171,7 @@ def test_a_level_without_an_outcome_is_left_out():
     ]
     factors = {"a": 2, "b": 3}
     fit = Fit(observations, factors)
-    assert fit.unseen(factors) == [("b", 1)]
+    assert fit.unseen == [("b", 1)]
     assert [effect.term for effect in fit.effects] == [
         (("a", 1),), (("b", 2),), (("a", 1), ("b", 2)),
     ]  # fmt: skip

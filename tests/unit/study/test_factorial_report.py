@@ -14,7 +14,7 @@ from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.report.document import Items, Text
 from trl_ablate.study.report.effect_pictures import effect_pictures
 from trl_ablate.study.report.effect_sections import answer
-from trl_ablate.study.report.factorial import effects_of, factorial
+from trl_ablate.study.report.factorial import entries_of, factorial
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore
 
@@ -37,7 +37,7 @@ def words_of(plan, store: RunStore) -> str:
 
 
 def verdicts(plan, store: RunStore) -> dict[str, str]:
-    found = effects_of(plan, planned_runs(plan, store))
+    found = entries_of(factorial(plan, planned_runs(plan, store)))
     return {"×".join(e.get("factors", [e.get("factor")])): e["verdict"] for e in found}
 
 
@@ -90,13 +90,15 @@ def test_a_fraction_does_not_say_which_of_two_interactions_it_is(tmp_path):
     assert "cannot tell which: norm × length or scale × lr. Difference of differences" in said
     assert "not estimable: " in said and "scale × lr (with norm × length)" in said
     assert "Fraction 1/2, defining relation I = norm × length × scale × lr." in said
-    entry = next(e for e in effects_of(plan, planned_runs(plan, store)) if e.get("aliases"))
+    entry = next(
+        e for e in entries_of(factorial(plan, planned_runs(plan, store))) if e.get("aliases")
+    )
     assert entry["aliases"]
 
 
 def test_entries_for_the_json_file(planted):
     plan, store = planted
-    entries = effects_of(plan, planned_runs(plan, store))
+    entries = entries_of(factorial(plan, planned_runs(plan, store)))
     assert json.loads(json.dumps(entries, allow_nan=False)) == entries
     main, interaction = entries[0], entries[4]
     assert main["factor"] == "scale" and main["levels"] == ["group", "none"]

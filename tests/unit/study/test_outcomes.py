@@ -40,8 +40,8 @@ def test_fishers_exact_test_as_r_has_it():
 
 
 def test_means_and_chances_by_hand():
-    assert interquartile_mean([0.0, 1.0, 2.0, 9.0]) == 1.5
-    assert interquartile_mean([1.0, 2.0, 6.0]) == 3.0  # nothing is a whole quarter
+    assert interquartile_mean(np.array([0.0, 1.0, 2.0, 9.0])) == 1.5
+    assert interquartile_mean(np.array([1.0, 2.0, 6.0])) == 3.0  # nothing is a whole quarter
     # 1 beats 0; 2 beats 0 and ties twice; 3 beats all: (1 + 1 + 2 * 0.5 + 3) / 9
     assert probability_of_improvement([1, 2, 3], [0, 2, 2]) == pytest.approx(6 / 9)
 

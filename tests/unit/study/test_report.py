@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import html
 import io
 import json
 import re
@@ -38,12 +39,10 @@ from trl_ablate.study.report.curves import (
     read_curves,
 )
 from trl_ablate.study.report.document import Code, Document, Grid, Section
-from trl_ablate.study.report.lines import spread
-from trl_ablate.study.report.lines import line_of
+from trl_ablate.study.report.lines import line_of, spread
 from trl_ablate.study.report.making import report_curves, report_study
-from trl_ablate.study.report.rendering import write_markdown
-from trl_ablate.study.report.page import write_page
 from trl_ablate.study.report.pictures import looks
+from trl_ablate.study.report.rendering import write_markdown, write_page
 from trl_ablate.study.store import RunStore
 
 PUBLISHED = SHARED_DATA / "curves" / "std_dev_normalization.csv"
@@ -185,7 +184,7 @@ def test_some_collapsed_seeds_make_an_interval_misleading(tmp_path):
             write_run(store, run, arms[arm.name], learning_rows(run.seed, **learned))
     misleading = "the interval assumes one bell-shaped population and is misleading here"
     for text in reported(plan, store, tmp_path):
-        text = text.replace("&#x27;", "'")
+        text = html.unescape(text)
         assert f"mixed: of 3 seeds 1 collapsed: {misleading}" in text
         assert f"flat: of 3 seeds 1 ended below half of the arm's median: {misleading}" in text
         assert text.count(misleading) == 2

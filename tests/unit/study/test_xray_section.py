@@ -39,7 +39,7 @@ def write_xray(store, plan, against=None):
 
 def test_it_sets_the_xray_beside_the_runs(tmp_path):
     plan, store, analysis = a_study(tmp_path)
-    assert xray_section(store, plan.study, analysis) is None
+    assert not xray_section(store, plan.study, analysis).blocks
     write_xray(store, plan)
     section = xray_section(store, plan.study, analysis)
     rows = section.blocks[0].rows

@@ -170,7 +170,7 @@ def paired(arm: ArmResult, reference: ArmResult, statistic: Statistic) -> Pairs:
 
 def _arm_result(name: str, runs: Sequence[Run], metric: str) -> ArmResult:
     summaries = tuple(run.outcome(metric) for run in runs)
-    intervals = {
+    intervals: dict[Statistic, Interval] = {
         statistic: t_interval([s.value(statistic) for s in summaries if s is not None])
         for statistic in STATISTICS
     }

@@ -84,7 +84,7 @@ def environment(runs: Sequence[Run]) -> Section:
     for name in sorted({name for of in versions for name in of}):
         found[name] = _counted(of.get(name) for of in versions)
     known = [name for name in found if found[name]]
-    return table("Environment", known, [("", str), ("", found.get)], numbers_from=2)
+    return table("Environment", known, [("", str), ("", lambda name: found[name])], numbers_from=2)
 
 
 def commands(plan: Plan, study: Path) -> Section:
@@ -133,7 +133,7 @@ def warnings(plan: Plan, runs: Sequence[Run]) -> Section:
 def different_starts(plan: Plan, runs: Sequence[Run]) -> list[str]:
     """A sentence for each model of which runs began with different weights: a revision that moved,
     or a world's base that each machine has taught itself."""
-    choosing = (*named("weights"), "dtype")
+    choosing = ("model_name_or_path", "start", *named("weights"), "dtype")
     of_arm = {arm.name: tuple(arm.values.get(key) for key in choosing) for arm in plan.arms}
     weights: dict[tuple[Any, ...], list[Any]] = {}
     for run in runs:

@@ -109,9 +109,10 @@ def _interaction(effect: Effect, found: Factorial) -> str:
             f"There is an interaction, but these cells cannot tell which: {names}.{numbers} Cells "
             "that the fraction or an exclusion leaves out would tell."
         )
-    orders = (effect.term, effect.term[::-1])
-    tried = (kind(*order, found) for kind in (_crossing, _only) for order in orders)
-    return (next(filter(None, tried), None) or _more(*effect.term, found)) + numbers
+    first, second = effect.term
+    orders = ((first, second), (second, first))
+    tried = (kind(a, b, found) for kind in (_crossing, _only) for a, b in orders)
+    return (next(filter(None, tried), None) or _more(first, second, found)) + numbers
 
 
 def _crossing(term: Level, other: Level, found: Factorial) -> str | None:

@@ -65,8 +65,9 @@ def write_page(document: Document, clean: Clean = str) -> str:
     from markupsafe import Markup
 
     def shown(value: object) -> object:
-        is_text = isinstance(value, str) and not isinstance(value, Markup)
-        return for_terminal(clean(value)) if is_text else value
+        if isinstance(value, str) and not isinstance(value, Markup):
+            return for_terminal(clean(value))
+        return value
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),

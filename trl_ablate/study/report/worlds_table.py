@@ -17,13 +17,11 @@ from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Document, Grid, Items, Section, Text
 from trl_ablate.study.report.numbers import NOTHING, difference, signed
 from trl_ablate.study.report.stats import (
-    BETTER,
     MIN_SEEDS,
-    TOO_FEW,
-    WORSE,
     Comparison,
     compare,
 )
+from trl_ablate.study.verdict import Verdict
 
 OF_THE_WORLD = ("dataset", "model_name_or_path", "template", "eval_by", "eval_size")
 """Settings by which worlds differ; all others belong to the switch."""
@@ -56,11 +54,11 @@ class Effect:
     @property
     def separated(self) -> bool:
         """Whether the final reward or the area has a verdict."""
-        return any(of.verdict in (BETTER, WORSE) for of in (self.final, self.area))
+        return any(of.verdict.differs for of in (self.final, self.area))
 
     @property
     def undecided(self) -> bool:
-        return self.final.verdict == self.area.verdict == TOO_FEW
+        return self.final.verdict == self.area.verdict == Verdict.TOO_FEW
 
 
 def effects(plan: Plan, runs: Sequence[Run]) -> list[Effect]:
@@ -192,7 +190,7 @@ def _overview(found: Sequence[Effect], worlds: Sequence[str]) -> Grid:
 def _brief(effect: Effect | None) -> str:
     if effect is None or effect.final.difference.mean is None:
         return NOTHING
-    return signed(effect.final.difference.mean) + " *" * (effect.final.verdict in (BETTER, WORSE))
+    return signed(effect.final.difference.mean) + " *" * effect.final.verdict.differs
 
 
 def _table(found: Sequence[Effect], runs: Sequence[Run], plan: Plan, world: str) -> Grid:

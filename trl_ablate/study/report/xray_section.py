@@ -54,7 +54,7 @@ def xray_section(store: RunStore, study: str, analysis: Analysis) -> Section:
         ("verdict of the X-ray", lambda row: str(row[2].get("verdict"))),
         ("cosine", cell(lambda one: number(one.get("cosine_mean")))),
         ("norm ×", cell(lambda one: number(one.get("norm_ratio")))),
-        ("runs", lambda row: _of_the_runs(*row, analysis)),
+        ("runs", lambda row: _of_the_runs(row[0], row[1], row[2], analysis)),
     ]
     return table(TITLE, rows, columns, NOTE.format(reference=reference), 3)
 
