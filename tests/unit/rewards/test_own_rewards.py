@@ -1,20 +1,25 @@
 """Rewards that a recipe names: which functions they are, how they are called, how they fail."""
 
 import asyncio
+import base64
 import inspect
 import logging
 import math
+import pickle
+import sys
+from dataclasses import asdict
 
 import pytest
 
 from trl_ablate.errors import ConfigurationError, RewardError
 from trl_ablate.reward_specs import reward_specs
 from trl_ablate.rewards import MathGrader
+from trl_ablate.rewards.grading.pool import WorkerPool
 from trl_ablate.rewards.own.calling import Calls, guarded
 from trl_ablate.rewards.own.chosen import Timed, Tools, chosen_rewards
 
 FILE = """
-import asyncio, os, time
+import asyncio, ctypes, os, time
 
 async def slow_lengths(completions, **kwargs):
     await asyncio.sleep(0.01)
@@ -40,6 +45,11 @@ def hangs(completions, **kwargs):
     if completions[0] == "raises":
         raise ValueError("no")
     return [None if completions[0] == "none" else len(completions[0])]
+
+def leaves(completions, **kwargs):
+    if completions[0] in ("memory", "dies"):
+        ctypes.CDLL(None)._exit(3 if completions[0] == "memory" else 1)
+    return [len(completions[0])]
 
 class Judge:
     def __init__(self, worth):
@@ -251,6 +261,22 @@ def test_a_hanging_row_is_killed_and_the_others_are_graded(file):
         "grader/hangs/errors": 2.0,
         "grader/hangs/timeouts": 1.0,
     }
+
+
+def test_memory_that_earlier_requests_have_used_up_is_retried_in_another_fork(file):
+    """`leaves` ends its fork as running out of memory does."""
+    (spec,) = reward_specs([f"{file}:leaves"])
+    pool = WorkerPool(1, 30.0, -1, 60.0, {"reward": asdict(spec), "path": sys.path})
+
+    def run(*texts):
+        rows = [pickle.dumps({"completions": [text]}) for text in texts]
+        outcomes = pool.run([(base64.b64encode(row).decode(),) for row in rows])
+        return [outcome.verdict for outcome in outcomes], pool.restarts
+
+    assert run("memory") == ([None], 1)
+    assert run("ab", "memory", "abc") == ([{"reward": 2.0}, None, {"reward": 3.0}], 3)
+    assert run("dies") == ([None], 6)
+    pool.close()
 
 
 def test_workers_report_what_is_wrong_with_the_function(file):
