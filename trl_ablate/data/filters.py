@@ -10,8 +10,9 @@ are compared as they are, capitals included.
 
 import json
 import logging
+import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,7 @@ from trl_ablate.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-_ORDER: dict[str, Callable[[float, float], bool]] = {
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
+_ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 OPERATORS = ("==", "!=", *_ORDER, "in", "not in", "contains")
 _CONDITION = re.compile(
     r"""\s*(?:"(?P<quoted>[^"]+)"|(?P<column>[\w.\-/]+))
@@ -70,30 +66,27 @@ class Condition:
 def conditions(given: str | Sequence[str] | None) -> list[Condition]:
     """The conditions of the setting `filter`."""
     texts = [given] if isinstance(given, str) else given or []
-    return [_condition(part) for text in texts for part in _AND.split(text)]
+    return [_condition(part.strip()) for text in texts for part in _AND.split(text)]
 
 
 def _condition(text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise ConfigurationError(
-            f"filter '{text.strip()}' is not a condition; write COLUMN OPERATOR VALUE with one of "
+            f"filter '{text}' is not a condition; write COLUMN OPERATOR VALUE with one of "
             f"{', '.join(OPERATORS)}, such as 'level >= 3', and join conditions with `and`"
         )
-    operator = " ".join(found["operator"].split())
-    value: Any = _value(found["value"])
-    if operator.endswith("in"):
-        if not found["value"].startswith("["):
-            raise ConfigurationError(
-                f"filter '{text.strip()}' needs a list after {operator}; write [a, b]"
-            )
-        value = [_value(part) for part in found["value"][1:-1].split(",") if part.strip()]
-    elif operator in _ORDER and type(value) is not float:
+    sign, value = " ".join(found["operator"].split()), found["value"]
+    is_list = sign.endswith("in")
+    if is_list and not value.startswith("["):
+        raise ConfigurationError(f"filter '{text}' needs a list after {sign}; write [a, b]")
+    parts = [part for part in value[1:-1].split(",") if part.strip()]
+    parsed: Any = [_value(part) for part in parts] if is_list else _value(value)
+    if sign in _ORDER and type(parsed) is not float:
         raise ConfigurationError(
-            f"filter '{text.strip()}' has {value!r} after {operator}; give a number, or use "
-            "== or !="
+            f"filter '{text}' has {parsed!r} after {sign}; give a number, or use == or !="
         )
-    return Condition(found["quoted"] or found["column"], operator, value, text.strip())
+    return Condition(found["quoted"] or found["column"], sign, parsed, text)
 
 
 def _value(text: str) -> Any:

@@ -2,11 +2,11 @@
 
 import atexit
 import functools
-import traceback
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypedDict
 
 from trl_ablate.errors import REWARD_RAISED, ConfigurationError, RewardError
+from trl_ablate.named_code import line_of, one_line
 from trl_ablate.prompts.templates import get_template
 from trl_ablate.rewards.extract import extract
 from trl_ablate.rewards.grading.grader import MathGrader
@@ -243,11 +243,9 @@ def _named(name: str, function: Callable[..., Any]) -> RewardFunction:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise RewardError(
-                REWARD_RAISED.format(name=name, error=message, line=at.lineno, file=at.filename)
-            ) from error
+            line, file = line_of(error, None)
+            said = REWARD_RAISED.format(name=name, error=one_line(error), line=line, file=file)
+            raise RewardError(said) from error
 
     named.__name__ = name
     return named

@@ -7,7 +7,6 @@ not get. Instead another process measures the time and kills the one that is too
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, get_args
@@ -74,7 +73,7 @@ class MathGrader:
         self._pool_settings = (workers, timeout, memory_limit_mb * 2**20, start_timeout)
         self._max_length = max_length
         self._closed = False
-        self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        self._verdicts: dict[tuple[str, str], bool] = {}
         self._read = lru_cache(_CACHED)(read)
         self._pool = WorkerPool(*self._pool_settings)
         self._lock = threading.Lock()
@@ -129,7 +128,7 @@ class MathGrader:
                 if outcome.verdict is not None:
                     self._verdicts[pair] = outcome.verdict
                     if len(self._verdicts) > _CACHED:
-                        self._verdicts.popitem(last=False)
+                        self._verdicts.pop(next(iter(self._verdicts)))
             verdicts = [decided[pair] for pair in pairs]
             self.ungraded += verdicts.count(None)
         return [self._without_verdict if one is None else one for one in verdicts]
@@ -143,7 +142,6 @@ class MathGrader:
         if len(answer) > self._max_length or not answer or not gold:
             return False
         if (answer, gold) in self._verdicts:
-            self._verdicts.move_to_end((answer, gold))
             return self._verdicts[answer, gold]
         return cheap_verdict(self._read(answer), self._read(gold))
 

@@ -169,10 +169,8 @@ def _serve(work: Work, requests: BinaryIO, results: int) -> None:
 def limit_memory(limit: int) -> None:
     """Limit the address space. Without that limit (macOS), only the deadline protects."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
+    with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    except (ValueError, OSError):
-        logging.getLogger(__name__).debug("this system cannot limit the address space")
 
 
 class Watcher:
