@@ -17,14 +17,14 @@ PAGES = {
     for name in (
         "README.md",
         "CONTRIBUTING.md",
-        "recipes/README.md",
+        "recipes/REFERENCE.md",
         "recipes/studies/README.md",
         "trl_ablate/bench/LAB.md",
         "trl_ablate/guard/README.md",
     )
 }
 README = PAGES["README.md"]
-SWITCHES = README + PAGES["recipes/README.md"].partition("\n## More switches")[2]
+SWITCHES = README + PAGES["recipes/REFERENCE.md"].partition("\n## More switches")[2]
 """The table of switches starts in the README, and continues beside the recipes."""
 ALL_ANSWERS = PAGES["recipes/studies/README.md"]
 STUDIES = sorted(path.parent for path in (SHIPPED / "studies").glob("*/report.json"))
@@ -43,7 +43,7 @@ DEFAULTS = {
 
 NOT_IN_THE_TABLE = {
     "loss_type": "length_norm chooses it; the others are TRL's objectives, which cispo shows",
-    "template": "listed in recipes/README.md",
+    "template": "listed in recipes/REFERENCE.md",
     "vllm_mode": "where an engine runs",
     "vllm_importance_sampling_mode": "TRL's; tis, seq_tis, icepop and seq_mask show them",
 }
@@ -116,7 +116,7 @@ def test_a_wrong_row_is_found(hints, before, after, wrong):
 
 def test_every_template_is_listed(hints):
     for value in choices(hints["template"]):
-        assert f"`template: {value}`" in PAGES["recipes/README.md"]
+        assert f"`template: {value}`" in PAGES["recipes/REFERENCE.md"]
 
 
 def recipes_listed(text: str) -> list[str]:
@@ -125,7 +125,7 @@ def recipes_listed(text: str) -> list[str]:
 
 
 def test_every_recipe_is_listed_once():
-    text = PAGES["recipes/README.md"]
+    text = PAGES["recipes/REFERENCE.md"]
     assert sorted(recipes_listed(text)) == sorted(RECIPES)
     assert sorted(recipes_listed(text.replace("| `rloo` |", "| `grpo` |"))) != sorted(RECIPES)
 
