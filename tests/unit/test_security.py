@@ -2,16 +2,20 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerControl, TrainerState
 
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.config import AblationConfig
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.strict import parse_yaml
+from trl_ablate.run import provenance
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.masking import MASK, Masker, known_secrets
 from trl_ablate.run.provenance import git_state
+from trl_ablate.training.callbacks import RolloutWriter
 
 ARMS = sorted(SHIPPED.glob("*.yaml"))
 PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))
@@ -40,16 +44,7 @@ def test_trusting_remote_code_is_said_aloud(settings):
     assert "trust_remote_code is on: code from the model's repository runs on this machine" in said
 
 
-@pytest.mark.parametrize(
-    "tag",
-    [
-        "object/apply:os.mkdir",
-        "object/new:os.mkdir",
-        "name:os.mkdir",
-        "module:os",
-        "object:os.mkdir",
-    ],
-)
+@pytest.mark.parametrize("tag", ["object/apply:os.mkdir", "name:os.mkdir", "module:os"])
 def test_yaml_runs_nothing(tmp_path, monkeypatch, tag):
     monkeypatch.chdir(tmp_path)
     for words in (f"!!python/{tag} [planted]", f"{{a: !!python/{tag} [planted]}}"):
@@ -75,12 +70,6 @@ def test_what_a_run_names_lies_in_its_folder(tmp_path):
     assert all(path.resolve().is_relative_to(tmp_path) for path in paths)
     default = Path(str(resolve(arm="a..b").config.output_dir))
     assert default == Path("runs/a..b-seed0")
-
-
-def test_the_dashboard_keeps_a_project_within_its_folder():
-    from trackio.utils import MEDIA_DIR, project_media_dir
-
-    assert project_media_dir("../../up").parent == MEDIA_DIR
 
 
 @pytest.fixture
@@ -127,6 +116,26 @@ def test_a_diff_of_the_working_tree_holds_what_was_planted(tmp_path):
     state = git_state(tmp_path)
     assert state is not None and TOKEN in state["diff"]
     assert TOKEN not in str(Masker().value(state))
+
+
+def test_no_rollout_that_is_kept_holds_a_token(tmp_path):
+    rows = [{"prompt": TOKEN, "response": [{"role": "assistant", "content": TOKEN}], "reward": 1.0}]
+    writer = RolloutWriter(RunDirectory(tmp_path), 4, 0)
+    writer.attach(SimpleNamespace(latest_rollouts=lambda: rows))  # type: ignore
+    state = TrainerState(is_world_process_zero=True, global_step=3)
+    writer.on_evaluate(SimpleNamespace(report_to=[]), state, TrainerControl())
+    (line,) = (tmp_path / "rollouts" / "step_000003.jsonl").read_text().splitlines()
+    kept = json.loads(line)
+    assert kept["prompt"] == kept["response"][0]["content"] == MASK and kept["reward"] == 1.0
+    assert rows[0]["prompt"] == TOKEN  # the values for the training are not changed
+
+
+def test_a_long_diff_is_cut_between_lines(monkeypatch):
+    line = f"+token = '{TOKEN}'\n"
+    monkeypatch.setattr(provenance, "_git", lambda folder, *words: line * 3000)
+    state = provenance.git_state(None)  # type: ignore
+    assert state is not None and state["diff"].endswith(line)
+    assert 100_000 - len(line) < len(state["diff"]) <= 100_000
 
 
 def test_weights_are_saved_as_safetensors_only(make_trainer, tmp_path):

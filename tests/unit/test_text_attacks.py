@@ -145,6 +145,19 @@ def test_a_report_keeps_its_structure(tmp_path, harmless, text):
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+MIX = "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA2bC5dE8fG"
+PLANTED = ("sk-ant-api03-" + MIX, "github_pat_" + MIX, "AKIAQWERTYUIOP123456", "hf_" + MIX[:34],
+           "me:s3cret-w0rd")  # fmt: skip
+
+
+def test_no_report_holds_a_token_of_a_rollout_a_reason_or_a_command(tmp_path):
+    out, _ = reported(tmp_path, " and ".join([*PLANTED[:4], f"https://{PLANTED[4]}@example.org"]))
+    files = {file.name: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    assert {"REPORT.md", "report.html"} <= files.keys()
+    files["runs.csv"] = files["runs.csv"].partition(b"\n")[2]  # its header has names of metrics
+    assert not [name for name in files for one in PLANTED if one.encode() in files[name]]
+
+
 @pytest.fixture
 def published(tmp_path):
     """`published(text)`: a run with the text in every field of its records that can contain it."""

@@ -85,30 +85,9 @@ def test_an_overwrite_deletes_what_a_run_writes_and_nothing_else(old, tmp_path):
     assert set(contents(old.path)) == FOREIGN and link.path.is_symlink()
 
 
-def test_killed_at_any_moment_of_a_deletion_the_rest_is_no_run(old, monkeypatch):
-    """Nor does it block another --overwrite."""
-
-    class Killed(BaseException):
-        pass
-
-    entries = old.entries()
-    for moment in range(1, len(entries)):
-        with monkeypatch.context() as patched, pytest.raises(Killed):
-
-            def one_more(run, deleted=entries[moment - 1]):
-                yield deleted
-                raise Killed
-
-            patched.setattr(RunDirectory, "entries", one_more)
-            with claimed(old, "overwrite"):
-                delete(old)
-        refused(old, "new", "holds what is left of a run .*no run.json.*--over.*--resume")
-    with claimed(old, "overwrite"):
-        delete(old)
-    assert set(contents(old.path)) == FOREIGN
-
-
-@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoint-2/model", ".checkpoint_best.old/m"])
+@pytest.mark.parametrize(
+    "left", ["metrics.jsonl", "checkpoint-2/model", ".checkpoint_best.old/m", "alerts.jsonl"]
+)
 def test_what_is_left_of_a_run_is_not_mixed_with_another(tmp_path, left):
     """`run.json` was deleted."""
     (tmp_path / left).parent.mkdir(exist_ok=True)
