@@ -52,6 +52,8 @@ def test_it_sets_the_xray_beside_the_runs(tmp_path):
     means = {arm.name: arm.intervals["final"].mean for arm in analysis.arms}
     assert rows[0][5] == f"better: {means['std_dev_off']:.3f} against " + (f"{means['grpo']:.3f}")
     assert rows[1][5].startswith("worse: 0.")
+    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
+    assert f"## {TITLE}" in (tmp_path / "out" / "REPORT.md").read_text()
 
 
 def test_another_reference_in_the_study_is_not_tested(tmp_path):
@@ -62,11 +64,3 @@ def test_another_reference_in_the_study_is_not_tested(tmp_path):
     row = xray_section(store, plan.study, analysis).blocks[0].rows[1]
     assert row[0] == "no_baseline (against std_dev_off)"
     assert row[5].startswith("worse: 0.")
-
-
-def test_the_report_has_the_section(tmp_path):
-    plan, store, _ = a_study(tmp_path)
-    write_xray(store, plan)
-    (tmp_path / "study.yaml").write_text("question: q\n")
-    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
-    assert f"## {TITLE}" in (tmp_path / "out" / "REPORT.md").read_text()
