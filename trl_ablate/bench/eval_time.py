@@ -13,8 +13,7 @@ from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
 from trl_ablate import miniature
-from trl_ablate.bench.tables import ratio
-from trl_ablate.bench.timing import OURS, STOCK, Result, alternate, timed, trainer_of
+from trl_ablate.bench.timing import OURS, STOCK, Result, alternate, ratio, timed, trainer_of
 from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.rewards import MathGrader, build_rewards

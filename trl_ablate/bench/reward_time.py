@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trl_ablate.bench.synthetic import recorded
-from trl_ablate.bench.tables import median, ratio
-from trl_ablate.bench.timing import Result, alternate, timed
+from trl_ablate.bench.timing import Result, alternate, median, ratio, timed
 from trl_ablate.rewards import MathGrader
 
 Batch = tuple[list[str], list[str]]

@@ -12,8 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, St
 
 from trl_ablate.bench.positions import Positions, fewest
 from trl_ablate.bench.synthetic import lengths, model_and_tokenizer
-from trl_ablate.bench.tables import median, ratio
-from trl_ablate.bench.timing import OURS, Result, alternate, timed
+from trl_ablate.bench.timing import OURS, Result, alternate, median, ratio, timed
 from trl_ablate.trainer import decoding
 from trl_ablate.trainer.temporary import replaced
 
@@ -35,22 +34,30 @@ class StatedLength(StoppingCriteria):
 
 
 def bench(
-    *, model_shape: str, model_name_or_path: str | None, rows: int, group: int, mean_length: float,
-    cap: int, sigma: float, uniform: bool, seed: int, prompt_length: int, rounds: int,
-) -> Result:  # fmt: skip
+    *,
+    model_shape: str,
+    model_name_or_path: str | None,
+    rows: int,
+    mean_length: float,
+    cap: int,
+    sigma: float,
+    uniform: bool,
+    seed: int,
+    **sizes: int,
+) -> Result:
     """What `trl-ablate bench rollout` publishes."""
     torch.manual_seed(seed)
+    group = sizes["group"]
     model: Any = model_and_tokenizer(model_shape, model_name_or_path)[0].eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     drawn = lengths(rows, mean_length, cap, seed, sigma)
     lengths_N = [length for length in drawn[::group] for _ in range(group)]
     if uniform:
         lengths_N = [round(mean_length)] * rows
-    sizes = {"group": group, "prompt_length": prompt_length, "rounds": rounds}
     seconds, done = compare(model, lengths_N, **sizes)
     theirs, ours = (each[-1] for each in done.values())
     table = rows_of(seconds, done, sum(lengths_N))
-    least = fewest([prompt_length] * (rows // group), lengths_N, [False] * rows)
+    least = fewest([sizes["prompt_length"]] * (rows // group), lengths_N, [False] * rows)
     title = (
         f"rollouts of {rows} completions of {sum(lengths_N) / rows:.0f} tokens (longest "
         f"{max(lengths_N)}), {model_name_or_path or model_shape}"

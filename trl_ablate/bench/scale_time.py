@@ -12,8 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.bench.tables import median
-from trl_ablate.bench.timing import Result, timed
+from trl_ablate.bench.timing import Result, median, timed
 
 
 def bench(

@@ -20,8 +20,17 @@ from trl import GRPOTrainer
 from trl_ablate import miniature
 from trl_ablate.bench import synthetic
 from trl_ablate.bench.positions import LIMIT
-from trl_ablate.bench.tables import median, ratio
-from trl_ablate.bench.timing import OURS, STOCK, Measured, Result, measure, timed, trainer_of
+from trl_ablate.bench.timing import (
+    OURS,
+    STOCK,
+    Measured,
+    Result,
+    measure,
+    median,
+    ratio,
+    timed,
+    trainer_of,
+)
 from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.metrics import LENGTH

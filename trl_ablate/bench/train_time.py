@@ -21,8 +21,17 @@ from trl.trainer import grpo_trainer
 
 from trl_ablate.bench import synthetic
 from trl_ablate.bench.positions import LIMIT
-from trl_ablate.bench.tables import median, ratio, spread
-from trl_ablate.bench.timing import OURS, STOCK, Measured, Result, measure, trainer_of
+from trl_ablate.bench.timing import (
+    OURS,
+    STOCK,
+    Measured,
+    Result,
+    measure,
+    median,
+    ratio,
+    spread,
+    trainer_of,
+)
 from trl_ablate.trainer.temporary import replaced
 
 Ways = Mapping[str, tuple[bool, Mapping[str, Any]]]

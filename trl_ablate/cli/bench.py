@@ -191,7 +191,7 @@ def run(options: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore")
     if options.mode == "gpu":
         return bench_gpu.run(options)
-    from trl_ablate.bench.tables import publish
+    from trl_ablate.bench.timing import publish
 
     module, _, names = MODES[options.mode]
     given = {name: vars(options)[name] for name in names}

@@ -2,8 +2,6 @@
 
 import argparse
 import shlex
-from pathlib import Path
-from typing import Any
 
 from trl_ablate.bench.gpu import part_runs
 from trl_ablate.bench.gpu.parts import PARTS, Setup
@@ -13,9 +11,6 @@ from trl_ablate.cli.parsing import at_least_one
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.json_files import read_object
-
-IMPORTS = ("trl_ablate.bench.train_time", "trl_ablate.recipe.resolving")
-"""What nearly all parts need; at toy size it is imported once."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +41,7 @@ def run(options: argparse.Namespace) -> int:
     if options.resume:
         results = Results.continued(options.output, setup)
     try:
-        part_runs.run(
-            options.parts, results, options.budget, start=starter(setup), tell=console.print
-        )
+        part_runs.run(options.parts, results, options.budget, tell=console.print)
     except KeyboardInterrupt:
         console.print(f"continue with: {command(options)}")
         raise
@@ -64,24 +57,6 @@ def check_card() -> None:
             "torch finds no GPU here; run this on a machine with one, or give --device cpu --toy "
             "to try the same code at toy size"
         )
-
-
-def starter(setup: Setup) -> part_runs.Start:
-    """On a GPU every part has a new interpreter. On a CPU it is forked from one that has imported
-    torch, where that is safe, as ten imports would take longer than the parts."""
-    from trl_ablate.study.engines.warm import SUPPORTED, ForkServer
-
-    if setup.device != "cpu" or not SUPPORTED:
-        return part_runs.fresh
-    server = ForkServer(IMPORTS, part_runs.environment(setup))
-
-    def forked(part: str, setup: Setup, result: Path, log) -> Any:
-        words = (part, setup.device, setup.toy, str(result))
-        return server.start(
-            part_runs.measure_into, *words, stdout=log.fileno(), stderr=log.fileno()
-        )
-
-    return forked
 
 
 def report(options: argparse.Namespace, results: Results) -> None:

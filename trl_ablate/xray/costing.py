@@ -10,8 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.bench.tables import ratio
-from trl_ablate.bench.timing import Result, timed
+from trl_ablate.bench.timing import Result, ratio, timed
 from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.rewards import grader_of
 from trl_ablate.xray.drawing import questions_of

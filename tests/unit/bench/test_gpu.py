@@ -16,10 +16,10 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from trl_ablate.bench.gpu import part_runs
-from trl_ablate.bench.gpu.part_runs import check_card, result_of
-from trl_ablate.bench.gpu.parts import PARTS, Found, NotHere, Part, Setup
+from trl_ablate.bench.gpu.part_runs import check_card
+from trl_ablate.bench.gpu.parts import PARTS, NotHere, Part, Setup
 from trl_ablate.bench.gpu.results import Results, page
-from trl_ablate.cli import bench, bench_gpu
+from trl_ablate.cli import bench
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer.temporary import replaced
 
@@ -74,8 +74,8 @@ def start(tmp_path):
 
 def measured(tmp_path, start, *names, budget=100.0, results=None):
     results = results or Results(tmp_path / "gpu.json", TOY)
-    with replaced(part_runs, PARTS=LIMITS):
-        part_runs.run(names, results, budget, start=start)
+    with replaced(part_runs, PARTS=LIMITS, fresh=start):
+        part_runs.run(names, results, budget)
     return json.loads(results.file.read_text())["parts"]
 
 
@@ -153,7 +153,7 @@ def test_ctrl_c_kills_the_part_keeps_the_finished_and_prints_how_to_continue(
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         return start("hangs" if part == "step" else "good", setup, result, log)
 
-    monkeypatch.setattr(bench_gpu, "starter", lambda setup: begin)
+    monkeypatch.setattr(part_runs, "fresh", begin)
     words = ["gpu", "--device", "cpu", "--toy", "--parts", "gradients", "step", "--output"]
     assert bench.main([*words, str(output)]) == 130
     printed = capsys.readouterr()
@@ -168,9 +168,7 @@ def test_ctrl_c_kills_the_part_keeps_the_finished_and_prints_how_to_continue(
 
 @pytest.mark.parametrize(("planted", "code"), [("good", 0), ("absent", 0), ("wrong", 1)])
 def test_the_exit_code_and_the_page(tmp_path, start, monkeypatch, planted, code):
-    monkeypatch.setattr(
-        bench_gpu, "starter", lambda setup: lambda part, *more: start(planted, *more)
-    )
+    monkeypatch.setattr(part_runs, "fresh", lambda part, *more: start(planted, *more))
     output = tmp_path / "gpu.json"
     words = ["gpu", "--device", "cpu", "--toy", "--parts", "head", "--output", str(output)]
     assert bench.main(words) == code
@@ -246,11 +244,10 @@ def test_parts_that_a_card_is_too_small_for_are_skipped(monkeypatch, gib, skippe
     assert all(reason.startswith(f"the card has {gib:.0f} GiB; this") for reason in reasons)
 
 
-def test_a_result_without_checks_is_well():
-    assert result_of(Found([]))["status"] == "ok"
-
-
-def test_on_a_cpu_a_part_sees_no_gpu():
-    assert part_runs.environment(TOY)["CUDA_VISIBLE_DEVICES"] == ""
-    full = part_runs.environment(Setup("cuda", False))
-    assert full.get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
+def test_on_a_cpu_a_part_sees_no_gpu(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(part_runs.subprocess, "Popen", lambda words, env, **how: env)
+    for setup, seen in ((TOY, ""), (Setup("cuda", False), "3")):
+        with (tmp_path / "log").open("wb") as log:
+            found = dict(part_runs.fresh("head", setup, tmp_path / "x", log))  # pyright: ignore
+        assert found["CUDA_VISIBLE_DEVICES"] == seen

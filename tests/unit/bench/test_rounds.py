@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from trl_ablate.bench import reward_time, rollout_time, scale_time, step_time, train_time
-from trl_ablate.bench.tables import median, ratio, spread
-from trl_ablate.bench.timing import Measured
+from trl_ablate.bench.timing import Measured, median, ratio, spread
 
 
 def test_a_ratio_is_of_pairs_so_that_a_passing_load_does_not_show():

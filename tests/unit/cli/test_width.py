@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.synthetic_study import write_study
 from tests.support.terminal import in_terminal
-from trl_ablate.bench import tables
+from trl_ablate.bench import timing
 from trl_ablate.bench.step_time import _row
 from trl_ablate.bench.timing import Measured
 from trl_ablate.bench.train_time import Workload, rows_of
@@ -24,13 +24,13 @@ TRAINED = Measured([12.3456] * 3, [23.4567] * 3, peak=123456789)
 
 def shown_step() -> None:
     rows = [_row(name, STEP, STEP) for name in ("stock TRL", "trl_ablate")]
-    tables.publish("whole steps, 128 rollouts", rows, {}, tables.Path("/dev/null"))
+    timing.publish("whole steps, 128 rollouts", rows, {}, timing.Path("/dev/null"))
 
 
 def shown_train() -> None:
     names = ("stock TRL", "trl_ablate, extra forward", "trl_ablate")
     rows = rows_of(dict.fromkeys(names, TRAINED), Workload([300] * 8))
-    tables.publish("training phase", rows, {}, tables.Path("/dev/null"))
+    timing.publish("training phase", rows, {}, timing.Path("/dev/null"))
 
 
 def shown_sets() -> None:

@@ -15,8 +15,7 @@ from transformers.utils import is_flash_attn_2_available
 from trl_ablate import miniature
 from trl_ablate.bench import synthetic
 from trl_ablate.bench.gpu.parts import Found, Setup
-from trl_ablate.bench.tables import median
-from trl_ablate.bench.timing import OURS, STOCK, Measured
+from trl_ablate.bench.timing import OURS, STOCK, Measured, median
 from trl_ablate.bench.train_time import Ways, Workload, compare, differences
 from trl_ablate.recipe.resolving import load_recipe
 

@@ -25,28 +25,20 @@ from trl_ablate.run.json_files import read_object, write_json
 LEAST = 5.0
 """Seconds of the budget that a part needs to be started."""
 
-Start = Callable[[str, Setup, Path, IO[bytes]], Any]
-"""Starts a part in a session of its own; its result goes to the path, what it prints to the open
-file. Returns a process with `pid`, and with `wait` as that of `subprocess.Popen`."""
-
 
 def fresh(part: str, setup: Setup, result: Path, log: IO[bytes]) -> subprocess.Popen:
-    """A new interpreter."""
+    """Start a part in a new interpreter and a session of its own; its result goes to the path, what
+    it prints to the open file."""
     words = [part, setup.device, str(int(setup.toy)), str(result)]
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if setup.device == "cpu" else {}
     return subprocess.Popen(
         [sys.executable, "-m", __name__, *words],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env=environment(setup),
+        env={**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", **hidden},
         start_new_session=True,
     )
-
-
-def environment(setup: Setup) -> dict[str, str]:
-    """On a CPU a part sees no GPU, so that all code takes the CPU's way."""
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if setup.device == "cpu" else {}
-    return {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", **hidden}
 
 
 def run(
@@ -54,7 +46,6 @@ def run(
     results: Results,
     budget: float,
     *,
-    start: Start = fresh,
     tell: Callable[[str], object] = lambda line: None,
 ) -> None:
     """Run the parts that have no result yet; `tell` prints a line before and after each."""
@@ -68,19 +59,19 @@ def run(
             result: dict[str, Any] = {"status": "not run", "reason": reason, "seconds": 0.0}
         else:
             tell(f"{name}: {PARTS[name].shows}")
-            result = _run_one(name, results.setup, min(PARTS[name].seconds, left), start)
+            result = _run_one(name, results.setup, min(PARTS[name].seconds, left))
         results.add(name, result)
         because = f": {result['reason']}" if result.get("reason") else ""
         tell(f"{name}: {result['status']}, {result['seconds']:.0f} s{because}")
 
 
-def _run_one(name: str, setup: Setup, seconds: float, start: Start) -> dict[str, Any]:
+def _run_one(name: str, setup: Setup, seconds: float) -> dict[str, Any]:
     """Start a part and wait for its result; whatever it started is killed at its end."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trl_ablate_gpu_") as folder:
         file, printed = Path(folder) / "result.json", Path(folder) / "log"
         with printed.open("wb") as log:
-            process = start(name, setup, file, log)
+            process = fresh(name, setup, file, log)
             try:
                 code: int | None = process.wait(timeout=seconds)
             except subprocess.TimeoutExpired:
@@ -107,8 +98,8 @@ def _failed(reason: str) -> dict[str, Any]:
     return {"status": "failed", "reason": reason}
 
 
-def measure_into(part: str, device: str, toy: bool, file: str, home: str | None = None) -> int:
-    """Run a part and write its result; always 0, as the result says what went wrong."""
+def measure_into(part: str, device: str, toy: bool, file: str, home: str | None = None) -> None:
+    """Run a part and write its result, which also says what went wrong."""
     setup = Setup(device, toy)
     try:
         check_card(part, setup)
@@ -120,7 +111,6 @@ def measure_into(part: str, device: str, toy: bool, file: str, home: str | None 
         traceback.print_exc()
         result = _failed(message_of(error) or f"{type(error).__name__}: {error}".split("\n")[0])
     write_json(Path(file), result | {"machine": _machine()})
-    return 0
 
 
 def check_card(part: str, setup: Setup) -> None:
@@ -146,11 +136,11 @@ def _machine() -> str | None:
     """The machine, if torch has been imported; a part that imports none leaves it to others."""
     if "torch" not in sys.modules:
         return None
-    from trl_ablate.bench.tables import machine
+    from trl_ablate.bench.timing import machine
 
     return machine()
 
 
 if __name__ == "__main__":
     name, device, toy, file = sys.argv[1:]
-    sys.exit(measure_into(name, device, bool(int(toy)), file))
+    measure_into(name, device, bool(int(toy)), file)
