@@ -5,14 +5,13 @@ import json
 
 import pytest
 
-from tests.support.drive_study import FAKE_IMPORTS, FAKE_PROGRAM, FAKE_TRAIN
+from tests.support.drive_study import FAKE_PROGRAM
 from tests.support.hub_endpoint import Fault, HubEndpoint
-from tests.support.studies import numbers
+from tests.support.studies import numbers, undisturbed
 from tests.support.synthetic_study import make_plan
 from trl_ablate.cli import study as command
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.engines import detached, hf_jobs, shipping
-from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.runner import Runner
 from trl_ablate.study.store import RunStore
 
@@ -56,8 +55,7 @@ def runner(store, arms, *words, **how):
 
 
 def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
-    calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "runs")
-    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=FAKE_IMPORTS)).run()
+    store = RunStore(tmp_path / "runs")
     monkeypatch.setenv("WANDB_API_KEY", "secret of the tester")
     words = ["--flavor", "l4x1", "--timeout", "90m", "--secrets", "WANDB_API_KEY"]
     left = runner(store, ARMS, *words, stay=False).run().left
@@ -75,7 +73,7 @@ def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
     done = Runner(make_plan(ARMS), store, engine, retries=0, stay=False, only=left).run().done
     assert sorted(done) == sorted(left) and not list(store.path.glob("*.away"))
     assert len(hub.jobs) == 3  # fetching has started none
-    assert numbers(store, ARMS) == numbers(calm, ARMS)
+    assert numbers(store, ARMS) == undisturbed(tmp_path / "calm", ARMS)
     commits = {store.directory(run_id).read()["git"]["commit"] for run_id in left}
     assert len(commits) == 1
 

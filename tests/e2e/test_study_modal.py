@@ -1,21 +1,19 @@
 """Studies on Modal: the app is built, its function does runs here, and a stand-in for the service
 starts it in threads that outlive the engine. Nothing is sent anywhere."""
 
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.drive_study import FAKE_IMPORTS, FAKE_PROGRAM, FAKE_TRAIN
-from tests.support.studies import numbers
+from tests.support.drive_study import FAKE_PROGRAM
+from tests.support.studies import numbers, undisturbed
 from tests.support.synthetic_study import make_plan
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.engines import shipping
-from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.engines.shipping import Bundle
 from trl_ablate.study.runner import Outcome, Runner
 from trl_ablate.study.store import RunStore
@@ -26,7 +24,7 @@ modal = pytest.importorskip(
 
 from trl_ablate.study.engines import detached  # noqa: E402
 from trl_ablate.study.engines.detached import DetachedEngine  # noqa: E402
-from trl_ablate.study.engines.modal import build_app  # noqa: E402
+from trl_ablate.study.engines.modal import ModalService, build_app  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:The train_run function is executing locally")
 
@@ -85,8 +83,7 @@ def run_there(here: Here, store: RunStore, arms: dict, checkpoints=False, **opti
 
 
 def test_started_left_and_fetched(tmp_path, here):
-    calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "runs")
-    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=FAKE_IMPORTS)).run()
+    store = RunStore(tmp_path / "runs")
     here.begin.clear()
     left = run_there(here, store, ARMS, stay=False).left
     assert len(left) == len(here.threads) == 6
@@ -94,7 +91,7 @@ def test_started_left_and_fetched(tmp_path, here):
     here.begin.set()
     assert len(run_there(here, store, ARMS).done) == 6  # the same command finds the calls
     assert len(here.threads) == 6 and not list(store.path.glob("*.away"))
-    assert numbers(store, ARMS) == numbers(calm, ARMS)
+    assert numbers(store, ARMS) == undisturbed(tmp_path / "calm", ARMS)
     commits = {store.directory(run_id).read()["git"]["commit"] for run_id in left}
     assert len(commits) == 1
 
@@ -110,10 +107,8 @@ def test_failures_are_made_anew_and_told(tmp_path, here):
 
 @pytest.mark.slow
 def test_a_call_that_modal_ends_is_a_failure_with_its_reason(tmp_path, here, monkeypatch):
-    def answer(call: str) -> int:
-        raise modal.exception.FunctionTimeoutError("24 hours are over")
-
-    monkeypatch.setattr(here, "answer", answer)
+    ended = Mock(side_effect=modal.exception.FunctionTimeoutError("24 hours are over"))
+    monkeypatch.setattr(here, "answer", ended)
     store = RunStore(tmp_path / "runs")
     failed = run_there(here, store, {"a": {"top": 0.8, "pause": 0.2}}, retries=0).failed
     assert "24 hours are over" in (store.state(failed[0]).reason or "")
@@ -133,13 +128,8 @@ def test_checkpoints_come_along_when_asked(tmp_path, here, asked):
     assert kept.exists() == asked
 
 
-def test_without_a_token_it_says_how_to_get_one(tmp_path, monkeypatch):
-    code = "from trl_ablate.study.engines.modal import check_token as check; check()"
-    unknown = {"MODAL_CONFIG_PATH": str(tmp_path / "none.toml"), "PYTHONPATH": str(REPOSITORY)}
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("MODAL_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**clean, **unknown}, capture_output=True, text=True
-    )
-    assert "ConfigurationError: --engine modal: Modal has no token; run `modal token new`" in (
-        done.stderr
-    )
+def test_without_a_token_it_says_how_to_get_one(monkeypatch):
+    refused = Mock(side_effect=modal.exception.AuthError("Token missing"))
+    monkeypatch.setattr(modal.Client, "from_env", refused)
+    with pytest.raises(ConfigurationError, match="modal: Modal has no token; run `modal token new"):
+        ModalService("H100", None)

@@ -11,11 +11,16 @@ import tempfile
 
 import pytest
 
-from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
-from tests.support.studies import SECONDS, children, drive, kill_at_random, numbers, wait_for
+from tests.support.studies import (
+    SECONDS,
+    children,
+    drive,
+    kill_at_random,
+    numbers,
+    undisturbed,
+    wait_for,
+)
 from tests.support.synthetic_study import make_plan
-from trl_ablate.study.engines.local import LocalEngine
-from trl_ablate.study.runner import Runner
 from trl_ablate.study.store import RunStore
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'trl-ablate[ray]'")
@@ -71,32 +76,28 @@ def nodes(scratch):
     nodes.close()
 
 
-@pytest.fixture
-def undisturbed(tmp_path):
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
     """The numbers of the study when processes of this machine do it."""
-    store = RunStore(tmp_path / "calm")
     hasty = {name: settings | {"pause": 0.0} for name, settings in ARMS.items()}
-    Runner(
-        make_plan(hasty), store, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=FAKE_IMPORTS)
-    ).run()
-    return numbers(store, hasty)
+    return undisturbed(tmp_path_factory.mktemp("calm"), hasty)
 
 
-def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, undisturbed):
+def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, calm):
     store = RunStore(tmp_path / "runs")
     runner = drive(store, ARMS, "--ray_address", nodes.address)
     wait_for(lambda: len(children(scratch)) == 4, SECONDS)  # each node has two runs
     nodes.kill(0)
     assert runner.wait(SECONDS) == 0
     nodes.replace()
-    assert numbers(store, ARMS) == undisturbed
+    assert numbers(store, ARMS) == calm
     lost = [path.stem for path in store.path.glob("*.log") if "restarted on" in path.read_text()]
     assert lost
     assert not children(scratch) and not list(store.path.glob(".*"))
 
 
 @pytest.mark.long
-def test_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, undisturbed):
+def test_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, calm):
     store, rng = RunStore(tmp_path / "runs"), random.Random(KILLS)
 
     def kill_a_node() -> None:
@@ -108,12 +109,12 @@ def test_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, undisturbed):
         kill_a_node, (0.5, 3.0),
     )  # fmt: skip
     assert set(killed) == {"runner", "run", "node"} and killed.total() == KILLS
-    assert numbers(store, ARMS) == undisturbed
+    assert numbers(store, ARMS) == calm
     assert not children(scratch) and not list(store.path.glob(".*"))
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_the_runs_and_the_study_goes_on_later(tmp_path, nodes, scratch, undisturbed):
+def test_ctrl_c_ends_the_runs_and_the_study_goes_on_later(tmp_path, nodes, scratch, calm):
     store = RunStore(tmp_path / "runs")
     runner = drive(store, ARMS, "--ray_address", nodes.address)
     wait_for(lambda: len(list(store.path.glob("*/metrics.jsonl"))) > 2, SECONDS)
@@ -123,7 +124,7 @@ def test_ctrl_c_ends_the_runs_and_the_study_goes_on_later(tmp_path, nodes, scrat
     states = {store.state(run_id).status for run_id in make_plan(ARMS).runs()}
     assert states <= {"interrupted", "to do", "finished"} and "interrupted" in states
     assert drive(store, ARMS, "--ray_address", nodes.address).wait(SECONDS) == 0
-    assert numbers(store, ARMS) == undisturbed
+    assert numbers(store, ARMS) == calm
 
 
 @pytest.mark.long

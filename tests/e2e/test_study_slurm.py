@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
-from tests.support.studies import DRIVER, numbers, starts, wait_for
+from tests.support.studies import DRIVER, numbers, starts, undisturbed, wait_for
 from tests.support.synthetic_study import make_plan
 from trl_ablate import ConfigurationError
-from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.engines.slurm import array_job, submit
-from trl_ablate.study.runner import Runner
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
@@ -52,8 +49,7 @@ def script_for(store: RunStore) -> str:
 
 @pytest.mark.slow
 def test_submitting_again_does_what_is_missing_and_nothing_twice(tmp_path, sbatch, monkeypatch):
-    calm, store = RunStore(tmp_path / "calm"), RunStore(tmp_path / "the runs")
-    Runner(make_plan(ARMS), calm, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=FAKE_IMPORTS)).run()
+    store = RunStore(tmp_path / "the runs")
     store.path.mkdir()
     monkeypatch.setenv("LOST_TASKS", "1 4")
     first = script_for(store)
@@ -67,7 +63,7 @@ def test_submitting_again_does_what_is_missing_and_nothing_twice(tmp_path, sbatc
     submit(first)  # as if it had waited in the queue
     assert list(starts(store.path).values()) == [1] * 6
     assert StudyRuns(make_plan(ARMS), store).to_start == []
-    assert numbers(store, ARMS) == numbers(calm, ARMS)
+    assert numbers(store, ARMS) == undisturbed(tmp_path / "calm", ARMS)
     names = {path.stem for path in store.path.glob("*.slurm")}
     assert names == set(make_plan(ARMS).runs())
 

@@ -12,9 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
 from tests.support.fake_train import alive
 from tests.support.synthetic_study import METRIC, make_plan
+from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.report.curves import planned_runs
+from trl_ablate.study.runner import Runner
 from trl_ablate.study.store import RunStore, id_of
 
 DRIVER = Path(__file__).with_name("drive_study.py")
@@ -57,6 +60,13 @@ def numbers(store: RunStore, arms: dict):
     """The study's table: every run's name, status and curve."""
     runs = planned_runs(make_plan(arms), store)
     return [(run.name, run.status, run.series[METRIC].values) for run in runs]
+
+
+def undisturbed(folder: Path, arms: dict):
+    """The study's table when processes of this machine do it, in a store of its own."""
+    store = RunStore(folder)
+    Runner(make_plan(arms), store, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=FAKE_IMPORTS)).run()
+    return numbers(store, arms)
 
 
 def kill_at_random(
