@@ -4,6 +4,7 @@ command of a job as a process here. Nothing is sent anywhere."""
 import json
 
 import pytest
+from huggingface_hub import HfApi
 
 from tests.support.drive_study import FAKE_PROGRAM
 from tests.support.hub_endpoint import Fault, HubEndpoint
@@ -76,6 +77,20 @@ def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
     assert numbers(store, ARMS) == undisturbed(tmp_path / "calm", ARMS)
     commits = {store.directory(run_id).read()["git"]["commit"] for run_id in left}
     assert len(commits) == 1
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_checkpoints_come_along_when_asked(hub, tmp_path, asked):
+    hub.create(REPO, private=True)
+    names = {"run/0/a/run.json", "run/0/a/checkpoint_last/weights"}
+    for name in (*names, "run/01/other"):
+        (tmp_path / "up" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "up" / name).write_text(name)
+    HfApi(token=TOKEN).upload_folder(repo_id=REPO, repo_type="dataset", folder_path=tmp_path / "up")
+    hf_jobs.JobsService().download("tester/job0", "run/0", tmp_path / "down", asked)
+    found = {str(file.relative_to(tmp_path / "down")) for file in (tmp_path / "down").rglob("*")
+             if file.is_file() and ".cache" not in file.parts}  # fmt: skip
+    assert found == {name for name in names if asked or "checkpoint" not in name}
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ starts it in threads that outlive the engine. Nothing is sent anywhere."""
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -28,6 +29,7 @@ from trl_ablate.study.engines.modal import ModalService, build_app  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:The train_run function is executing locally")
 
+FILE, FOLDER = SimpleNamespace(name="FILE"), SimpleNamespace(name="DIRECTORY")
 ARMS = {"a": {"top": 0.8, "pause": 0.02}, "b": {"top": 0.5, "pause": 0.02}}
 
 
@@ -59,8 +61,7 @@ class Here:
         return self._answers.get(call)
 
     def download(self, call: str, folder: str, target: Path, checkpoints: bool) -> None:
-        without = shutil.ignore_patterns(*([] if checkpoints else ["checkpoint*"]))
-        shutil.copytree(self.results / folder, target / folder, ignore=without)
+        shutil.copytree(self.results / folder, target / folder)
 
     def wait(self) -> None:
         self.begin.set()
@@ -77,9 +78,8 @@ def here(tmp_path, monkeypatch):
     here.wait()
 
 
-def run_there(here: Here, store: RunStore, arms: dict, checkpoints=False, **options) -> Outcome:
-    engine = DetachedEngine(here, slots=6, checkpoints=checkpoints)
-    return Runner(make_plan(arms), store, engine, **options).run()
+def run_there(here: Here, store: RunStore, arms: dict, **options) -> Outcome:
+    return Runner(make_plan(arms), store, DetachedEngine(here, slots=6), **options).run()
 
 
 def test_started_left_and_fetched(tmp_path, here):
@@ -114,18 +114,22 @@ def test_a_call_that_modal_ends_is_a_failure_with_its_reason(tmp_path, here, mon
     assert "24 hours are over" in (store.state(failed[0]).reason or "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("asked", [False, True])
-def test_checkpoints_come_along_when_asked(tmp_path, here, asked):
-    store = RunStore(tmp_path / "runs")
-    (run_id, *_) = run_there(here, store, ARMS, stay=False).left
-    here.wait()
-    checkpoint = next(here.results.glob(f"*{run_id}/*/*{run_id}")) / "checkpoint_last"
-    checkpoint.mkdir()
-    (checkpoint / "weights").write_text("heavy")
-    run_there(here, store, ARMS, checkpoints=asked)
-    kept = store.directory(run_id).checkpoint_last / "weights"
-    assert kept.exists() == asked
+def test_checkpoints_come_along_when_asked(tmp_path, asked):
+    content = {"run/0/a/run.json": b"{}", "run/0/a/checkpoint_last/weights": b"heavy"}
+    entries = [
+        *(SimpleNamespace(path=f"/{name}", type=FILE) for name in content),
+        SimpleNamespace(path="/run/0/a", type=FOLDER),
+    ]
+    service = ModalService.__new__(ModalService)
+    service._results = Mock(
+        listdir=Mock(return_value=entries), read_file=lambda name: [content[name.lstrip("/")]]
+    )
+    service.download("", "run/0", tmp_path, asked)
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {name for name in content if asked or "checkpoint" not in name}
+    service._results.listdir.side_effect = modal.exception.NotFoundError("no such folder")
+    service.download("", "run/1", tmp_path, asked)  # a call that has written nothing
 
 
 def test_without_a_token_it_says_how_to_get_one(monkeypatch):

@@ -51,53 +51,41 @@ def planted(seeds: int = 3) -> list[Run]:
     return runs
 
 
-def found(seeds: int = 3):
-    return {(e.world, e.switch): e for e in effects(PLAN, planted(seeds))}
+def found(runs: list[Run]):
+    return {(e.world, e.switch): e for e in effects(PLAN, runs)}
 
 
 def test_an_effect_is_a_paired_difference_within_its_world():
-    effect = found()["hills", "none"]
-    final, area, length = effect.final, effect.area, effect.length
-    assert final.difference.mean == pytest.approx(-0.5)
-    assert area.difference.mean == pytest.approx(-0.25)
-    assert length.difference.mean == -20 and effect.change == "baseline none"
+    every = found(planted())
+    effect = every["hills", "none"]
+    assert effect.final.difference.mean == pytest.approx(-0.5)
+    assert effect.area.difference.mean == pytest.approx(-0.25)
+    assert effect.length.difference.mean == -20 and effect.change == "baseline none"
     # differences -0.50, -0.49, -0.51: s = 0.01, t(2) = 4.3027, half = 4.3027 * 0.01 / sqrt(3)
-    assert final.difference.half_width == pytest.approx(0.02484, abs=1e-5)
-    assert final.verdict == "worse" and effect.separated
+    assert effect.final.difference.half_width == pytest.approx(0.02484, abs=1e-5)
+    assert effect.final.verdict == "worse"
+    assert [place for place, each in every.items() if each.separated] == [("hills", "none")]
 
 
-def test_a_world_separates_what_acts_there_only():
-    assert {place for place, effect in found().items() if effect.separated} == {("hills", "none")}
+def test_the_page_names_what_each_world_separates_and_what_has_too_few_seeds():
     page = write_markdown(leverage_page(PLAN, planted(), "command")).replace("\\", "")
     assert "- hills: none\n- plain: nothing so far\n- separated by no world so far: kl\n" in page
     assert "| none | grpo | −0.500 * | +0.000 |" in page
     assert "| none | baseline none | grpo | −0.500 [−0.525, −0.475] | −0.250" in page
     assert "grpo ended at 0.800, 0.900, 0.700." in page
-
-
-def test_two_seeds_give_no_verdict_and_are_named():
-    assert all(effect.undecided for effect in found(2).values())
     page = write_markdown(leverage_page(PLAN, planted(2), "command"))
     assert "fewer than 3 seeds, no verdict yet: none, kl" in page
     assert "- separated by no world so far: none\n" in page
 
 
-def test_a_run_that_is_not_done_counts_for_nothing():
+def test_only_runs_that_are_done_count_and_collapses_are_counted():
     runs = planted()
-    next(one for one in runs if (one.arm, one.seed) == ("hills.none", 2)).status = "running"
-    effect = next(e for e in effects(PLAN, runs) if (e.world, e.switch) == ("hills", "none"))
-    assert effect.runs == 2 and effect.final.difference.n == 2
-
-
-def test_a_collapse_is_counted():
-    runs = [each for each in planted() if each.arm != "hills.none"]
-    for seed in range(3):
-        fallen = run("hills.none", seed, 0.1, 5)
-        steps, values = [0.0, 4.0, 8.0, 10.0], [0.2, 0.6, 0.1, 0.1]
-        fallen.series["eval_reward"] = Series(steps, values)
-        runs.append(fallen)
-    effect = next(e for e in effects(PLAN, runs) if (e.world, e.switch) == ("hills", "none"))
-    assert (effect.collapsed, effect.runs) == (3, 3)
+    of_arm = [one for one in runs if one.arm == "hills.none"]
+    of_arm[2].status = "running"
+    for one in of_arm[:2]:
+        one.series["eval_reward"] = Series([0.0, 4.0, 8.0, 10.0], [0.2, 0.6, 0.1, 0.1])
+    effect = found(runs)["hills", "none"]
+    assert (effect.collapsed, effect.runs, effect.final.difference.n) == (2, 2, 2)
 
 
 @pytest.mark.parametrize(

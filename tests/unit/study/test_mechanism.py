@@ -29,25 +29,16 @@ def row(step: int, short: float, **more: float) -> dict[str, float]:
 ROWS = [row(step, short=0.5) for step in range(1, 13)]
 
 
-def test_the_styles_are_those_with_a_share_shortest_first():
-    assert styles_of(ROWS) == ["direct", "terse"]
-    assert styles_of([{"grpo_step": 1.0, "reward": 0.5}]) == []
-
-
 def test_a_point_is_the_mean_of_six_steps_by_the_number_of_answers():
     # lengths 10 and 20 with shares 0.1 and 0.3: (1 + 6) / 0.4 = 17.5; rewards 0 and 1: 0.3 / 0.4
     rows = [
         row(1, 0.1, **{"style/direct_length": 10.0, "style/direct_reward": 0.0}),
         row(2, 0.3, **{"style/direct_length": 20.0, "style/direct_reward": 1.0}),
-        *(row(step, 0.5) for step in range(7, 9)),
     ]
-    assert trajectory(rows[:2], "direct") == [pytest.approx((17.5, 0.75))]
-    twelve = trajectory([row(step, 0.5 if step < 7 else 0.4) for step in range(1, 13)], "terse")
-    assert twelve == [pytest.approx((30.0, 0.8))] * 2
-
-
-def test_a_style_that_has_vanished_has_no_point():
-    assert trajectory([row(step, 0.001) for step in range(1, 7)], "direct") == []
+    assert trajectory(rows, "direct") == [pytest.approx((17.5, 0.75))]
+    assert trajectory(ROWS, "terse") == [pytest.approx((30.0, 0.8))] * 2
+    assert trajectory([row(1, 0.001)], "direct") == []  # a style that has vanished
+    assert styles_of(ROWS) == ["direct", "terse"]  # the shortest first
 
 
 def test_the_same_rows_give_the_same_picture_and_other_rows_another():

@@ -33,7 +33,9 @@ def archive(**files: str) -> bytes:
 
 
 @pytest.mark.parametrize("cut", [1, 2])
-def test_cut_off_between_the_renames_the_former_directory_is_put_back(tmp_path, monkeypatch, cut):
+def test_cut_off_between_the_renames_the_former_run_stays_until_the_next(
+    tmp_path, monkeypatch, cut
+):
     one = job(tmp_path)
     landing = Landing(one)
     landing.begin()
@@ -53,11 +55,6 @@ def test_cut_off_between_the_renames_the_former_directory_is_put_back(tmp_path, 
     assert (where_it_stands(one.directory) / "run.json").exists()
     put_back(one.directory)
     assert [path.name for path in one.directory.iterdir()] == ["run.json"]
-
-
-def test_a_run_arrives_whole_and_leaves_nothing_beside(tmp_path):
-    one = job(tmp_path)
-    landing = Landing(one)
     landing.begin()
     landing.take(Piece("archive", archive(new="the end")))
     landing.take(Piece("ended", code=3))
@@ -110,20 +107,16 @@ def own_task(folder):
 
 
 def test_own_code_prompts_and_data_are_sent(tmp_path):
-    bundle = pack(own_task(tmp_path))
+    one = own_task(tmp_path)
+    (tmp_path / "late.jinja").write_text("{{ question }}")  # a study's override
+    words = [*one.words, "--template=late.jinja", '--tools=["code/reward.py:tool"]']
+    bundle = pack(Job(words, one.directory, one.log, 0, tmp_path))
     own = {name for name in bundle.files if not name.endswith(".yaml")}
     assert own == {f"recipes/{name}" for name in (
         "code/reward.py", "code/helper.py", "r2.py", "prompt.txt", "more.jsonl",
-        "data/train.jsonl", "data/validation.jsonl",
+        "data/train.jsonl", "data/validation.jsonl", "late.jinja",
     )}  # fmt: skip
     assert bundle.files["recipes/code/helper.py"] == b"code/helper.py"
-
-
-def test_what_the_study_overrides_is_sent_too(tmp_path):
-    one = own_task(tmp_path)
-    (tmp_path / "late.jinja").write_text("{{ question }}")
-    words = [*one.words, "--template=late.jinja", '--tools=["code/reward.py:tool"]']
-    assert "recipes/late.jinja" in pack(Job(words, one.directory, one.log, 0, tmp_path)).files
 
 
 @pytest.mark.parametrize(
