@@ -110,6 +110,16 @@ def _asked_wait(response: Response) -> float | None:
     return float(asked) if asked.isdigit() else None
 
 
+_BY_STATUS = {
+    401: "the Hub does not accept the Hugging Face token; make one with write access at "
+    "https://huggingface.co/settings/tokens, then run `hf auth login` or set HF_TOKEN",
+    403: "the Hugging Face token may not write to {repo}; use one with write access to it, or give "
+    "another --repo_id",
+    404: "the Hub has no {repo}, or the token may not read it; check --repo_id",
+    429: "the Hub limits the rate of requests; try again {when}",
+}
+
+
 def _sentence(error: Exception, repo_id: str) -> str:
     """What happened, and what to do about it."""
     if isinstance(error, JSONDecodeError):
@@ -119,23 +129,12 @@ def _sentence(error: Exception, repo_id: str) -> str:
             f"the connection to {constants.ENDPOINT} failed "
             f"({_line(error) or type(error).__name__}); check the network"
         )
-    status = error.response.status_code
-    if status == 401 and error.response.headers.get("X-Error-Code") != "RepoNotFound":
-        return (
-            "the Hub does not accept the Hugging Face token; make one with write access at "
-            "https://huggingface.co/settings/tokens, then run `hf auth login` or set HF_TOKEN"
-        )
-    if status == 403:
-        return (
-            f"the Hugging Face token may not write to {repo_id}; use one with write access to it, "
-            "or give another --repo_id"
-        )
-    if status in (401, 404):
-        return f"the Hub has no {repo_id}, or the token may not read it; check --repo_id"
-    if status == 429:
-        asked = _asked_wait(error.response)
-        when = f"in {asked:.0f} seconds" if asked is not None else "later"
-        return f"the Hub limits the rate of requests; try again {when}"
+    status, asked = error.response.status_code, _asked_wait(error.response)
+    if error.response.headers.get("X-Error-Code") == "RepoNotFound":
+        status = 404
+    if status in _BY_STATUS:
+        when = "later" if asked is None else f"in {asked:.0f} seconds"
+        return _BY_STATUS[status].format(repo=repo_id, when=when)
     if status >= 500:
         return f"the Hub has an internal error (HTTP {status}); try again later"
     return f"the Hub refused {repo_id} (HTTP {status}): {_line(error.server_message or error)}"

@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 from trl import get_peft_config
 
 from trl_ablate import miniature
@@ -152,22 +153,16 @@ def check_model(model: str, resolved: Resolved) -> PreTrainedConfig:
     """Its config can be read and, if it is a folder, its weights are there, as safetensors, as
     long as they say, and all that the architecture has."""
     config = _config_of(model, resolved)
-    _check_head(model, config, resolved)
+    tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
+    if tied and resolved.config.cast_lm_head_to_fp32 and resolved.model.use_peft:
+        raise ConfigurationError(  # TRL 1.16 does not find the embedding inside of an adapter
+            f"cast_lm_head_to_fp32 is true, but {model} shares the head's weights with its "
+            "embedding, which TRL does not find with use_peft; set one of the two to false"
+        )
     if Path(model).is_dir():
         _check_weights(Path(model))
         _check_tensors(Path(model), config, resolved)
     return config
-
-
-def _check_head(model: str, config: PreTrainedConfig, resolved: Resolved) -> None:
-    """TRL 1.16 looks for the embedding that the head shares its weights with, and does not find it
-    inside of an adapter."""
-    tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
-    if tied and resolved.config.cast_lm_head_to_fp32 and resolved.model.use_peft:
-        raise ConfigurationError(
-            f"cast_lm_head_to_fp32 is true, but {model} shares the head's weights with its "
-            "embedding, which TRL does not find with use_peft; set one of the two to false"
-        )
 
 
 def context_of(model: str, resolved: Resolved) -> int | None:
@@ -257,28 +252,18 @@ def _check_tensors(folder: Path, config: PreTrainedConfig, resolved: Resolved) -
             f"the tensor {name} in {folder} is {list(here)}, where config.json wants "
             f"{list(wanted)}; take the config.json that belongs to these weights"
         )
-    _check_adapter(empty, resolved)
+    if adapter := get_peft_config(resolved.model):
+        from peft import inject_adapter_in_model
 
-
-def _check_adapter(empty: PreTrainedModel, resolved: Resolved) -> None:
-    """Refuse an adapter that fits nowhere; `empty` is the model on the meta device."""
-    adapter = get_peft_config(resolved.model)
-    if adapter is None:
-        return
-    from peft import inject_adapter_in_model
-
-    with one_sentence("the adapter", "change lora_target_modules, or the other lora settings"):
-        inject_adapter_in_model(adapter, empty, low_cpu_mem_usage=True)
+        with one_sentence("the adapter", "change lora_target_modules, or the other lora settings"):
+            inject_adapter_in_model(adapter, empty, low_cpu_mem_usage=True)
 
 
 @contextmanager
 def _silent():
-    """Without transformers' report of a loading, which tells of it in a table."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
+    """Without transformers' table and bar of a loading."""
+    before, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
-    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
