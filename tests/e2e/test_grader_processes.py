@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.unit.rewards.test_grader import HANGS, equal_in_other_words
@@ -21,20 +23,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes
 
 
 def children(pid: int) -> list[int]:
-    """All living descendants, the watchers before their forks."""
-    direct: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        listed = task / "children"
-        direct += [int(child) for child in listed.read_text().split()]
-    return direct + [below for child in direct for below in children(child)]
+    """All living descendants."""
+    return [below.pid for below in psutil.Process(pid).children(recursive=True)]
 
 
 def running(pid: int) -> bool:
     """Whether a process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def wait_until(condition, seconds: float) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import inspect
+import json
 import logging
 import math
 import pickle
@@ -302,29 +303,19 @@ def test_workers_report_what_is_wrong_with_the_function(file):
         ([{"path": "answer", "name": "a\x1b[2J"}], "'answer' is 'a.x1b.*without control char"),
         (["nowhere.reward.score"], "no module 'nowhere'"),
         (["/nowhere/reward.py:score"], "no file /nowhere/reward.py"),
-        (["{file}:lenghts"], "has no 'lenghts'; it has .*did you mean 'lengths'"),
-        (["{file}:number"], "is a int, which cannot be called"),
-        ([{"path": "{file}:Judge"}], "cannot be made with kwargs"),
-        (["{broken}:f"], "broken.py cannot be imported: NameError.*line 2 of broken.py"),
-        (["{cut}:f"], "cut.py cannot be imported: SyntaxError"),
+        (["FOLDER/reward.py:lenghts"], "has no 'lenghts'; it has .*did you mean 'lengths'"),
+        (["FOLDER/reward.py:number"], "is a int, which cannot be called"),
+        (["FOLDER/reward.py:Judge"], "cannot be made with kwargs"),
+        (["FOLDER/broken.py:f"], "broken.py cannot be imported: NameError.*line 2 of broken.py"),
+        (["FOLDER/cut.py:f"], "cut.py cannot be imported: SyntaxError"),
     ],
 )
 def test_a_wrong_entry_is_refused_in_one_sentence(file, tmp_path, entries, sentence):
     (tmp_path / "broken.py").write_text("import os\nprnt(1)\n")
     (tmp_path / "cut.py").write_text("def f(:\n")
-    places = {"file": file, "broken": tmp_path / "broken.py", "cut": tmp_path / "cut.py"}
-
-    def filled(text):
-        return text.format(**places) if "{" in text else text
-
-    def placed(entry):
-        if isinstance(entry, str):
-            return filled(entry)
-        return {**entry, "path": filled(entry["path"])} if "path" in entry else entry
-
-    entries = [placed(entry) for entry in entries]
+    placed = json.loads(json.dumps(entries).replace("FOLDER", str(tmp_path)))
     with pytest.raises(ConfigurationError, match=sentence) as raised:
-        chosen(*entries)
+        chosen(*placed)
     assert "\n" not in str(raised.value)
 
 
