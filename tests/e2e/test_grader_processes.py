@@ -70,6 +70,17 @@ def test_a_killed_worker_loses_no_item(victim):
 
 
 @pytest.mark.slow
+def test_a_stopped_worker_is_replaced():
+    """It cannot keep the deadline itself."""
+    with MathGrader(workers=1, timeout=2.0) as grader:
+        grader.grade(["(x-1)(x+1)"], ["x^2-1"])
+        (pid,) = grader.pids
+        os.kill(pid, signal.SIGSTOP)
+        assert grader.grade(["(x-2)(x+2)"], ["x^2-4"]) == [True]
+        assert pid not in grader.pids and not running(pid)
+
+
+@pytest.mark.slow
 def test_an_item_that_kills_its_worker_every_time_is_given_up():
     with MathGrader(workers=1, timeout=60.0) as grader:
         grader.grade(["(x-1)(x+1)"], ["x^2-1"])

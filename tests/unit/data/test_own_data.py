@@ -19,7 +19,7 @@ from trl_ablate.task import TaskArguments
         ("level != 2", [0, 2]),
         ("level <= 1", [0]),
         ("source == book", [0]),
-        ("source == 'book'", [0]),
+        ('"source" == "book"', [0]),
         ("source == null", [1]),
         ("source in [book, web]", [0, 2]),
         ("source not in [book, web]", [1]),

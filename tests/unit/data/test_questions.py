@@ -224,6 +224,13 @@ def test_what_the_miniature_does_not_have(name, given, sentence):
         load(name, **given)
 
 
+def test_a_saved_folder_offers_its_splits(tmp_path):
+    DatasetDict({"test": Dataset.from_list(ROWS)}).save_to_disk(tmp_path)
+    assert len(load(tmp_path, split="validation")) == 3
+    with pytest.raises(ConfigurationError, match="split 'dev': dataset .* has test; give one of"):
+        load(tmp_path, split="dev")
+
+
 # Bad rows
 
 
@@ -310,6 +317,8 @@ def test_repeated_rows_are_reported(tmp_path, caplog):
 def test_answers_are_read_only_where_a_reward_of_ours_compares_them(tmp_path):
     source = write_lines(tmp_path / "a.jsonl", {**GOOD, "answer": "so #### 2"}, {"question": "2?"})
     assert load(source, needs_answers=False)["answer"][:] == ["so #### 2", None]
+    with pytest.raises(ConfigurationError, match="line 1: no column 'gold'; the row has 'quest"):
+        load(source, needs_answers=False, columns=(None, "gold"))
     with pytest.raises(ConfigurationError, match="line 2: no column 'answer' or 'solution'"):
         load(source)
 

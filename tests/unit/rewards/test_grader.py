@@ -158,13 +158,14 @@ def test_a_hang_costs_its_item_only(on_timeout, verdict):
         assert grader.grade(["(x-1)(x+1)"], ["x^2-1"]) == [True]
 
 
-def test_workers_that_cannot_start_are_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("program", ["raise SystemExit(1)", "import time; time.sleep(60)"])
+def test_workers_that_cannot_start_are_an_error(tmp_path, monkeypatch, program):
     script = tmp_path / "worker.py"
-    script.write_text("raise SystemExit(1)\n")
+    script.write_text(program)
     monkeypatch.setattr(pool_module, "WORKER_SCRIPT", script)
     with (
-        MathGrader(workers=1) as grader,
-        pytest.raises(RuntimeError, match="ended before they were ready"),
+        MathGrader(workers=1, start_timeout=1.0) as grader,
+        pytest.raises(RuntimeError, match="ended before they were ready, or took longer than 1 s"),
     ):
         grader.grade(["(x-1)(x+1)"], ["x^2-1"])
 

@@ -307,12 +307,16 @@ def test_workers_report_what_is_wrong_with_the_function(file):
         (["FOLDER/reward.py:number"], "is a int, which cannot be called"),
         (["FOLDER/reward.py:Judge"], "cannot be made with kwargs"),
         (["FOLDER/broken.py:f"], "broken.py cannot be imported: NameError.*line 2 of broken.py"),
+        (["FOLDER/exits.py:f"], "exits.py cannot be imported: SystemExit: 3 .line 1 of exits.py"),
+        ([{"path": "answer", "kwargs": 3}], "kwargs of 'answer' are '3'; give a mapping"),
+        ([{"path": "answer", "weight": float("inf")}], "weight of 'answer' is 'inf'; give a num"),
         (["FOLDER/cut.py:f"], "cut.py cannot be imported: SyntaxError"),
     ],
 )
 def test_a_wrong_entry_is_refused_in_one_sentence(file, tmp_path, entries, sentence):
     (tmp_path / "broken.py").write_text("import os\nprnt(1)\n")
     (tmp_path / "cut.py").write_text("def f(:\n")
+    (tmp_path / "exits.py").write_text("raise SystemExit(3)\n")
     placed = json.loads(json.dumps(entries).replace("FOLDER", str(tmp_path)))
     with pytest.raises(ConfigurationError, match=sentence) as raised:
         chosen(*placed)
