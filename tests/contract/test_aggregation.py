@@ -17,7 +17,7 @@ from trl_ablate import AblationConfig, ConfigurationError
 from trl_ablate.losses import clipped_log_ratio, loss_denominator, prompt_weights
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.strict import read_mapping
-from trl_ablate.trainer.groups import Scored, with_advantages
+from trl_ablate.trainer.groups import Scored
 
 LOW, HIGH = 0.2, 0.3
 
@@ -53,7 +53,7 @@ def test_the_mean_over_prompts(make_trainer, batch, loss_type, group_filter):  #
     differ = torch.tensor([1.0, 0.0, 1.0, 0.5])
     outcomes = same if group_filter == "drop" else differ
     found = Scored(batch, outcomes, None, torch.zeros(4).bool(), None, 4, 18)
-    ready = with_advantages(trainer, found)
+    ready = trainer.with_advantages(found)
     ours = trainer._compute_loss(trainer.model, ready)
     our_gradient = gradients(ours, trainer.model)
 
@@ -77,7 +77,7 @@ def test_the_recipe_gpg_is_the_formula_of_gpg(make_trainer, batch):  # noqa: F81
     trainer.model.train()
     found = Scored(batch, torch.tensor([1.0, 0.0, 1.0, 1.0]), None, torch.zeros(4).bool(), None,
                    4, 18)  # fmt: skip
-    ours = trainer._compute_loss(trainer.model, with_advantages(trainer, found))
+    ours = trainer._compute_loss(trainer.model, trainer.with_advantages(found))
     our_gradient = gradients(ours, trainer.model)
 
     mask = batch["completion_mask"]

@@ -10,7 +10,7 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.contract.test_loss_metrics import rollouts_of_unequal_length
 from trl_ablate import AblationTrainer
 from trl_ablate.trainer.architectures import RELATIVE
-from trl_ablate.trainer.batching import forward_trimmed
+from trl_ablate.trainer.forward_passes import forward_trimmed
 
 SMALL = {
     "vocab_size": 120,

@@ -14,7 +14,7 @@ from tests.contract.test_loss import (  # noqa: F401
     with_other_logps,
 )
 from trl_ablate.losses import loss_denominator
-from trl_ablate.trainer.groups import Scored, with_advantages
+from trl_ablate.trainer.groups import Scored
 
 OUTCOMES = [1.0, 0.0, 1.0, 0.5]
 """Of two groups of two responses, with 8 and 3, and with 1 and 6 tokens."""
@@ -40,7 +40,7 @@ def test_advantages_in_the_loss(make_trainer, batch, switch, advantages):  # noq
     trainer.model.train()
     batch["num_items_in_batch"] = torch.tensor(18)
     found = Scored(batch, torch.tensor(OUTCOMES), None, torch.zeros(4).bool(), None, 4, 18)
-    ours = trainer._compute_loss(trainer.model, with_advantages(trainer, found))
+    ours = trainer._compute_loss(trainer.model, trainer.with_advantages(found))
     our_gradient = gradients(ours, trainer.model)
 
     logps, mask = logps_of(trainer.model, batch), batch["completion_mask"]

@@ -19,10 +19,16 @@ from transformers import (
     LogitsProcessor,
 )
 
-from trl_ablate.trainer import draws
-from trl_ablate.trainer.decoding import decode, repeats, without_ended_rows
-from trl_ablate.trainer.draws import exponential_draws, made_of_uniform_draws
-from trl_ablate.trainer.next_token import ModelForward, ShortForward, may_be_short
+from trl_ablate.miniature.short_forward import ShortForward, may_be_short
+from trl_ablate.trainer import decoding
+from trl_ablate.trainer.decoding import (
+    ModelForward,
+    decode,
+    exponential_draws,
+    made_of_uniform_draws,
+    repeats,
+    without_ended_rows,
+)
 from trl_ablate.trainer.temporary import replaced
 
 EOS, PAD = 1, 0
@@ -246,7 +252,7 @@ def test_draws_are_those_of_torch_with_and_without_all_rows():
 
 
 def test_another_build_of_torch_draws_all_rows(monkeypatch):
-    monkeypatch.setattr(draws, "made_of_uniform_draws", lambda: False)
+    monkeypatch.setattr(decoding, "made_of_uniform_draws", lambda: False)
     torch.manual_seed(3)
     theirs = torch.empty(6, 40).exponential_(1)[1:2]
     torch.manual_seed(3)
@@ -269,8 +275,6 @@ def test_long_and_short_rows_with_one_that_goes_to_the_end():
 
 
 def replaced_by_row(kind):
-    from trl_ablate.trainer import decoding
-
     return replaced(decoding, BY_ROW=decoding.BY_ROW | {kind})
 
 

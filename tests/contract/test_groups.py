@@ -9,7 +9,7 @@ from tests.contract.test_loss import assert_same, batch, gradients, logps_of  # 
 from trl_ablate import AblationConfig, ConfigurationError
 from trl_ablate.losses import loss_denominator
 from trl_ablate.trainer.batching import weigh_microbatches
-from trl_ablate.trainer.groups import Scored, with_advantages
+from trl_ablate.trainer.groups import Scored
 from trl_ablate.trainer.resampling import fill
 
 CONSTANT, BETA = 9.0, 0.3
@@ -53,7 +53,7 @@ def test_what_is_left_out_leaves_the_loss_and_its_divisor(
     trainer.model.train()
     with torch.no_grad():
         batch["ref_per_token_logps"] = logps_of(trainer.model, batch) - 0.5
-    ready = with_advantages(trainer, scored_batch(batch, outcomes))
+    ready = trainer.with_advantages(scored_batch(batch, outcomes))
     assert ready["advantages"].tolist() == advantages
     ours = trainer._compute_loss(trainer.model, ready)
     our_gradient = gradients(ours, trainer.model)
@@ -77,7 +77,7 @@ def test_a_dropped_group_takes_no_part_in_the_statistics_of_the_batch(make_train
         group_filter="drop", num_generations=2, baseline="batch_mean", scale_rewards="none"
     )
     trainer.model.train()
-    ready = with_advantages(trainer, scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
+    ready = trainer.with_advantages(scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
     assert ready["advantages"].tolist() == [0.5, -0.5, 0, 0]
     assert ready["num_items_in_batch"] == 11
 
@@ -89,7 +89,7 @@ def test_rewards_are_whitened_over_tokens(make_trainer, batch):  # noqa: F811
     trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = 1
     trainer.model.train()
     batch["num_items_in_batch"] = torch.tensor(18)
-    ready = with_advantages(trainer, scored_batch(batch, [0.0, 1.0, 1.0, 0.0]))
+    ready = trainer.with_advantages(scored_batch(batch, [0.0, 1.0, 1.0, 0.0]))
     ours = trainer._compute_loss(trainer.model, ready)
     our_gradient = gradients(ours, trainer.model)
 
@@ -485,7 +485,7 @@ def test_bnpo_averages_over_the_microbatches_that_have_a_group(
     trainer.model.train()
     with torch.no_grad():
         batch["ref_per_token_logps"] = logps_of(trainer.model, batch) - 0.5
-    ready = with_advantages(trainer, scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
+    ready = trainer.with_advantages(scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
     parts = [
         {name: one[part] if one.dim() else one for name, one in ready.items()} for part in rows
     ]
@@ -534,7 +534,7 @@ def test_the_entropy_bonus_averages_over_the_microbatches_that_have_a_group(
     trainer.current_gradient_accumulation_steps = 2
     trainer._last_world_entropy = 0.0
     trainer.model.train()
-    ready = with_advantages(trainer, scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
+    ready = trainer.with_advantages(scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
     ready["advantages"] = torch.zeros(4)
     rows = [[0, 1], [2, 3]]
     parts = [

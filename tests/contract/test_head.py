@@ -6,8 +6,6 @@ import pytest
 import torch
 from trl.trainer import utils as trl_utils
 
-from trl_ablate.trainer.head import labelled_positions_only
-
 STOPS = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
 """Makes the random model end its completions at different lengths."""
 VARIED = {**STOPS, "gradient_accumulation_steps": 4}
@@ -49,15 +47,6 @@ def test_the_head_computes_response_tokens_only(make_trainer, positions):
     padded.train()
     assert response_tokens(padded) == tokens
     assert sum(positions) > 1.5 * tokens
-
-
-def test_another_device_keeps_trls_head():
-    stock = trl_utils._use_triton
-    with labelled_positions_only(torch.device("cuda")):
-        assert trl_utils._use_triton is stock
-    with labelled_positions_only(torch.device("cpu")):
-        assert trl_utils._use_triton is not stock
-    assert trl_utils._use_triton is stock
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_iterations": 2, "beta": 0.1}], ids=str)

@@ -8,8 +8,8 @@ from tests.contract.test_architectures import FEW, TOLERANCE, forward_of, rows, 
 from tests.contract.test_head import PLAIN_SGD, VARIED, weights_of
 from trl_ablate import ConfigurationError
 from trl_ablate.trainer import forward_passes
-from trl_ablate.trainer.architectures import RELATIVE
-from trl_ablate.trainer.packing import PACKABLE, forward_packed
+from trl_ablate.trainer.architectures import PACKABLE, RELATIVE
+from trl_ablate.trainer.forward_passes import Passes, forward_packed
 
 PROMPTS, COMPLETIONS = (6, 3, 2, 4), (4, 7, 0, 2)
 ADAPTER = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
@@ -22,7 +22,7 @@ def largest_change(model) -> float:
     (ids, mask), forward = rows(PROMPTS, COMPLETIONS), forward_of(model)
     width = max(COMPLETIONS)
     with torch.no_grad():
-        packed, nothing = forward_packed(forward, ids, mask, width, rows_at_once=2)
+        packed, nothing = Passes(packs=True)(forward, ids, mask, width, rows_at_once=2)
         expected = torch.zeros_like(packed)
         for row, count in enumerate(COMPLETIONS):
             alone = ids[row][mask[row].bool()][None]

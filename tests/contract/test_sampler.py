@@ -379,7 +379,7 @@ def test_only_what_is_asked_for_is_corrected(make_trainer, dtype, corrected, tru
         assert "sampling_per_token_logps" not in output
         return
     ids = output["completion_ids"][..., None]
-    with trainer.sampler.weights_of(trainer):
+    with trainer._sampling_weights():
         logits = all_logits(trainer.model, output) / 0.2
     expected = logits.log_softmax(-1).gather(2, ids)[..., 0]
     if truncated and corrected:
@@ -419,7 +419,7 @@ def test_sharded_weights_cannot_be_exchanged(make_trainer, sharded):
     trainer.model.train()
     setattr(trainer, sharded, True)
     refused = pytest.raises(ConfigurationError, match="which FSDP and DeepSpeed shard")
-    with refused, trainer.sampler.weights_of(trainer):
+    with refused, trainer._sampling_weights():
         pass
 
 

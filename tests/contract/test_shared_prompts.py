@@ -9,13 +9,11 @@ from tests.contract.test_architectures import FEW, TOLERANCE, forward_of, small_
 from tests.contract.test_head import PLAIN_SGD, VARIED, weights_of
 from tests.contract.test_packing import ADAPTER
 from trl_ablate.trainer import forward_passes
-from trl_ablate.trainer.batching import groups_by_length
-from trl_ablate.trainer.packing import PACKABLE
+from trl_ablate.trainer.architectures import NOT_SHAREABLE, PACKABLE, may_share
+from trl_ablate.trainer.forward_passes import groups_by_length
 from trl_ablate.trainer.shared_prompts import (
-    NOT_SHAREABLE,
     computed_tokens,
     forward_shared,
-    may_share,
 )
 
 PROMPTS, COMPLETIONS = (7, 3, 7, 7, 3, 1), (5, 4, 9, 0, 8, 6)
@@ -125,9 +123,9 @@ def passes(monkeypatch) -> dict[str, list]:
     calls: dict[str, list] = {"shared": [], "idle": []}
     shared, idle = forward_passes.forward_shared, forward_passes.without_gradient_of
 
-    def counted_shared(forward, ids_NL, *more):
+    def counted_shared(forward, ids_NL, *more, **kwargs):
         calls["shared"].append(len(ids_NL))
-        return shared(forward, ids_NL, *more)
+        return shared(forward, ids_NL, *more, **kwargs)
 
     def counted_idle(idle_N, *more):
         calls["idle"].append(int(idle_N.sum()))

@@ -514,7 +514,13 @@ def test_completions_of_special_tokens_alone_are_counted(make_trainer):
     trainer = make_trainer()
     trainer.model.train()
     special, said = trainer.processing_class.all_special_ids, [100, 101]
-    describe(trainer, [[special[0]], special, [], [special[0], *said]], None)
+    describe(
+        trainer._setting(),
+        trainer.stop,
+        trainer._tokenizer,
+        [[special[0]], special, [], [special[0], *said]],
+        None,
+    )
     assert trainer._metrics["train"]["completions/only_special"] == [0.75]
 
 
@@ -523,7 +529,13 @@ def test_the_spread_of_lengths_is_of_the_training_s_groups(make_trainer):
     trainer.train()
     (row,) = [row for row in trainer.state.log_history if "reward" in row]
     assert row["completions/length_spread"] == 0  # nothing ends before the limit here
-    describe(trainer, [[100] * n for n in (3, 3, 3, 3, 1, 5, 1, 5)], None)
+    describe(
+        trainer._setting(),
+        trainer.stop,
+        trainer._tokenizer,
+        [[100] * n for n in (3, 3, 3, 3, 1, 5, 1, 5)],
+        None,
+    )
     spread = trainer._metrics["train"]["completions/length_spread"][-1]
     assert spread == pytest.approx((16 / 3) ** 0.5 / 2 / 3)
 

@@ -27,7 +27,7 @@ No code of TRL is copied. Each override calls `super()` and changes its input or
 """
 
 import inspect
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,57 +38,56 @@ from trl import GRPOTrainer
 
 from trl_ablate.config import AblationConfig, own_config
 from trl_ablate.trainer import carried
-from trl_ablate.trainer.architectures import has_virtual_tokens, may_move_rows
+from trl_ablate.trainer.architectures import check_packs, may_move_rows, may_share
 from trl_ablate.trainer.batching import (
     BONUS_WEIGHTS,
     DRAWN,
     ROW_WEIGHTS,
     is_text,
-    is_text_forward,
-    positions_of_a_pass,
+    response_mask,
     weigh_microbatches,
     without_needless_padding,
 )
-from trl_ablate.trainer.clock import GRPOStepClock
 from trl_ablate.trainer.decoding import without_ended_rows
 from trl_ablate.trainer.engine import engine_as_configured
-from trl_ablate.trainer.entropy_bonus import bonus_of_kept_groups
 from trl_ablate.trainer.evaluation_parts import RewardsOfSet
-from trl_ablate.trainer.forward_passes import Passes, with_zero_gradients, without_gradient_of
+from trl_ablate.trainer.forward_passes import (
+    Passes,
+    is_text_forward,
+    of_responses,
+    positions_of_a_pass,
+    without_gradient_of,
+)
 from trl_ablate.trainer.generation import (
     StopStrings,
     backend_generation_kwargs,
     evaluation_generation_kwargs,
     sampling_by,
 )
-from trl_ablate.trainer.groups import Scored, check_outcome_gate, scored, with_advantages
-from trl_ablate.trainer.head import of_responses
-from trl_ablate.trainer.idle_steps import IdleSteps
-from trl_ablate.trainer.kl import covariance_loss, kl_loss
-from trl_ablate.trainer.loss_pass import (
-    LossPass,
-    Objective,
-    RatioSums,
-    shown_to_trl,
-    switched_values,
+from trl_ablate.trainer.groups import (
+    Rewards,
+    Scored,
+    check_outcome_gate,
+    scored,
+    with_advantages,
+)
+from trl_ablate.trainer.loss_metrics import RatioSums, RowMetrics, metric_sums, sums_of_ratio
+from trl_ablate.trainer.loss_pass import LossPass
+from trl_ablate.trainer.loss_terms import (
+    added_terms,
+    bonus_of_kept_groups,
+    kl_in_reward,
+    kl_penalty,
 )
 from trl_ablate.trainer.mismatch import MismatchCorrection
 from trl_ablate.trainer.one_shot import apart_from_training, check_sets, evaluate_one_shot
-from trl_ablate.trainer.packing import check_packs
 from trl_ablate.trainer.phases import StepPhases
-from trl_ablate.trainer.resampling import check_dataset, resampled
-from trl_ablate.trainer.rollouts import (
-    Described,
-    describe,
-    response_mask,
-    rollout_rows,
-    without_truncated,
-)
-from trl_ablate.trainer.rotation import only_of_the_run, rotate
-from trl_ablate.trainer.row_metrics import RowMetrics
-from trl_ablate.trainer.sampler import Sampler, check_text, needs_ratio, sampler_logps
-from trl_ablate.trainer.shared_prompts import may_share
+from trl_ablate.trainer.resampling import Resampling, check_dataset
+from trl_ablate.trainer.rollouts import Described, counted, describe, rollout_rows, without
+from trl_ablate.trainer.sampler import Sampler, check_text, forward_truncated, sampler_logps
+from trl_ablate.trainer.setting import Setting
 from trl_ablate.trainer.temporary import replaced
+from trl_ablate.trainer.update import GRPOStepClock, IdleSteps, with_zero_gradients
 
 
 class AblationTrainer(GRPOTrainer):
@@ -112,9 +111,7 @@ class AblationTrainer(GRPOTrainer):
         )
         config: Any = self.model.config
         self._trims = args.trim_microbatches and may_move_rows(
-            config.model_type,
-            aux_loss=self.aux_loss_enabled,
-            virtual_tokens=has_virtual_tokens(self.model),
+            self.model, aux_loss=self.aux_loss_enabled
         )
         if args.padding_free:
             check_packs(config.model_type, trimmed=self._trims)
@@ -130,17 +127,15 @@ class AblationTrainer(GRPOTrainer):
         self.described = Described([], [])
         check_outcome_gate(args, self.reward_func_names)
         if args.group_filter == "resample":
-            check_dataset(self)
+            check_dataset(self.train_dataset)
         self.rewards_of_sets: dict[str, RewardsOfSet] = {}
         self._rewards_NF = torch.empty(0)
         self.generated_tokens = 0
-        total = partial(self.accelerator.reduce, reduction="sum")
-        self.idle_steps = IdleSteps(self._metrics["train"], total)
+        self.idle_steps = IdleSteps(self._metrics["train"], self._setting().total)
         self.callback_handler.add_callback(self.idle_steps)
         self._loss_pass: LossPass | None = None
         self.ratio_sums = RatioSums()
-        gather: Any = self.accelerator.gather
-        self._row_metrics = RowMetrics(self._metrics["train"], gather)
+        self._row_metrics = RowMetrics(self._metrics["train"], self._setting().gather)
         self.mismatch = MismatchCorrection(args)
         self.sampler = Sampler(args)
         self.callback_handler.add_callback(GRPOStepClock(args.grpo_steps_per_optimizer_step))
@@ -167,20 +162,67 @@ class AblationTrainer(GRPOTrainer):
         with self.phases.phase("rollout"):
             found = self.scored(inputs)
             if self.model.training and self.args.group_filter == "resample":
-                found = resampled(self, found)
-        return with_advantages(self, found)
+                padding: Any = self._tokenizer.pad_token_id
+                source = (self.train_dataset, self._logs, padding, self._step)
+                found = Resampling(self._setting(), self.scored, *source).filled(found)
+        return self.with_advantages(found)
+
+    def _setting(self) -> Setting:
+        training = self.model.training
+        group: Any = self.num_generations if training else self.num_generations_eval
+        metrics = self._metrics["train" if training else "eval"]
+        return Setting(self.args, self.accelerator, metrics, training, group)
 
     def scored(self, inputs: list[dict[str, Any]], turn: int = 0) -> Scored:
         """Generate and score in one call of TRL, the first or a later one of a rollout batch."""
+        args, training = self.args, self.model.training
         with replaced(self, **self._left_to_us()):
             output = super()._generate_and_score_completions(inputs)
         if self.mask_truncated_completions and self.stop.strings:
-            output = without_truncated(self, output)
-        if needs_ratio(self, output):
+            ended = [self.stop.ended(ids) for ids in self._completion_ids]
+            output = counted(self._setting(), without(output, ended))
+        # Without vLLM, TRL computes no ratio, and the loss only in an update that is on-policy
+        lacks_ratio = "importance_sampling_ratio" not in output and "old_per_token_logps" in output
+        if lacks_ratio and args.corrects_without_engine and training:
             output["importance_sampling_ratio"] = self.mismatch.ratio(
                 output["old_per_token_logps"], output, response_mask(output)
             )
-        return scored(self, output, self._rewards_NF, turn)
+        of_kl_N = None
+        if kl_in_reward(args, output):
+            of_kl_N = kl_penalty(self._setting(), output, self._logps_before(output))
+        rewards = Rewards(self._rewards_NF, self.reward_weights, self.reward_func_names)
+        lengths, call = self.described.lengths, f"{self._step}-{turn}"
+        return scored(self._setting(), output, rewards, lengths, of_kl_N, call)
+
+    def with_advantages(self, found: Scored) -> dict[str, Any]:
+        """The batch with our advantages, which replace TRL's in the log of completions, too."""
+        bonus = self._entropy_bonus_enabled
+        batch, advantages_N = with_advantages(self._setting(), found, bonus=bonus)
+        logged = self._logs["advantages"]
+        for _ in range(min(len(logged), len(advantages_N))):
+            logged.pop()
+        logged.extend(advantages_N.tolist())
+        if self.model.training:
+            self.generated_tokens += found.generated_tokens
+            self._metrics["train"]["rollouts/generated_tokens"] = [float(self.generated_tokens)]
+        return batch
+
+    def _logps_before(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Log-probabilities of the policy before the update, which TRL computes only if needed."""
+        if "old_per_token_logps" in batch:
+            return batch["old_per_token_logps"]
+        ids_NL = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask_NL = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        return self._logps(ids_NL, mask_NL, batch["completion_ids"].size(1))
+
+    def _logps(self, ids_NL: torch.Tensor, mask_NL: torch.Tensor, width: int) -> torch.Tensor:
+        args, training = self.args, self.model.training
+        size = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
+        with torch.no_grad():
+            found: Any = self._get_per_token_logps_and_entropies(
+                self.model, ids_NL, mask_NL, width, batch_size=size
+            )
+        return found[0]
 
     def _left_to_us(self) -> dict[str, Any]:
         """Settings of TRL that are off while it generates and scores, because this package does
@@ -205,8 +247,7 @@ class AblationTrainer(GRPOTrainer):
             return inputs
         for key in (ROW_WEIGHTS, BONUS_WEIGHTS) if self.loss_type == "bnpo" else (BONUS_WEIGHTS,):
             if key in microbatches[0]:
-                total = partial(self.accelerator.reduce, reduction="sum")
-                weigh_microbatches(microbatches, key, total)
+                weigh_microbatches(microbatches, key, self._setting().total)
         if self.aux_loss_enabled or not all(map(is_text, microbatches)):
             return inputs
         passes = self._passes if self._trims else None
@@ -224,17 +265,17 @@ class AblationTrainer(GRPOTrainer):
     # Loss
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
-        loss_pass = LossPass(inputs, shown_to_trl(inputs, self.args), response_mask(inputs))
-        switched = switched_values(self.args, inputs, loss_pass.mask_NT)
+        loss_pass = LossPass(inputs, self.args)
+        trained: Any = self.model
         with (
-            replaced(self, _loss_pass=loss_pass, **switched),
+            replaced(self, _loss_pass=loss_pass, **loss_pass.switched),
             bonus_of_kept_groups(self, inputs),
         ):
             loss = super()._compute_loss(model, loss_pass.shown)
-            for term in (kl_loss(self, loss_pass), covariance_loss(self, loss_pass)):
-                loss = loss if term is None else loss + term
+            of_training: Any = self.current_gradient_accumulation_steps if trained.training else 1.0
+            for term in added_terms(self._setting(), loss_pass, of_training):
+                loss = loss + term
             self._record(loss_pass)
-        trained: Any = self.model
         if trained.training and not loss.requires_grad:
             loss = with_zero_gradients(loss, trained)
         return loss
@@ -252,7 +293,6 @@ class AblationTrainer(GRPOTrainer):
             result = forward(model, *rows)
         if self._loss_pass is not None:
             self._loss_pass.found(result[0], result[1])
-            self._loss_pass.apply_surrogate(self.args)
             self.mismatch.correct(self._loss_pass)
         return result
 
@@ -260,22 +300,20 @@ class AblationTrainer(GRPOTrainer):
         """The rows of the loss that need no gradient; None if all do, or all have to take part:
         processes reduce their gradients together, and sharded weights are gathered together."""
         together = self.accelerator.num_processes > 1 and self.accelerator.sync_gradients
-        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         training = self.model.training and torch.is_grad_enabled()
-        if self._loss_pass is None or not training or together or sharded:
+        if self._loss_pass is None or not training or together or self._is_sharded():
             return None
-        return self._loss_pass.idle_rows(self.args, self.beta) if self.args.skip_idle_rows else None
+        return self._loss_pass.idle_rows() if self.args.skip_idle_rows else None
 
     def _record(self, loss_pass: LossPass) -> None:
         """Record the statistics of a loss; runs with the same replaced values as TRL's loss."""
         mode = "train" if self.model.training else "eval"
-        objective = Objective.of(self)
         self.mismatch.record(loss_pass)
         if mode == "train" and self.args.group_filter != "none":
             self.idle_steps.add(loss_pass.mask_NT)
-        self.ratio_sums.add(mode, loss_pass.ratio_sums(objective))
+        self.ratio_sums.add(mode, sums_of_ratio(loss_pass))
         if DRAWN in loss_pass.inputs:
-            sums = loss_pass.metric_sums(objective)
+            sums = metric_sums(loss_pass)
             self._row_metrics.add(loss_pass.inputs[DRAWN], sums, self.args.regrouped_together)
 
     # Generation
@@ -284,7 +322,7 @@ class AblationTrainer(GRPOTrainer):
         self, prompt_ids, images, multimodal_fields, num_generations, **kwargs
     ):
         training = self.model.training
-        with self.sampler.weights_of(self):
+        with self._sampling_weights():
             with self._decoding(), self.stop.known_to(self.model_wrapped, self.accelerator):
                 completion_ids, logprobs = super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, **kwargs
@@ -294,20 +332,43 @@ class AblationTrainer(GRPOTrainer):
                 completion_ids = [self.stop.cut(ids) for ids in completion_ids]
             if training and self.sampler.differs and logprobs is None:
                 check_text(images)
-                logprobs = sampler_logps(self, prompt_ids, completion_ids)
+                logprobs = self._sampler_logps(prompt_ids, completion_ids)
         return completion_ids, logprobs
+
+    @contextmanager
+    def _sampling_weights(self):
+        """Until the end of the block, the model has the sampler's weights, if it has its own."""
+        if not (self.sampler.exchanges and self.model.training):
+            yield
+            return
+        model: Any = self.accelerator.unwrap_model(self.model)
+        with self.sampler.weights_in(model, self._step, sharded=self._is_sharded()):
+            yield
+        self._last_loaded_step = -1  # so that an engine loads the policy for evaluation
+
+    def _sampler_logps(self, prompt_ids, completion_ids) -> list[list[float]]:
+        forward: Any = self._logps
+        if self.args.truncates and self.args.correct_truncation:
+            truncated = partial(forward_truncated, self.model, self.args, self.eos_token_ids)
+            forward = self.accelerator.autocast()(truncated)
+        padding: Any = self._tokenizer.pad_token_id
+        return sampler_logps(forward, prompt_ids, completion_ids, padding, self.accelerator.device)
+
+    def _is_sharded(self) -> bool:
+        return self.is_fsdp_enabled or self.is_deepspeed_enabled
 
     def _decoding(self):
         """Decoding by transformers, without the rows that have ended where that is possible."""
-        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        if self.use_vllm or sharded or not self.args.drop_ended_rows:
+        if self.use_vllm or self._is_sharded() or not self.args.drop_ended_rows:
             return nullcontext()
         return without_ended_rows(self.model_wrapped, self.accelerator, self.generation_config)
 
     def _generate(self, prompts: list):
         generated = super()._generate(prompts)
         self._completion_ids = generated[1]
-        self.described = describe(self, generated[1], generated[2])
+        self.described = describe(
+            self._setting(), self.stop, self._tokenizer, generated[1], generated[2]
+        )
         return generated
 
     # Evaluation and logging
@@ -371,7 +432,7 @@ class AblationTrainer(GRPOTrainer):
         with carried.sealed(self, checkpoint), replaced(self.args, save_total_limit=None):
             super()._save_checkpoint(model, trial)
         if self.args.should_save:
-            rotate(run, self.args.save_total_limit, self.state.best_model_checkpoint)
+            carried.rotate(run, self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def create_model_card(self, *args, **kwargs) -> None:
         """As TRL, whose card has None for a base that is a folder, and for the trained model."""
@@ -387,5 +448,5 @@ class AblationTrainer(GRPOTrainer):
             card.write_text(text.replace('model="None"', f'model="{run}"'), encoding="utf-8")
 
     def _finalize_training(self, *args, **kwargs):
-        with only_of_the_run():
+        with carried.only_of_the_run():
             return super()._finalize_training(*args, **kwargs)

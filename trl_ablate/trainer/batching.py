@@ -1,10 +1,9 @@
 """Microbatches with less padding: trimming, and regrouping by length.
 
 TRL pads every completion to the longest of the rollout batch and splits the batch into microbatches
-at random, so the model mostly processes padding. Four measures reduce it, without changing the
+at random, so the model mostly processes padding. Two measures here reduce it, without changing the
 gradient: each microbatch is cut to its own longest prompt and completion; the rows of an optimizer
-step are sorted by length before they are split into microbatches; in the forward pass, rows are
-moved to the left; on a CPU, a microbatch is split into several forward passes of similar rows.
+step are sorted by length before they are split into microbatches. `forward_passes.py` has others.
 
 The gradient of an optimizer step is a sum over its rows if the contribution of a row does not
 depend on the other rows. If it does (a divisor or quantile over the microbatch), regrouping would
@@ -16,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 
 Batch = dict[str, Any]
 
@@ -41,19 +39,8 @@ SCALAR_KEYS = ("num_items_in_batch",)
 DRAWN = "drawn_microbatch"
 """Key of a regrouped batch: for each row, the index of the microbatch that TRL put it into."""
 
-POSITIONS_OF_A_PASS = 256
-"""On a CPU, a forward and backward pass of the miniature costs about as much as this many positions
-in a larger one. It is less in a larger model."""
-
 TEXT_KEYS = frozenset((*PROMPT_KEYS, *COMPLETION_KEYS, *ROW_KEYS, *SCALAR_KEYS))
 """The keys of a text batch; a batch with other keys (such as images) is not changed."""
-
-
-def positions_of_a_pass(accelerator: Accelerator) -> int | None:
-    """The padding that is worth one more forward pass; None: never, as with a GPU, on which a pass
-    has a high fixed cost, or with several processes, which have to take equally many."""
-    alone = accelerator.num_processes == 1 and accelerator.device.type == "cpu"
-    return POSITIONS_OF_A_PASS if alone else None
 
 
 def is_text(batch: Mapping[str, Any]) -> bool:
@@ -61,12 +48,10 @@ def is_text(batch: Mapping[str, Any]) -> bool:
     return batch.keys() <= TEXT_KEYS
 
 
-TEXT_FORWARD = frozenset(("compute_entropy", "compute_aux_loss"))
-
-
-def is_text_forward(arguments: Mapping[str, Any]) -> bool:
-    """Whether the only input of TRL's forward pass is tokens."""
-    return all(value is None for name, value in arguments.items() if name not in TEXT_FORWARD)
+def response_mask(batch: Mapping[str, Any]) -> torch.Tensor:
+    """`(N, T)`: 1 at the tokens that count in the loss; the output of tools does not."""
+    mask_NT = batch["completion_mask"]
+    return mask_NT * batch["tool_mask"] if "tool_mask" in batch else mask_NT
 
 
 def weigh_microbatches(microbatches: list[Batch], key: str, total: Callable[[Any], Any]) -> None:
@@ -171,99 +156,6 @@ def by_prompt(rows: Batch) -> torch.Tensor:
     places = by_length(rows)
     _, prompt_N = prompts_NS[places].unique(dim=0, return_inverse=True)
     return places[torch.argsort(prompt_N, stable=True)]
-
-
-def forward_trimmed(
-    forward: Callable[..., tuple],
-    ids_NL: torch.Tensor,
-    mask_NL: torch.Tensor,
-    completion_length: int,
-    rows_at_once: int | None = None,
-    multiple: int = 1,
-    least_saved: int | None = None,
-) -> tuple[torch.Tensor | None, ...]:
-    """The results of `forward(ids, mask, completion_length, labelled)` for each token, at lower
-    cost.
-
-    Rows are sorted by length and processed in groups of at most `rows_at_once`, each group cut to
-    its longest row, rounded up to a `multiple`. A group is split further where this saves at least
-    `least_saved` positions of padding. The results, each `(N, completion_length)` or None, are in
-    the original order of the rows and 0 at padding. `labelled` is 1 at the tokens whose results are
-    used.
-    """
-    groups = groups_by_length(mask_NL.sum(dim=1), rows_at_once, least_saved)
-    if len(groups) == 1:
-        return _forward_rows(forward, ids_NL, mask_NL, completion_length, multiple)
-    parts = [
-        _forward_rows(forward, ids_NL[rows], mask_NL[rows], completion_length, multiple)
-        for rows in groups
-    ]
-    back_N = torch.argsort(torch.cat(groups))
-    return tuple(
-        None if None in column else torch.cat(column)[back_N] for column in zip(*parts, strict=True)
-    )
-
-
-def groups_by_length(
-    lengths_N: torch.Tensor, at_most: int | None = None, least_saved: int | None = None
-) -> list[torch.Tensor]:
-    """The rows sorted by length, in groups of at most `at_most`; each is split where this saves at
-    least `least_saved` positions of padding."""
-    order_N = torch.argsort(lengths_N, stable=True)
-    groups = order_N.split(at_most or len(order_N))
-    if least_saved is None:
-        return list(groups)
-    return [part for rows in groups for part in _split(rows, lengths_N[rows], least_saved)]
-
-
-def _split(rows: torch.Tensor, lengths_M: torch.Tensor, least_saved: int) -> list[torch.Tensor]:
-    """Split sorted rows where the shorter ones save most, as often as it is worth it."""
-    saved_M = torch.arange(len(rows), device=rows.device) * (lengths_M[-1] - lengths_M.roll(1))
-    at = int(saved_M.argmax())
-    if at == 0 or saved_M[at] < least_saved:
-        return [rows]
-    return [
-        part
-        for few in (slice(0, at), slice(at, None))
-        for part in _split(rows[few], lengths_M[few], least_saved)
-    ]
-
-
-def _forward_rows(
-    forward: Callable[..., tuple],
-    ids_NL: torch.Tensor,
-    mask_NL: torch.Tensor,
-    width: int,
-    multiple: int,
-) -> tuple[torch.Tensor | None, ...]:
-    """Forward pass with every row moved to the left, so that all padding is at its end.
-
-    A token of a causal model does not depend on later tokens. So no mask is needed, attention uses
-    its faster, purely causal path, and the width is that of the longest row. Padded separately,
-    prompts and completions need the longest prompt plus the longest completion.
-    """
-    prompt_width = mask_NL.size(1) - width
-    labelled_NL = mask_NL.clone()
-    labelled_NL[:, :prompt_width] = 0
-    if mask_NL.all():
-        return forward(ids_NL, mask_NL, width, labelled_NL)
-    first_N1 = mask_NL.argmax(dim=1, keepdim=True)
-    longest_row = min(mask_NL.size(1), width_of(mask_NL, multiple))
-    shortest_prompt = prompt_width - int(first_N1.max())
-    columns_NL = first_N1 + torch.arange(longest_row, device=ids_NL.device)
-    left_NL = columns_NL.clamp(max=mask_NL.size(1) - 1)
-    ids_NL = ids_NL.gather(1, left_NL)
-    labelled_NL = labelled_NL.gather(1, left_NL) * (columns_NL == left_NL)
-    completion = max(1, longest_row - shortest_prompt)
-    found = forward(ids_NL, torch.ones_like(ids_NL), completion, labelled_NL)
-    place_NT = first_N1.max() - first_N1 + torch.arange(width, device=ids_NL.device)
-    padding_NT = mask_NL[:, prompt_width:] == 0
-    return tuple(
-        None
-        if value is None
-        else value.gather(1, place_NT.clamp(max=value.size(1) - 1)).masked_fill(padding_NT, 0.0)
-        for value in found
-    )
 
 
 def padded_fraction(batches: Sequence[Batch], passes: Any = None) -> float:

@@ -15,20 +15,19 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model, send_to_device
 from datasets import IterableDataset
 from safetensors.torch import load_model, save_model
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, trainer_utils
+from transformers import trainer as transformers_trainer
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.checkpoints import break_seal, seal
+from trl_ablate.run.directory import is_checkpoint
 from trl_ablate.trainer.temporary import replaced
-
-if TYPE_CHECKING:
-    from trl_ablate.trainer.ablation import AblationTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ LAYOUT = (
 
 
 @contextmanager
-def sealed(trainer: "AblationTrainer", checkpoint: Path):
+def sealed(trainer: Any, checkpoint: Path):
     """While TRL writes a checkpoint: remove its seal first; at the end add our state and seal
     it."""
     if trainer.args.should_save:
@@ -69,16 +68,17 @@ def sealed(trainer: "AblationTrainer", checkpoint: Path):
         seal(checkpoint)
 
 
-def save(trainer: "AblationTrainer", checkpoint: Path) -> None:
+def save(trainer: Any, checkpoint: Path) -> None:
     """Write the state of this process, and the reference model if it follows the policy. Every
     process must call this before the checkpoint is sealed."""
     torch.save(_carried(trainer), _file(trainer, checkpoint))
-    trainer.sampler.save(trainer, checkpoint)
+    if trainer.args.should_save:
+        trainer.sampler.save(checkpoint)
     if trainer.args.sync_ref_model and trainer.args.should_save and not _is_sharded(trainer):
         save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(checkpoint / REFERENCE))
 
 
-def restore(trainer: "AblationTrainer", checkpoint: Path) -> None:
+def restore(trainer: Any, checkpoint: Path) -> None:
     """Restore what `save` has written. Call this after TRL has initialised its own counters."""
     if trainer.args.sync_ref_model:
         _restore_reference(trainer, checkpoint / REFERENCE)
@@ -115,7 +115,7 @@ def load_onto_numbered_cpus() -> None:
     torch.serialization.register_package(11, lambda storage: None, _onto_numbered_cpu)
 
 
-def skip_epochs(trainer: "AblationTrainer", epochs: int) -> None:
+def skip_epochs(trainer: Any, epochs: int) -> None:
     """Advance the order of the questions by the given number of epochs.
 
     TRL's sampler draws an order at the start of every epoch, from one generator. When resuming,
@@ -132,7 +132,7 @@ def skip_epochs(trainer: "AblationTrainer", epochs: int) -> None:
         next(iter(trainer.train_sampler), None)
 
 
-def load_trained_adapter(trainer: "AblationTrainer", checkpoint: str) -> None:
+def load_trained_adapter(trainer: Any, checkpoint: str) -> None:
     """Load the trained adapter if TRL has added a copy of it as the reference. In this case
     transformers loads only the reference adapter from its folder in the checkpoint, but not the
     trained adapter, whose files are in the checkpoint itself."""
@@ -145,7 +145,7 @@ def _onto_numbered_cpu(storage: Any, location: str):
     return storage if location.startswith("cpu:") else None
 
 
-def _carried(trainer: "AblationTrainer") -> dict[str, Any]:
+def _carried(trainer: Any) -> dict[str, Any]:
     carried = {
         "layout": _layout(trainer),
         "values": {name: vars(trainer)[name] for name in VALUES},
@@ -163,7 +163,7 @@ def _carried(trainer: "AblationTrainer") -> dict[str, Any]:
     return carried
 
 
-def _restore_state(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
+def _restore_state(trainer: Any, written: dict[str, Any]) -> None:
     carried: Any = send_to_device(written, trainer.accelerator.device)
     vars(trainer).update(carried["values"])
     if counts_the_steps_of_this_call(trainer):
@@ -179,13 +179,13 @@ def _restore_state(trainer: "AblationTrainer", written: dict[str, Any]) -> None:
         _log_completions(trainer, carried["completions"])
 
 
-def counts_the_steps_of_this_call(trainer: "AblationTrainer") -> bool:
+def counts_the_steps_of_this_call(trainer: Any) -> bool:
     """Whether the summary's `train_loss` is the mean of this call of `train`, without the steps
     before the checkpoint, as in transformers 5.23; in 5.17 it is that of all."""
     return "_initial_global_step" in vars(trainer)
 
 
-def _completions(trainer: "AblationTrainer") -> dict[str, Any]:
+def _completions(trainer: Any) -> dict[str, Any]:
     """The log of completions: a list per column, or a dict of lists for a group of columns."""
     logs = trainer._logs
     columns = {name: _plain(logs[name]) for name in ("prompt", "completion", "advantages")}
@@ -196,7 +196,7 @@ def _completions(trainer: "AblationTrainer") -> dict[str, Any]:
     return {**columns, **groups}
 
 
-def _log_completions(trainer: "AblationTrainer", completions: dict[str, Any]) -> None:
+def _log_completions(trainer: Any, completions: dict[str, Any]) -> None:
     for name, kept in completions.items():
         if isinstance(kept, dict):
             for column, values in kept.items():
@@ -227,19 +227,19 @@ def _compact(batch: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _layout(trainer: "AblationTrainer") -> dict[str, int]:
+def _layout(trainer: Any) -> dict[str, int]:
     return {name: getattr(trainer.args, name) for name in LAYOUT}
 
 
-def _file(trainer: "AblationTrainer", checkpoint: Path) -> Path:
+def _file(trainer: Any, checkpoint: Path) -> Path:
     return checkpoint / f"carried_{trainer.args.process_index}.pt"
 
 
-def _is_sharded(trainer: "AblationTrainer") -> bool:
+def _is_sharded(trainer: Any) -> bool:
     return trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
 
 
-def _restore_reference(trainer: "AblationTrainer", file: Path) -> None:
+def _restore_reference(trainer: Any, file: Path) -> None:
     if not file.exists():
         raise ConfigurationError(
             f"{file} does not exist: the updated reference model of sync_ref_model was not saved "
@@ -247,3 +247,22 @@ def _restore_reference(trainer: "AblationTrainer", file: Path) -> None:
             "sync_ref_model to false to continue with the reference model of the start"
         )
     load_model(trainer.accelerator.unwrap_model(trainer.ref_model), file)
+
+
+def rotate(run: Path, limit: int | None, best: str | None) -> None:
+    """Delete the oldest checkpoints of a run beyond the limit, but not the best."""
+    with replaced(trainer_utils, sort_checkpoints=_of_the_run):
+        trainer_utils.rotate_checkpoints(str(run), limit, best, use_mtime=True)
+
+
+def only_of_the_run() -> AbstractContextManager[None]:
+    """Until the end of the block, the trainer of transformers sees checkpoints of the run only.
+    Otherwise it takes a folder of the user, such as `checkpoint-2.bak`, for an old checkpoint."""
+    return replaced(transformers_trainer, sort_checkpoints=_of_the_run)
+
+
+_sort = trainer_utils.sort_checkpoints
+
+
+def _of_the_run(*args: Any, **kwargs: Any) -> list[str]:
+    return [path for path in _sort(*args, **kwargs) if is_checkpoint(Path(path))]

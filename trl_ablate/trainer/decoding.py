@@ -2,9 +2,9 @@
 
 `generate` decodes the whole batch until its longest row has ended. Here, a row that has ended
 leaves the batch and the cache, a prompt that several rows share is read once, and where the model
-is known, the forward pass of a token is shorter (`next_token.py`). The random numbers are drawn for
-all rows as `torch.multinomial` draws them, so tokens are those of `generate`, except where two
-roundings of a probability choose differently.
+is small and known, the forward pass of a token is shorter (`miniature/short_forward.py`). The
+random numbers are drawn for all rows as `torch.multinomial` draws them, so tokens are those of
+`generate`, except where two roundings of a probability choose differently.
 
 Whatever is not known to treat each row by itself (other caches, processors, stopping criteria or
 inputs) is decoded by transformers.
@@ -12,7 +12,7 @@ inputs) is decoded by transformers.
 
 from collections.abc import Iterable
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,10 +21,8 @@ from transformers import DynamicCache, generation
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationConfig, GenerationMode
 
-from trl_ablate.trainer.draws import exponential_draws
+from trl_ablate.miniature.short_forward import ShortForward, may_be_short
 from trl_ablate.trainer.generation import CompletionCriteria
-from trl_ablate.trainer.next_token import BY_ROW as BY_ROW_INPUTS
-from trl_ablate.trainer.next_token import ModelForward, ShortIfEqual
 from trl_ablate.trainer.temporary import replaced
 
 BY_ROW = frozenset(
@@ -49,6 +47,10 @@ BY_ROW = frozenset(
     )
 )
 """Processors and criteria whose result for a row depends on this row alone."""
+BY_ROW_INPUTS = frozenset(("attention_mask", "position_ids"))
+"""Inputs of the model with one row for each of the batch."""
+ROUNDING = 1e-4
+"""Tolerance of logits, relative and absolute."""
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 OTHERS = frozenset(("past_key_values", "use_cache", "logits_to_keep"))
 NOT_FINITE = "probability tensor contains either `inf`, `nan` or element < 0"
@@ -185,3 +187,96 @@ def repeats(ids_NL: torch.Tensor, mask_NL: torch.Tensor) -> int:
     starts = [0, *((~same).nonzero().flatten() + 1).tolist(), len(ids_NL)]
     (first, *others) = [after - start for start, after in zip(starts, starts[1:], strict=False)]
     return first if all(one == first for one in others) else 1
+
+
+class ModelForward:
+    """The model's own forward pass, for any model."""
+
+    def __init__(self, model: Any, inputs: dict[str, Any]):
+        self._model = model
+        self.inputs = inputs
+
+    def read_prompts(self, ids_NL: torch.Tensor, times: int) -> torch.Tensor:
+        """The first pass: one of every `times` rows, which have the same prompt."""
+        once = {
+            name: value[::times] if name in BY_ROW_INPUTS else value
+            for name, value in self.inputs.items()
+        }
+        step = self._model.prepare_inputs_for_generation(
+            ids_NL[::times], is_first_iteration=True, **once
+        )
+        outputs = self._model(**step, return_dict=True)
+        logits_NV = outputs.logits[:, -1].to(torch.float32, copy=True)  # the others may be large
+        if times > 1:
+            outputs.past_key_values.batch_repeat_interleave(times)
+            logits_NV = logits_NV.repeat_interleave(times, dim=0)
+        self.inputs = self._model._update_model_kwargs_for_generation(outputs, self.inputs)
+        return logits_NV
+
+    def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
+        step = self._model.prepare_inputs_for_generation(
+            ids_ML, next_sequence_length=1, **self.inputs
+        )
+        outputs = self._model(**step, return_dict=True)
+        self.inputs = self._model._update_model_kwargs_for_generation(outputs, self.inputs)
+        return outputs.logits[:, -1].to(torch.float32, copy=True)
+
+    def keep(self, kept_M: torch.Tensor) -> None:
+        self.inputs["past_key_values"].batch_select_indices(kept_M)
+        for name in BY_ROW_INPUTS & self.inputs.keys():
+            self.inputs[name] = self.inputs[name][kept_M]
+
+
+class ShortIfEqual:
+    """The model's own forward pass for the first token, and from then on `ShortForward`, if the
+    model `may_be_short` and both computed the same logits up to rounding.
+
+    Args:
+        read: the model's own forward pass, after it has read the prompts.
+        longest: length of the longest row at its end.
+    """
+
+    def __init__(self, model: Any, read: ModelForward, longest: int):
+        self._forward: ModelForward | ShortForward = read
+        fits = may_be_short(model, read.inputs)
+        self._short = ShortForward(model, read.inputs, longest) if fits else None
+
+    def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
+        logits_MV = self._forward.logits(ids_ML)
+        if self._short is not None:
+            if torch.allclose(self._short.logits(ids_ML), logits_MV, rtol=ROUNDING, atol=ROUNDING):
+                self._forward = self._short
+            self._short = None
+        return logits_MV
+
+    def keep(self, kept_M: torch.Tensor) -> None:
+        self._forward.keep(kept_M)
+        if self._short is not None:
+            self._short.keep(kept_M)
+
+
+def exponential_draws(like_MV: torch.Tensor, count: int, places_M: torch.Tensor) -> torch.Tensor:
+    """Exponential draws for the rows `places_M` of `count` rows, `(M, V)`.
+
+    `torch.multinomial` divides each probability by such a draw. A batch that rows have left still
+    takes the draws of all of them, so that a row has its own draws and the generator ends in the
+    same state. On a CPU, torch makes a draw of one float64 that is uniform; to make the uniform
+    ones of all rows, and the logarithms of the rows that remain, takes a quarter of the time.
+    """
+    width = like_MV.size(1)
+    if like_MV.device.type != "cpu" or not made_of_uniform_draws():
+        return like_MV.new_empty(count, width).exponential_(1)[places_M]
+    uniform_NV = torch.empty(count, width, dtype=torch.float64).uniform_()
+    uniform_MV = uniform_NV if len(places_M) == count else uniform_NV[places_M]
+    return uniform_MV.neg_().log1p_().neg_().to(like_MV.dtype)
+
+
+@cache
+def made_of_uniform_draws() -> bool:
+    """Whether this build of torch makes exponential draws as described above."""
+    seed, count = 0, 5000  # enough for the code that works on many numbers at once
+    one, other = (torch.Generator().manual_seed(seed) for _ in range(2))
+    draws = torch.empty(count).exponential_(1, generator=one)
+    uniform = torch.empty(count, dtype=torch.float64).uniform_(generator=other)
+    same = torch.equal(draws, uniform.neg_().log1p_().neg_().float())
+    return same and torch.equal(one.get_state(), other.get_state())

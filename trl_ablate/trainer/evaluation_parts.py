@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from trl.trainer.utils import get_callable_name, is_async_callable
@@ -13,9 +13,6 @@ from trl_ablate.estimates import Row, summary
 from trl_ablate.named_code import waited_for
 from trl_ablate.run.untrusted import on_one_line
 from trl_ablate.trainer.temporary import replaced
-
-if TYPE_CHECKING:
-    from trl_ablate.trainer.ablation import AblationTrainer
 
 MOST_GROUPS = 50
 GROUP = "group"
@@ -49,7 +46,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda **given: waited_for(function(**given))
 
 
-def own_rewards(trainer: "AblationTrainer", key: str) -> AbstractContextManager[None]:
+def own_rewards(trainer: Any, key: str) -> AbstractContextManager[None]:
     """Until the end of the block, the trainer grades with the rewards of the set, if it has any."""
     own = trainer.rewards_of_sets.get(key)
     if own is None:

@@ -1,8 +1,8 @@
 """The forward pass of a microbatch, in the way that computes fewest tokens. Same log-probabilities.
 
-The rows are trimmed (`batching.py`), packed (`packing.py`), or share their prompts
-(`shared_prompts.py`). Rows whose advantage is 0 take no backward pass: their gradient is 0, and
-their log-probabilities are only needed for what is logged.
+The rows are moved to the left and trimmed, packed behind one another, or share their prompts
+(`shared_prompts.py`). The LM head computes the tokens of responses only. Rows whose advantage is 0
+take no backward pass: their log-probabilities are only needed for what is logged.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,17 +12,28 @@ from functools import partial
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from trl.trainer import utils as trl_utils
 
-from trl_ablate.trainer.batching import forward_trimmed, groups_by_length, width_of
-from trl_ablate.trainer.packing import forward_packed
-from trl_ablate.trainer.shared_prompts import computed_tokens, forward_shared
+from trl_ablate.trainer.batching import width_of
+from trl_ablate.trainer.shared_prompts import (
+    Found,
+    computed_tokens,
+    forward_row,
+    forward_shared,
+    joined,
+)
+from trl_ablate.trainer.temporary import replaced
 
-Found = tuple[torch.Tensor | None, ...]
+POSITIONS_OF_A_PASS = 256
+"""On a CPU, a forward and backward pass of the miniature costs about as much as this many positions
+in a larger one. It is less in a larger model."""
 PADDING_OF_A_BLOCK = 256
 """The padding that is worth one more call of attention."""
 WORTH = 0.7
 """Prompts are shared if this share of the positions, or less, is left: one long row costs more of
 a small model. With 0.78 left, the miniature's shape took 1.28 times as long as without sharing."""
+TEXT_FORWARD = frozenset(("compute_entropy", "compute_aux_loss"))
 
 
 @dataclass(frozen=True)
@@ -48,18 +59,15 @@ class Passes:
         """The results of `forward` for each token, `(N, completion_length)` or None."""
         rows = (ids_NL, mask_NL, completion_length)
         if self.packs:
-            return forward_packed(forward, *rows, rows_at_once)
-        if not self.worth_sharing(*rows):
+            whole = forward_packed
+        elif self.worth_sharing(*rows):
+            blocks = partial(groups_by_length, least_saved=PADDING_OF_A_BLOCK)
+            whole = partial(forward_shared, blocks=blocks)
+        else:
             return forward_trimmed(forward, *rows, rows_at_once, self.multiple, self.least_saved)
         size = rows_at_once or len(ids_NL)
-        blocks = partial(groups_by_length, least_saved=PADDING_OF_A_BLOCK)
-        parts = [
-            forward_shared(forward, ids, mask, completion_length, blocks)
-            for ids, mask in zip(ids_NL.split(size), mask_NL.split(size), strict=True)
-        ]
-        return tuple(
-            None if None in column else torch.cat(column) for column in zip(*parts, strict=True)
-        )
+        parts = zip(ids_NL.split(size), mask_NL.split(size), strict=True)
+        return joined([whole(forward, ids, mask, completion_length) for ids, mask in parts])
 
     def worth_sharing(
         self, ids_NL: torch.Tensor, mask_NL: torch.Tensor, completion_length: int
@@ -86,6 +94,156 @@ class Passes:
         return sum(len(rows) * width for rows, width in zip(groups, widths, strict=True))
 
 
+def positions_of_a_pass(accelerator: Accelerator) -> int | None:
+    """The padding that is worth one more forward pass; None: never, as with a GPU, on which a pass
+    has a high fixed cost, or with several processes, which have to take equally many."""
+    alone = accelerator.num_processes == 1 and accelerator.device.type == "cpu"
+    return POSITIONS_OF_A_PASS if alone else None
+
+
+def is_text_forward(arguments: dict[str, Any]) -> bool:
+    """Whether the only input of TRL's forward pass is tokens."""
+    return all(value is None for name, value in arguments.items() if name not in TEXT_FORWARD)
+
+
+def of_responses(forward: Callable[..., tuple], model: Any) -> Callable[..., tuple]:
+    """TRL's `forward(model, ids, mask, completion_length)` as a forward pass for `Passes`, with
+    other inputs of the model where these are given.
+
+    The cost of the LM head grows with the vocabulary. TRL leaves out positions without a label, but
+    only on GPUs with Triton, as other devices might compile again for each number of positions. And
+    in a row that was moved to the left, padding and prompts have labels for TRL. Here, only tokens
+    whose result is used have one, and positions without one are left out on a CPU, too.
+    """
+
+    def call(
+        ids_NL: torch.Tensor,
+        mask_NL: torch.Tensor,
+        width: int,
+        labelled_NL: torch.Tensor,
+        **instead: Any,
+    ) -> tuple:
+        def labelled(*, labels: torch.Tensor, **inputs: Any) -> Any:
+            return model(labels=labels.masked_fill(labelled_NL == 0, -100), **{**inputs, **instead})
+
+        on_cpu = ids_NL.device.type == "cpu"
+        with replaced(trl_utils, _use_triton=lambda device: True) if on_cpu else nullcontext():
+            return forward(labelled, ids_NL, mask_NL, width)
+
+    return call
+
+
+def forward_trimmed(
+    forward: Callable[..., tuple],
+    ids_NL: torch.Tensor,
+    mask_NL: torch.Tensor,
+    completion_length: int,
+    rows_at_once: int | None = None,
+    multiple: int = 1,
+    least_saved: int | None = None,
+) -> Found:
+    """The results of `forward(ids, mask, completion_length, labelled)` for each token, at lower
+    cost.
+
+    Rows are sorted by length and processed in groups of at most `rows_at_once`, each group cut to
+    its longest row, rounded up to a `multiple`. A group is split further where this saves at least
+    `least_saved` positions of padding. The results, each `(N, completion_length)` or None, are in
+    the original order of the rows and 0 at padding. `labelled` is 1 at the tokens whose results are
+    used.
+    """
+    groups = groups_by_length(mask_NL.sum(dim=1), rows_at_once, least_saved)
+    if len(groups) == 1:
+        return _moved_left(forward, ids_NL, mask_NL, completion_length, multiple)
+    parts = [
+        _moved_left(forward, ids_NL[rows], mask_NL[rows], completion_length, multiple)
+        for rows in groups
+    ]
+    return joined(parts, groups)
+
+
+def groups_by_length(
+    lengths_N: torch.Tensor, at_most: int | None = None, least_saved: int | None = None
+) -> list[torch.Tensor]:
+    """The rows sorted by length, in groups of at most `at_most`; each is split where this saves at
+    least `least_saved` positions of padding."""
+    order_N = torch.argsort(lengths_N, stable=True)
+    groups = order_N.split(at_most or len(order_N))
+    if least_saved is None:
+        return list(groups)
+    return [part for rows in groups for part in _split(rows, lengths_N[rows], least_saved)]
+
+
+def _split(rows: torch.Tensor, lengths_M: torch.Tensor, least_saved: int) -> list[torch.Tensor]:
+    """Split sorted rows where the shorter ones save most, as often as it is worth it."""
+    saved_M = torch.arange(len(rows), device=rows.device) * (lengths_M[-1] - lengths_M.roll(1))
+    at = int(saved_M.argmax())
+    if at == 0 or saved_M[at] < least_saved:
+        return [rows]
+    return [
+        part
+        for few in (slice(0, at), slice(at, None))
+        for part in _split(rows[few], lengths_M[few], least_saved)
+    ]
+
+
+def _moved_left(
+    forward: Callable[..., tuple],
+    ids_NL: torch.Tensor,
+    mask_NL: torch.Tensor,
+    width: int,
+    multiple: int,
+) -> Found:
+    """Forward pass with every row moved to the left, so that all padding is at its end.
+
+    A token of a causal model does not depend on later tokens. So no mask is needed, attention uses
+    its faster, purely causal path, and the width is that of the longest row. Padded separately,
+    prompts and completions need the longest prompt plus the longest completion.
+    """
+    prompt_width = mask_NL.size(1) - width
+    labelled_NL = mask_NL.clone()
+    labelled_NL[:, :prompt_width] = 0
+    if mask_NL.all():
+        return forward(ids_NL, mask_NL, width, labelled_NL)
+    first_N1 = mask_NL.argmax(dim=1, keepdim=True)
+    longest_row = min(mask_NL.size(1), width_of(mask_NL, multiple))
+    shortest_prompt = prompt_width - int(first_N1.max())
+    columns_NL = first_N1 + torch.arange(longest_row, device=ids_NL.device)
+    left_NL = columns_NL.clamp(max=mask_NL.size(1) - 1)
+    ids_NL = ids_NL.gather(1, left_NL)
+    labelled_NL = labelled_NL.gather(1, left_NL) * (columns_NL == left_NL)
+    completion = max(1, longest_row - shortest_prompt)
+    found = forward(ids_NL, torch.ones_like(ids_NL), completion, labelled_NL)
+    place_NT = first_N1.max() - first_N1 + torch.arange(width, device=ids_NL.device)
+    padding_NT = mask_NL[:, prompt_width:] == 0
+    return tuple(
+        None
+        if value is None
+        else value.gather(1, place_NT.clamp(max=value.size(1) - 1)).masked_fill(padding_NT, 0.0)
+        for value in found
+    )
+
+
+def forward_packed(
+    forward: Callable[..., tuple], ids_NL: torch.Tensor, mask_NL: torch.Tensor, width: int
+) -> Found:
+    """The results of `forward_row` from one row without padding.
+
+    The positions of each row start at 0, by which transformers tells the rows apart: flash
+    attention computes each by itself, other kinds of attention mask what belongs to other rows.
+    """
+    real_NL = mask_NL.bool()
+    response_NL = real_NL.clone()
+    response_NL[:, : mask_NL.size(1) - width] = False
+    found = forward_row(
+        forward,
+        ids_NL[real_NL],
+        (mask_NL.cumsum(dim=1) - 1)[real_NL],
+        response_NL[real_NL],
+        response_NL[:, -width:],
+    )
+    return tuple(found)
+
+
 def without_gradient_of(
     idle_N: torch.Tensor,
     passes: Callable[..., Found],
@@ -102,14 +260,4 @@ def without_gradient_of(
             with grad:
                 parts.append(passes(ids_NL[rows], mask_NL[rows], *more))
             places.append(rows)
-    back_N = torch.argsort(torch.cat(places))
-    return tuple(
-        None if None in column else torch.cat(column)[back_N] for column in zip(*parts, strict=True)
-    )
-
-
-def with_zero_gradients(loss: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
-    """A loss that no parameter has an effect on, with a gradient of 0 for each of them, so that
-    optimizer and hooks find what a backward pass leaves."""
-    one_each = [p.view(-1)[:1] for p in model.parameters() if p.requires_grad and p.numel()]
-    return loss + 0.0 * sum(one.float().sum() for one in one_each)
+    return joined(parts, places)

@@ -7,8 +7,9 @@ batch is the part of one process.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,18 +24,9 @@ from trl_ablate.advantages import (
 from trl_ablate.controls import flipped, placebo_reward
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.losses import prompt_weights
-from trl_ablate.trainer.batching import BONUS_WEIGHTS, ROW_WEIGHTS, Batch
-from trl_ablate.trainer.group_metrics import (
-    pass_counts,
-    rollout_counts,
-    weight_by_length,
-    weight_by_sign,
-)
-from trl_ablate.trainer.kl import kl_penalty
-from trl_ablate.trainer.rollouts import counted, response_mask, without
-
-if TYPE_CHECKING:
-    from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.trainer.batching import BONUS_WEIGHTS, ROW_WEIGHTS, Batch, response_mask
+from trl_ablate.trainer.rollouts import counted, without
+from trl_ablate.trainer.setting import Setting
 
 MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 """TRL's loss types that divide by the number of rows, and so by the dropped ones, too."""
@@ -60,6 +52,42 @@ class Scored:
     generated_tokens: int
 
 
+@dataclass(frozen=True)
+class Rewards:
+    """The rewards of all reward functions, with their names and weights."""
+
+    rewards_NF: torch.Tensor
+    weights_F: torch.Tensor
+    names: Sequence[str]
+
+    def split(self, gate: str | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The reward that decides, and the shaping reward within it, which a gate separates."""
+        if gate is None:
+            return weighted_reward(self.rewards_NF, self.weights_F), None
+        is_gate_F = self._is(gate)
+        outcome_N = weighted_reward(self.rewards_NF[:, is_gate_F], self.weights_F[is_gate_F])
+        others_NF = self.rewards_NF[:, ~is_gate_F] * self.weights_F[~is_gate_F].to(outcome_N)
+        return outcome_N, others_NF.nansum(1)
+
+    def noisy(self, draws_N: list[float], probability: float, gate: str | None) -> "Rewards":
+        """With some outcomes flipped; with a gate, only the gate's."""
+        rewards_NF = flipped(self.rewards_NF, draws_N, probability)
+        if gate is not None:
+            is_gate_F = self._is(gate).to(rewards_NF.device)
+            rewards_NF = torch.where(is_gate_F, rewards_NF, self.rewards_NF)
+        return Rewards(rewards_NF, self.weights_F, self.names)
+
+    def passed(self, gate: str | None) -> torch.Tensor:
+        """Whether the gate's reward, that of the answer, or else the whole one is above 0."""
+        deciding = gate or (ANSWER if ANSWER in self.names else None)
+        if deciding is None:
+            return self.split(None)[0] > 0
+        return self.rewards_NF[:, self.names.index(deciding)] > 0
+
+    def _is(self, name: str) -> torch.Tensor:
+        return torch.tensor([one == name for one in self.names])
+
+
 def check_outcome_gate(config: Any, names: list[str]) -> None:
     """Refuse the name of a reward function that does not exist."""
     gate = config.outcome_gate
@@ -70,123 +98,90 @@ def check_outcome_gate(config: Any, names: list[str]) -> None:
         )
 
 
-def scored(trainer: "AblationTrainer", batch: Batch, rewards_NF: torch.Tensor, turn: int) -> Scored:
-    """The result of TRL's call number `turn` of this rollout batch. In training, the control
-    switches act on the rewards."""
-    args, names, lengths = trainer.args, trainer.reward_func_names, trainer.described.lengths
-    outcome_N, shaping_N = split_rewards(rewards_NF, trainer.reward_weights, names, args)
-    passing = args.outcome_gate or (ANSWER if ANSWER in names else None)
-    passed_N = (outcome_N if passing is None else rewards_NF[:, names.index(passing)]) > 0
-    if trainer.model.training and (args.reward_noise or args.placebo):
-        draw = random.Random(f"{args.seed}-{trainer._step}-{turn}-reward")
-        draws_N = [draw.random() for _ in range(len(rewards_NF))]
+def scored(
+    setting: Setting,
+    batch: Batch,
+    rewards: Rewards,
+    lengths: Sequence[int],
+    of_kl_N: torch.Tensor | None,
+    call: str,
+) -> Scored:
+    """The result of one call of TRL. In training, the control switches act on the rewards.
+
+    Args:
+        lengths: tokens of all completions.
+        of_kl_N: penalty of the KL, if it is in the reward.
+        call: step and number of the call, from which the draws of the controls follow.
+    """
+    args: Any = setting.config
+    lengths_N = torch.tensor(lengths, device=rewards.rewards_NF.device)
+    outcome_N, shaping_N = rewards.split(args.outcome_gate)
+    if setting.training and (args.reward_noise or args.placebo):
+        draw = random.Random(f"{args.seed}-{call}-reward")
+        draws_N = [draw.random() for _ in lengths]
         if args.placebo is not None:
-            lengths_N = torch.tensor(lengths, device=rewards_NF.device)
-            longest: Any = args.max_completion_length
+            longest = args.max_completion_length
             outcome_N, shaping_N = placebo_reward(args.placebo, draws_N, lengths_N, longest), None
         else:
-            outcome_N, shaping_N = split_rewards(
-                noisy(rewards_NF, draws_N, names, args), trainer.reward_weights, names, args
-            )
-    penalty_N = penalties(trainer, batch, torch.tensor(lengths, device=rewards_NF.device))
-    return Scored(batch, outcome_N, shaping_N, passed_N, penalty_N, len(rewards_NF), sum(lengths))
+            noisy = rewards.noisy(draws_N, args.reward_noise, args.outcome_gate)
+            outcome_N, shaping_N = noisy.split(args.outcome_gate)
+    penalty_N = of_kl_N
+    if setting.training and args.overlong_penalty:
+        over_N = overlong_penalty(lengths_N, args.max_completion_length, args.overlong_share)
+        of_length_N = args.overlong_penalty * over_N
+        setting.metrics["rollouts/overlong_penalty"].append(of_length_N.mean().item())
+        penalty_N = of_length_N if of_kl_N is None else of_kl_N + of_length_N
+    passed_N = rewards.passed(args.outcome_gate)
+    return Scored(batch, outcome_N, shaping_N, passed_N, penalty_N, len(lengths), sum(lengths))
 
 
-def penalties(
-    trainer: "AblationTrainer", batch: Batch, lengths_N: torch.Tensor
-) -> torch.Tensor | None:
-    """What is subtracted from the reward of each completion; None if nothing is."""
-    args, of_kl_N = trainer.args, kl_penalty(trainer, batch)
-    if not (args.overlong_penalty and trainer.model.training):
-        return of_kl_N
-    longest: Any = args.max_completion_length
-    of_length_N = args.overlong_penalty * overlong_penalty(lengths_N, longest, args.overlong_share)
-    trainer._metrics["train"]["rollouts/overlong_penalty"].append(of_length_N.mean().item())
-    return of_length_N if of_kl_N is None else of_kl_N + of_length_N
-
-
-def split_rewards(
-    rewards_NF: torch.Tensor, weights_F: torch.Tensor, names: list[str], args: Any
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The reward that decides, and the shaping reward within it, which only a gate separates."""
-    if args.outcome_gate is None:
-        return weighted_reward(rewards_NF, weights_F), None
-    is_gate_F = torch.tensor([name == args.outcome_gate for name in names])
-    outcome_N = weighted_reward(rewards_NF[:, is_gate_F], weights_F[is_gate_F])
-    return outcome_N, (rewards_NF[:, ~is_gate_F] * weights_F[~is_gate_F].to(outcome_N)).nansum(1)
-
-
-def noisy(
-    rewards_NF: torch.Tensor, draws_N: list[float], names: list[str], args: Any
-) -> torch.Tensor:
-    """The rewards with some outcomes flipped; with a gate, only the gate's."""
-    everything_NF = flipped(rewards_NF, draws_N, args.reward_noise)
-    if args.outcome_gate is None:
-        return everything_NF
-    is_gate_F = torch.tensor([name == args.outcome_gate for name in names])
-    return torch.where(is_gate_F.to(rewards_NF.device), everything_NF, rewards_NF)
-
-
-def group_size(trainer: "AblationTrainer") -> int:
-    size: Any = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
-    return size
-
-
-def with_advantages(trainer: "AblationTrainer", found: Scored) -> Batch:
-    """The batch with our advantages, and without the groups and rows that are left out."""
-    args, group = trainer.args, group_size(trainer)
-    gather: Any = trainer.accelerator.gather
-    filters = trainer.model.training and args.group_filter != "none"
+def with_advantages(setting: Setting, found: Scored, *, bonus: bool) -> tuple[Batch, torch.Tensor]:
+    """The batch with our advantages, and without the groups and rows that are left out; and the
+    advantages of all processes. `bonus`: whether the loss has an entropy bonus."""
+    args, group = setting.config, setting.group
+    filters = setting.training and args.group_filter != "none"
     kept_P = has_variance(found.outcome_N, group)
     kept_P = kept_P if filters else torch.ones_like(kept_P)
     kept_N = kept_P.repeat_interleave(group)
-    tokens_N = gather(response_mask(found.batch).sum(dim=1))
-    advantages_N = _advantages(trainer, found, tokens_N, kept_N)
-    if trainer.model.training and args.length_norm == "nonzero":
+    tokens_N = setting.gather(response_mask(found.batch).sum(dim=1))
+    advantages_N = _advantages(setting, found, tokens_N, kept_N)
+    if setting.training and args.length_norm == "nonzero":
         kept_N = kept_N & (advantages_N != 0)
-    weights_P = _row_weights(trainer, tokens_N.view(-1, group), kept_P)
+    weights_P = _row_weights(args, tokens_N.view(-1, group), kept_P)
     weights_N = None if weights_P is None else weights_P.repeat_interleave(group)
-    _log(trainer, found, advantages_N, tokens_N, kept_N, weights_N)
-    local = local_rows(trainer, len(found.batch["prompt_mask"]))
+    if setting.training:
+        _log(setting, found, advantages_N, tokens_N, kept_N, weights_N)
+    local = setting.local_rows(len(found.batch["prompt_mask"]))
     batch = {**found.batch, "advantages": advantages_N[local]}
     if not kept_N.all():
-        batch = counted(trainer, without(batch, kept_N[local].tolist()))
+        batch = counted(setting, without(batch, kept_N[local].tolist()))
     if weights_N is not None:
         batch[ROW_WEIGHTS] = weights_N[local]
-    if trainer._entropy_bonus_enabled and not kept_N.all():
+    if bonus and not kept_N.all():
         batch[BONUS_WEIGHTS] = kept_N[local].float()  # `weigh_microbatches` makes factors of them
-    return batch
+    return batch, advantages_N
 
 
-def _row_weights(
-    trainer: "AblationTrainer", tokens_PG: torch.Tensor, kept_P: torch.Tensor
-) -> torch.Tensor | None:
+def _row_weights(args: Any, tokens_PG: torch.Tensor, kept_P: torch.Tensor) -> torch.Tensor | None:
     """The factor of the loss of each group's rows, `(P,)`; None if all are 1."""
-    if trainer.args.length_norm == "prompt":
+    if args.length_norm == "prompt":
         return prompt_weights(tokens_PG, kept_P)
-    if trainer.loss_type == "bnpo" and not kept_P.all():
+    if args.loss_type == "bnpo" and not kept_P.all():
         return kept_P.float()  # `weigh_microbatches` makes factors of them
-    if kept_P.all() or trainer.loss_type not in MEAN_OVER_ROWS:
+    if kept_P.all() or args.loss_type not in MEAN_OVER_ROWS:
         return None
     return torch.full(kept_P.shape, len(kept_P) / max(1, int(kept_P.sum()))).to(tokens_PG.device)
 
 
-def local_rows(trainer: "AblationTrainer", rows: int) -> slice:
-    """The place of this process's rows, of which each has so many, among those of all."""
-    first = trainer.accelerator.process_index * rows
-    return slice(first, first + rows)
-
-
 def _advantages(
-    trainer: "AblationTrainer", found: Scored, tokens_N: torch.Tensor, kept_N: torch.Tensor
+    setting: Setting, found: Scored, tokens_N: torch.Tensor, kept_N: torch.Tensor
 ) -> torch.Tensor:
     """`(N,)`. A dropped group takes no part in the statistics of the batch."""
-    args, gather = trainer.args, trainer.accelerator.gather
-    advantages_N: Any
+    args, group = setting.config, setting.group
     if args.multi_objective_aggregation == "sum_then_normalize":
         advantages_N = compute_advantages(
             found.outcome_N.masked_fill(~kept_N, torch.nan),
-            group_size(trainer),
+            group,
             baseline=args.baseline,
             scale=args.scale_rewards,
             eps=args.advantage_eps,
@@ -194,9 +189,9 @@ def _advantages(
             shaping_N=found.shaping_N,
             penalty_N=found.penalty_N,
             best_of=args.best_of,
-        ) * hard_group_weight(found.outcome_N, group_size(trainer), args.hard_group_exponent)
+        ) * hard_group_weight(found.outcome_N, group, args.hard_group_exponent)
     else:
-        advantages_N = gather(found.batch["advantages"])
+        advantages_N = setting.gather(found.batch["advantages"])
     return signed_and_clipped(
         advantages_N,
         positive_weight=args.positive_weight,
@@ -206,29 +201,86 @@ def _advantages(
 
 
 def _log(
-    trainer: "AblationTrainer",
+    setting: Setting,
     found: Scored,
     advantages_N: torch.Tensor,
     tokens_N: torch.Tensor,
     kept_N: torch.Tensor,
     weights_N: torch.Tensor | None,
 ) -> None:
-    """Replace TRL's advantages in the log of completions; in training, log the metrics."""
-    logged = trainer._logs["advantages"]
-    for _ in range(min(len(logged), len(advantages_N))):
-        logged.pop()
-    logged.extend(advantages_N.tolist())
-    if not trainer.model.training:
-        return
-    metrics = trainer._metrics["train"]
-    trainer.generated_tokens += found.generated_tokens
-    metrics["rollouts/generated_tokens"] = [float(trainer.generated_tokens)]
-    of_tokens = trainer.loss_type not in MEAN_OVER_TOKENS
+    of_tokens = setting.config.loss_type not in MEAN_OVER_TOKENS
     weighted_N = advantages_N if weights_N is None else advantages_N * weights_N
     for name, value in {
         **rollout_counts(found.generated, found.generated_tokens, tokens_N, kept_N),
-        **pass_counts(found.passed_N.view(-1, group_size(trainer))),
+        **pass_counts(found.passed_N.view(-1, setting.group)),
         **weight_by_sign(advantages_N),
         **weight_by_length(weighted_N, tokens_N * kept_N, per_token=of_tokens),
     }.items():
-        metrics[name].append(value)
+        setting.metrics[name].append(value)
+
+
+def pass_counts(passed_PG: torch.Tensor) -> dict[str, float]:
+    """`groups/passed/k`: the share of groups of which exactly k completions pass, for k = 0 … G.
+
+    An ungraded completion does not pass.
+    """
+    counts_P = passed_PG.sum(dim=1)
+    return {
+        f"groups/passed/{k}": (counts_P == k).float().mean().item()
+        for k in range(passed_PG.size(1) + 1)
+    }
+
+
+def weight_by_sign(advantages_N: torch.Tensor) -> dict[str, float]:
+    """`advantages/positive` and `advantages/negative`: the sum of the advantages of this sign, as
+    an absolute value, divided by N. Their sum is the mean absolute advantage."""
+    return {
+        "advantages/positive": advantages_N.clamp(min=0).mean().item(),
+        "advantages/negative": (-advantages_N).clamp(min=0).mean().item(),
+    }
+
+
+def weight_by_length(
+    advantages_N: torch.Tensor, tokens_N: torch.Tensor, *, per_token: bool
+) -> dict[str, float]:
+    """`advantages/weight/q1` (shortest quarter of the completions) to `q4` (longest): share of the
+    weight in the loss.
+
+    The advantages take the factor of their row in the loss, if it has one (`length_norm` 'prompt').
+    The weight of a completion is |A|, times its tokens if the loss is a sum over tokens
+    (`per_token`) and not a mean over them. Completions without tokens are left out; an empty
+    quarter is not logged. If all weights are 0, so are the shares.
+    """
+    has_tokens_N = tokens_N > 0
+    weights_N, tokens_N = advantages_N[has_tokens_N].abs().float(), tokens_N[has_tokens_N]
+    if per_token:
+        weights_N = weights_N * tokens_N
+    quarters = torch.tensor_split(weights_N[torch.argsort(tokens_N, stable=True)], 4)
+    whole = weights_N.sum()
+    return {
+        f"advantages/weight/q{place}": (quarter.sum() / whole).item() if whole > 0 else 0.0
+        for place, quarter in enumerate(quarters, start=1)
+        if len(quarter)
+    }
+
+
+def rollout_counts(
+    generated: int, generated_tokens: int, tokens_N: torch.Tensor, kept_N: torch.Tensor
+) -> dict[str, float]:
+    """Rollouts and tokens of one GRPO step: generated, used in the loss, and dropped (the rest).
+
+    Args:
+        generated: completions generated, over all rounds.
+        generated_tokens: their tokens.
+        tokens_N: the tokens of the batch's completions that may count in the loss.
+        kept_N: whether they count.
+    """
+    used_N = tokens_N * kept_N
+    used, used_tokens = int((used_N > 0).sum()), int(used_N.sum())
+    return {
+        "rollouts/generated": float(generated),
+        "rollouts/used": float(used),
+        "rollouts/dropped": float(generated - used),
+        "rollouts/used_tokens": float(used_tokens),
+        "rollouts/dropped_tokens": float(generated_tokens - used_tokens),
+    }

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -41,9 +41,6 @@ from trl_ablate.trainer.generation import evaluation_generation_kwargs, sampling
 from trl_ablate.trainer.rollouts import completion_metrics
 from trl_ablate.trainer.seeding import own_randomness
 from trl_ablate.trainer.temporary import replaced
-
-if TYPE_CHECKING:
-    from trl_ablate.trainer.ablation import AblationTrainer
 
 READ_AT_ONCE = 64
 Metrics = dict[str, Any]
@@ -72,9 +69,7 @@ class Call:
     trl_metrics: dict[str, float]
 
 
-def evaluate_one_shot(
-    trainer: "AblationTrainer", given: Any = None, prefix: str = "eval"
-) -> Metrics:
+def evaluate_one_shot(trainer: Any, given: Any = None, prefix: str = "eval") -> Metrics:
     """Evaluate all sets, then log one row and call the callbacks once.
 
     The metrics of a single set, and of the set at key `MAIN`, are named `{prefix}_...`; those of
@@ -95,13 +90,13 @@ def evaluate_one_shot(
     return metrics
 
 
-def evaluations(trainer: "AblationTrainer", given: Any = None) -> dict[str, Evaluation]:
+def evaluations(trainer: Any, given: Any = None) -> dict[str, Evaluation]:
     """Rows and metrics of every set; nothing is logged."""
     with _eval_mode(trainer.model), apart_from_training(trainer):
         return _evaluate_each(trainer, given)
 
 
-def sets(trainer: "AblationTrainer", given: Any = None) -> dict[str, Any]:
+def sets(trainer: Any, given: Any = None) -> dict[str, Any]:
     """The sets to evaluate, by key. `given` is a set, a dict of sets, or the name of one of the
     trainer's sets; None is all of the trainer's sets.
     """
@@ -127,7 +122,7 @@ def sets(trainer: "AblationTrainer", given: Any = None) -> dict[str, Any]:
     return by_key
 
 
-def check_sets(trainer: "AblationTrainer") -> None:
+def check_sets(trainer: Any) -> None:
     """Refuse, before training, sets that cannot be evaluated as configured."""
     by_key = sets(trainer)
     check_best_metric(trainer.args, by_key)
@@ -146,7 +141,7 @@ def _empty(key: str) -> ConfigurationError:
 
 
 @contextmanager
-def apart_from_training(trainer: "AblationTrainer"):
+def apart_from_training(trainer: Any):
     """Protect training's completion log and environments from changes in the block."""
     values: dict[str, Any] = {"_logs": _emptied(trainer._logs)}
     if trainer.environment_factories is not None:
@@ -167,7 +162,7 @@ def _eval_mode(model: Any):
 
 
 @contextmanager
-def _no_forward_pass(trainer: "AblationTrainer"):
+def _no_forward_pass(trainer: Any):
     """Let TRL score completions without the log-probabilities that only a loss needs: those of the
     reference model, for vLLM's correction, and of rollouts that are trained on several times."""
     with (
@@ -177,7 +172,7 @@ def _no_forward_pass(trainer: "AblationTrainer"):
         yield
 
 
-def _evaluate_each(trainer: "AblationTrainer", given: Any) -> dict[str, Evaluation]:
+def _evaluate_each(trainer: Any, given: Any) -> dict[str, Evaluation]:
     """Evaluate every set separately, so that its result does not depend on the other sets."""
     found = {}
     for key, one in sets(trainer, given).items():
@@ -186,7 +181,7 @@ def _evaluate_each(trainer: "AblationTrainer", given: Any) -> dict[str, Evaluati
     return found
 
 
-def _evaluate_one(trainer: "AblationTrainer", dataset: Any) -> Evaluation:
+def _evaluate_one(trainer: Any, dataset: Any) -> Evaluation:
     started = time.time()
     own_sampling = sampling_by(trainer, evaluation_generation_kwargs(trainer.args))
     with own_sampling, own_randomness(trainer), _no_forward_pass(trainer):
@@ -208,11 +203,11 @@ def _evaluate_one(trainer: "AblationTrainer", dataset: Any) -> Evaluation:
     )
 
 
-def _samples(trainer: "AblationTrainer") -> int:
+def _samples(trainer: Any) -> int:
     return trainer.num_generations_eval or 1
 
 
-def _batches(trainer: "AblationTrainer", dataset: Any) -> Iterator[list[Row]]:
+def _batches(trainer: Any, dataset: Any) -> Iterator[list[Row]]:
     """The questions of each call, for all processes, in the set's order. A set may be a stream."""
     questions = _each(dataset)
     at_once = max(1, trainer.args.per_device_eval_batch_size // _samples(trainer))
@@ -232,14 +227,14 @@ def _each(dataset: Any) -> Iterator[Row]:
             yield dict(zip(batch, row, strict=True))
 
 
-def _takes_all(trainer: "AblationTrainer") -> bool:
+def _takes_all(trainer: Any) -> bool:
     """Whether a whole set fits into one call: vLLM queues prompts. It does not fit if there are
     environments, images or a reward model: all of their data would be in memory at once."""
     queued = trainer.use_vllm and trainer.environment_factories is None and not trainer._is_vlm
     return queued and not any(isinstance(f, torch.nn.Module) for f in trainer.reward_funcs)
 
 
-def _call(trainer: "AblationTrainer", questions: list[Row]) -> Call:
+def _call(trainer: Any, questions: list[Row]) -> Call:
     """Generate and grade `questions`, which are the same on every process, in one call.
 
     Every process takes the same number of questions. If they cannot be divided, the last question
@@ -261,13 +256,13 @@ def _call(trainer: "AblationTrainer", questions: list[Row]) -> Call:
     return Call(_rows(trainer, questions), rewards, trl_metrics)
 
 
-def _own_share(trainer: "AblationTrainer", questions: list[Row]) -> list[Row]:
+def _own_share(trainer: Any, questions: list[Row]) -> list[Row]:
     size = -(-len(questions) // trainer.accelerator.num_processes)
     first = trainer.accelerator.process_index * size
     return [questions[min(i, len(questions) - 1)] for i in range(first, first + size)]
 
 
-def _columns(trainer: "AblationTrainer", question: Row) -> Row:
+def _columns(trainer: Any, question: Row) -> Row:
     """A copy, because TRL changes it, with the columns that TRL's data loader would keep."""
     if not trainer.args.remove_unused_columns:
         return dict(question)
@@ -275,7 +270,7 @@ def _columns(trainer: "AblationTrainer", question: Row) -> Row:
     return {name: question[name] for name in trainer._signature_columns or () if name in question}
 
 
-def _rows(trainer: "AblationTrainer", questions: list[Row]) -> list[Row]:
+def _rows(trainer: Any, questions: list[Row]) -> list[Row]:
     logs, samples = trainer._logs, _samples(trainer)
     rewards_NF = torch.tensor([list(logs["rewards"][name]) for name in trainer.reward_func_names]).T
     rewards_N = weighted_reward(rewards_NF, trainer.reward_weights.cpu()).tolist()
@@ -296,7 +291,7 @@ def _rows(trainer: "AblationTrainer", questions: list[Row]) -> list[Row]:
     ]
 
 
-def _trl_metrics(trainer: "AblationTrainer", calls: Sequence[Call]) -> Metrics:
+def _trl_metrics(trainer: Any, calls: Sequence[Call]) -> Metrics:
     """The metrics that TRL logs at an evaluation, computed over the whole set where possible."""
     rows = [row for call in calls for row in call.rows]
     rewards = {

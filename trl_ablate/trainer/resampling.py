@@ -13,9 +13,9 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from datasets import IterableDataset
@@ -24,21 +24,20 @@ from torch.nn.functional import pad
 from trl_ablate.advantages import has_variance
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer.batching import PROMPT_KEYS, SCALAR_KEYS, is_text
-from trl_ablate.trainer.groups import Scored, local_rows
+from trl_ablate.trainer.groups import Scored
 from trl_ablate.trainer.rollouts import counted
-
-if TYPE_CHECKING:
-    from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.trainer.setting import Setting
 
 logger = logging.getLogger(__name__)
 
 Place = tuple[int, int]
-"""A round, and a group in it."""
+"""A round, and a group or row in it."""
+Columns = dict[tuple[str, ...], Any]
 
 
-def check_dataset(trainer: "AblationTrainer") -> None:
+def check_dataset(dataset: Any) -> None:
     """Refuse a stream: fresh prompts are drawn at random places of the training set."""
-    if isinstance(trainer.train_dataset, IterableDataset):
+    if isinstance(dataset, IterableDataset):
         raise ConfigurationError(
             "group_filter 'resample' draws fresh prompts at random places of the training set, "
             "but this one is a stream; load it as a whole, or use group_filter 'drop'"
@@ -63,107 +62,137 @@ def fill(kept: Sequence[Sequence[bool]]) -> list[Place]:
     ]
 
 
-def resampled(trainer: "AblationTrainer", first: Scored) -> Scored:
-    """The first round's groups with variance, and those of further rounds in place of the others.
+@dataclass(frozen=True)
+class Resampling:
+    """The rounds of one rollout batch.
 
-    Every process calls this; batches are composed of the groups of all processes.
+    `score` is one call of TRL's generation and scoring with these questions, in this round.
+    `logs` is TRL's log of completions, of its last call.
     """
-    group: Any = trainer.num_generations
-    rounds, kept = [_gathered(trainer, first)], [has_variance(first.outcome_N, group).tolist()]
-    logs, metrics = [_columns(trainer, len(first.outcome_N))], _lengths(trainer)
-    while (missing := kept[0].count(False) - sum(map(sum, kept[1:]))) > 0:
-        if len(rounds) > trainer.args.max_resample_rounds:
-            logger.warning(
-                "%d of %d groups have no reward variance after %d rounds of resampling; they are "
-                "left out of this step",
-                *(missing, len(kept[0]), trainer.args.max_resample_rounds),
-            )
-            break
-        found = trainer.scored(_fresh_rows(trainer, missing, len(rounds)), len(rounds))
-        rounds.append(_gathered(trainer, found))
-        kept.append(has_variance(found.outcome_N, group).tolist())
-        logs.append(_columns(trainer, len(found.outcome_N)))
-    if len(rounds) == 1:
-        return first
-    _forget_later(trainer, metrics)
-    rows = [(turn, group * place + row) for turn, place in fill(kept) for row in range(group)]
-    _log_columns(trainer, logs, rows)
-    return _composed(trainer, rounds, rows)
 
+    setting: Setting
+    score: Callable[[list[dict[str, Any]], int], Scored]
+    dataset: Any
+    logs: Mapping[str, Any]
+    padding_id: int
+    step: int
 
-def _fresh_rows(trainer: "AblationTrainer", missing: int, turn: int) -> list[dict[str, Any]]:
-    """The rows of this process, of at least `missing` groups."""
-    group: Any = trainer.num_generations
-    processes = trainer.accelerator.num_processes
-    together = processes // math.gcd(processes, group)
-    groups = -(-missing // together) * together
-    dataset: Any = trainer.train_dataset
-    draw = random.Random(f"{trainer.args.seed}-{trainer._step}-{turn}-prompts")
-    chosen = (
-        draw.sample(range(len(dataset)), groups)
-        if groups <= len(dataset)
-        else draw.choices(range(len(dataset)), k=groups)
-    )
-    local = local_rows(trainer, groups * group // processes)
-    return [dict(dataset[chosen[row // group]]) for row in range(local.start, local.stop)]
+    def filled(self, first: Scored) -> Scored:
+        """The first round's groups with variance, and those of further rounds in place of the
+        others.
 
-
-def _gathered(trainer: "AblationTrainer", found: Scored) -> Scored:
-    """The rows of all processes."""
-    if not is_text(found.batch):
-        raise ConfigurationError(
-            "group_filter 'resample' composes batches of text only, but this one has "
-            f"{', '.join(sorted(found.batch))}; use group_filter 'drop'"
-        )
-    accelerator: Any = trainer.accelerator
-    batch = {}
-    for key, value in found.batch.items():
-        if key not in SCALAR_KEYS:
-            if value.dim() > 1:
-                value = accelerator.pad_across_processes(
-                    value,
-                    dim=1,
-                    pad_index=_padding(trainer, key),
-                    pad_first=key in PROMPT_KEYS,
+        Every process calls this; batches are composed of the groups of all processes.
+        """
+        group, most = self.setting.group, self.setting.config.max_resample_rounds
+        rounds, kept = [self._gathered(first)], [has_variance(first.outcome_N, group).tolist()]
+        logs = [self._logged(len(first.outcome_N))]
+        lengths = {name: len(values) for name, values in self.setting.metrics.items()}
+        while (missing := kept[0].count(False) - sum(map(sum, kept[1:]))) > 0:
+            if len(rounds) > most:
+                logger.warning(
+                    "%d of %d groups have no reward variance after %d rounds of resampling; they "
+                    "are left out of this step",
+                    *(missing, len(kept[0]), most),
                 )
-            value = accelerator.gather(value)
-        batch[key] = value
-    return replace(found, batch=batch)
+                break
+            found = self.score(self._fresh_rows(missing, len(rounds)), len(rounds))
+            rounds.append(self._gathered(found))
+            kept.append(has_variance(found.outcome_N, group).tolist())
+            logs.append(self._logged(len(found.outcome_N)))
+        if len(rounds) == 1:
+            return first
+        self._forget_later_metrics(lengths)
+        rows = [(turn, group * place + row) for turn, place in fill(kept) for row in range(group)]
+        for name, column in _columns(self.logs).items():
+            if name in logs[0]:
+                column.clear()
+                column.extend(logs[turn][name][row] if name in logs[turn] else None
+                              for turn, row in rows)  # fmt: skip
+        return self._composed(rounds, rows)
+
+    def _fresh_rows(self, missing: int, turn: int) -> list[dict[str, Any]]:
+        """The rows of this process, of at least `missing` groups."""
+        group, processes = self.setting.group, self.setting.accelerator.num_processes
+        together = processes // math.gcd(processes, group)
+        groups = -(-missing // together) * together
+        draw = random.Random(f"{self.setting.config.seed}-{self.step}-{turn}-prompts")
+        places = range(len(self.dataset))
+        chosen = (
+            draw.sample(places, groups) if groups <= len(places) else draw.choices(places, k=groups)
+        )
+        local = self.setting.local_rows(groups * group // processes)
+        return [dict(self.dataset[chosen[row // group]]) for row in range(local.start, local.stop)]
+
+    def _gathered(self, found: Scored) -> Scored:
+        """The rows of all processes."""
+        if not is_text(found.batch):
+            raise ConfigurationError(
+                "group_filter 'resample' composes batches of text only, but this one has "
+                f"{', '.join(sorted(found.batch))}; use group_filter 'drop'"
+            )
+        batch = dict(found.batch)
+        for key in [key for key in batch if key not in SCALAR_KEYS]:
+            if batch[key].dim() > 1:
+                side = {"pad_index": self._padding(key), "pad_first": key in PROMPT_KEYS}
+                batch[key] = self.setting.accelerator.pad_across_processes(
+                    batch[key], dim=1, **side
+                )
+            batch[key] = self.setting.gather(batch[key])
+        return replace(found, batch=batch)
+
+    def _padding(self, key: str) -> int:
+        return {
+            "prompt_ids": self.padding_id,
+            "completion_ids": self.padding_id,
+            "tool_mask": 1,
+            "importance_sampling_ratio": 1,  # VESPO takes its log
+        }.get(key, 0)
+
+    def _composed(self, rounds: Sequence[Scored], rows: Sequence[Place]) -> Scored:
+        """One batch of these rows of these rounds; this process keeps its part of it."""
+        first = rounds[0]
+        local = self.setting.local_rows(len(rows) // self.setting.accelerator.num_processes)
+        batch = {
+            key: value
+            if key in SCALAR_KEYS
+            else _taken([each.batch[key] for each in rounds], rows, key, self._padding(key))[local]
+            for key, value in first.batch.items()
+        }
+        penalties = [each.penalty_N for each in rounds if each.penalty_N is not None]
+        shaping = [each.shaping_N for each in rounds if each.shaping_N is not None]
+        return Scored(
+            batch=counted(self.setting, batch),
+            outcome_N=_taken([each.outcome_N for each in rounds], rows),
+            shaping_N=_taken(shaping, rows) if shaping else None,
+            passed_N=first.passed_N,
+            penalty_N=_taken(penalties, rows) if penalties else None,
+            generated=sum(each.generated for each in rounds),
+            generated_tokens=sum(each.generated_tokens for each in rounds),
+        )
+
+    def _logged(self, count: int) -> Columns:
+        """The last call's columns of TRL's log, `count` rows; without columns that lack rows."""
+        columns = _columns(self.logs).items()
+        return {name: list(one)[-count:] for name, one in columns if len(one) >= count}
+
+    def _forget_later_metrics(self, lengths: Mapping[str, int]) -> None:
+        """Remove the values that later rounds have added to the metrics."""
+        metrics = self.setting.metrics
+        for name in list(metrics):
+            del metrics[name][lengths.get(name, 0) :]
+            if not metrics[name]:
+                del metrics[name]
 
 
-def _padding(trainer: "AblationTrainer", key: str) -> int:
-    return {
-        "prompt_ids": trainer._tokenizer.pad_token_id,
-        "completion_ids": trainer._tokenizer.pad_token_id,
-        "tool_mask": 1,
-        "importance_sampling_ratio": 1,  # VESPO takes its log
-    }.get(key, 0)
-
-
-def _composed(
-    trainer: "AblationTrainer", rounds: Sequence[Scored], rows: Sequence[Place]
-) -> Scored:
-    """One batch of these rows of these rounds; this process keeps its part of it."""
-    first = rounds[0]
-    whole = {
-        key: value
-        if key in SCALAR_KEYS
-        else _taken([each.batch[key] for each in rounds], rows, key, _padding(trainer, key))
-        for key, value in first.batch.items()
-    }
-    local = local_rows(trainer, len(rows) // trainer.accelerator.num_processes)
-    batch = {key: value if key in SCALAR_KEYS else value[local] for key, value in whole.items()}
-    penalties = [each.penalty_N for each in rounds if each.penalty_N is not None]
-    shaping = [each.shaping_N for each in rounds if each.shaping_N is not None]
-    return Scored(
-        batch=counted(trainer, batch),
-        outcome_N=_taken([each.outcome_N for each in rounds], rows),
-        shaping_N=_taken(shaping, rows) if shaping else None,
-        passed_N=first.passed_N,
-        penalty_N=_taken(penalties, rows) if penalties else None,
-        generated=sum(each.generated for each in rounds),
-        generated_tokens=sum(each.generated_tokens for each in rounds),
-    )
+def _columns(logs: Mapping[str, Any]) -> Columns:
+    """The columns of TRL's log of completions, some of which are in groups."""
+    columns: Columns = {}
+    for name, column in logs.items():
+        if isinstance(column, Mapping):
+            columns |= {(name, part): values for part, values in column.items()}
+        else:
+            columns[(name,)] = column
+    return columns
 
 
 def _taken(
@@ -180,41 +209,3 @@ def _taken(
             pad(tensor, side, value=padding) for tensor, side in zip(tensors, sides, strict=True)
         ]
     return torch.stack([tensors[turn][row] for turn, row in rows])
-
-
-def _columns(trainer: "AblationTrainer", count: int) -> dict[tuple[str, ...], list[Any]]:
-    """TRL's log of its last call, `count` rows, by column, without columns that lack rows."""
-    columns: dict[tuple[str, ...], Any] = {}
-    for name, column in trainer._logs.items():
-        if isinstance(column, Mapping):
-            columns |= {(name, part): values for part, values in column.items()}
-        else:
-            columns[(name,)] = column
-    return {name: list(values)[-count:] for name, values in columns.items() if len(values) >= count}
-
-
-def _log_columns(
-    trainer: "AblationTrainer",
-    logs: Sequence[Mapping[tuple[str, ...], list[Any]]],
-    rows: Sequence[Place],
-) -> None:
-    """Replace TRL's log of completions by these rows; None where a round did not log a column."""
-    for name in logs[0]:
-        column: Any = trainer._logs
-        for part in name:
-            column = column[part]
-        column.clear()
-        column.extend(logs[turn][name][row] if name in logs[turn] else None for turn, row in rows)
-
-
-def _lengths(trainer: "AblationTrainer") -> dict[str, int]:
-    return {name: len(values) for name, values in trainer._metrics["train"].items()}
-
-
-def _forget_later(trainer: "AblationTrainer", lengths: Mapping[str, int]) -> None:
-    """Remove the values that later rounds have added to the metrics."""
-    metrics = trainer._metrics["train"]
-    for name in list(metrics):
-        del metrics[name][lengths.get(name, 0) :]
-        if not metrics[name]:
-            del metrics[name]

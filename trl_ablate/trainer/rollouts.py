@@ -3,15 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from trl_ablate.advantages import weighted_reward
 from trl_ablate.metrics import LENGTH_SPREAD, ONLY_SPECIAL, TURNS
-
-if TYPE_CHECKING:
-    from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.trainer.batching import response_mask
+from trl_ablate.trainer.generation import StopStrings
+from trl_ablate.trainer.setting import Setting
 
 REPORTED = ("ground_truth", "format_reward", "answer_reward")
 """Columns that a reward function may report; None where it does not."""
@@ -28,7 +29,11 @@ class Described:
 
 
 def describe(
-    trainer: "AblationTrainer", completion_ids: list[list[int]], tool_mask: list[list[int]] | None
+    setting: Setting,
+    stop: StopStrings,
+    tokenizer: PreTrainedTokenizerBase,
+    completion_ids: list[list[int]],
+    tool_mask: list[list[int]] | None,
 ) -> Described:
     """Lengths and ends of the completions of all processes. In training, also log metrics that TRL
     lacks or gets wrong: TRL counts only EOS as an end, but a stop string also ends a completion.
@@ -36,26 +41,22 @@ def describe(
     Lengths are counted as in TRL, without the text of tools (0 in `tool_mask`). With tools or an
     environment, the turns of the policy are logged, too, in training and in an evaluation.
     """
-    special = set(trainer._tokenizer.all_special_ids)
+    special = set(tokenizer.all_special_ids)
     own_tokens = map(len, completion_ids) if tool_mask is None else map(sum, tool_mask)
     own_turns = [1] * len(completion_ids) if tool_mask is None else map(turns, tool_mask)
     facts = [
-        (length, not trainer.stop.ended(ids), special.issuperset(ids), number)
+        (length, not stop.ended(ids), special.issuperset(ids), number)
         for length, number, ids in zip(own_tokens, own_turns, completion_ids, strict=True)
     ]
-    gathered: Any = trainer.accelerator.gather(
-        torch.tensor(facts, device=trainer.accelerator.device)
-    )
-    lengths_N, truncated_N, only_special_N, turns_N = gathered.T
+    facts_N4 = setting.gather(torch.tensor(facts, device=setting.accelerator.device))
+    lengths_N, truncated_N, only_special_N, turns_N = facts_N4.T
+    metrics = setting.metrics
     if tool_mask is not None:
-        mode = "train" if trainer.model.training else "eval"
-        trainer._metrics[mode][TURNS].append(turns_N.float().mean().item())
-    if trainer.model.training:
-        group: Any = trainer.num_generations
-        metrics = trainer._metrics["train"]
+        metrics[TURNS].append(turns_N.float().mean().item())
+    if setting.training:
         metrics[ONLY_SPECIAL].append(only_special_N.float().mean().item())
-        metrics[LENGTH_SPREAD].append(length_spread(lengths_N, group))
-        if trainer.stop.strings:
+        metrics[LENGTH_SPREAD].append(length_spread(lengths_N, setting.group))
+        if stop.strings:
             for name, value in truncation_metrics(lengths_N, truncated_N.bool()).items():
                 metrics[name][-1] = value
     return Described(lengths_N.tolist(), truncated_N.bool().tolist())
@@ -87,23 +88,9 @@ def rollout_rows(
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def response_mask(batch: Mapping[str, Any]) -> torch.Tensor:
-    """`(N, T)`: 1 at the tokens that count in the loss; the output of tools does not."""
-    mask_NT = batch["completion_mask"]
-    return mask_NT * batch["tool_mask"] if "tool_mask" in batch else mask_NT
-
-
-def without_truncated(trainer: "AblationTrainer", batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Apply `mask_truncated_completions` as TRL does, but with stop strings as ends, too."""
-    return counted(
-        trainer, without(batch, [trainer.stop.ended(i) for i in trainer._completion_ids])
-    )
-
-
-def counted(trainer: "AblationTrainer", batch: Mapping[str, Any]) -> dict[str, Any]:
+def counted(setting: Setting, batch: Mapping[str, Any]) -> dict[str, Any]:
     """The batch with the number of tokens in the loss over all processes, by TRL's name for it."""
-    items: Any = trainer.accelerator.gather(response_mask(batch).sum())
-    return {**batch, "num_items_in_batch": items.sum()}
+    return {**batch, "num_items_in_batch": setting.gather(response_mask(batch).sum()).sum()}
 
 
 def without(batch: Mapping[str, Any], kept_N: Sequence[bool]) -> dict[str, Any]:

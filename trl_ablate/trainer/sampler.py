@@ -12,9 +12,10 @@ The kept copies of a checkpoint are in one file, as all processes have the same.
 """
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,10 +26,6 @@ from trl.trainer.utils import selective_log_softmax
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.rounding import rounded
-from trl_ablate.trainer.batching import Batch
-
-if TYPE_CHECKING:
-    from trl_ablate.trainer.ablation import AblationTrainer
 
 FILE = "sampler_weights.safetensors"
 Weights = dict[str, torch.Tensor]
@@ -40,7 +37,7 @@ class Sampler:
     def __init__(self, config: AblationConfig):
         self._staleness = config.rollout_staleness
         self._dtype = config.sampler_dtype
-        self._exchanges = config.exchanges_weights
+        self.exchanges = config.exchanges_weights
         self.differs = config.sampler_differs
         self._kept: deque[Weights] = deque(maxlen=self._staleness + 1)
         """Copies at the start of the last GRPO steps, the oldest first."""
@@ -48,22 +45,21 @@ class Sampler:
         """Microbatches done when the last copy was made; several calls in a step make one."""
 
     @contextmanager
-    def weights_of(self, trainer: "AblationTrainer"):
-        """Until the end of the block, the parameters hold the sampler's values."""
-        if not (self._exchanges and trainer.model.training):
-            yield
-            return
-        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+    def weights_in(self, model: Any, step: int, *, sharded: bool):
+        """Until the end of the block, the model's parameters hold the sampler's values.
+
+        `step`: microbatches done so far.
+        """
+        if sharded:
             raise ConfigurationError(
                 "rollout_staleness and sampler_dtype exchange whole weights, which FSDP and "
                 "DeepSpeed shard; use DDP or one process"
             )
-        model: Any = trainer.accelerator.unwrap_model(trainer.model)
         parameters = {n: one for n, one in model.named_parameters() if one.is_floating_point()}
-        if self._staleness and trainer._step != self._kept_at:
+        if self._staleness and step != self._kept_at:
             trained = {name: one for name, one in parameters.items() if one.requires_grad}
             self._kept.append({name: one.detach().cpu().clone() for name, one in trained.items()})
-            self._kept_at = trainer._step
+            self._kept_at = step
         kept = self._kept[0] if self._staleness else {}
         own = {name: one.data for name, one in parameters.items()}
         for name, one in parameters.items():
@@ -74,11 +70,10 @@ class Sampler:
         finally:
             for name, one in parameters.items():
                 one.data = own[name]
-            trainer._last_loaded_step = -1  # so that an engine loads the policy for evaluation
 
-    def save(self, trainer: "AblationTrainer", checkpoint: Path) -> None:
-        """Write the kept copies into a checkpoint; one process does."""
-        if self._kept and trainer.args.should_save:
+    def save(self, checkpoint: Path) -> None:
+        """Write the kept copies into a checkpoint; one process calls this."""
+        if self._kept:
             tensors = {
                 f"{place}.{name}": tensor
                 for place, weights in enumerate(self._kept)
@@ -114,47 +109,54 @@ def check_text(images: Any) -> None:
 
 
 def sampler_logps(
-    trainer: "AblationTrainer", prompt_ids: list[list[int]], completion_ids: list[list[int]]
+    forward: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor],
+    prompt_ids: list[list[int]],
+    completion_ids: list[list[int]],
+    padding: int,
+    device: torch.device,
 ) -> list[list[float]]:
-    """The sampler's log-probability of each token; call it while its weights are in place."""
-    ids_NL, mask_NL = _padded(trainer, prompt_ids, completion_ids)
-    widest = max(1, *map(len, completion_ids))
-    batch = trainer.args.per_device_train_batch_size
-    with torch.no_grad():
-        if trainer.args.truncates and trainer.args.correct_truncation:
-            parts = zip(ids_NL.split(batch), mask_NL.split(batch), strict=True)
-            logps_NT = torch.cat([_of_truncated(trainer, *part, widest) for part in parts])
-        else:
-            logps_NT = trainer._get_per_token_logps_and_entropies(
-                trainer.model, ids_NL, mask_NL, widest, batch_size=batch
-            )[0]
-    return [row[: len(ids)] for row, ids in zip(logps_NT.tolist(), completion_ids, strict=True)]
-
-
-def _padded(
-    trainer: "AblationTrainer", prompt_ids: list[list[int]], completion_ids: list[list[int]]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts and completions as rows of ids and of their mask; prompts end in one column."""
-    device, padding = trainer.accelerator.device, trainer._tokenizer.pad_token_id
+    """The sampler's log-probability of each token, by `forward(ids, mask, completion_length)`;
+    call it while its weights are in place."""
     widest, longest = max(1, *map(len, completion_ids)), max(map(len, prompt_ids))
     rows, masks = [], []
     for prompt, completion in zip(prompt_ids, completion_ids, strict=True):
         left, right = longest - len(prompt), widest - len(completion)
         rows.append([padding] * left + [*prompt, *completion] + [padding] * right)
         masks.append([0] * left + [1] * (len(prompt) + len(completion)) + [0] * right)
-    return torch.tensor(rows, device=device), torch.tensor(masks, device=device)
+    ids_NL, mask_NL = torch.tensor(rows, device=device), torch.tensor(masks, device=device)
+    with torch.no_grad():
+        logps_NT = forward(ids_NL, mask_NL, widest)
+    return [row[: len(ids)] for row, ids in zip(logps_NT.tolist(), completion_ids, strict=True)]
+
+
+def forward_truncated(
+    model: Any,
+    args: AblationConfig,
+    ends: Sequence[int],
+    ids_NL: torch.Tensor,
+    mask_NL: torch.Tensor,
+    width: int,
+) -> torch.Tensor:
+    """Log-probabilities under the truncated distribution, `(N, width)`; `ends` are the ids of
+    EOS."""
+    size = args.per_device_train_batch_size
+    parts = zip(ids_NL.split(size), mask_NL.split(size), strict=True)
+    return torch.cat([_of_truncated(model, args, ends, *part, width) for part in parts])
 
 
 def _of_truncated(
-    trainer: "AblationTrainer", ids_NL: torch.Tensor, mask_NL: torch.Tensor, width: int
+    model: Any,
+    args: AblationConfig,
+    ends: Sequence[int],
+    ids_NL: torch.Tensor,
+    mask_NL: torch.Tensor,
+    width: int,
 ) -> torch.Tensor:
-    args, model = trainer.args, cast(Any, trainer.model)
-    with trainer.accelerator.autocast():
-        logits = model(input_ids=ids_NL, attention_mask=mask_NL, logits_to_keep=width + 1).logits
+    logits = model(input_ids=ids_NL, attention_mask=mask_NL, logits_to_keep=width + 1).logits
     logits_NTV, ids_NT = logits[:, :-1].float() / args.temperature, ids_NL[:, -width:]
     logps_NT = selective_log_softmax(logits_NTV, ids_NT)
     # Z is that of the tokens that may be drawn; that some may not is itself not corrected
-    logits_NTV[:, : args.min_tokens, trainer.eos_token_ids] = -torch.inf
+    logits_NTV[:, : args.min_tokens, list(ends)] = -torch.inf
     truncated_NT = truncated_logps(
         logits_NTV, ids_NT, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p
     )
@@ -187,10 +189,3 @@ def truncated_logps(
     kept_M1 = rules(ids_M1, flat_MV).log_softmax(-1).gather(1, ids_M1)
     whole_M1 = flat_MV.log_softmax(-1).gather(1, ids_M1)
     return torch.where(kept_M1.isneginf(), whole_M1, kept_M1).view(ids_NT.shape)
-
-
-def needs_ratio(trainer: "AblationTrainer", batch: Batch) -> bool:
-    """Whether the importance ratio is still missing: without vLLM, TRL computes none, and the loss
-    computes it only in an update of the policy that is corrected from its own forward pass."""
-    corrected = trainer.args.corrects_without_engine and trainer.model.training
-    return corrected and "old_per_token_logps" in batch and "importance_sampling_ratio" not in batch

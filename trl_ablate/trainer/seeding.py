@@ -11,15 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from trl_ablate.trainer.temporary import replaced
-
-if TYPE_CHECKING:
-    from trl_ablate.trainer.ablation import AblationTrainer
 
 SEED_STRIDE = 1_000_003
 """Distance between the seeds of two processes; far above any run seed or number of samples."""
@@ -29,7 +26,7 @@ REQUESTS_AT_ONCE = 64
 
 
 @contextmanager
-def own_randomness(trainer: "AblationTrainer"):
+def own_randomness(trainer: Any):
     """Until the end of the block, sampling depends only on the run's seed and the process."""
     seed = evaluation_seed(trainer)
     with ExitStack() as stack:
@@ -39,7 +36,7 @@ def own_randomness(trainer: "AblationTrainer"):
         yield
 
 
-def evaluation_seed(trainer: "AblationTrainer") -> int:
+def evaluation_seed(trainer: Any) -> int:
     """The seed of this process's evaluation. It is equal in processes that share one engine, as
     they must sample the same tokens."""
     config = trainer.args
@@ -62,7 +59,7 @@ def _generators(seed: int, device: torch.device):
             np.random.set_state(training[1])
 
 
-def _asks_a_server(trainer: "AblationTrainer") -> bool:
+def _asks_a_server(trainer: Any) -> bool:
     server = trainer.args.use_vllm and trainer.args.vllm_mode == "server"
     return server and trainer.accelerator.is_main_process
 

@@ -22,14 +22,10 @@ import torch
 from torch.nn.functional import pad
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from trl_ablate.trainer.packing import PACKABLE
-
 KEYWORD = "shared_prompts"
 """Of the model's forward pass."""
-
-# Of the types in `packing.PACKABLE`, those that `tests/contract/test_shared_prompts.py` refuses.
-NOT_SHAREABLE = frozenset(("llama4_text", "nemotron", "phimoe", "stablelm"))
-"""Three do not hand keywords to their attention; one attends within chunks."""
+Found = tuple[torch.Tensor | None, ...]
+"""Results of a forward pass for each token, `(N, T)`; None for what it was not asked."""
 
 
 @dataclass(frozen=True)
@@ -53,24 +49,16 @@ class Layout:
     tails: Sequence[Block]
 
 
-def may_share(model: Any) -> bool:
-    """Whether this model's attention can follow a layout."""
-    config = model.config.get_text_config()
-    return config._attn_implementation == "sdpa" and config.model_type in PACKABLE - NOT_SHAREABLE
-
-
 def forward_shared(
     forward: Callable[..., tuple],
     ids_NL: torch.Tensor,
     mask_NL: torch.Tensor,
     completion_length: int,
     blocks: Callable[[torch.Tensor], Sequence[torch.Tensor]],
-) -> tuple[torch.Tensor | None, ...]:
-    """The results of `forward(ids, mask, completion_length, labelled, **inputs)` for each token, as
-    `forward_packed`.
+) -> Found:
+    """The results of `forward_row` for each token, `(N, completion_length)`.
 
     Args:
-        forward: the model's; its inputs here are 1 packed row, positions and the layout.
         blocks: divides rows, by their lengths, into those that attention computes together.
     """
     wrap_attention()
@@ -96,25 +84,54 @@ def forward_shared(
     positions_BS = prefix_BS.cumsum(dim=1) - 1
     response_NL = tail_NL.clone()
     response_NL[:, :width] = False
-    labelled_1P = pad(response_NL[tail_NL], (start, 0))[None]
-    ids_1P = torch.cat([distinct_BS[prefix_BS], tails_NL[tail_NL]])[None]
+    found = forward_row(
+        forward,
+        torch.cat([distinct_BS[prefix_BS], tails_NL[tail_NL]]),
+        torch.cat([positions_BS[prefix_BS], positions_NL[tail_NL]]),
+        pad(response_NL[tail_NL], (start, 0)),
+        mask_NL[order_N, width:].bool(),
+        **{KEYWORD: layout},
+    )
+    back_N = torch.argsort(order_N)
+    return tuple(None if value is None else value[back_N] for value in found)
+
+
+def forward_row(
+    forward: Callable[..., tuple],
+    ids_P: torch.Tensor,
+    positions_P: torch.Tensor,
+    response_P: torch.Tensor,
+    response_NT: torch.Tensor,
+    **inputs: Any,
+) -> Found:
+    """The results of `forward(ids, mask, completion_length, labelled, **inputs)` for one packed row
+    of P tokens: those of response tokens, in the places of `response_NT`, and 0 elsewhere.
+    `labelled` is 1 at the tokens whose results are used, and `inputs` replace those of the model.
+    """
+    ids_1P = ids_P[None]
     found = forward(
         ids_1P,
         torch.ones_like(ids_1P),
-        ids_1P.size(1) - 1,  # nothing predicts the first token, which is of a prompt
-        labelled_1P.long(),
+        len(ids_P) - 1,  # nothing predicts the first token, which is of a prompt
+        response_P[None].long(),
         attention_mask=None,
-        position_ids=torch.cat([positions_BS[prefix_BS], positions_NL[tail_NL]])[None],
+        position_ids=positions_P[None],
         use_cache=False,
-        **{KEYWORD: layout},
+        **inputs,
     )
-    response_NT = mask_NL[:, width:].bool()
-    back_N = torch.argsort(order_N)
-    return tuple(
-        None if value is None
-        else _unpacked(value[labelled_1P[:, 1:]], response_NT[order_N])[back_N]
-        for value in found
-    )  # fmt: skip
+    places = (response_NT, response_P[1:])
+    return tuple(None if value is None else _unpacked(value[0], *places) for value in found)
+
+
+def _unpacked(values_P: torch.Tensor, response_NT: torch.Tensor, response_P: torch.Tensor):
+    return values_P.new_zeros(response_NT.shape).masked_scatter(response_NT, values_P[response_P])
+
+
+def joined(parts: Sequence[Sequence[Any]], places: Sequence[torch.Tensor] | None = None) -> Found:
+    """The results of several passes as those of one, with the rows of each in its places."""
+    back_N = None if places is None else torch.argsort(torch.cat(list(places)))
+    whole = [None if None in column else torch.cat(column) for column in zip(*parts, strict=True)]
+    return tuple(one if one is None or back_N is None else one[back_N] for one in whole)
 
 
 def computed_tokens(ids_NL: torch.Tensor, mask_NL: torch.Tensor, completion_length: int) -> int:
@@ -142,11 +159,6 @@ def _tails(
         blocks.append(_block(lengths, start, prefix))
         start += int(lengths.sum())
     return blocks
-
-
-def _unpacked(values_R: torch.Tensor, response_NT: torch.Tensor) -> torch.Tensor:
-    """The values of R response tokens in their places, and 0 elsewhere."""
-    return values_R.new_zeros(response_NT.shape).masked_scatter(response_NT, values_R)
 
 
 def wrap_attention() -> None:

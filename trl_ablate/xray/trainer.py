@@ -15,9 +15,8 @@ from accelerate.utils import gather_object
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer.ablation import AblationTrainer
-from trl_ablate.trainer.batching import ROW, Batch, is_text
-from trl_ablate.trainer.groups import Scored, local_rows
-from trl_ablate.trainer.rollouts import response_mask
+from trl_ablate.trainer.batching import ROW, Batch, is_text, response_mask
+from trl_ablate.trainer.groups import Scored
 from trl_ablate.xray.stored_rollouts import RolloutBatch, RolloutFolder
 
 PushHook = Callable[[int, Batch, torch.Tensor], None]
@@ -94,7 +93,7 @@ class XrayTrainer(AblationTrainer):
             self._drawn = {"prompt_ids": prompt_ids, "completion_ids": completion_ids}
             self._drawn["sampling_logps"] = sampling_logps
             return completion_ids, sampling_logps
-        local = local_rows(self, len(prompt_ids))
+        local = self._setting().local_rows(len(prompt_ids))
         if [list(ids) for ids in prompt_ids] != stored.prompt_ids[local]:
             raise ConfigurationError(
                 f"the rollouts in {self._folder.path} answer other prompts than those of "
@@ -110,7 +109,7 @@ class XrayTrainer(AblationTrainer):
         """This process's completions of the batch."""
         whole: list[list[int]] = self._recorded or []
         first = self._number * rows * self.accelerator.num_processes
-        return whole[first:][local_rows(self, rows)]
+        return whole[first:][self._setting().local_rows(rows)]
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         stored = self._folder.batch(self._number)
@@ -137,7 +136,7 @@ class XrayTrainer(AblationTrainer):
             )
         if self._folder.batch(self._number) is None:
             self._store(found)
-        local = local_rows(self, len(batch["prompt_mask"]))
+        local = self._setting().local_rows(len(batch["prompt_mask"]))
         if self._apart:
             batch["old_per_token_logps"] = self._stored_logps(batch, local)
         stored = sum(map(len, self._completion_ids))

@@ -8,15 +8,13 @@ from hypothesis import strategies as st
 from trl_ablate.trainer.batching import (
     by_length,
     by_prompt,
-    forward_trimmed,
-    groups_by_length,
     is_text,
     padded_fraction,
     regroup,
     trim,
     weigh_microbatches,
 )
-from trl_ablate.trainer.forward_passes import Passes
+from trl_ablate.trainer.forward_passes import Passes, forward_trimmed, groups_by_length
 
 
 def batch(prompts: list[int], completions: list[int], width: tuple[int, int] = (4, 6)) -> dict:

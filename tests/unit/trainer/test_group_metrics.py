@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trl_ablate.trainer.group_metrics import (
+from trl_ablate.trainer.groups import (
     pass_counts,
     rollout_counts,
     weight_by_length,

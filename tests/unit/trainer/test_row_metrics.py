@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trl_ablate.trainer.row_metrics import RowMetrics, metric_of_microbatches, row_sums
+from trl_ablate.trainer.loss_metrics import RowMetrics, metric_of_microbatches, row_sums
 
 NAN = float("nan")
 

@@ -1,107 +1,26 @@
-"""The logits of the next token of each row, by the model's own forward pass or by a shorter one.
+"""The forward pass of one token per row, for models as small as the miniature's on a CPU.
 
-For one token per row, a small model on a CPU spends most of its time not on arithmetic, but on what
-its forward pass does around it: masks, configuration, and a copy of the whole cache for each token.
-`ShortForward` does the arithmetic alone; attention of one query a row is two products of matrices.
-It is used only for models whose every part is known, without hooks or adapters, and only if its
-first logits are the model's own.
+There, a small model spends most of its time not on arithmetic, but on what its forward pass does
+around it: masks, configuration, and a copy of the whole cache for each token. `ShortForward` does
+the arithmetic alone; attention of one query a row is two products of matrices. It is used only for
+models whose every part is known, without hooks or adapters, and the trainer's decoding compares its
+first logits with the model's own.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers.cache_utils import DynamicLayer
 
-BY_ROW = frozenset(("attention_mask", "position_ids"))
-"""Inputs of the model with one row for each of the batch."""
 HOMES = frozenset(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2"))
 """Where the models that `ShortForward` computes, and their modules, are defined."""
 ACTIVATIONS = "transformers.activations"
 COMMON = frozenset((nn.Embedding, nn.Linear, nn.ModuleList, nn.SiLU))
-SHORT_INPUTS = BY_ROW | {"logits_to_keep", "past_key_values", "use_cache"}
-ROUNDING = 1e-4
-"""Tolerance of logits, relative and absolute."""
+INPUTS = {"attention_mask", "position_ids", "logits_to_keep", "past_key_values", "use_cache"}
 ROOM = 32
 """Columns by which a cache grows at least, when it is full."""
-
-
-class NextToken(Protocol):
-    """Computes the logits of the next token of each row, `(M, V)`."""
-
-    def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
-        """After the last token of `ids_ML` was added to each row."""
-        ...
-
-    def keep(self, kept_M: torch.Tensor) -> None:
-        """Only these rows continue."""
-        ...
-
-
-class ModelForward:
-    """The model's own forward pass, for any model."""
-
-    def __init__(self, model: Any, inputs: dict[str, Any]):
-        self._model = model
-        self.inputs = inputs
-
-    def read_prompts(self, ids_NL: torch.Tensor, times: int) -> torch.Tensor:
-        """The first pass: one of every `times` rows, which have the same prompt."""
-        once = {
-            name: value[::times] if name in BY_ROW else value for name, value in self.inputs.items()
-        }
-        step = self._model.prepare_inputs_for_generation(
-            ids_NL[::times], is_first_iteration=True, **once
-        )
-        outputs = self._model(**step, return_dict=True)
-        logits_NV = outputs.logits[:, -1].to(torch.float32, copy=True)  # the others may be large
-        if times > 1:
-            outputs.past_key_values.batch_repeat_interleave(times)
-            logits_NV = logits_NV.repeat_interleave(times, dim=0)
-        self.inputs = self._model._update_model_kwargs_for_generation(outputs, self.inputs)
-        return logits_NV
-
-    def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
-        step = self._model.prepare_inputs_for_generation(
-            ids_ML, next_sequence_length=1, **self.inputs
-        )
-        outputs = self._model(**step, return_dict=True)
-        self.inputs = self._model._update_model_kwargs_for_generation(outputs, self.inputs)
-        return outputs.logits[:, -1].to(torch.float32, copy=True)
-
-    def keep(self, kept_M: torch.Tensor) -> None:
-        self.inputs["past_key_values"].batch_select_indices(kept_M)
-        for name in BY_ROW & self.inputs.keys():
-            self.inputs[name] = self.inputs[name][kept_M]
-
-
-class ShortIfEqual:
-    """The model's own forward pass for the first token, and from then on `ShortForward`, if the
-    model `may_be_short` and both computed the same logits up to rounding.
-
-    Args:
-        read: the model's own forward pass, after it has read the prompts.
-        longest: length of the longest row at its end.
-    """
-
-    def __init__(self, model: Any, read: ModelForward, longest: int):
-        self._forward: NextToken = read
-        fits = may_be_short(model, read.inputs)
-        self._short = ShortForward(model, read.inputs, longest) if fits else None
-
-    def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
-        logits_MV = self._forward.logits(ids_ML)
-        if self._short is not None:
-            if torch.allclose(self._short.logits(ids_ML), logits_MV, rtol=ROUNDING, atol=ROUNDING):
-                self._forward = self._short
-            self._short = None
-        return logits_MV
-
-    def keep(self, kept_M: torch.Tensor) -> None:
-        self._forward.keep(kept_M)
-        if self._short is not None:
-            self._short.keep(kept_M)
 
 
 class ShortForward:
@@ -209,7 +128,7 @@ def may_be_short(model: Any, inputs: dict[str, Any]) -> bool:
         return False
     return (
         type(model).__name__.endswith("ForCausalLM")
-        and inputs.keys() == SHORT_INPUTS
+        and inputs.keys() == INPUTS
         and not torch.is_autocast_enabled("cpu")
         and inputs["position_ids"].dim() == 2
         and not any("forward" in vars(one) for one in modules if one is not model)
