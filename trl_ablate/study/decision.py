@@ -38,9 +38,6 @@ LEVEL = 0.05
 MOST_FLIPPED = 30
 """Pairs up to which all sign flips are counted; with more, the t test leans on little."""
 
-BETTER, WORSE, EQUIVALENT = Verdict.BETTER, Verdict.WORSE, Verdict.EQUIVALENT
-UNDECIDED, NOT_DECIDED = Verdict.UNDECIDED, Verdict.NOT_DECIDED
-Decided = Verdict
 NORMAL, EXACT = "near-normal differences", "an exact sign-flip test"
 
 

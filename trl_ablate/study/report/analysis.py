@@ -33,25 +33,24 @@ class ArmResult:
     intervals: dict[Statistic, Interval]
 
     @property
-    def collapsed(self) -> int:
-        return sum(s is not None and s.collapsed_at is not None for s in self.summaries)
-
-    def has_collapsed(self, position: int) -> bool:
-        summary = self.summaries[position] if position < len(self.summaries) else None
-        return summary is not None and summary.collapsed_at is not None
+    def known(self) -> list[Summary]:
+        """Of the runs with an outcome."""
+        return [summary for summary in self.summaries if summary is not None]
 
     @property
     def ended(self) -> int:
-        """Runs with an outcome."""
-        return sum(summary is not None for summary in self.summaries)
+        return len(self.known)
+
+    @property
+    def collapsed(self) -> int:
+        return sum(summary.collapsed for summary in self.known)
 
     @property
     def fell_behind(self) -> int:
         """Runs that did not collapse but ended far below the arm's median: they never learned."""
-        known = [summary for summary in self.summaries if summary is not None]
-        middle = statistics.median([s.final for s in known]) if known else 0.0
+        middle = statistics.median([s.final for s in self.known]) if self.known else 0.0
         limit = min(LOST_SHARE * middle, middle - NOISE_FLOOR)
-        return sum(s.collapsed_at is None and s.final < limit for s in known)
+        return sum(not s.collapsed and s.final < limit for s in self.known)
 
     @property
     def is_mixed(self) -> bool:
@@ -69,9 +68,7 @@ class ArmResult:
         if not self.collapsed:
             return words
         ended = sum(run.counts for run in self.runs)
-        return words + (
-            ", all collapsed" if self.collapsed == ended else f", {self.collapsed} collapsed"
-        )
+        return f"{words}, {'all' if self.collapsed == ended else self.collapsed} collapsed"
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ def paired(arm: ArmResult, reference: ArmResult, statistic: Statistic) -> Pairs:
     """The runs of an arm and of its reference, by position."""
     both = [*zip_longest(reference.summaries, arm.summaries)]
     first, second = ([s and s.value(statistic) for s in of] for of in zip(*both, strict=True))
-    collapsed = [any(s is not None and s.collapsed_at is not None for s in pair) for pair in both]
+    collapsed = [any(s is not None and s.collapsed for s in pair) for pair in both]
     return pairs_of(first, second, collapsed)
 
 

@@ -42,7 +42,8 @@ def at_equal_cost(analysis: Analysis, cost: Cost) -> dict[str, Comparison]:
         arm, reference = analysis.arm(name), analysis.reference_of(name)
         both = [*zip(reference.runs, arm.runs, strict=False)]
         known = [_at_equal(pair, analysis.metric, cost) or (None, None) for pair in both]
-        collapsed = [arm.has_collapsed(i) or reference.has_collapsed(i) for i in range(len(known))]
+        ends = zip(reference.summaries, arm.summaries, strict=False)
+        collapsed = [any(s is not None and s.collapsed for s in pair) for pair in ends]
         found = pairs_of([a for a, _ in known], [b for _, b in known], collapsed)
         if found.differences:
             pairs[name] = found

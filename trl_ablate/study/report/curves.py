@@ -53,6 +53,10 @@ class Summary:
     auc: float
     collapsed_at: float | None
 
+    @property
+    def collapsed(self) -> bool:
+        return self.collapsed_at is not None
+
     def value(self, statistic: Statistic) -> float:
         return getattr(self, statistic)
 

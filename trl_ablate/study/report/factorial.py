@@ -86,10 +86,10 @@ def factorial(plan: Plan, runs: Sequence[Run]) -> Factorial:
         levels = {name: index_of(design.factors[name], value) for name, value in cell.items()}
         every.append(Observation(levels, position, summary.value(plan.decide_on)))
         ended[run.arm] += 1
-        if summary.collapsed_at is None:
-            calm.append(every[-1])
-        else:
+        if summary.collapsed:
             collapsed[run.arm] += 1
+        else:
+            calm.append(every[-1])
     counts = {name: len(found) for name, found in design.factors.items()}
     return Factorial(
         design=design,

@@ -95,7 +95,7 @@ def parameters(analysis: Analysis) -> dict[str, dict[str, Interval]]:
     found: dict[str, dict[str, Interval]] = {}
     for arm in analysis.arms:
         both = zip(arm.runs, arm.summaries, strict=True)
-        calm = [run for run, s in both if s is not None and s.collapsed_at is None]
+        calm = [run for run, s in both if s is not None and not s.collapsed]
         fits = [each for run in calm if (each := fit(run.series[analysis.metric]))]
         if fits:
             found[arm.name] = {

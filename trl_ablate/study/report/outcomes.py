@@ -122,7 +122,7 @@ def collapses(analysis: Analysis) -> dict[str, Collapse]:
             rate=clopper_pearson(arm.collapsed, arm.ended),
             reference=analysis.reference_of(arm.name).name if arm.name in p else None,
             p=p.get(arm.name),
-            others=t_interval(_values(arm, analysis, collapsed=False)),
+            others=t_interval(_values(arm, analysis, calm=True)),
         )
         for arm in arms
     }
@@ -179,10 +179,7 @@ def _bracketed(value: float, limits: tuple[float, float]) -> str:
     return f"{number(value)} [{number(limits[0])}, {number(limits[1])}]"
 
 
-def _values(arm: ArmResult, analysis: Analysis, collapsed: bool | None = None) -> list[float]:
-    """The deciding statistic of the arm's runs; with `collapsed`, of those that did or did not."""
-    return [
-        value
-        for position, value in enumerate(arm.values(analysis.decide_on))
-        if value is not None and collapsed in (None, arm.has_collapsed(position))
-    ]
+def _values(arm: ArmResult, analysis: Analysis, *, calm: bool = False) -> list[float]:
+    """The deciding statistic of the arm's runs; with `calm`, of those that did not collapse."""
+    kept = [summary for summary in arm.known if not (calm and summary.collapsed)]
+    return [summary.value(analysis.decide_on) for summary in kept]

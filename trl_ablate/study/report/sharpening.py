@@ -13,9 +13,11 @@ from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.curves import PASSES, Run, passes_name
 from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import number, within
-from trl_ablate.study.report.stats import Interval, t_interval
+from trl_ablate.study.report.stats import t_interval
 from trl_ablate.study.verdict import Verdict
 
+Rise = Mapping[str, float | None]
+"""`first`, `rise`, `low`, `high` over seeds."""
 NOTE = (
     "From the first to the last evaluation of each run that has an outcome: mean over seeds, and "
     "the mean rise with its 95 % t interval. 'Sharper': pass@1 rises and pass@k does not. 'More "
@@ -28,7 +30,7 @@ def sharpening_table(analysis: Analysis) -> Section:
     """Empty, if evaluations drew one sample of each question."""
     found = rises(analysis)
 
-    def rise(part: Mapping[str, float | None]) -> str:
+    def rise(part: Rise) -> str:
         return within(part["rise"] or 0.0, part["low"], part["high"])
 
     columns: Columns = [
@@ -52,13 +54,12 @@ def rises(analysis: Analysis) -> dict[str, dict[str, Any]]:
     for arm in analysis.arms:
         ends = [ends for run in arm.runs if run.counts and (ends := _ends(run, most))]
         if ends:
-            parts = [_rise([each[place] for each in ends]) for place in (0, 1)]
-            word = verdict(*(Interval(len(ends), p["rise"], p["low"], p["high"]) for p in parts))
-            found[arm.name] = {"k": most, "one": parts[0], "many": parts[1], "verdict": word}
+            one, many = (_rise([each[place] for each in ends]) for place in (0, 1))
+            found[arm.name] = {"k": most, "one": one, "many": many, "verdict": verdict(one, many)}
     return found
 
 
-def _rise(ends: Sequence[tuple[float, float]]) -> dict[str, float | None]:
+def _rise(ends: Sequence[tuple[float, float]]) -> Rise:
     change = t_interval([last - first for first, last in ends])
     first = t_interval([first for first, _ in ends]).mean
     return {"first": first, "rise": change.mean, "low": change.low, "high": change.high}
@@ -66,24 +67,20 @@ def _rise(ends: Sequence[tuple[float, float]]) -> dict[str, float | None]:
 
 def largest_k(analysis: Analysis) -> int | None:
     """The largest k of a `pass@k` that every run has which logged one."""
-    known = [
-        {k for k in PASSES if passes_name(k) in run.series}
-        for arm in analysis.arms
-        for run in arm.runs
-    ]
+    known = [{k for k in PASSES if passes_name(k) in run.series} for run in analysis.runs]
     shared = set.intersection(*filter(None, known)) if any(known) else set()
     return max(shared - {1}, default=None)
 
 
-def verdict(of_one: Interval, of_k: Interval) -> str:
+def verdict(one: Rise, many: Rise) -> str:
     """What rose, by intervals that leave out 0."""
-    if of_k.low is None or of_k.high is None or of_one.low is None:
+    if many["low"] is None or many["high"] is None or one["low"] is None:
         return Verdict.TOO_FEW
-    if of_k.high < 0:
+    if many["high"] < 0:
         return "narrower"
-    if of_k.low > 0:
+    if many["low"] > 0:
         return "more able"
-    return "sharper" if of_one.low > 0 else "neither is seen to rise"
+    return "sharper" if one["low"] > 0 else "neither is seen to rise"
 
 
 def _ends(run: Run, most: int) -> list[tuple[float, float]] | None:

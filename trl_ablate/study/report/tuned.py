@@ -70,7 +70,7 @@ def split(plan: Plan, runs: Sequence[Run]) -> TunedRuns:
     def trials(candidate: str) -> Trials:
         of = by_candidate[candidate][:number]
         ended = [(s, s.value(tuning.by)) for run in of if (s := run.outcome(metric))]
-        fallen = [value for summary, value in ended if summary.collapsed_at is not None]
+        fallen = [value for summary, value in ended if summary.collapsed]
         return Trials(of, [value for _, value in ended], fallen)
 
     def fresh(arm: str, candidate: str | None) -> list[Run]:
