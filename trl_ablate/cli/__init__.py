@@ -2,6 +2,6 @@
 
 main       looks up the command, then imports its file
 ending     turns errors into a sentence and an exit code
-parsing    arguments and help of every command
+parsing    the form of every command: its options and its help
 terminal   tables and lines for the terminal
 """

@@ -1,11 +1,7 @@
 """How a command ends: its exit code, and a one-sentence message for an error. No torch.
 
-Every command is
-
-    def main(argv: Sequence[str] | None = None) -> int:
-        return exit_code_of(lambda: run(parse(argv)), stopped="nothing was written")
-
-so that this is the only place where an error becomes a message and an exit code:
+`parsing.Command` runs every command in `exit_code_of`, the only place where an error becomes a
+message and an exit code:
 
     0     done
     1     failed: the disk, the network, the GPU, a reward function

@@ -6,27 +6,7 @@ import pytest
 
 from trl_ablate.bench.reward_time import golds_of
 from trl_ablate.bench.synthetic import recorded_lengths
-from trl_ablate.cli.bench import main
 from trl_ablate.errors import ConfigurationError
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["trian"], "error: argument MODE: invalid choice: 'trian'"),
-        (["train", "--row", "3"], "error: unknown option '--row'; did you mean '--rows'?"),
-        (["train", "--output", "absent/bench.json"],
-         "error: the folder of --output absent/bench.json does not exist; create it"),
-        (["train", "--model_shape", "x"], "error: argument --model_shape: invalid choice: 'x'"),
-        (["reward", "--count", "0"], "error: argument --count: '0' is no whole number of at least"),
-        (["step", "--rows", "many"], "error: argument --rows: 'many' is no whole number of at"),
-    ],
-)  # fmt: skip
-def test_a_wrong_word(capsys, words, sentence):
-    assert main(words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(sentence) and said.count("\n") == 1
-
 
 WRONG = [("", "is empty"), ("[3]\n", "line 1: a JSON list"), ("5\n", "line 1: a JSON int"),
          ('{"answer": 3}\n', "line 1: its `{}` is"), ('{"x": 1}\n{"an', "line 1: its `{}` is None"),

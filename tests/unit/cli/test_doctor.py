@@ -27,11 +27,6 @@ def test_it_says_whether_a_recipe_can_run_here(tmp_path, capsys, monkeypatch, wo
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_recipe(capsys):
-    assert main(["quickstrat"]) == 2
-    assert "did you mean 'quickstart'?" in capsys.readouterr().err
-
-
 def test_a_torch_that_cannot_be_imported_is_named():
     code = (
         "import sys\nsys.modules['torch'] = None\n"

@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from trl_ablate.cli.main import COMMANDS, main
+
+STOCK = REPOSITORY / "tests" / "data" / "stock_grpo" / "healthy"
 
 
 def test_the_help_names_every_command_and_exit_code(capsys):
@@ -28,6 +31,9 @@ def test_neither_the_help_nor_a_commands_help_loads_torch():
         "    with suppress(SystemExit), redirect_stdout(StringIO()):\n"
         "        main([name, '--help'])\n"
         "main(['recipes'])\n"
+        "main(['plan', '--json'])\n"
+        "picture = ['--picture', '/dev/null', '--overwrite']\n"
+        f"main(['inspect', {str(STOCK)!r}, *picture])\n"
         "heavy = {'torch', 'transformers', 'trl', 'huggingface_hub', 'ray', 'modal'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
@@ -38,18 +44,6 @@ def test_neither_the_help_nor_a_commands_help_loads_torch():
 def test_the_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("trl-ablate ")
-
-
-@pytest.mark.parametrize(
-    ("word", "sentence"),
-    [
-        ("tarin", "'tarin' is not a command; did you mean 'train'?"),
-        ("xyz", f"'xyz' is not a command; use one of {', '.join(COMMANDS)}"),
-    ],
-)
-def test_an_unknown_command(capsys, word, sentence):
-    assert main([word, "x"]) == 2
-    assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""A wrong word ends each command with exit code 2 and one sentence; nothing else is printed."""
+
+import pytest
+
+from trl_ablate.cli.main import COMMANDS, main
+
+TABLE = [
+    ("tarin", "'tarin' is not a command; did you mean 'train'?"),
+    ("xyz", f"'xyz' is not a command; use one of {', '.join(COMMANDS)}"),
+    ("bench trian", "argument MODE: invalid choice: 'trian'"),
+    ("bench train --row 3", "unknown option '--row'; did you mean '--rows'?"),
+    ("bench train --output absent/b.json", "the folder of --output absent/b.json does not exist"),
+    ("bench train --model_shape x", "argument --model_shape: invalid choice: 'x'"),
+    ("bench reward --count 0", "argument --count: '0' is no whole number of at least 1"),
+    ("bench step --rows many", "argument --rows: 'many' is no whole number of at least 1"),
+    ("doctor quickstrat", "recipe 'quickstrat' does not exist; did you mean 'quickstart'?"),
+    ("evaluate {empty}", "{empty} holds no model"),
+    ("evaluate nobody/no-such-model", "checkpoint nobody/no-such-model could not be loaded"),
+    ("evaluate miniature --completions", "--completions writes a file next to --output; add"),
+    ("evaluate miniature --output {empty}/no/f", "the folder of --output {empty}/no/f does not"),
+    ("evaluate miniature --output {empty}", "--output {empty} is a folder; give a file in it"),
+    ("evaluate miniature --per_question {empty}", "--per_question {empty} is a folder; give a"),
+    ("evaluate miniature --per_question {empty}/no/f", "the folder of --per_question {empty}/no"),
+    ("evaluate miniature --profile miniature --samples many", "takes a whole number"),
+    ("evaluate miniature --recipe std_dev_of", "recipe 'std_dev_of' does not exist; did you mean"),
+    ("evaluate", "the following arguments are required: CHECKPOINT"),
+    ("plan --gpu h1000", "argument --gpu: invalid choice: 'h1000'"),
+    ("plan --sleep off", "argument --sleep: 'off' is neither true nor false"),
+    ("plan --gpuss 2", "unknown option '--gpuss'; did you mean '--gpus'?"),
+    ("plan --model 9B", "'9B' is neither a known size"),
+    ("plan --gpus many", "argument --gpus: invalid int value: 'many'"),
+    ("publish {empty}/absent", "does not exist; give the folder of a run"),
+    ("publish run --pubic", "unknown option '--pubic'; did you mean '--public'?"),
+    ("publish", "the following arguments are required: RUN_DIR"),
+    ("recipes std_dev_of", "recipe 'std_dev_of' does not exist; did you mean 'std_dev_off'?; give "
+     "a path to a .yaml file, or a name that `trl-ablate recipes` lists"),
+    ("recipes there/grpo.yaml", "recipe there/grpo.yaml does not exist; for the shipped recipe "
+     "write grpo"),
+    ("recipes --all", "unknown option '--all'; see `trl-ablate recipes --help`"),
+    ("recipes grpo rloo", "unknown argument 'rloo'; see `trl-ablate recipes --help`"),
+    ("check", "missing RECIPE, which comes first, such as my_task/recipe.yaml"),
+    ("check grpo --questions 0", "--questions is 0; give 1 or more"),
+    ("train --dry_run", "missing RECIPE, which comes first, such as std_dev_off"),
+    ("xray --batches 2", "missing ARMS, which come first, such as grpo std_dev_off"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "sentence"), TABLE, ids=[words for words, _ in TABLE])
+def test_a_wrong_word(tmp_path, capsys, monkeypatch, words, sentence):
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "TokenOfTheTester012345")
+    code = main([word.format(empty=tmp_path) for word in words.split()])
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (2, "")
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
+    assert sentence.format(empty=tmp_path) in printed.err
+
+
+def test_trouble_with_the_hub_is_a_failure(tmp_path, capsys, monkeypatch):
+    import trl_ablate.hub
+    from trl_ablate.hub import PublishError
+
+    def push_run(run, **how) -> str:
+        raise PublishError(f"the Hub refused {run.path.name}")
+
+    monkeypatch.setattr(trl_ablate.hub, "push_run", push_run)
+    assert main(["publish", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"error: the Hub refused {tmp_path.name}\n"
