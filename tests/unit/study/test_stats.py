@@ -9,10 +9,11 @@ from scipy import stats
 from tests.support.synthetic_study import METRIC, flat_run
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.stats import (
-    compare,
     detectable_difference,
     holm,
+    judge,
     paired_p,
+    pairs_of,
     t_interval,
 )
 
@@ -53,17 +54,15 @@ def test_detectable_difference_is_the_textbook_one():
 
 def test_verdicts():
     reference = [0.70, 0.72, 0.71]
-    verdicts = compare(
-        reference,
-        {
-            "better": [0.80, 0.83, 0.81],
-            "worse": [0.50, 0.53, 0.51],
-            "same": [0.71, 0.71, 0.71],
-            "itself": reference,
-            "few": [0.1, 0.1, None],
-            "none": [None, None, None],
-        },
-    )
+    arms = {
+        "better": [0.80, 0.83, 0.81],
+        "worse": [0.50, 0.53, 0.51],
+        "same": [0.71, 0.71, 0.71],
+        "itself": reference,
+        "few": [0.1, 0.1, None],
+        "none": [None, None, None],
+    }
+    verdicts = judge({name: pairs_of(reference, values) for name, values in arms.items()})
     assert {name: c.verdict for name, c in verdicts.items()} == {
         "better": "better",
         "worse": "worse",
@@ -77,19 +76,6 @@ def test_verdicts():
     assert verdicts["itself"].difference.mean == 0.0
     # the smallest p-value of four: the fifth arm has none and does not count
     assert verdicts["worse"].p_corrected == pytest.approx(4 * verdicts["worse"].p)
-
-
-def test_arms_with_a_reference_of_their_own_count_in_the_same_correction():
-    """Three comparisons with different references: the smallest p-value is multiplied by three."""
-    values = {"other": [0.5, 0.6, 0.55], "arm": [0.70, 0.81, 0.75], "third": [0.6, 0.8, 0.7]}
-    first, own = [0.72, 0.70, 0.71], {"arm": values["other"]}
-    found = compare(first, values, own)
-    alone = compare(values["other"], {"arm": values["arm"]})["arm"]
-    assert found["arm"].difference == alone.difference
-    assert found["arm"].p == alone.p == min(c.p for c in found.values())
-    assert found["arm"].p_corrected == pytest.approx(3 * alone.p)
-    assert found["arm"].detectable > alone.detectable
-    assert found["third"].difference == compare(first, values)["third"].difference
 
 
 def simulated_study(rng: random.Random, arms: int, seeds: int = 3):

@@ -8,7 +8,7 @@ import pytest
 from tests.support.tuned_study import tuned_plan
 from trl_ablate import ConfigurationError
 from trl_ablate.study.planned import Plan
-from trl_ablate.study.report.stats import compare
+from trl_ablate.study.report.stats import judge, pairs_of
 from trl_ablate.study.schedule import bounds, needed, next_runs, tuned, tuning_text
 from trl_ablate.study.tuning import make_tuning, standing, trials_per_arm
 
@@ -173,7 +173,7 @@ def test_fresh_seeds_do_not_flatter_and_raise_no_false_alarm():
         chosen += [finished[best.runs[0].id] for best in bests]
         values = [[finished[run.id] for run in best.runs[1:]] for best in bests]
         fresh += [value for of_arm in values for value in of_arm]
-        alarms += compare(values[0], {"b": values[1]})["b"].verdict != "not distinguishable"
+        alarms += judge({"b": pairs_of(*values)})["b"].verdict != "not distinguishable"
     error = 1 / math.sqrt(len(chosen))
     assert sum(chosen) / len(chosen) == pytest.approx(1.163, abs=4 * error)
     assert abs(sum(fresh) / len(fresh)) < 4 / math.sqrt(len(fresh))

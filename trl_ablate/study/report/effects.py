@@ -19,6 +19,7 @@ correlation (Šidák 1967), all cover at once with 95 % or more; Bonferroni's ar
 Verdicts rest on p-values with Holm's correction over the same m estimates.
 """
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -118,22 +119,19 @@ class Fit:
         itself is left out."""
         if (term,) not in self._kept:
             return None
-        weights = self._unit((term,))
+        weights: dict[Term, float] = {(term,): 1.0}
         for other in self._kept:
             if len(other) == 2 and term in other:
                 (partner,) = (level for level in other if level != term)
                 if partner[0] == given[0]:
-                    weights[self._place(other)] = self._code(partner, given[1])
+                    weights[other] = self._code(partner, given[1])
         return self._estimate(weights)
 
     def level_mean(self, level: Level) -> float:
         """The fitted mean of a level, all levels of the other factors and all seeds equally."""
-        weights = np.zeros(self._x.shape[1])
-        weights[: self._blocks] = 1.0 / self._blocks
-        for term in self._kept:
-            if len(term) == 1 and term[0][0] == level[0]:
-                weights[self._place(term)] = self._code(term[0], level[1])
-        return float(weights @ self._beta)
+        mains = [term for term in self._kept if len(term) == 1 and term[0][0] == level[0]]
+        weights = {term: self._code(term[0], level[1]) for term in mains}
+        return float(self._vector(weights, 1.0 / self._blocks) @ self._beta)
 
     def misfit_p(self) -> float | None:
         """p-value of the F test of three-way and higher interactions: the spread between cells that
@@ -162,14 +160,16 @@ class Fit:
         return float(at == level[1]) - 1 / len(self._levels[level[0]])
 
     def _column(self, term: Term) -> np.ndarray:
-        found = np.ones(len(self._observations))
-        for factor, level in term:
-            seen = np.array([each.levels[factor] for each in self._observations])
-            found *= (seen == level) - 1 / len(self._levels[factor])
-        return found
+        return np.array(
+            [math.prod(self._code(level, each.levels[level[0]]) for level in term)
+             for each in self._observations]
+        )  # fmt: skip
 
-    def _place(self, term: Term) -> int:
-        return self._blocks + self._kept.index(term)
+    def _vector(self, weights: Mapping[Term, float], of_blocks: float = 0.0) -> np.ndarray:
+        """Weights of terms as those of columns."""
+        return np.array(
+            [of_blocks] * self._blocks + [weights.get(term, 0.0) for term in self._kept]
+        )
 
     def _solve(self) -> None:
         self._y = np.array([each.value for each in self._observations])
@@ -182,7 +182,8 @@ class Fit:
             self._squares = 0.0  # rounding of an exact fit
         self.sigma = (self._squares / self.degrees) ** 0.5 if self.degrees > 0 else None
 
-    def _estimate(self, weights: np.ndarray) -> Estimate:
+    def _estimate(self, of_terms: Mapping[Term, float]) -> Estimate:
+        weights = self._vector(of_terms)
         value = float(weights @ self._beta)
         if self.sigma is None:
             return Estimate(value, None, None, None)
@@ -196,7 +197,7 @@ class Fit:
         return Estimate(value, value - half, value + half, p)
 
     def _effects(self) -> list[Effect]:
-        found = {term: self._estimate(self._unit(term)) for term in self._kept}
+        found = {term: self._estimate({term: 1.0}) for term in self._kept}
         p_values = [each.p for each in found.values() if each.p is not None]
         decided = self.degrees >= MIN_DEGREES
         corrected = dict(zip(found, holm(p_values), strict=True)) if decided else {}
@@ -213,11 +214,6 @@ class Fit:
         else:
             verdict = Verdict.BETTER if found.estimate > 0 else Verdict.WORSE
         return Effect(term, found, p, verdict, contained)
-
-    def _unit(self, term: Term) -> np.ndarray:
-        weights = np.zeros(self._x.shape[1])
-        weights[self._place(term)] = 1.0
-        return weights
 
 
 def _indicators(labels: Sequence[Hashable]) -> np.ndarray:

@@ -140,29 +140,15 @@ def _detectable_shift(n: int, alpha: float) -> float:
     return float(np.asarray(optimize.brentq(missing_power, 0.0, upper, full_output=False)))
 
 
-def compare(
-    reference: Sequence[float | None],
-    arms: Mapping[str, Sequence[float | None]],
-    own_references: Mapping[str, Sequence[float | None]] | None = None,
-    *,
-    margin: float | None = None,
-) -> dict[str, Comparison]:
-    """Every arm against the reference, or against its own; higher is better.
-
-    Values are ordered by seed; None is a run without an outcome, and its pair is skipped. There is
-    one comparison per arm, and p-values are corrected over all arms with enough pairs, whatever
-    their references.
-    """
-    references = {name: reference for name in arms} | dict(own_references or {})
-    return judge({name: pairs_of(references[name], arms[name]) for name in arms}, margin)
-
-
 def pairs_of(
     reference: Sequence[float | None],
     arm: Sequence[float | None],
     collapsed: Sequence[bool] | None = None,
 ) -> Pairs:
-    """The differences where both have a value."""
+    """The differences where both have a value; higher is better.
+
+    Values are ordered by seed; None is a run without an outcome, and its pair is skipped.
+    """
     both = [
         (b - a, position)
         for position, (a, b) in enumerate(zip(reference, arm, strict=True))
@@ -174,7 +160,8 @@ def pairs_of(
 
 
 def judge(arms: Mapping[str, Pairs], margin: float | None = None) -> dict[str, Comparison]:
-    """The verdicts over all pairs, with Holm's correction."""
+    """The verdicts over all pairs. Holm's correction is over all arms with enough of them, whatever
+    their references."""
     exact = {
         name: sign_flip_p(pairs.differences) if can_reach(len(pairs.differences), ALPHA) else None
         for name, pairs in arms.items()

@@ -19,7 +19,8 @@ from trl_ablate.study.report.numbers import NOTHING, difference, signed
 from trl_ablate.study.report.stats import (
     MIN_SEEDS,
     Comparison,
-    compare,
+    judge,
+    pairs_of,
 )
 from trl_ablate.study.verdict import Verdict
 
@@ -78,10 +79,8 @@ def effects(plan: Plan, runs: Sequence[Run]) -> list[Effect]:
                     f"an arm {world}.SWITCH in `against`"
                 )
         compared = {
-            name: compare(
-                [],
-                {arm: values[arm][name] for arm in against},
-                {arm: values[reference][name] for arm, reference in against.items()},
+            name: judge(
+                {arm: pairs_of(values[of][name], values[arm][name]) for arm, of in against.items()}
             )
             for name in ("final", "area", "length")
         }
