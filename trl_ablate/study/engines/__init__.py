@@ -13,6 +13,7 @@ options.
 """
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,9 @@ class Process(Protocol):
 
     def wait(self) -> int:
         """Wait until it ends by itself; returns the exit code."""
-        ...
+        while (code := self.poll()) is None:
+            time.sleep(0.1)
+        return code
 
     def ask_to_end(self) -> None:
         """Ask it to stop, as Ctrl-C does; returns at once."""
@@ -57,8 +60,8 @@ class Process(Protocol):
 
     def ask_to_save(self) -> None:
         """Ask it to save and stop, as SIGTERM does; returns at once. An engine that does not keep
-        the files of a stopped run may only ask it to stop."""
-        ...
+        the files of a stopped run only asks it to stop."""
+        self.ask_to_end()
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
         """Wait `patience` seconds for it to stop; if it was asked to save and `patience` is not 0,

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.folders import part_of, put_back, replace_folder
 from trl_ablate.run.json_files import read_object, write_json
-from trl_ablate.study.engines import SECONDS_TO_END, Job
+from trl_ablate.study.engines import SECONDS_TO_END, Job, Process
 from trl_ablate.study.engines.shipping import Bundle, beside, pack, short
 
 SECONDS_BETWEEN_QUESTIONS = 10.0
@@ -73,7 +73,7 @@ class DetachedEngine:
         return DetachedProcess(job, self._service, self._checkpoints)
 
 
-class DetachedProcess:
+class DetachedProcess(Process):
     """A call, found by its note."""
 
     def __init__(self, job: Job, service: Service, checkpoints: bool):
@@ -116,15 +116,8 @@ class DetachedProcess:
         replace_folder(directory)
         shutil.rmtree(scratch)
 
-    def wait(self) -> int:
-        while (code := self.poll()) is None:
-            time.sleep(0.5)
-        return code
-
     def ask_to_end(self) -> None:
         """The call continues without the runner."""
-
-    ask_to_save = ask_to_end
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
         """The call continues; its result is fetched later."""

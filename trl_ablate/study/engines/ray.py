@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, Job
+from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, Job, Process
 from trl_ablate.study.engines.shipping import Bundle, Landing, copy_code, pack, perform, short
 from trl_ablate.study.planned import Plan
 
@@ -103,7 +103,7 @@ class RayEngine:
         return RayProcess(task, pack(job), Landing(job), self._checkpoints)
 
 
-class RayProcess:
+class RayProcess(Process):
     """A task, and the stream of pieces that it sends."""
 
     def __init__(self, task: Any, bundle: Bundle, landing: Landing, checkpoints: bool):
@@ -136,16 +136,9 @@ class RayProcess:
         except (RayError, StopIteration) as error:
             self._landing.give_up(1, f"Ray: {short(error)}")
 
-    def wait(self) -> int:
-        while (code := self.poll()) is None:
-            time.sleep(0.1)
-        return code
-
     def ask_to_end(self) -> None:
         if self._landing.code is None:
             ray.cancel(self._pieces)
-
-    ask_to_save = ask_to_end
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
         """Wait, then cancel the task; the training ends with the task's worker."""

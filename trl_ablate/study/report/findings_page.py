@@ -129,24 +129,26 @@ def _readme_row(row: Found) -> str:
 
 def between_markers(page: str, text: str) -> str:
     """A page with the text between its markers replaced."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ConfigurationError(
-            f"the page has no lines {BEGIN} and {END}; add them where the table shall stand"
-        )
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+    return _replaced(
+        page, BEGIN, f"\n{text}\n", END, f"the page has no lines {BEGIN} and {END}; add them where "
+        "the table shall stand",
+    )  # fmt: skip
 
 
 def with_section(readme: str, section: str) -> str:
     """README with its section on answers replaced."""
-    before, heading, rest = readme.partition(README_HEADING)
-    _, next_heading, after = rest.partition("\n## ")
-    if not (heading and next_heading):
-        raise ConfigurationError(
-            f"the README has no section '{README_HEADING.strip()}' before another one; add it"
-        )
-    return f"{before}{section}{next_heading}{after}"
+    return _replaced(
+        readme, README_HEADING, section.removeprefix(README_HEADING), "\n## ",
+        f"the README has no section '{README_HEADING.strip()}' before another one; add it",
+    )  # fmt: skip
+
+
+def _replaced(page: str, begin: str, text: str, end: str, complaint: str) -> str:
+    before, found, rest = page.partition(begin)
+    _, next_found, after = rest.partition(end)
+    if not (found and next_found):
+        raise ConfigurationError(complaint)
+    return f"{before}{begin}{text}{end}{after}"
 
 
 def answered_arms(found: Sequence[Found]) -> list[ArmFound]:
