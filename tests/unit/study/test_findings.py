@@ -22,6 +22,7 @@ from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore
 
 STUDY = "question: Is it so?\narms: [grpo.yaml]\nseeds: [0]\n"
+README = f"# Top\n\n{README_HEADING}\nold rows\n\n## Switches\n\nlast\n"
 MARKED = f"# Studies\n\n{BEGIN}\nold\n{END}\n\nend\n"
 
 
@@ -38,11 +39,9 @@ def arm(verdict: str, difference: float | None = 0.1, **other: Any) -> dict[str,
         "high": difference + 0.05 if known else None, "pairs": 5, "collapsed": [0, 5],
         "equivalence_margin": 0.05,
     }  # fmt: skip
-    taken = {key: value for key, value in other.items() if key in entry}
-    return {
-        "entry": entry | taken,
-        "details": details | {k: other[k] for k in other if k not in entry},
-    }
+    for key, value in other.items():
+        (entry if key in entry else details)[key] = value
+    return {"entry": entry, "details": details}
 
 
 def effect(name: list[str], levels: list, estimate: float, verdict: str, sentence: str | None):
@@ -68,7 +67,7 @@ def report(arms: dict[str, dict], effects=(), mixed=(), passes=None) -> dict[str
 def written(tmp_path):
     """Writes a list, its studies and reports; returns the pages by name."""
 
-    def written(rows: list[dict], reports: dict[str, dict], readme: str | None = None):
+    def written(rows: list[dict], reports: dict[str, dict]):
         studies = {name for row in rows for name in row.get("worlds", [row["study"]])}
         for name in studies:
             (tmp_path / name).mkdir(exist_ok=True)
@@ -77,10 +76,8 @@ def written(tmp_path):
             (tmp_path / name / "report.json").write_text(json.dumps(found))
         (tmp_path / "findings.yaml").write_text(json.dumps({"rows": rows}))
         (tmp_path / "README.md").write_text(MARKED)
-        if readme is not None:
-            (tmp_path / "TOP.md").write_text(readme)
-        top = tmp_path / "TOP.md" if readme is not None else None
-        _, pages = pages_of(tmp_path / "findings.yaml", top)
+        (tmp_path / "TOP.md").write_text(README)
+        _, pages = pages_of(tmp_path / "findings.yaml", tmp_path / "TOP.md")
         return {path.name: text.replace("\\", "") for path, text in pages.items()}
 
     return written
@@ -296,17 +293,14 @@ def test_arms_and_factors_whose_runs_are_yet_to_come_are_not_run_yet(written):
     assert section(page, "Not decided yet") == words and "What depends on what" not in page
 
 
-def test_the_readme_is_rewritten_once_four_questions_have_answers(written, tmp_path):
-    readme = f"# Top\n\n{README_HEADING}\nold rows\n\n## Switches\n\nlast\n"
+def test_the_readme_is_rewritten_once_four_questions_have_answers(written):
     rows = [asked(n, arms={"a": n}, readme=True) for n in ("one", "two", "three", "five")]
     rows.append(asked("four", part="factors", readme=True))
     found = {n: report({"a": arm("better")}) for n in ("one", "two")}
     words = "A matters only with b: it is −0.5 there. Difference of differences −0.4."
     found["four"] = report({}, [effect(["a", "b"], [["0", "1"]] * 2, -0.4, "worse", words)])
-    assert "TOP.md" not in written(rows, found, readme)
-    (tmp_path / "five" / "report.json").write_text(json.dumps(report({"a": arm("worse")})))
-    text = pages_of(tmp_path / "findings.yaml", tmp_path / "TOP.md")[1][tmp_path / "TOP.md"]
-    text = text.replace("\\", "")
+    assert "TOP.md" not in written(rows, found)
+    text = written(rows, {**found, "five": report({"a": arm("worse")})})["TOP.md"]
     assert "old rows" not in text and text.endswith("\n## Switches\n\nlast\n")
     row = f"| [What of two?](recipes/studies/two/REPORT.md) | two is better, {SHOWN} | 5 |"
     assert row in text and text.count("REPORT.md") == 4
