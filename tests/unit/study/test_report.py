@@ -22,6 +22,7 @@ from tests.support.synthetic_study import (
 )
 from trl_ablate import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.run.json_files import append_jsonl
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.background import commands, different_starts
 from trl_ablate.study.report.costs import time
@@ -36,7 +37,10 @@ from trl_ablate.study.report.curves import (
 from trl_ablate.study.report.document import Code
 from trl_ablate.study.report.lines import line_of, spread
 from trl_ablate.study.report.making import report_curves, report_study
+from trl_ablate.study.report.stats import Comparison, Interval
+from trl_ablate.study.report.verdicts import disagreement
 from trl_ablate.study.store import RunStore
+from trl_ablate.study.verdict import Verdict
 
 
 def curve(*values: float) -> Series:
@@ -345,6 +349,30 @@ def test_runs_that_began_with_different_weights_are_named():
     assert different_starts(plan, runs[:2]) == []
 
 
+def test_samples_and_environment_of_runs_that_differ(tmp_path):
+    """The first run's rollouts are damaged, so the second's are shown; both ends of a long text."""
+    plan, store = write_study(tmp_path / "runs", {"grpo": {"top": 0.8}}, seeds=(0, 1))
+    first, second = (store.directory(run.id) for run in plan.arms[0].runs)
+    for directory, text in ((first, "{\n"), (second, "")):
+        (directory.path / "rollouts").mkdir()
+        (directory.path / "rollouts" / "step_000020.jsonl").write_text(text)
+    said = {"prompt": "a" * 400 + "b" * 400, "response": "c", "reward": 1.0}
+    append_jsonl(second.path / "rollouts" / "step_000020.jsonl", said)
+    second.update(git={"commit": "fedcba9876543210", "diff": "+1"})
+    text = reported(plan, store, tmp_path)[0]
+    assert "grpo, step 000020, highest reward: 1.0" in text
+    assert f"{'a' * 350}\n[... 100 characters ...]\n{'b' * 350}\n" in text
+    assert "0123456789 (1 runs), fedcba9876 with uncommitted changes (1 runs)" in text
+
+
+def test_a_difference_that_one_of_two_tests_finds():
+    found = Comparison("a", Interval(6, 0.1), None, None, Verdict.UNDECIDED, 0.2, exact_p=0.0625,
+                       exact_disagrees=True)  # fmt: skip
+    assert disagreement(replace(found, exact_disagrees=False)) is None
+    assert "and the exact sign-flip test does not (p = 0.062)" in (disagreement(found) or "")
+    assert "too few for an exact test" in (disagreement(replace(found, exact_p=None)) or "")
+
+
 def test_expected_and_found(tmp_path):
     arms = {"grpo": {"top": 0.8}, "weak": {"top": 0.4}, "alike": {"top": 0.801},
             "broken": {"top": 0.8, "collapse": 8}}  # fmt: skip
@@ -364,6 +392,8 @@ def test_expected_and_found(tmp_path):
         ("run_name,metric,step\n", "no column 'value'"),
         ("run_name,metric,step,value\n", "have no rows"),
         ("run_name,metric,step,value\na,eval/reward,zero,1\n", "line 2"),
+        ("run_name,metric,step,value,seed\na,eval/reward,0,1,x\n", "seed is 'x'; it takes a whole"),
+        (None, "do not exist; name a CSV file"),
         (
             "run_name,metric,step,value\na,train/loss,0,1\n",
             "no metric 'eval_reward'; they have loss",
@@ -372,7 +402,8 @@ def test_expected_and_found(tmp_path):
 )
 def test_curves_that_are_none(tmp_path, text, complaint):
     path = tmp_path / "curves.csv"
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(ConfigurationError, match=re.escape(complaint)):
         report_curves(path, tmp_path / "out")
 

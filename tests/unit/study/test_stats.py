@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from scipy import stats
@@ -9,6 +10,7 @@ from scipy import stats
 from tests.support.synthetic_study import METRIC, flat_run
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.stats import (
+    Pairs,
     detectable_difference,
     holm,
     judge,
@@ -17,6 +19,7 @@ from trl_ablate.study.report.stats import (
     t_interval,
 )
 
+SAME = "not distinguishable"
 STUDIES = 500
 SAMPLING_ERROR = 2.576 * math.sqrt(0.05 * 0.95 / STUDIES)
 """Of a share of 5 % over 500 studies, at 99 %."""
@@ -76,6 +79,16 @@ def test_verdicts():
     assert verdicts["itself"].difference.mean == 0.0
     # the smallest p-value of four: the fifth arm has none and does not count
     assert verdicts["worse"].p_corrected == pytest.approx(4 * verdicts["worse"].p)
+
+
+def test_small_differences_are_equivalent_within_a_margin():
+    """Two one-sided tests: mean 0.002, s = 0.01, three pairs; half width t(0.95, 2) s / sqrt(3)."""
+    pairs = Pairs([0.002, 0.012, -0.008])
+    half = stats.t.ppf(0.95, 2) * 0.01 / math.sqrt(3)
+    for margin, verdict in ((0.002 + half + 1e-6, "equivalent"), (0.002 + half - 1e-6, SAME)):
+        assert judge({"a": pairs}, margin)["a"].verdict == verdict
+    mixed = replace(pairs, collapsed=[True, False, False])
+    assert judge({"a": mixed}, 1.0)["a"].verdict == judge({"a": pairs})["a"].verdict == SAME
 
 
 def simulated_study(rng: random.Random, arms: int, seeds: int = 3):

@@ -77,11 +77,6 @@ class Run:
     """Number of lines of `metrics.jsonl` that are not logged rows."""
 
     @property
-    def diverged_at(self) -> float | None:
-        """The GRPO step at which the weights became NaN or infinite; None if they did not."""
-        return self.record.get("diverged_at")
-
-    @property
     def counts(self) -> bool:
         """Whether its values count in the statistics: it finished, or a rule stopped it."""
         return self.status in DONE
@@ -101,7 +96,7 @@ class Run:
         if series is None or not series.values:
             return None
         errors = self.series.get(stderr_of(metric))
-        collapsed_at = self.diverged_at
+        collapsed_at = self.record.get("diverged_at")  # the weights became NaN or infinite
         if collapsed_at is None:
             collapsed_at = collapse_step(series, max(errors.values) if errors else 0.0)
         best = max(series.values)
@@ -163,11 +158,8 @@ def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
 
 
 def planned_run(plan: Plan, arm: PlannedArm, planned: PlannedRun, store: RunStore) -> Run:
-    state = store.state(planned.id)
-    directory = store.directory(planned.id)
-    metric = plan.primary_metric
-    curves: dict[str, Series] = {}
-    skipped = 0
+    state, directory = store.state(planned.id), store.directory(planned.id)
+    metric, curves, skipped = plan.primary_metric, {}, 0
     if state.status != "to do" and directory.metrics_file.is_file():
         drawn = (*DRAWN, GENERATED_TOKENS)
         beside = (stderr_of(metric), *map(passes_name, PASSES))
