@@ -4,8 +4,7 @@ import argparse
 import shlex
 
 from trl_ablate.bench.gpu import part_runs
-from trl_ablate.bench.gpu.parts import PARTS, Setup
-from trl_ablate.bench.gpu.results import Results, page
+from trl_ablate.bench.gpu.parts import PARTS, Results, Setup, page
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import at_least_one
 from trl_ablate.cli.terminal import console

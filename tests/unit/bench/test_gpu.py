@@ -17,8 +17,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from trl_ablate.bench.gpu import part_runs
 from trl_ablate.bench.gpu.part_runs import check_card
-from trl_ablate.bench.gpu.parts import PARTS, NotHere, Part, Setup
-from trl_ablate.bench.gpu.results import Results, page
+from trl_ablate.bench.gpu.parts import PARTS, NotHere, Part, Results, Setup, page
 from trl_ablate.cli import bench
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer.temporary import replaced

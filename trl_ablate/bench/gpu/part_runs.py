@@ -17,8 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from trl_ablate.bench.gpu.parts import PARTS, Found, NotHere, Setup
-from trl_ablate.bench.gpu.results import Results
+from trl_ablate.bench.gpu.parts import PARTS, Found, NotHere, Results, Setup
 from trl_ablate.run.failures import message_of
 from trl_ablate.run.json_files import read_object, write_json
 
