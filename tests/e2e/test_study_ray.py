@@ -31,7 +31,7 @@ pytestmark = [
 
 KILLS = int(os.environ.get("TRL_ABLATE_KILLS", "6"))
 
-ARMS = {"a": {"top": 0.8, "pause": 0.1}, "b": {"top": 0.5, "pause": 0.1, "collapse": 8}}
+ARMS = {"a": {"top": 0.8, "pause": 0.4}, "b": {"top": 0.5, "pause": 0.4, "collapse": 8}}
 
 
 class Nodes:
