@@ -18,7 +18,7 @@ PAGES = {
         "README.md",
         "CONTRIBUTING.md",
         "recipes/REFERENCE.md",
-        "recipes/studies/README.md",
+        "recipes/studies/ANSWERS.md",
         "trl_ablate/bench/LAB.md",
         "trl_ablate/guard/README.md",
     )
@@ -26,7 +26,7 @@ PAGES = {
 README = PAGES["README.md"]
 SWITCHES = README + PAGES["recipes/REFERENCE.md"].partition("\n## More switches")[2]
 """The table of switches starts in the README, and continues beside the recipes."""
-ALL_ANSWERS = PAGES["recipes/studies/README.md"]
+ALL_ANSWERS = PAGES["recipes/studies/ANSWERS.md"]
 STUDIES = sorted(path.parent for path in (SHIPPED / "studies").glob("*/report.json"))
 RECIPES = {
     path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in SHIPPED.glob("*.yaml")

@@ -11,7 +11,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
 
 DESCRIPTION = """\
-Write FINDINGS.md, the table of answers in README.md beside it, and README's section on answers,
+Write FINDINGS.md, the table in ANSWERS.md beside it, and README's section on answers,
 from the report.json of the studies in a list.
 
 LIST names the questions and their studies, which are folders beside it; default: the shipped one.
@@ -114,7 +114,7 @@ def pages_of(chosen: Path, readme: Path | None):
     pictures = [page.PICTURE] * has_answers + [page.SCATTER] * bool(pairs_of_answers(found))
 
     pages = {folder / "FINDINGS.md": page.findings_page(found, pictures)}
-    table = folder / "README.md"
+    table = folder / "ANSWERS.md"
     if table.is_file():
         pages[table] = page.between_markers(
             table.read_text(encoding="utf-8"), page.leaderboard(found)

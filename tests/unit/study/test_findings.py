@@ -75,7 +75,7 @@ def written(tmp_path):
         for name, found in reports.items():
             (tmp_path / name / "report.json").write_text(json.dumps(found))
         (tmp_path / "findings.yaml").write_text(json.dumps({"rows": rows}))
-        (tmp_path / "README.md").write_text(MARKED)
+        (tmp_path / "ANSWERS.md").write_text(MARKED)
         (tmp_path / "TOP.md").write_text(README)
         _, pages = pages_of(tmp_path / "findings.yaml", tmp_path / "TOP.md")
         return {path.name: text.replace("\\", "") for path, text in pages.items()}
@@ -122,7 +122,7 @@ def test_two_tests_that_disagree_bound_nothing(written):
     pages = written([asked(arms={"a": "it"}, readme=True)], {"one": report(arms)})
     bounded = section(pages["FINDINGS.md"], "Bounded, but not decided")
     assert bounded == f"- It is not decided against grpo ({SHOWN}, 5 seeds): {disagree}."
-    assert "| it is not decided (two tests disagree) |" in pages["README.md"]
+    assert "| it is not decided (two tests disagree) |" in pages["ANSWERS.md"]
 
 
 def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):
@@ -138,7 +138,7 @@ def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):
         "one seed: 0.3; it agrees."
     )
     assert lines[1].startswith("- That is worse than grpo")
-    assert "| this collapses; that is worse | −0.600 [−0.650, −0.550] †;" in pages["README.md"]
+    assert "| this collapses; that is worse | −0.600 [−0.650, −0.550] †;" in pages["ANSWERS.md"]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):
 def test_agreement_with_one_seed_at_1_5_b(written, answer, verdict, agreement):
     at = {"answer": answer, "seen": "0.7 against 0.6"}
     pages = written([asked(arms={"a": "it"}, at_1_5b=at)], {"one": report({"a": arm(verdict)})})
-    assert f"| 0.7 against 0.6 | {agreement} |" in pages["README.md"]
+    assert f"| 0.7 against 0.6 | {agreement} |" in pages["ANSWERS.md"]
     misleads = section(pages["FINDINGS.md"], "Where small worlds mislead")
     assert bool(misleads) is (agreement == "does not")
 
@@ -174,7 +174,7 @@ def test_main_effects_and_interactions_have_the_sentences_of_the_report(written)
     assert (
         "| [What of one?](one/REPORT.md) | baseline none × norm constant raises it, baseline none "
         "lowers it | +0.500 [+0.400, +0.600]; −0.300 [−0.400, −0.200] | 48 runs |"
-    ) in pages["README.md"]
+    ) in pages["ANSWERS.md"]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_papers_say_whether_they_end_higher_or_are_only_faster(written, verdict,
     pages = written([asked(part="papers")], {"one": report({"dapo": found})})
     row = f"| dapo | grpo | {SHOWN} | better | {verdict} | yes | {ends} |"
     assert row in section(pages["FINDINGS.md"], "Papers")
-    assert f"| {verdict}: dapo | dapo +0.100 [" in pages["README.md"]
+    assert f"| {verdict}: dapo | dapo +0.100 [" in pages["ANSWERS.md"]
 
 
 def test_which_effects_keep_their_sign_in_other_worlds(written):
@@ -215,7 +215,7 @@ def test_which_effects_keep_their_sign_in_other_worlds(written):
     misleads = section(pages["FINDINGS.md"], "Where small worlds mislead")
     assert misleads == "- b 1 changes its sign in another world."
     assert section(pages["FINDINGS.md"], "Not run yet") == "- What of one? other (three)"
-    assert "(two/REPORT.md)" in pages["README.md"] and "(three/study.yaml)" in pages["README.md"]
+    assert "(two/REPORT.md)" in pages["ANSWERS.md"] and "(three/study.yaml)" in pages["ANSWERS.md"]
 
 
 def test_pass_at_k_and_what_only_rescales(written, tmp_path):
@@ -230,7 +230,7 @@ def test_pass_at_k_and_what_only_rescales(written, tmp_path):
     assert section(page, "What only rescales").startswith(
         "- The X-ray finds that it only rescales the gradient. It is equivalent to grpo"
     )
-    assert "| only rescales |" in pages["README.md"]
+    assert "| only rescales |" in pages["ANSWERS.md"]
     assert "| only rescales | 0 | 1 | 0 |" in section(page, "X-ray and outcomes")
 
 
@@ -240,7 +240,7 @@ def test_an_x_ray_at_two_points_and_its_scatter(written, tmp_path):
     write_xray(tmp_path / "one", xrays, {"b": "x"}, steps={"c": 4})
     found = {"one": report({"a": arm("worse", -0.3), "b": arm("better"), "c": arm("worse")})}
     pages = written([asked(arms={"a": "it", "b": "that", "c": "more"})], found)
-    assert "| inert; base + 8 steps: reweights length, noisier |" in pages["README.md"]
+    assert "| inert; base + 8 steps: reweights length, noisier |" in pages["ANSWERS.md"]
     text = section(pages["FINDINGS.md"], "X-ray and outcomes")
     assert "| reweights | 1 | 0 | 0 |" in text
     assert "| another number of optimizer steps per batch | 1 | 0 | 0 |" in text
@@ -272,9 +272,9 @@ def test_a_study_without_runs_is_not_run_yet(written):
         "- What of one? (one)\n- What of two? (two)"
     )
     assert "What matters" not in pages["FINDINGS.md"]
-    assert "| [What of one?](one/study.yaml) | not run yet |" in pages["README.md"]
-    assert pages["README.md"].startswith("# Studies\n") and pages["README.md"].endswith("\nend\n")
-    assert "\nold\n" not in pages["README.md"]
+    assert "| [What of one?](one/study.yaml) | not run yet |" in pages["ANSWERS.md"]
+    assert pages["ANSWERS.md"].startswith("# Studies\n") and pages["ANSWERS.md"].endswith("\nend\n")
+    assert "\nold\n" not in pages["ANSWERS.md"]
 
 
 def test_arms_and_factors_whose_runs_are_yet_to_come_are_not_run_yet(written):
@@ -332,15 +332,15 @@ def test_a_page_without_markers_is_refused(tmp_path, capsys):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "study.yaml").write_text(STUDY)
     (tmp_path / "findings.yaml").write_text(json.dumps({"rows": [asked()]}))
-    (tmp_path / "README.md").write_text("# Mine\n")
+    (tmp_path / "ANSWERS.md").write_text("# Mine\n")
     assert main([str(tmp_path / "findings.yaml")]) == 2
     assert "add them where the table shall stand" in " ".join(capsys.readouterr().err.split())
-    assert (tmp_path / "README.md").read_text() == "# Mine\n"
+    assert (tmp_path / "ANSWERS.md").read_text() == "# Mine\n"
 
 
 def test_the_committed_pages_are_those_of_the_committed_reports():
     _, pages = pages_of(LIST, SHIPPED.parent / "README.md")
-    assert {"FINDINGS.md", "README.md"} <= {path.name for path in pages}
+    assert {"FINDINGS.md", "ANSWERS.md"} <= {path.name for path in pages}
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, f"run trl-ablate findings: {path} differs"
     if "(findings.png)" in pages[SHIPPED / "studies" / "FINDINGS.md"]:

@@ -32,7 +32,7 @@ PICTURE, SCATTER = "findings.png", "xray.png"
 
 README_LIMITS = (
     "**These are the answers of a 0.1 M parameter model on chains of additions**, not of a useful "
-    "language model.\n[All answers](recipes/studies/README.md), [what they "
+    "language model.\n[All answers](recipes/studies/ANSWERS.md), [what they "
     "mean](recipes/studies/FINDINGS.md).\n"
 )
 HEADER = ("question", "answer", "difference", "seeds", "X-ray", "at 1.5 B, one seed", "agreement")
