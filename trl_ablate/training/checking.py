@@ -184,20 +184,13 @@ def _reference(
     return max(tried.items(), key=lambda one: -torch.inf if one[1].mean is None else one[1].mean)
 
 
-def _wrong(completions: Sequence[str]) -> list[str]:
+def _wrong(completions: list[str]) -> list[str]:
     """For each question, the next completion that gives another answer."""
-    count = len(completions)
-    return [
-        next(
-            (
-                completions[(index + step) % count]
-                for step in range(1, count)
-                if completions[(index + step) % count] != own
-            ),
-            "",
-        )
+    around = [
+        (own, completions[index + 1 :] + completions[:index])
         for index, own in enumerate(completions)
     ]
+    return [next((one for one in others if one != own), "") for own, others in around]
 
 
 def _shown(prompt: Any, tokenizer: PreTrainedTokenizerBase, resolved: Resolved) -> str:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from huggingface_hub import get_token
 from packaging.requirements import Requirement
 
 from trl_ablate.errors import ConfigurationError
@@ -81,7 +82,7 @@ def look_around(output_dir: Path) -> Machine:
         writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
         gpus=_gpus(),
         chromium=any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
-        token=_has_token(),
+        token=get_token() is not None,
     )
 
 
@@ -144,21 +145,20 @@ def check_machine(resolved: "Resolved", machine: Machine) -> list[Finding]:
     config = resolved.config
     asks_hub = bool(config.push_to_hub or config.trackio_space_id or config.trackio_static_space_id)
     token = machine.token or bool(config.hub_token)
+    optional = (
+        ("Hub token", token, "hf auth login", asks_hub),
+        ("Chromium", machine.chromium, "apt-get install chromium", False),
+    )
     return [
         Finding("Python", machine.python),
         Finding("CPU", f"{machine.cores} cores, {machine.memory_gib:.0f} GiB of memory"),
         _check_gpu(resolved, machine),
         _check_disk(resolved, machine),
-        Finding(
-            "Hub token", "found" if token else "none", None if token else "hf auth login",
-            needed=asks_hub,
+        *(
+            Finding(what, "found" if here else "none", None if here else fix, needed)
+            for what, here, fix, needed in optional
         ),
-        Finding(
-            "Chromium", "found" if machine.chromium else "none",
-            None if machine.chromium else "apt-get install chromium",
-            needed=False,
-        ),
-    ]  # fmt: skip
+    ]
 
 
 def _check_gpu(resolved: "Resolved", machine: Machine) -> Finding:
@@ -207,18 +207,8 @@ def _gpus() -> tuple[tuple[str, float], ...]:
         import torch
     except ImportError:
         return ()
-    if not torch.cuda.is_available():
-        return ()
     seen = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return tuple((card.name, card.total_memory / GIB) for card in seen)
-
-
-def _has_token() -> bool:
-    try:
-        from huggingface_hub import get_token
-    except ImportError:
-        return False
-    return get_token() is not None
 
 
 def check_device(resolved: "Resolved") -> None:
