@@ -13,7 +13,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import MARK, RunDirectory
 from trl_ablate.study.estimate import probe_name
 from trl_ablate.study.runs import StudyRuns
-from trl_ablate.study.store import RunStore
+from trl_ablate.study.store import RunStore, bytes_in
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def find_rubbish(
             paths += sorted(store.directory(run.id).checkpoints())
         paths = [path for path in paths if path.exists()]
         if paths and state.status != "running":
-            found.append(Rubbish(run.id, tuple(paths), sum(map(_bytes, paths))))
+            found.append(Rubbish(run.id, tuple(paths), sum(map(bytes_in, paths))))
     return found
 
 
@@ -84,9 +84,3 @@ def _of_a_run(run: RunDirectory) -> list[Path]:
         if not file.is_dir() and not written & {file, *file.parents}:
             return sorted(filter(os.path.lexists, written))
     return [run.path]
-
-
-def _bytes(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

@@ -15,7 +15,7 @@ from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
 from trl_ablate.study.runner import last_line
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.schedule import bounds
-from trl_ablate.study.store import RunStore
+from trl_ablate.study.store import RunStore, bytes_in
 
 PROBES = "probes"
 PROBE_STEPS = 2
@@ -178,7 +178,7 @@ def measure(store: RunStore, run_id: str) -> Measured | None:
         overhead=max(0.0, directory.read()["seconds"] - sum(steps) - sum(evaluations)),
         optimizer_step=mean(steps),
         evaluation=mean(evaluations) if evaluations else 0.0,
-        bytes=float(store.bytes(run_id)),
+        bytes=float(bytes_in(directory.path)),
     )
 
 

@@ -22,7 +22,6 @@ from trl_ablate.study.schedule import next_runs
 from trl_ablate.study.store import RunLock, RunStore
 
 POLL_SECONDS = 0.5
-LOG_TAIL = 2000
 
 
 @dataclass
@@ -153,12 +152,9 @@ class Runner:
 
     def _settled(self, run: PlannedRun, attempt: int) -> bool:
         """Whether a run needs no start. The caller holds its lock, so the result stays valid."""
-        state = self._store.state_unlocked(run.id)
-        if state.done:
-            self._end(run, self._outcome.done)
-            return True
-        if attempt > 1 + self._retries:
-            self._end(run, self._outcome.failed)
+        done = self._store.state_unlocked(run.id).done
+        if done or attempt > 1 + self._retries:
+            self._end(run, self._outcome.done if done else self._outcome.failed)
             return True
         return False
 
@@ -191,10 +187,8 @@ class Runner:
 
     def _record_failure(self, active: Active, known: str | None) -> str:
         """Record `failed` and the reason in the directory, as the process may not have done it."""
-        code = active.process.poll()
-        ended = (
-            f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        )
+        code = active.process.poll() or 0
+        ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         reason = known or f"{ended}; {last_line(self._store.log(active.run.id))}"
         directory = self._store.directory(active.run.id, active.run.folder)
         directory.path.mkdir(parents=True, exist_ok=True)
@@ -236,10 +230,8 @@ def describe(run: PlannedRun) -> str:
 
 def last_line(log: Path) -> str:
     """The last line that a process printed; after a Python error, this is its message."""
-    if not log.exists():
-        return "it printed nothing"
-    lines = log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].split("\n")
-    printed = [
-        line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")
-    ]
-    return printed[-1][:300] if printed else "it printed nothing"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    for line in reversed(text[-2000:].split("\n")):
+        if line.strip() and not line.startswith("--- attempt"):
+            return line.strip()[:300]
+    return "it printed nothing"

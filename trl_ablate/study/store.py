@@ -55,6 +55,12 @@ def id_of(folder: str) -> str:
     return match["id"] if match else folder
 
 
+def bytes_in(path: Path) -> int:
+    """The size of a file, or of all files in a folder."""
+    files = [path] if path.is_file() else filter(Path.is_file, path.rglob("*"))
+    return sum(file.stat().st_size for file in files)
+
+
 class RunLock:
     """The lock of one run. `acquire` returns whether this process now holds it."""
 
@@ -162,10 +168,6 @@ class RunStore:
             return State("to do", "its folder contains a run with other settings", record)
         return State("finished" if status == "finished" else "stopped", reason, record)
 
-    def bytes(self, run_id: str) -> int:
-        files = (path for path in self.directory(run_id).path.rglob("*") if path.is_file())
-        return sum(path.stat().st_size for path in files)
-
     def _in_use(self, run_id: str) -> bool:
         lock = self.path / f"{run_id}.lock"
         if not lock.exists():
@@ -180,10 +182,7 @@ class RunStore:
     def _is_what_it_is_called(self, run_id: str) -> bool:
         """Whether the settings match the id; they differ if a recipe was edited after planning."""
         file = self.directory(run_id).config_file
-        if not file.exists():
-            return False
-        written = read_object(file)
+        written = read_object(file) if file.exists() else {}
         settings, files = written.get("settings"), written.get("files") or {}
-        if not isinstance(settings, dict):
-            return False
-        return run_id.startswith(identity(portable(settings, files)) + "-")
+        same = isinstance(settings, dict) and identity(portable(settings, files))
+        return bool(same) and run_id.startswith(f"{same}-")

@@ -13,8 +13,8 @@ of those that are left (rounded up). Every arm still has the same number of tria
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any, Literal
+from itertools import count, islice, product
+from typing import Any, Literal, NamedTuple
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.factors import SEPARATOR, level_text, safe_name
@@ -24,7 +24,6 @@ Statistic = Literal["final", "best", "auc"]
 
 FIRST_TUNING_SEED = 10_000
 """Far from the seeds of a study, so that a study can get more seeds without new trials."""
-MIN_VALUES = 2
 
 Trial = tuple[int, int]
 """The positions of a value and of a tuning seed."""
@@ -43,13 +42,11 @@ class Tuning:
     """Arm -> the name of its candidate for each value."""
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """How far the tuning of one arm is."""
 
     trials: list[Trial]
     """The trials that are known to be needed so far, in order; some have ended."""
-    complete: bool
     chosen: int | None
     """The position of the best value; None before all trials have ended, or if none of them has an
     outcome."""
@@ -81,7 +78,7 @@ def make_tuning(
         )
     ((key, values),) = values_of.items()
     distinct = {level_text(v) for v in values} if isinstance(values, list) else set()
-    if len(distinct) < MIN_VALUES or len(distinct) != len(values):
+    if len(distinct) < 2 or len(distinct) != len(values):
         raise ConfigurationError(
             f"{what}: tune has {values!r} for {key}; give a list of two or more different values"
         )
@@ -90,10 +87,16 @@ def make_tuning(
     return Tuning(
         key=key,
         values=values,
-        seeds=_fresh_seeds(seeds, used),
+        seeds=list(islice((n for n in count(FIRST_TUNING_SEED) if n not in used), seeds)),
         by=by,
         halving=halving,
-        arms={arm: [_candidate(arm, key, value) for value in values] for arm in arms},
+        arms={
+            arm: [
+                f"{arm}{SEPARATOR}{safe_name([f'{key}_{level_text(value)}'], value)}"
+                for value in values
+            ]
+            for arm in arms
+        },
     )
 
 
@@ -105,18 +108,17 @@ def standing(tuning: Tuning, scores: Mapping[Trial, float | None]) -> Standing:
     """
     left, trials = list(range(len(tuning.values))), []
     for seed in range(len(tuning.seeds)):
-        trials += [(value, seed) for value in left]
-        if seed + 1 < len(tuning.seeds) and tuning.halving:
+        if seed and tuning.halving:
             if not all(trial in scores for trial in trials):
-                return Standing(trials, False, None)
-            left = sorted(_best_first(left, scores, seed)[: math.ceil(len(left) / 2)])
+                return Standing(trials, None)
+            left = sorted(_best_first(left, scores, seed - 1)[: math.ceil(len(left) / 2)])
             if len(left) == 1:
                 break
-    if not all(trial in scores for trial in trials):
-        return Standing(trials, False, None)
+        trials += [(value, seed) for value in left]
     last = len(tuning.seeds) - 1
     best = _best_first(left, scores, last)[0]
-    return Standing(trials, True, None if _mean(best, scores, last) is None else best)
+    known = all(trial in scores for trial in trials) and _mean(best, scores, last) is not None
+    return Standing(trials, best if known else None)
 
 
 def trials_per_arm(tuning: Tuning) -> int:
@@ -125,21 +127,13 @@ def trials_per_arm(tuning: Tuning) -> int:
     return len(standing(tuning, dict.fromkeys(every, 0.0)).trials)
 
 
-def _candidate(arm: str, key: str, value: Any) -> str:
-    return f"{arm}{SEPARATOR}{safe_name([f'{key}_{level_text(value)}'], value)}"
-
-
 def _best_first(
     values: Sequence[int], scores: Mapping[Trial, float | None], last_seed: int
 ) -> list[int]:
     """By the mean over the trials up to a seed; of equal values, the one that the study names
     first."""
-
-    def key(value: int) -> float:
-        mean = _mean(value, scores, last_seed)
-        return math.inf if mean is None else -mean
-
-    return sorted(values, key=key)
+    means = {value: _mean(value, scores, last_seed) for value in values}
+    return sorted(values, key=lambda value: math.inf if (m := means[value]) is None else -m)
 
 
 def _mean(value: int, scores: Mapping[Trial, float | None], last_seed: int) -> float | None:
@@ -147,12 +141,3 @@ def _mean(value: int, scores: Mapping[Trial, float | None], last_seed: int) -> f
     tried = [scores.get((value, seed)) for seed in range(last_seed + 1)]
     known = [score for score in tried if score is not None]
     return math.fsum(known) / len(known) if known else None
-
-
-def _fresh_seeds(count: int, used: Collection[int]) -> list[int]:
-    found, seed = [], FIRST_TUNING_SEED
-    while len(found) < count:
-        if seed not in used:
-            found.append(seed)
-        seed += 1
-    return found

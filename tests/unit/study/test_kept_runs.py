@@ -35,31 +35,20 @@ def test_the_report_elsewhere_is_the_same(study, other, tmp_path):
         report_study(plan, made_of, tmp_path / "study.yaml", tmp_path / out)
     for name in ("report.json", "runs.csv"):
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
+    keep(plan, other, tmp_path / "again.parquet")  # the same runs are the same bytes
+    assert (tmp_path / "again.parquet").read_bytes() == file.read_bytes()
 
 
-def test_the_same_runs_are_the_same_bytes(study, other, tmp_path):
-    (plan, store), first, second = study, tmp_path / "first.parquet", tmp_path / "second.parquet"
-    keep(plan, store, first)
-    restore(first, other, plan.runs())
-    keep(plan, other, second)
-    assert first.read_bytes() == second.read_bytes()
-
-
-def test_only_finished_runs_are_kept(study, tmp_path):
+def test_only_finished_runs_are_kept_and_stay_kept(study, tmp_path):
     (plan, store), file = study, tmp_path / "runs.parquet"
-    first, second, *others = plan.runs()
+    assert kept(file) == {}
+    first, second, third, *others = plan.runs()
     for run_id, status in ((first, "failed"), (second, "running")):
-        record = store.directory(run_id).run_file
-        write_json(record, {**read_object(record), "status": status})
+        store.directory(run_id).update(status=status)
     assert keep(plan, store, file) == 4
-    assert sorted(kept(file)) == sorted(others)
-
-
-def test_a_run_that_is_gone_stays_kept(study, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.parquet"
-    keep(plan, store, file)
-    shutil.rmtree(store.directory(next(iter(plan.runs()))).path)
-    assert keep(plan, store, file) == 6
+    assert sorted(kept(file)) == sorted([third, *others])
+    shutil.rmtree(store.directory(third).path)
+    assert keep(plan, store, file) == 4
 
 
 def test_machine_and_folders_are_not_kept(study, tmp_path):
@@ -77,26 +66,18 @@ def test_machine_and_folders_are_not_kept(study, tmp_path):
     assert json.loads(run.settings)["config"]["output_dir"] == f"runs/{run_id}"
 
 
-def test_what_is_done_or_in_use_is_left_alone(study, other, tmp_path):
+def test_what_is_done_in_use_or_not_asked_for_is_left_alone(study, other, tmp_path):
     (plan, store), file = study, tmp_path / "runs.parquet"
     keep(plan, store, file)
-    in_use, done, *others = plan.runs()
-    lock = other.lock(in_use)
-    assert lock.acquire()
-    (run,) = [run for run in plan.runs().values() if run.id == done]
-    write_run(other, run, ARMS["a"], learning_rows(7, top=0.1))
+    in_use, done, asked, *_ = plan.runs()
+    assert other.lock(in_use).acquire()
+    write_run(other, plan.runs()[done], ARMS["a"], learning_rows(7, top=0.1))
     before = other.directory(done).metrics_file.read_bytes()
-    assert sorted(restore(file, other, plan.runs())) == sorted(others)
+    wanted = {run_id: plan.runs()[run_id] for run_id in (in_use, done, asked)}
+    assert restore(file, other, wanted | {"unknown-seed0": wanted[done]}) == [asked]
     assert other.directory(done).metrics_file.read_bytes() == before
-    assert not other.directory(in_use).path.exists()
-
-
-def test_what_is_not_asked_for_is_not_written(study, other, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.parquet"
-    keep(plan, store, file)
-    first = next(iter(plan.runs().values()))
-    assert restore(file, other, {first.id: first, "unknown-seed0": first}) == [first.id]
-    assert [path.name for path in other.path.iterdir() if path.is_dir()] == [f"a-{first.id}"]
+    folders = [path.name for path in other.path.iterdir() if path.is_dir()]
+    assert sorted(folders) == sorted([done, f"a-{asked}"])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
@@ -107,7 +88,3 @@ def test_a_damaged_file_is_one_sentence(study, tmp_path, share):
     file.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(ConfigurationError, match=r"runs\.parquet is damaged .* take it from git"):
         kept(file)
-
-
-def test_no_file_is_no_runs(tmp_path):
-    assert kept(tmp_path / "runs.parquet") == {}

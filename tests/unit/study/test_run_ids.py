@@ -26,15 +26,15 @@ def test_run_ids_do_not_change(study):
     assert [run for run in plan.runs() if run.endswith("-seed0")] == FIRST_SEEDS[study]
 
 
-KEPT = sorted(SHIPPED.glob("studies/*/runs.tar.xz"))
+KEPT = sorted(SHIPPED.glob("studies/*/runs.parquet"))
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("file", KEPT, ids=lambda file: file.parent.name)
 def test_the_kept_runs_of_a_study_are_those_of_its_plan(file):
     planned = resolve_plan(load_study(file.with_name("study.yaml"))).runs()
-    for run_id, files in kept(file).items():
-        written = json.loads(files["resolved_config.json"])
+    for run_id, run in kept(file).items():
+        written = json.loads(run.settings)
         assert run_id in planned
         settings = portable(written["settings"], written.get("files", {}))
         assert run_id.startswith(identity(settings))

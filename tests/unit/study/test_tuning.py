@@ -26,7 +26,7 @@ def test_the_best_mean_is_chosen_when_all_trials_have_ended():
     assert standing(tuning, scores).chosen == 1
     del scores[0, 1]
     found = standing(tuning, scores)
-    assert found.chosen is None and not found.complete and len(found.trials) == 4
+    assert found.chosen is None and len(found.trials) == 4
 
 
 def test_a_trial_without_an_outcome_does_not_count_as_zero():
@@ -34,7 +34,7 @@ def test_a_trial_without_an_outcome_does_not_count_as_zero():
     scores = {(0, 0): 0.5, (0, 1): None, (1, 0): 0.4, (1, 1): 0.4, (2, 0): None, (2, 1): None}
     assert standing(tuning, scores).chosen == 0
     nothing = standing(tuning, dict.fromkeys(scores))
-    assert nothing.complete and nothing.chosen is None
+    assert nothing.chosen is None and len(nothing.trials) == 6
 
 
 def test_of_equal_values_the_first_is_chosen():
@@ -60,7 +60,7 @@ def test_every_arm_has_the_same_number_of_trials_whatever_their_outcomes():
     tuning, rng = make(values=range(7), seeds=4, halving=True), random.Random(0)
     for _ in range(100):
         scores: dict = {}
-        while not (found := standing(tuning, scores)).complete:
+        while (found := standing(tuning, scores)).chosen is None:
             scores |= {trial: rng.random() for trial in found.trials if trial not in scores}
         assert len(found.trials) == trials_per_arm(tuning)
 
