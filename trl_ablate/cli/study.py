@@ -2,10 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl_ablate.cli.ending import DONE, exit_code_of
 from trl_ablate.cli.engines import add_engine
@@ -27,10 +27,6 @@ from trl_ablate.study.questions_list import LIST
 
 if TYPE_CHECKING:
     from trl_ablate.study.runs import StudyRuns
-
-JOBS = "runs at once; default: one per free GPU, or per core for the miniature, or one"
-LEAST = {"jobs": 1, "cpus_per_run": 1, "retries": 0}
-"""The smallest value of options that count."""
 
 DESCRIPTION = """\
 Compare arms over several seeds.
@@ -56,57 +52,83 @@ exit codes:
 
 OF_ONE_STUDY = ("only", "detach", "xray", "probe", "profile")
 """Options that do not go with --all."""
+LEAST = {"jobs": 1, "cpus_per_run": 1, "retries": 0}
+"""The smallest value of options that count."""
+
+FLAG = {"action": "store_true"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "runs": {"metavar": "FOLDER", "type": Path, "default": Path("runs"),
+             "help": "folder of all runs; default: runs"},
+    "profile": {"help": "profile to use instead of the study's own"},
+    "jobs": {"metavar": "N", "type": int,
+             "help": "runs at once; default: one per free GPU, or per core for the miniature, or "
+             "one"},
+    "price_per_hour": {"metavar": "PRICE", "type": float, "help": "of one GPU, for the cost"},
+    "probe": FLAG | {"help": "measure two steps of one run for the estimate"},
+    "xray": FLAG | {"help": "compare the arms' gradients on the same rollouts first"},
+    "all": {"metavar": "LIST", "nargs": "?", "type": Path, "const": LIST,
+            "help": "all studies of a list instead; default: the shipped findings.yaml"},
+    "retries": {"metavar": "N", "type": int, "default": 1,
+                "help": "how often a failed run is tried again; default: 1"},
+    "max_hours": {"metavar": "HOURS", "type": float,
+                  "help": "stop after this time; wall-clock hours"},
+    "only": {"metavar": "RUN", "help": "run only this one; skip it if another process holds it"},
+    "until": {"choices": ("decided",),
+              "help": "add seeds, look by look, only where a comparison is undecided"},
+    "keep_checkpoints": FLAG | {"help": "also fetch checkpoints"},
+    "curves": {"metavar": "CSV", "type": Path, "help": "report a CSV of any curves instead"},
+    "metric": {"default": "eval_reward", "help": "primary metric of --curves"},
+    "reference": {"metavar": "CSV", "type": Path,
+                  "help": "CSV of published curves to draw as well"},
+    "out": {"metavar": "FOLDER", "type": Path,
+            "help": "folder to write to; default: the study's own"},
+    "checkpoints": FLAG | {"help": "also remove checkpoint-N"},
+    "results": FLAG | {"help": "also remove finished runs"},
+    "yes": FLAG | {"help": "remove; without it, only print what would be removed"},
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
-    return exit_code_of(lambda: _main(words), stopped="the same command continues from here")
 
+    def run() -> int:
+        options = parse(words)
+        return options.command(options)
 
-def _main(words: list[str]) -> int:
-    options = parse(words)
-    return options.command(options)
+    return exit_code_of(run, stopped="the same command continues from here")
 
 
 def parse(words: list[str]) -> argparse.Namespace:
     parser = Parser(EXAMPLES, EXIT_CODES, prog="trl-ablate study", description=DESCRIPTION)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def add(command, text: str, study_needed: bool = True) -> Parser:
-        name, shown = command.__name__, "STUDY" if study_needed else "[STUDY]"
+    def add(command: Callable, text: str, own: str = "", study: str = "STUDY") -> Parser:
+        name = command.__name__
         added = commands.add_parser(
             name, help=text, description=text, exit_codes=EXIT_CODES,
-            usage=f"trl-ablate study {name} {shown} [options]",
+            usage=f"trl-ablate study {name} {study} [options]",
         )  # fmt: skip
         added.add_argument(
-            "study", metavar="STUDY", nargs=None if study_needed else "?",
+            "study", metavar="STUDY", nargs=None if study == "STUDY" else "?",
             help="a shipped study's name, a study.yaml, or its folder",
         )  # fmt: skip
-        added.add_argument(
-            "--runs", metavar="FOLDER", type=Path, default=Path("runs"),
-            help="folder of all runs; default: runs",
-        )  # fmt: skip
-        added.add_argument("--profile", help="profile to use instead of the study's own")
+        for option in ("runs", "profile", *own.split()):
+            added.add_argument(f"--{option}", **OPTIONS[option])
         added.set_defaults(command=command, parser=added)
         return added
 
-    add_plan_options(add(plan, "Print arms, proof, runs, time and cost. Starts no run but a probe.",
-                         False))  # fmt: skip
+    text = "Print arms, proof, runs, time and cost. Starts no run but a probe."
+    add(plan, text, "jobs price_per_hour probe xray all", "[STUDY]")
     text = "Do all runs; runs that are done already are skipped."
-    add_run_options(add(run, text, False), words)
+    add_engine(add(run, text, "jobs retries max_hours only until all", "[STUDY]"), words)
     add(status, "Print the state of every run.")
-    added = add(fetch, "Download finished runs of Modal or Hugging Face.")
-    added.add_argument("--keep_checkpoints", action="store_true", help="also fetch checkpoints")
+    add(fetch, "Download finished runs of Modal or Hugging Face.", "keep_checkpoints")
     text = "Put the finished runs that are kept beside a study (runs.parquet) into --runs."
-    add_all(add(restore, text, False))
+    add(restore, text, "all", "[STUDY]")
     text = "Write REPORT.md, report.html, report.json, pictures, runs.csv."
-    add_report_options(add(report, text, False))
-    added = add(clean, "Remove leftovers of probes, failed and interrupted runs.")
-    added.add_argument("--checkpoints", action="store_true", help="also remove checkpoint-N")
-    added.add_argument("--results", action="store_true", help="also remove finished runs")
-    added.add_argument(
-        "--yes", action="store_true", help="remove; without it, only print what would be removed"
-    )
+    add(report, text, "curves metric reference out", "[STUDY]")
+    text = "Remove leftovers of probes, failed and interrupted runs."
+    add(clean, text, "checkpoints results yes")
     options, unknown = parser.parse_known_args(words)
     options.parser.refuse(unknown)
     for name, least in LEAST.items():
@@ -114,60 +136,6 @@ def parse(words: list[str]) -> argparse.Namespace:
         if value is not None and value < least:
             raise ConfigurationError(f"--{name} is {value}; it takes {least} or more")
     return options
-
-
-def add_plan_options(parser: Parser) -> None:
-    parser.add_argument("--jobs", type=int, metavar="N", help=JOBS)
-    parser.add_argument(
-        "--price_per_hour", type=float, metavar="PRICE", help="of one GPU, for the cost"
-    )
-    parser.add_argument(
-        "--probe", action="store_true", help="measure two steps of one run for the estimate"
-    )
-    parser.add_argument(
-        "--xray", action="store_true", help="compare the arms' gradients on the same rollouts first"
-    )
-    add_all(parser)
-
-
-def add_run_options(parser: Parser, words: list[str]) -> None:
-    parser.add_argument("--jobs", type=int, metavar="N", help=JOBS)
-    parser.add_argument(
-        "--retries", type=int, metavar="N", default=1,
-        help="how often a failed run is tried again; default: 1",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max_hours", type=float, metavar="HOURS", help="stop after this time; wall-clock hours"
-    )
-    parser.add_argument(
-        "--only", metavar="RUN", help="run only this one; skip it if another process holds it"
-    )
-    parser.add_argument(
-        "--until", choices=("decided",),
-        help="add seeds, look by look, only where a comparison is undecided",
-    )  # fmt: skip
-    add_engine(parser, words)
-    add_all(parser)
-
-
-def add_report_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--curves", metavar="CSV", type=Path, help="report a CSV of any curves instead"
-    )
-    parser.add_argument("--metric", default="eval_reward", help="primary metric of --curves")
-    parser.add_argument(
-        "--reference", metavar="CSV", type=Path, help="CSV of published curves to draw as well"
-    )
-    parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, help="folder to write to; default: the study's own"
-    )
-
-
-def add_all(parser: Parser) -> None:
-    parser.add_argument(
-        "--all", metavar="LIST", nargs="?", type=Path, const=LIST,
-        help="all studies of a list instead; default: the shipped findings.yaml",
-    )  # fmt: skip
 
 
 def check_one(options: argparse.Namespace) -> None:

@@ -1,7 +1,6 @@
 """Verdicts at planned looks: nominal levels, golden values, finality, simulated error rates."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
