@@ -11,13 +11,13 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from trl_ablate.best_model import follow_the_best_metric
-from trl_ablate.contradictions import (
+from trl_ablate.checks import (
     check_batches,
     check_determinism,
     check_evaluation,
     check_generation,
     check_switches,
+    follow_the_best_metric,
 )
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.settings import check_ranges, choices

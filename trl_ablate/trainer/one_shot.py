@@ -24,7 +24,7 @@ from transformers.trainer_utils import speed_metrics
 from trl.trainer.utils import strip_images_from_messages
 
 from trl_ablate.advantages import weighted_reward
-from trl_ablate.best_model import check_best_metric
+from trl_ablate.checks import check_best_metric
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import (
     GRADED,
