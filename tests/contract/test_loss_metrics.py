@@ -61,6 +61,17 @@ def test_regrouping_changes_no_metric_of_the_loss(make_trainer, settings):
     assert max(clipped) > 0.05
 
 
+def test_a_clip_range_that_is_changed_on_the_trainer_is_the_one_logged(make_trainer):
+    """As a callback may do in the middle of a training; TRL's loss reads it there."""
+    trainer = make_trainer(
+        extras={"rollout_func": rollouts_of_unequal_length}, epsilon=0.01, **OFF_POLICY
+    )
+    trainer.epsilon_low = trainer.epsilon_high = 1e6
+    trainer.train()
+    logged = [row for row in trainer.state.log_history if "loss" in row]
+    assert all(row["clip_fraction"] == row["clip_ratio/region_mean"] == 0.0 for row in logged)
+
+
 def test_the_clip_fraction_of_cispo_is_trls(make_trainer):
     """With one microbatch per step, TRL's mean over microbatches is the mean over tokens."""
     rows = training(

@@ -72,7 +72,7 @@ from trl_ablate.trainer.groups import (
     with_advantages,
 )
 from trl_ablate.trainer.loss_metrics import RatioSums, RowMetrics, metric_sums, sums_of_ratio
-from trl_ablate.trainer.loss_pass import LossPass
+from trl_ablate.trainer.loss_pass import HELD, LossPass
 from trl_ablate.trainer.loss_terms import (
     added_terms,
     bonus_of_kept_groups,
@@ -265,7 +265,8 @@ class AblationTrainer(GRPOTrainer):
     # Loss
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> torch.Tensor:
-        loss_pass = LossPass(inputs, self.args)
+        held = {name: getattr(self, name) for name in HELD}
+        loss_pass = LossPass(inputs, self.args, held)
         trained: Any = self.model
         with (
             replaced(self, _loss_pass=loss_pass, **loss_pass.switched),

@@ -4,6 +4,7 @@ TRL computes the loss. Its log-probabilities and entropies are kept here; the te
 (`loss_terms.py`) and the statistics that are logged (`loss_metrics.py`) are computed from them.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,24 +23,28 @@ from trl_ablate.losses import (
 )
 from trl_ablate.trainer.batching import ROW_WEIGHTS, Batch, response_mask
 
+HELD = ("beta", "importance_sampling_level", "epsilon_low", "epsilon_high")
+"""What TRL's loss reads from the trainer, where a callback may change it during the training."""
+
 
 class LossPass:
     """One call of TRL's loss on a microbatch.
 
     `shown` is the part of it that TRL gets, to which the importance correction adds; `switched` are
-    attributes of TRL's trainer for this call; `mask_NT` is 1 at the tokens that count in the loss.
+    attributes of TRL's trainer for this call, in place of the `held` ones; `mask_NT` is 1 at the
+    tokens that count in the loss.
     """
 
-    def __init__(self, inputs: Batch, config: AblationConfig):
+    def __init__(self, inputs: Batch, config: AblationConfig, held: Mapping[str, Any]):
         self.inputs = inputs
         self.config: Any = config
         self.shown = shown_to_trl(inputs, config)
         self.mask_NT = response_mask(inputs)
         self.switched = switched_values(config, inputs, self.mask_NT)
-        self.level = self._current("importance_sampling_level")
-        high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-        self.epsilon_low = self.switched.get("epsilon_low", config.epsilon)
-        self.epsilon_high = self.switched.get("epsilon_high", high)
+        current = {**held, **self.switched}
+        self.beta = current["beta"]
+        self.level = current["importance_sampling_level"]
+        self.epsilon_low, self.epsilon_high = current["epsilon_low"], current["epsilon_high"]
         advantages = inputs["advantages"]
         self.advantages_N1 = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
         self.logps_NT = torch.empty(0)
@@ -48,9 +53,6 @@ class LossPass:
         """Where a surrogate that TRL lacks has changed the gradient."""
         self.kept_N1: torch.Tensor | None = None
         self.entropies_NT = torch.empty(0)
-
-    def _current(self, name: str) -> Any:
-        return self.switched.get(name, getattr(self.config, name))
 
     def found(self, logps_NT: Any, entropies_NT: Any) -> None:
         """Keep the result of the loss's forward pass; TRL's loss always asks for entropies."""
@@ -63,7 +65,7 @@ class LossPass:
         """The rows whose advantage is 0, if no other term of the loss has a gradient."""
         config = self.config
         bonus = config.entropy_coef != 0.0 or config.use_adaptive_entropy
-        if self._current("beta") != 0.0 or own_kl(config, self.inputs):
+        if self.beta != 0.0 or own_kl(config, self.inputs):
             return None
         if config.covariance_kl or bonus:
             return None
