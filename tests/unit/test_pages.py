@@ -1,43 +1,61 @@
-"""Every Markdown page: its links, paths, names and commands exist in this repository.
-
-Each check is a function that returns the errors in a text, so that tests with broken texts show
-that it finds them.
-"""
+"""Every Markdown page: links, paths, names and commands exist, tables and numbers are those of the
+code and of the reports."""
 
 import re
 import shlex
+import typing
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import REPOSITORY
+from trl_ablate.cli.main import COMMANDS
+from trl_ablate.config import AblationConfig
+from trl_ablate.guard.rules import Action, GuardArguments
 from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.settings import choices
+from trl_ablate.task import TaskArguments
 
-COMMANDS = (
-    "train", "evaluate", "study", "publish", "bench", "doctor", "recipes", "check", "new",
-    "findings", "inspect", "leverage", "mechanism", "plan", "xray",
-)  # fmt: skip
-STUDY_COMMANDS = ("plan", "run", "status", "fetch", "restore", "report", "clean")
-BENCH_MODES = ("train", "eval", "reward", "step", "scale", "xray", "rollout", "gpu")
-OPTIONS_WITH_VALUES = ("--config_file", "--nproc-per-node", "--num_processes", "--profile")
+MODES = {
+    "study": ("plan", "run", "status", "fetch", "restore", "report", "clean"),
+    "bench": ("train", "eval", "reward", "step", "scale", "xray", "rollout", "gpu", "MODE"),
+}
+WITH_VALUES = ("--config_file", "--nproc-per-node", "--num_processes", "--profile")
 """Options that a page gives before a recipe."""
-
-RECIPES = {path.stem for path in SHIPPED.glob("*.yaml")}
+RECIPES = {
+    path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in SHIPPED.glob("*.yaml")
+}
 STUDIES = {path.parent.name for path in SHIPPED.glob("studies/*/study.yaml")}
-PAGES = sorted(
-    [*REPOSITORY.glob("*.md")]
-    + [page for room in ("recipes", "trl_ablate") for page in (REPOSITORY / room).rglob("*.md")]
-)
-WRITTEN = [page for page in PAGES if page.name != "REPORT.md"]  # reports are generated
-UNPLAIN = r"\b(said|told|mend|mends|nobody|comes to|foreseen|foreseeable)\b"
+PAGES = {
+    str(page.relative_to(REPOSITORY)): page.read_text(encoding="utf-8")
+    for page in [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "recipes").rglob("*.md"),
+        *(REPOSITORY / "trl_ablate").rglob("*.md"),
+    ]
+}
+README, RECIPES_PAGE = PAGES["README.md"], PAGES["recipes/REFERENCE.md"]
+SWITCHES = README + RECIPES_PAGE.partition("\n## More switches")[2]
+"""The table of switches starts in the README, and continues beside the recipes."""
+ALL_ANSWERS = PAGES["recipes/studies/ANSWERS.md"]
+HINTS = typing.get_type_hints(AblationConfig) | typing.get_type_hints(TaskArguments)
+
+OF_THE_BASE = {
+    "importance_sampling_level": "token",
+    "group_filter": "none",
+    "kl_estimator": "k3",
+    "kl_in": "loss",
+    "multi_objective_aggregation": "sum_then_normalize",
+}
+"""What README shows of the base, which leaves it at the default."""
+NOT_IN_THE_TABLE = {"loss_type", "template", "vllm_mode", "vllm_importance_sampling_mode"}
+"""Settings with choices that a recipe declares and the table leaves out: TRL's objectives and
+engine, and the templates, which recipes/REFERENCE.md lists."""
 
 FENCED = re.compile(r"^(`{3,})[^\n]*\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
-
-
-def name_of(page: Path) -> str:
-    return str(page.relative_to(REPOSITORY))
 
 
 def anchors(text: str) -> set[str]:
@@ -46,181 +64,216 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def broken_links(text: str, folder: Path) -> list[str]:
-    prose = FENCED.sub("", text)
-    broken = []
-    for link in re.findall(r"(?<!\\)\]\(([^)\s]+)\)", prose):
-        if link.startswith("https://"):
-            continue
+def broken_links(text: str, folder: Path) -> Iterator[str]:
+    for link in re.findall(r"(?<!\\)\]\(([^)\s]+)\)", FENCED.sub("", text)):
         target, _, anchor = link.partition("#")
         file = folder / target
-        if not file.exists() or (
-            anchor and anchor not in anchors(linked(file) if target else text)
+        if link.startswith("https://"):
+            continue
+        if (
+            not file.exists()
+            or anchor
+            and anchor not in anchors(file.read_text("utf-8") if target else text)
         ):
-            broken.append(link)
-    return broken
+            yield link
 
 
-def linked(page: Path) -> str:
-    return page.read_text(encoding="utf-8")
-
-
-def missing_paths(text: str) -> list[str]:
+def missing_paths(text: str) -> Iterator[str]:
     """Paths from the repository's root; a word in capitals is a placeholder."""
-    found = re.findall(r"(?<![\w/.-])(?:trl_ablate|tests|scripts|recipes|\.ci)/[\w./-]*[\w/]", text)
-    return [path for path in found if not has_blank(path) and not (REPOSITORY / path).exists()]
+    for path in re.findall(
+        r"(?<![\w/.-])(?:trl_ablate|tests|scripts|recipes|\.ci)/[\w./-]*[\w/]", text
+    ):
+        blank = any(len(part) > 1 and part.isupper() for part in re.split(r"[/.]", path))
+        if not blank and not (REPOSITORY / path).exists():
+            yield path
 
 
-def has_blank(path: str) -> bool:
-    return any(len(part) > 1 and part.isupper() for part in re.split(r"[/.]", path))
-
-
-def unknown_names(text: str) -> list[str]:
+def unknown_names(text: str) -> Iterator[str]:
     dotted = re.findall(r"\btrl_ablate(?:\.\w+)+", text)
     for module, names in re.findall(r"\bfrom (trl_ablate[.\w]*) import (\w+(?:, \w+)*)", text):
         dotted += [f"{module}.{name}" for name in names.split(", ")]
     for names in re.findall(r"\btrl_ablate\.\{([^}]+)\}", text):
         dotted += [f"trl_ablate.{name.strip()}" for name in names.split(",")]
-    return [name for name in dotted if not is_importable(name)]
+    for name in dotted:
+        parent, _, last = name.rpartition(".")
+        try:
+            known = last in vars(import_module(parent)) or bool(import_module(name))
+        except ModuleNotFoundError:
+            known = last in getattr(import_module(parent), "__all__", ())
+        if not known:
+            yield name
 
 
-def is_importable(dotted: str) -> bool:
-    parent, _, name = dotted.rpartition(".")
-    try:
-        return name in vars(import_module(parent)) or bool(import_module(dotted))
-    except ModuleNotFoundError:
-        return name in getattr(import_module(parent), "__all__", ())
+def wrong_commands(text: str) -> Iterator[str]:
+    """Commands of this project, in code, that it does not have, or with a recipe or a study that
+    does not exist."""
+    lines = [block.replace("\\\n", " ") for _, block in FENCED.findall(text)]
+    found = [part.strip() for line in "\n".join(lines).splitlines() for part in line.split("&&")]
+    found += [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", FENCED.sub("", text))]
+    for command in found:
+        ours = re.match(r"(trl-ablate|accelerate launch|torchrun|python3?) ", command)
+        if ours and not is_right(shlex.split(command, comments=True)):
+            yield command
 
 
-def commands(text: str) -> Iterator[str]:
-    """The commands in code blocks, one per line, and in code within the text."""
-    for _, block in FENCED.findall(text):
-        for line in block.replace("\\\n", " ").splitlines():
-            yield from (part.strip() for part in line.split("&&"))
-    for span in re.findall(r"`([^`]+)`", FENCED.sub("", text)):
-        yield " ".join(span.split())
-
-
-def wrong_commands(text: str) -> list[str]:
-    """Commands of this project with a command, script, recipe or study that does not exist."""
-    starts = r"(trl-ablate|accelerate launch|torchrun|python3?) "
-    found = [command for command in commands(text) if re.match(starts, command)]
-    return [command for command in found if not is_right(command)]
-
-
-def is_right(command: str) -> bool:
-    words = shlex.split(command, comments=True)
+def is_right(words: list[str]) -> bool:
     if words[0] == "trl-ablate":
         return are_right(words[1:])
-    words = [word for i, word in enumerate(words) if words[i - 1] not in OPTIONS_WITH_VALUES]
+    words = [word for i, word in enumerate(words) if words[i - 1] not in WITH_VALUES]
     if "-m" in words:
         module, *rest = words[words.index("-m") + 1 :]
         return module == "venv" or (module == "trl_ablate" and (not rest or are_right(rest)))
     scripts = [i for i, word in enumerate(words) if word.endswith(".py")]
     if not scripts:
         return words[0] in ("accelerate", "torchrun")  # a command without arguments
-    script = words[scripts[0]]
-    return (REPOSITORY / script).exists() and are_right(
-        [Path(script).stem, *words[scripts[0] + 1 :]]
-    )
+    script = Path(words[scripts[0]])
+    return (REPOSITORY / script).exists() and are_right([script.stem, *words[scripts[0] + 1 :]])
 
 
 def are_right(words: list[str]) -> bool:
     """Whether the words after `trl-ablate` are a command with arguments that it accepts."""
     if "|" in words:  # a list of the commands
-        return all(word in (*COMMANDS, "|") for word in words)
+        return set(words) <= {*COMMANDS, "|"}
     command, *rest = words
-    if command in ("study", "bench") and rest:
-        allowed = STUDY_COMMANDS if command == "study" else (*BENCH_MODES, "MODE")
-        kind = STUDIES if command == "study" else {"--"}
-        return rest[0] in allowed and (command == "bench" or is_there(rest[1:2], kind))
-    takes_recipe = command in ("train", "doctor")
-    return command in COMMANDS and (not takes_recipe or is_there(rest[:1], RECIPES))
-
-
-def is_there(given: list[str], shipped: set[str]) -> bool:
-    """Whether a given recipe or study exists; a placeholder, an option and what `new` writes are
-    accepted."""
-    return all(
-        word.startswith(("my_task/", "my_world/"))
-        or word.isupper()
-        or word.startswith("--")
-        or (REPOSITORY / word).exists()
-        or word in shipped
-        for word in given
+    if command in MODES and rest:
+        mode, *rest = rest
+        given, known = ([] if command == "bench" else rest[:1]), STUDIES
+        if mode not in MODES[command]:
+            return False
+    else:
+        given, known = (rest[:1] if command in ("train", "doctor") else []), {*RECIPES}
+    written = r"(my_task|my_world)/|--|[A-Z_]+$"  # by `new`; an option; a placeholder
+    return command in COMMANDS and all(
+        re.match(written, word) or (REPOSITORY / word).exists() or word in known for word in given
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", sorted(PAGES))
 def test_a_page_is_about_this_repository(page):
-    text = page.read_text(encoding="utf-8")
-    assert not broken_links(text, page.parent)
-    assert not missing_paths(text)
-    assert not unknown_names(text)
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
-def test_commands_and_words(page):
-    text = page.read_text(encoding="utf-8")
-    assert not wrong_commands(text)
-    assert not re.findall(UNPLAIN, text)
-
-
-def test_the_pages_are_found_and_show_commands():
-    assert {"README.md", "recipes/README.md", "trl_ablate/guard/README.md"} <= set(
-        map(name_of, PAGES)
-    )
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    shown = {command.split()[1] for command in commands(text) if command.startswith("trl-ablate ")}
-    own_pages = {"bench", "findings", "leverage", "mechanism", "plan", "xray"}
-    assert shown == set(COMMANDS) - own_pages
+    assert not [*broken_links(PAGES[page], (REPOSITORY / page).parent)]
+    assert not [*missing_paths(PAGES[page])]
+    assert not [*unknown_names(PAGES[page])]
+    assert page.endswith("REPORT.md") or not [*wrong_commands(PAGES[page])]  # reports are generated
 
 
 @pytest.mark.parametrize(
-    "link", ["gone.md", "README.md#no-such-heading", "#nowhere", "recipes/no_such_recipe.yaml"]
-)
-def test_a_broken_link_is_found(link):
-    assert broken_links(f"# Here\n\n[page](README.md#limits) [x]({link})\n", REPOSITORY)[-1] == link
-    assert not broken_links(f"```text\n[x]({link})\n```\n", REPOSITORY)
-
-
-@pytest.mark.parametrize("path", ["recipes/no_such.yaml", "trl_ablate/trainer.py", "tests/unit/x/"])
-def test_a_missing_path_is_found(path):
-    assert missing_paths(f"see `recipes/studies/NAME/study.yaml` and `{path}`, ") == [path]
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
+    ("errors", "text", "wrong"),
     [
-        ("from trl_ablate import AblationConfig, Ablation", "trl_ablate.Ablation"),
-        ("`trl_ablate.losses.no_such`", "trl_ablate.losses.no_such"),
-        ("`trl_ablate.{load_recipe, save_recipe}`", "trl_ablate.save_recipe"),
-        ("`trl_ablate.no_such_room`", "trl_ablate.no_such_room"),
+        (lambda text: broken_links(text, REPOSITORY), "[x](gone.md) [y](README.md)", "gone.md"),
+        (lambda text: broken_links(text, REPOSITORY), "[x](README.md#no)", "README.md#no"),
+        (lambda text: broken_links(text, REPOSITORY), "# Here\n[x](#there) [y](#here)", "#there"),
+        (missing_paths, "`recipes/NAME.yaml` and `recipes/no.yaml`,", "recipes/no.yaml"),
+        (unknown_names, "from trl_ablate import AblationConfig, Ablation", "trl_ablate.Ablation"),
+        (unknown_names, "`trl_ablate.losses.no_such`", "trl_ablate.losses.no_such"),
+        (unknown_names, "`trl_ablate.{load_recipe, save}`", "trl_ablate.save"),
+        *(
+            (wrong_commands, f"```bash\ntrl-ablate train grpo  # x\n{command}\n```", command)
+            for command in (
+                "trl-ablate tarin quickstart",
+                "trl-ablate train recipes/no_such.yaml",
+                "trl-ablate study start std_dev",
+                "trl-ablate study run no_such_study",
+                "trl-ablate train | evalute",
+                "python scripts/learn.py recipes/grpo.yaml",
+                "accelerate launch --config_file zero3.yaml -m trl_ablate train gpro",
+                "accelerate launch -m trl_ablation train grpo",
+            )
+        ),
     ],
 )
-def test_an_unknown_name_is_found(text, name):
-    assert unknown_names(text) == [name]
+def test_a_wrong_page_is_found(errors, text, wrong):
+    assert [*errors(text)] == [wrong]
+
+
+def test_the_pages_show_every_command():
+    shown = re.findall(r"trl-ablate (\w+)", "".join(PAGES.values()))
+    assert {*COMMANDS} <= {*shown}
+
+
+def wrong_rows(text: str) -> set[str]:
+    """Errors in the table of switches: switch, value, recipe."""
+    rows = re.findall(r"^\| `(\w+): (\w+)` \| .+ \| `([^`]+)` \|$", text, flags=re.MULTILINE)
+    shown: dict[str, set[str]] = {}
+    wrong = {f"{row} occurs twice" for row in rows if rows.count(row) > 1}
+    for switch, value, recipe in rows:
+        shown.setdefault(switch, set()).add(value)
+        allowed = choices(HINTS.get(switch))
+        declared = {**(OF_THE_BASE if recipe == "grpo" else {}), **RECIPES.get(recipe, {})}
+        if switch not in HINTS:
+            wrong.add(f"{switch} is not a setting")
+        elif value not in allowed if allowed else len(value) > 1:
+            wrong.add(f"{switch} does not take {value}")
+        elif switch not in declared or (allowed and declared[switch] != value):
+            wrong.add(f"{recipe} does not declare {switch}: {value}")
+    given = {key for name, keys in RECIPES.items() if name != "grpo" for key in keys}
+    for switch in (given - NOT_IN_THE_TABLE | {*shown}) & HINTS.keys():
+        missing = {*choices(HINTS[switch])} - {None} - shown.get(switch, set())
+        wrong |= {f"{switch}: {value} is missing" for value in missing}
+    return wrong
+
+
+def test_the_switch_table_is_that_of_the_code():
+    assert not wrong_rows(SWITCHES)
+    assert {name: getattr(AblationConfig, name) for name in OF_THE_BASE} == OF_THE_BASE
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("before", "after", "wrong"),
     [
-        "trl-ablate tarin quickstart",
-        "trl-ablate train no_such_recipe",
-        "trl-ablate train recipes/no_such.yaml",
-        "trl-ablate study start std_dev",
-        "trl-ablate study run no_such_study",
-        "trl-ablate bench speed",
-        "trl-ablate train | evalute",
-        "python scripts/learn.py recipes/grpo.yaml",
-        "accelerate launch --config_file recipes/accelerate/zero3.yaml -m trl_ablate train gpro",
-        "accelerate launch -m trl_ablation train grpo",
+        ("`baseline: none`", "`baseline: no`", "baseline does not take no"),
+        ("`baseline: none`", "`base: none`", "base is not a setting"),
+        ("| `rloo` |", "| `dr_grpo` |", "dr_grpo does not declare baseline: leave_one_out"),
+        ("| `baseline: none` | reward |", "| none |", "baseline: none is missing"),
+        ("`num_iterations: e`", "`num_iterations: many`", "num_iterations does not take many"),
     ],
 )
-def test_a_wrong_command_is_found(command):
-    right = "pip install -e . && trl-ablate train grpo  # a comment\n"
-    assert wrong_commands(f"```bash\n{right}{command}\n```\n`trl-ablate recipes`") == [command]
+def test_a_wrong_row_is_found(before, after, wrong):
+    assert before in README
+    assert wrong in wrong_rows(SWITCHES.replace(before, after))
 
 
-def test_an_unplain_word_is_found():
-    assert re.findall(UNPLAIN, "This is what the recipe comes to.") == ["comes to"]
+def first_cells(page: str, section: str) -> list[str]:
+    """The names in code that begin the rows of a section's tables."""
+    text = PAGES[page].partition(section)[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE)
+
+
+def test_lists_are_complete():
+    assert sorted(first_cells("recipes/REFERENCE.md", "## All recipes")) == sorted(RECIPES)
+    for value in choices(HINTS["template"]):
+        assert f"`template: {value}`" in RECIPES_PAGE
+    hints = typing.get_type_hints(GuardArguments)
+    rules = [name.removeprefix("guard_") for name, hint in hints.items() if hint == Action]
+    assert first_cells("trl_ablate/guard/README.md", "## Rules") == rules
+    rooms = {path.parent.name for path in (REPOSITORY / "trl_ablate").glob("*/__init__.py")}
+    listed = PAGES["CONTRIBUTING.md"].partition("```text\n")[2].partition("```")[0]
+    assert set(re.findall(r"(\w+)/", listed)) == rooms
+
+
+def answers(text: str) -> dict[str, str]:
+    """Study -> its row in a table of answers."""
+    link = r"^\| \[[^\]]+\]\((?:recipes/studies/)?(\w+)/REPORT\.md\) \|(.+)$"
+    return dict(re.findall(link, text, flags=re.MULTILINE))
+
+
+def unsupported(text: str) -> list[str]:
+    """Numbers in a table of answers that are missing in the study's report."""
+    numbers = r"[+−]\d\.\d{3}(?: \[[^\]]+\])?|\d\.\d{3} ± \d\.\d{3}"
+    return [
+        number
+        for study, row in answers(text).items()
+        for number in re.findall(numbers, row)
+        if number not in PAGES[f"recipes/studies/{study}/REPORT.md"].replace("\\", "")
+    ]
+
+
+@pytest.mark.parametrize("text", [README, ALL_ANSWERS], ids=["README", "all answers"])
+def test_answers_have_the_numbers_of_their_reports(text):
+    assert answers(text) and not unsupported(text)
+    other = re.sub(r"(?<=[+−]\d\.\d\d)\d(?= \[[+−])", lambda d: str(9 - int(d[0])), text, count=1)
+    assert other != text and unsupported(other)
+
+
+def test_all_answers_are_all_studies():
+    reported = {path.parent.name for path in SHIPPED.glob("studies/*/report.json")}
+    assert answers(ALL_ANSWERS).keys() == reported
