@@ -3,7 +3,8 @@
 The two libraries raise for most bad values only during a run, and for some not at all: a negative
 seed fails in numpy, a temperature of 0 in the first rollout, a `beta2` of 1 in the optimizer. The
 values are checked in every layer of a recipe, and not in `AblationConfig`, which accepts all that
-`GRPOConfig` accepts. Numbers for which every value is valid (`beta`, `entropy_coef`) are absent.
+`GRPOConfig` accepts. Absent are numbers for which every value is valid (`beta`, `entropy_coef`),
+and those that `AblationConfig` checks itself.
 """
 
 import functools
@@ -19,90 +20,39 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.strict import brief, nearest
 from trl_ablate.settings import Range, check_range
 
-COUNT, POSITIVE, NOT_NEGATIVE = Range(least=1), Range(above=0), Range(least=0)
-SHARE = Range(least=0, most=1)
-SHARE_BELOW_ONE = Range(least=0, below=1)
-SHARE_ABOVE_ZERO = Range(above=0, most=1)
-SEED = Range(least=0, most=2**32 - 1)
-PORT = Range(least=1, most=65535)
 STEPS = 2**53
 """Up to here a float64 counts steps exactly; transformers counts them in one."""
 
-RANGES: dict[str, Range] = {
-    # adapters
-    "lora_r": COUNT,
-    "lora_alpha": COUNT,
-    "lora_dropout": SHARE_BELOW_ONE,
-    # length of training, and batch sizes
-    "num_train_epochs": Range(above=0, most=STEPS),
-    "max_steps": Range(least=-1, most=STEPS),
-    "per_device_train_batch_size": COUNT,
-    "per_device_eval_batch_size": COUNT,
-    "gradient_accumulation_steps": COUNT,
-    "generation_batch_size": COUNT,
-    "steps_per_generation": COUNT,
-    "num_generations": COUNT,
-    "num_generations_eval": COUNT,
-    "num_iterations": COUNT,
-    "seed": SEED,
-    "data_seed": SEED,
-    # optimizer and its schedule
-    "learning_rate": NOT_NEGATIVE,
-    "warmup_steps": Range(least=0, most=STEPS),
-    "weight_decay": NOT_NEGATIVE,
-    "adam_beta1": SHARE_BELOW_ONE,
-    "adam_beta2": SHARE_BELOW_ONE,
-    "adam_epsilon": POSITIVE,
-    "max_grad_norm": NOT_NEGATIVE,
-    "label_smoothing_factor": SHARE_BELOW_ONE,
-    "neftune_noise_alpha": NOT_NEGATIVE,
-    "router_aux_loss_coef": NOT_NEGATIVE,
-    # objective
-    "epsilon": NOT_NEGATIVE,
-    "epsilon_high": NOT_NEGATIVE,
-    "delta": POSITIVE,
-    "sapo_temperature_neg": POSITIVE,
-    "sapo_temperature_pos": POSITIVE,
-    "vespo_k_pos": NOT_NEGATIVE,
-    "vespo_k_neg": NOT_NEGATIVE,
-    "vespo_lambda_pos": NOT_NEGATIVE,
-    "vespo_lambda_neg": NOT_NEGATIVE,
-    "ref_model_mixup_alpha": SHARE,
-    "ref_model_sync_steps": COUNT,
-    "top_entropy_quantile": SHARE,
-    "entropy_target": NOT_NEGATIVE,
-    "vllm_importance_sampling_clip_max": POSITIVE,
-    "vllm_importance_sampling_clip_min": NOT_NEGATIVE,
-    "vllm_importance_sampling_cap": POSITIVE,
-    # rollouts
-    "max_completion_length": COUNT,
-    "temperature": POSITIVE,
-    "top_p": SHARE_ABOVE_ZERO,
-    "top_k": NOT_NEGATIVE,
-    "min_p": SHARE,
-    "repetition_penalty": POSITIVE,
-    "pad_to_multiple_of": Range(least=1, most=2**16),
-    "max_tool_calling_iterations": COUNT,
-    "num_completions_to_print": COUNT,
-    "vllm_server_port": PORT,
-    "vllm_group_port": PORT,
-    "vllm_server_timeout": POSITIVE,
-    "vllm_gpu_memory_utilization": SHARE_ABOVE_ZERO,
-    "vllm_max_model_length": COUNT,
-    "vllm_tensor_parallel_size": COUNT,
-    # frequencies and process counts
-    "logging_steps": POSITIVE,
-    "eval_steps": POSITIVE,
-    "eval_delay": NOT_NEGATIVE,
-    "eval_accumulation_steps": COUNT,
-    "save_steps": POSITIVE,
-    "save_total_limit": COUNT,
-    "torch_empty_cache_steps": COUNT,
-    "dataloader_num_workers": Range(least=0, most=256),
-    "dataloader_prefetch_factor": COUNT,
-    "ddp_bucket_cap_mb": COUNT,
-    "ddp_timeout": Range(least=1, most=10**9),
+OF_A_RANGE = {
+    Range(least=1): (
+        "lora_r lora_alpha ref_model_sync_steps max_completion_length "
+        "max_tool_calling_iterations num_completions_to_print vllm_max_model_length "
+        "vllm_tensor_parallel_size eval_accumulation_steps save_total_limit "
+        "torch_empty_cache_steps dataloader_prefetch_factor ddp_bucket_cap_mb"
+    ),
+    Range(least=0, below=1): ("lora_dropout adam_beta1 adam_beta2 label_smoothing_factor"),
+    Range(above=0, most=STEPS): ("num_train_epochs"),
+    Range(least=-1, most=STEPS): ("max_steps"),
+    Range(least=0, most=2**32 - 1): ("seed data_seed"),
+    Range(least=0): (
+        "learning_rate weight_decay max_grad_norm neftune_noise_alpha router_aux_loss_coef "
+        "epsilon epsilon_high vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg "
+        "entropy_target vllm_importance_sampling_clip_min top_k eval_delay"
+    ),
+    Range(least=0, most=STEPS): ("warmup_steps"),
+    Range(above=0): (
+        "adam_epsilon delta sapo_temperature_neg sapo_temperature_pos "
+        "vllm_importance_sampling_clip_max vllm_importance_sampling_cap temperature "
+        "repetition_penalty vllm_server_timeout logging_steps eval_steps save_steps"
+    ),
+    Range(least=0, most=1): ("ref_model_mixup_alpha top_entropy_quantile min_p"),
+    Range(above=0, most=1): ("top_p vllm_gpu_memory_utilization"),
+    Range(least=1, most=2**16): ("pad_to_multiple_of"),
+    Range(least=1, most=65535): ("vllm_server_port vllm_group_port"),
+    Range(least=0, most=256): ("dataloader_num_workers"),
+    Range(least=1, most=10**9): ("ddp_timeout"),
 }
+RANGES = {name: allowed for allowed, names in OF_A_RANGE.items() for name in names.split()}
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("auto", "bfloat16", "float16", "float32"),
