@@ -5,12 +5,15 @@ A callback that needs the trainer gets it by `attach`, once the trainer is built
 """
 
 import math
+import os
 import random
 import time
 from dataclasses import asdict
 from datetime import timedelta
+from errno import ENOENT
 from fractions import Fraction
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,12 +50,16 @@ class RunRecorder(TrainerCallback):
         self._run = run
         self._per_step = grpo_steps_per_optimizer_step
         self._started = time.monotonic()
+        self._begun = False
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._started -= self._run.seconds_so_far()  # before a resume
 
     def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
         if state.is_world_process_zero and "train_runtime" not in logs:  # run.json has the total
+            if self._begun and not self._run.metrics_file.exists():
+                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(self._run.metrics_file))
+            self._begun = True
             place = {
                 "step": state.global_step,
                 "grpo_step": float(state.global_step * self._per_step),
@@ -191,7 +198,7 @@ class LiveLine(TrainerCallback):
     """Step, time left, rewards, length, seconds per step, entropy and gradient norm.
 
     In a terminal this is one live line, with as many of them as fit. Elsewhere it is printed at
-    every evaluation, and after a step when nothing was printed for `every` seconds.
+    every evaluation, and whenever nothing was printed for `every` seconds, also during a long step.
     """
 
     def __init__(self, console: Console, every: float = 60.0):
@@ -199,12 +206,17 @@ class LiveLine(TrainerCallback):
         self._every = every
         self._seen: dict[str, float] = {}
         self._bar: Progress | None = None
+        self._printer: Thread | None = None
+        self._wake, self._over = Event(), False
 
     def on_train_begin(self, args, state: TrainerState, control, **kwargs):
         self._step = self._first = state.global_step
         self._steps, self._started = state.max_steps, time.monotonic()
-        self._printed = self._started
-        if not state.is_world_process_zero or not self._console.is_terminal:
+        if not state.is_world_process_zero:
+            return
+        if not self._console.is_terminal:
+            self._printer = Thread(target=self._print_regularly, daemon=True)
+            self._printer.start()
             return
         self._bar = Progress(
             TextColumn("step"),
@@ -224,9 +236,8 @@ class LiveLine(TrainerCallback):
         if self._bar:
             room = self._console.width - len("step  ") - 2 * len(f"{self._steps}/") - BAR
             self._bar.update(self._bar.task_ids[0], completed=self._step, seen=self._line(room))
-        elif EVAL_REWARD in logs or time.monotonic() - self._printed >= self._every:
-            self._printed = time.monotonic()
-            self._console.print(f"step {self._step}/{self._steps}  {self._line()}".rstrip())
+        elif EVAL_REWARD in logs:
+            self._print()
 
     def on_train_end(self, args, state, control, **kwargs):
         self.close()
@@ -236,6 +247,22 @@ class LiveLine(TrainerCallback):
         if self._bar:
             self._bar.stop()
             self._bar = None
+        if self._printer:
+            self._over = True
+            self._wake.set()
+            self._printer.join()
+            self._printer = None
+
+    def _print_regularly(self) -> None:
+        while not self._over:
+            if not self._wake.wait(self._every):
+                self._print()
+            elif not self._over:  # a line was printed: wait anew
+                self._wake.clear()
+
+    def _print(self) -> None:
+        self._console.print(f"step {self._step}/{self._steps}  {self._line()}".rstrip())
+        self._wake.set()
 
     def _line(self, room: int | None = None) -> str:
         """All parts, or the first ones that fit; the mean time of a step includes evaluations."""

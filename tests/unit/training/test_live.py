@@ -1,7 +1,9 @@
 """What a training prints while it runs: in a terminal of 80 columns, and in a log file."""
 
 import re
+import time
 from contextlib import closing
+from fractions import Fraction
 from io import StringIO
 
 import pytest
@@ -9,8 +11,9 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from tests.support.terminal import in_terminal
 from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
+from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.untrusted import SafeConsole
-from trl_ablate.training.callbacks import LiveLine
+from trl_ablate.training.callbacks import LiveLine, RunRecorder
 
 LOGS = {REWARD: 0.8125, LENGTH: 1024.4, ENTROPY: 1.23e-5, GRAD_NORM: 0.0123, EVAL_REWARD: 0.5}
 TIME_LEFT = re.compile(r"left \d+:\d\d:\d\d")
@@ -46,13 +49,27 @@ def test_a_log_file_gets_a_line_at_every_evaluation():
         assert part in line
 
 
-@pytest.mark.parametrize(
-    ("every", "is_main", "lines"), [(0, True, 1), (60, True, 0), (0, False, 0)]
-)
-def test_a_log_file_gets_a_line_when_nothing_was_printed_for_long(every, is_main, lines):
+@pytest.mark.parametrize("is_main", [True, False])
+def test_a_log_file_gets_a_line_every_minute_also_during_a_long_step(is_main):
     file = StringIO()
-    with closing(LiveLine(SafeConsole(file=file, width=80, soft_wrap=True), every)) as live:
+    with closing(LiveLine(SafeConsole(file=file, width=80, soft_wrap=True), every=0.02)) as live:
         live.on_train_begin(ARGS, state(3, is_main), CONTROL)
         live.on_log(ARGS, state(4, is_main), CONTROL, logs={REWARD: 0.25, LENGTH: 9.0})
-    line = r"step 4/1000  left \d+:\d\d:\d\d  reward 0.25  length 9  \S+ s/step\n"
-    assert re.fullmatch(line * lines, file.getvalue())
+        until = time.monotonic() + (20 if is_main else 0.2)
+        while file.getvalue().count("\n") < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    lines = file.getvalue().splitlines()
+    assert len(lines) >= 2 if is_main else not lines
+    for line in lines:
+        assert re.fullmatch(
+            r"step 4/1000  left \d+:\d\d:\d\d  reward 0.25  length 9  \S+ s/step", line
+        ), line
+
+
+def test_a_metrics_file_that_vanishes_ends_the_run(tmp_path):
+    run = RunDirectory(tmp_path)
+    recorder = RunRecorder(run, Fraction(1))
+    recorder.on_log(ARGS, state(1), CONTROL, logs=LOGS)
+    run.metrics_file.unlink()
+    with pytest.raises(FileNotFoundError, match="metrics.jsonl"):
+        recorder.on_log(ARGS, state(2), CONTROL, logs=LOGS)

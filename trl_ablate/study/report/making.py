@@ -188,9 +188,7 @@ def write_runs(
     ]  # fmt: skip
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(header)
-        for run in (*analysis.runs, *trials):
-            cells = _csv_row(run, metric)
+        for cells in (header, *(_csv_row(run, metric) for run in (*analysis.runs, *trials))):
             writer.writerow([clean(c) if isinstance(c, str) else c for c in cells])
 
 
