@@ -34,7 +34,7 @@ def claimed(run: RunDirectory, mode: Mode) -> Iterator[None]:
     with _locked(run.path):
         for folder in (run.checkpoint_last, run.checkpoint_best):
             put_back(folder)
-        earlier = run.entries()
+        earlier = run.traces()
         if earlier and mode == "new":
             raise ConfigurationError(
                 f"{run.path} holds {_described(run, earlier)}; give another --output_dir, or "

@@ -132,6 +132,13 @@ class RunDirectory:
             if int(file.stem.removeprefix("step_")) > step:
                 file.unlink()
 
+    def traces(self) -> list[Path]:
+        """Traces of an earlier run: its record, or files that would mix with those of a new run. A
+        start that was killed before it had a record leaves none."""
+        saved = (self.checkpoint_last, self.checkpoint_best)
+        known = (self.run_file, self.metrics_file, *map(where_it_stands, saved))
+        return [*filter(os.path.lexists, known), *self.checkpoints()]
+
     def checkpoints(self) -> list[Path]:
         """Every `checkpoint-N`, whole or not."""
         return [path for path in self.path.glob("checkpoint-*") if is_checkpoint(path)]

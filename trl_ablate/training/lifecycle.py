@@ -96,7 +96,7 @@ def run(start: Start) -> Outcome:
         )
         resolved = for_training(start, checkpoint)
         prepared, recorded = prepare(start, resolved), record(start, resolved, masker)
-        if start.directory.entries():  # of an earlier run, which a failed start leaves as it is
+        if start.directory.traces():  # of an earlier run, which a failed start leaves as it is
             ready = held.enter_context(prepared)
             begin_record(start, settings, changed, checkpoint)
             outcome = held.enter_context(recorded)
@@ -132,7 +132,7 @@ def to_resume(start: Start, settings: dict[str, Any]) -> tuple[Path | None, dict
     if not start.is_main:
         return checkpoint, {}
     changed: dict[str, list[Any]] = {}
-    if directory.entries():
+    if directory.traces():
         changed = changed_settings(directory.settings(), settings)
         check_same_run(directory.path, changed, SchedulerType(config.lr_scheduler_type).value)
     if checkpoint is None:

@@ -85,14 +85,19 @@ def test_an_overwrite_deletes_what_a_run_writes_and_nothing_else(old, tmp_path):
     assert set(contents(old.path)) == FOREIGN and link.path.is_symlink()
 
 
-@pytest.mark.parametrize(
-    "left", ["metrics.jsonl", "checkpoint-2/model", ".checkpoint_best.old/m", "alerts.jsonl"]
-)
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoint-2/model", ".checkpoint_best.old/m"])
 def test_what_is_left_of_a_run_is_not_mixed_with_another(tmp_path, left):
     """`run.json` was deleted."""
     (tmp_path / left).parent.mkdir(exist_ok=True)
     (tmp_path / left).write_text('{"step": 1}\n')
     refused(RunDirectory(tmp_path), "new", "left of a run .*no run.json.*--over.*--resume")
+
+
+@pytest.mark.parametrize("left", ["resolved_config.json", ".run.json.part"])
+def test_a_start_that_was_killed_before_its_record_does_not_block_the_next(tmp_path, left):
+    (tmp_path / left).write_text("{}")
+    with claimed(RunDirectory(tmp_path), "new"):
+        pass
 
 
 def test_a_damaged_record_is_reported(tmp_path):
