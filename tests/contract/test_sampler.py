@@ -427,3 +427,12 @@ def test_prompts_with_images_are_refused():
     check_text(None)
     with pytest.raises(ConfigurationError, match="for text only, but a prompt has images"):
         check_text([["an image"]])
+
+
+def test_an_engine_loads_the_policy_again_after_a_generation_that_failed(make_trainer):
+    trainer = make_trainer(rollout_staleness=1)
+    trainer.model.train()
+    trainer._last_loaded_step = 5
+    with pytest.raises(RuntimeError, match="no memory"), trainer._sampling_weights():
+        raise RuntimeError("no memory")
+    assert trainer._last_loaded_step == -1

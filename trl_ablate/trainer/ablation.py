@@ -343,9 +343,11 @@ class AblationTrainer(GRPOTrainer):
             yield
             return
         model: Any = self.accelerator.unwrap_model(self.model)
-        with self.sampler.weights_in(model, self._step, sharded=self._is_sharded()):
-            yield
-        self._last_loaded_step = -1  # so that an engine loads the policy for evaluation
+        try:
+            with self.sampler.weights_in(model, self._step, sharded=self._is_sharded()):
+                yield
+        finally:
+            self._last_loaded_step = -1  # so that an engine loads the policy for evaluation
 
     def _sampler_logps(self, prompt_ids, completion_ids) -> list[list[float]]:
         forward: Any = self._logps

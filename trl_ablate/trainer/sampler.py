@@ -139,28 +139,18 @@ def forward_truncated(
 ) -> torch.Tensor:
     """Log-probabilities under the truncated distribution, `(N, width)`; `ends` are the ids of
     EOS."""
-    size = args.per_device_train_batch_size
-    parts = zip(ids_NL.split(size), mask_NL.split(size), strict=True)
-    return torch.cat([_of_truncated(model, args, ends, *part, width) for part in parts])
-
-
-def _of_truncated(
-    model: Any,
-    args: AblationConfig,
-    ends: Sequence[int],
-    ids_NL: torch.Tensor,
-    mask_NL: torch.Tensor,
-    width: int,
-) -> torch.Tensor:
-    logits = model(input_ids=ids_NL, attention_mask=mask_NL, logits_to_keep=width + 1).logits
-    logits_NTV, ids_NT = logits[:, :-1].float() / args.temperature, ids_NL[:, -width:]
-    logps_NT = selective_log_softmax(logits_NTV, ids_NT)
-    # Z is that of the tokens that may be drawn; that some may not is itself not corrected
-    logits_NTV[:, : args.min_tokens, list(ends)] = -torch.inf
-    truncated_NT = truncated_logps(
-        logits_NTV, ids_NT, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p
-    )
-    return logps_NT - selective_log_softmax(logits_NTV, ids_NT) + truncated_NT
+    size, found = args.per_device_train_batch_size, []
+    for ids, mask in zip(ids_NL.split(size), mask_NL.split(size), strict=True):
+        logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=width + 1).logits
+        logits_NTV, ids_NT = logits[:, :-1].float() / args.temperature, ids[:, -width:]
+        logps_NT = selective_log_softmax(logits_NTV, ids_NT)
+        # Z is that of the tokens that may be drawn; that some may not is itself not corrected
+        logits_NTV[:, : args.min_tokens, list(ends)] = -torch.inf
+        truncated_NT = truncated_logps(
+            logits_NTV, ids_NT, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p
+        )
+        found.append(logps_NT - selective_log_softmax(logits_NTV, ids_NT) + truncated_NT)
+    return torch.cat(found)
 
 
 def truncated_logps(
