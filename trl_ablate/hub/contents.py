@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -175,12 +176,23 @@ def _model_files(folder: Path) -> dict[str, Path]:
     check_seal(_own(folder))
     named = [file for file in sorted(folder.iterdir()) if _MODEL_FILE.fullmatch(file.name)]
     files = {file.name: _own(file) for file in named}
-    if not any(name.endswith(".safetensors") for name in files):
+    missing = [shard for shard in _shards(files) if shard not in files]
+    if missing or not any(name.endswith(".safetensors") for name in files):
         raise ConfigurationError(
-            f"{folder} is not a complete model: a .safetensors file is missing "
+            f"{folder} is not a complete model: "
+            f"{', '.join(missing) or 'a .safetensors file'} is missing "
             "(only safetensors files are published)"
         )
     return files
+
+
+def _shards(files: dict[str, Path]) -> Iterator[str]:
+    for name, file in files.items():
+        if name.endswith(".safetensors.index.json"):
+            weights = read_object(file).get("weight_map")
+            if not isinstance(weights, dict):
+                raise ConfigurationError(f"{file} has no weight_map; save the model again")
+            yield from sorted(set(map(str, weights.values())))
 
 
 def _own(path: Path) -> Path:

@@ -149,8 +149,8 @@ class RunDirectory:
         return [path for path in found if _ROLLOUTS.fullmatch(path.name)]
 
     def entries(self) -> list[Path]:
-        """Every existing path that a run writes, its record first. Other files are the user's and
-        stay in place."""
+        """Every existing path that a run writes: its record first, its traces last. Other files are
+        the user's and stay in place."""
         saved = (self.checkpoint_last, self.checkpoint_best)
         beside = [path for folder in saved for path in beside_while_replaced(folder)]
         parts = [path for path in self.path.glob(".*") if _UNFINISHED.fullmatch(path.name)]

@@ -204,6 +204,19 @@ def test_a_half_written_last_line_is_left_out(directory):
             lambda path: (path / "checkpoint_last" / "model.safetensors").unlink(),
             "checkpoint_last is not a complete model: a .safetensors file is missing",
         ),
+        (
+            lambda path: write_json(
+                path / "checkpoint_best" / "model.safetensors.index.json",
+                {"weight_map": {"a": "model-00001-of-00002.safetensors"}},
+            ),
+            "checkpoint_best is not a complete model: model-00001-of-00002.safetensors is missing",
+        ),
+        (
+            lambda path: write_json(
+                path / "checkpoint_last" / "model.safetensors.index.json", {"weight_map": 5}
+            ),
+            "has no weight_map; save the model again",
+        ),
     ],
 )
 def test_what_cannot_be_published_is_refused_in_one_sentence(directory, spoil, said):
