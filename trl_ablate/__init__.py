@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import load_recipe
     from trl_ablate.task import TaskArguments
     from trl_ablate.trainer.ablation import AblationTrainer
+    from trl_ablate.training.guard_callback import GuardCallback
 
 _HOMES = {
     "AblationConfig": "trl_ablate.config",
     "AblationTrainer": "trl_ablate.trainer.ablation",
     "ConfigurationError": "trl_ablate.errors",
+    "GuardCallback": "trl_ablate.training.guard_callback",
     "TaskArguments": "trl_ablate.task",
     "load_recipe": "trl_ablate.recipe.resolving",
 }
@@ -27,6 +29,7 @@ __all__ = [
     "AblationConfig",
     "AblationTrainer",
     "ConfigurationError",
+    "GuardCallback",
     "TaskArguments",
     "load_recipe",
 ]

@@ -30,10 +30,14 @@ WATCHED_BY_RULES = frozenset(("loss", *READ_BY.values()))
 """Metrics that the rules of the guard read."""
 
 OTHER_NAMES = {
-    "train/mean_response_length": LENGTH,
-    "train/mean_token_entropy": ENTROPY,
-    "train/token_entropy": ENTROPY,
+    "loss/policy_avg": "loss",
+    "mean_response_length": LENGTH,
+    "mean_token_entropy": ENTROPY,
+    "objective/scores": REWARD,
+    "policy/entropy_avg": ENTROPY,
+    "token_entropy": ENTROPY,
 }
+"""Names of TRL's former PPO trainer, and of others, without a tracker's `train/` -> TRL's."""
 
 
 def stderr_of(metric: str) -> str:
@@ -44,8 +48,7 @@ def stderr_of(metric: str) -> str:
 
 def translated(metric: str) -> str:
     """A tracker's name as TRL logs it: `eval/reward` -> `eval_reward`, `train/loss` -> `loss`."""
-    if metric in OTHER_NAMES:
-        return OTHER_NAMES[metric]
     if metric.startswith("eval/"):
         return "eval_" + metric.removeprefix("eval/")
-    return metric.removeprefix("train/")
+    name = metric.removeprefix("train/")
+    return OTHER_NAMES.get(name, name)

@@ -13,7 +13,7 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 PUBLIC = {
     "trl_ablate": (
         *("AblationConfig", "AblationTrainer", "ConfigurationError", "TaskArguments"),
-        "load_recipe",
+        *("GuardCallback", "load_recipe"),
     ),
     "trl_ablate.advantages": ("compute_advantages", "weighted_reward"),
     "trl_ablate.config": ("AblationConfig",),

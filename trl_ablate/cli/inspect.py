@@ -13,6 +13,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.logs import Log, read_logs
 from trl_ablate.guard.rules import Replay, replay
+from trl_ablate.guard.verdict import verdict
 from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.recipe.strict import check_value, nearest, parse_yaml
 
@@ -106,14 +107,8 @@ def show(log: Log, found: Replay) -> Replay:
                 f"  {metric}: first {values[0]:.3g}, last {values[-1]:.3g}, lowest "
                 f"{min(values):.3g}, highest {max(values):.3g}\n  {bars(values)}"
             )
-    for alert in found.alerts:
-        line(f"  step {alert.step}: {alert.rule} ({alert.action}): {alert.sentence}")
-    if not found.alerts:
-        line("  no rule fired")
-    for rule, metric in found.unread.items():
-        line(f"  not checked: {rule}, because the log has no {metric}")
-    if found.short:
-        line(f"  not checked: {', '.join(found.short)}, because the log has too few steps")
+    for sentence in verdict(log.rows, found):
+        line(f"  {sentence}")
     return found
 
 

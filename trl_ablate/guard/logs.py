@@ -2,8 +2,8 @@
 
 A path means, by its name and content:
 
-    a folder           its metrics.jsonl, trainer_state.json (or that of its last checkpoint),
-                       trackio databases, or CSV files, in this order
+    a folder           its metrics.jsonl, that of `GuardCallback`, trainer_state.json (or that of
+                       its last checkpoint), trackio databases, or CSV files, in this order
     trainer_state.json of transformers: its `log_history`
     *.jsonl            one object a line with `step`, such as metrics.jsonl
     *.db               a trackio project, with all its runs
@@ -72,7 +72,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 def _of_folder(folder: Path) -> Rows:
     states = [folder / "trainer_state.json", *_checkpoints(folder)]
-    for file in (folder / "metrics.jsonl", *states):
+    for file in (folder / "metrics.jsonl", folder / "guard" / "metrics.jsonl", *states):
         if file.is_file():
             return _of_file(file)
     for pattern in ("*.db", "*.csv"):

@@ -39,6 +39,8 @@ Row = Mapping[str, Any]
 
 NONFINITE = "nonfinite"
 """The rule for a loss or gradient norm that is not a finite number: the weights are lost."""
+LOSING = (NONFINITE, "reward", "special_tokens", "no_variance")
+"""Rules whose condition makes the compute useless for as long as it holds."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Guard:
         )
         self._first: dict[str, list[float]] = {}
         self._held: dict[str, int] = {}
+        self._since: dict[str, int] = {}
         self._by_metric: dict[str, Callable[[float], Reading | None]] = {
             LENGTH: self._length,
             ENTROPY: self._entropy,
@@ -105,16 +108,22 @@ class Guard:
         return [
             Alert(one.rule, action, step, one.value, one.reference, one.sentence)
             for one in self._readings(row)
-            if (action := self.action_of(one.rule)) != "off" and self._speaks(one)
+            if (action := self.action_of(one.rule)) != "off" and self._speaks(one, step)
         ]
 
     def action_of(self, rule: str) -> Action:
         """What the settings ask for if a rule fires."""
         return getattr(self._arguments, f"guard_{rule}")
 
-    def _speaks(self, reading: Reading) -> bool:
+    def holds_since(self, rule: str) -> int | None:
+        """The step since which the condition of a rule has held in every row, if it holds."""
+        return self._since[rule] if self._held.get(rule) else None
+
+    def _speaks(self, reading: Reading, step: int) -> bool:
         held = self._held.get(reading.rule, 0) + 1 if reading.holds else 0
         self._held[reading.rule] = held
+        if held == 1:
+            self._since[reading.rule] = step
         return held == reading.patience
 
     def _readings(self, row: Row) -> Iterator[Reading]:
@@ -296,6 +305,8 @@ class Replay:
     """Rule -> the metric that the log lacks."""
     short: list[str]
     """Rules that compare with the first steps, or with earlier ones, of which there are too few."""
+    lost: tuple[str, int] | None
+    """A rule that makes the compute useless, fired, and held from this step to the end."""
 
 
 def replay(rows: Sequence[Mapping[str, Any]], arguments: GuardArguments) -> Replay:
@@ -311,4 +322,13 @@ def replay(rows: Sequence[Mapping[str, Any]], arguments: GuardArguments) -> Repl
         alerts,
         unread={rule: metric for rule, metric in on.items() if not counts[metric]},
         short=[rule for rule, metric in on.items() if 0 < counts[metric] < needed.get(rule, 1)],
+        lost=_lost(guard, alerts),
     )
+
+
+def _lost(guard: Guard, alerts: Sequence[Alert]) -> tuple[str, int] | None:
+    """The first of the rules that fired and whose conditions then held to the end."""
+    fired = {alert.rule: alert.step for alert in alerts if alert.rule in LOSING}
+    since = {rule: guard.holds_since(rule) for rule in fired}
+    held = {rule: at for rule, at in since.items() if at is not None and at <= fired[rule]}
+    return min(held.items(), key=lambda one: one[1]) if held else None

@@ -1,5 +1,5 @@
-"""Callbacks of a run: they record its rows and rollouts, keep the best model, run the guard, show
-the live line, and end the run after SIGTERM.
+"""Callbacks of a run: they record its rows and rollouts, keep the best model, show the live line,
+and end the run after SIGTERM. The guard is in `guard_callback.py`.
 
 A callback that needs the trainer gets it by `attach`, once the trainer is built.
 """
@@ -8,7 +8,6 @@ import math
 import os
 import random
 import time
-from dataclasses import asdict
 from datetime import timedelta
 from errno import ENOENT
 from fractions import Fraction
@@ -19,16 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerState
 
 from trl_ablate.config import AblationConfig
-from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.rules import Alert, Guard
 from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.run.checkpoints import best_logged, check_best, seal
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import part_of, replace_folder
-from trl_ablate.run.json_files import append_jsonl, write_json
+from trl_ablate.run.json_files import write_json
 from trl_ablate.run.masking import Masker
 from trl_ablate.run.termination import Termination
 from trl_ablate.training.dashboard import (
@@ -36,7 +33,6 @@ from trl_ablate.training.dashboard import (
     dropped_on_error,
     log_rollouts,
     reports_to_trackio,
-    send_alert,
 )
 
 if TYPE_CHECKING:
@@ -44,9 +40,12 @@ if TYPE_CHECKING:
 
 
 class RunRecorder(TrainerCallback):
-    """Appends every logged row to `metrics.jsonl`, with its step and its time since the start."""
+    """Appends every logged row to `metrics.jsonl`, with its step and its time since the start.
 
-    def __init__(self, run: RunDirectory, grpo_steps_per_optimizer_step: Fraction):
+    Without `grpo_steps_per_optimizer_step`, as of a trainer that has no such steps, rows have none.
+    """
+
+    def __init__(self, run: RunDirectory, grpo_steps_per_optimizer_step: Fraction | None):
         self._run = run
         self._per_step = grpo_steps_per_optimizer_step
         self._started = time.monotonic()
@@ -60,11 +59,10 @@ class RunRecorder(TrainerCallback):
             if self._begun and not self._run.metrics_file.exists():
                 raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(self._run.metrics_file))
             self._begun = True
-            place = {
-                "step": state.global_step,
-                "grpo_step": float(state.global_step * self._per_step),
-                "seconds": round(time.monotonic() - self._started, 3),
-            }
+            place: dict[str, Any] = {"step": state.global_step}
+            if self._per_step is not None:
+                place["grpo_step"] = float(state.global_step * self._per_step)
+            place["seconds"] = round(time.monotonic() - self._started, 3)
             self._run.append_metrics({**place, **logs})
 
 
@@ -135,39 +133,6 @@ class BestCheckpoint(TrainerCallback):
         """Refuse to finish if the best model has changed since it was saved."""
         if self._trainer and self._trainer.accelerator.is_main_process and self._best > -math.inf:
             check_best(self._run)
-
-
-class GuardWatch(TrainerCallback):
-    """Passes every logged row to the guard; warns, or ends the run, as configured."""
-
-    def __init__(self, run: RunDirectory, arguments: GuardArguments, console: Console):
-        self._run = run
-        self._guard = Guard(arguments)
-        self._console = console
-        self.stopped_by: Alert | None = None
-
-    def on_train_begin(self, args, state: TrainerState, control, **kwargs):
-        for row in self._run.metrics():  # rows from before a resume
-            if row.get("step", 0) <= state.global_step:
-                self._guard.observe(row)
-
-    def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs):
-        for alert in self._guard.observe({**(logs or {}), "step": state.global_step}):
-            if state.is_world_process_zero:
-                self._tell(alert, args)
-            if alert.action == "stop" and self.stopped_by is None:
-                self.stopped_by = alert
-                control.should_training_stop = True
-        return control
-
-    def _tell(self, alert: Alert, args: AblationConfig) -> None:
-        append_jsonl(self._run.alerts_file, asdict(alert))
-        self._console.print(
-            f"guard, step {alert.step}: {alert.sentence} ({alert.action})", style="yellow"
-        )
-        if reports_to_trackio(args):
-            with dropped_on_error(args, TRACKIO):
-                send_alert(alert)
 
 
 def save_whole(trainer: "AblationTrainer", folder: Path, **notes: dict[str, Any]) -> None:

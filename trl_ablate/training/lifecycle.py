@@ -42,7 +42,6 @@ from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.training.building import build_trainer
 from trl_ablate.training.callbacks import (
     BestCheckpoint,
-    GuardWatch,
     LiveLine,
     Preemption,
     RolloutWriter,
@@ -50,6 +49,7 @@ from trl_ablate.training.callbacks import (
     save_whole,
 )
 from trl_ablate.training.dashboard import export_static, new_run_name
+from trl_ablate.training.guard_callback import GuardCallback
 from trl_ablate.training.machine import check_device
 
 FINGERPRINTED = 256
@@ -80,7 +80,7 @@ class Prepared(NamedTuple):
 
     trainer: AblationTrainer
     best: BestCheckpoint
-    guard: GuardWatch
+    guard: GuardCallback
     preemption: Preemption
 
 
@@ -225,7 +225,7 @@ def prepare(start: Start, resolved: Resolved) -> Iterator[Prepared]:
     live = LiveLine(start.console)
     rollouts = RolloutWriter(directory, config.num_rollouts_saved, config.seed)
     best = BestCheckpoint(directory, config.best_metric)
-    guard = GuardWatch(directory, resolved.guard, start.console)
+    guard = GuardCallback(resolved.guard, run=directory, console=start.console)
     recorder = RunRecorder(directory, config.grpo_steps_per_optimizer_step)
     preemption = Preemption(start.termination)
     with closing(live), grader_of(resolved.task) as grader:

@@ -14,13 +14,11 @@ from transformers.trainer_callback import CallbackHandler
 
 from trl_ablate import hub, load_recipe
 from trl_ablate.errors import ConfigurationError, PublishError
-from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.rules import Alert
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.training.building import put_together
-from trl_ablate.training.callbacks import GuardWatch
 from trl_ablate.training.dashboard import (
     Tolerated,
     export_static,
@@ -28,6 +26,7 @@ from trl_ablate.training.dashboard import (
     new_run_name,
     tolerated_integrations,
 )
+from trl_ablate.training.guard_callback import GuardCallback
 
 EVENTS = [name for name in vars(TrainerCallback) if name.startswith("on_")]
 HAPPENED = "the disk of the dashboard is full, hf_" + "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA2b"
@@ -173,7 +172,7 @@ def test_an_alert_is_kept_and_printed_once_also_where_it_cannot_be_sent(
 
     monkeypatch.setattr(trackio, "alert", print_and_send)
     run, args = RunDirectory(tmp_path), arguments("trackio")
-    watch = GuardWatch(run, GuardArguments(), Console())
+    watch = GuardCallback(run=run, console=Console())
     alert = Alert("length", "warn", 3, 1.0, 2.0, "Responses are long.")
     watch._guard = SimpleNamespace(observe=lambda row: [alert])  # type: ignore
     state = TrainerState(is_world_process_zero=True, global_step=3)

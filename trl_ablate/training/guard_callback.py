@@ -1,0 +1,119 @@
+"""The guard on any trainer of TRL: `trainer.add_callback(trl_ablate.GuardCallback())`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from trl_ablate.guard.arguments import GuardArguments
+from trl_ablate.guard.rules import Alert, Guard, replay
+from trl_ablate.guard.verdict import verdict
+from trl_ablate.metrics import translated
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.json_files import append_jsonl
+from trl_ablate.run.untrusted import SafeConsole
+from trl_ablate.training.callbacks import RunRecorder
+from trl_ablate.training.dashboard import (
+    TRACKIO,
+    dropped_on_error,
+    reports_to_trackio,
+    send_alert,
+    warn_of,
+)
+
+FOLDER = "guard"
+"""Where the guard's files are, below the `output_dir` of a trainer that keeps no such files."""
+
+
+class GuardCallback(TrainerCallback):
+    """Passes every logged row to the guard; warns, or ends the run, as configured.
+
+    It prints alerts, sends them to trackio and its webhooks if `report_to` has it, writes
+    `OUTPUT_DIR/guard/metrics.jsonl` and `alerts.jsonl`, which `trl-ablate inspect OUTPUT_DIR`
+    reads, and prints a verdict with what to try at the end. It changes nothing else: a run has the
+    same weights with it, unless a rule is set to stop it.
+
+    Args:
+        arguments: rules and thresholds; default: `GuardArguments()`.
+        run: the folder of a run that keeps its metrics itself.
+        settings: fields of `GuardArguments` instead, such as `guard_entropy="stop"`.
+
+    Attributes:
+        stopped_by: the alert that has stopped the run.
+    """
+
+    def __init__(
+        self,
+        arguments: GuardArguments | None = None,
+        *,
+        run: RunDirectory | None = None,
+        console: Console | None = None,
+        **settings: Any,
+    ):
+        self._arguments = arguments or GuardArguments(**settings)
+        self._guard = Guard(self._arguments)
+        self._run, self._keeps_its_own = run, run is not None
+        self._recorder: RunRecorder | None = None
+        self._console = console or SafeConsole(soft_wrap=True)
+        self.stopped_by: Alert | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control, **kwargs):
+        self._guard, self.stopped_by = Guard(self._arguments), None
+        for row in state.log_history:  # from before a resume
+            self._guard.observe(_named(row))
+        if state.is_world_process_zero and not self._keeps_its_own:
+            self._write(self._begin, args, state, control)
+
+    def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs):
+        if self._recorder:
+            self._write(self._recorder.on_log, args, state, control, logs=logs or {})
+        for alert in self._guard.observe(_named({**(logs or {}), "step": state.global_step})):
+            if state.is_world_process_zero:
+                self._tell(alert, args)
+            if alert.action == "stop" and self.stopped_by is None:
+                self.stopped_by = alert
+                control.should_training_stop = True
+        return control
+
+    def on_train_end(self, args, state: TrainerState, control, **kwargs):
+        rows = [_named(row) for row in state.log_history]
+        found = replay(rows, self._arguments)
+        if state.is_world_process_zero and (found.alerts or not self._keeps_its_own):
+            for sentence in verdict(rows, found):
+                self._console.print(f"guard: {sentence}")
+
+    def _begin(self, args: TrainingArguments, state: TrainerState, control) -> None:
+        """Open the files, without what an earlier run recorded after this one's first step."""
+        self._run = RunDirectory(Path(str(args.output_dir)) / FOLDER)
+        self._run.path.mkdir(parents=True, exist_ok=True)
+        self._run.rewind(state.global_step or -1)
+        self._recorder = RunRecorder(self._run, None)
+        self._recorder.on_train_begin(args, state, control)
+
+    def _tell(self, alert: Alert, args: TrainingArguments) -> None:
+        if self._run:
+            self._write(append_jsonl, self._run.alerts_file, asdict(alert))
+        self._console.print(
+            f"guard, step {alert.step}: {alert.sentence} ({alert.action})", style="yellow"
+        )
+        if reports_to_trackio(args):
+            with dropped_on_error(args, TRACKIO):
+                send_alert(alert)
+
+    def _write(self, write: Callable[..., Any], *given: Any, **named: Any) -> None:
+        """Write to a file; without one, a trainer that does not need the files goes on."""
+        try:
+            write(*given, **named)
+        except OSError as error:
+            if self._keeps_its_own:
+                raise
+            warn_of("the guard writes no more files", error)
+            self._run = self._recorder = None
+
+
+def _named(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A logged row with the names of GRPO: TRL's former PPO trainer has others."""
+    return {translated(name): value for name, value in row.items()}
