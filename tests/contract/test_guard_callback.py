@@ -1,0 +1,160 @@
+"""`GuardCallback` on TRL's own trainers: it sees what they log, tells it, and changes no weight."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+import torch
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+from trl_ablate import AblationConfig, AblationTrainer, GuardCallback
+from trl_ablate.cli.inspect import main as inspect
+from trl_ablate.guard.logs import read_logs
+from trl_ablate.run.json_files import read_jsonl
+
+STOCK = {"grpo": (GRPOTrainer, GRPOConfig), "rloo": (RLOOTrainer, RLOOConfig)}
+FLAT = {"guard_no_variance_steps": 2}
+
+
+def nothing(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+@pytest.mark.parametrize("kind", STOCK)
+def test_weights_are_the_same_to_the_bit_and_the_ledger_has_what_was_logged(
+    make_trainer, tmp_path, capsys, kind
+):
+    without = make_trainer(*STOCK[kind])
+    without.train()
+    watched = make_trainer(*STOCK[kind], output_dir=str(tmp_path / "watched"))
+    watched.add_callback(GuardCallback())
+    watched.train()
+    theirs = without.model.state_dict()
+    for name, mine in watched.model.state_dict().items():
+        assert torch.equal(mine, theirs[name]), name
+    assert "guard: no rule fired" in capsys.readouterr().out
+    rows = list(read_jsonl(tmp_path / "watched" / "guard" / "metrics.jsonl"))
+    logged = [row for row in watched.state.log_history if "loss" in row]
+    assert [{**row, "seconds": 0} for row in rows] == [{**row, "seconds": 0} for row in logged]
+    assert len(rows) == 3
+    (log,) = read_logs(tmp_path / "watched")
+    assert [row["reward"] for row in log.rows] == [row["reward"] for row in logged]
+
+
+@pytest.mark.parametrize("cls", [GRPOTrainer, AblationTrainer])
+def test_a_rule_stops_a_training_and_the_verdict_has_what_to_try(
+    make_trainer, tmp_path, capsys, cls
+):
+    config_class = AblationConfig if cls is AblationTrainer else GRPOConfig
+    trainer = make_trainer(cls, config_class, reward=nothing, max_steps=9)
+    guard = GuardCallback(guard_no_variance="stop", **FLAT)
+    trainer.add_callback(guard)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert guard.stopped_by and guard.stopped_by.rule == "no_variance"
+    (alert,) = read_jsonl(tmp_path / "run" / "guard" / "alerts.jsonl")
+    assert (alert["rule"], alert["step"], alert["action"]) == ("no_variance", 2, "stop")
+    for shown in (capsys.readouterr().out, inspected(tmp_path / "run", capsys)):
+        assert "step 2: no_variance" in shown
+        assert "try: take easier or harder questions" in shown
+        assert "no return after step 0 (no_variance): 100% of 2 steps, " in shown
+
+
+def inspected(folder, capsys):
+    settings = [
+        f"--{name}={value}" for name, value in {"guard_no_variance": "stop", **FLAT}.items()
+    ]
+    assert inspect([str(folder), *settings]) == 1
+    return capsys.readouterr().out
+
+
+def test_a_resumed_training_goes_on_with_the_ledger(make_trainer, tmp_path):
+    """Rules know the rows before the checkpoint; those after it, of the killed run, are gone."""
+    settings = {"save_strategy": "steps", "save_steps": 2, "reward": nothing}
+    first = make_trainer(*STOCK["grpo"], max_steps=4, **settings)
+    first.add_callback(GuardCallback(guard_no_variance_steps=3))
+    first.train()
+    again = make_trainer(*STOCK["grpo"], max_steps=4, **settings)
+    again.add_callback(GuardCallback(guard_no_variance_steps=3))
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    folder = tmp_path / "run" / "guard"
+    assert [row["step"] for row in read_jsonl(folder / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [row["step"] for row in read_jsonl(folder / "alerts.jsonl")] == [3]
+    fresh = make_trainer(*STOCK["grpo"], max_steps=1)
+    fresh.add_callback(GuardCallback())
+    fresh.train()
+    assert [row["step"] for row in read_jsonl(folder / "metrics.jsonl")] == [1]
+
+
+@pytest.fixture
+def webhook():
+    """The address of a server, and the messages that were posted to it."""
+    posted = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *given):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/", posted
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_an_alert_reaches_trackio_and_its_webhook(make_trainer, tmp_path, monkeypatch, webhook):
+    import trackio
+
+    address, posted = webhook
+    monkeypatch.setenv("TRACKIO_WEBHOOK_URL", address)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    trainer = make_trainer(
+        *STOCK["grpo"], reward=nothing, report_to="trackio", project="guarded", run_name="one"
+    )
+    trainer.add_callback(GuardCallback(**FLAT))
+    trainer.train()
+    (message,) = posted
+    assert "guard: no_variance" in json.dumps(message)
+    (alert,) = trackio.Api().alerts("guarded")
+    assert alert["title"] == "guard: no_variance"
+
+
+def told(rows, guard, args, capsys):
+    """What the guard prints for rows, as the callback handler passes them."""
+    state, control = TrainerState(), TrainerControl()
+    guard.on_train_begin(args, state, control)
+    for state.global_step, row in enumerate(rows, start=1):
+        state.log_history.append({**row, "step": state.global_step})
+        guard.on_log(args, state, control, logs=row)
+    guard.on_train_end(args, state, control)
+    return capsys.readouterr().out
+
+
+def test_the_metrics_of_ppo_have_other_names(tmp_path, capsys):
+    """Those of TRL's former PPO trainer, which TRL 1.16 no longer has."""
+    args = TrainingArguments(str(tmp_path), report_to="none")
+    well = {"objective/scores": 1.0, "policy/entropy_avg": 1.0, "loss/policy_avg": 0.1}
+    rows = [*[well] * 12, *[{**well, "objective/scores": 0.1}] * 4]
+    assert "step 15: reward (warn): reward is 0.1" in told(rows, GuardCallback(), args, capsys)
+    low = [*[well] * 12, *[{**well, "policy/entropy_avg": 0.01}] * 3]
+    assert "step 15: entropy (warn)" in told(low, GuardCallback(), args, capsys)
+    nan = [well, {**well, "loss/policy_avg": float("nan")}]
+    assert "step 2: nonfinite (stop)" in told(nan, GuardCallback(), args, capsys)
+
+
+def test_without_a_place_for_its_files_it_still_tells(tmp_path, capsys, caplog):
+    (tmp_path / "guard").write_text("a file of the user")
+    args = TrainingArguments(str(tmp_path), report_to="none")
+    rows = [{"loss": 0.1, "reward": 1.0}, *[{"loss": 0.1, "reward": 0.1}] * 3]
+    assert "step 4: reward (warn)" in told(rows, GuardCallback(), args, capsys)
+    (warning,) = caplog.messages
+    assert warning.startswith("the guard writes no more files (")
