@@ -1,6 +1,7 @@
 """Studies: run arms × seeds, and answer the question with intervals.
 
     decision     the verdict on one comparison; exported: `decide`
+    two_part     the same for runs that are not paired and may fail; exported: `TwoPart`
     nominal      the level of each look
     verdict      every verdict, and its words
     definition   read and check study.yaml: its arms, looks, factors and tuning
@@ -25,9 +26,9 @@ All modules except `resolution` work without torch, so reading results takes onl
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trl_ablate.study.decision import Decision, decide
+    from trl_ablate.study.decision import Decision, TwoPart, decide
 
-__all__ = ["Decision", "decide"]
+__all__ = ["Decision", "TwoPart", "decide"]
 
 
 def __getattr__(name: str):

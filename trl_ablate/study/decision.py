@@ -19,6 +19,8 @@ Several comparisons of one study share the level between them
 the seeds of each arm are chosen, the errors add up to the level at most. Holm's step would give a
 decided arm's share to the others; with equivalence as a second way to be decided, the sum of the
 shares is then no longer bounded by the level, so it is left out.
+
+Runs that are not paired, of which some fail, are judged in two parts: see `two_part`.
 """
 
 import functools
@@ -26,12 +28,15 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.definition import LOOKS, check_looks, check_margin
 from trl_ablate.study.nominal import critical_t, nominal_level
+from trl_ablate.study.two_part import LOOKS as TWO_PART_LOOKS
+from trl_ablate.study.two_part import TwoPart, judge_two_parts
 from trl_ablate.study.verdict import Verdict
 
 LEVEL = 0.05
@@ -78,6 +83,7 @@ class Decision:
         return self.verdict.is_final
 
 
+@overload
 def decide(
     differences: Sequence[float],
     *,
@@ -85,11 +91,41 @@ def decide(
     level: float = LEVEL,
     margin: float | None = None,
     collapsed: Sequence[bool] = (),
-) -> Decision:
-    """Judge paired differences (arm minus reference, in the order of the seeds; higher is better).
+) -> Decision: ...
+
+
+@overload
+def decide(
+    *,
+    arm: Sequence[float],
+    reference: Sequence[float],
+    base: float | None = None,
+    threshold: float | None = None,
+    looks: Sequence[int] = TWO_PART_LOOKS,
+    pool: int | None = None,
+    level: float = LEVEL,
+    margin: float | None = None,
+    noise: float = 0.0,
+) -> TwoPart: ...
+
+
+def decide(
+    differences: Sequence[float] | None = None,
+    *,
+    arm: Sequence[float] | None = None,
+    reference: Sequence[float] = (),
+    looks: Sequence[int] | None = None,
+    level: float = LEVEL,
+    margin: float | None = None,
+    collapsed: Sequence[bool] = (),
+    **two_part: float | None,
+) -> Decision | TwoPart:
+    """Judge paired differences (arm minus reference, in the order of the seeds; higher is better),
+    or an arm against a reference whose runs are not paired with its own.
 
     Args:
         differences: as many as there are; only those up to the last complete look count.
+        arm, reference, two_part: in place of differences: see `two_part.judge_two_parts`.
         looks: numbers of pairs at which a verdict may be given, ascending.
         level: the probability of a false difference over all looks.
         margin: differences within ±margin count as equivalent; None: no such verdict.
@@ -98,7 +134,13 @@ def decide(
     Raises `ConfigurationError` for looks, levels, margins or differences that are none. Differences
     that are all equal have no spread: a mean of 0 is no difference, any other is one.
     """
-    planned = _checked(looks, level, margin)
+    if differences is None:
+        planned = _checked(TWO_PART_LOOKS if looks is None else looks, level, margin)
+        return judge_two_parts(
+            arm or (), reference, looks=planned, level=level, margin=margin,
+            **two_part,  # pyright: ignore
+        )  # fmt: skip
+    planned = _checked(LOOKS if looks is None else looks, level, margin)
     values = [float(value) for value in differences]
     for position, value in enumerate(values):
         if not math.isfinite(value):

@@ -17,6 +17,9 @@ class Verdict(StrEnum):
     WORSE = "worse"
     EQUIVALENT = "equivalent"
     """The difference lies within the study's margin."""
+    FAILS_MORE = "fails more often"
+    """Fewer runs succeed than of the reference; only where an arm is judged in two parts."""
+    FAILS_LESS = "fails less often"
     UNDECIDED = "undecided"
     """More pairs can decide."""
     NOT_DECIDED = "not decided"
@@ -30,7 +33,9 @@ class Verdict(StrEnum):
 
     @property
     def differs(self) -> bool:
-        return self in (Verdict.BETTER, Verdict.WORSE)
+        return self in (
+            Verdict.BETTER, Verdict.WORSE, Verdict.FAILS_MORE, Verdict.FAILS_LESS
+        )  # fmt: skip
 
     @property
     def is_final(self) -> bool:

@@ -6,9 +6,7 @@ import pytest
 from tests.support.synthetic_study import METRIC, flat_run
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.outcomes import (
-    clopper_pearson,
     collapses,
-    fisher_p,
     improvement_interval,
     interquartile_mean,
     middle_interval,
@@ -16,6 +14,7 @@ from trl_ablate.study.report.outcomes import (
     probability_of_improvement,
     sentences,
 )
+from trl_ablate.study.two_part import clopper_pearson, fisher_p
 
 
 def test_clopper_pearson_as_r_has_it():

@@ -18,6 +18,7 @@ from trl_ablate.study.report.analysis import Analysis, ArmResult
 from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import NOTHING, interval, number, p_value, p_words
 from trl_ablate.study.report.stats import ALPHA, Interval, holm, t_interval
+from trl_ablate.study.two_part import clopper_pearson, fisher_p
 
 RESAMPLES = 2000
 TRIMMED = 0.25
@@ -46,21 +47,6 @@ class Collapse:
     """Of Fisher's exact test, corrected; None for the reference, or without runs."""
     others: Interval
     """The deciding statistic over the runs that did not collapse."""
-
-
-def clopper_pearson(k: int, n: int) -> tuple[float, float]:
-    """The exact interval of a share of k in n."""
-    from scipy import stats
-
-    found = stats.binomtest(k, n).proportion_ci(1 - ALPHA, method="exact")
-    return found.low, found.high
-
-
-def fisher_p(k: int, n: int, other_k: int, other_n: int) -> float:
-    """The two-sided p-value of Fisher's exact test of k in n against other_k in other_n."""
-    from scipy import stats
-
-    return stats.fisher_exact([[k, n - k], [other_k, other_n - other_k]])[1]  # pyright: ignore
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:

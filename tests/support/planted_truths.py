@@ -1,0 +1,140 @@
+"""How often is the two-part rule wrong where the truth is planted? `python -m
+tests.support.planted_truths` prints the table of recipes/studies/README.md (ten minutes).
+
+Outcomes are like those of the miniature: base 0.35, a run that succeeds ends near 0.80. Every
+threshold is found from the reference runs themselves.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from trl_ablate.study import TwoPart, decide
+from trl_ablate.study.two_part import benjamini_hochberg
+from trl_ablate.study.verdict import Verdict
+
+ARMS, RUNS, POOL = 16, 32, 64
+BASE, GOOD, SD, MARGIN, NOISE = 0.35, 0.80, 0.031, 0.03, 0.006
+Rng = np.random.Generator
+Draw = Callable[[Rng, int, float], np.ndarray]
+"""Outcomes of n runs whose mean is shifted by a number."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """How runs end, and where the arms of a study lie."""
+
+    reference: Draw
+    arm: Draw
+    shifts: tuple[float, ...] = (0.0,)
+    """Of the arms, in turn."""
+    base: float = BASE
+
+    def study(self, rng: Rng) -> Iterator[tuple[float, TwoPart]]:
+        """The shift of every arm, and what was decided at the study's level."""
+        pool = self.reference(rng, POOL, 0.0)
+        for number in range(ARMS):
+            shift = self.shifts[number % len(self.shifts)]
+            yield shift, decide(
+                arm=[*self.arm(rng, RUNS, shift)], reference=[*pool], base=self.base, pool=POOL,
+                level=0.05 / ARMS, margin=MARGIN, noise=NOISE,
+            )  # fmt: skip
+
+
+def normal(sd: float) -> Draw:
+    return lambda rng, n, shift: GOOD + shift + sd * rng.standard_normal(n)
+
+
+def failing(share: float) -> Draw:
+    def draw(rng: Rng, n: int, shift: float) -> np.ndarray:
+        good = normal(SD)(rng, n, shift)
+        return np.where(rng.random(n) < share, rng.uniform(0.02, 0.45, n), good)
+
+    return draw
+
+
+def skewed(rng: Rng, n: int, shift: float) -> np.ndarray:
+    """Exponential to the left: the best runs are alike."""
+    return GOOD + shift + SD * (1 - rng.exponential(size=n))
+
+
+def of_bases(rng: Rng, n: int, shift: float) -> np.ndarray:
+    """Every fourth run has the same base; a base moves its runs of all arms alike."""
+    return normal(SD)(rng, n, shift) + np.array([-0.04, -0.01, 0.01, 0.04])[np.arange(n) % 4]
+
+
+BOTH = (0.0, MARGIN, 0.0, -MARGIN)
+TRUTHS: dict[str, Truth] = {
+    "equal": Truth(normal(SD), normal(SD)),
+    "half of the arms at the margin": Truth(normal(SD), normal(SD), BOTH),
+    "all at the margin, sd 0.02": Truth(normal(0.02), normal(0.02), (MARGIN, -MARGIN)),
+    "30 % of the runs fail": Truth(failing(0.3), failing(0.3)),
+    "5 % fail, half at the margin": Truth(failing(0.05), failing(0.05), BOTH),
+    "arms with three times the sd": Truth(normal(0.02), normal(0.06)),
+    "reference with three times the sd": Truth(normal(0.06), normal(0.02)),
+    "skewed": Truth(skewed, skewed),
+    "threshold amid the runs": Truth(normal(SD), normal(SD), base=GOOD - 0.05),
+    "below the noise of evaluation": Truth(normal(0.003), normal(0.003)),
+    "correlated by base": Truth(of_bases, of_bases),
+}
+
+
+def is_false(shift: float, found: TwoPart) -> bool:
+    """Whether a claim contradicts the truth; shares are equal in every truth."""
+    if found.verdict is Verdict.EQUIVALENT:
+        return abs(shift) >= MARGIN
+    right = Verdict.BETTER if shift > 0 else Verdict.WORSE
+    return found.verdict.differs and (shift == 0 or found.verdict is not right)
+
+
+def false_studies(truth: Truth, studies: int, seed: int = 0) -> float:
+    """The share of studies with a false claim about any arm."""
+    rng = np.random.default_rng(seed)
+    return float(np.mean([any(is_false(*arm) for arm in truth.study(rng)) for _ in range(studies)]))
+
+
+def false_discoveries(truth: Truth, pages: int, seed: int = 0, studies: int = 4) -> float:
+    """The mean share of false ones among the claims of a page that pass the correction over all
+    its claims: of a difference and of an equivalence, for every arm of every study."""
+    rng, shares = np.random.default_rng(seed), []
+    for _ in range(pages):
+        arms = [arm for _ in range(studies) for arm in truth.study(rng)]
+        claims = [(found.p_difference, shift == 0) for shift, found in arms]
+        claims += [(found.p_equivalent, abs(shift) >= MARGIN) for shift, found in arms]
+        passed = np.array(benjamini_hochberg([p for p, _ in claims])) <= 0.05
+        false = np.array([wrong for _, wrong in claims])
+        shares.append((passed & false).sum() / max(1, passed.sum()))
+    return float(np.mean(shares))
+
+
+def power(sd: float, studies: int, seed: int = 0) -> tuple[float, float, float]:
+    """Found: a difference of the margin, an equivalence; and the runs an arm needs on average."""
+    rng = np.random.default_rng(seed)
+    truth = Truth(normal(sd), normal(sd), (0.0, MARGIN))
+    arms = [arm for _ in range(studies) for arm in truth.study(rng)]
+    better = [found.verdict is Verdict.BETTER for shift, found in arms if shift]
+    same = [found.verdict is Verdict.EQUIVALENT for shift, found in arms if not shift]
+    return float(np.mean(better)), float(np.mean(same)), float(np.mean([x.n for _, x in arms]))
+
+
+def main(studies: int) -> None:
+    write = sys.stdout.write
+    write(
+        "| truth | studies with a false claim | false among the claims of a page |\n|---|---|---|\n"
+    )
+    for name, truth in TRUTHS.items():
+        shares = false_studies(truth, studies), false_discoveries(truth, studies // 4)
+        write(f"| {name} | {shares[0]:.2%} | {shares[1]:.2%} |\n")
+        sys.stdout.flush()
+    write(
+        "\n| sd between runs | difference of 0.03 | equivalent | runs an arm |\n|---|---|---|---|\n"
+    )
+    for sd in (0.024, 0.031, 0.038):
+        better, same, runs = power(sd, studies // 4)
+        write(f"| {sd} | {better:.2f} | {same:.2f} | {runs:.0f} |\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4000)
