@@ -1,29 +1,41 @@
 """The built wheel, installed into a folder of its own, and used away from the checkout."""
 
 import os
+import re
 import subprocess
 import sys
+import tarfile
+import zipfile
+from email import message_from_string
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPOSITORY
 
+HOME = "https://github.com/someone/trl-ablate"
+MEGABYTE = 1e6
+
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
+def built(tmp_path_factory) -> tuple[Path, Path]:
+    """The wheel and the source distribution, as GitHub's workflow builds them."""
+    folder = tmp_path_factory.mktemp("built")
+    home = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "someone/trl-ablate"}
+    line = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
+    subprocess.run(line, check=True, timeout=120, cwd=REPOSITORY, env={**os.environ, **home})
+    (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return wheel, source
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory) -> Path:
     """A folder with nothing but the wheel's content; dependencies are those of this Python."""
-    wheels, folder = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("installed")
-    build = ["wheel", "--no-build-isolation", "--wheel-dir", str(wheels), str(REPOSITORY)]
-    pip(*build)
-    (wheel,) = wheels.glob("trl_ablate-*.whl")
-    pip("install", "--target", str(folder), str(wheel))
-    return folder
-
-
-def pip(command: str, *words: str) -> None:
-    line = [sys.executable, "-m", "pip", command, "--quiet", "--no-deps", "--no-index", *words]
+    folder = tmp_path_factory.mktemp("installed")
+    options = ["--quiet", "--no-deps", "--no-index", "--target", str(folder)]
+    line = [sys.executable, "-m", "pip", "install", *options, str(built[0])]
     subprocess.run(line, check=True, timeout=120)
+    return folder
 
 
 def run(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -81,8 +93,29 @@ def test_the_package_is_the_installed_one_and_holds_every_yaml(installed, tmp_pa
     assert names(installed / prompts, "*.txt") == names(REPOSITORY / prompts, "*.txt")
     templates = names(REPOSITORY / "trl_ablate", "*.j2")
     assert names(installed / "trl_ablate", "*.j2") == templates != set()
-    models = Path("trl_ablate", "miniature", "models")
-    assert names(installed / models) == names(REPOSITORY / models) != set()
+    chains = Path("trl_ablate", "miniature", "models", "chains")
+    assert names(installed / chains) == names(REPOSITORY / chains) != set()
+    assert [path.name for path in (installed / chains).parent.iterdir()] == ["chains"]
+    assert (installed / "trl_ablate" / "py.typed").is_file()
+
+
+def test_what_is_uploaded_is_small_and_leads_to_its_repository(built):
+    wheel, source = built
+    assert wheel.stat().st_size < 1.5 * MEGABYTE and source.stat().st_size < 4 * MEGABYTE
+    with tarfile.open(source) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "recipes/studies/README.md"} <= inside
+    assert not [name for name in inside if name.endswith((".parquet", ".png")) or "tests/" in name]
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        page = message_from_string(archive.read(metadata).decode())
+    urls = dict(line.split(", ") for line in page.get_all("Project-URL"))
+    assert urls["Homepage"] == HOME and all(url.startswith(HOME) for url in urls.values())
+    targets = re.findall(r"\]\(([^)]+)\)", page.get_payload())
+    assert targets and all(target.startswith("https://") for target in targets)
+    inside_repository = {target.split(f"/v{page['Version']}/")[1] for target in targets}
+    missing = [each for each in inside_repository if not (REPOSITORY / each.split("#")[0]).exists()]
+    assert missing == []
 
 
 def names(folder: Path, pattern: str = "*") -> set[str]:

@@ -380,7 +380,12 @@ class AblationTrainer(GRPOTrainer):
         """The last rollout batch of training, a row per completion; unreported values are None."""
         return rollout_rows(self._training_logs, self.reward_func_names, self.reward_weights)
 
-    def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval"):
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
         """Evaluate as `one_shot.py` does, without a loss; or as TRL does, if configured."""
         if self.args.evaluation == "one_shot":
             return evaluate_one_shot(self, eval_dataset, metric_key_prefix)
@@ -437,7 +442,7 @@ class AblationTrainer(GRPOTrainer):
         if self.args.should_save:
             carried.rotate(run, self.args.save_total_limit, self.state.best_model_checkpoint)
 
-    def create_model_card(self, *args, **kwargs) -> None:
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """As TRL, whose card has None for a base that is a folder, and for the trained model."""
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():

@@ -187,7 +187,7 @@ def _check_disk(resolved: "Resolved", machine: Machine) -> Finding:
 
 def _install(requirement: Requirement, extra: str) -> str:
     if extra:
-        return f"pip install -e '.[{extra}]'"
+        return f"pip install 'trl-ablate[{extra}]'"
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
     return f"pip install '{requirement.name}{extras}{requirement.specifier}'"
 

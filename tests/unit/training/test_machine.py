@@ -54,7 +54,7 @@ def test_each_package_that_is_missing_or_of_a_wrong_version_has_its_command():
     assert mends(findings) == {
         "math-verify": "pip install 'math-verify[antlr4_13_2]>=0.9'",
         "trl": "pip install 'trl==1.16.*'",
-        "vllm": "pip install -e '.[vllm]'",
+        "vllm": "pip install 'trl-ablate[vllm]'",
     }
     assert {each.what: each.found for each in findings}["trl"] == "1.20.0 (needs ==1.16.*)"
 
@@ -120,4 +120,4 @@ def test_what_only_vllm_needs_of_a_package_matters_only_with_vllm(version, vllm,
     lines = [*REQUIREMENTS, "transformers>=5.10.4", 'transformers<5.18; extra == "vllm"']
     versions = {**INSTALLED, **vllm, "transformers": version}
     found = mends(check_packages(lines, versions, wanted))
-    assert found == dict.fromkeys(mended, "pip install -e '.[vllm]'")
+    assert found == dict.fromkeys(mended, "pip install 'trl-ablate[vllm]'")
