@@ -2,16 +2,20 @@
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import torch
+import trackio
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from trl_ablate import AblationConfig, AblationTrainer, GuardCallback
 from trl_ablate.cli.inspect import main as inspect
+from trl_ablate.guard.evidence import evidence
 from trl_ablate.guard.logs import read_logs
+from trl_ablate.guard.rules import Alert
 from trl_ablate.run.json_files import read_jsonl
 
 STOCK = {"grpo": (GRPOTrainer, GRPOConfig), "rloo": (RLOOTrainer, RLOOConfig)}
@@ -48,7 +52,7 @@ def test_a_rule_stops_a_training_and_the_verdict_has_what_to_try(
     make_trainer, tmp_path, capsys, cls
 ):
     config_class = AblationConfig if cls is AblationTrainer else GRPOConfig
-    trainer = make_trainer(cls, config_class, reward=nothing, max_steps=9)
+    trainer = make_trainer(cls, config_class, reward=nothing, max_steps=9, log_completions=True)
     guard = GuardCallback(guard_no_variance="stop", **FLAT)
     trainer.add_callback(guard)
     trainer.train()
@@ -60,6 +64,8 @@ def test_a_rule_stops_a_training_and_the_verdict_has_what_to_try(
         assert "step 2: no_variance" in shown
         assert "try: take easier or harder questions" in shown
         assert "no return after step 0 (no_variance): 100% of 2 steps, " in shown
+    longer = Alert("length", "warn", 1, 2.0, 1.0, "")
+    assert next(evidence(longer, tmp_path / "run")).startswith("step 1, longest of 8 (")
 
 
 def inspected(folder, capsys):
@@ -112,16 +118,18 @@ def webhook():
 
 
 def test_an_alert_reaches_trackio_and_its_webhook(make_trainer, tmp_path, monkeypatch, webhook):
-    import trackio
-
     address, posted = webhook
     monkeypatch.setenv("TRACKIO_WEBHOOK_URL", address)
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    for module in (trackio.utils, trackio.sqlite_storage):
+        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
     trainer = make_trainer(
         *STOCK["grpo"], reward=nothing, report_to="trackio", project="guarded", run_name="one"
     )
     trainer.add_callback(GuardCallback(**FLAT))
     trainer.train()
+    until = time.monotonic() + 20  # trackio posts in a thread
+    while not posted and time.monotonic() < until:
+        time.sleep(0.01)
     (message,) = posted
     assert "guard: no_variance" in json.dumps(message)
     (alert,) = trackio.Api().alerts("guarded")

@@ -4,6 +4,7 @@ import argparse
 import math
 import typing
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, FAILED
@@ -11,6 +12,7 @@ from trl_ablate.cli.parsing import Command, Parser, exit_codes
 from trl_ablate.cli.terminal import console, line
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
+from trl_ablate.guard.evidence import evidence
 from trl_ablate.guard.logs import Log, read_logs
 from trl_ablate.guard.rules import Replay, replay
 from trl_ablate.guard.verdict import verdict
@@ -19,7 +21,8 @@ from trl_ablate.recipe.strict import check_value, nearest, parse_yaml
 
 DESCRIPTION = """\
 Read the log of a GRPO run, trained with this package or not, and print what the rules of the guard
-find in it, at which step and why, with the curves.
+find in it, at which step and why, with what to try and the curves. Where completions were saved
+(rollouts/ here, or completions/ with TRL's log_completions), it shows those that a rule is about.
 
 PATH is transformers' trainer_state.json, a metrics.jsonl, a trackio project (its .db file or its
 name), a CSV export of W&B or TensorBoard, or a folder with one of these."""
@@ -63,7 +66,8 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
     arguments = thresholds(words, options.parser)
     logs = chosen(read_logs(options.path), options.run)
     check_picture(options, logs)
-    fired = [show(log, replay(log.rows, arguments)) for log in logs]
+    beside = Path(options.path) if len(logs) == 1 else None
+    fired = [show(log, replay(log.rows, arguments), beside) for log in logs]
     if options.picture is not None:
         draw(logs[0], fired[0], options.picture)
     return FAILED if any(one.alerts for one in fired) else DONE
@@ -95,7 +99,8 @@ def check_picture(options: argparse.Namespace, logs: list[Log]) -> None:
         )
 
 
-def show(log: Log, found: Replay) -> Replay:
+def show(log: Log, found: Replay, beside: Path | None) -> Replay:
+    """Print a log, and what was found in it; completions are looked for beside a file."""
     steps = [row["step"] for row in log.rows]
     console.print(
         f"{log.name}: {len(steps)} logged steps, from {steps[0]} to {steps[-1]}", style="bold"
@@ -107,7 +112,8 @@ def show(log: Log, found: Replay) -> Replay:
                 f"  {metric}: first {values[0]:.3g}, last {values[-1]:.3g}, lowest "
                 f"{min(values):.3g}, highest {max(values):.3g}\n  {bars(values)}"
             )
-    for sentence in verdict(log.rows, found):
+    shown = partial(evidence, path=beside) if beside else lambda alert: ()
+    for sentence in verdict(log.rows, found, shown):
         line(f"  {sentence}")
     return found
 

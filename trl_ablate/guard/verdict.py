@@ -1,6 +1,6 @@
 """What a run's alerts mean: what to try, and how much was computed after the run was lost."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trl_ablate.guard.rules import Alert, Replay
@@ -37,14 +37,20 @@ def is_short(alert: Alert) -> bool:
     return (alert.value or 0.0) < (alert.reference or 0.0)
 
 
-def verdict(rows: Sequence[Mapping[str, Any]], found: Replay) -> Iterator[str]:
-    """The alerts, each rule's first one with a remedy; the compute lost; what was not checked."""
+def verdict(
+    rows: Sequence[Mapping[str, Any]],
+    found: Replay,
+    evidence: Callable[[Alert], Iterable[str]] = lambda alert: (),
+) -> Iterator[str]:
+    """The alerts, each rule's first one with a remedy and the `evidence` for it; the compute that
+    was lost; what was not checked."""
     advised = set()
     for alert in found.alerts:
         yield f"step {alert.step}: {alert.rule} ({alert.action}): {alert.sentence}"
         if alert.rule not in advised:
             advised.add(alert.rule)
             yield f"  try: {remedy(alert)}"
+            yield from (f"  {line}" for line in evidence(alert))
     if not found.alerts:
         yield "no rule fired"
     if found.lost is not None:
