@@ -99,7 +99,7 @@ def check_picture(options: argparse.Namespace, logs: list[Log]) -> None:
         )
 
 
-def show(log: Log, found: Replay, beside: Path | None) -> Replay:
+def show(log: Log, found: Replay, beside: Path | None = None) -> Replay:
     """Print a log, and what was found in it; completions are looked for beside a file."""
     steps = [row["step"] for row in log.rows]
     console.print(

@@ -305,7 +305,7 @@ class Replay:
     """Rule -> the metric that the log lacks."""
     short: list[str]
     """Rules that compare with the first steps, or with earlier ones, of which there are too few."""
-    lost: tuple[str, int] | None
+    lost: tuple[str, int] | None = None
     """A rule that makes the compute useless, fired, and held from this step to the end."""
 
 
