@@ -122,7 +122,9 @@ def is_right(words: list[str]) -> bool:
     words = [word for i, word in enumerate(words) if words[i - 1] not in WITH_VALUES]
     if "-m" in words:
         module, *rest = words[words.index("-m") + 1 :]
-        return module == "venv" or (module == "trl_ablate" and (not rest or are_right(rest)))
+        return module in ("build", "venv") or (
+            module == "trl_ablate" and (not rest or are_right(rest))
+        )
     scripts = [i for i, word in enumerate(words) if word.endswith(".py")]
     if not scripts:
         return words[0] in ("accelerate", "torchrun")  # a command without arguments
