@@ -1,0 +1,95 @@
+"""recipes/COMING_FROM.md: its settings resolve, its programs and commands run."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from tests.support.trainers import PROMPTS, SMALL, digits
+from tests.support.warm import warm
+from trl_ablate.cli import inspect, study, train
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.resolving import load_recipe
+from trl_ablate.recipe.strict import parse_yaml
+
+PAGE = (SHIPPED / "COMING_FROM.md").read_text(encoding="utf-8")
+ONE_LINE, TWO_LINES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = "".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)).splitlines()
+ROWS = re.findall(r"^\| (.+) \| (.+`.*) \|$", PAGE.partition("## From verl")[2], re.MULTILINE)
+MINE = "trl-ablate train my_task/grpo.yaml"
+ARMS = [words[2] for line in COMMANDS if (words := line.split())[1] == "train" and line != MINE]
+STUDIES = re.findall(r"for STUDY in (.+?);", PAGE)[0].split()
+
+
+def here(cell: str) -> list[dict[str, str]]:
+    """The settings of a cell; a list of alternatives, if it ends in other values of the first."""
+    given = re.findall(r"`(\w+): ([^`]+)`", cell)
+    others = re.findall(r"`(\w+)`(?!:)", cell) if " or `" in cell else []
+    return [dict(given), *({given[0][0]: value} for value in others)]
+
+
+@pytest.mark.parametrize("cell", [cell for _, cell in ROWS])
+def test_every_setting_resolves(cell):
+    recipe = re.match(r"recipe `(\w+)`", cell)
+    assert recipe or here(cell)[0], cell
+    for settings in here(cell):
+        given = {name: parse_yaml(value) for name, value in settings.items()}
+        file = SHIPPED / f"{recipe[1] if recipe else 'grpo'}.yaml"
+        config = load_recipe(file, "miniature", given).config
+        assert all(getattr(config, name) == value for name, value in given.items())
+
+
+def test_the_programs_train_and_their_log_is_inspected(tmp_path, monkeypatch, tiny_model, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "model": tiny_model,
+        "reward": digits,
+        "dataset": Dataset.from_dict({"prompt": PROMPTS}),
+        "settings": {**SMALL, "output_dir": "output", "max_completion_length": 12, "max_steps": 2},
+    }
+    exec(ONE_LINE, names)
+    assert names["trainer"].state.global_step == 2
+    assert COMMANDS[1] == "trl-ablate inspect output"
+    assert inspect.main(["output"]) == 0
+    assert "output: 2 logged steps" in capsys.readouterr().out.replace("guard: 2", "output: 2")
+    exec(TWO_LINES, names)
+    trainer = names["trainer"]
+    assert trainer.state.global_step == 2 and trainer.args.baseline == "leave_one_out"
+
+
+def test_the_commands_are_accepted(tmp_path, monkeypatch, capsys):
+    """Each as it stands, but for an option that ends it before the first step."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_task").mkdir()
+    Path("my_task/grpo.yaml").write_text("model_name_or_path: m\nreward_funcs: [accuracy_reward]\n"
+                                    "dataset_name: d\noutput_dir: out\n")  # fmt: skip
+    for line in COMMANDS:
+        if line.startswith("trl-ablate train"):
+            assert train.main([*shlex.split(line)[2:], "--dry_run"]) == 0, line
+    for name in STUDIES:
+        assert study.main(["plan", name, "--profile", "h100"]) == 0, name
+    assert "cost" in capsys.readouterr().out
+
+
+def test_every_problem_of_cs336_is_in_its_studies():
+    headers = {path.name: path.read_text("utf-8") for path in SHIPPED.glob("*.yaml")}
+    problems = {name: set(re.findall(r"CS336 assignment 5, problem (\w+)", header))
+                for name, header in headers.items()}  # fmt: skip
+    studies = "".join((SHIPPED / f"studies/{name}/study.yaml").read_text() for name in STUDIES)
+    arms = re.findall(r"[\w.-]+\.yaml", studies)
+    found = set().union(*(problems[arm] for arm in arms))
+    assert len(found) > 5 and found == set().union(*problems.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_papers_train(arm, tmp_path):
+    """The page's own command, with sizes that a test has time for."""
+    sizes = {"generation_batch_size": 32, "optimizer_batch_size": 16, "eval_size": 16,
+             "per_device_train_batch_size": 16, "train_size": 64, "report_to": "none"}  # fmt: skip
+    sizes["grpo_steps"] = 2
+    words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    ended = warm("train", arm, *words, "--output_dir", str(tmp_path / "run")).wait()
+    assert ended.code == 0, ended.printed
