@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.profiler import ProfilerActivity, profile
 from transformers import (
     AutoConfig,
@@ -19,8 +20,7 @@ from transformers import (
     LogitsProcessor,
 )
 
-from trl_ablate.miniature.short_forward import ShortForward, may_be_short
-from trl_ablate.trainer import decoding
+from trl_ablate.trainer import decoding, packed
 from trl_ablate.trainer.decoding import (
     ModelForward,
     decode,
@@ -29,6 +29,8 @@ from trl_ablate.trainer.decoding import (
     repeats,
     without_ended_rows,
 )
+from trl_ablate.trainer.packed import Packed, packed_weights
+from trl_ablate.trainer.short_forward import ShortForward, may_be_short
 from trl_ablate.trainer.temporary import replaced
 
 EOS, PAD = 1, 0
@@ -93,6 +95,7 @@ def widths(model, inputs: dict, settings: GenerationConfig) -> list[int]:
 
 
 @pytest.mark.sample(5)
+@pytest.mark.parametrize("least", [1, packed.LEAST], ids=["packed", "plain"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
     "settings",
@@ -105,12 +108,68 @@ def widths(model, inputs: dict, settings: GenerationConfig) -> list[int]:
     ],
     ids=str,
 )
-def test_the_tokens_and_the_draws_are_those_of_generate(architecture, settings):
+def test_the_tokens_and_the_draws_are_those_of_generate(architecture, settings, least, monkeypatch):
+    monkeypatch.setattr(packed, "LEAST", least)
     (theirs, their_draw), (ours, our_draw) = both(
         model_of(architecture), prompts(), config(**settings)
     )
     assert torch.equal(ours, theirs)
     assert torch.equal(our_draw, their_draw)
+
+
+def test_packed_weights_last_for_one_generation(monkeypatch):
+    """Each packs the weights that the model has then, adapters' included, and leaves no trace."""
+    monkeypatch.setattr(packed, "LEAST", 1)
+    base = model_of("llama")
+    linear = sum(type(one) is torch.nn.Linear for one in base.modules())
+    model: Any = get_peft_model(base, LoraConfig(r=2, init_lora_weights=False))
+    adapters = sum(type(one) is torch.nn.Linear for one in model.modules()) - linear
+    used = []
+    product = Packed.__call__
+    monkeypatch.setattr(Packed, "__call__", lambda self, x: used.append(self) or product(self, x))
+    for _ in range(2):
+        (theirs, _), (ours, _) = both(model, prompts(), config())
+        assert torch.equal(ours, theirs)
+        assert len(set(map(id, used))) == linear + adapters and adapters == 8
+        assert not any("forward" in vars(one) for one in model.modules())
+        used.clear()
+        with torch.no_grad():
+            for one in model.parameters():
+                one.mul_(1.1)
+
+
+@pytest.mark.parametrize(
+    ("autocast", "change", "is_packed"),
+    [
+        (None, None, True),
+        (torch.bfloat16, None, True),
+        (torch.float16, None, False),
+        (None, torch.nn.Module.bfloat16, True),
+        (None, torch.nn.Module.double, False),
+        (None, lambda one: setattr(one, "forward", torch.zeros_like), False),
+        (None, lambda one: torch.nn.utils.parametrizations.weight_norm(one), False),
+        (None, lambda one: one.to("meta"), False),
+    ],
+)
+def test_a_product_of_packed_weights_is_that_of_the_layer(autocast, change, is_packed):
+    """Where it is used; with autocast, in its type."""
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(384, 512), torch.randn(3, 2, 384)
+    if change is not None:
+        change(layer)
+    if autocast == torch.bfloat16 and not packed.has_bf16_products():
+        pytest.skip("this processor has no products in bfloat16")
+    model = torch.nn.ModuleList([layer])
+    with torch.no_grad(), torch.autocast("cpu", autocast, enabled=autocast is not None):
+        expected = layer(x.to(layer.weight.dtype)) if is_packed else None
+        with packed_weights(model, 6):
+            assert isinstance(vars(layer).get("forward"), Packed) == is_packed
+            if is_packed:
+                found = layer(x.to(layer.weight.dtype))
+                assert found.dtype == expected.dtype
+                torch.testing.assert_close(found, expected)
+    with packed_weights(model, 6):  # with gradient
+        assert not isinstance(vars(layer).get("forward"), Packed)
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -153,6 +212,32 @@ def test_known_models_have_a_short_forward_pass(architecture, heads):
     assert min(short_passes(model, prompts(), config())) < 6
     even = {name: value[:3] for name, value in prompts().items()}
     assert short_passes(model, even, config())
+
+
+def test_in_bfloat16_the_short_pass_is_as_near_to_float32_as_the_models(monkeypatch):
+    """Over a vocabulary and a width that are packed, in the mean over rows and tokens."""
+    monkeypatch.setattr(packed, "LEAST", 1)
+    model = model_of("llama", hidden_size=64, intermediate_size=128, vocab_size=300)
+    apart = {}
+    exact = logits_of(model, short=False)
+    for short in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            apart[short] = float((logits_of(model, short) - exact).norm() / exact.norm())
+    assert 0 < apart[True] < 1.2 * apart[False] < 0.03
+
+
+def logits_of(model, short: bool, tokens: int = 6) -> torch.Tensor:
+    """Of some tokens after the prompts, the same ones for both passes."""
+    inputs = prompts()
+    read, ids = ModelForward(model, model_inputs(model, inputs)), inputs["input_ids"]
+    with torch.no_grad(), packed_weights(model, len(ids)) if short else nullcontext():
+        read.read_prompts(ids, 1)
+        forward: Any = ShortForward(model, read.inputs, 20) if short else read
+        found = []
+        for token in range(tokens):
+            ids = torch.cat([ids, ids[:, -1:] + token], dim=1)
+            found.append(forward.logits(ids))
+    return torch.stack(found)
 
 
 def test_the_logits_of_the_short_pass_are_the_models():

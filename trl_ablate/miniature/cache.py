@@ -27,7 +27,7 @@ from trl_ablate.run.untrusted import SafeConsole
 
 SHIPPED = Path(__file__).parent / "models"
 """The models that come with the package, in folders `WORLD/STAGE-KEY` as in the cache."""
-KEEPERS = ("cache.py", "registry.py", "short_forward.py")
+KEEPERS = ("cache.py", "registry.py")
 """The modules that keep, name and run models, and cannot change a weight."""
 
 

@@ -2,7 +2,7 @@
 
 `generate` decodes the whole batch until its longest row has ended. Here, a row that has ended
 leaves the batch and the cache, a prompt that several rows share is read once, and where the model
-is small and known, the forward pass of a token is shorter (`miniature/short_forward.py`). The
+is small and known, the forward pass of a token is shorter (`short_forward.py`). The
 random numbers are drawn for all rows as `torch.multinomial` draws them, so tokens are those of
 `generate`, except where two roundings of a probability choose differently.
 
@@ -21,8 +21,9 @@ from transformers import DynamicCache, generation
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationConfig, GenerationMode
 
-from trl_ablate.miniature.short_forward import ShortForward, may_be_short
 from trl_ablate.trainer.generation import CompletionCriteria
+from trl_ablate.trainer.packed import packed_weights, product_dtype
+from trl_ablate.trainer.short_forward import ShortForward, may_be_short
 from trl_ablate.trainer.temporary import replaced
 
 BY_ROW = frozenset(
@@ -49,8 +50,8 @@ BY_ROW = frozenset(
 """Processors and criteria whose result for a row depends on this row alone."""
 BY_ROW_INPUTS = frozenset(("attention_mask", "position_ids"))
 """Inputs of the model with one row for each of the batch."""
-ROUNDING = 1e-4
-"""Tolerance of logits, relative and absolute."""
+ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.03}
+"""How far a row's logits may be from the model's, relative to their norm."""
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 OTHERS = frozenset(("past_key_values", "use_cache", "logits_to_keep"))
 NOT_FINITE = "probability tensor contains either `inf`, `nan` or element < 0"
@@ -93,7 +94,7 @@ def decode(
         )
     rows = Rows(input_ids, generation_config)
     read = ModelForward(model, inputs)
-    with model._optimize_model_for_decode():
+    with model._optimize_model_for_decode(), packed_weights(model, len(rows.ids)):
         logits_MV = read.read_prompts(rows.ids, repeats(rows.ids, inputs["attention_mask"]))
         forward = ShortIfEqual(model, read, generation_config.max_length)
         while True:
@@ -238,13 +239,15 @@ class ShortIfEqual:
 
     def __init__(self, model: Any, read: ModelForward, longest: int):
         self._forward: ModelForward | ShortForward = read
+        self._rounding = ROUNDING.get(product_dtype(next(model.parameters())), 0.0)
         fits = may_be_short(model, read.inputs)
         self._short = ShortForward(model, read.inputs, longest) if fits else None
 
     def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
         logits_MV = self._forward.logits(ids_ML)
         if self._short is not None:
-            if torch.allclose(self._short.logits(ids_ML), logits_MV, rtol=ROUNDING, atol=ROUNDING):
+            apart_M = (self._short.logits(ids_ML) - logits_MV).norm(dim=-1)
+            if bool((apart_M <= self._rounding * logits_MV.norm(dim=-1)).all()):
                 self._forward = self._short
             self._short = None
         return logits_MV

@@ -1,8 +1,8 @@
-"""The forward pass of one token per row, for models as small as the miniature's on a CPU.
+"""The forward pass of one token per row, for Llama and Qwen2 models on a CPU.
 
-There, a small model spends most of its time not on arithmetic, but on what its forward pass does
-around it: masks, configuration, and a copy of the whole cache for each token. `ShortForward` does
-the arithmetic alone; attention of one query a row is two products of matrices. It is used only for
+There, a model spends much of its time not on arithmetic, but on what its forward pass does around
+it: masks, configuration, and a copy of the whole cache for each token. `ShortForward` does the
+arithmetic alone; attention of one query a row is two products of matrices. It is used only for
 models whose every part is known, without hooks or adapters, and the trainer's decoding compares its
 first logits with the model's own.
 """
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers.cache_utils import DynamicLayer
+
+from trl_ablate.trainer.packed import Packed, product, product_dtype
 
 HOMES = frozenset(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2"))
 """Where the models that `ShortForward` computes, and their modules, are defined."""
@@ -50,7 +52,9 @@ class ShortForward:
             table[0] for table in self._inner.rotary_emb(self._head.weight, places)
         )
 
+    @torch.autocast("cpu", enabled=False)
     def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
+        """In float32, but for the products of packed weights, which may be in bfloat16."""
         hidden_MH = functional.embedding(ids_ML[:, -1], self._inner.embed_tokens.weight)
         cos_M1D = self._cos_LD[self._positions_M][:, None]
         sin_M1D = self._sin_LD[self._positions_M][:, None]
@@ -59,7 +63,7 @@ class ShortForward:
         self._length += 1
         self._positions_M = self._positions_M + 1
         hidden_MH = normalized(hidden_MH, self._inner.norm)
-        return linear(hidden_MH, self._head)
+        return self._head(hidden_MH).float()
 
     def keep(self, kept_M: torch.Tensor) -> None:
         self._padding_MP = self._padding_MP[kept_M]
@@ -73,11 +77,14 @@ class Layer:
 
     def __init__(self, layer: Any, cached: Any):
         self._layer = layer
-        self._keys, self._values = cached.keys, cached.values
+        self._keys, self._values = cached.keys.float(), cached.values.float()
         projections = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
-        self._weight = torch.cat([one.weight for one in projections])
         biases = [one.bias for one in projections if one.bias is not None]
-        self._bias = torch.cat(biases) if biases else None
+        self._project = product(
+            torch.cat([one.weight for one in projections]),
+            torch.cat(biases) if biases else None,
+            len(self._keys),
+        )
 
     def forward(
         self,
@@ -89,8 +96,7 @@ class Layer:
     ) -> torch.Tensor:
         layer, attention = self._layer, self._layer.self_attn
         normed_MH = normalized(hidden_MH, layer.input_layernorm)
-        heads_MAD = functional.linear(normed_MH, self._weight, self._bias)
-        heads_MAD = heads_MAD.view(len(hidden_MH), -1, attention.head_dim)
+        heads_MAD = self._project(normed_MH).view(len(hidden_MH), -1, attention.head_dim)
         groups: int = attention.num_key_value_groups
         owners = heads_MAD.size(1) // (groups + 2)
         turned_MAD = heads_MAD[:, :-owners]
@@ -103,10 +109,9 @@ class Layer:
         scores_MAGL = asked_MAGD.mul(attention.scaling) @ keys_MALD.transpose(2, 3)
         scores_MAGL[..., : padding_MP.size(1)] += padding_MP[:, None, None]
         mixed = scores_MAGL.softmax(dim=-1) @ values_MALD
-        hidden_MH = hidden_MH + linear(mixed.reshape(len(hidden_MH), -1), attention.o_proj)
+        hidden_MH = hidden_MH + attention.o_proj(mixed.reshape(len(hidden_MH), -1))
         normed_MH = normalized(hidden_MH, layer.post_attention_layernorm)
-        gate = layer.mlp.act_fn(linear(normed_MH, layer.mlp.gate_proj))
-        return hidden_MH + linear(gate * linear(normed_MH, layer.mlp.up_proj), layer.mlp.down_proj)
+        return hidden_MH + layer.mlp(normed_MH)
 
     def _grow(self, length: int) -> None:
         if length == self._keys.size(2):
@@ -120,7 +125,7 @@ class Layer:
 
 def may_be_short(model: Any, inputs: dict[str, Any]) -> bool:
     """Whether `ShortForward` computes what this model computes: on a CPU, where it was measured,
-    with rotary positions of the usual kind, attention to all tokens, and in float32."""
+    with rotary positions of the usual kind, attention to all tokens, and weights in float32."""
     modules = list(model.modules())
     home = type(model).__module__
     own = {type(one) for one in modules} - COMMON
@@ -129,9 +134,9 @@ def may_be_short(model: Any, inputs: dict[str, Any]) -> bool:
     return (
         type(model).__name__.endswith("ForCausalLM")
         and inputs.keys() == INPUTS
-        and not torch.is_autocast_enabled("cpu")
+        and product_dtype(model.lm_head.weight) in (torch.float32, torch.bfloat16)
         and inputs["position_ids"].dim() == 2
-        and not any("forward" in vars(one) for one in modules if one is not model)
+        and not any(own_forward(one) for one in modules if one is not model)
         and not any(one._forward_hooks or one._forward_pre_hooks for one in modules)
         and {(one.device.type, one.dtype) for one in model.parameters()} == {("cpu", torch.float32)}
         and model.config._attn_implementation == "sdpa"
@@ -142,14 +147,16 @@ def may_be_short(model: Any, inputs: dict[str, Any]) -> bool:
     )
 
 
+def own_forward(module: nn.Module) -> bool:
+    """Whether somebody has replaced the forward pass of this module alone."""
+    forward = vars(module).get("forward")
+    return forward is not None and not isinstance(forward, Packed)
+
+
 def projections(model: Any) -> list[nn.Linear]:
     """Of queries, keys and values, in all layers."""
     attentions = [layer.self_attn for layer in model.model.layers]
     return [one for a in attentions for one in (a.q_proj, a.k_proj, a.v_proj)]
-
-
-def linear(x: torch.Tensor, module: nn.Linear) -> torch.Tensor:
-    return functional.linear(x, module.weight, module.bias)
 
 
 def normalized(x: torch.Tensor, norm: Any) -> torch.Tensor:
