@@ -66,9 +66,9 @@ def has_bf16_products() -> bool:
 def packed_weights(model: nn.Module, rows: int):
     """Let the linear layers of a model, adapters' included, use packed weights."""
     with ExitStack() as stack:
-        for one in model.modules():
-            own = type(one) is nn.Linear and "forward" not in vars(one)
-            if own and not torch.is_grad_enabled() and gains(one.weight):
-                forward: Any = Packed(one.weight, one.bias, rows)
+        linear: list[Any] = [one for one in model.modules() if type(one) is nn.Linear]
+        for one in linear:
+            if "forward" not in vars(one) and not torch.is_grad_enabled() and gains(one.weight):
+                forward = Packed(one.weight, one.bias, rows)
                 stack.enter_context(replaced(one, forward=forward))
         yield
