@@ -1,12 +1,14 @@
 """What a recipe cannot do: run foreign code unannounced, write outside its run, leak a token."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from transformers import TrainerControl, TrainerState
 
+from tests.conftest import REPOSITORY
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.config import AblationConfig
 from trl_ablate.recipe.places import SHIPPED
@@ -51,6 +53,14 @@ def test_yaml_runs_nothing(tmp_path, monkeypatch, tag):
         with pytest.raises(ValueError, match="tags .* are not allowed"):
             parse_yaml(words)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_reading_a_recipe_runs_none_of_its_code(tmp_path):
+    ran = tmp_path / "ran"
+    (tmp_path / "code.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    code = [f"{tmp_path}/code.py:score"]
+    resolved = resolve(reward_funcs=code, tools=code, rollout_func=code[0])
+    assert resolved.task.reward_funcs and not ran.exists()
 
 
 @pytest.mark.parametrize("key", ["arm", "run_name"])
@@ -145,3 +155,12 @@ def test_weights_are_saved_as_safetensors_only(make_trainer, tmp_path):
     assert ".safetensors" in kinds
     assert [file.name for file in (tmp_path / "model").glob("*.bin")] == ["training_args.bin"]
     assert not kinds & {".pt", ".pth", ".pkl", ".ckpt", ".h5"}
+
+
+def test_every_line_of_the_threat_model_names_tests_that_exist():
+    page = (REPOSITORY / "SECURITY.md").read_text("utf-8")
+    lines = re.findall(r"^\| (?!from|---)(.+) \|$", page, re.MULTILINE)
+    found = [re.findall(r"`(tests/\S+\.py)::(\w+)`", line.rpartition(" | ")[2]) for line in lines]
+    assert len(lines) > 15 and all(found)
+    for file, name in sum(found, []):
+        assert f"\ndef {name}(" in (REPOSITORY / file).read_text("utf-8"), name
