@@ -6,6 +6,7 @@ and only the run finds out whether a file defines the function that is named.
 
 from collections.abc import Iterable
 
+from trl_ablate.config import AblationConfig
 from trl_ablate.data.choice import Part, selection_of, source_of
 from trl_ablate.data.questions import NAMED_DATASETS, check_enough, load_questions, to_prompts
 from trl_ablate.data.row_files import is_on_the_hub
@@ -16,6 +17,7 @@ from trl_ablate.prompts.writing import prompt_writer
 from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.reward_specs import GYM
+from trl_ablate.study.definition import Study
 from trl_ablate.task import TaskArguments
 
 
@@ -33,6 +35,22 @@ def check_starts(arms: Iterable[tuple[str, Resolved]]) -> None:
             _check_start(resolved)
         except ConfigurationError as error:
             raise ConfigurationError(f"arm '{name}': {error}") from error
+
+
+def check_success(study: Study, configs: Iterable[AblationConfig]) -> None:
+    """What a study in two parts needs: runs enough to decide, and a base to gain over."""
+    from trl_ablate.study.two_part import check_decides
+
+    what, trials = f"study {study.path}", len(study.tuning.seeds) if study.tuning else 0
+    names = study.tuning.arms if study.tuning else study.arms
+    first, *others = (len(arm.seeds) - trials for arm in study.arms)
+    looks = study.looks or (min(others, default=first),)
+    check_decides(looks, first, len(names) - 1, what)
+    if study.threshold is None and not all(config.eval_on_start for config in configs):
+        raise ConfigurationError(
+            f"{what}: without an evaluation before training no gain is known, and so no success; "
+            "set eval_on_start: true, or success: {threshold: 0.6}"
+        )
 
 
 def _check_start(resolved: Resolved) -> None:

@@ -4,13 +4,18 @@
     arms: [a.yaml, b.yaml]        recipes; the first is the reference. Or a mapping of names to
                                   recipes, or to {recipe, overrides, seeds, against, expect}
     seeds: [0, 1, 2]              or {looks: [3, 5, 8, 12]}: seeds are added at these numbers, until
-                                  a comparison is decided
+                                  a comparison is decided; `first: 100` begins with seed 100
+    judge: two_part               runs are not paired: which share succeeds, and how well do those
+                                  do (see `two_part`); default: paired
+    reference_seeds: 64           two_part: runs of the first arm, which serve all comparisons
+    success: {threshold: 0.6}     two_part: from where on a run succeeds; default: half of what the
+                                  median run of the reference gains
     profile: miniature            where it runs; default: `auto`
     primary_metric: eval_reward   the metric that decides; higher is better
-    decide_on: final              or best, or auc: the summary of its curve that decides
+    decide_on: final              or best, auc, last_third: the summary of its curve that decides
     equivalence_margin: 0.02      smaller differences of the primary metric count as equal
     expect: {a: better}           what theory predicts, written before the runs: better, worse,
-                                  equal or collapse
+                                  equal, collapse, fails, or the difference as a number
     overrides: {grpo_steps: 30}   settings for every arm
     stopping: {...}               the same, for settings that end a run early
     seeds_answer: ...             an earlier result, for the report
@@ -28,6 +33,7 @@ Recipes are searched in the study's folder, in every folder above it, and among 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -38,12 +44,15 @@ from trl_ablate.recipe.places import SHIPPED, SUFFIXES
 from trl_ablate.recipe.strict import check_value, nearest, read_mapping
 from trl_ablate.study.factors import Design, read_design
 from trl_ablate.study.tuning import Statistic, Tuning, make_tuning
-from trl_ablate.study.verdict import Expectation
+from trl_ablate.study.verdict import Expectation, Judge
 
 KEYS: dict[str, Any] = {
     "question": str,
     "arms": list[str] | dict,
     "seeds": list[int] | dict,
+    "judge": Judge,
+    "reference_seeds": int,
+    "success": dict,
     "profile": str,
     "primary_metric": str,
     "decide_on": Statistic,
@@ -64,7 +73,7 @@ ARM_KEYS: dict[str, Any] = {
     "overrides": dict,
     "seeds": list[int],
     "against": str,
-    "expect": Expectation,
+    "expect": Expectation | float,
 }
 TUNE_KEYS: dict[str, Any] = {"seeds": int, "by": Statistic, "halving": bool}
 """Options of `tune`; its one other key is the setting that is tuned."""
@@ -103,7 +112,10 @@ class Study:
     looks: tuple[int, ...] = ()
     """Numbers of seeds at which comparisons may be decided; none: the seeds are fixed."""
     equivalence_margin: float | None = None
-    expect: Mapping[str, Expectation] = field(default_factory=dict)
+    expect: Mapping[str, Expectation | float] = field(default_factory=dict)
+    judge: Judge = "paired"
+    threshold: float | None = None
+    """From where on a run succeeds; None: from half of what the reference gains."""
     design: Design | None = None
     """The factorial design, whose cells are the arms."""
     tuning: Tuning | None = None
@@ -115,7 +127,8 @@ class Study:
         return self.path.resolve().parent.name if self.path.stem == "study" else self.path.stem
 
 
-AS_GIVEN = ("question", "profile", "primary_metric", "decide_on", "seeds_answer")
+AS_GIVEN = ("question", "profile", "primary_metric", "decide_on", "seeds_answer", "judge")
+TWO_PART_KEYS = ("reference_seeds", "success")
 
 
 def load_study(path: Path) -> Study:
@@ -127,7 +140,8 @@ def load_study(path: Path) -> Study:
         if not given.get(key) and not (design and key == "arms"):
             raise ConfigurationError(f"{what} has no `{key}`; add it")
     looks, seeds = _looks_and_seeds(given["seeds"], f"{what}: seeds")
-    if looks and (design or "tune" in given):
+    two_part = _check_two_part(given, what)
+    if looks and (design or "tune" in given and not two_part):
         raise ConfigurationError(
             f"{what} has looks and {'factors' if design else 'tune'}, which need a fixed number "
             "of seeds; give `seeds` as a list"
@@ -139,6 +153,8 @@ def load_study(path: Path) -> Study:
         arms = tuple(Arm(name, recipe, cell, seeds) for name, cell in design.cells.items())
     else:
         arms = _arms(given["arms"], seeds, path)
+    if "reference_seeds" in given:
+        arms = (_with_more_seeds(arms[0], given["reference_seeds"], what), *arms[1:])
     against, expect = _references(given, [arm.name for arm in arms], what)
     margin = given.get("equivalence_margin")
     if margin is not None:
@@ -153,10 +169,34 @@ def load_study(path: Path) -> Study:
         looks=looks,
         equivalence_margin=margin,
         expect=expect,
+        threshold=checked(given.get("success", {}), {"threshold": float}, what).get("threshold"),
         design=design,
         **{key: given[key] for key in AS_GIVEN if key in given},
     )
     return _with_candidates(study, given["tune"], what) if "tune" in given else study
+
+
+def _check_two_part(given: Mapping[str, Any], what: str) -> bool:
+    """Whether the study is judged in two parts; raises if its keys do not go with how it is."""
+    two_part = given.get("judge") == "two_part"
+    for key in TWO_PART_KEYS:
+        if key in given and not two_part:
+            raise ConfigurationError(f"{what}: {key} needs `judge: two_part`; add it")
+    if two_part and "factors" in given:
+        raise ConfigurationError(
+            f"{what} has factors, whose effects are not judged in two parts; remove `judge`"
+        )
+    return two_part
+
+
+def _with_more_seeds(arm: Arm, number: int, what: str) -> Arm:
+    """The arm with this many seeds: its own, and the numbers after them."""
+    if number < len(arm.seeds):
+        raise ConfigurationError(
+            f"{what}: reference_seeds is {number}; give {len(arm.seeds)} or more, the seeds of "
+            "every arm"
+        )
+    return replace(arm, seeds=(*arm.seeds, *islice(count(max(arm.seeds) + 1), number))[:number])
 
 
 def _design(given: Mapping[str, Any], what: str) -> Design | None:
@@ -226,7 +266,7 @@ def _stem(name: str) -> str:
 
 def _references(
     given: Mapping[str, Any], names: Sequence[str], what: str
-) -> tuple[dict[str, str], dict[str, Expectation]]:
+) -> tuple[dict[str, str], dict[str, Expectation | float]]:
     """`against` and `expect`, of the study and of single arms, checked."""
     found: dict[str, dict[str, Any]] = {}
     arms = given.get("arms", ())
@@ -238,7 +278,7 @@ def _references(
     _check_names("against", [*against, *against.values()], names, what)
     _check_names("expect", expect, names, what)
     for arm, expected in expect.items():
-        check_value(f"{what}: expect: {arm}", expected, Expectation)
+        check_value(f"{what}: expect: {arm}", expected, Expectation | float)
     if names[0] in against:
         raise ConfigurationError(
             f"{what}: against has '{names[0]}', the first arm, which is the study's reference; "
@@ -304,12 +344,12 @@ def _with_candidates(study: Study, tune: Mapping[str, Any], what: str) -> Study:
 def _looks_and_seeds(
     given: list[int] | dict[str, Any], what: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The looks, if any, and the seeds: with looks, 0, 1, 2, ... up to the last one."""
+    """The looks, if any, and the seeds: with looks, 0, 1, 2, ..., as many as at the last one."""
     if isinstance(given, list):
         return (), _seeds(given, what)
-    known = checked(given, {"looks": list[int]}, what)
-    looks = check_looks(known["looks"], f"{what}: looks")
-    return looks, tuple(range(looks[-1]))
+    known = checked(given, {"looks": list[int], "first": int}, what)
+    looks, first = check_looks(known.get("looks", ()), f"{what}: looks"), known.get("first", 0)
+    return looks, tuple(range(first, first + looks[-1]))
 
 
 def _seeds(seeds: list[int], what: str) -> tuple[int, ...]:
@@ -346,6 +386,11 @@ def check_looks(looks: Sequence[int], what: str) -> tuple[int, ...]:
             f"such as {list(LOOKS)}"
         )
     return tuple(int(n) for n in found)
+
+
+def reference_runs(n: int, last: int, pool: int | None) -> int:
+    """Runs of the reference at a look at n runs of an arm, if it has `pool` at the last look."""
+    return n if pool is None else max(n, round(n * pool / last))
 
 
 def check_margin(margin: float, what: str) -> None:

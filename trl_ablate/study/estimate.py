@@ -56,8 +56,7 @@ def estimate(runs: StudyRuns, slots: int, seeds: int | None = None) -> Estimate:
     """Estimate the runs that are not done, with `slots` processes at once: with tuning, those of
     the worst case; with `seeds`, those of the first seeds of every arm."""
     plan = runs.plan
-    first = {run.id for arm in plan.arms for run in arm.runs[:seeds]}
-    wanted = {run.id for run in bounds(plan, runs.finished)[1]} & first
+    wanted = {run.id for run in bounds(plan, runs.finished)[1]} & plan.up_to(seeds)
     own = measured_arms(runs)
     costs = costs_of(plan, wanted - runs.done, own)
     hours = None if costs is None else [seconds / 3600 for seconds, _ in costs]
@@ -135,7 +134,7 @@ def total_of(studies: Sequence[StudyRuns]) -> tuple[list[Share], Share]:
     for runs, arms in zip(studies, own, strict=True):
         least, most = ({run.id for run in case} for case in bounds(runs.plan, runs.finished))
         if runs.plan.looks:  # all comparisons are decided at the first one
-            least = {run.id for arm in runs.plan.arms for run in arm.runs[: runs.plan.looks[0]]}
+            least &= runs.plan.up_to(runs.plan.looks[0])
         cases = [_added(ids, total, runs, arms, every) for ids, total in
                  ((least, best), (most, worst))]  # fmt: skip
         shares.append(Share(runs.plan.study, *cases, done=len(cases[1].new & runs.done)))

@@ -12,6 +12,9 @@ from trl_ablate.study.progress import grid
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.schedule import tuning_text
 
+SPREADS = (0.8, 1.0, 1.25)
+"""Standard deviations between runs, as shares of the margin, for which power is printed."""
+
 
 def show_plan(
     console: Console, runs: StudyRuns, slots: int, price_per_hour: float | None = None
@@ -52,9 +55,40 @@ def _parts(runs: StudyRuns) -> Iterator[RenderableType]:
         yield from _design(plan, plan.design)
     if plan.tuning:
         yield Text(f"{tuning_text(plan, runs.finished)}\n")
+    if plan.design is None and plan.equivalence_margin:
+        yield from power_lines(plan, plan.equivalence_margin)
     yield from _remarks(plan)
     yield grid(runs)
     yield Text("")
+
+
+def power_lines(plan: Plan, margin: float) -> Iterator[Text]:
+    """The power of every comparison for the margin that the study asks about."""
+    from trl_ablate.study.nominal import nominal_level
+    from trl_ablate.study.two_part import level_of_means, power_of
+
+    trials = len(plan.tuning.seeds) if plan.tuning else 0
+    n = min(len(arm.runs) for arm in plan.arms) - trials
+    looks, compared = plan.looks or (n,), len(plan.pairs)
+    if n < 2 or not compared:
+        return
+    two_part = plan.judge == "two_part"
+    level = level_of_means(looks, compared) if two_part else nominal_level(looks, 0.05 / compared)
+    together: dict[tuple[str, int], list[str]] = {}
+    for arm, other in plan.pairs:
+        of = plan.pool if plan.pool and other == plan.names[0] else n
+        together.setdefault((other, of), []).append(arm)
+    yield Text(
+        f"power at {n} runs of each arm, if none fails: to see a difference of {margin:g} | to "
+        f"find equal arms equivalent within {margin:g}"
+    )
+    for (other, of), arms in together.items():
+        words = []
+        for sd in (margin * share for share in SPREADS):
+            found = power_of(sd, margin, n=n, pool=of, level=level, is_paired=not two_part)
+            words.append(f"{found.difference:.2f} | {found.equivalence:.2f} (sd {sd:.3g})")
+        yield Text(f"  {', '.join(arms)} against {other} ({of} runs): {', '.join(words)}")
+    yield Text()
 
 
 def _design(plan: Plan, design: Design) -> Iterator[Text]:

@@ -19,7 +19,7 @@ from trl_ablate.run.json_files import write_json
 from trl_ablate.study.definition import Statistic, Study
 from trl_ablate.study.factors import MAX_LETTERS, UNSAFE, Design
 from trl_ablate.study.tuning import Tuning
-from trl_ablate.study.verdict import Expectation
+from trl_ablate.study.verdict import Expectation, Judge
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ class Plan:
     looks: tuple[int, ...] = ()
     """Numbers of seeds at which comparisons may be decided; none: the seeds are fixed."""
     equivalence_margin: float | None = None
-    expect: Mapping[str, Expectation] = field(default_factory=dict)
+    expect: Mapping[str, Expectation | float] = field(default_factory=dict)
+    judge: Judge = "paired"
+    threshold: float | None = None
     design: Design | None = None
     tuning: Tuning | None = None
     miniatures: tuple[tuple[float, str], ...] = ()
@@ -100,6 +102,29 @@ class Plan:
     def of_one_core(self) -> bool:
         """Whether one core is enough for a run."""
         return bool(self.miniatures) and all(is_of_one_core(size) for size, _ in self.miniatures)
+
+    @property
+    def names(self) -> list[str]:
+        """The arms of the study; with tuning, those whose candidates `arms` has."""
+        return [*self.tuning.arms] if self.tuning else [arm.name for arm in self.arms]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Every arm that is compared, and its reference."""
+        first, *others = self.names
+        return [(arm, self.against.get(arm, first)) for arm in others]
+
+    @property
+    def pool(self) -> int | None:
+        """Runs of the first arm that all comparisons share; None where runs are paired."""
+        trials = len(self.tuning.seeds) if self.tuning else 0
+        return len(self.arms[0].runs) - trials if self.judge == "two_part" else None
+
+    def up_to(self, seeds: int | None) -> set[str]:
+        """Ids of the runs with the first seeds of every arm, after its trials; None: with all."""
+        trials = len(self.tuning.seeds) if self.tuning else 0
+        end = None if seeds is None else trials + seeds
+        return {run.id for arm in self.arms for run in arm.runs[:end]}
 
     def runs(self) -> dict[str, PlannedRun]:
         """Every run once, by id; arms with equal settings share runs."""
@@ -193,8 +218,8 @@ def in_order(plan: Plan, places: Container[tuple[str, int]] | None = None) -> li
     return list(
         {
             arm.runs[n].id: arm.runs[n]
-            for n in range(len(plan.arms[0].runs))
+            for n in range(max(len(arm.runs) for arm in plan.arms))
             for arm in plan.arms
-            if places is None or (arm.name, n) in places
+            if n < len(arm.runs) and (places is None or (arm.name, n) in places)
         }.values()
     )

@@ -32,8 +32,8 @@ def grid(runs: StudyRuns) -> FirstThatFits:
     """
     plan = runs.plan
     seeds = [
-        "/".join(map(str, sorted({arm.runs[position].seed for arm in plan.arms})))
-        for position in range(max(len(arm.runs) for arm in plan.arms))
+        "/".join(map(str, sorted({arm.runs[n].seed for arm in plan.arms if n < len(arm.runs)})))
+        for n in range(max(len(arm.runs) for arm in plan.arms))
     ]
     alone = _table(plan, [f"seed {n}" for n in seeds])
     together = _table(plan, [f"seeds {seeds[0]} to {seeds[-1]}", "mean"])

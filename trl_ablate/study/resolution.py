@@ -20,7 +20,7 @@ from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.roles import named
 from trl_ablate.run.identity import portable
-from trl_ablate.study.beforehand import check_starts
+from trl_ablate.study.beforehand import check_starts, check_success
 from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.factors import Design, without
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, run_id, without_place
@@ -43,6 +43,8 @@ def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
         _prove(base, arm, outcome, study)
     if to_run:
         check_starts((arm.name, outcome) for arm, outcome in arms)
+        if study.judge == "two_part":
+            check_success(study, [outcome.config for _, outcome in arms])
     keys = sorted({key for arm, outcome in arms for key in _declared(arm, outcome)})
     first = resolved[0]
     return Plan(
@@ -62,6 +64,8 @@ def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
         looks=study.looks,
         equivalence_margin=study.equivalence_margin,
         expect=dict(study.expect),
+        judge=study.judge,
+        threshold=study.threshold,
         files={path: known for one in resolved for path, known in one.files.items()},
         design=study.design,
         tuning=study.tuning,
@@ -217,13 +221,15 @@ def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> Pla
 
 
 def _evaluations(config: AblationConfig, steps: int) -> int:
-    """Number of evaluations in a run: every eval_steps, after the last step, and before the first
-    step if `eval_on_start` is set."""
+    """Number of evaluations in a run: every eval_steps from eval_delay on, after the last step, and
+    before the first step if `eval_on_start` is set."""
     if config.eval_strategy == "no":
         return 0
     given = config.eval_steps or steps
     every = max(1, math.ceil(given * steps if given < 1 else given))
-    return -(-steps // every) + bool(config.eval_on_start)
+    delay = config.eval_delay * config.grpo_steps_per_optimizer_step
+    due = sum(step >= delay for step in range(every, steps, every))
+    return due + (steps > 0) + bool(config.eval_on_start)
 
 
 def _words(arm: Arm, resolved: Resolved, study: Study, seed: int) -> tuple[str, ...]:

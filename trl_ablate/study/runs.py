@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, in_order
 from trl_ablate.study.report.curves import Run, planned_run, planned_runs
-from trl_ablate.study.schedule import Finished, needed, next_runs, up_to_next_look
+from trl_ablate.study.schedule import Finished, compared, needed, next_runs, up_to_next_look
 from trl_ablate.study.store import RunStore, State
 from trl_ablate.study.tuning import Tuning
 
@@ -67,7 +67,12 @@ class StudyRuns:
     @cached_property
     def analysis(self) -> "Analysis":
         """The numbers of the study, as far as its runs are done."""
-        return analysis_of(self.plan, planned_runs(self.plan, self.store))
+        runs = planned_runs(self.plan, self.store)
+        if self.plan.tuning:
+            from trl_ablate.study.report.tuned import split
+
+            runs = split(self.plan, runs).own
+        return analysis_of(self.plan, runs)
 
     @property
     def undecided(self) -> list[str]:
@@ -79,13 +84,22 @@ class StudyRuns:
         """Ids of the runs to do in this pass, seed by seed: those of the next look of an undecided
         comparison, or all that are known to be needed. Those that failed in an earlier pass are
         left out."""
+        ended = {i: o for i, o in self.finished.items() if i in failed or i in self.done}
         if self.plan.looks and until_decided:
-            wanted = up_to_next_look(self.plan, self.analysis)
-            runs = [run for run in in_order(self.plan) if run.id in wanted - self.done]
+            runs = self._of_next_look(ended)
         else:
-            ended = {i: o for i, o in self.finished.items() if i in failed or i in self.done}
             runs = next_runs(self.plan, ended)
         return [run.id for run in runs if run.id not in failed]
+
+    def _of_next_look(self, ended: Finished) -> list[PlannedRun]:
+        """The trials that have not ended; after them, the runs of the next look."""
+        of_arm = compared(self.plan, ended)
+        tuning = self.plan.tuning
+        if tuning and not all(of_arm.values()):
+            return [run for run in next_runs(self.plan, ended) if run.seed in tuning.seeds]
+        seeds = up_to_next_look(self.plan, self.analysis)
+        wanted = {run.id for arm, own in of_arm.items() for run in own[: seeds[arm]]}
+        return [run for run in in_order(self.plan) if run.id in wanted - self.done]
 
     def check_has_looks(self) -> None:
         if not self.plan.looks:
@@ -101,7 +115,7 @@ def analysis_of(plan: Plan, runs: Sequence[Run]) -> "Analysis":
 
     return analyse(
         runs, plan.primary_metric, plan.decide_on, plan.against,
-        plan.looks, plan.equivalence_margin,
+        plan.looks, plan.equivalence_margin, plan.judge, plan.threshold,
     )  # fmt: skip
 
 

@@ -7,10 +7,11 @@ interrupted continues where it was.
 """
 
 from bisect import bisect_right
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trl_ablate.study.definition import reference_runs
 from trl_ablate.study.planned import Plan, PlannedRun, in_order
 from trl_ablate.study.tuning import Standing, Tuning, standing, trials_per_arm
 
@@ -33,7 +34,8 @@ class Tuned:
     best: str | None
     """The candidate with the arm's own best value, once it is known."""
     at_reference: str | None
-    """The candidate with the best value of the arm's reference, once it is known."""
+    """The candidate with the best value of the arm's reference, once it is known; none where arms
+    are judged in two parts, each at its own best alone."""
 
 
 def next_runs(plan: Plan, finished: Finished) -> list[PlannedRun]:
@@ -45,7 +47,7 @@ def needed(plan: Plan, finished: Finished) -> list[PlannedRun]:
     """The runs that are known to be needed so far, whether or not they have ended."""
     if plan.tuning is None:
         return in_order(plan)
-    fresh = range(len(plan.tuning.seeds), len(plan.arms[0].runs))
+    fresh = range(len(plan.tuning.seeds), max(len(arm.runs) for arm in plan.arms))
     places: set[tuple[str, int]] = set()
     for each in tuned(plan, finished):
         names = plan.tuning.arms[each.arm]
@@ -54,15 +56,31 @@ def needed(plan: Plan, finished: Finished) -> list[PlannedRun]:
     return in_order(plan, places)
 
 
-def up_to_next_look(plan: Plan, analysis: "Analysis") -> set[str]:
-    """Ids of the runs up to the next look of every undecided comparison, and of what the others
-    have used."""
-    seeds = {plan.arms[0].name: plan.looks[0] if len(plan.arms) == 1 else 0}
+def up_to_next_look(plan: Plan, analysis: "Analysis") -> dict[str, int]:
+    """How many seeds of each arm the next look of every undecided comparison needs, and how many
+    the others have used."""
+    seeds = dict.fromkeys(plan.names, 0)
+    if len(seeds) == 1:
+        return dict.fromkeys(seeds, plan.looks[0])
     for name, comparison in analysis.decisive.items():
-        used = comparison.next_look or comparison.difference.n
-        for arm in (name, analysis.reference_of(name).name):
-            seeds[arm] = max(seeds.get(arm, 0), used)
-    return {run.id for arm in plan.arms for run in arm.runs[: seeds.get(arm.name, 0)]}
+        used = comparison.next_look or comparison.n
+        other = analysis.reference_of(name).name
+        pool = plan.pool if other == plan.names[0] else None
+        of = reference_runs(used, plan.looks[-1], pool)
+        seeds[name], seeds[other] = max(seeds[name], used), max(seeds[other], of)
+    return seeds
+
+
+def compared(plan: Plan, finished: Finished) -> dict[str, Sequence[PlannedRun]]:
+    """The runs of each arm that are compared: with tuning, those at its best value, once it is
+    known."""
+    runs = {arm.name: arm.runs for arm in plan.arms}
+    if plan.tuning is None:
+        return dict(runs)
+    trials = len(plan.tuning.seeds)
+    return {
+        each.arm: runs[each.best][trials:] if each.best else () for each in tuned(plan, finished)
+    }
 
 
 def look_of(plan: Plan, wanted: Container[str]) -> int:
@@ -74,6 +92,7 @@ def look_of(plan: Plan, wanted: Container[str]) -> int:
 def tuned(plan: Plan, finished: Finished) -> list[Tuned]:
     """The tuning of every arm so far."""
     tuning, runs = _tuning(plan), {arm.name: arm.runs for arm in plan.arms}
+    two_part = plan.judge == "two_part"
     found: dict[str, Standing] = {}
     for arm, candidates in tuning.arms.items():
         scores = {
@@ -89,7 +108,13 @@ def tuned(plan: Plan, finished: Finished) -> list[Tuned]:
         return None if chosen is None else tuning.arms[arm][chosen]
 
     return [
-        Tuned(arm, found[arm], best(arm, arm), best(arm, reference_of(plan, arm))) for arm in found
+        Tuned(
+            arm,
+            found[arm],
+            best(arm, arm),
+            None if two_part else best(arm, reference_of(plan, arm)),
+        )
+        for arm in found
     ]
 
 
@@ -135,10 +160,11 @@ def tuning_text(plan: Plan, finished: Finished) -> str:
     of_each = f"{len(tuning.values)} values of {tuning.key}, {len(tuning.seeds)} tuning seeds"
     halved = ", half of the values left after each" if tuning.halving else ""
     total = f"{least}" if least == most else f"{least} to {most}"
+    both = "" if plan.pool else " and at its reference's best"
     return (
         f"tuning: {trials_per_arm(tuning)} runs of each of {len(tuning.arms)} arms "
-        f"({of_each}{halved}), then each arm at its own best and at its reference's best with "
-        f"fresh seeds: {total} runs in all"
+        f"({of_each}{halved}), then each arm at its own best{both} with fresh seeds: {total} runs "
+        "in all"
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.factors import SEPARATOR, level_text, safe_name
 
-Statistic = Literal["final", "best", "auc"]
+Statistic = Literal["final", "best", "auc", "last_third"]
 """The summary of a curve that decides."""
 
 FIRST_TUNING_SEED = 10_000

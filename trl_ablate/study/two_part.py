@@ -30,6 +30,7 @@ import numpy as np
 from scipy import special, stats
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.study.definition import reference_runs
 from trl_ablate.study.verdict import Verdict
 
 LOOKS = (8, 16, 32)
@@ -224,11 +225,6 @@ def spent(looks: tuple[int, ...]) -> tuple[float, ...]:
     return tuple(after - before for before, after in zip(reached, reached[1:], strict=False))
 
 
-def reference_runs(n: int, last: int, pool: int | None) -> int:
-    """Runs of the reference at a look at n runs of the arm."""
-    return n if pool is None else max(n, round(n * pool / last))
-
-
 @functools.cache
 def fisher_p(k: int, n: int, other_k: int, other_n: int) -> float:
     """The two-sided p-value of Fisher's exact test of k in n against other_k in other_n."""
@@ -258,14 +254,16 @@ class Power:
     """The probability that arms with equal means are found equivalent."""
 
 
-def power_of(sd: float, margin: float, *, n: int, pool: int, level: float) -> Power:
-    """The power at one look with n and pool runs.
+def power_of(
+    sd: float, margin: float, *, n: int, pool: int, level: float, is_paired: bool = False
+) -> Power:
+    """The power at one look with n and pool runs; paired, of the t test over n differences.
 
     Args:
         sd: between runs of either arm.
         level: of the test of the means.
     """
-    degrees = n + pool - 2
+    degrees = n - 1 if is_paired else n + pool - 2
     shift = margin / (sd * math.sqrt(1 / n + 1 / pool))
     grid = (np.arange(2000) + 0.5) / 2000  # equally likely ratios of estimated and true deviation
     ratio = np.sqrt(2 * special.gammaincinv(degrees / 2, grid) / degrees)
@@ -273,6 +271,11 @@ def power_of(sd: float, margin: float, *, n: int, pool: int, level: float) -> Po
     differs = special.ndtr(shift - two) + special.ndtr(-shift - two)
     same = np.maximum(0.0, 2 * special.ndtr(shift - one) - 1)
     return Power(float(differs.mean()), float(same.mean()))
+
+
+def level_of_means(looks: Sequence[int], comparisons: int, level: float = 0.05) -> float:
+    """Of the test of the means at the last look, if so many comparisons share the level."""
+    return level / max(1, comparisons) * (1 - SHARES_PART) * spent(tuple(looks))[-1]
 
 
 def check_decides(looks: Sequence[int], pool: int | None, comparisons: int, what: str) -> None:

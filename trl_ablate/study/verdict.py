@@ -47,9 +47,13 @@ class Verdict(StrEnum):
         return self.differs or self is Verdict.COLLAPSE
 
 
-Expectation = Literal["better", "worse", "equal", "collapse"]
+Judge = Literal["paired", "two_part"]
+"""Differences by seed, or the share of runs that succeed and the mean of those (`two_part`)."""
+
+Expectation = Literal["better", "worse", "equal", "collapse", "fails"]
 
 EXPECTED: dict[str, Verdict] = {
+    "fails": Verdict.FAILS_MORE,
     "better": Verdict.BETTER,
     "worse": Verdict.WORSE,
     "equal": Verdict.EQUIVALENT,

@@ -12,13 +12,20 @@ from trl_ablate.study.report.stats import (
     Comparison,
     Interval,
     Pairs,
-    judge,
     judge_at_looks,
     pairs_of,
     t_interval,
 )
+from trl_ablate.study.report.stats import judge as judge_pairs
+from trl_ablate.study.report.successes import judge_successes
+from trl_ablate.study.verdict import Judge
 
-STATISTICS: dict[Statistic, str] = {"final": "final", "best": "best", "auc": "mean over training"}
+STATISTICS: dict[Statistic, str] = {
+    "final": "final",
+    "best": "best",
+    "auc": "mean over training",
+    "last_third": "mean over the last third",
+}
 """The summaries of a curve, and their names."""
 
 
@@ -85,6 +92,7 @@ class Analysis:
     """Numbers of seeds at which comparisons are decided; none: the seeds are fixed."""
     margin: float | None = None
     """Differences of the metric within it count as equivalent."""
+    judge: Judge = "paired"
 
     @property
     def outcome_name(self) -> str:
@@ -128,9 +136,11 @@ def analyse(
     against: Mapping[str, str] | None = None,
     looks: Sequence[int] = (),
     margin: float | None = None,
+    judge: Judge = "paired",
+    threshold: float | None = None,
 ) -> Analysis:
-    """Group runs by arm, in the order of first appearance, and compare them by position: with the
-    first arm, or with the one that `against` names.
+    """Group runs by arm, in the order of first appearance, and compare them: with the first arm, or
+    with the one that `against` names; by position, or in two parts.
 
     Failed and unfinished runs stay in the table without a value: neither 0 nor the value they had
     reached would be right. Collapsed and stopped runs have ended, and count with their final
@@ -141,10 +151,18 @@ def analyse(
     references = {name: arms[(against or {}).get(name, names[0])] for name in names[1:]}
     comparisons: dict[Statistic, dict[str, Comparison]] = {}
     for statistic in STATISTICS:
-        pairs = {name: paired(arms[name], of, statistic) for name, of in references.items()}
+        if statistic == "last_third" != decide_on:
+            continue
         within = margin if statistic == decide_on else None
+        if judge == "two_part":
+            of_arms = {name: (arms[name], of) for name, of in references.items()}
+            comparisons[statistic] = judge_successes(
+                of_arms, metric, statistic, looks, within, threshold, first=names[0]
+            )
+            continue
+        pairs = {name: paired(arms[name], of, statistic) for name, of in references.items()}
         comparisons[statistic] = (
-            judge_at_looks(pairs, looks, within) if looks else judge(pairs, within)
+            judge_at_looks(pairs, looks, within) if looks else judge_pairs(pairs, within)
         )
     return Analysis(
         metric=metric,
@@ -154,6 +172,7 @@ def analyse(
         against=dict(against or {}),
         looks=tuple(looks),
         margin=margin,
+        judge=judge,
     )
 
 

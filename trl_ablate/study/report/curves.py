@@ -51,6 +51,8 @@ class Summary:
     best: float
     best_step: float
     auc: float
+    last_third: float
+    """The mean over the last third of the planned steps."""
     collapsed_at: float | None
 
     @property
@@ -105,8 +107,24 @@ class Run:
             best=best,
             best_step=series.steps[series.values.index(best)],
             auc=area(series, self.planned_steps),
+            last_third=area(_last_third(series, self.planned_steps), self.planned_steps),
             collapsed_at=collapsed_at,
         )
+
+    def before_training(self, metric: str) -> float | None:
+        """The evaluation at step 0."""
+        series = self.series.get(metric)
+        return series.values[0] if series and series.steps and series.steps[0] == 0 else None
+
+    def noise(self, metric: str, statistic: Statistic) -> float:
+        """The standard error that evaluation gives to a summary: of the last evaluation, or of the
+        mean over those that it uses; 0 if no errors are logged."""
+        errors = self.series.get(stderr_of(metric))
+        if errors is None or not errors.values:
+            return 0.0
+        used = {"auc": errors, "last_third": _last_third(errors, self.planned_steps)}
+        values = used[statistic].values if statistic in used else errors.values[-1:]
+        return math.sqrt(sum(error**2 for error in values)) / len(values)
 
     def outcome(self, metric: str) -> Summary | None:
         """The summary of a run that counts; None for one that failed or goes on."""
@@ -129,6 +147,13 @@ def area(series: Series, until: float | None = None) -> float:
         (steps[i + 1] - steps[i]) * (values[i] + values[i + 1]) / 2 for i in range(len(steps) - 1)
     ]
     return sum(trapezoids) / (steps[-1] - steps[0])
+
+
+def _last_third(series: Series, planned: float | None) -> Series:
+    """The points in the last third of the steps; of a run that was stopped before, the last one."""
+    start = 2 / 3 * (planned or series.steps[-1])
+    first = next((i for i, step in enumerate(series.steps) if step > start), -1)
+    return Series(series.steps[first:], series.values[first:])
 
 
 def collapse_step(series: Series, stderr: float = 0.0) -> float | None:

@@ -19,6 +19,7 @@ from trl_ablate.study.report import (
     growth,
     outcomes,
     sections,
+    successes,
     tuning_sections,
     verdicts,
 )
@@ -69,7 +70,7 @@ def report_study(
         growth.growth_table(parameters := growth.parameters(analysis)),
         sharpening_table(analysis),
         sections.published_table(reference, plan.primary_metric),
-        *([] if effects else [verdicts.what_would_change(analysis)]),
+        *([] if effects or plan.pool else [verdicts.what_would_change(analysis)]),
         sections.differences_table(plan),
         background.warnings(plan, runs),
         sections.runs_table(analysis),
@@ -113,7 +114,9 @@ def _numbers(
     about = CURVES_ABOUT.format(metric=analysis.metric)
     curves = Picture("curves.png", draw_curves(analysis, reference), about)
     found = [Section("Curves", [curves]), sections.arms_table(analysis)]
-    if compared:
+    if analysis.judge == "two_part":
+        found.append(successes.successes_table(analysis))
+    elif compared:
         tables = (sections.comparisons_table, outcomes.outcomes_table, costs.costs_table)
         found += [make(analysis) for make in tables]
     return found
@@ -134,7 +137,7 @@ def _opening(
     if tuned is not None:
         found[0].blocks.insert(0, tuning_sections.lead(tuned))
         found += [
-            tuning_sections.at_reference(tuned, plan, analysis),
+            *([] if plan.pool else [tuning_sections.at_reference(tuned, plan, analysis)]),
             tuning_sections.trials(tuned),
         ]
     return found
@@ -147,9 +150,9 @@ def _without_idle_runs(plan: Plan, runs: Sequence[Run]) -> Analysis:
         return analysis
     wanted = up_to_next_look(plan, analysis)
     kept: list[Run] = []
-    for arm in plan.arms:
-        own = [run for run in runs if run.arm == arm.name]
-        while own[-1].status == "to do" and arm.runs[len(own) - 1].id not in wanted:
+    for arm, seeds in wanted.items():
+        own = [run for run in runs if run.arm == arm]
+        while len(own) > seeds and own[-1].status == "to do":
             own.pop()
         kept += own
     return analysis_of(plan, kept)

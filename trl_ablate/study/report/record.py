@@ -11,7 +11,9 @@
                  "sentences": [the sentence of each effect, or null],
                  "passes": {arm: {"k", "one", "many", "verdict"}}}}
 
-`arms` has every arm that is compared; numbers that are not known are null. `details` is what the
+`arms` has every arm that is compared, with "threshold", "successes" (of the arm and of its
+reference), "shares_p", "p_difference" and "p_equivalent" where runs are judged in two parts, which
+`benjamini_hochberg` takes; numbers that are not known are null. `details` is what the
 pages about several studies need besides: `area` and `tokens` are the comparisons by the area under
 the curve and at equal generated tokens.
 """
@@ -27,6 +29,7 @@ from trl_ablate.study.report.factorial import Factorial, entries_of
 from trl_ablate.study.report.sharpening import rises
 from trl_ablate.study.report.stats import Comparison, Interval
 from trl_ablate.study.report.verdicts import agreement, disagreement, found_of
+from trl_ablate.study.two_part import TwoPart
 
 
 def numbers_of(
@@ -70,13 +73,14 @@ def numbers_of(
 def _details(
     analysis: Analysis, plan: Plan | None, clean: Callable[[str], str]
 ) -> dict[str, dict[str, Any]]:
-    tokens = at_equal_cost(analysis, generated_tokens)
+    paired = analysis.judge == "paired"
+    tokens = at_equal_cost(analysis, generated_tokens) if paired else {}
     area, expect = analysis.comparisons["auc"], plan.expect if plan else {}
     return {
         clean(name): {
             "against": clean(analysis.reference_of(name).name),
             "expected": expect.get(name),
-            "agreement": agreement(expect[name], found_of(name, analysis))
+            "agreement": agreement(expect[name], found_of(name, analysis), analysis.margin)
             if name in expect
             else None,
             "detectable": found.detectable,
@@ -98,7 +102,19 @@ def _arm(name: str, analysis: Analysis) -> dict[str, Any]:
     comparison, arm = analysis.decisive[name], analysis.arm(name)
     return {
         **_compared(comparison),
-        "pairs": comparison.difference.n,
+        "pairs": comparison.n,
         "collapsed": [arm.collapsed, arm.ended],
         "equivalence_margin": analysis.margin,
+        **(_two_part(comparison.two_part) if comparison.two_part else {}),
+    }
+
+
+def _two_part(found: TwoPart) -> dict[str, Any]:
+    shares = found.shares
+    return {
+        "threshold": found.threshold,
+        "successes": shares and [shares.arm, shares.reference],
+        "shares_p": shares and shares.p,
+        "p_difference": min(1.0, found.p_difference),
+        "p_equivalent": min(1.0, found.p_equivalent),
     }

@@ -46,7 +46,7 @@ def arms_table(analysis: Analysis) -> Section:
         *(
             (f"{name} {analysis.metric}", lambda arm, s=s: interval(arm.intervals[s])
              + MIXED * arm.is_mixed)
-            for s, name in STATISTICS.items()
+            for s, name in STATISTICS.items() if s in analysis.comparisons
         ),
     ]  # fmt: skip
     note = ARMS_NOTE + MIXED_NOTE * any(arm.is_mixed for arm in analysis.arms)
@@ -69,7 +69,7 @@ def comparisons_table(analysis: Analysis) -> Section:
         *(
             (f"{name}: difference",
              lambda c, s=s: difference_of(analysis.comparisons[s][c.arm], analysis))
-            for s, name in STATISTICS.items() if s != decides
+            for s, name in STATISTICS.items() if s in analysis.comparisons and s != decides
         ),
         ("leans on", lambda c: c.leans_on),
     ]  # fmt: skip

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import optimize, special
 
 from trl_ablate.study.decision import EXACT, NORMAL, can_reach, decide, is_within, sign_flip_p
+from trl_ablate.study.two_part import TwoPart
 from trl_ablate.study.verdict import Verdict
 
 ALPHA = 0.05
@@ -78,6 +79,13 @@ class Comparison:
     """Whether the t test found a difference that the sign-flip test did not confirm."""
     next_look: int | None = None
     """The number of seeds at which an undecided comparison may be decided."""
+    two_part: TwoPart | None = None
+    """Of runs that are not paired: `difference` is that of the runs that succeed."""
+
+    @property
+    def n(self) -> int:
+        """Runs of the arm that the verdict uses."""
+        return self.two_part.n if self.two_part else self.difference.n
 
 
 def t_interval(values: Sequence[float], confidence: float = 1 - ALPHA) -> Interval:

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from trl_ablate.study.decision import EXACT
 from trl_ablate.study.planned import Plan, silent_differences
-from trl_ablate.study.report import outcomes
+from trl_ablate.study.report import outcomes, successes
 from trl_ablate.study.report.analysis import Analysis, ArmResult
 from trl_ablate.study.report.document import Block, Items, Picture, Section, Text, table
 from trl_ablate.study.report.numbers import (
@@ -17,6 +17,7 @@ from trl_ablate.study.report.numbers import (
     interval,
     number,
     p_words,
+    signed,
 )
 from trl_ablate.study.report.stats import Comparison
 from trl_ablate.study.verdict import EXPECTED, WORDS, Expectation, Verdict
@@ -38,8 +39,10 @@ def answer(analysis: Analysis, plan: Plan | None, pictures: Sequence[Picture] = 
     reference = analysis.reference
     mean = interval(reference.intervals[analysis.decide_on]) + MIXED * reference.is_mixed
     lead = f"Reference {reference.name}: {analysis.outcome_name} {mean} ({reference.outcome()})."
-    sentences = [sentence(c, analysis) for c in analysis.decisive.values()]
-    sentences += outcomes.sentences(analysis)
+    two_part = analysis.judge == "two_part"
+    say = successes.sentence if two_part else sentence
+    sentences = [say(c, analysis) for c in analysis.decisive.values()]
+    sentences += [] if two_part else outcomes.sentences(analysis)
     blocks: list[Block] = [Text(lead), Items(sentences)] if sentences else [Text(lead)]
     blocks += [Text(words) for words in finality(analysis)]
     blocks += pictures
@@ -223,7 +226,11 @@ def _what_to_do(comparison: Comparison, analysis: Analysis) -> str:
 def expectations(analysis: Analysis, plan: Plan) -> Section:
     """What was expected before the runs, against what was found."""
     rows = [
-        (name, expected, found, agreement(expected, found))
+        (
+            name,
+            *_in_words(name, expected, found, analysis),
+            agreement(expected, found, analysis.margin),
+        )
         for name, expected in plan.expect.items()
         if (found := found_of(name, analysis))
     ]
@@ -235,16 +242,34 @@ def expectations(analysis: Analysis, plan: Plan) -> Section:
 
 def found_of(name: str, analysis: Analysis) -> str:
     """The verdict of an arm; `collapse` where most runs of the arm collapsed."""
-    arm = analysis.arm(name)
+    arm, comparison = analysis.arm(name), analysis.decisive.get(name)
+    if comparison and comparison.two_part:
+        return comparison.verdict
     if arm.ended and arm.collapsed > MOSTLY * arm.ended:
         return f"{Verdict.COLLAPSE} ({arm.collapsed} of {arm.ended} runs)"
-    comparison = analysis.decisive.get(name)
     return comparison.verdict if comparison else f"{arm.collapsed} of {arm.ended} runs collapsed"
 
 
-def agreement(expected: Expectation, found: str) -> str:
-    """`found` as `found_of` says it; a collapse is worse."""
-    wanted = EXPECTED[expected]
+def _in_words(
+    name: str, given: Expectation | float, found: str, analysis: Analysis
+) -> tuple[str, str]:
+    """What was expected and found; where a number was expected, with the difference."""
+    if not isinstance(given, (int, float)):
+        return given, found
+    comparison = analysis.decisive.get(name)
+    seen = f" ({difference(comparison.difference)})" if comparison else ""
+    return signed(given), found + seen
+
+
+def agreement(given: Expectation | float, found: str, margin: float | None = None) -> str:
+    """`found` as `found_of` says it; a collapse is worse, and a difference within the margin is
+    none."""
+    if not isinstance(given, (int, float)):
+        wanted = EXPECTED[given]
+    elif abs(given) < (margin or 0.0) or given == 0:
+        wanted = Verdict.EQUIVALENT
+    else:
+        wanted = Verdict.BETTER if given > 0 else Verdict.WORSE
     if found.startswith(Verdict.COLLAPSE) or wanted == Verdict.COLLAPSE:
         both = found.startswith(Verdict.COLLAPSE) and wanted in (Verdict.COLLAPSE, Verdict.WORSE)
         return "yes" if both else "no"

@@ -1,0 +1,159 @@
+"""A study in two parts: its file, its runs look by look after tuning, and its report."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.support.synthetic_study import METRIC, flat_run, learning_rows, make_plan, write_run
+from trl_ablate import ConfigurationError
+from trl_ablate.study.definition import load_study
+from trl_ablate.study.outline import power_lines
+from trl_ablate.study.planned import Plan
+from trl_ablate.study.report.analysis import analyse
+from trl_ablate.study.report.making import report_study
+from trl_ablate.study.report.verdicts import agreement
+from trl_ablate.study.resolution import resolve_plan
+from trl_ablate.study.runs import StudyRuns
+from trl_ablate.study.store import RunStore
+from trl_ablate.study.tuning import make_tuning
+from trl_ablate.study.verdict import Verdict
+
+STUDY = """
+question: q
+arms: {grpo: grpo.yaml, std_dev_off: {recipe: std_dev_off.yaml, expect: -0.03}}
+judge: two_part
+decide_on: last_third
+seeds: {looks: [8, 16], first: 200}
+reference_seeds: 24
+profile: miniature
+equivalence_margin: 0.03
+tune: {learning_rate: [1e-5, 3e-5], seeds: 2}
+"""
+TOPS = {"grpo": 0.8, "worse": 0.6, "alike": 0.8, "fails": 0.8}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def put(text: str):
+        (tmp_path / "study.yaml").write_text(text)
+        return load_study(tmp_path / "study.yaml")
+
+    return put
+
+
+def test_the_file(write):
+    study = write(STUDY)
+    assert [arm.seeds[:3] for arm in study.arms] == [(10_000, 10_001, 200)] * 4
+    assert [len(arm.seeds) for arm in study.arms] == [2 + 24] * 2 + [2 + 16] * 2
+    plan = resolve_plan(study, to_run=True)
+    assert (plan.pool, plan.names) == (24, ["grpo", "std_dev_off"])
+    lines = [line.plain for line in power_lines(plan, 0.03)]
+    assert any("std_dev_off against grpo (24 runs)" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("judge: two_part\n", "", "reference_seeds needs `judge: two_part`"),
+        ("reference_seeds: 24", "reference_seeds: 9", "give 16 or more"),
+        ("looks: [8, 16]", "looks: [2, 4]", "cannot decide any of its 1 comparisons"),
+        ("profile: mini", "overrides: {eval_on_start: false}\nprofile: mini", "eval_on_start"),
+        ("arms: {", "success: {at: 3}\narms: {", "unknown key 'at'"),
+    ],
+)
+def test_what_is_refused(write, old, new, complaint):
+    assert old in STUDY
+    with pytest.raises(ConfigurationError, match=complaint):
+        resolve_plan(write(STUDY.replace(old, new)), to_run=True)
+
+
+def two_part_plan(**changes) -> Plan:
+    """Four arms with two candidates each, of which the second is better; looks at 8 and 16."""
+    arms = {
+        f"{arm}--learning_rate_{rate}": {"top": top - 0.3 * (rate == 1), "kind": arm}
+        for arm, top in TOPS.items()
+        for rate in (1, 3)
+    }
+    tuning = make_tuning(
+        {"learning_rate": [1, 3]}, seeds=2, by="final", halving=False, arms=[*TOPS],
+        used=range(16), what="study",
+    )  # fmt: skip
+    plan = make_plan(arms, (*tuning.seeds, *range(16)), looks=(8, 16), equivalence_margin=0.05)
+    first = plan.arms[0], plan.arms[1]
+    more = make_plan(arms, (*tuning.seeds, *range(32)))
+    pool = [more.arms[position] for position, _ in enumerate(first)]
+    return dataclasses.replace(
+        plan, arms=(*pool, *plan.arms[2:]), judge="two_part", tuning=tuning,
+        expect={"worse": -0.2, "alike": 0.0, "fails": "fails"}, **changes,
+    )  # fmt: skip
+
+
+def do(plan: Plan, store: RunStore, run_ids) -> None:
+    for number, arm in enumerate(plan.arms):
+        for run in arm.runs:
+            if run.id in run_ids:
+                fails = arm.values["kind"] == "fails" and run.seed % 2
+                rows = learning_rows(
+                    10_000 * number + run.seed, 0.1 if fails else arm.values["top"], questions=2000
+                )
+                write_run(store, run, arm.declared, rows)
+
+
+def test_a_study_is_tuned_and_then_decided_look_by_look(tmp_path):
+    plan, store = two_part_plan(), RunStore(tmp_path / "runs")
+    passes = []
+    while wanted := StudyRuns(plan, store).of_pass(True):
+        do(plan, store, wanted)
+        passes.append(len(wanted))
+    # 2 trials of 8 candidates; 8 runs of three arms and 16 of the pool; then 8 and 16 more
+    assert passes == [16, 40, 24]
+    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
+    found = json.loads((tmp_path / "out/report.json").read_text())["arms"]
+    assert {name: arm["verdict"] for name, arm in found.items()} == {
+        "worse": "worse", "alike": "equivalent", "fails": "fails more often"
+    }  # fmt: skip
+    assert found["fails"]["successes"] == [[8, 16], [32, 32]]
+    assert found["alike"]["p_equivalent"] < 0.05 / 3 < found["alike"]["p_difference"]
+    report = (tmp_path / "out/REPORT.md").read_text()
+    assert "8 of 16 runs succeed, 32 of 32 of grpo" in report
+
+
+def test_the_last_third_and_the_noise_of_its_evaluations():
+    run = flat_run("a", 0, [0.0] * 7 + [0.6, 0.8, 1.0, 0.8])
+    found = run.outcome(METRIC)
+    assert found is not None
+    assert found.last_third == pytest.approx((0.6 / 2 + 0.8 + 1.0 + 0.8 / 2) / 3)  # steps 7 to 10
+    run.series[f"{METRIC}_stderr"] = dataclasses.replace(
+        run.series[METRIC], values=[0.5] * 7 + [0.02] * 4
+    )
+    assert run.noise(METRIC, "last_third") == pytest.approx(0.02 / 2)
+    assert run.noise(METRIC, "final") == 0.02
+    stopped = flat_run("a", 0, [0.0, 0.5, 0.4])
+    stopped.planned_steps = 9.0
+    assert (stopped.outcome(METRIC) or found).last_third == pytest.approx(0.4)
+
+
+def test_a_base_is_needed_for_a_gain():
+    runs = [flat_run(arm, seed, [0.5]) for arm in "ab" for seed in range(8)]
+    for run in runs:
+        run.series[METRIC].steps[0] = 5.0
+    with pytest.raises(ConfigurationError, match="no eval_reward at step 0"):
+        analyse(runs, METRIC, judge="two_part")
+    found = analyse(runs, METRIC, judge="two_part", threshold=0.4).decisive["b"]
+    assert found.two_part is not None and found.two_part.threshold == 0.4
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "agrees"),
+    [
+        (0.05, Verdict.BETTER, "yes"),
+        (-0.05, Verdict.BETTER, "no"),
+        (0.02, Verdict.EQUIVALENT, "yes"),
+        (0.05, Verdict.NOT_DECIDED, "open"),
+        ("fails", Verdict.FAILS_MORE, "yes"),
+        ("equal", Verdict.FAILS_MORE, "no"),
+    ],
+)
+def test_what_was_expected(expected, found, agrees):
+    assert agreement(expected, found, 0.03) == agrees
