@@ -1,14 +1,15 @@
-"""The logged rows of any GRPO run, whoever trained it. No torch.
+"""The logged rows of any GRPO runs, whoever trained them. No torch.
 
 A path means, by its name and content:
 
-    a folder           its metrics.jsonl, that of `GuardCallback`, trainer_state.json (or that of
-                       its last checkpoint), trackio databases, or CSV files, in this order
+a folder           its metrics.jsonl, that of `GuardCallback`, trainer_state.json (or that of
+                       its last checkpoint), trackio databases, or tables, in this order; else
+                       those of the folders below
     trainer_state.json of transformers: its `log_history`
-    *.jsonl            one object a line with `step`, such as metrics.jsonl
+    *.jsonl            one object a line, such as metrics.jsonl
     *.db               a trackio project, with all its runs
-    *.csv              W&B's export of a table or of a chart, TensorBoard's export of a curve, or
-                       any table with a column of steps
+    *.csv, *.tsv       W&B's export of a table or of a chart, TensorBoard's export of a curve, or
+                       any table (`guard.tables` says which run a row is of)
 
 Anything else is the name of a trackio project on this machine. Metrics get TRL's names: the
 `train/reward` of a tracker is `reward` here. Rows of one step are joined; the last value counts.
@@ -27,16 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError, shortened
-from trl_ablate.metrics import WATCHED_BY_RULES, translated
-from trl_ablate.run.json_files import read_jsonl, read_object
+from trl_ablate.guard.tables import STEP_COLUMNS, Columns, Owner, owned
+from trl_ablate.metrics import translated
+from trl_ablate.run.json_files import read_json, read_jsonl, read_object
 
-STEP_COLUMNS = ("train/global_step", "global_step", "step", "_step", "Step")
-"""The optimizer step, if a table has one. Trackers also count their own calls, which come last."""
-TENSORBOARD = ["Wall time", "Step", "Value"]
-_TAG = re.compile(r"(?:run-(?P<run>.+)-)?tag-(?P<tag>.+)")
-_CHART_PART = re.compile(r"(?P<run>.+) - (?P<metric>[^ ]+)")
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How trackio and W&B write what JSON lacks."""
+
+_INNER = re.compile(r"checkpoint-\d+|guard")
+"""Folders of a run that have a log of it."""
+RUN_FILES = ("metrics.jsonl", "trainer_state.json")
 
 KINDS = "trainer_state.json, metrics.jsonl, a trackio project (.db or its name), or a CSV export"
 
@@ -45,20 +46,29 @@ KINDS = "trainer_state.json, metrics.jsonl, a trackio project (.db or its name),
 class Log:
     """The rows of one run in the order of their steps, each with `step`."""
 
-    name: str
+    owner: Owner
     rows: list[dict[str, Any]]
 
+    @property
+    def name(self) -> str:
+        return self.owner.name
 
-def read_logs(path: str | os.PathLike) -> list[Log]:
-    """The runs that a path holds, at least one."""
+
+def read_logs(path: str | os.PathLike, columns: Columns | None = None) -> list[Log]:
+    """The runs that a path holds, at least one.
+
+    Args:
+        columns: those that name a run, where a table has them; with them, a table may have final
+            values only, which get step 0.
+    """
     there = Path(path)
     if there.is_dir():
-        found = _of_folder(there)
+        found = _of_folder(there, columns)
     elif there.is_file():
-        found = _of_file(there)
+        found = _of_file(there, columns)
     else:
         found = _of_database(_project_named(there))
-    logs = [Log(name, rows) for name, given in found.items() if (rows := _joined(given))]
+    logs = [Log(owner, rows) for owner, given in found.items() if (rows := _joined(given))]
     if not logs:
         raise ConfigurationError(
             f"{path} has no logged steps; give a log of training: {KINDS}, or a folder with one"
@@ -66,20 +76,33 @@ def read_logs(path: str | os.PathLike) -> list[Log]:
     return logs
 
 
-Rows = dict[str, list[dict[str, Any]]]
-"""Name of a run -> its rows as the file has them, with TRL's names and `step`."""
+Rows = dict[Owner, list[dict[str, Any]]]
+"""A run -> its rows as the file has them, with TRL's names and `step`."""
 
 
-def _of_folder(folder: Path) -> Rows:
+def _of_folder(folder: Path, columns: Columns | None) -> Rows:
+    found = _directly_in(folder, columns)
+    files = () if found else sorted(folder.rglob("*"))
+    places = (file.parent for file in files if file.name in RUN_FILES)
+    for place in dict.fromkeys(p.parent if _INNER.fullmatch(p.name) else p for p in places):
+        for owner, rows in _directly_in(place, columns).items():
+            found[owner._replace(name=place.relative_to(folder).as_posix())] = rows
+    if not found:
+        raise ConfigurationError(f"folder {folder} has no log of a run; it should have {KINDS}")
+    return found
+
+
+def _directly_in(folder: Path, columns: Columns | None) -> Rows:
     states = [folder / "trainer_state.json", *_checkpoints(folder)]
     for file in (folder / "metrics.jsonl", folder / "guard" / "metrics.jsonl", *states):
         if file.is_file():
-            return _of_file(file)
-    for pattern in ("*.db", "*.csv"):
+            return _of_file(file, columns)
+    for pattern in ("*.db", "*.[ct]sv"):
         files = sorted(folder.glob(pattern))
         if files:
-            return _merged(_of_file(file) for file in files)
-    raise ConfigurationError(f"folder {folder} has no log of a run; it should have {KINDS}")
+            parts = [_of_file(file, columns) for file in files]
+            return _merged((owner, row) for part in parts for owner in part for row in part[owner])
+    return {}
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -92,33 +115,51 @@ def _checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(numbered, reverse=True)]
 
 
-def _merged(parts: Iterable[Rows]) -> Rows:
-    """Curves of one run in several files."""
+def _merged(parts: Iterable[tuple[Owner, dict[str, Any]]]) -> Rows:
+    """The rows by run; curves of one run may be in several files."""
     merged: Rows = {}
-    for part in parts:
-        for name, rows in part.items():
-            merged.setdefault(name, []).extend(rows)
+    for owner, row in parts:
+        merged.setdefault(owner, []).append(row)
     return merged
 
 
-def _of_file(file: Path) -> Rows:
-    readers = {".json": _of_state, ".jsonl": _of_jsonl, ".db": _of_database, ".csv": _of_csv}
-    if file.suffix not in readers:
+def _of_file(file: Path, columns: Columns | None) -> Rows:
+    if file.suffix == ".db":
+        return _of_database(file)
+    if file.suffix == ".json" and (columns is None or not isinstance(read_json(file), list)):
+        return _of_state(file)
+    if file.suffix not in (".json", ".jsonl", ".csv", ".tsv"):
         raise ConfigurationError(f"{file} is not a log that is known here; give {KINDS}")
-    return readers[file.suffix](file)
+    header, table = _of_csv(file) if file.suffix in (".csv", ".tsv") else _of_objects(file)
+    return _merged(
+        (owner, _row(row, f"{file}, line {number}"))
+        for number, owner, row in owned(table, header, file, columns)
+    )
 
 
 def _of_state(file: Path) -> Rows:
-    history = read_object(file).get("log_history")
+    found = read_json(file)
+    history = found.get("log_history") if isinstance(found, dict) else None
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
         raise ConfigurationError(
             f"{file} has no log_history; give transformers' trainer_state.json"
         )
-    return {file.parent.name or file.name: [_row(row, file) for row in history]}
+    return {Owner(file.parent.name or file.name): [_row(row, str(file)) for row in history]}
 
 
-def _of_jsonl(file: Path) -> Rows:
-    return {file.parent.name or file.name: [_row(row, file) for row in read_jsonl(file)]}
+def _of_objects(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    table = [*read_jsonl(file)] if file.suffix == ".jsonl" else read_json(file)
+    if not all(isinstance(row, dict) for row in table):
+        raise ConfigurationError(f"{file} is a list of other things than objects; give {KINDS}")
+    record = file.parent / "run.json"
+    if file.name == "metrics.jsonl" and record.is_file():  # of this package's runs
+        known = {
+            key: value
+            for key in ("arm", "seed")
+            if (value := read_object(record).get(key)) is not None
+        }
+        table = [row | known for row in table]
+    return [*dict.fromkeys(name for row in table for name in row)], table
 
 
 def _of_database(file: Path) -> Rows:
@@ -129,7 +170,7 @@ def _of_database(file: Path) -> Rows:
         with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as database:
             for name, call, text in database.execute(order):
                 values = json.loads(text)
-                found.setdefault(name, []).append(_row({"_step": call, **values}, file))
+                found.setdefault(Owner(name), []).append(_row({"_step": call, **values}, str(file)))
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"{file} is not a trackio project that can be read ({shortened(str(error), 120)}); "
@@ -150,62 +191,25 @@ def _project_named(name: Path) -> Path:
     return file
 
 
-def _of_csv(file: Path) -> Rows:
+def _of_csv(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    mark = "\t" if file.suffix == ".tsv" else ","
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            header, *records = csv.reader(opened, strict=True)
+            header, *records = csv.reader(opened, delimiter=mark, strict=True)
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise ConfigurationError(
             f"{file} is not a CSV file with a header ({shortened(str(error), 120)}); export it anew"
         ) from error
-    table = [dict(zip(header, record, strict=False)) for record in records]
-    if header == TENSORBOARD:
-        return _of_curve(file, table)
-    step = next((name for name in STEP_COLUMNS if name in header), None)
-    if step is None:
-        raise ConfigurationError(
-            f"{file} has no column of steps; name one of its columns {', '.join(STEP_COLUMNS)}"
-        )
-    parts = {name: part for name in header if (part := _CHART_PART.fullmatch(name))}
-    if parts:
-        return _of_chart(file, table, step, parts)
-    rows = [{key: value for key, value in row.items() if value != ""} for row in table]
-    return {file.stem: [_row(row, file) for row in rows]}
+    return header, [dict(zip(header, record, strict=False)) for record in records]
 
 
-def _of_chart(
-    file: Path, table: list[dict[str, str]], step: str, parts: Mapping[str, re.Match[str]]
-) -> Rows:
-    """W&B's export of a chart: one metric, with a column for each run, its lowest and highest."""
-    found: Rows = {}
-    for column, part in parts.items():
-        if not part["metric"].endswith(("__MIN", "__MAX")):
-            found.setdefault(part["run"], []).extend(
-                _row({"step": row[step], part["metric"]: row[column]}, file)
-                for row in table
-                if row.get(column, "") != ""
-            )
-    return found
-
-
-def _of_curve(file: Path, table: list[dict[str, str]]) -> Rows:
-    """TensorBoard's export of one curve: the file's name is all that tells which one it is."""
-    named = _TAG.search(file.stem)
-    tag = named["tag"] if named else file.stem
-    known = {re.sub(r"\W", "_", name): name for name in WATCHED_BY_RULES}
-    metric = re.sub(r"\W", "_", tag).removeprefix("train_")
-    run = (named and named["run"]) or file.parent.name
-    rows = [{"step": row["Step"], known.get(metric, metric): row["Value"]} for row in table]
-    return {run: [_row(row, file) for row in rows]}
-
-
-def _row(given: Mapping[str, Any], file: Path) -> dict[str, Any]:
+def _row(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The numbers of a row by TRL's names, and its step."""
     step = next((given[name] for name in STEP_COLUMNS if given.get(name) is not None), None)
     number = _number(step)
     if number is None or not math.isfinite(number):
         raise ConfigurationError(
-            f"{file} has a row without a step ({shortened(str(dict(given)), 120)}); restore it"
+            f"{where} has a row without a step ({shortened(str(dict(given)), 120)}); restore it"
         )
     values = {
         translated(name): _number(value)
@@ -225,13 +229,10 @@ def _number(value: Any) -> float | None:
 
 
 def _joined(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a step; after a resume the last value of a step counts. Rows without a metric of
-    training or evaluation are left out, such as TRL's last one with the totals."""
+    """One row a step; after a resume the last value of a step counts. Rows without a metric are
+    left out, and TRL's last one with the totals."""
     by_step: dict[int, dict[str, Any]] = {}
-    for row in filter(_is_of_a_step, rows):
-        by_step.setdefault(row["step"], {}).update(row)
+    for row in rows:
+        if len(row) > 1 and "train_runtime" not in row:
+            by_step.setdefault(row["step"], {}).update(row)
     return [by_step[step] for step in sorted(by_step)]
-
-
-def _is_of_a_step(row: Mapping[str, Any]) -> bool:
-    return any(name in WATCHED_BY_RULES or name.startswith("eval_") for name in row)

@@ -1,0 +1,160 @@
+"""Which run, metric and step is each cell of a table of? No torch.
+
+The forms that are known:
+
+    TensorBoard   `Wall time, Step, Value`: one metric of one run, named by the file
+    chart of W&B  a column `RUN - METRIC` for each run
+    long          columns `metric` and `value`, and those that name the run
+    wide          one metric, and a column for each run or seed: `grpo-s3`, `seed_2`
+    rows          a column for each metric, and those that name the run
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.metrics import WATCHED_BY_RULES
+
+STEP_COLUMNS = ("train/global_step", "global_step", "step", "_step", "Step")
+"""The optimizer step, if a table has one. Trackers also count their own calls, which come last."""
+
+NAMING = {
+    "name": ("run_name", "run", "name", "run_id"),
+    "arm": ("arm", "method", "variant", "algorithm"),
+    "seed": ("seed", "random_seed"),
+    "group": ("group", "experiment", "source"),
+}
+"""Role -> columns that have it, the first that a table has; upper case counts as lower case."""
+
+TENSORBOARD = {"Wall time", "Step", "Value"}
+_TAG = re.compile(r"(?:run-(?P<run>.+)-)?tag-(?P<tag>.+)")
+_CHART_PART = re.compile(r"(?P<run>.+) - (?P<metric>[^ ]+)")
+_BETWEEN = "-_ ./=,:"
+_SEED = re.compile(r"(?:^|[-_ ./=,])(?:seed|s)[-_ =:]?(\d+)(?![A-Za-z0-9.])", re.IGNORECASE)
+
+Table = Sequence[Mapping[str, Any]]
+
+
+class Owner(NamedTuple):
+    """The run that rows are of: its name, and what the file itself calls its arm and so on."""
+
+    name: str
+    arm: str | None = None
+    seed: str | None = None
+    group: str | None = None
+    line: int | None = None
+    """Of a table without steps, where every line is a run."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How a reader of runs, not of one log, takes tables: with final values only, if need be."""
+
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Role -> the column that the user named."""
+
+
+def arm_and_seed(name: str) -> tuple[str, int | None]:
+    """`dr_grpo_seed_2` -> dr_grpo, 2; `seed3/grpo` -> grpo, 3; `len_norm` -> len_norm, None."""
+    found = _SEED.search(name)
+    if found is None:
+        return name, None
+    return (name[: found.start()] + name[found.end() :]).strip(_BETWEEN), int(found[1])
+
+
+def owned(
+    table: Table, header: Sequence[str], file: Path, columns: Columns | None
+) -> Iterator[tuple[int, Owner, dict[str, Any]]]:
+    """The line, the run, and its values there, with a step if the table has steps."""
+    if {*header} == TENSORBOARD:
+        yield from _curve(table, file)
+        return
+    roles = _roles(header, file, columns)
+    step = next((name for name in STEP_COLUMNS if name in header), None)
+    _check(header, step, file, columns)
+    rest = [name for name in header if name and name not in (*roles.values(), step)]
+    charts = {name: part for name in rest if (part := _CHART_PART.fullmatch(name))}
+    seeds = [name for name in rest if not charts and arm_and_seed(name)[1] is not None]
+    for number, row in enumerate(table, start=2):
+        given = {name: row[name] for name in rest if row.get(name) != ""}
+        at = {"step": row.get(step) if step else 0}
+        owner = _owner(row, roles, file, None if step else number)
+        if charts:
+            parts = _of_charts(given, charts)
+        elif "metric" in header:
+            parts = [(owner, {str(row["metric"]): given.get("value", "nan")})]
+        elif len(seeds) > 1:
+            parts = [
+                (_of_column(name, owner), {"value": given[name]}) for name in seeds if name in given
+            ]
+        else:
+            parts = [(owner, given)]
+        yield from ((number, of, values | at) for of, values in parts)
+
+
+def _check(header: Sequence[str], step: str | None, file: Path, columns: Columns | None) -> None:
+    if header and step is None and columns is None:
+        raise ConfigurationError(
+            f"{file} has no column of steps; name one of its columns {', '.join(STEP_COLUMNS)}"
+        )
+    if "metric" in header and "value" not in header:
+        raise ConfigurationError(
+            f"{file} has a column 'metric' and no column 'value'; in long form the columns are "
+            "run_name, metric, step, value"
+        )
+
+
+def _roles(header: Sequence[str], file: Path, columns: Columns | None) -> dict[str, str]:
+    """Role -> its column in this table."""
+    lower = {name.lower(): name for name in reversed(header)}
+    found = {}
+    for role, known in NAMING.items():
+        name = columns and columns.named.get(role)
+        if name and name not in header:
+            raise ConfigurationError(
+                f"{file} has no column '{name}'; it has {', '.join(header)[:300]}"
+            )
+        name = name or next((lower[one] for one in known if one in lower), None)
+        if name:
+            found[role] = name
+    return found
+
+
+def _owner(row: Mapping[str, Any], roles: Mapping[str, str], file: Path, line: int | None) -> Owner:
+    given = {
+        role: str(row[name]) for role, name in roles.items() if row.get(name) not in ("", None)
+    }
+    parts = [given[role] for role in ("group", "arm", "seed") if role in given]
+    of_file = file.stem if file.suffix in (".csv", ".tsv") else file.parent.name or file.name
+    name = given.pop("name", None) or "-".join(parts) or of_file
+    return Owner(name, line=line, **given)
+
+
+def _of_column(name: str, owner: Owner) -> Owner:
+    """Of a column that is a run, or a seed of the arm that its row names."""
+    arm, seed = arm_and_seed(name)
+    line = None if arm else owner.line
+    return Owner(name, arm or owner.arm or owner.name, str(seed), owner.group, line)
+
+
+def _of_charts(
+    given: Mapping[str, Any], charts: Mapping[str, re.Match[str]]
+) -> Iterator[tuple[Owner, dict[str, Any]]]:
+    """Each run has a column for a metric, its lowest and highest value."""
+    for column, part in charts.items():
+        if column in given and not part["metric"].endswith(("__MIN", "__MAX")):
+            yield Owner(part["run"]), {part["metric"]: given[column]}
+
+
+def _curve(table: Table, file: Path) -> Iterator[tuple[int, Owner, dict[str, Any]]]:
+    """The file's name is all that tells which curve of TensorBoard it is."""
+    named = _TAG.search(file.stem)
+    tag = named["tag"] if named else file.stem
+    known = {re.sub(r"\W", "_", name): name for name in WATCHED_BY_RULES}
+    metric = re.sub(r"\W", "_", tag).removeprefix("train_")
+    owner = Owner((named and named["run"]) or file.parent.name)
+    for number, row in enumerate(table, start=2):
+        yield number, owner, {"step": row["Step"], known.get(metric, metric): row["Value"]}
