@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.browser import CHROMIUM, Browser
 from tests.support.synthetic_study import write_study
-from trl_ablate.study.report.curves import read_curves
+from trl_ablate.study.report.foreign_runs import read_curves
 from trl_ablate.study.report.making import report_study
 
 pytestmark = pytest.mark.skipif(

@@ -278,7 +278,7 @@ def restore(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    from trl_ablate.study.report.curves import read_curves
+    from trl_ablate.study.report.foreign_runs import read_curves
     from trl_ablate.study.report.making import report_curves, report_study
 
     reference = read_curves(options.reference) if options.reference else ()

@@ -2,7 +2,7 @@
 
 A path means, by its name and content:
 
-a folder           its metrics.jsonl, that of `GuardCallback`, trainer_state.json (or that of
+    a folder           its metrics.jsonl, that of `GuardCallback`, trainer_state.json (or that of
                        its last checkpoint), trackio databases, or tables, in this order; else
                        those of the folders below
     trainer_state.json of transformers: its `log_history`

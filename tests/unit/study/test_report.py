@@ -26,15 +26,9 @@ from trl_ablate.run.json_files import append_jsonl
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.background import commands, different_starts
 from trl_ablate.study.report.costs import time
-from trl_ablate.study.report.curves import (
-    Run,
-    Series,
-    area,
-    collapse_step,
-    planned_runs,
-    read_curves,
-)
+from trl_ablate.study.report.curves import Run, Series, area, collapse_step, planned_runs
 from trl_ablate.study.report.document import Code
+from trl_ablate.study.report.foreign_runs import read_curves
 from trl_ablate.study.report.lines import line_of, spread
 from trl_ablate.study.report.making import report_curves, report_study
 from trl_ablate.study.report.stats import Comparison, Interval
@@ -390,7 +384,7 @@ def test_expected_and_found(tmp_path):
     ("text", "complaint"),
     [
         ("run_name,metric,step\n", "no column 'value'"),
-        ("run_name,metric,step,value\n", "have no rows"),
+        ("run_name,metric,step,value\n", "has no logged steps"),
         ("run_name,metric,step,value\na,eval/reward,zero,1\n", "line 2"),
         ("run_name,metric,step,value,seed\na,eval/reward,0,1,x\n", "seed is 'x'; it takes a whole"),
         (None, "do not exist; name a CSV file"),

@@ -1,27 +1,20 @@
-"""Runs in memory: from run directories, and from published CSV files. No torch.
+"""Runs in memory, from run directories; `foreign_runs` reads those of others. No torch.
 
-Final value, area and collapse are defined only here. Metrics have this
-package's names; W&B's `eval/reward`, `train/grad_norm` and the like are translated.
+Final value, area and collapse are defined only here.
 """
 
-import csv
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import (
     ENTROPY,
     GENERATED_TOKENS,
     GRAD_NORM,
     LENGTH,
     stderr_of,
-    translated,
 )
-from trl_ablate.recipe.strict import nearest
 from trl_ablate.run.logged import Series, read_series
 from trl_ablate.study.definition import Statistic
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
@@ -32,8 +25,6 @@ DRAWN = (GRAD_NORM, LENGTH, ENTROPY)
 
 PASSES = tuple(2**power for power in range(10))
 """The k of `pass@k` that are read: evaluation logs the powers of two up to its samples."""
-
-CURVE_COLUMNS = ("run_name", "metric", "step", "value")
 
 LOST_SHARE = 0.5
 """A run that ends below this share of its best value has collapsed..."""
@@ -77,6 +68,8 @@ class Run:
     directory: Path | None = None
     skipped: int = 0
     """Number of lines of `metrics.jsonl` that are not logged rows."""
+    group: str | None = None
+    """Who made it, where runs of several are judged together."""
 
     @property
     def counts(self) -> bool:
@@ -206,86 +199,3 @@ def planned_run(plan: Plan, arm: PlannedArm, planned: PlannedRun, store: RunStor
         directory=directory.path,
         skipped=skipped,
     )
-
-
-def read_curves(path: Path) -> list[Run]:
-    """Published curves in long form: run_name, metric, step, value, and perhaps arm and seed.
-
-    With the columns `arm` and `seed` (or one of them), they say which run is whose. Without, or
-    where a cell is empty, `NAME-seed3` is arm NAME with seed 3, and any other name is an arm with
-    one run. Values that are not finite numbers are skipped. The runs of an arm are in the order of
-    their seeds, as arms are compared run by run.
-    """
-    if not path.is_file():
-        raise ConfigurationError(f"curves {path} do not exist; name a CSV file")
-    owners: dict[Place, str] = {}
-    points: dict[Place, dict[str, dict[float, float]]] = {}
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        for wanted in CURVE_COLUMNS:
-            if wanted not in (columns := reader.fieldnames or ()):
-                raise ConfigurationError(
-                    f"curves {path} have no column '{wanted}'{nearest(wanted, columns)} (required: "
-                    f"{', '.join(CURVE_COLUMNS)})"
-                )
-        for number, row in enumerate(reader, start=2):
-            place, step, value = _point(row, f"curves {path}, line {number}")
-            if not math.isfinite(value):
-                continue
-            other = owners.setdefault(place, row["run_name"])
-            if other != row["run_name"]:  # two runs of one arm with one seed cannot be paired
-                raise ConfigurationError(
-                    f"curves {path}: the runs '{other}' and '{row['run_name']}' have the same arm "
-                    f"'{place[0]}' and the same seed ({place[1]}); give each run its own seed"
-                )
-            metrics = points.setdefault(place, {})
-            metrics.setdefault(translated(row["metric"]), {})[step] = value
-    if not points:
-        raise ConfigurationError(f"curves {path} have no rows")
-    arms = list(dict.fromkeys(arm for arm, _ in points))
-    ordered = sorted(points, key=lambda place: (arms.index(place[0]), place[1] or 0))
-    return _aligned([_published(place, points[place]) for place in ordered])
-
-
-Place = tuple[str, int | None]
-"""The arm and the seed of a published run."""
-
-
-def _point(row: Mapping[str, str], what: str) -> tuple[Place, float, float]:
-    """Whose a row is, its step and its value."""
-    seeded = re.fullmatch(r"(.+)[-_]seed(\d+)", row["run_name"])
-    arm, seed = (seeded[1], seeded[2]) if seeded else (row["run_name"], None)
-    seed = row.get("seed") or seed
-    try:
-        place = (row.get("arm") or arm, None if seed is None else int(seed))
-    except ValueError as error:
-        raise ConfigurationError(f"{what}: seed is '{seed}'; it takes a whole number") from error
-    try:
-        return place, float(row["step"]), float(row["value"] or "nan")
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{what}: {error}") from error
-
-
-def _published(place: Place, metrics: Mapping[str, Mapping[float, float]]) -> Run:
-    series = {
-        metric: Series(sorted(found), [found[step] for step in sorted(found)])
-        for metric, found in metrics.items()
-    }
-    return Run(arm=place[0], seed=place[1], status="finished", series=series)
-
-
-def _aligned(runs: list[Run]) -> list[Run]:
-    """The runs with an empty one where an arm lacks a seed that others have, as arms are compared
-    by position. Arms that have no seed in common are compared in the order of their seeds."""
-    arms: dict[str, dict[int | None, Run]] = {}
-    for run in runs:
-        arms.setdefault(run.arm, {})[run.seed] = run
-    common = set.intersection(*({*found} for found in arms.values()))
-    if None in common or not common:
-        return runs
-    seeds = sorted({run.seed for run in runs if run.seed is not None})
-    return [
-        found.get(seed) or Run(arm=arm, seed=seed, status="missing")
-        for arm, found in arms.items()
-        for seed in seeds
-    ]

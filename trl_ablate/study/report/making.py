@@ -24,10 +24,11 @@ from trl_ablate.study.report import (
     verdicts,
 )
 from trl_ablate.study.report.analysis import Analysis, analyse
-from trl_ablate.study.report.curves import Run, planned_runs, read_curves
+from trl_ablate.study.report.curves import Run, planned_runs
 from trl_ablate.study.report.document import Document, Picture, Section
 from trl_ablate.study.report.effect_pictures import effect_pictures
 from trl_ablate.study.report.factorial import Factorial, factorial
+from trl_ablate.study.report.foreign_runs import metric_of, read_curves
 from trl_ablate.study.report.pictures import difference_picture, draw_curves
 from trl_ablate.study.report.record import numbers_of
 from trl_ablate.study.report.rendering import write_markdown, write_page
@@ -88,12 +89,7 @@ def report_curves(
 ) -> list[Path]:
     """Write the report of published curves into `out`; the first run is the reference arm."""
     runs = read_curves(curves)
-    known = sorted({name for run in runs for name in run.series})
-    if metric not in known:
-        raise ConfigurationError(
-            f"curves {curves} have no metric '{metric}'; they have {', '.join(known)}"
-        )
-    analysis = analyse(runs, metric)
+    analysis = analyse(runs, metric_of(runs, metric, f"curves {curves}"))
     parts = [
         verdicts.answer(analysis, None, difference_picture(analysis)),
         *_numbers(analysis, reference),

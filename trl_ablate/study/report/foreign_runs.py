@@ -1,0 +1,124 @@
+"""Runs that others trained, from whatever they logged: whose arm, seed and group is each? No torch.
+
+What the user states comes first, then the columns of the file, then the run's name: `NAME-seed3` is
+arm NAME with seed 3, and any other name is an arm of its own.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.guard.logs import Log, read_logs
+from trl_ablate.guard.tables import Columns, Owner, arm_and_seed
+from trl_ablate.run.logged import Series
+from trl_ablate.study.report.curves import Run
+
+PREFERRED = ("eval_reward", "eval_answer_reward", "answer_accuracy", "accuracy", "score", "reward")
+"""Metrics that decide, if the user names none."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What the user states of the runs' names."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Role (arm, seed, group) -> column."""
+    pattern: str | None = None
+    """A regular expression for names, with the groups `arm` and, if wanted, `seed` and `group`."""
+
+
+def read_runs(paths: Iterable[str | Path], naming: Naming | None = None) -> list[Run]:
+    """The runs in the order of their arms' first appearance, then of their seeds."""
+    naming = naming or Naming()
+    logs = [log for path in paths for log in read_logs(path, Columns(naming.columns))]
+    found: dict[tuple, tuple[str, Run]] = {}
+    for position, log in enumerate(logs):
+        run = _run(log, naming)
+        place = (run.group, run.arm, position if run.seed is None else run.seed)
+        other, _ = found.setdefault(place, (log.name, run))
+        if found[place][1] is not run:
+            raise ConfigurationError(
+                f"the runs '{other}' and '{log.name}' have the same arm '{run.arm}' and the same "
+                f"seed ({run.seed}); give each run its own seed"
+            )
+    runs = [run for _, run in found.values()]
+    arms = list(dict.fromkeys(run.arm for run in runs))
+    return sorted(runs, key=lambda run: (arms.index(run.arm), run.seed or 0))
+
+
+def read_curves(path: Path) -> list[Run]:
+    """The runs of a file, with an empty one where an arm lacks a seed that others have, as arms are
+    compared by position. Arms that have no seed in common are compared in the order of seeds."""
+    if not path.is_file():
+        raise ConfigurationError(f"curves {path} do not exist; name a CSV file")
+    runs = read_runs([path])
+    arms: dict[str, dict[int | None, Run]] = {}
+    for run in runs:
+        arms.setdefault(run.arm, {})[run.seed] = run
+    common = set.intersection(*({*found} for found in arms.values()))
+    if None in common or not common:
+        return runs
+    seeds = sorted({run.seed for run in runs if run.seed is not None})
+    return [
+        found.get(seed) or Run(arm=arm, seed=seed, status="missing")
+        for arm, found in arms.items()
+        for seed in seeds
+    ]
+
+
+def metric_of(runs: Sequence[Run], wanted: str | None, what: str) -> str:
+    """The metric that decides: the one that is asked for, or the first known one."""
+    known = sorted({name for run in runs for name in run.series})
+    usable = [wanted] if wanted else [*PREFERRED, *(known if len(known) == 1 else ())]
+    found = next((name for name in usable if name in known), None)
+    if found is None:
+        asked = f"no metric '{wanted}'" if wanted else "several metrics (choose with --metric)"
+        raise ConfigurationError(f"{what} have {asked}; they have {', '.join(known)[:300]}")
+    return found
+
+
+def _run(log: Log, naming: Naming) -> Run:
+    stated = _stated(log.owner, naming)
+    arm, seed = arm_and_seed(log.name)
+    named = stated.get("seed", log.owner.seed)
+    try:
+        seed = seed if named is None else int(float(named))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"run '{log.name}': seed is '{named}'; it takes a whole number"
+        ) from error
+    points: dict[str, Series] = {}
+    for row in log.rows:
+        for metric, value in row.items():
+            if metric != "step" and value is not None and math.isfinite(value):
+                series = points.setdefault(metric, Series())
+                series.steps.append(row["step"])
+                series.values.append(value)
+    return Run(
+        arm=stated.get("arm") or log.owner.arm or arm,
+        seed=seed,
+        status="finished",
+        series=points,
+        group=stated.get("group", log.owner.group),
+    )
+
+
+def _stated(owner: Owner, naming: Naming) -> dict[str, str]:
+    if naming.pattern is None:
+        return {}
+    try:
+        found = re.fullmatch(naming.pattern, owner.name)
+    except re.error as error:
+        raise ConfigurationError(
+            f"--names '{naming.pattern}' is not a regular expression ({error}); such as "
+            "'(?P<arm>.+)_(?P<seed>[0-9]+)'"
+        ) from error
+    if found is None or "arm" not in found.groupdict():
+        raise ConfigurationError(
+            f"--names '{naming.pattern}' finds no arm in the name '{owner.name}'; it has to match "
+            "every name, such as '(?P<arm>.+)_(?P<seed>[0-9]+)'"
+        )
+    return {role: text for role, text in found.groupdict().items() if text}
