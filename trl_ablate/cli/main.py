@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "train one arm: a recipe, on this machine",
     "evaluate": "evaluate a saved model",
     "study": "compare arms over several seeds: plan, run, status, fetch, restore, report, clean",
+    "judge": "verdicts on runs that anybody trained, from their logs or tables",
     "findings": "the answers of all studies as pages, from their reports",
     "leverage": "which world separates which setting: a table from the runs of a study",
     "mechanism": "draw the styles of answers over a training: why a setting acts in a world",

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rich.markup import escape
 from rich.table import Table
 
 from trl_ablate.errors import ConfigurationError
@@ -16,6 +17,7 @@ from trl_ablate.run.untrusted import SafeConsole
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
     from trl_ablate.run.directory import RunDirectory
+    from trl_ablate.study.report.document import Document, Grid
     from trl_ablate.training.machine import Finding
 
 console = SafeConsole(soft_wrap=True)
@@ -137,6 +139,31 @@ def show_end(directory: RunDirectory) -> None:
         "dashboard": "trackio show",
     }
     console.print(table("done", rows))
+
+
+def show_document(document: Document) -> None:
+    """Print the texts and tables of a report."""
+    console.print(document.lead)
+    for section in document.sections:
+        if any(block.kind in ("items", "grid") for block in section.blocks):
+            console.print(f"\n{section.title}", style="bold")
+        for block in section.blocks:
+            shown: Any = block
+            if block.kind == "items":
+                for item in shown.items:
+                    line(f"  {item}")
+            if block.kind == "grid":
+                console.print(_grid(shown))
+
+
+def _grid(block: Grid) -> Table:
+    grid = Table(box=None, padding=(0, 2, 0, 0))
+    for position, name in enumerate(block.header):
+        right = position >= block.numbers_from
+        grid.add_column(name, justify="right" if right else "left", no_wrap=True)
+    for row in block.rows:
+        grid.add_row(*map(escape, row))
+    return grid
 
 
 def table(title: str, rows: Mapping[str, str | tuple[str, ...]]) -> Table:

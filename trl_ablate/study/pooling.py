@@ -4,15 +4,15 @@
   group's table, the successes of the arm are a sum of hypergeometric variables if there is no
   difference; with a common odds ratio, each outcome s is weighted by ratio^s.
 - Means, by a random-effects model: the true differences of the groups vary by tau² (Paule and
-  Mandel 1982), and the interval of their mean is Hartung and Knapp's, whose error is not taken below
-  that of the plain model (Röver, Knapp and Friede 2015): two groups that agree by chance would
-  otherwise have next to none. A new group's true difference lies in the prediction interval.
+  Mandel 1982), and the interval of their mean is Hartung and Knapp's, whose error is not taken
+  below that of the plain model (Röver, Knapp and Friede 2015): two groups that agree by chance
+  would otherwise have next to none. A new group's true difference lies in the prediction interval.
 
 With two groups both intervals have one degree of freedom, and are as wide as that deserves.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,23 +65,23 @@ def pool_shares(groups: Sequence[Shares], level: float = 0.05) -> PooledShares |
         return None
     outcomes, place = np.arange(len(chances)), seen - least
 
-    def tail_beyond(log_ratio: float, upper: bool) -> float:
-        weights = special.softmax(np.log(np.maximum(chances, 1e-300)) + outcomes * log_ratio)
-        return float(weights[place:].sum() if upper else weights[: place + 1].sum())
+    def weighted(log_ratio: float) -> np.ndarray:
+        return special.softmax(np.log(np.maximum(chances, 1e-300)) + outcomes * log_ratio)
 
-    def mean_beyond(log_ratio: float) -> float:
-        weights = special.softmax(np.log(np.maximum(chances, 1e-300)) + outcomes * log_ratio)
-        return float(weights @ outcomes) - place
-
-    def solved(excess) -> float:
-        return math.exp(optimize.brentq(excess, -50.0, 50.0))
+    def solved(excess: Callable[[np.ndarray], float]) -> float:
+        """The ratio at which the excess, which grows or falls with it, is 0."""
+        return math.exp(_root(lambda log_ratio: excess(weighted(log_ratio)), -50.0, 50.0))
 
     at_least, at_most = place == 0, place == len(chances) - 1
     return PooledShares(
         p=float(chances[chances <= chances[place] * TIED].sum()),
-        odds_ratio=0.0 if at_least else math.inf if at_most else solved(mean_beyond),
-        low=0.0 if at_least else solved(lambda r: tail_beyond(r, True) - level / 2),
-        high=math.inf if at_most else solved(lambda r: tail_beyond(r, False) - level / 2),
+        odds_ratio=0.0
+        if at_least
+        else math.inf
+        if at_most
+        else solved(lambda w: float(w @ outcomes) - place),
+        low=0.0 if at_least else solved(lambda w: w[place:].sum() - level / 2),
+        high=math.inf if at_most else solved(lambda w: w[: place + 1].sum() - level / 2),
     )
 
 
@@ -101,8 +101,10 @@ def pool_means(groups: Sequence[Means], level: float = 0.05) -> PooledMeans | No
 
     fixed, *_ = spread(0.0)
     top = float(np.ptp(seen)) ** 2 * len(groups) + 1e-12
-    between = optimize.brentq(lambda t: spread(t)[0] - degrees, 0.0, top) if fixed > degrees else 0.0
-    q, mean, total = spread(float(between))
+    between = 0.0
+    if fixed > degrees:
+        between = _root(lambda tau_squared: spread(tau_squared)[0] - degrees, 0.0, top)
+    q, mean, total = spread(between)
     error = math.sqrt(max(1.0, q / degrees) / total)
     reach = float(special.stdtrit(degrees, 1 - level / 2))
     wide = reach * math.hypot(error, math.sqrt(between))
@@ -115,3 +117,7 @@ def pool_means(groups: Sequence[Means], level: float = 0.05) -> PooledMeans | No
         i_squared=max(0.0, 1 - degrees / fixed) if fixed else 0.0,
         predicted=(mean - wide, mean + wide),
     )
+
+
+def _root(excess: Callable[[float], float], low: float, high: float) -> float:
+    return float(np.asarray(optimize.brentq(excess, low, high, full_output=False)))

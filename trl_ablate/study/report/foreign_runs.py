@@ -31,7 +31,7 @@ class Naming:
 
 
 def read_runs(paths: Iterable[str | Path], naming: Naming | None = None) -> list[Run]:
-    """The runs in the order of their arms' first appearance, then of their seeds."""
+    """The runs by group, then by arm, in the order of their first appearance, then by seed."""
     naming = naming or Naming()
     logs = [log for path in paths for log in read_logs(path, Columns(naming.columns))]
     found: dict[tuple, tuple[str, Run]] = {}
@@ -45,8 +45,9 @@ def read_runs(paths: Iterable[str | Path], naming: Naming | None = None) -> list
                 f"seed ({run.seed}); give each run its own seed"
             )
     runs = [run for _, run in found.values()]
+    places = {run.group: position for position, run in reversed([*enumerate(runs)])}
     arms = list(dict.fromkeys(run.arm for run in runs))
-    return sorted(runs, key=lambda run: (arms.index(run.arm), run.seed or 0))
+    return sorted(runs, key=lambda run: (places[run.group], arms.index(run.arm), run.seed or 0))
 
 
 def read_curves(path: Path) -> list[Run]:

@@ -161,6 +161,13 @@ def _cleaned() -> Callable[[str], str]:
 def _write(
     document: Document, analysis: Analysis, numbers: dict, out: Path, trials: Sequence[Run] = ()
 ) -> list[Path]:
+    written = write_files(document, numbers, out)
+    write_runs(analysis, out / "runs.csv", _cleaned(), trials)
+    return [*written, out / "runs.csv"]
+
+
+def write_files(document: Document, numbers: dict, out: Path) -> list[Path]:
+    """The document as Markdown and as a page, its pictures, and its numbers."""
     document.sections = [section for section in document.sections if section.blocks]
     clean = _cleaned()
     out.mkdir(parents=True, exist_ok=True)
@@ -168,9 +175,8 @@ def _write(
         (out / picture.file).write_bytes(picture.png)
     (out / "REPORT.md").write_text(write_markdown(document, clean), encoding="utf-8")
     (out / "report.html").write_text(write_page(document, clean), encoding="utf-8")
-    write_runs(analysis, out / "runs.csv", clean, trials)
     write_json(out / "report.json", numbers)
-    names = ("REPORT.md", "report.html", "report.json", "runs.csv")
+    names = ("REPORT.md", "report.html", "report.json")
     return [out / name for name in (*names, *(picture.file for picture in document.pictures))]
 
 

@@ -1,0 +1,274 @@
+"""`trl-ablate judge`: the same runs in every form, what is found in them, and what is refused."""
+
+import csv
+import json
+import sqlite3
+
+import numpy as np
+import pytest
+
+from trl_ablate.cli.judge import main
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.guard.tables import arm_and_seed
+from trl_ablate.study.report.foreign_runs import Naming, metric_of, read_runs
+from trl_ablate.study.report.judged_arms import Rules, judge_runs
+from trl_ablate.study.verdict import Verdict
+
+STEPS = (0, 50, 100)
+RUNS = {("dr_grpo", 0): 0.5, ("dr_grpo", 1): 0.54, ("std", 0): 0.6, ("std", 3): 0.1}
+"""Final value of each run; it rises from 0 in a line."""
+
+
+def value(final, step):
+    return final * step / STEPS[-1]
+
+
+def write(path, header, rows, mark=","):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=mark).writerows([header, *rows])
+    return path
+
+
+def points():
+    return [(arm, seed, step, value(final, step)) for (arm, seed), final in RUNS.items()
+            for step in STEPS]  # fmt: skip
+
+
+def long_form(folder):
+    rows = [(f"{arm}_seed_{seed}", "eval/reward", step, v) for arm, seed, step, v in points()]
+    return write(folder / "a.csv", ["run_name", "metric", "step", "value"], rows)
+
+
+def long_with_columns(folder):
+    rows = [(f"x{n}", arm, seed, "eval/reward", step, v)
+            for n, (arm, seed, step, v) in enumerate(points())]  # fmt: skip
+    rows = [(f"{row[1]}!{row[2]}", *row[1:]) for row in rows]
+    header = ["run_name", "method", "random_seed", "metric", "step", "value"]
+    return write(folder / "a.csv", header, rows)
+
+
+def rows_with_columns(folder):
+    rows = [(arm, seed, step, v, "ok") for arm, seed, step, v in points()]
+    return write(folder / "a.tsv", ["Arm", "Seed", "_step", "eval/reward", "State"], rows, "\t")
+
+
+def objects(folder):
+    rows = [{"run": f"{arm}-s{seed}", "step": step, "eval_reward": v}
+            for arm, seed, step, v in points()]  # fmt: skip
+    file = folder / "runs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def wandb_chart(folder):
+    names = {place: f"{place[0]}-s{place[1]} - eval/reward" for place in RUNS}
+    header = ["Step", *(n + end for n in names.values() for end in ("", "__MIN", "__MAX"))]
+    rows = [[step, *(value(RUNS[place], step) for place in names for _ in range(3))]
+            for step in STEPS]  # fmt: skip
+    return write(folder / "chart.csv", header, rows)
+
+
+def a_column_a_run(folder):
+    rows = [[step, *(value(final, step) for final in RUNS.values())] for step in STEPS]
+    return write(folder / "eval.csv", ["step", *(f"{a}.seed{s}" for a, s in RUNS)], rows)
+
+
+def tensorboard(folder):
+    for (arm, seed), final in RUNS.items():
+        rows = [[1e9 + step, step, value(final, step)] for step in STEPS]
+        write(
+            folder / f"run-{arm}-s{seed}-tag-eval_reward.csv", ["Wall time", "Step", "Value"], rows
+        )
+    return folder
+
+
+def trackio(folder):
+    with sqlite3.connect(folder / "project.db") as database:
+        database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_name, step, metrics)")
+        for arm, seed, step, v in points():
+            values = json.dumps({"eval/reward": v, "train/global_step": step})
+            database.execute("INSERT INTO metrics (run_name, step, metrics) VALUES (?, ?, ?)",
+                             (f"{arm}-seed{seed}", step + 7, values))  # fmt: skip
+    return folder / "project.db"
+
+
+def folders(folder, name="metrics.jsonl"):
+    for (arm, seed), final in RUNS.items():
+        rows = [{"step": step, "eval_reward": value(final, step)} for step in STEPS]
+        run = folder / "runs" / arm / f"seed_{seed}"
+        run.mkdir(parents=True)
+        if name == "metrics.jsonl":
+            (run / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            (run / "checkpoint-100").mkdir()
+            (run / "checkpoint-100" / name).write_text(json.dumps({"log_history": rows}))
+    return folder / "runs"
+
+
+def states(folder):
+    return folders(folder, "trainer_state.json")
+
+
+def own_runs(folder):
+    for number, ((arm, seed), final) in enumerate(RUNS.items()):
+        run = folder / "runs" / f"r{number}"
+        run.mkdir(parents=True)
+        (run / "run.json").write_text(json.dumps({"arm": arm, "seed": seed}))
+        rows = [{"step": step, "eval_reward": value(final, step)} for step in STEPS]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "runs"
+
+
+FORMS = [long_form, long_with_columns, rows_with_columns, objects, wandb_chart, a_column_a_run,
+         tensorboard, trackio, folders, states, own_runs]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_has_the_same_runs(form, tmp_path):
+    runs = read_runs([form(tmp_path)])
+    assert {(run.arm, run.seed) for run in runs} == {*RUNS}
+    metric = metric_of(runs, None, "they")
+    assert metric in ("eval_reward", "value")
+    for run in runs:
+        series = run.series[metric]
+        assert tuple(series.steps) == STEPS
+        assert series.values[-1] == pytest.approx(RUNS[run.arm, run.seed or 0])
+
+
+def finals(folder):
+    rows = [(arm, seed, final, 1024) for (arm, seed), final in RUNS.items()]
+    return write(folder / "a.csv", ["arm", "seed", "accuracy", "questions"], rows)
+
+
+def finals_by_seed(folder):
+    rows = [("dr_grpo", 0.5, 0.54, ""), ("std", 0.6, "", 0.1)]
+    return write(folder / "accuracy.csv", ["method", "seed0", "seed_1", "s3"], rows)
+
+
+def finals_of_names(folder):
+    rows = [(f"{arm}-seed{seed}", final, "finished") for (arm, seed), final in RUNS.items()]
+    return write(folder / "a.csv", ["Name", "accuracy", "State"], rows)
+
+
+@pytest.mark.parametrize("form", [finals, finals_by_seed, finals_of_names])
+def test_final_values_alone(form, tmp_path):
+    runs = read_runs([form(tmp_path)])
+    metric = metric_of(runs, None, "they")
+    assert {(r.arm, r.seed): r.series[metric].values for r in runs} == {
+        place: [final] for place, final in RUNS.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("dr_grpo_seed_2", ("dr_grpo", 2)), ("grpo-s3", ("grpo", 3)), ("grpo seed=4", ("grpo", 4)),
+        ("seed1/no_std", ("no_std", 1)), ("grpo_s2_lr3", ("grpo_lr3", 2)),
+        ("lr_1e-5", ("lr_1e-5", None)), ("std_dev", ("std_dev", None)),
+        ("grpo_steps200", ("grpo_steps200", None)), ("qwen-s1.5b", ("qwen-s1.5b", None)),
+    ],
+)  # fmt: skip
+def test_arm_and_seed_in_a_name(name, found):
+    assert arm_and_seed(name) == found
+
+
+def test_what_the_user_states_comes_first(tmp_path):
+    rows = [("a_1", "left", 0.5), ("a_2", "left", 0.6), ("b_1", "right", 0.7)]
+    file = write(tmp_path / "x.csv", ["name", "side", "accuracy"], rows)
+    named = read_runs([file], Naming({"group": "side"}, "(?P<arm>.+)_(?P<seed>[0-9]+)"))
+    assert [(r.arm, r.seed, r.group) for r in named] == [
+        ("a", 1, "left"), ("a", 2, "left"), ("b", 1, "right"),
+    ]  # fmt: skip
+    assert {run.arm for run in read_runs([file], Naming({"arm": "side"}))} == {"left", "right"}
+
+
+def outcomes(tmp_path, arms, groups=("one",)):
+    rows = [(group, arm, seed, x) for group in groups for arm, values in arms.items()
+            for seed, x in enumerate(values)]  # fmt: skip
+    return write(tmp_path / "x.csv", ["group", "arm", "seed", "accuracy"], rows)
+
+
+def test_planted_truths_are_found(tmp_path):
+    rng = np.random.default_rng(1)
+    good = 0.5 + 0.02 * rng.normal(size=(5, 24))
+    arms = {
+        "plain": good[0], "better": good[1] + 0.05, "same": good[2], "close": good[3] + 0.004,
+        "fragile": np.where(np.arange(24) % 3 > 0, 0.05, good[4]),
+    }  # fmt: skip
+    runs = read_runs([outcomes(tmp_path, arms)])
+    (found,) = judge_runs(runs, "accuracy", None, Rules(margin=0.04)).groups.values()
+    assert {one.arm: one.verdict for one in found} == {
+        "plain": None, "better": Verdict.BETTER, "same": Verdict.EQUIVALENT,
+        "close": Verdict.EQUIVALENT, "fragile": Verdict.FAILS_MORE,
+    }  # fmt: skip
+    by_name = {one.arm: one for one in found}
+    assert by_name["fragile"].shares.arm == (8, 24)
+    assert by_name["plain"].threshold == pytest.approx(np.median(arms["plain"]) / 2)
+
+
+def test_runs_needed_do_decide(tmp_path):
+    """With as many runs as were called for, about 80 % of such comparisons are decided."""
+    arms = {"a": [0.5, 0.52, 0.48, 0.5], "b": [0.53, 0.55, 0.51, 0.53]}
+    (first,) = judge_runs(
+        read_runs([outcomes(tmp_path, arms)]), "accuracy", "a", Rules()
+    ).groups.values()
+    needed = first[1].needed
+    assert first[1].verdict is Verdict.SAME and needed is not None and needed > 4
+    rng, decided = np.random.default_rng(0), 0
+    for _ in range(60):
+        drawn = {name: np.mean(x) + np.std(x, ddof=1) * rng.normal(size=needed)
+                 for name, x in arms.items()}  # fmt: skip
+        runs = read_runs([outcomes(tmp_path, drawn)])
+        (again,) = judge_runs(runs, "accuracy", "a", Rules()).groups.values()
+        decided += again[1].verdict is Verdict.BETTER
+    assert 0.65 < decided / 60 < 0.95
+
+
+def test_groups_are_pooled_and_left_out(tmp_path, capsys):
+    arms = {"plain": [0.5, 0.51, 0.49, 0.5], "new": [0.58, 0.6, 0.1, 0.59]}
+    file = outcomes(tmp_path, arms, ("x", "y", "z"))
+    assert main([str(file), "--json", "--out", str(tmp_path / "out")]) == 0
+    numbers = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert json.loads(capsys.readouterr().out.partition(str(tmp_path))[0]) == numbers
+    (pooled,) = numbers["pooled"]
+    assert [share["arm"] for share in pooled["shares"]] == [[3, 4]] * 3
+    assert pooled["means"]["difference"] == pytest.approx(0.09)
+    assert {*pooled["without"]} == {"x", "y", "z"} and pooled["odds"]["odds_ratio"] == 0
+    text = (tmp_path / "out" / "REPORT.md").read_text()
+    assert "9 of 12 against 12 of 12" in text and "without z" in text
+    assert (tmp_path / "out" / "runs.png").read_bytes().startswith(b"\x89PNG")
+    assert main([str(file), "--reference", "plain"]) == 0
+    assert "+0.090" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "sentence"),
+    [
+        ("arm,seed,accuracy\na,x,0.5\n", [], "seed is 'x'; it takes a whole number"),
+        ("arm,seed,accuracy\na,0,0.5\na,0,0.6\n", [], "the same arm 'a' and the same seed"),
+        ("arm,seed,x,y\na,0,0.5,1\n", [], "several metrics (choose with --metric); they have x, y"),
+        ("arm,seed,x\na,0,0.5\n", ["--metric", "z"], "have no metric 'z'; they have x"),
+        ("arm,seed,x\na,0,0.5\n", ["--reference", "b"], "--reference is 'b'; the arms are a"),
+        ("arm,seed,x\na,0,0.5\n", ["--group", "lab"], "has no column 'lab'; it has arm, seed, x"),
+        ("name,x\na,0.5\n", ["--names", "("], "is not a regular expression"),
+        ("name,x\na,0.5\n", ["--names", "b"], "finds no arm in the name 'a'"),
+        ("run,metric,step\na,x,1\n", [], "no column 'value'"),
+        ("a,b\nc,d\n", [], "has no logged steps"),
+        ("", [], "is not a CSV file with a header"),
+    ],
+)
+def test_refused_in_one_sentence(tmp_path, capsys, text, options, sentence):
+    file = tmp_path / "x.csv"
+    file.write_text(text)
+    assert main([str(file), *options]) == 2
+    shown = capsys.readouterr().err
+    assert sentence in shown and shown.count("\n") == 1
+
+
+def test_other_kinds_of_files_are_refused(tmp_path):
+    (tmp_path / "a.json").write_text("[1, 2]")
+    (tmp_path / "empty").mkdir()
+    for name, sentence in (("a.json", "other things than objects"), ("empty", "no log of a run")):
+        with pytest.raises(ConfigurationError, match=sentence):
+            read_runs([tmp_path / name])

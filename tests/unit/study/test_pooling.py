@@ -1,0 +1,115 @@
+"""Pooling against published worked examples, and against what chance does."""
+
+import math
+
+import numpy as np
+import pytest
+
+from trl_ablate.study.pooling import pool_means, pool_shares
+from trl_ablate.study.two_part import Means, Shares
+
+RABBITS = [(0, 6, 0, 5), (3, 3, 0, 6), (6, 0, 2, 4), (5, 1, 6, 0), (2, 0, 5, 0)]
+"""Cured and died without and with delay, by the level of penicillin: Mantel (1963), the example of
+R's `mantelhaen.test`, whose exact test has p = 0.03994 and an odds ratio of 10.36102."""
+
+BCG = [
+    (4, 119, 11, 128), (6, 300, 29, 274), (3, 228, 11, 209), (62, 13536, 248, 12619),
+    (33, 5036, 47, 5761), (180, 1361, 372, 1079), (8, 2537, 10, 619), (505, 87886, 499, 87892),
+    (29, 7470, 45, 7232), (17, 1699, 65, 1600), (186, 50448, 141, 27197), (5, 2493, 3, 2338),
+    (27, 16886, 29, 17825),
+]  # fmt: skip
+"""Tuberculosis with and without vaccine: Colditz et al. (1994), the example of R's metafor."""
+
+
+def shares(tables):
+    return [Shares((a, a + b), (c, c + d), 1.0) for a, b, c, d in tables]
+
+
+def effects(values, errors):
+    return [Means(float(v), float(e), 9.0) for v, e in zip(values, errors, strict=True)]
+
+
+def risk_ratios():
+    found = []
+    for a, b, c, d in BCG:
+        error = math.sqrt(1 / a - 1 / (a + b) + 1 / c - 1 / (c + d))
+        found.append(Means(math.log(a / (a + b)) - math.log(c / (c + d)), error, 9.0))
+    return found
+
+
+def test_success_as_in_r():
+    found = pool_shares(shares(RABBITS))
+    assert found is not None
+    assert found.p == pytest.approx(0.03994, abs=5e-6)
+    assert found.odds_ratio == pytest.approx(10.36102, abs=1e-4)
+    assert found.low < 1.1 and found.high == pytest.approx(530, abs=3)
+    mirrored = pool_shares(shares([(c, d, a, b) for a, b, c, d in RABBITS]))
+    assert mirrored is not None and mirrored.p == pytest.approx(found.p)
+    assert mirrored.low == pytest.approx(1 / found.high)
+
+
+def test_one_group_is_fishers_test():
+    from scipy import stats
+
+    table = (1, 7, 6, 2)
+    found = pool_shares(shares([table]))
+    odds = stats.contingency.odds_ratio([table[:2], table[2:]])
+    limits = odds.confidence_interval()
+    assert found is not None
+    assert found.p == pytest.approx(stats.fisher_exact([table[:2], table[2:]])[1])
+    assert found.odds_ratio == pytest.approx(odds.statistic, rel=1e-4)
+    assert (found.low, found.high) == pytest.approx((limits.low, limits.high), rel=1e-3)
+
+
+def test_groups_without_failures_say_nothing_on_success():
+    assert pool_shares(shares([(4, 0, 4, 0), (3, 0, 5, 0)])) is None
+    with_others = pool_shares(shares([*RABBITS, (4, 0, 4, 0)]))
+    alone = pool_shares(shares(RABBITS))
+    assert with_others is not None and alone is not None and with_others.p == alone.p
+    only = pool_shares(shares([(0, 4, 4, 0), (0, 4, 4, 0)]))
+    assert only is not None and (only.odds_ratio, only.low) == (0.0, 0.0) and only.high < 0.3
+
+
+def test_means_as_in_statsmodels():
+    """statsmodels 0.15, combine_effects(method_re="iterated", use_t=True): the row "random effect
+    wls", tau2 and i2."""
+    found = pool_means(risk_ratios())
+    assert found is not None
+    assert found.difference == pytest.approx(-0.714968, abs=1e-6)
+    assert (found.low, found.high) == pytest.approx((-1.109098, -0.320838), abs=1e-6)
+    assert found.tau**2 == pytest.approx(0.31806845, abs=1e-7)
+    assert found.i_squared == pytest.approx(0.92117347, abs=1e-7)
+    # metafor's predict(rma(yi, vi, method="PM", test="knha")) by its formula
+    half = 2.178813 * math.sqrt(0.31806845 + 0.180892**2)
+    assert found.predicted == pytest.approx((-0.714968 - half, -0.714968 + half), abs=1e-5)
+
+
+def test_groups_that_agree_are_not_more_certain_than_their_runs():
+    found = pool_means(effects([0.1, 0.1], [0.02, 0.02]))
+    assert found is not None and (found.tau, found.i_squared) == (0.0, 0.0)
+    assert found.high - found.difference == pytest.approx(12.7062 * 0.02 / math.sqrt(2), rel=1e-4)
+    assert pool_means(effects([0.1], [0.02])) is None
+
+
+@pytest.mark.parametrize(("k", "tau"), [(2, 0.0), (4, 0.0), (4, 0.05), (8, 0.1)])
+def test_intervals_cover(k, tau):
+    rng = np.random.default_rng(k)
+    errors = rng.uniform(0.02, 0.06, size=k)
+    inside = [
+        found is not None and found.low <= 0.03 <= found.high
+        for found in (
+            pool_means(effects(0.03 + rng.normal(size=k) * np.hypot(errors, tau), errors))
+            for _ in range(400)
+        )
+    ]
+    assert np.mean(inside) > 0.92
+
+
+def test_exact_test_keeps_its_level():
+    rng = np.random.default_rng(0)
+    draws = rng.binomial(8, [0.9, 0.6], size=(600, 2, 2))
+    found = [
+        pool_shares([Shares((int(a), 8), (int(b), 8), 1.0) for a, b in zip(*one, strict=True)])
+        for one in draws
+    ]
+    assert np.mean([one is not None and one.p <= 0.05 for one in found]) <= 0.06

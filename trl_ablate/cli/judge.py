@@ -1,0 +1,91 @@
+"""`trl-ablate judge FILE…`: verdicts on anybody's runs, from whatever they logged. No torch."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from trl_ablate.cli.ending import DONE
+from trl_ablate.cli.parsing import Command, Parser, at_least_one
+from trl_ablate.cli.terminal import console, line, show_document
+from trl_ablate.errors import ConfigurationError
+
+DESCRIPTION = """\
+Judge runs that anybody trained: per arm, how many runs succeed, how well those end, whether that
+differs from a reference, and about how many runs would decide the rest. Runs of several groups are
+judged apart, then pooled.
+
+FILE is a table (CSV, TSV, JSONL) of curves or of final values, in long or wide form, an export of
+W&B or TensorBoard, a trackio project, a trainer_state.json, a metrics.jsonl, a folder of runs."""
+
+EXAMPLES = (
+    "trl-ablate judge results.csv --reference standard",
+    "trl-ablate judge wandb_export.csv --names '(?P<arm>.+)_(?P<seed>[0-9]+)' --out verdicts",
+    "trl-ablate judge mine.csv theirs.csv --group lab --metric accuracy --questions 1024 --json",
+)
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument(
+        "files", metavar="FILE", nargs="+", type=Path, help="logs or tables of runs"
+    )
+    parser.add_argument(
+        "--metric", help="metric that decides; default: the usual one that is there"
+    )
+    parser.add_argument("--reference", metavar="ARM", help="default: the first arm")
+    for role in ("arm", "seed", "group"):
+        parser.add_argument(
+            f"--{role}", metavar="COLUMN", help=f"column of tables that has the {role}"
+        )
+    parser.add_argument("--names", metavar="REGEX", help="arm, seed and group in the runs' names")
+    parser.add_argument(
+        "--base", type=float, help="outcome before training; default: that at step 0"
+    )
+    parser.add_argument(
+        "--threshold", type=float,
+        help="outcome from which on a run succeeds; default: the base and half of what the median "
+        "run of the reference gains",
+    )  # fmt: skip
+    parser.add_argument("--margin", type=float, help="difference within which arms are equivalent")
+    parser.add_argument(
+        "--questions",
+        type=at_least_one,
+        help="questions of an evaluation, if the metric is a share",
+    )
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=Path, help="write the page and pictures here"
+    )
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead")
+
+
+def run(options: argparse.Namespace) -> int:
+    from trl_ablate.study.report.foreign_runs import Naming, metric_of, read_runs
+    from trl_ablate.study.report.judged_arms import Rules, judge_runs
+    from trl_ablate.study.report.judged_page import judged_document, judged_numbers
+
+    columns = {role: name for role in ("arm", "seed", "group") if (name := getattr(options, role))}
+    runs = read_runs(options.files, Naming(columns, options.names))
+    metric = metric_of(runs, options.metric, _named(options.files))
+    rules = Rules(options.base, options.threshold, options.margin, options.questions)
+    found = judge_runs(runs, metric, options.reference, rules)
+    numbers = judged_numbers(found)
+    if options.json:
+        line(json.dumps(numbers, indent=2, ensure_ascii=False))
+    document = judged_document(found, runs, options.files)
+    if not options.json:
+        show_document(document)
+    if options.out:
+        from trl_ablate.study.report.making import write_files
+
+        for path in write_files(document, numbers, options.out):
+            console.print(str(path))
+    return DONE
+
+
+def _named(files: Sequence[Path]) -> str:
+    if missing := [file for file in files if not file.name]:
+        raise ConfigurationError(f"FILE is '{missing[0]}'; name a file or a folder")
+    return "the runs of " + ", ".join(map(str, files))
+
+
+main = Command("judge", DESCRIPTION, EXAMPLES, add_options, run)

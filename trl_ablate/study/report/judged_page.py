@@ -1,0 +1,219 @@
+"""The page of `trl-ablate judge`: verdicts on anybody's runs, as tables, a picture and JSON."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trl_ablate.study.report.curves import Run
+from trl_ablate.study.report.document import Columns, Document, Items, Picture, Section, table
+from trl_ablate.study.report.judged_arms import Judged, Judgement, Pooled
+from trl_ablate.study.report.numbers import (
+    NOTHING,
+    interval,
+    number,
+    p_value,
+    signed,
+    within,
+)
+from trl_ablate.study.report.stats import ALPHA
+from trl_ablate.study.verdict import Verdict
+
+VERDICTS_NOTE = (
+    "A run succeeds from its group's threshold on. The share of successes has its exact 95 % "
+    "interval and the p-value of Fisher's exact test against the group's first arm; the mean is "
+    "over the runs that succeed, with a 95 % t interval, and its difference with that of Welch's "
+    "test, from three successes of each on. p is over both parts, corrected (Holm) over the arms "
+    "of a group. 'Runs needed' is about how many of each arm decide, with 80 % probability, if "
+    "what was seen is true."
+)
+POOLED_NOTE = (
+    "Odds of success over those of {reference}, common to the groups, with the exact conditional "
+    "test of Cochran, Mantel and Haenszel; the mean of the differences by a random-effects model "
+    "(Paule-Mandel, Hartung-Knapp) over the groups that have one, the share of their variance that "
+    "is between groups (I²), and where a new group's true difference lies with 95 %. With three "
+    "groups or more, further rows leave one out."
+)
+
+
+def judged_document(found: Judgement, runs: Sequence[Run], files: Sequence[Path]) -> Document:
+    names = ", ".join(file.name for file in files)
+    lead = f"{len(runs)} runs from {names}; {found.metric}, against {found.reference}"
+    parts = [
+        Section("Answer", [Items(sentences(found, runs))]),
+        _verdicts(found),
+        _pooled(found),
+        Section("Runs", [_picture(found)]),
+        _read(runs),
+    ]
+    return Document(f"Verdicts on {found.metric}", lead, parts)
+
+
+def sentences(found: Judgement, runs: Sequence[Run]) -> list[str]:
+    """What counts as success, then what is decided."""
+    said = []
+    for group, arms in found.groups.items():
+        where = f"{group}: " if group else ""
+        start = f"{where}a run succeeds from {number(arms[0].threshold)} on"
+        if found.bases is not None:
+            start += (
+                f", half of what the median run of {arms[0].arm} gains over "
+                f"{number(found.bases[group])}"
+            )
+        ends = {run.last_step for run in runs if (run.group or "") == group}
+        if len(ends) > 1:
+            low, high = (f"{of(end or 0 for end in ends):g}" for of in (min, max))
+            start += f"; runs end at steps {low} to {high}, and count with what they had then"
+        of = [one for one in arms if one.verdict]
+        decided = [one for one in of if one.verdict.is_final]
+        said += [start, *(f"{where}{_sentence(one)}" for one in decided)]
+        if len(decided) < len(of):
+            said.append(f"{where}{len(of) - len(decided)} of {len(of)} comparisons are not decided")
+    return said
+
+
+def _sentence(one: Judged) -> str:
+    (k, n), (other, m) = one.shares.arm, one.shares.reference
+    if one.verdict in (Verdict.FAILS_MORE, Verdict.FAILS_LESS):
+        return (
+            f"{one.arm} {one.verdict} than {one.against}: {k} of {n} runs succeed against "
+            f"{other} of {m} (p = {p_value(one.p)})"
+        )
+    joint = "to" if one.verdict is Verdict.EQUIVALENT else "than"
+    return (
+        f"{one.arm} is {one.verdict} {joint} {one.against} where both succeed: {_difference(one)}"
+    )
+
+
+def _difference(one: Judged) -> str:
+    if one.means is None:
+        return NOTHING
+    return within(one.means.difference, *one.means.interval(ALPHA))
+
+
+def _verdicts(found: Judgement) -> Section:
+    rows = [(group, one) for group, arms in found.groups.items() for one in arms]
+    columns: Columns = [
+        *([("group", lambda row: row[0])] if len(found.groups) > 1 else []),
+        ("arm", lambda row: row[1].arm),
+        ("verdict", lambda row: row[1].verdict or NOTHING),
+        ("succeed", lambda row: f"{len(row[1].successes)} of {len(row[1].values)}"),
+        ("share", lambda row: " to ".join(map(number, row[1].share))),
+        ("p of share", lambda row: p_value(row[1].shares and row[1].shares.p)),
+        ("mean of those", lambda row: interval(row[1].mean)),
+        ("difference", lambda row: _difference(row[1])),
+        ("p", lambda row: p_value(row[1].p)),
+        ("runs needed", lambda row: _needed(row[1])),
+    ]
+    return table("Verdicts", rows, columns, VERDICTS_NOTE, len(columns) - 7)
+
+
+def _needed(one: Judged) -> str:
+    if one.verdict is not Verdict.SAME:
+        return NOTHING
+    return f"about {one.needed}" if one.needed else "over 1000"
+
+
+def _pooled(found: Judgement) -> Section:
+    def counts(one: Pooled) -> str:
+        sides = [[share.arm for share in one.shares], [share.reference for share in one.shares]]
+        return " against ".join(
+            f"{sum(k for k, _ in side)} of {sum(n for _, n in side)}" for side in sides
+        )
+
+    rows = []
+    for one in found.pooled:
+        rows.append((one.arm, f"all {len(one.groups)}", counts(one), one.odds, one.means))
+        rows += [(one.arm, f"without {left}", "", *both) for left, both in one.without.items()]
+    columns: Columns = [
+        ("arm", lambda row: row[0]),
+        ("groups", lambda row: row[1]),
+        ("succeed", lambda row: row[2]),
+        ("odds ratio", lambda row: _odds(row[3])),
+        ("p of shares", lambda row: p_value(row[3] and row[3].p)),
+        ("difference of means", lambda row: _mean(row[4])),
+        ("I²", lambda row: f"{row[4].i_squared:.0%}" if row[4] else NOTHING),
+        (
+            "new group",
+            lambda row: " to ".join(map(signed, row[4].predicted)) if row[4] else NOTHING,
+        ),
+    ]
+    return table(
+        "All groups together", rows, columns, POOLED_NOTE.format(reference=found.reference), 2
+    )
+
+
+def _odds(odds: Any) -> str:
+    if odds is None:
+        return NOTHING
+    return f"{odds.odds_ratio:.2g} [{odds.low:.2g}, {odds.high:.2g}]".replace("inf", "∞")
+
+
+def _mean(means: Any) -> str:
+    return within(means.difference, means.low, means.high) if means else NOTHING
+
+
+def runs_by_arm(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
+    """(group, arm) -> its runs."""
+    found: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        found.setdefault((run.group or "", run.arm), []).append(run)
+    return found
+
+
+def _read(runs: Sequence[Run]) -> Section:
+    """How the names were understood."""
+    columns: Columns = [
+        ("group", lambda item: item[0][0] or NOTHING),
+        ("arm", lambda item: item[0][1]),
+        ("seeds", lambda item: ", ".join("?" if r.seed is None else str(r.seed) for r in item[1])),
+        ("last step", lambda item: f"{max(run.last_step or 0 for run in item[1]):g}"),
+    ]
+    note = (
+        "Arms and seeds as found in columns or names; --arm, --seed, --group and --names change it."
+    )
+    return table("How the runs were read", runs_by_arm(runs).items(), columns, note, 2)
+
+
+def _picture(found: Judgement) -> Picture:
+    """A dot for each run, and the threshold of each group."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from trl_ablate.run.picture import INK, PALETTE, STYLE, png_of
+    from trl_ablate.run.untrusted import for_picture
+
+    arms = list(dict.fromkeys(one.arm for group in found.groups.values() for one in group))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((8.5, 0.9 + 0.3 * len(arms)), dpi=110, layout="constrained")
+        axes = figure.subplots()
+        for place, (group, judged) in enumerate(found.groups.items()):
+            colour = PALETTE[place % len(PALETTE)]
+            shift = 0.5 * ((place + 0.5) / len(found.groups) - 0.5)
+            label = for_picture(group) if group else None
+            axes.axvline(judged[0].threshold, color=colour, linewidth=1, linestyle=":")
+            points = [(x, arms.index(one.arm) + shift) for one in judged for x in one.values]
+            axes.plot(
+                *zip(*points, strict=True), "o", color=colour, alpha=0.7, markersize=5, label=label
+            )
+        axes.set_yticks(range(len(arms)), [for_picture(arm, 40) for arm in arms], parse_math=False)
+        axes.invert_yaxis()
+        axes.set_xlabel(for_picture(found.metric), color=INK, parse_math=False)
+        if len(found.groups) > 1:
+            axes.legend(frameon=False, loc="best")
+        about = f"final {found.metric} of every run; dotted: from where on a run succeeds"
+        return Picture("runs.png", png_of(figure), about)
+
+
+def judged_numbers(found: Judgement) -> dict[str, Any]:
+    """The judgement as JSON; infinite numbers become null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(name): plain(one) for name, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return plain(asdict(found))
