@@ -11,6 +11,7 @@ from trl_ablate.bench.train_time import Workload, rows_of
 from trl_ablate.cli import evaluate, inspect, plan, terminal
 from trl_ablate.cli.study import main
 from trl_ablate.guard.logs import Log
+from trl_ablate.guard.tables import Owner
 from trl_ablate.metrics import EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
 from trl_ablate.study.progress import grid
@@ -44,7 +45,7 @@ def shown_log() -> None:
     rows = [
         {"step": n, REWARD: n / 7, EVAL_REWARD: -n / 7e5, GRAD_NORM: n / 7e9} for n in range(99)
     ]
-    inspect.show(Log("grpo", rows), inspect.Replay([], {}, []))
+    inspect.show(Log(Owner("grpo"), rows), inspect.Replay([], {}, []))
 
 
 CASES = {
