@@ -3,6 +3,7 @@
 Final value, area and collapse are defined only here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
