@@ -46,7 +46,9 @@ def check_optimizer(config: AblationConfig) -> None:
 def check_loader(config: AblationConfig) -> None:
     """Refuse settings from which torch cannot make a data loader."""
     names = ("num_workers", "persistent_workers", "prefetch_factor", "multiprocessing_context")
-    given = {name: getattr(config, f"dataloader_{name}") for name in names}
+    settings = vars(config)  # transformers before 5.15 has no multiprocessing context
+    names = [name for name in names if f"dataloader_{name}" in settings]
+    given = {name: settings[f"dataloader_{name}"] for name in names}
     shown = ", ".join(f"dataloader_{name} {value}" for name, value in given.items() if value)
     nothing: Any = [0]
     with _possible(f"a data loader with {shown}"):
