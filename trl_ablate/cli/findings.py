@@ -57,9 +57,9 @@ def write_reports(chosen: Path, runs: Path) -> None:
     runs, and their X-rays. Runs that are kept beside a study are put back first."""
     from trl_ablate.cli.study_runs import files_of, known
     from trl_ablate.study.kept_runs import beside, keep, restore
-    from trl_ablate.study.report.found_answers import XRAY, read_report
+    from trl_ablate.study.report.found_answers import read_report
     from trl_ablate.study.report.making import report_study
-    from trl_ablate.study.report.xray_section import xray_folder
+    from trl_ablate.study.xray_file import XRAY, xray_folder
 
     for file in files_of(chosen):
         study = known(file, runs)

@@ -59,7 +59,7 @@ def add_options(parser: Parser) -> None:
 
 def show_for_plan(study: Path, profile: str | None, planned: "Plan", store: "RunStore") -> None:
     """The X-ray of a study at its start, and the runs that it makes needless."""
-    from trl_ablate.study.report.xray_section import xray_folder
+    from trl_ablate.study.xray_file import xray_folder
     from trl_ablate.xray import xray
 
     output = xray_folder(store, planned.study)

@@ -10,6 +10,7 @@ from typing import Any
 from trl_ablate.run.json_files import write_json
 from trl_ablate.run.untrusted import for_markdown, markdown_table
 from trl_ablate.study.report.xray_section import label_of
+from trl_ablate.study.xray_file import XRAY
 from trl_ablate.xray.figures import ArmFigures, Directions
 from trl_ablate.xray.judging import NAMED, RULES, Verdict
 from trl_ablate.xray.pushes import BY
@@ -129,7 +130,7 @@ class Xray:
         """Write xray.json, XRAY.md and xray.png."""
         from trl_ablate.xray.plots import draw
 
-        write_json(folder / "xray.json", self.to_dict())
+        write_json(folder / XRAY, self.to_dict())
         picture = "\n![cosine against norm ratio, and who gets the gradient](xray.png)\n"
         (folder / "XRAY.md").write_text(self.markdown() + picture, encoding="utf-8")
         (folder / "xray.png").write_bytes(draw(self))

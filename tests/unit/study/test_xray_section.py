@@ -5,8 +5,9 @@ from trl_ablate.run.json_files import write_json
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.report.making import report_study
-from trl_ablate.study.report.xray_section import TITLE, xray_folder, xray_section
+from trl_ablate.study.report.xray_section import TITLE, xray_section
 from trl_ablate.study.store import RunStore
+from trl_ablate.study.xray_file import xray_folder
 
 ARMS = {"grpo": {"top": 0.8}, "std_dev_off": {"top": 0.81}, "no_baseline": {"top": 0.2}}
 

@@ -3,8 +3,8 @@
 A verdict is never written by hand: every sentence is chosen by the verdict in the JSON.
 """
 
+import math
 import re
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,8 @@ from trl_ablate.run.json_files import read_object
 from trl_ablate.study.questions_list import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, within
 from trl_ablate.study.report.verdicts import MOSTLY
-from trl_ablate.study.report.xray_section import place_of
 from trl_ablate.study.verdict import EXPECTED, WORDS, Verdict
+from trl_ablate.study.xray_file import XRAY, KnownXray, read_xray
 
 Json = Mapping[str, Any]
 
@@ -27,8 +27,6 @@ AGREEMENT_IN_WORDS = {
 }
 ONLY_RESCALES = "only rescales"
 OTHER_STEPS = "another number of optimizer steps per batch"
-XRAY = "xray.json"
-"""Beside the `study.yaml`, if there is an X-ray of the study."""
 
 
 @dataclass(frozen=True)
@@ -268,14 +266,13 @@ def _found(asked: Question, folder: Path) -> Found:
     names = asked.arms or {name: name for name in report["arms"]}
     known = [name for name in names if name in report["arms"]]
     seen = [name for name in known if report["arms"][name]["pairs"]]
-    file = folder / asked.study / XRAY
-    xray = read_object(file) if file.is_file() else {}
+    xray = read_xray(folder / asked.study / XRAY)
     words = {**names, **asked.names}
     arms = [_arm(name, words, report, xray) for name in seen]
     return Found(asked, report, arms, missing=[names[name] for name in known if name not in seen])
 
 
-def _arm(name: str, words: Mapping[str, str], report: Json, xray: Json) -> ArmFound:
+def _arm(name: str, words: Mapping[str, str], report: Json, xray: KnownXray | None) -> ArmFound:
     numbers, details = report["arms"][name], report["details"]
     against = details["arms"][name]["against"]
     k, n = numbers["collapsed"]
@@ -291,21 +288,17 @@ def _arm(name: str, words: Mapping[str, str], report: Json, xray: Json) -> ArmFo
     )
 
 
-def _xray(arm: str, against: str, xray: Json) -> XrayFound | None:
+def _xray(arm: str, against: str, xray: KnownXray | None) -> XrayFound | None:
     """None if the X-ray does not compare the two."""
-    arms = xray.get("arms", {})
-    if not {arm, against} <= arms.keys() or xray["against"][arm] != against:
+    if xray is None or not {arm, against} <= xray.arms.keys() or xray.against(arm) != against:
         return None
-    points = arms[arm]
-    known = [point for point in points if point["cosine_mean"] is not None]
-    first = points[0]["verdict"]
-    later = [f"{place_of(p)}: {p['verdict']}" for p in points if p["verdict"] != first]
-    farthest = min(known, key=lambda point: point["cosine_mean"], default=points[0])
-    same_steps = points[0]["optimizer_steps"] == arms[against][0]["optimizer_steps"]
-    kind = re.split(r",| (?:sign|length|difficulty)", farthest["verdict"])[0]
+    points = xray.arms[arm]
+    later = [f"{p.place}: {p.verdict}" for p in points if p.verdict != points[0].verdict]
+    farthest = min(points, key=lambda point: math.inf if point.cosine is None else point.cosine)
+    kind = re.split(r",| (?:sign|length|difficulty)", farthest.verdict)[0]
     return XrayFound(
-        verdict="; ".join([first, *later]),
-        kind=kind if same_steps else OTHER_STEPS,
-        distance=1 - statistics.fmean(point["cosine_mean"] for point in known) if known else None,
-        same_steps=same_steps,
+        verdict="; ".join([points[0].verdict, *later]),
+        kind=kind if xray.same_steps(arm) else OTHER_STEPS,
+        distance=xray.distance(arm),
+        same_steps=xray.same_steps(arm),
     )

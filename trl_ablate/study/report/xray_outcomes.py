@@ -24,10 +24,10 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.json_files import read_object
 from trl_ablate.run.picture import INK, PALETTE, STYLE, png_of
 from trl_ablate.run.untrusted import for_markdown, for_picture, markdown_table
 from trl_ablate.study.report.found_answers import Found, with_xray
+from trl_ablate.study.xray_file import read_xray
 
 DRAWS = 2_000
 LEAST = 4
@@ -74,31 +74,30 @@ class Correlation:
 
 def pairs_of(xray_json: Path, runs_csv: Path) -> list[Pair]:
     """The arms that are in both, each with the arm that the X-ray compares it with."""
-    found = read_object(xray_json)
-    reference, against = str(found["reference"]), found.get("against", {})
+    found = read_xray(xray_json)
+    if found is None:
+        raise ConfigurationError(f"there is no file {xray_json}")
     finals, collapsed = _finals(runs_csv)
     pairs = []
-    for arm, entries in found["arms"].items():
-        other = against.get(arm, reference)
-        cosines = [one["cosine_mean"] for one in entries if one["cosine_mean"] is not None]
-        if arm == reference or arm not in finals or not cosines:
+    for arm, points in found.arms.items():
+        other, distance = found.against(arm), found.distance(arm)
+        if arm == found.reference or arm not in finals or distance is None:
             continue
         if other not in finals:
             raise ConfigurationError(
                 f"{runs_csv} has no finished run of '{other}', the reference of {xray_json}; it "
                 f"has {', '.join(sorted(finals))}"
             )
-        steps = found["arms"][other][-1].get("optimizer_steps")
         pairs.append(
             Pair(
                 study=runs_csv.resolve().parent.name,
                 arm=arm,
-                verdict=entries[-1]["verdict"],
-                distance=1 - statistics.fmean(cosines),
+                verdict=points[-1].verdict,
+                distance=distance,
                 difference=statistics.fmean(finals[arm]) - statistics.fmean(finals[other]),
                 collapsed=collapsed[arm],
                 runs=len(finals[arm]),
-                on_policy=entries[-1].get("optimizer_steps") == steps,
+                on_policy=found.same_steps(arm),
             )
         )
     return pairs
