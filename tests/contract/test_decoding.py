@@ -172,6 +172,15 @@ def test_a_product_of_packed_weights_is_that_of_the_layer(autocast, change, is_p
         assert not isinstance(vars(layer).get("forward"), Packed)
 
 
+def test_products_in_an_imitated_bfloat16_are_made_in_float32(monkeypatch):
+    monkeypatch.setattr(packed, "has_bf16_products", lambda: False)
+    layer, x = torch.nn.Linear(384, 512), torch.randn(6, 384)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), packed_weights(layer, 6):
+        found = layer(x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, layer(x))
+
+
 @pytest.mark.parametrize("times", [1, 3])
 def test_rows_that_have_ended_leave_and_a_prompt_is_read_once(times):
     model, inputs = model_of(), prompts(groups=4, times=times)

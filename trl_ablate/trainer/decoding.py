@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationConfig, GenerationMode
 
 from trl_ablate.trainer.generation import CompletionCriteria
-from trl_ablate.trainer.packed import packed_weights, product_dtype
+from trl_ablate.trainer.packed import packed_weights
 from trl_ablate.trainer.short_forward import ShortForward, may_be_short
 from trl_ablate.trainer.temporary import replaced
 
@@ -50,8 +50,8 @@ BY_ROW = frozenset(
 """Processors and criteria whose result for a row depends on this row alone."""
 BY_ROW_INPUTS = frozenset(("attention_mask", "position_ids"))
 """Inputs of the model with one row for each of the batch."""
-ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.03}
-"""How far a row's logits may be from the model's, relative to their norm."""
+ROUNDING, ROUNDING_MIXED = 1e-4, 0.03
+"""How far a row's logits may be from the model's, relative to their norm; in mixed precision."""
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 OTHERS = frozenset(("past_key_values", "use_cache", "logits_to_keep"))
 NOT_FINITE = "probability tensor contains either `inf`, `nan` or element < 0"
@@ -239,7 +239,7 @@ class ShortIfEqual:
 
     def __init__(self, model: Any, read: ModelForward, longest: int):
         self._forward: ModelForward | ShortForward = read
-        self._rounding = ROUNDING.get(product_dtype(next(model.parameters())), 0.0)
+        self._rounding = ROUNDING_MIXED if torch.is_autocast_enabled("cpu") else ROUNDING
         fits = may_be_short(model, read.inputs)
         self._short = ShortForward(model, read.inputs, longest) if fits else None
 
