@@ -11,13 +11,11 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.strict import check_value, read_mapping
 from trl_ablate.study.definition import checked
-from trl_ablate.study.verdict import Expectation
 
 Part = Literal["question", "factors", "papers", "control", "passes", "carry"]
 Kind = Literal["better", "worse", "collapse", "equivalent"]
 
 LIST = SHIPPED / "studies" / "findings.yaml"
-AT_1_5B: dict[str, Any] = {"answer": Expectation, "seen": str}
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,6 @@ class Question:
     """Arm -> what it is, in words; the first is the headline. None: all arms of the study."""
     names: dict[str, str] = field(default_factory=dict)
     """References that are no answers, in words."""
-    at_1_5b: dict[str, str] = field(default_factory=dict)
-    """`answer` and `seen`: what one seed showed at 1.5 B parameters about the headline."""
     why: dict[str, str] = field(default_factory=dict)
     """Verdict -> a reason."""
     readme: bool = False
@@ -70,11 +66,8 @@ def _question(given: dict[str, Any], what: str) -> Question:
     for key in ("question", "part", "study"):
         if not row.get(key):
             raise ConfigurationError(f"{what} has no `{key}`; add it")
-    row["at_1_5b"] = checked(row.get("at_1_5b", {}), AT_1_5B, f"{what}: at_1_5b")
     for kind in row.get("why", {}):
         check_value(f"{what}: why", kind, Kind)
-    if row["at_1_5b"].keys() not in (set(), AT_1_5B.keys()):
-        raise ConfigurationError(f"{what}: at_1_5b needs both {' and '.join(AT_1_5B)}")
     if (row["part"] == "carry") != bool(row.get("worlds")):
         raise ConfigurationError(
             f"{what}: part is '{row['part']}'; worlds belong to part 'carry', and to no other of "

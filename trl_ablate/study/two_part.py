@@ -34,6 +34,7 @@ from trl_ablate.study.definition import reference_runs
 from trl_ablate.study.verdict import Verdict
 
 LOOKS = (8, 16, 32)
+ALPHA = 0.05
 SHARES_PART = 0.2
 """Of the level: what the shares get."""
 FEWEST = 8
@@ -129,7 +130,7 @@ def judge_two_parts(
     threshold: float | None = None,
     looks: Sequence[int] = LOOKS,
     pool: int | None = None,
-    level: float = 0.05,
+    level: float = ALPHA,
     margin: float | None = None,
     noise: float = 0.0,
 ) -> TwoPart:
@@ -273,7 +274,7 @@ def power_of(
     return Power(float(differs.mean()), float(same.mean()))
 
 
-def level_of_means(looks: Sequence[int], comparisons: int, level: float = 0.05) -> float:
+def level_of_means(looks: Sequence[int], comparisons: int, level: float = ALPHA) -> float:
     """Of the test of the means at the last look, if so many comparisons share the level."""
     return level / max(1, comparisons) * (1 - SHARES_PART) * spent(tuple(looks))[-1]
 
@@ -282,7 +283,7 @@ def check_decides(looks: Sequence[int], pool: int | None, comparisons: int, what
     """Raise if no outcome could decide a comparison of the design."""
     last = looks[-1]
     of, share = reference_runs(last, last, pool), spent(tuple(looks))[-1]
-    level = 0.05 / max(1, comparisons) * SHARES_PART * share
+    level = ALPHA / max(1, comparisons) * SHARES_PART * share
     least = fisher_p(0, last, of, of)
     if least > level or last < FEWEST:
         need = next(n for n in range(FEWEST, 1000) if fisher_p(0, n, n, n) <= level)

@@ -65,8 +65,7 @@ EXPECTED: dict[str, Verdict] = {
 class Words:
     """Sentences about an arm, for `str.format`.
 
-    `unseen` is the detectable difference; `why` says why the comparison is open; `also` and `basis`
-    are further clauses, or empty.
+    `also` and `basis` are further clauses, or empty.
     """
 
     report: str
@@ -88,20 +87,25 @@ WORDS: dict[Verdict, Words] = {
         "{arm} is equivalent to {other} within {margin} ({numbers}){basis}.",
         "{arm} is equivalent to {other} within {margin} ({numbers}).",
     ),
+    **{
+        verdict: Words(
+            f"{{arm}} {verdict} than {{other}} ({{numbers}}).",
+            f"{{arm}} {verdict} than {{other}} ({{numbers}}).",
+        )
+        for verdict in (Verdict.FAILS_MORE, Verdict.FAILS_LESS)
+    },
     Verdict.UNDECIDED: Words(
         "{arm} against {other} is undecided with {seeds} seeds ({numbers}); the next look is at "
         "{next_look} seeds{also}.",
         "{arm} is undecided against {other} ({numbers}); the next look is at {next_look} seeds.",
     ),
     Verdict.NOT_DECIDED: Words(
-        "{arm} against {other} is not decided with {seeds} seeds ({numbers}): {why}.",
-        "{arm} is not decided against {other} ({numbers}): {why}.",
+        "{arm} against {other} is not decided with {seeds} seeds ({numbers}){also}.",
+        "{arm} is not decided against {other} ({numbers}){also}.",
     ),
     Verdict.SAME: Words(
-        "{arm} is not distinguishable from {other} ({numbers}); a difference below {unseen} would "
-        "likely have gone unseen{also}.",
-        "{arm} is not distinguishable from {other} ({numbers}): a difference below {unseen} would "
-        "likely have gone unseen.",
+        "{arm} is not distinguishable from {other} ({numbers}){also}.",
+        "{arm} is not distinguishable from {other} ({numbers}).",
     ),
     Verdict.TOO_FEW: Words(
         "{arm}: too few seeds for a verdict ({pairs}; {numbers}).",

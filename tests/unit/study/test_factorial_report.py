@@ -59,7 +59,7 @@ def test_a_planted_interaction_is_found_and_an_absent_one_is_not(planted):
 
 def test_the_sentence_that_a_reader_needs(planted):
     said = words_of(*planted)
-    assert "scale matters only with lr = 0.0001: none instead of group is −0.2" in said
+    assert "scale matters more with lr = 0.0001: none instead of group is −0.2" in said
     assert "norm: on average constant is not distinguishable from mean" in said
     assert "No interaction was seen in scale × norm, norm × lr; the intervals allow" in said
 
@@ -86,7 +86,7 @@ def test_a_fraction_does_not_say_which_of_two_interactions_it_is(tmp_path):
     plan = factorial_plan(factors, fraction="1/2")
     store = write_factorial(tmp_path, plan, matters_only_at_a_high_rate)
     said = words_of(plan, store)
-    assert "matters only" not in said
+    assert "matters more" not in said
     assert "cannot tell which: norm × length or scale × lr. Difference of differences" in said
     assert "not estimable: " in said and "scale × lr (with norm × length)" in said
     assert "Fraction 1/2, defining relation I = norm × length × scale × lr." in said
@@ -154,7 +154,7 @@ def test_a_report_of_a_factorial_study(planted, tmp_path):
         "interactions.png",
     }  # fmt: skip
     text = (tmp_path / "REPORT.md").read_text(encoding="utf-8")
-    assert text.index("matters only") < text.index("## Effects") < text.index("## Curves")
+    assert text.index("matters more") < text.index("## Effects") < text.index("## Curves")
     assert "## Against" not in text and "too few seeds" not in text
     assert "effects.png" in text and "interactions.png" in text
     with (tmp_path / "runs.csv").open(newline="") as file:

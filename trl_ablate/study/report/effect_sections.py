@@ -98,7 +98,7 @@ def _main(effect: Effect, found: Factorial) -> str:
 
 
 def _interaction(effect: Effect, found: Factorial) -> str:
-    """Which setting matters only, more, or the other way round with which other one.
+    """Which setting matters more, or the other way round, with which other one.
 
     Where cells cannot tell which of several interactions it is, nothing is said of either.
     """
@@ -111,7 +111,7 @@ def _interaction(effect: Effect, found: Factorial) -> str:
         )
     first, second = effect.term
     orders = ((first, second), (second, first))
-    tried = (kind(a, b, found) for kind in (_crossing, _only) for a, b in orders)
+    tried = (kind(a, b, found) for kind in (_crossing, _seen_at_one) for a, b in orders)
     return (next(filter(None, tried), None) or _more(first, second, found)) + numbers
 
 
@@ -129,15 +129,16 @@ def _crossing(term: Level, other: Level, found: Factorial) -> str | None:
     )
 
 
-def _only(term: Level, other: Level, found: Factorial) -> str | None:
-    """`X matters only with Y = y`, if its effect is seen at one of the two levels."""
+def _seen_at_one(term: Level, other: Level, found: Factorial) -> str | None:
+    """`X matters more with Y = y`, if its effect is seen there alone. Not "only": that would need a
+    test of equivalence at the other level."""
     effects = found.simple_effects(term, other)
     at = {effect.is_seen: place for place, effect in (effects or {}).items()}
     if effects is None or len(at) == 1:
         return None
     there, elsewhere = at[True], at[False]
     return (
-        f"{term[0]} matters only with {other[0]} = {there}: {found.change(term)} is "
+        f"{term[0]} matters more with {other[0]} = {there}: {found.change(term)} is "
         f"{_numbers(effects[there])} there, and {_numbers(effects[elsewhere])} with {other[0]} = "
         f"{elsewhere}."
     )

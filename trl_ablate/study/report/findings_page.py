@@ -13,7 +13,6 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown, markdown_table
 from trl_ablate.study.report.found_answers import (
     CANNOT_SAY,
-    DOES_NOT_AGREE,
     ONLY_RESCALES,
     ArmFound,
     EffectFound,
@@ -22,6 +21,7 @@ from trl_ablate.study.report.found_answers import (
 )
 from trl_ablate.study.report.numbers import NOTHING, within
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
+from trl_ablate.study.verdict import Verdict
 
 _INTERVAL = re.compile(r"\\\[([+−]\d+\.\d+, [+−]\d+\.\d+)\\\]")
 _EMPTY_SECTION = re.compile(r"^## [^\n]+\n+(?=## |\Z)", re.MULTILINE)
@@ -35,7 +35,7 @@ README_LIMITS = (
     "language model.\n[All answers](recipes/studies/ANSWERS.md), [what they "
     "mean](recipes/studies/FINDINGS.md).\n"
 )
-HEADER = ("question", "answer", "difference", "seeds", "X-ray", "at 1.5 B, one seed", "agreement")
+HEADER = ("question", "answer", "difference", "seeds", "X-ray")
 README_TABLE = (
     "| question | final evaluation reward: difference [95 % interval] | seeds |\n|---|---|---|"
 )
@@ -81,10 +81,9 @@ def _studies(found: Sequence[Found]) -> list[Found]:
 
 
 def _leaderboard_row(row: Found) -> list[str]:
-    asked, seen = row.asked, row.asked.at_1_5b.get("seen", "")
-    question = _text(asked.question)
+    asked, question = row.asked, _text(row.asked.question)
     if not row.is_run:
-        return [f"[{question}]({asked.study}/study.yaml)", "not run yet", *[""] * 3, seen, ""]
+        return [f"[{question}]({asked.study}/study.yaml)", "not run yet", *[""] * 3]
     if row.effects:
         strong = row.strong_effects
         names = ", ".join(effect.brief for effect in strong) or "no effect is distinguishable"
@@ -98,8 +97,7 @@ def _leaderboard_row(row: Found) -> list[str]:
     if row.report and row.report["details"]["mixed"] and "†" not in numbers:
         numbers += " †"
     xray = row.headline.xray.verdict if row.headline and row.headline.xray else NOTHING
-    agreement = row.agreement if asked.at_1_5b else ""
-    texts = map(_text, [answer, numbers, row.seeds, xray, seen, agreement])
+    texts = map(_text, [answer, numbers, row.seeds, xray])
     return [f"[{question}]({asked.study}/REPORT.md)", *texts]
 
 
@@ -177,7 +175,7 @@ def _xrays(found: Sequence[Found]) -> list[list[str]]:
     X-ray."""
     counts: dict[str, list[int]] = {}
     for _, arm, xray in with_xray(found):
-        place = 0 if arm.kind.matters else 1 if arm.does_not_differ else 2
+        place = 0 if arm.kind.matters else 1 if arm.kind is Verdict.EQUIVALENT else 2
         counts.setdefault(xray.kind, [0, 0, 0])[place] += 1
     return [[kind, *map(str, of_kind)] for kind, of_kind in counts.items()]
 
@@ -224,18 +222,16 @@ def _over_worlds(row: Found) -> Iterator[tuple[str, list[EffectFound | None], st
 
 
 def _sign_kept(effects: Sequence[EffectFound | None]) -> str:
-    """No only if another world has a verdict against it; one seed shows a sign, not a verdict."""
+    """An interval that contains 0 shows no sign."""
     first, *others = (effect for effect in effects if effect is not None)
-    against = [effect for effect in others if effect.sign != first.sign]
-    if others and not against:
-        return "yes"
-    return "no" if any(effect.is_strong for effect in against) else CANNOT_SAY
+    if any(effect.is_strong and effect.sign != first.sign for effect in others):
+        return "no"
+    same = all(effect.sign == first.sign and effect.excludes_0 for effect in others)
+    return "yes" if others and same else CANNOT_SAY
 
 
 def _misleading(found: Sequence[Found]) -> Iterator[str]:
     for row in found:
-        if row.agreement == DOES_NOT_AGREE and row.headline:
-            yield f"{row.headline.sentence}{row.seen}."
         for name, _, kept in _over_worlds(row):
             if kept == "no":
                 yield f"{name} changes its sign in another world."

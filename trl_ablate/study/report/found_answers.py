@@ -6,7 +6,7 @@ A verdict is never written by hand: every sentence is chosen by the verdict in t
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,13 @@ from trl_ablate.run.json_files import read_object
 from trl_ablate.study.questions_list import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, within
 from trl_ablate.study.report.verdicts import MOSTLY
-from trl_ablate.study.verdict import EXPECTED, WORDS, Verdict
+from trl_ablate.study.verdict import WORDS, Verdict
 from trl_ablate.study.xray_file import XRAY, KnownXray, read_xray
 
 Json = Mapping[str, Any]
 
-AGREES, DOES_NOT_AGREE, CANNOT_SAY = "agrees", "does not", "cannot say"
-AGREEMENT_IN_WORDS = {
-    AGREES: "it agrees",
-    DOES_NOT_AGREE: "it does not agree",
-    CANNOT_SAY: "whether it agrees, one cannot say",
-}
+CANNOT_SAY = "cannot say"
+FAILS_PAGE = " ‡"
 ONLY_RESCALES = "only rescales"
 OTHER_STEPS = "another number of optimizer steps per batch"
 
@@ -58,25 +54,24 @@ class ArmFound:
     details: Json
     xray: XrayFound | None
     is_mixed: bool
+    fails_page: bool = False
+    """Whether its claim fails the correction over all claims of the page."""
 
     @property
     def difference(self) -> str:
         of = self.numbers
         if of["difference"] is None:
             return NOTHING
-        return within(of["difference"], of["low"], of["high"]) + MIXED * self.is_mixed
+        marks = MIXED * self.is_mixed + FAILS_PAGE * self.fails_page
+        return within(of["difference"], of["low"], of["high"]) + marks
 
     @property
-    def _why(self) -> str:
-        """Why a comparison is open: two tests disagree, or the runs only bound the difference."""
-        bound = f"a difference above {number(self.details['detectable'])} would have been seen"
-        return self.details.get("disagreement") or bound
-
-    @property
-    def does_not_differ(self) -> bool:
-        """Whether the runs bound the difference, or find none."""
-        bounded = self.kind == Verdict.NOT_DECIDED and not self.details.get("disagreement")
-        return bounded or self.kind == Verdict.EQUIVALENT
+    def successes(self) -> str:
+        """How many runs succeed, where the study is judged in two parts."""
+        if not self.numbers.get("successes"):
+            return ""
+        (k, n), (other_k, other_n) = self.numbers["successes"]
+        return f"; {k} of {n} runs succeed, {other_k} of {other_n} of {self.against}"
 
     @property
     def sentence(self) -> str:
@@ -84,10 +79,9 @@ class ArmFound:
         words = WORDS[self.kind].findings.format(
             arm=self.words,
             other=self.against,
-            numbers=f"{self.difference}, {seeds} seed{'s' * (seeds != 1)}",
+            numbers=f"{self.difference}, {seeds} seed{'s' * (seeds != 1)}{self.successes}",
             margin=number(self.numbers["equivalence_margin"]),
-            why=self._why,
-            unseen=number(self.details["detectable"]),
+            also=f"; {why}" if (why := self.details.get("disagreement")) else "",
             next_look=self.details["next_look"],
             collapsed=collapsed,
             ended=ended,
@@ -99,8 +93,7 @@ class ArmFound:
         if self.kind == Verdict.COLLAPSE:
             return f"{self.words} collapses"
         disagree = bool(self.details.get("disagreement"))
-        why = "two tests disagree" if disagree else self._why.removeprefix("a difference ")
-        return f"{self.words} is {self.kind}" + f" ({why})" * (self.kind == Verdict.NOT_DECIDED)
+        return f"{self.words} is {self.kind}" + " (two tests disagree)" * disagree
 
     @property
     def effect_on_learning(self) -> str:
@@ -109,7 +102,7 @@ class ArmFound:
             return "ends higher" if self.kind == Verdict.BETTER else "ends lower"
         if (self.details["area"] or {}).get("verdict") == Verdict.BETTER:
             return "only faster"
-        return "neither" if self.does_not_differ else CANNOT_SAY
+        return "neither" if self.kind == Verdict.EQUIVALENT else CANNOT_SAY
 
 
 @dataclass(frozen=True)
@@ -138,6 +131,11 @@ class EffectFound:
     def estimate(self) -> str:
         of = self.numbers
         return NOTHING if of["estimate"] is None else within(of["estimate"], of["low"], of["high"])
+
+    @property
+    def excludes_0(self) -> bool:
+        low, high = self.numbers["low"], self.numbers["high"]
+        return low is not None and (low > 0 or high < 0)
 
     @property
     def sign(self) -> int:
@@ -178,29 +176,10 @@ class Found:
         return sorted(strong, key=lambda e: -abs(e.numbers["estimate"]))
 
     @property
-    def agreement(self) -> str:
-        """Whether the headline has the sign that one seed showed at 1.5 B parameters."""
-        answer = self.asked.at_1_5b.get("answer")
-        if answer is None or self.headline is None:
-            return CANNOT_SAY
-        alike = {Verdict.COLLAPSE: Verdict.WORSE}
-        found, seen = (alike.get(kind, kind) for kind in (self.headline.kind, EXPECTED[answer]))
-        if not found.is_final:
-            return CANNOT_SAY
-        return AGREES if seen == found else DOES_NOT_AGREE
-
-    @property
     def beside(self) -> str:
-        """The reason for the headline, and what was seen at 1.5 B parameters."""
+        """The reason for the headline."""
         why = self.asked.why.get(self.headline.kind, "") if self.headline else ""
-        words = f" {why}" if why else ""
-        if self.asked.at_1_5b:
-            words += f"{self.seen}; {AGREEMENT_IN_WORDS[self.agreement]}."
-        return words
-
-    @property
-    def seen(self) -> str:
-        return f" At 1.5 B, one seed: {self.asked.at_1_5b['seen']}"
+        return f" {why}" if why else ""
 
     @property
     def seeds(self) -> str:
@@ -219,7 +198,32 @@ def read_report(folder: Path) -> Json | None:
 
 def find(rows: Sequence[Question], folder: Path) -> list[Found]:
     """The answers to the questions, from the reports of the studies in `folder`."""
-    return [_with_worlds(row, folder) if row.worlds else _found(row, folder) for row in rows]
+    return _marked(
+        [_with_worlds(row, folder) if row.worlds else _found(row, folder) for row in rows]
+    )
+
+
+def _marked(found: Sequence[Found]) -> list[Found]:
+    """The answers; those claims are marked that fail Benjamini and Hochberg's correction over the
+    page, of every arm whose report has p-values that hold over looks and parts."""
+    entries = [arm.numbers for row in found for arm in row.arms if "p_difference" in arm.numbers]
+    if not entries:
+        return [*found]
+    from trl_ablate.study.two_part import ALPHA, benjamini_hochberg
+
+    kinds = ("p_difference", "p_equivalent")
+    tested = [(id(entry), kind) for entry in entries for kind in kinds]
+    p_values = benjamini_hochberg([entry[kind] for entry in entries for kind in kinds])
+    corrected = dict(zip(tested, p_values, strict=True))
+
+    def fails(arm: ArmFound) -> bool:
+        kind = kinds[arm.kind is Verdict.EQUIVALENT]
+        return arm.kind.is_final and corrected.get((id(arm.numbers), kind), 0.0) > ALPHA
+
+    return [
+        replace(row, arms=[replace(arm, fails_page=fails(arm)) for arm in row.arms])
+        for row in found
+    ]
 
 
 def with_xray(found: Sequence[Found]) -> Iterator[tuple[str, ArmFound, XrayFound]]:
@@ -275,12 +279,12 @@ def _found(asked: Question, folder: Path) -> Found:
 def _arm(name: str, words: Mapping[str, str], report: Json, xray: KnownXray | None) -> ArmFound:
     numbers, details = report["arms"][name], report["details"]
     against = details["arms"][name]["against"]
-    k, n = numbers["collapsed"]
+    (k, n), in_two_parts = numbers["collapsed"], "successes" in numbers
     return ArmFound(
         arm=name,
         words=words[name],
         against=words.get(against, against),
-        kind=Verdict("collapse" if n and k > MOSTLY * n else numbers["verdict"]),
+        kind=Verdict(numbers["verdict"] if in_two_parts or k <= MOSTLY * n else "collapse"),
         numbers=numbers,
         details=details["arms"][name],
         xray=_xray(name, against, xray),

@@ -11,7 +11,8 @@ from trl_ablate.study.report.verdicts import difference_of
 
 LOOKS_NOTE = (
     "Differences are paired by seed, over the seeds of the look that decides; the intervals cover "
-    "with 95 % over all looks and comparisons together, whenever a study ends. Each look is a "
+    "with 95 % over all looks and comparisons together, whenever a study ends; that of an "
+    "equivalent arm is of the two one-sided tests, and covers with less. Each look is a "
     "paired t test at a lower level (nominal), computed for these looks; 'leans on' names what the "
     "verdict assumes. 'Detectable' is the smallest true difference that one look at these seeds "
     "finds with 80 % probability, given the spread seen here."

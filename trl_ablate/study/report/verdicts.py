@@ -53,8 +53,7 @@ def answer(analysis: Analysis, plan: Plan | None, pictures: Sequence[Picture] = 
 def sentence(comparison: Comparison, analysis: Analysis) -> str:
     """The verdict on one arm."""
     arm, other = analysis.arm(comparison.arm), analysis.reference_of(comparison.arm)
-    n, unseen = comparison.difference.n, number(comparison.detectable)
-    why = disagreement(comparison)
+    n, why = comparison.difference.n, disagreement(comparison)
     p = comparison.p_corrected
     return WORDS[comparison.verdict].report.format(
         arm=arm.name,
@@ -65,10 +64,8 @@ def sentence(comparison: Comparison, analysis: Analysis) -> str:
         p="" if p is None else f"; {p_words(p)}",
         basis=_basis(comparison),
         margin=number(analysis.margin),
-        unseen=unseen,
         next_look=comparison.next_look,
         also=f"; {why}" if why else "",
-        why=why or f"differences above {unseen} would have been seen",
     )
 
 
