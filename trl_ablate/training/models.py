@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.integrations import deepspeed
 from transformers.utils import logging
 from trl import get_peft_config
 
@@ -30,6 +31,7 @@ from trl_ablate.miniature.registry import is_miniature, world_of_model
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.recipe.strict import brief
 from trl_ablate.run.failures import is_disk_full
+from trl_ablate.trainer.temporary import replaced
 
 
 @contextmanager
@@ -224,7 +226,7 @@ def _check_tensors(folder: Path, config: PreTrainedConfig, resolved: Resolved) -
             f"router_aux_loss_coef is {resolved.config.router_aux_loss_coef}, but {folder} has no "
             "experts to balance; set it to null"
         )
-    with _silent():
+    with _silent(), replaced(deepspeed, _hf_deepspeed_config_weak_ref=None):  # no meta in ZeRO-3
         loading = {
             "attn_implementation": resolved.model.attn_implementation,
             **cast(dict[str, Any], resolved.config.model_init_kwargs or {}),
