@@ -1,0 +1,83 @@
+"""DeepSpeed's ZeRO-3 and FSDP 2 in two processes on this CPU: train, save, resume and evaluate give
+what two plain processes (DDP) give, with the files of `recipes/accelerate`."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.conftest import REPOSITORY
+from tests.support.two_processes import environment, free_port
+from tests.support.warm import warm
+from trl_ablate.run.directory import RunDirectory
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = {
+    "profile": "miniature", "eval_size": 16, "train_size": 64, "generation_batch_size": 16,
+    "optimizer_batch_size": 16, "per_device_train_batch_size": 8, "save_steps": 1, "eval_steps": 2,
+    "grader_workers": 1, "report_to": "none",
+}  # fmt: skip
+PROGRAMS = {"zero3": "trl_ablate", "fsdp2": "tests.support.fsdp_on_cpu"}
+TOLERANCE = 1e-5
+"""Weights after three steps of rate 6e-4: gradients are summed in another order, in fp32."""
+
+
+def words(folder, steps: int) -> list[str]:
+    given = {**SETTINGS, "output_dir": folder, "grpo_steps": steps}
+    return [
+        "std_dev_off",
+        *(word for name, value in given.items() for word in (f"--{name}", str(value))),
+    ]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """A run of three steps in two plain processes."""
+    folder, port = tmp_path_factory.mktemp("plain") / "run", free_port()
+    places = [environment(rank, port) for rank in (0, 1)]
+    for process in [warm("train", *words(folder, 3), environment=place) for place in places]:
+        ended = process.wait()
+        assert ended.code == 0, ended.printed
+    return RunDirectory(folder)
+
+
+def launch(kind: str, *given: str) -> None:
+    config = ["--config_file", f"recipes/accelerate/{kind}.yaml", "--num_processes", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", *config,
+         "--main_process_port", str(free_port()), "-m", PROGRAMS[kind], "train", *given],
+        cwd=REPOSITORY, env={**os.environ, "DS_ACCELERATOR": "cpu"}, capture_output=True, text=True,
+        timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def rewards(run: RunDirectory) -> list[tuple]:
+    names = ("step", "reward", "completions/mean_length", "eval_reward", "eval_mean_length")
+    return [tuple(row.get(name) for name in names) for row in run.metrics()]
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_sharded_training_is_that_of_plain_processes(kind, tmp_path, reference):
+    if kind == "zero3" and not importlib.util.find_spec("deepspeed"):
+        pytest.skip("deepspeed is not installed")
+    run = RunDirectory(tmp_path / "run")
+    launch(kind, *words(run.path, 2))
+    shards = [*(run.path / "checkpoint-2").glob("global_step2/*optim_states.pt")]
+    assert len(shards) == (2 if kind == "zero3" else 0)  # each process has its part
+    assert kind != "fsdp2" or (run.path / "checkpoint-2" / "pytorch_model_fsdp.bin").is_file()
+    launch(kind, *words(run.path, 3), "--resume")
+    assert rewards(run) == rewards(reference) and len(rewards(run)) == 6
+    norms = [[row["grad_norm"] for row in one.metrics() if "grad_norm" in row]
+             for one in (run, reference)]  # fmt: skip
+    assert norms[0] == pytest.approx(norms[1], abs=1e-6)
+    mine, theirs = (
+        load_file(one.checkpoint_last / "model.safetensors") for one in (run, reference)
+    )
+    for name, weights in theirs.items():
+        assert (mine[name] - weights).abs().max() < TOLERANCE, name
+    assert warm("evaluate", str(run.path), "--eval_size", "16").wait().code == 0
