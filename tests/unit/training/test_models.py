@@ -5,12 +5,14 @@ import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, Qwen2Config, Qwen2ForCausalLM
+from transformers.integrations import deepspeed
 
 from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate import miniature
@@ -40,6 +42,19 @@ def folder(tmp_path) -> Path:
 def test_a_whole_model_is_let_through(folder, resolved):
     check_model(str(folder), resolved)
     assert len(load_tokenizer(str(folder), resolved)) == len(miniature.tokenizer("sums"))
+
+
+def test_a_model_is_checked_also_where_zero3_will_shard_it(folder, resolved, monkeypatch):
+    """transformers refuses the meta device while the configuration of ZeRO-3 is set."""
+    monkeypatch.setattr(
+        deepspeed,
+        "_hf_deepspeed_config_weak_ref",
+        zero3 := lambda: SimpleNamespace(is_zero3=lambda: True),
+    )
+    check_model(str(folder), resolved)
+    assert deepspeed._hf_deepspeed_config_weak_ref is zero3
+    with pytest.raises(ValueError, match="not compatible with passing a `device_map`"):
+        Qwen2ForCausalLM.from_pretrained(folder, device_map="meta")
 
 
 UP = "model.layers.1.mlp.up_proj.weight"
