@@ -1,7 +1,7 @@
 """The page of `trl-ablate judge`: verdicts on anybody's runs, as tables, a picture and JSON."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ POOLED_NOTE = (
     "Odds of success over those of {reference}, common to the groups, with the exact conditional "
     "test of Cochran, Mantel and Haenszel; the mean of the differences by a random-effects model "
     "(Paule-Mandel, Hartung-Knapp) over the groups that have one, the share of their variance that "
-    "is between groups (I²), and where a new group's true difference lies with 95 %. With three "
-    "groups or more, further rows leave one out."
+    "is between groups (I²), and where a new group's true difference lies with 95 %. 'Without "
+    "one' is the range over the groups left out one by one, of three or more."
 )
 
 
@@ -122,26 +122,27 @@ def _pooled(found: Judgement) -> Section:
             f"{sum(k for k, _ in side)} of {sum(n for _, n in side)}" for side in sides
         )
 
-    rows = []
-    for one in found.pooled:
-        rows.append((one.arm, f"all {len(one.groups)}", counts(one), one.odds, one.means))
-        rows += [(one.arm, f"without {left}", "", *both) for left, both in one.without.items()]
     columns: Columns = [
-        ("arm", lambda row: row[0]),
-        ("groups", lambda row: row[1]),
-        ("succeed", lambda row: row[2]),
-        ("odds ratio", lambda row: _odds(row[3])),
-        ("p of shares", lambda row: p_value(row[3] and row[3].p)),
-        ("difference of means", lambda row: _mean(row[4])),
-        ("I²", lambda row: f"{row[4].i_squared:.0%}" if row[4] else NOTHING),
-        (
-            "new group",
-            lambda row: " to ".join(map(signed, row[4].predicted)) if row[4] else NOTHING,
-        ),
-    ]
-    return table(
-        "All groups together", rows, columns, POOLED_NOTE.format(reference=found.reference), 2
-    )
+        ("arm", lambda one: one.arm),
+        ("groups", lambda one: ", ".join(one.groups)),
+        ("succeed", counts),
+        ("odds ratio", lambda one: _odds(one.odds)),
+        ("p of shares", lambda one: p_value(one.odds and one.odds.p)),
+        ("without one", lambda one: _span([p_value(o.p) for o, _ in one.without.values() if o])),
+        ("difference of means", lambda one: _mean(one.means)),
+        ("without one", lambda one: _span(
+            [signed(m.difference) for _, m in one.without.values() if m])),
+        ("I²", lambda one: f"{one.means.i_squared:.0%}" if one.means else NOTHING),
+        ("new group", lambda one: _span(map(signed, one.means.predicted) if one.means else [])),
+    ]  # fmt: skip
+    note = POOLED_NOTE.format(reference=found.reference)
+    return table("All groups together", found.pooled, columns, note, 2)
+
+
+def _span(values: Iterable[str]) -> str:
+    """The different ones, from the lowest to the highest."""
+    kept = sorted(set(values), key=lambda text: float(text.replace("−", "-").strip("< ")))
+    return " to ".join(dict.fromkeys((kept[0], kept[-1]))) if kept else NOTHING
 
 
 def _odds(odds: Any) -> str:
