@@ -6,6 +6,8 @@ GRAD_NORM = "grad_norm"
 ENTROPY = "entropy"
 LENGTH = "completions/mean_length"
 LENGTH_SPREAD = "completions/length_spread"
+FORMAT = "format_reward"
+ANSWER = "answer_reward"
 ONLY_SPECIAL = "completions/only_special"
 NO_VARIANCE = "frac_reward_zero_std"
 TURNS = "tools/turns"
@@ -20,6 +22,7 @@ READ_BY = {
     "length": LENGTH,
     "entropy": ENTROPY,
     "reward": REWARD,
+    "shortcut": FORMAT,
     "special_tokens": ONLY_SPECIAL,
     "no_variance": NO_VARIANCE,
     "sampling": SAMPLING_GAP,

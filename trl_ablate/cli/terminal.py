@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from trl_ablate.study.report.document import Document, Grid
     from trl_ablate.training.machine import Finding
 
+WIDE = 1000
+"""Columns for tables that may be wider than the terminal, which then breaks their lines."""
+
 console = SafeConsole(soft_wrap=True)
 
 
@@ -153,7 +156,7 @@ def show_document(document: Document) -> None:
                 for item in shown.items:
                     line(f"  {item}")
             if block.kind == "grid":
-                console.print(_grid(shown))
+                SafeConsole(soft_wrap=True, width=WIDE).print(_grid(shown))
 
 
 def _grid(block: Grid) -> Table:

@@ -22,6 +22,9 @@ class GuardArguments:
     guard_length: Action = setting("warn", "Responses become much shorter or longer than at first.")
     guard_entropy: Action = setting("warn", "Entropy falls to a fraction of its first value.")
     guard_reward: Action = setting("warn", "The reward falls far below its best.")
+    guard_shortcut: Action = setting(
+        "warn", "Responses are short, in the right format, and wrong: the working is gone."
+    )
     guard_special_tokens: Action = setting("warn", "Completions contain only special tokens.")
     guard_no_variance: Action = setting("warn", "No group has any variance in its rewards.")
     guard_sampling: Action = setting(
@@ -64,6 +67,9 @@ class GuardArguments:
     )
     guard_reward_factor: float = setting(
         2.0, "How many times smaller than its best value the reward may be."
+    )
+    guard_shortcut_length: float = setting(
+        30.0, "Tokens below which responses, half as long as at first, may be shortcuts.", least=0
     )
     guard_sampling_factor: float = setting(
         5.0, "Highest allowed ratio of the engine's gap to its first value."

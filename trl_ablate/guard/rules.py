@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 
 from trl_ablate.guard.arguments import Action, GuardArguments
 from trl_ablate.metrics import (
+    ANSWER,
     ENTROPY,
+    FORMAT,
     GRAD_NORM,
     LENGTH,
     LENGTH_SPREAD,
@@ -39,8 +41,10 @@ Row = Mapping[str, Any]
 
 NONFINITE = "nonfinite"
 """The rule for a loss or gradient norm that is not a finite number: the weights are lost."""
-LOSING = (NONFINITE, "reward", "special_tokens", "no_variance")
+LOSING = (NONFINITE, "reward", "shortcut", "special_tokens", "no_variance")
 """Rules whose condition makes the compute useless for as long as it holds."""
+RIGHT_FORMAT, WRONG_ANSWERS = 0.9, 0.1
+"""Above and below these shares, short responses are shortcuts."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ class Guard:
         yield _nonfinite(row)
         yield from self._grad_norm()
         yield from self._length_spread()
+        yield from self._shortcut(row)
         for metric, rule in self._by_metric.items():
             value = row.get(metric)
             reading = None if value is None else rule(value)
@@ -166,6 +171,22 @@ class Guard:
         off = length * factor < first or length > first * factor
         sentence = f"responses have {length:.0f} tokens; at first they had {first:.0f}"
         return self._patiently("length", off, length, first, sentence)
+
+    def _shortcut(self, row: Row) -> Iterator[Reading]:
+        """The policy has learned the format and, before any working paid, to stop early."""
+        length, form, answers = (
+            finite(row, name) for name in (LENGTH, FORMAT, ANSWER if ANSWER in row else REWARD)
+        )
+        first = None if length is None else self._at_first(FORMAT, length)
+        if length is None or first is None or form is None or answers is None:
+            return
+        limit = min(self._arguments.guard_shortcut_length, first / 2)
+        holds = length < limit and form > RIGHT_FORMAT and answers < WRONG_ANSWERS
+        sentence = (
+            f"responses have {length:.0f} tokens, at first {first:.0f}; {form:.0%} are in the "
+            f"right format, {answers:.1%} are right"
+        )
+        yield self._patiently("shortcut", holds, length, first, sentence)
 
     def _entropy(self, entropy: float) -> Reading | None:
         first = self._at_first(ENTROPY, entropy)

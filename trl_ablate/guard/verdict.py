@@ -16,6 +16,8 @@ REMEDIES = {
     "longer": "mask truncated completions (mask_truncated_completions) or penalise their length",
     "entropy": "raise epsilon_high (0.28 instead of 0.2), or halve learning_rate",
     "reward": f"{LOWER_RATE}; if the format is right and the answers are not, weigh answers more",
+    "shortcut": "start again with another seed, the std of the group (scale_rewards: group), or an "
+    "easier prompt; later steps have not recovered such a run",
     "special_tokens": "check the chat template, the EOS token and the stop strings",
     "no_variance": "take easier or harder questions, more generations per group, or a finer reward",
     "sampling": "check that the engine receives new weights; keep the importance sampling "
