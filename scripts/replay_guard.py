@@ -2,9 +2,9 @@
 
     python scripts/replay_guard.py recipes/studies/*/runs.parquet
 
-Replays the rules over the kept runs of studies. A run succeeds if its last evaluation gains at
-least half of what the median run of its study gains over the first evaluation. "After" is the share
-of the run that had passed when the rule first fired, in the median failed run.
+Replays the rules over the kept runs of studies. A run succeeds if the right answers of its last
+evaluation gain at least half of what the median run of its study gains over the first one. "After"
+is the share of the run that had passed when the rule first fired, in the median failed run.
 """
 
 import statistics
@@ -18,6 +18,8 @@ from trl_ablate.guard.rules import replay
 from trl_ablate.metrics import EVAL_REWARD, READ_BY
 from trl_ablate.study.two_part import clopper_pearson
 
+ANSWERS = "eval_answer_reward"
+
 
 def main(files: list[str]) -> None:
     fired: dict[str, dict[bool, list[float]]] = defaultdict(lambda: {True: [], False: []})
@@ -27,7 +29,8 @@ def main(files: list[str]) -> None:
         table = pd.read_parquet(file).drop(columns=["settings", "record"])
         runs = {name: rows for name, rows in table.groupby("run", sort=False) if name not in seen}
         seen |= {*runs}
-        ends = {name: rows[EVAL_REWARD].dropna() for name, rows in runs.items()}
+        answers = ANSWERS if ANSWERS in table else EVAL_REWARD
+        ends = {name: rows[answers].dropna() for name, rows in runs.items()}
         ends = {name: values for name, values in ends.items() if len(values) > 1}
         if not ends:
             continue

@@ -43,8 +43,9 @@ NONFINITE = "nonfinite"
 """The rule for a loss or gradient norm that is not a finite number: the weights are lost."""
 LOSING = (NONFINITE, "reward", "shortcut", "special_tokens", "no_variance")
 """Rules whose condition makes the compute useless for as long as it holds."""
-RIGHT_FORMAT, WRONG_ANSWERS = 0.9, 0.1
-"""Above and below these shares, short responses are shortcuts."""
+RIGHT_FORMAT, FLAT, POOR = 0.9, 0.1, 0.5
+"""Short responses are shortcuts if more than this share is in the right format, and the share of
+right answers rose by less than the second since the start and is below the third."""
 
 
 @dataclass(frozen=True)
@@ -177,11 +178,13 @@ class Guard:
         length, form, answers = (
             finite(row, name) for name in (LENGTH, FORMAT, ANSWER if ANSWER in row else REWARD)
         )
-        first = None if length is None else self._at_first(FORMAT, length)
-        if length is None or first is None or form is None or answers is None:
+        if length is None or form is None or answers is None:
             return
-        limit = min(self._arguments.guard_shortcut_length, first / 2)
-        holds = length < limit and form > RIGHT_FORMAT and answers < WRONG_ANSWERS
+        first, right = self._at_first(FORMAT, length), self._at_first(ANSWER, answers)
+        if first is None or right is None:
+            return
+        short = length < min(self._arguments.guard_shortcut_length, first / 2)
+        holds = short and form > RIGHT_FORMAT and answers < min(right + FLAT, POOR)
         sentence = (
             f"responses have {length:.0f} tokens, at first {first:.0f}; {form:.0%} are in the "
             f"right format, {answers:.1%} are right"

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.rules import Guard, RecentSteps, least_mean, upper
-from trl_ablate.metrics import GRAD_NORM, LENGTH_SPREAD
+from trl_ablate.guard.rules import Guard, RecentSteps, least_mean, replay, upper
+from trl_ablate.metrics import ANSWER, FORMAT, GRAD_NORM, LENGTH, LENGTH_SPREAD
 
+PUBLISHED = Path(__file__).parents[3] / "recipes" / "studies" / "published" / "collapse.csv"
 RECORDED = Path(__file__).parents[2] / "data" / "early_warnings.csv"
 SEEDS = (0, 1, 2)
 
@@ -103,3 +104,46 @@ def test_the_least_mean_of_a_window():
     assert least_mean([9.0, 1.0, 3.0, 1.0, 9.0], 2) == 2
     assert least_mean([9.0, 1.0, 3.0, 1.0, 9.0], 3) == pytest.approx(5 / 3)
     assert least_mean([4.0, 2.0], 3) == 3
+
+
+def shortcuts(lengths, formats, answers):
+    rows = [
+        {LENGTH: length, FORMAT: form, ANSWER: right, "reward": 1.0, "step": step}
+        for step, (length, form, right) in enumerate(zip(lengths, formats, answers, strict=True))
+    ]
+    return [a.step for a in replay(rows, GuardArguments()).alerts if a.rule == "shortcut"]
+
+
+@pytest.mark.parametrize(
+    ("length", "form", "answers", "fires"),
+    [
+        (25, 0.95, 0.08, True),
+        (35, 0.95, 0.08, False),  # not short
+        (25, 0.85, 0.08, False),  # the format is not learned
+        (25, 0.95, 0.15, False),  # it learns
+        (40, 0.95, 0.08, False),  # half of the first length, and not short
+    ],
+)
+def test_a_shortcut_is_short_in_format_and_wrong(length, form, answers, fires):
+    found = shortcuts([80] * 10 + [length] * 9, [form] * 19, [0.02] * 10 + [answers] * 9)
+    assert found == ([12] if fires else [])
+
+
+def test_responses_that_were_always_short_are_none():
+    assert shortcuts([20] * 30, [0.99] * 30, [0.02] * 30) == []
+
+
+def test_published_runs_that_failed_and_that_learned():
+    runs = defaultdict(list)
+    with PUBLISHED.open() as file:
+        for line in csv.DictReader(file):
+            row = {key.removeprefix("eval_"): float(value) for key, value in line.items()
+                   if value and key.startswith(("eval_", "step"))}  # fmt: skip
+            runs[line["group"], line["seed"]].append(row)
+    arguments = GuardArguments(guard_window=2, guard_history=2, guard_patience=1)
+    first = {
+        place: [alert.step for alert in replay(runs[place], arguments).alerts
+                if alert.rule == "shortcut"]
+        for place in (("C", "114514"), ("C", "666"), ("C", "721"), ("D", "0"))
+    }  # fmt: skip
+    assert first == {("C", "114514"): [50], ("C", "666"): [], ("C", "721"): [], ("D", "0"): []}
