@@ -6,7 +6,14 @@ import shutil
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, TaskType, get_peft_model
+from peft import (
+    LoraConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    TaskType,
+    get_peft_model,
+)
 from transformers import AutoModelForCausalLM
 
 from tests.contract.alike import refused_alike, tokenizer_of, train_both_ways
@@ -49,17 +56,34 @@ def test_architectures(unequally, tiny_model, tmp_path, model_type, settings):
     train_both_ways(unequally(model=folder), **settings, learning_rate=0.05)
 
 
-@SLOW
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("peft_config", "settings"),
     [
-        (LoraConfig(target_modules="all-linear"), {"gradient_checkpointing": True}),
+        (LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), {"num_iterations": 2}),
+        (LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), {"beta": 0.1}),
+        (LoraConfig(r=4, target_modules=["q_proj", "v_proj"], use_dora=True), {}),
+        (LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens"]),
+         {"gradient_checkpointing": True}),
         (LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]), {}),
+        (LoraConfig(target_modules="all-linear"), {"gradient_checkpointing": True}),
     ],
-    ids=["all-linear", "modules_to_save"],
-)
+    ids=["off-policy", "reference", "dora", "embeddings", "head", "all-linear"],
+)  # fmt: skip
 def test_adapters(unequally, peft_config, settings):
     train_both_ways(unequally(peft_config=peft_config), **settings)
+
+
+def test_an_adapter_that_was_trained_before(unequally, tiny_model, tmp_path):
+    torch.manual_seed(2)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    get_peft_model(base, LoraConfig(r=4)).save_pretrained(tmp_path / "adapter")
+
+    def load():
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        return PeftModel.from_pretrained(model, str(tmp_path / "adapter"), is_trainable=True)
+
+    train_both_ways(unequally(load=load), beta=0.1)
 
 
 @pytest.mark.parametrize(

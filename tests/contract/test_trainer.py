@@ -1,4 +1,4 @@
-"""`AblationTrainer` against stock `GRPOTrainer`; every switch must have an effect."""
+"""Every switch of `AblationTrainer` has an effect, and its steps and logs are counted right."""
 
 import time
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
 
 from tests.support.trainers import digits
 from trl_ablate.advantages import compute_advantages, weighted_reward
@@ -62,50 +61,6 @@ def grades(values):
     return reward
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"])
-def test_parity_with_stock_trl_to_the_bit(make_trainer, loss_type):
-    """Three optimizer steps with default switches give bit-equal weights."""
-    ours = make_trainer(loss_type=loss_type, **AS_DRAWN)
-    start = weights(ours)
-    end = trained(ours)
-    assert equal(end, trained(make_trainer(GRPOTrainer, GRPOConfig, loss_type=loss_type)))
-    assert not equal(end, start)
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"num_iterations": 2},
-        {"beta": 0.1},
-        {"scale_rewards": "batch"},
-        {"scale_rewards": "none"},
-        {"importance_sampling_level": "sequence", "num_iterations": 2},
-        {"mask_truncated_completions": True},
-        {"multi_objective_aggregation": "normalize_then_sum"},
-        {"entropy_coef": 0.01},
-        {"top_entropy_quantile": 0.5},
-    ],
-    ids=lambda settings: ",".join(settings),
-)
-def test_parity_of_trls_own_features(make_trainer, settings):
-    ours = trained(make_trainer(loss_type="grpo", **AS_DRAWN, **settings))
-    assert equal(ours, trained(make_trainer(GRPOTrainer, GRPOConfig, loss_type="grpo", **settings)))
-
-
-def lora():
-    from peft import LoraConfig
-
-    return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_parity_with_lora(make_trainer, beta):
-    ours = trained(make_trainer(beta=beta, extras={"peft_config": lora()}, **AS_DRAWN))
-    stock = make_trainer(GRPOTrainer, GRPOConfig, beta=beta, extras={"peft_config": lora()})
-    assert equal(ours, trained(stock))
-
-
 def rollout_with_a_tool(prompts, trainer):
     """Completions of at least four tokens; the second and third came from a tool."""
     lengths = [4 + i % 5 for i in range(len(prompts))]
@@ -115,16 +70,6 @@ def rollout_with_a_tool(prompts, trainer):
         "logprobs": [[-1.0] * n for n in lengths],
         "env_mask": [[1, 0, 0] + [1] * (n - 3) for n in lengths],
     }
-
-
-def test_parity_where_a_tool_wrote_part_of_the_completion(make_trainer):
-    extras = {"rollout_func": rollout_with_a_tool}
-    settings = {"optim": "sgd", "learning_rate": 1.0}
-    ours = trained(make_trainer(extras=extras, **settings, **AS_DRAWN))
-    assert equal(ours, trained(make_trainer(GRPOTrainer, GRPOConfig, extras=extras, **settings)))
-    packed = trained(make_trainer(extras=extras, **settings))
-    for a, b in zip(ours, packed, strict=True):
-        torch.testing.assert_close(a, b, atol=2e-6, rtol=0)
 
 
 def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
@@ -353,16 +298,6 @@ def test_evaluation_falls_on_grpo_steps_and_on_the_last(make_trainer):
     trainer.train()
     evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
     assert evaluated == [8, 16, 20]  # four optimizer steps per GRPO step: after 2, 4 and 5
-
-
-def test_evaluation_leaves_the_training_as_it_was(make_trainer):
-    plain = trained(make_trainer())
-    watched = trained(
-        make_trainer(
-            eval_strategy="steps", eval_steps=1, eval_on_start=True, num_generations_eval=2
-        )
-    )
-    assert equal(plain, watched)
 
 
 def test_evaluation_counts_every_row_once(make_trainer):
