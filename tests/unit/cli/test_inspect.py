@@ -32,6 +32,8 @@ def fired(path):
 
 
 def as_jsonl(rows, folder):
+    """As a run writes it: an evaluation has a row of its own."""
+    rows = [*rows[:5], {"step": rows[4]["step"], "eval_mean_length": 9.0}, *rows[5:]]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
