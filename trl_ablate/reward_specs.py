@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import CodePlace, code_place
 
-MATH_REWARDS = ("answer", "format", "r1_zero", "question_only")
+MATH_REWARDS = ("answer", "format", "r1_zero", "question_only", "last_number")
 """Rewards that this package's grader gives; `answer` and `format` in the template's format."""
 OWN_REWARDS = (*MATH_REWARDS, "eos_penalty")
 GYM = "reasoning_gym/"

@@ -3,10 +3,15 @@
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import Command, Parser, exit_codes, leading
 from trl_ablate.cli.terminal import show_findings, show_recipe
+from trl_ablate.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from trl_ablate.recipe.resolving import Resolved
 
 DESCRIPTION = """\
 Print what this machine has and lacks for a recipe, and how to fix it. Nothing is loaded or
@@ -44,7 +49,29 @@ def diagnose(recipe: str | None, profile: str = "auto", overrides: Iterable[str]
         wanted = checks.packages_wanted(resolved)
         findings = checks.check_packages(requirements, versions, wanted)
         findings += checks.check_machine(resolved, machine)
+        findings += [checks.Finding("estimate", one) for one in _on_paper(resolved)]
     return FAILED if show_findings(findings) else DONE
+
+
+def _on_paper(resolved: "Resolved") -> list[str]:
+    """What `trl-ablate plan` says of the recipe; nothing if it knows no such model or card."""
+    from trl_ablate.plan.gpus import GIB
+    from trl_ablate.plan.planning import plan
+    from trl_ablate.plan.resolved_settings import from_recipe
+    from trl_ablate.plan.setup import Setup
+
+    try:
+        given = from_recipe(resolved.settings, resolved.profile)
+        answer = plan(Setup(**given))
+    except ConfigurationError:
+        return []
+    if "gpu" not in given:
+        return []
+    needed = max(answer.training.total, answer.rollout.total) / GIB
+    return [
+        f"{needed:.1f} GiB of memory, {answer.step:.0f} s a step, {answer.run / 60:.0f} min on "
+        f"{answer.gpu.source.split(';')[0]}, otherwise idle; see `trl-ablate plan`"
+    ]
 
 
 main = Command(

@@ -9,7 +9,7 @@ from typing import cast, get_args
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.world import Split, Stage, World
-from trl_ablate.miniature.worlds import calculator, chains, gym_tasks, ladder, sums
+from trl_ablate.miniature.worlds import calculator, chains, gym_tasks, ladder, sums, words
 from trl_ablate.named_code import file_module
 
 MINIATURE = "miniature"
@@ -26,6 +26,7 @@ WORLDS = {
         *ladder.WORLDS,
         *calculator.WORLDS,
         *gym_tasks.WORLDS,
+        *words.WORLDS,
     )  # fmt: skip
 }
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -96,7 +97,13 @@ def world_of_model(name: str) -> tuple[World, Stage]:
             f"{', '.join(WORLDS)}, each with the stages {', '.join(STAGES)}: write "
             f"{MINIATURE}/{DEFAULT}/{STAGES[-1]}, for example"
         )
-    return world_named(world), stage
+    found = world_named(world)
+    if not found.shape.layers:
+        raise ConfigurationError(
+            f"the world '{world}' has questions and no model of its own; give a language model as "
+            "--model_name_or_path, such as HuggingFaceTB/SmolLM2-135M-Instruct (--profile smollm2)"
+        )
+    return found, stage
 
 
 def millions_of_parameters(model: str) -> float:

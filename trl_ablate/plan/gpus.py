@@ -39,4 +39,8 @@ GPUS = {
         8 * GIB, 20e9, 0.22e12, 5e9,
         "two cores, x86_64; the speed is fitted to one run, `trl-ablate bench train --uniform`",
     ),
+    "cpu-bf16": Gpu(
+        8 * GIB, 20e9, 0.5e12, 5e9,
+        "two cores with AVX512-BF16; the speed is fitted to one run of SmolLM2-135M on words",
+    ),
 }  # fmt: skip

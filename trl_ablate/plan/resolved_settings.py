@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
@@ -21,6 +22,13 @@ SAME = {
 }
 """Settings that a plan has under another name: the recipe's -> the plan's."""
 
+TASKS: dict[str, dict[str, Any]] = {
+    "miniature/words": {
+        "prompt_tokens": 70, "mean_length": 34, "spread": 0.2, "eval_questions": 1200,
+    },
+}  # fmt: skip
+"""What is known of the texts of a dataset; measured with the base of the profile `smollm2`."""
+
 OPTIMIZERS = {"adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
 """Those that differ from AdamW with states of 32 bits."""
 
@@ -28,9 +36,12 @@ OPTIMIZERS = {"adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
 def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
     """Fields of `Setup` that a recipe and its profile determine."""
     given = {name: value for name, value in settings.items() if value is not None}
-    found = {own: given[name] for name, own in SAME.items() if name in given}
+    found = dict(TASKS.get(str(given.get("dataset")), {}))
+    found |= {own: given[name] for name, own in SAME.items() if name in given}
     found["model"] = size_in(str(given["model_name_or_path"]))
     found |= {"gpu": profile} if profile in GPUS else {}
+    if profile == "smollm2":
+        found |= {"gpu": "cpu-bf16" if given.get("bf16") else "cpu", "context_gib": 0.5}
     if given.get("dtype") in ("float32", "bfloat16"):
         found["weights"] = given["dtype"]
     if "optim" in given:
@@ -47,8 +58,10 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
 
 
 def size_in(name: str) -> str:
-    """The size that a model's name states, such as `Qwen/Qwen2.5-Math-1.5B`."""
-    sizes = [size for size in re.findall(r"(?<![\w.])(\d+(?:\.\d+)?B)(?!\w)", name)]
+    """The size that a model's name states, such as `Qwen/Qwen2.5-Math-1.5B`; or the folder."""
+    if Path(name, "config.json").is_file():
+        return name
+    sizes = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?[BM])(?!\w)", name)
     if not sizes or sizes[-1] not in MODELS:
         raise ConfigurationError(
             f"the recipe's model '{name}' is no size that is known ({', '.join(MODELS)}); give "

@@ -69,9 +69,12 @@ MODELS = {
     "14B": Shape(48, 5120, 13824, 40, 8, 152064, False, 128),
     "32B": Shape(64, 5120, 27648, 40, 8, 152064, False, 128),
     "72B": Shape(80, 8192, 29568, 64, 8, 152064, False, 128),
+    "135M": Shape(30, 576, 1536, 9, 3, 49152, True, 64),
+    "360M": Shape(32, 960, 2560, 15, 5, 49152, True, 64),
     "miniature": Shape(4, 128, 384, 4, 2, 299, True, 32),
 }
-"""8B is Llama 3.1's; miniature is that of `trl-ablate bench train`; the others are Qwen2.5's."""
+"""8B is Llama 3.1's; 135M and 360M are SmolLM2's; miniature is that of `trl-ablate bench train`;
+the others are Qwen2.5's."""
 
 KEYS = (
     "num_hidden_layers",

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from trl_ablate.errors import ConfigurationError
 
-TemplateName = Literal["r1_zero", "question_only", "reasoning_xml", "think_xml"]
+TemplateName = Literal["r1_zero", "question_only", "last_number", "reasoning_xml", "think_xml"]
 PromptStyle = Literal["full", "short"]
 
 PROMPT_DIR = Path(__file__).parent
@@ -46,6 +46,7 @@ TEMPLATES: dict[str, Template] = {
     for template in (
         Template("r1_zero", False, ("</answer>",), ("r1_zero",), (1.0,)),
         Template("question_only", False, (), ("question_only",), (1.0,)),
+        Template("last_number", True, (), ("last_number",), (1.0,)),
         Template("reasoning_xml", True, ("</answer>",), ("format", "answer"), (1.0, 2.0)),
         Template("think_xml", True, ("</answer>",), ("format", "answer"), (1.0, 2.0)),
     )

@@ -17,6 +17,8 @@ _XML = {
     for tag in ("reasoning", "think")
 }
 
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\d+(?:,\d{3})*(?:\.\d+)?")
+
 
 class Extracted(NamedTuple):
     """Whether a completion has the format that its template asks for, and the text to compare with
@@ -34,6 +36,8 @@ def extract(template: str, completion: str) -> Extracted:
         # A box that was cut off at the length limit is ignored.
         answer = last_boxed(completion)
         return Extracted(answer is not None, answer)
+    if template == "last_number":
+        return _last_number(completion)
     return _xml(completion, template.removesuffix("_xml"))
 
 
@@ -44,6 +48,13 @@ def _unboxed(answer: str) -> str | None:
     """
     answer = answer.strip()
     return last_boxed(answer) if r"\boxed" in answer else answer
+
+
+def _last_number(completion: str) -> Extracted:
+    """The last number of the text, with its sign where no operand stands before it, as it is usual
+    for models that were taught no format."""
+    numbers = _NUMBER.findall(completion)
+    return Extracted(bool(numbers), numbers[-1].replace(",", "") if numbers else None)
 
 
 def _r1_zero(completion: str) -> Extracted:

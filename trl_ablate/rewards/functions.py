@@ -46,7 +46,8 @@ def score_batch(
 ) -> list[Score]:
     """The rewards of a batch, in one call to the grader.
 
-    `r1_zero` and `question_only`: format and answer are 0 or 1, and the reward is their product.
+    `r1_zero`, `question_only`, `last_number`: format and answer are 0 or 1, and the reward is
+    their product.
     XML templates: the reward is the sum of format (0 or 1) and answer (0 or 2, the template's
     weights). So a well-formed wrong answer gets 1, and a right answer in a wrong format gets 2.
     Without a verdict from the grader, `answer_reward` and `reward` are None for any format.

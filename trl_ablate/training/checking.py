@@ -27,6 +27,7 @@ from trl_ablate.training.rewards import task_rewards
 FORMATS: dict[str, str] = {
     "r1_zero": " </think> <answer> {} </answer>",
     "question_only": r"\boxed{{{}}}",
+    "last_number": "so it is {}.",
     "reasoning_xml": "<reasoning> </reasoning>\n<answer>{}</answer>",
     "think_xml": "<think> </think>\n<answer>{}</answer>",
     "the answer in <answer> tags": "<answer>{}</answer>",

@@ -67,7 +67,7 @@ def test_options_override_a_recipe(capsys):
 def test_sizes_in_names():
     assert size_in("Qwen/Qwen2.5-Math-1.5B") == "1.5B"
     assert size_in("Qwen/Qwen2.5-7B-Instruct") == "7B"
-    for name in ("HuggingFaceTB/SmolLM2-360M-Instruct", "some/model-9B"):
+    for name in ("HuggingFaceTB/SmolLM2-1.7B-Instruct", "some/model-9B"):
         with pytest.raises(ConfigurationError, match="is no size that is known"):
             size_in(name)
 

@@ -69,7 +69,7 @@ def test_our_own_runs(changes, seconds):
 @pytest.mark.parametrize(
     ("name", "billions"),
     [("0.5B", 0.494), ("1.5B", 1.544), ("3B", 3.086), ("7B", 7.616), ("8B", 8.030),
-     ("14B", 14.77), ("32B", 32.76), ("72B", 72.71)],
+     ("14B", 14.77), ("32B", 32.76), ("72B", 72.71), ("135M", 0.1345), ("360M", 0.3618)],
 )  # fmt: skip
 def test_published_sizes(name, billions):
     assert MODELS[name].parameters / 1e9 == pytest.approx(billions, rel=1e-3)

@@ -48,7 +48,7 @@ def test_every_template_has_a_name_stop_strings_and_weighted_rewards():
     assert tuple(TEMPLATES) == get_args(TemplateName)
     for name, template in TEMPLATES.items():
         assert template.name == name
-        assert template.stop == (() if name == "question_only" else ("</answer>",))
+        assert template.stop == (() if name in ("question_only", "last_number") else ("</answer>",))
         of_two = (("format", "answer"), (1.0, 2.0))
         expected = of_two if name.endswith("_xml") else ((name,), (1.0,))
         assert (template.rewards, template.reward_weights) == expected

@@ -69,6 +69,17 @@ QUESTION_ONLY = [
     ("5", NOTHING),
     ("", NOTHING),
 ]
+LAST_NUMBER = [
+    ("5", ALL),
+    (r"first 6, no: 2 + 3 = \boxed{5}.", ALL),
+    ("$5.00", ALL),
+    ("so 7-5", ALL),
+    ("so 5, and 6 more", FORMAT_ONLY),
+    ("-5", FORMAT_ONLY),
+    ("1,005", FORMAT_ONLY),
+    ("five", NOTHING),
+    ("", NOTHING),
+]
 XML = [
     ("<T>2+3</T>\n<answer>5</answer>", (3, 1, 2)),
     ("<T>\n2+3\nis 5\n</T>\n<answer>\n5\n</answer>", (3, 1, 2)),
@@ -100,6 +111,7 @@ XML_OF = {
     [
         *(("r1_zero", *row) for row in R1_ZERO),
         *(("question_only", *row) for row in QUESTION_ONLY),
+        *(("last_number", *row) for row in LAST_NUMBER),
         *(("reasoning_xml", *row) for row in XML_OF["reasoning"]),
         *(("think_xml", *row) for row in XML_OF["think"]),
         ("reasoning_xml", *XML_OF["think"][0][:1], (2, 0, 2)),
