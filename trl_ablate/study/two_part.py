@@ -118,8 +118,10 @@ class TwoPart:
     @property
     def interval(self) -> tuple[float, float] | None:
         """Of the difference of means, at the level of its test: it holds over all looks and all
-        comparisons that share the level."""
-        return self.means and self.means.interval(self.levels[1])
+        comparisons that share the level. Where the verdict is `equivalent`, the interval of the two
+        one-sided tests, which lies in the margin."""
+        sides = 2 if self.verdict is Verdict.EQUIVALENT else 1
+        return self.means and self.means.interval(sides * self.levels[1])
 
 
 def judge_two_parts(

@@ -117,6 +117,7 @@ def test_a_study_is_tuned_and_then_decided_look_by_look(tmp_path):
     assert found["alike"]["p_equivalent"] < 0.05 / 3 < found["alike"]["p_difference"]
     report = (tmp_path / "out/REPORT.md").read_text()
     assert "8 of 16 runs succeed, 32 of 32 of grpo" in report
+    assert "| fails | 16 finished | 8 of 16" in report and "(differences.png)" in report
 
 
 def test_the_last_third_and_the_noise_of_its_evaluations():

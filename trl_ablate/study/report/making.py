@@ -33,6 +33,7 @@ from trl_ablate.study.report.pictures import difference_picture, draw_curves
 from trl_ablate.study.report.record import numbers_of
 from trl_ablate.study.report.rendering import write_markdown, write_page
 from trl_ablate.study.report.sharpening import sharpening_table
+from trl_ablate.study.report.success_pictures import successes_picture
 from trl_ablate.study.report.tuned import TunedRuns, split
 from trl_ablate.study.report.xray_section import xray_section
 from trl_ablate.study.runs import analysis_of
@@ -109,10 +110,11 @@ def _numbers(
     """The curves and the tables; a factorial study compares no arms."""
     about = CURVES_ABOUT.format(metric=analysis.metric)
     curves = Picture("curves.png", draw_curves(analysis, reference), about)
-    found = [Section("Curves", [curves]), sections.arms_table(analysis)]
     if analysis.judge == "two_part":
-        found.append(successes.successes_table(analysis))
-    elif compared:
+        tables = (successes.arms_table, successes.successes_table)
+        return [Section("Curves", [curves]), *(make(analysis) for make in tables)]
+    found = [Section("Curves", [curves]), sections.arms_table(analysis)]
+    if compared:
         tables = (sections.comparisons_table, outcomes.outcomes_table, costs.costs_table)
         found += [make(analysis) for make in tables]
     return found
@@ -123,7 +125,8 @@ def _opening(
 ) -> list[Section]:
     """The answers: the sections before the curves."""
     if effects is None:
-        found = [verdicts.answer(analysis, plan, difference_picture(analysis))]
+        draw = successes_picture if analysis.judge == "two_part" else difference_picture
+        found = [verdicts.answer(analysis, plan, draw(analysis))]
     else:
         found = [
             effect_sections.answer(effects, analysis, plan),

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.definition import Statistic, reference_runs
 from trl_ablate.study.report.document import Columns, Section, table
-from trl_ablate.study.report.numbers import NOTHING, difference, number, p_value, p_words
-from trl_ablate.study.report.stats import ALPHA, Comparison, Interval
-from trl_ablate.study.two_part import Shares, TwoPart, judge_two_parts
+from trl_ablate.study.report.numbers import NOTHING, difference, interval, number, p_value, p_words
+from trl_ablate.study.report.stats import ALPHA, Comparison, Interval, t_interval
+from trl_ablate.study.two_part import Shares, TwoPart, clopper_pearson, judge_two_parts
 from trl_ablate.study.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ NOTE = (
     "of the reference gains over the base, or the one that the study states. 'Succeed' has exact "
     "95 % intervals, 'p of the shares' is Fisher's. The difference is that of the mean over the "
     "runs that succeed (Welch), with no variance below that of one run's evaluation; its interval "
-    "covers with 95 % over all comparisons and looks together. 'p' is corrected for the parts and "
-    "the looks, not for the comparisons; verdicts are corrected for them, too (Bonferroni)."
+    "covers with 95 % over all comparisons and looks together (of an equivalent arm: that of the "
+    "two one-sided tests). 'p' is corrected for the parts and the looks, not for the comparisons; "
+    "verdicts are corrected for them, too (Bonferroni)."
 )
 WORDS = {
     Verdict.BETTER: "{arm} is better than {other}: {means}; {shares}.",
@@ -119,6 +120,37 @@ def sentence(comparison: Comparison, analysis: "Analysis") -> str:
         margin=number(analysis.margin),
         next_look=comparison.next_look,
     )  # fmt: skip
+
+
+def arms_table(analysis: "Analysis") -> Section:
+    """Every arm over all its runs, by the threshold of the largest look."""
+    looks = [c.two_part for c in analysis.decisive.values() if c.two_part and c.two_part.shares]
+    if not looks:
+        return Section("Arms")
+    limit = max(looks, key=lambda found: found.n).threshold or 0.0
+
+    def values(arm: "ArmResult", least: float = -math.inf) -> list[float]:
+        return [x for x in arm.values(analysis.decide_on) if x is not None and x >= least]
+
+    def succeed(arm: "ArmResult") -> str:
+        counts = len(values(arm, limit)), len(values(arm))
+        low, high = clopper_pearson(*counts) if counts[1] else (0.0, 1.0)
+        return f"{_count(counts)} [{low:.2f}, {high:.2f}]"
+
+    def spread(arm: "ArmResult") -> str:
+        good = values(arm, limit)
+        return number(stdev(good) if len(good) > 1 else None)
+
+    columns: Columns = [
+        ("arm", lambda arm: arm.name),
+        ("runs", lambda arm: arm.outcome()),
+        ("succeed", succeed),
+        ("mean where runs succeed", lambda arm: interval(t_interval(values(arm, limit)))),
+        ("sd of these", spread),
+        ("median of all runs", lambda arm: number(median(values(arm)) if values(arm) else None)),
+    ]
+    note = f"A run succeeds from {number(limit)} on. Mean ± half its own 95 % t interval."
+    return table("Arms, best first", analysis.ranked(), columns, note, 2)
 
 
 def successes_table(analysis: "Analysis") -> Section:

@@ -40,6 +40,8 @@ def answer(analysis: Analysis, plan: Plan | None, pictures: Sequence[Picture] = 
     mean = interval(reference.intervals[analysis.decide_on]) + MIXED * reference.is_mixed
     lead = f"Reference {reference.name}: {analysis.outcome_name} {mean} ({reference.outcome()})."
     two_part = analysis.judge == "two_part"
+    if two_part:
+        lead = f"Outcome: {analysis.outcome_name}. Reference: {reference.name}."
     say = successes.sentence if two_part else sentence
     sentences = [say(c, analysis) for c in analysis.decisive.values()]
     sentences += [] if two_part else outcomes.sentences(analysis)
@@ -104,7 +106,8 @@ def caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
             f"These are the answers of {models}. They say what the method does there, and not "
             "what it does to a language model of useful size."
         )
-    notes += [_mixed_outcome(arm) for arm in analysis.arms if arm.is_mixed]
+    if analysis.judge == "paired":
+        notes += [_mixed_outcome(arm) for arm in analysis.arms if arm.is_mixed]
     notes += _mixed_profiles(analysis)
     missing = [run.name for run in analysis.runs if not run.counts]
     if missing:
