@@ -35,8 +35,8 @@ import numpy as np
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.definition import LOOKS, check_looks, check_margin
 from trl_ablate.study.nominal import critical_t, nominal_level
+from trl_ablate.study.two_part import FEWEST, TwoPart, judge_two_parts
 from trl_ablate.study.two_part import LOOKS as TWO_PART_LOOKS
-from trl_ablate.study.two_part import TwoPart, judge_two_parts
 from trl_ablate.study.verdict import Verdict
 
 LEVEL = 0.05
@@ -191,9 +191,10 @@ def half_width(values: Sequence[float], level: float) -> tuple[float, float]:
 
 
 def is_within(values: Sequence[float], level: float, margin: float) -> bool:
-    """Two one-sided tests at the level: the interval at 1 - 2 * level lies inside the margin."""
+    """Two one-sided tests at the level: the interval at 1 - 2 * level lies inside the margin. Never
+    below eight pairs: few differences may agree by chance far better than runs do."""
     mean, half = half_width(values, 2 * level)
-    return abs(mean) + half < margin
+    return len(values) >= FEWEST and abs(mean) + half < margin
 
 
 def can_reach(n: int, level: float) -> bool:

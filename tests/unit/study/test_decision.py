@@ -109,18 +109,20 @@ def test_a_final_verdict_stays_whatever_comes_later():
 
 
 def test_equivalence_is_two_one_sided_tests():
-    # half widths of the interval at 1 - 2 * 0.0157: t(2 degrees) = 5.50, s = 0.01: 0.0318
-    values = [-0.01, 0.0, 0.01]
-    assert decide(values, margin=0.031).verdict == "undecided"
-    assert decide(values, margin=0.033).verdict == "equivalent"
-    assert decide(values).verdict == "undecided"
+    # of eight, s = 0.01; half the interval at 1 - 2 * 0.05: t(7 degrees) = 1.895, so 0.0067
+    values = [-0.01, 0.01] * 4
+    values = [value * math.sqrt(7 / 8) for value in values]
+    assert decide(values, looks=(8,), margin=0.0066).verdict == "not decided"
+    assert decide(values, looks=(8,), margin=0.0068).verdict == "equivalent"
+    assert decide(values, looks=(8,)).verdict == "not decided"
+    assert decide(values[:7], looks=(7,), margin=1.0).verdict == "not decided"  # too few
     assert decide([0.09, 0.10, 0.11], margin=0.5).verdict == "better"  # small, and seen
 
 
 def test_differences_without_spread():
     assert decide([0.0, 0.0, 0.0]).verdict == "undecided"
     assert decide([0.0] * 12).verdict == "not decided"
-    assert decide([0.0, 0.0, 0.0], margin=0.01).verdict == "equivalent"
+    assert decide([0.0] * 8, margin=0.01).verdict == "equivalent"
     found = decide([0.1, 0.1, 0.1])
     assert (found.verdict, found.low, found.high) == ("better", 0.1, 0.1)
 

@@ -101,10 +101,7 @@ def test_a_report_between_looks_says_what_is_final(plan, tmp_path):
     assert arms["alike"]["verdict"] == "undecided"
     do(plan, store, {run.id for arm in plan.arms for run in arm.runs[3:]})
     report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
-    assert re.search(
-        r"alike against grpo is not decided with 8 seeds .*: differences above 0\.0\d\d would have "
-        "been seen", report(tmp_path),
-    )  # fmt: skip
+    assert "alike against grpo is not decided with 8 seeds (" in report(tmp_path)
     later = json.loads((tmp_path / "out" / "report.json").read_text())["arms"]["worse"]
     assert later == {**arms["worse"], "collapsed": [0, 8]}
 

@@ -82,13 +82,15 @@ def test_verdicts():
 
 
 def test_small_differences_are_equivalent_within_a_margin():
-    """Two one-sided tests: mean 0.002, s = 0.01, three pairs; half width t(0.95, 2) s / sqrt(3)."""
-    pairs = Pairs([0.002, 0.012, -0.008])
-    half = stats.t.ppf(0.95, 2) * 0.01 / math.sqrt(3)
+    """Two one-sided tests: mean 0.002, s = 0.01, nine pairs; half width t(0.95, 8) s / sqrt(9)."""
+    pairs = Pairs([0.002, 0.002 + 0.01 * math.sqrt(4 / 3), 0.002 - 0.01 * math.sqrt(4 / 3)] * 3)
+    half = stats.t.ppf(0.95, 8) * 0.01 / math.sqrt(9)
     for margin, verdict in ((0.002 + half + 1e-6, "equivalent"), (0.002 + half - 1e-6, SAME)):
         assert judge({"a": pairs}, margin)["a"].verdict == verdict
-    mixed = replace(pairs, collapsed=[True, False, False])
+    mixed = replace(pairs, collapsed=[True, *[False] * 8])
     assert judge({"a": mixed}, 1.0)["a"].verdict == judge({"a": pairs})["a"].verdict == SAME
+    few = Pairs(pairs.differences[:6])
+    assert judge({"a": few}, 1.0)["a"].verdict == SAME
 
 
 def simulated_study(rng: random.Random, arms: int, seeds: int = 3):
