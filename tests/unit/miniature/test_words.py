@@ -7,10 +7,10 @@ import pytest
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import has_levels, problems, world_of_model
-from trl_ablate.miniature.worlds.words import SHARES, SIZES, WORDS
+from trl_ablate.miniature.worlds.words import SHARES, WORDS, problems_of
 
 N = r"(\d+)"
-ROWS = {split: WORDS.task.questions(split) for split in SIZES}
+ROWS = {"train": problems_of("train"), "validation": problems_of("validation")}
 STARTS = rf"has {N} \w+\.|starts the day with {N}|owns {N}|There are {N}"
 PACKS = rf"{N} bags with {N}|{N} packs of {N}|{N} boxes with {N}|On {N} days \w+ gets {N}"
 COMES = rf"buys {N} more|\w+ gives \w+ {N} more|finds {N}|gets {N} new|adds {N} \w+ to"
@@ -45,7 +45,7 @@ def test_an_independent_reader_finds_every_answer_and_level(split):
     for question, answer, level in ROWS[split]:
         value, operations, aside, _ = solved(question)
         assert (str(value), value > 0) == (answer, True), question
-        assert (operations, aside) == (int(level[0]), int(level == "1d")), question
+        assert (operations, aside) == (int((level or "")[0]), int(level == "1d")), question
 
 
 def test_what_is_held_out_is_new():
@@ -59,11 +59,12 @@ def test_what_is_held_out_is_new():
 
 
 def test_sizes_and_levels():
+    sizes = {"train": 6000, "validation": 1200}
     for split, rows in ROWS.items():
-        assert len({row.question for row in rows}) == len(rows) == SIZES[split]
+        assert len({row.question for row in rows}) == len(rows) == sizes[split]
         counts = Counter(row.level for row in rows)
         assert {level: count / len(rows) for level, count in counts.items()} == SHARES
-    assert 0.5 / SIZES["validation"] ** 0.5 <= 0.015
+    assert 0.5 / len(ROWS["validation"]) ** 0.5 <= 0.015
     assert has_levels("miniature/words")
     assert problems("train", 2, world="words")[0].keys() == {"question", "answer", "level"}
 
