@@ -1,9 +1,10 @@
 """A Ray cluster: every run is a task, on any node with free resources.
 
 The driver has to be a member of the cluster (run it on the head node): tasks send their results as
-a stream, which Ray Client does not support. If the runner is killed, its tasks end, too. A run
-whose node is lost is restarted on another; this does not count as a new attempt. Ray is an optional
-dependency: this module is imported only when it is chosen.
+a stream, which Ray Client does not support. If the runner is killed, its tasks end, too; if the
+head is, Ray ends the runner after a minute, and the same command continues on a new head. A run
+whose node is lost, or breaks, is restarted on another; this does not count as a new attempt. Ray is
+an optional dependency: this module is imported only when it is chosen.
 """
 
 import logging
@@ -26,6 +27,7 @@ try:
         NodeDiedError,
         ObjectLostError,
         RayError,
+        RayTaskError,
         TaskCancelledError,
         WorkerCrashedError,
     )
@@ -34,9 +36,13 @@ except ModuleNotFoundError as error:
         f"--engine ray: there is no module '{error.name}'; pip install 'trl-ablate[ray]'"
     ) from error
 
-LOST = (NodeDiedError, WorkerCrashedError, ObjectLostError)
+LOST = (NodeDiedError, WorkerCrashedError, ObjectLostError, RayTaskError)
+"""Errors of a node. A training has no others: it is a process of its own, with an exit code."""
 LOSSES = 5
 """How often a run may lose its node before it counts as failed."""
+PAUSE = 2.0
+"""Seconds before a lost run is restarted, twice as many each time: more than Ray's minute in all,
+so that a node that breaks with its head does not use up the queue."""
 
 
 def make(options: Namespace, plan: Plan) -> "RayEngine":
@@ -108,7 +114,8 @@ class RayProcess(Process):
 
     def __init__(self, task: Any, bundle: Bundle, landing: Landing, checkpoints: bool):
         self._submit = lambda: task.remote(bundle, checkpoints)
-        self._landing, self._losses = landing, 0
+        self._landing, self._losses, self._begins_at = landing, 0, 0.0
+        self._pieces: Any = None  # while it waits for its restart
         self._begin()
 
     def _begin(self) -> None:
@@ -116,7 +123,11 @@ class RayProcess(Process):
         self._pieces = self._submit()
 
     def poll(self) -> int | None:
-        while self._landing.code is None and ray.wait([self._pieces], timeout=0)[0]:
+        if self._pieces is None and time.monotonic() >= self._begins_at:
+            self._begin()
+        while (
+            self._pieces and self._landing.code is None and ray.wait([self._pieces], timeout=0)[0]
+        ):
             self._take()
         return self._landing.code
 
@@ -130,15 +141,18 @@ class RayProcess(Process):
                 self._landing.give_up(1, f"lost {self._losses} times: {short(loss)}")
             else:
                 self._landing.say(f"--- node lost, restarted on another: {short(loss)}")
-                self._begin()
+                self._begins_at = time.monotonic() + PAUSE * 2 ** (self._losses - 1)
+                self._pieces = None
         except TaskCancelledError:
             self._landing.give_up(-signal.SIGINT, "--- cancelled")
         except (RayError, StopIteration) as error:
             self._landing.give_up(1, f"Ray: {short(error)}")
 
     def ask_to_end(self) -> None:
-        if self._landing.code is None:
+        if self._landing.code is None and self._pieces:
             ray.cancel(self._pieces)
+        elif self._landing.code is None:
+            self._landing.give_up(-signal.SIGINT, "--- cancelled")
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
         """Wait, then cancel the task; the training ends with the task's worker."""
@@ -146,7 +160,8 @@ class RayProcess(Process):
         while self.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
         if self._landing.code is None:
-            ray.cancel(self._pieces, force=True)
+            if self._pieces:
+                ray.cancel(self._pieces, force=True)
             self._landing.give_up(-signal.SIGKILL, "--- cancelled")
 
 
