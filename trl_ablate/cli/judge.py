@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     numbers = judged_numbers(found)
     if options.json:
         line(json.dumps(numbers, indent=2, ensure_ascii=False))
-    document = judged_document(found, runs, options.files)
+    document = judged_document(found, runs, options.files, pictures=options.out is not None)
     if not options.json:
         show_document(document)
     if options.out:

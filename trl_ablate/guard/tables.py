@@ -11,7 +11,6 @@ The forms that are known:
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,12 +48,9 @@ class Owner(NamedTuple):
     """Of a table without steps, where every line is a run."""
 
 
-@dataclass(frozen=True)
-class Columns:
-    """How a reader of runs, not of one log, takes tables: with final values only, if need be."""
-
-    named: Mapping[str, str] = field(default_factory=dict)
-    """Role -> the column that the user named."""
+Columns = Mapping[str, str]
+"""Role -> the column that the user named. A reader of runs, not of one log, gives it, if only an
+empty one: then a table may have final values alone."""
 
 
 def arm_and_seed(name: str) -> tuple[str, int | None]:
@@ -112,7 +108,7 @@ def _roles(header: Sequence[str], file: Path, columns: Columns | None) -> dict[s
     lower = {name.lower(): name for name in reversed(header)}
     found = {}
     for role, known in NAMING.items():
-        name = columns and columns.named.get(role)
+        name = columns and columns.get(role)
         if name and name not in header:
             raise ConfigurationError(
                 f"{file} has no column '{name}'; it has {', '.join(header)[:300]}"

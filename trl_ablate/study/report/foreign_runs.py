@@ -6,7 +6,7 @@ arm NAME with seed 3, and any other name is an arm of its own.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,8 +24,7 @@ PREFERRED = ("eval_reward", "eval_answer_reward", "answer_accuracy", "accuracy",
 class Naming:
     """What the user states of the runs' names."""
 
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """Role (arm, seed, group) -> column."""
+    columns: Columns = field(default_factory=dict)
     pattern: str | None = None
     """A regular expression for names, with the groups `arm` and, if wanted, `seed` and `group`."""
 
@@ -33,7 +32,7 @@ class Naming:
 def read_runs(paths: Iterable[str | Path], naming: Naming | None = None) -> list[Run]:
     """The runs by group, then by arm, in the order of their first appearance, then by seed."""
     naming = naming or Naming()
-    logs = [log for path in paths for log in read_logs(path, Columns(naming.columns))]
+    logs = [log for path in paths for log in read_logs(path, naming.columns)]
     found: dict[tuple, tuple[str, Run]] = {}
     for position, log in enumerate(logs):
         run = _run(log, naming)

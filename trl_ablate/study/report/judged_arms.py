@@ -7,7 +7,6 @@ compared from three successes on, not eight; such a verdict leans on bell-shaped
 
 import math
 import statistics
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +24,6 @@ from trl_ablate.study.two_part import (
     clopper_pearson,
     fisher_p,
     half_way,
-    power_of,
     welch,
 )
 from trl_ablate.study.verdict import Verdict
@@ -205,25 +203,21 @@ def _verdict(one: Judged, p: float, margin: float | None, level: float) -> Verdi
 
 
 def _needed(one: Judged, reference: Judged, level: float) -> int | None:
-    """By whichever part needs fewer: shares by the normal approximation (Cohen's h), means by the
-    power of the t test, over the share of runs that succeed."""
+    """By whichever part needs fewer: shares by Cohen's h, means by the normal approximation with
+    Guenther's correction for t (1981), over the share of runs that succeed."""
     (k, n), (other, m) = one.shares.arm, one.shares.reference
-    found = [MOST_RUNS + 1]
+    of_shares, of_means = (
+        float(special.ndtri(1 - level * part / 2)) for part in (SHARES_PART, 1 - SHARES_PART)
+    )
+    power, found = float(special.ndtri(POWER)), [MOST_RUNS + 1.0]
     h = 2 * (math.asin(math.sqrt(k / n)) - math.asin(math.sqrt(other / m)))
     if h:
-        reach = special.ndtri(1 - level * SHARES_PART / 2) + special.ndtri(POWER)
-        found.append(math.ceil(2 * (reach / h) ** 2))
+        found.append(2 * ((of_shares + power) / h) ** 2)
     if one.means and one.means.difference:
-        sd = one.means.error / math.sqrt(1 / k + 1 / other)
-        of_means = level * (1 - SHARES_PART)
-
-        def power(runs: int) -> float:
-            shift = abs(one.means.difference)
-            return power_of(sd, shift, n=runs, pool=runs, level=of_means).difference
-
-        successes = MIN_SEEDS + bisect_left(range(MIN_SEEDS, MOST_RUNS), POWER, key=power)
-        found.append(math.ceil(successes * max(n / k, m / other)))
-    least = max(n + 1, min(found))
+        variance = one.means.error**2 / (1 / k + 1 / other)
+        successes = 2 * variance * ((of_means + power) / one.means.difference) ** 2
+        found.append((successes + of_means**2 / 4) * max(n / k, m / other))
+    least = max(n + 1, math.ceil(min(found)))
     return least if least <= MOST_RUNS else None
 
 

@@ -1,7 +1,7 @@
 """The page of `trl-ablate judge`: verdicts on anybody's runs, as tables, a picture and JSON."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,17 +37,36 @@ POOLED_NOTE = (
 )
 
 
-def judged_document(found: Judgement, runs: Sequence[Run], files: Sequence[Path]) -> Document:
+def judged_document(
+    found: Judgement, runs: Sequence[Run], files: Sequence[Path], *, pictures: bool
+) -> Document:
     names = ", ".join(file.name for file in files)
     lead = f"{len(runs)} runs from {names}; {found.metric}, against {found.reference}"
     parts = [
         Section("Answer", [Items(sentences(found, runs))]),
         _verdicts(found),
         _pooled(found),
-        Section("Runs", [_picture(found)]),
+        Section("Runs", [_picture(found), *_curves(found, runs)] if pictures else []),
         _read(runs),
     ]
     return Document(f"Verdicts on {found.metric}", lead, parts)
+
+
+def _curves(found: Judgement, runs: Sequence[Run]) -> Iterator[Picture]:
+    """Of each group whose runs have more than their final values."""
+    from trl_ablate.study.report.analysis import analyse
+    from trl_ablate.study.report.pictures import draw_curves
+
+    for number_of, group in enumerate(found.groups):
+        own = [run for run in runs if (run.group or "") == group]
+        if any(
+            len(run.series[found.metric].steps) > 1 for run in own if found.metric in run.series
+        ):
+            drawn = draw_curves(analyse(own, found.metric))
+            about = (
+                f"{found.metric} of {group or 'all arms'}; bands go from the lowest to the highest"
+            )
+            yield Picture(f"curves{number_of or ''}.png", drawn, about)
 
 
 def sentences(found: Judgement, runs: Sequence[Run]) -> list[str]:
