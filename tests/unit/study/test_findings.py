@@ -186,12 +186,13 @@ def test_main_effects_and_interactions_have_the_sentences_of_the_report(written)
         ("equivalent", "not distinguishable", "neither"),
         ("worse", "better", "ends lower"),
         ("not distinguishable", "not distinguishable", "cannot say"),
+        ("fails more often", "worse", "fails more often"),
     ],
 )
 def test_papers_say_whether_they_end_higher_or_are_only_faster(written, verdict, area, ends):
-    found = arm(verdict, expected="better", agreement="yes", area={"verdict": area})
+    found = arm(verdict, expected=-0.05, agreement="yes", area={"verdict": area})
     pages = written([asked(part="papers")], {"one": report({"dapo": found})})
-    row = f"| dapo | grpo | {SHOWN} | better | {verdict} | yes | {ends} |"
+    row = f"| dapo | grpo | {SHOWN} | −0.050 | {verdict} | yes | {ends} |"
     assert row in section(pages["FINDINGS.md"], "Papers")
     assert f"| {verdict}: dapo | dapo +0.100 [" in pages["ANSWERS.md"]
 

@@ -19,7 +19,7 @@ from trl_ablate.study.report.found_answers import (
     Found,
     with_xray,
 )
-from trl_ablate.study.report.numbers import NOTHING, within
+from trl_ablate.study.report.numbers import NOTHING, signed, within
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
 from trl_ablate.study.verdict import Verdict
 
@@ -191,10 +191,16 @@ def _interactions(found: Sequence[Found]) -> Iterator[str]:
 
 def _papers(found: Sequence[Found]) -> list[list[str]]:
     return [
-        [arm.words, arm.against, arm.difference, arm.details["expected"] or NOTHING, arm.kind,
+        [arm.words, arm.against, arm.difference + arm.successes, _expected(arm), arm.kind,
          arm.details["agreement"] or NOTHING, arm.effect_on_learning]
         for row in found if row.asked.part == "papers" for arm in row.arms
     ]  # fmt: skip
+
+
+def _expected(arm: ArmFound) -> str:
+    """A verdict, or the size of the difference."""
+    expected = arm.details["expected"]
+    return signed(expected) if isinstance(expected, (int, float)) else expected or NOTHING
 
 
 def _passes(found: Sequence[Found]) -> Iterator[list[str]]:

@@ -20,6 +20,7 @@ from trl_ablate.study.xray_file import XRAY, KnownXray, read_xray
 Json = Mapping[str, Any]
 
 CANNOT_SAY = "cannot say"
+FAILING = (Verdict.FAILS_MORE, Verdict.FAILS_LESS)
 FAILS_PAGE = " ‡"
 ONLY_RESCALES = "only rescales"
 OTHER_STEPS = "another number of optimizer steps per batch"
@@ -92,12 +93,16 @@ class ArmFound:
     def brief(self) -> str:
         if self.kind == Verdict.COLLAPSE:
             return f"{self.words} collapses"
+        if self.kind in FAILING:
+            return f"{self.words} {self.kind}"
         disagree = bool(self.details.get("disagreement"))
         return f"{self.words} is {self.kind}" + " (two tests disagree)" * disagree
 
     @property
     def effect_on_learning(self) -> str:
         """Whether it ends higher, is only faster, or neither."""
+        if self.kind in FAILING:
+            return self.kind
         if self.kind.matters:
             return "ends higher" if self.kind == Verdict.BETTER else "ends lower"
         if (self.details["area"] or {}).get("verdict") == Verdict.BETTER:
