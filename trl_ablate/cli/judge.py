@@ -2,13 +2,11 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import Command, Parser, at_least_one
 from trl_ablate.cli.terminal import console, line, show_document
-from trl_ablate.errors import ConfigurationError
 
 DESCRIPTION = """\
 Judge runs that anybody trained: per arm, how many runs succeed, how well those end, whether that
@@ -25,37 +23,29 @@ EXAMPLES = (
 )
 
 
+OPTIONS = {
+    "--metric": {"help": "metric that decides; default: the usual one that is there"},
+    "--reference": {"metavar": "ARM", "help": "default: the first arm"},
+    "--arm": {"metavar": "COLUMN", "help": "column of tables that has the arm"},
+    "--seed": {"metavar": "COLUMN", "help": "column of tables that has the seed"},
+    "--group": {"metavar": "COLUMN", "help": "column of tables that has the group"},
+    "--names": {"metavar": "REGEX", "help": "arm, seed and group in the runs' names"},
+    "--base": {"type": float, "help": "outcome before training; default: that at step 0"},
+    "--threshold": {"type": float,
+                    "help": "outcome from which on a run succeeds; default: the base and half of "
+                    "what the median run of the reference gains"},
+    "--margin": {"type": float, "help": "difference within which arms are equivalent"},
+    "--questions": {"type": at_least_one,
+                    "help": "questions of an evaluation, if the metric is a share"},
+    "--out": {"metavar": "FOLDER", "type": Path, "help": "write the page and pictures here"},
+    "--json": {"action": "store_true", "help": "print the numbers as JSON instead"},
+}  # fmt: skip
+
+
 def add_options(parser: Parser) -> None:
-    parser.add_argument(
-        "files", metavar="FILE", nargs="+", type=Path, help="logs or tables of runs"
-    )
-    parser.add_argument(
-        "--metric", help="metric that decides; default: the usual one that is there"
-    )
-    parser.add_argument("--reference", metavar="ARM", help="default: the first arm")
-    for role in ("arm", "seed", "group"):
-        parser.add_argument(
-            f"--{role}", metavar="COLUMN", help=f"column of tables that has the {role}"
-        )
-    parser.add_argument("--names", metavar="REGEX", help="arm, seed and group in the runs' names")
-    parser.add_argument(
-        "--base", type=float, help="outcome before training; default: that at step 0"
-    )
-    parser.add_argument(
-        "--threshold", type=float,
-        help="outcome from which on a run succeeds; default: the base and half of what the median "
-        "run of the reference gains",
-    )  # fmt: skip
-    parser.add_argument("--margin", type=float, help="difference within which arms are equivalent")
-    parser.add_argument(
-        "--questions",
-        type=at_least_one,
-        help="questions of an evaluation, if the metric is a share",
-    )
-    parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, help="write the page and pictures here"
-    )
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="logs or tables of runs")
+    for name, how in OPTIONS.items():
+        parser.add_argument(name, **how)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -65,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
     columns = {role: name for role in ("arm", "seed", "group") if (name := getattr(options, role))}
     runs = read_runs(options.files, Naming(columns, options.names))
-    metric = metric_of(runs, options.metric, _named(options.files))
+    metric = metric_of(runs, options.metric, f"the runs of {', '.join(options.files)}")
     rules = Rules(options.base, options.threshold, options.margin, options.questions)
     found = judge_runs(runs, metric, options.reference, rules)
     numbers = judged_numbers(found)
@@ -80,12 +70,6 @@ def run(options: argparse.Namespace) -> int:
         for path in write_files(document, numbers, options.out):
             console.print(str(path))
     return DONE
-
-
-def _named(files: Sequence[Path]) -> str:
-    if missing := [file for file in files if not file.name]:
-        raise ConfigurationError(f"FILE is '{missing[0]}'; name a file or a folder")
-    return "the runs of " + ", ".join(map(str, files))
 
 
 main = Command("judge", DESCRIPTION, EXAMPLES, add_options, run)

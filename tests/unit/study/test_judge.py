@@ -257,6 +257,13 @@ def test_equal_arms_are_seldom_told_apart(tmp_path, n):
     assert wrong / 1500 < 0.05 + 2.5 * np.sqrt(0.05 * 0.95 / 1500)
 
 
+def test_a_run_without_the_metric_is_named(tmp_path, capsys):
+    rows = [("a", 0, 0.5, 1), ("a", 1, 0.6, 1), ("b", 0, "", 1), ("b", 1, 0.5, 1)]
+    file = write(tmp_path / "x.csv", ["arm", "seed", "accuracy", "loss"], rows)
+    assert main([str(file)]) == 0
+    assert "left out, as without accuracy: b-seed0" in capsys.readouterr().out
+
+
 def test_groups_are_pooled_and_left_out(tmp_path, capsys):
     arms = {"plain": [0.5, 0.51, 0.49, 0.5], "new": [0.58, 0.6, 0.1, 0.59]}
     file = outcomes(tmp_path, arms, ("x", "y", "z"))

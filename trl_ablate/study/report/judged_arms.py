@@ -108,9 +108,9 @@ def judge_runs(runs: Sequence[Run], metric: str, reference: str | None, rules: R
     chosen = reference or arms[0]
     if chosen not in arms:
         raise ConfigurationError(f"--reference is '{chosen}'; the arms are {', '.join(arms)[:300]}")
-    groups = {run.group or "": [] for run in known}
+    groups: dict[str, list[Run]] = {}
     for run in known:
-        groups[run.group or ""].append(run)
+        groups.setdefault(run.group or "", []).append(run)
     bases = {name: _base(found, metric, rules) for name, found in groups.items()}
     judged = {
         name: _judged(_finals(found, metric), chosen, bases[name], rules)
@@ -190,10 +190,7 @@ def _verdict(one: Judged, p: float, margin: float | None, level: float) -> Verdi
     if min(n, m) < MIN_SEEDS:
         return Verdict.TOO_FEW
     if p <= ALPHA:
-        by_shares = one.means is None or one.shares.p <= one.means.p * SHARES_PART / (
-            1 - SHARES_PART
-        )
-        if by_shares:
+        if one.means is None or one.shares.p / SHARES_PART <= one.means.p / (1 - SHARES_PART):
             return Verdict.FAILS_MORE if k * m < other * n else Verdict.FAILS_LESS
         return Verdict.BETTER if one.means.difference > 0 else Verdict.WORSE
     if margin and one.means and one.shares.p > DOUBTFUL:

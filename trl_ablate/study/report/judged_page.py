@@ -38,9 +38,9 @@ POOLED_NOTE = (
 
 
 def judged_document(
-    found: Judgement, runs: Sequence[Run], files: Sequence[Path], *, pictures: bool
+    found: Judgement, runs: Sequence[Run], files: Sequence[str], *, pictures: bool
 ) -> Document:
-    names = ", ".join(file.name for file in files)
+    names = ", ".join(Path(file).name or file for file in files)
     lead = f"{len(runs)} runs from {names}; {found.metric}, against {found.reference}"
     parts = [
         Section("Answer", [Items(sentences(found, runs))]),
@@ -57,21 +57,18 @@ def _curves(found: Judgement, runs: Sequence[Run]) -> Iterator[Picture]:
     from trl_ablate.study.report.analysis import analyse
     from trl_ablate.study.report.pictures import draw_curves
 
-    for number_of, group in enumerate(found.groups):
-        own = [run for run in runs if (run.group or "") == group]
-        if any(
-            len(run.series[found.metric].steps) > 1 for run in own if found.metric in run.series
-        ):
+    for place, group in enumerate(found.groups):
+        own = [run for run in runs if (run.group or "") == group and found.metric in run.series]
+        if any(len(run.series[found.metric].steps) > 1 for run in own):
             drawn = draw_curves(analyse(own, found.metric))
-            about = (
-                f"{found.metric} of {group or 'all arms'}; bands go from the lowest to the highest"
-            )
-            yield Picture(f"curves{number_of or ''}.png", drawn, about)
+            about = f"{found.metric} of {group or 'all arms'}; bands: the lowest to the highest"
+            yield Picture(f"curves{place or ''}.png", drawn, about)
 
 
 def sentences(found: Judgement, runs: Sequence[Run]) -> list[str]:
     """What counts as success, then what is decided."""
-    said = []
+    without = [run.name for run in runs if found.metric not in run.series]
+    said = [f"left out, as without {found.metric}: {', '.join(without)}"] if without else []
     for group, arms in found.groups.items():
         where = f"{group}: " if group else ""
         start = f"{where}a run succeeds from {number(arms[0].threshold)} on"
@@ -174,26 +171,19 @@ def _mean(means: Any) -> str:
     return within(means.difference, means.low, means.high) if means else NOTHING
 
 
-def runs_by_arm(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
-    """(group, arm) -> its runs."""
-    found: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        found.setdefault((run.group or "", run.arm), []).append(run)
-    return found
-
-
 def _read(runs: Sequence[Run]) -> Section:
     """How the names were understood."""
+    arms: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        arms.setdefault((run.group or NOTHING, run.arm), []).append(run)
     columns: Columns = [
-        ("group", lambda item: item[0][0] or NOTHING),
+        ("group", lambda item: item[0][0]),
         ("arm", lambda item: item[0][1]),
         ("seeds", lambda item: ", ".join("?" if r.seed is None else str(r.seed) for r in item[1])),
         ("last step", lambda item: f"{max(run.last_step or 0 for run in item[1]):g}"),
     ]
-    note = (
-        "Arms and seeds as found in columns or names; --arm, --seed, --group and --names change it."
-    )
-    return table("How the runs were read", runs_by_arm(runs).items(), columns, note, 2)
+    note = "As found in columns or names; --arm, --seed, --group and --names change it."
+    return table("How the runs were read", arms.items(), columns, note, 2)
 
 
 def _picture(found: Judgement) -> Picture:
