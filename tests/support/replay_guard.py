@@ -1,6 +1,6 @@
 """How early does each rule of the guard fire in runs that fail, and how often in runs that succeed?
 
-    python scripts/replay_guard.py recipes/studies/*/runs.parquet
+    python -m tests.support.replay_guard recipes/studies/*/runs.parquet
 
 Replays the rules over the kept runs of studies. A run succeeds if the right answers of its last
 evaluation gain at least half of what the median run of its study gains over the first one. "After"
