@@ -7,9 +7,8 @@ completions/completions_N.parquet   of TRL, with a column for each reward functi
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trl_ablate.errors import ConfigurationError, shortened
 from trl_ablate.guard.rules import Alert
@@ -26,17 +25,15 @@ REPEATS = 0.3
 _FILE = re.compile(r"(?:step|completions)_(\d+)\.(?:jsonl|parquet)")
 _WORD = re.compile(r"\w+|[^\w\s]")
 
+Shown = tuple[str, str]
+"""What a completion shows, and the completion."""
 
-@dataclass(frozen=True)
-class Sample:
+
+class Sample(NamedTuple):
     """A saved completion, and what each reward function gave it."""
 
     text: str
     scores: Mapping[str, float]
-
-
-Pick = Callable[[Sequence[Sample]], tuple[str, Sample] | None]
-"""One of the completions, and what it shows; None where none shows it."""
 
 
 def evidence(alert: Alert, path: Path) -> Iterator[str]:
@@ -45,10 +42,8 @@ def evidence(alert: Alert, path: Path) -> Iterator[str]:
     step = min((at for at in files if at >= alert.step), default=max(files, default=None))
     picks = PICKS.get("shorter" if alert.rule == "length" and is_short(alert) else alert.rule, ())
     samples = read(files[step]) if step is not None and picks else []
-    for pick in picks if samples else ():
-        if found := pick(samples):
-            label, sample = found
-            yield f"step {step}, {label}: '{for_picture(sample.text, LETTERS)}'"
+    for label, text in filter(None, (pick(samples) for pick in picks if samples)):
+        yield f"step {step}, {label}: '{for_picture(text, LETTERS)}'"
 
 
 def home_of(path: Path) -> Path:
@@ -89,26 +84,24 @@ def _sample(row: Mapping[str, Any], completion: Any) -> Sample:
     return Sample("\n".join(str(text) for text in texts if text is not None), scores)
 
 
-def shortest(samples: Sequence[Sample]) -> tuple[str, Sample]:
-    found = min(samples, key=lambda sample: len(sample.text))
-    return f"shortest of {len(samples)} ({len(found.text)} letters)", found
+def shortest(samples: Sequence[Sample]) -> Shown:
+    text = min((sample.text for sample in samples), key=len)
+    return f"shortest of {len(samples)} ({len(text)} letters)", text
 
 
-def longest(samples: Sequence[Sample]) -> tuple[str, Sample]:
-    found = max(samples, key=lambda sample: len(sample.text))
-    return f"longest of {len(samples)} ({len(found.text)} letters)", found
+def longest(samples: Sequence[Sample]) -> Shown:
+    text = max((sample.text for sample in samples), key=len)
+    return f"longest of {len(samples)} ({len(text)} letters)", text
 
 
-def most_frequent(samples: Sequence[Sample]) -> tuple[str, Sample] | None:
+def most_frequent(samples: Sequence[Sample]) -> Shown | None:
     text, count = Counter(sample.text for sample in samples).most_common(1)[0]
-    found = next(sample for sample in samples if sample.text == text)
-    return (f"{count} of {len(samples)} are the same", found) if count > 1 else None
+    return (f"{count} of {len(samples)} are the same", text) if count > 1 else None
 
 
-def most_repetitive(samples: Sequence[Sample]) -> tuple[str, Sample] | None:
-    found = max(samples, key=lambda sample: repeated(sample.text))
-    share = repeated(found.text)
-    return (f"repeats itself ({share:.0%})", found) if share > REPEATS else None
+def most_repetitive(samples: Sequence[Sample]) -> Shown | None:
+    share, text = max((repeated(sample.text), sample.text) for sample in samples)
+    return (f"repeats itself ({share:.0%})", text) if share > REPEATS else None
 
 
 def repeated(text: str) -> float:
@@ -118,9 +111,9 @@ def repeated(text: str) -> float:
     return 1 - len(set(windows)) / len(windows) if windows else 0.0
 
 
-def format_alone(samples: Sequence[Sample]) -> tuple[str, Sample] | None:
+def format_alone(samples: Sequence[Sample]) -> Shown | None:
     """Rewarded by a function that is named after the format, and by no other."""
-    found = [sample for sample in samples if is_format_alone(sample.scores)]
+    found = [sample.text for sample in samples if is_format_alone(sample.scores)]
     label = f"{len(found)} of {len(samples)} have the format and no other reward"
     return (label, found[0]) if found else None
 
@@ -131,12 +124,13 @@ def is_format_alone(scores: Mapping[str, float]) -> bool:
     return bool(by_format and others) and max(by_format) > 0 >= max(others)
 
 
-PICKS: Mapping[str, Sequence[Pick]] = {
+PICKS: Mapping[str, Sequence[Callable[[Sequence[Sample]], Shown | None]]] = {
     "shorter": (shortest,),
     "length": (longest, most_repetitive),
     "length_spread": (shortest, longest),
     "entropy": (most_frequent, most_repetitive),
     "reward": (format_alone, most_frequent, most_repetitive, shortest, longest),
+    "shortcut": (format_alone, shortest),
     "special_tokens": (shortest,),
     "no_variance": (most_frequent, format_alone),
 }

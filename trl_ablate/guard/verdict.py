@@ -65,8 +65,8 @@ def verdict(
 
 def lost_compute(rows: Sequence[Mapping[str, Any]], rule: str, step: int) -> str:
     """The share of the steps after the last row before a step, and of the time if it was logged."""
-    steps = [row["step"] for row in rows]
-    last, before = steps[-1], max((one for one in steps if one < step), default=0)
+    last = rows[-1]["step"]
+    before = max((row["step"] for row in rows if row["step"] < step), default=0)
     spent = seconds_by_step(rows)
     shares = [f"{(last - before) / last:.0%} of {last} steps"] if last else []
     if spent and (total := max(spent.values())) > 0:
