@@ -1,16 +1,13 @@
-"""Callbacks of a run: they record its rows and rollouts, keep the best model, show the live line,
-and end the run after SIGTERM. The guard is in `guard_callback.py`.
+"""Callbacks of a run: they record its rollouts, keep the best model, show the live line, and end
+the run after SIGTERM. `guard_callback.py` has the one that records its rows.
 
 A callback that needs the trainer gets it by `attach`, once the trainer is built.
 """
 
 import math
-import os
 import random
 import time
 from datetime import timedelta
-from errno import ENOENT
-from fractions import Fraction
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -37,33 +34,6 @@ from trl_ablate.training.dashboard import (
 
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
-
-
-class RunRecorder(TrainerCallback):
-    """Appends every logged row to `metrics.jsonl`, with its step and its time since the start.
-
-    Without `grpo_steps_per_optimizer_step`, as of a trainer that has no such steps, rows have none.
-    """
-
-    def __init__(self, run: RunDirectory, grpo_steps_per_optimizer_step: Fraction | None):
-        self._run = run
-        self._per_step = grpo_steps_per_optimizer_step
-        self._started = time.monotonic()
-        self._begun = False
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self._started -= self._run.seconds_so_far()  # before a resume
-
-    def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **kwargs):
-        if state.is_world_process_zero and "train_runtime" not in logs:  # run.json has the total
-            if self._begun and not self._run.metrics_file.exists():
-                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(self._run.metrics_file))
-            self._begun = True
-            place: dict[str, Any] = {"step": state.global_step}
-            if self._per_step is not None:
-                place["grpo_step"] = float(state.global_step * self._per_step)
-            place["seconds"] = round(time.monotonic() - self._started, 3)
-            self._run.append_metrics({**place, **logs})
 
 
 class RolloutWriter(TrainerCallback):

@@ -1,7 +1,11 @@
 """The guard on any trainer of TRL: `trainer.add_callback(trl_ablate.GuardCallback())`."""
 
+import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from errno import ENOENT
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,6 @@ from trl_ablate.metrics import translated
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import append_jsonl
 from trl_ablate.run.untrusted import SafeConsole
-from trl_ablate.training.callbacks import RunRecorder
 from trl_ablate.training.dashboard import (
     TRACKIO,
     dropped_on_error,
@@ -29,7 +32,7 @@ FOLDER = "guard"
 
 
 class GuardCallback(TrainerCallback):
-    """Passes every logged row to the guard; warns, or ends the run, as configured.
+    """Records every logged row, and passes it to the guard; warns, or ends the run, as configured.
 
     It prints alerts, sends them to trackio and its webhooks if `report_to` has it, writes
     `OUTPUT_DIR/guard/metrics.jsonl` and `alerts.jsonl`, which `trl-ablate inspect OUTPUT_DIR`
@@ -38,7 +41,8 @@ class GuardCallback(TrainerCallback):
 
     Args:
         arguments: rules and thresholds; default: `GuardArguments()`.
-        run: the folder of a run that keeps its metrics itself.
+        run: the run that it belongs to, instead of a folder below `output_dir`.
+        per_step: GRPO steps per optimizer step of that run.
         settings: fields of `GuardArguments` instead, such as `guard_entropy="stop"`.
 
     Attributes:
@@ -50,13 +54,14 @@ class GuardCallback(TrainerCallback):
         arguments: GuardArguments | None = None,
         *,
         run: RunDirectory | None = None,
+        per_step: Fraction | None = None,
         console: Console | None = None,
         **settings: Any,
     ):
         self._arguments = arguments or GuardArguments(**settings)
         self._guard = Guard(self._arguments)
-        self._run, self._keeps_its_own = run, run is not None
-        self._recorder: RunRecorder | None = None
+        self._run, self._is_own, self._per_step = run, run is not None, per_step
+        self._started, self._begun = time.monotonic(), False
         self._console = console or SafeConsole(soft_wrap=True)
         self.stopped_by: Alert | None = None
 
@@ -64,12 +69,14 @@ class GuardCallback(TrainerCallback):
         self._guard, self.stopped_by = Guard(self._arguments), None
         for row in state.log_history:  # from before a resume
             self._guard.observe(_named(row))
-        if state.is_world_process_zero and not self._keeps_its_own:
-            self._write(self._begin, args, state, control)
+        if state.is_world_process_zero and not self._is_own:
+            self._write(self._begin, args, state)
+        if self._run:
+            self._started -= self._run.seconds_so_far()  # before a resume
 
     def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs):
-        if self._recorder:
-            self._write(self._recorder.on_log, args, state, control, logs=logs or {})
+        if self._run and state.is_world_process_zero and "train_runtime" not in (logs or {}):
+            self._write(self._record, self._run, state.global_step, logs or {})
         for alert in self._guard.observe(_named({**(logs or {}), "step": state.global_step})):
             if state.is_world_process_zero:
                 self._tell(alert, args)
@@ -81,17 +88,25 @@ class GuardCallback(TrainerCallback):
     def on_train_end(self, args, state: TrainerState, control, **kwargs):
         rows = [_named(row) for row in state.log_history]
         found = replay(rows, self._arguments)
-        if state.is_world_process_zero and (found.alerts or not self._keeps_its_own):
+        if state.is_world_process_zero and (found.alerts or not self._is_own):
             for sentence in verdict(rows, found):
                 self._console.print(f"guard: {sentence}")
 
-    def _begin(self, args: TrainingArguments, state: TrainerState, control) -> None:
+    def _begin(self, args: TrainingArguments, state: TrainerState) -> None:
         """Open the files, without what an earlier run recorded after this one's first step."""
-        self._run = RunDirectory(Path(str(args.output_dir)) / FOLDER)
-        self._run.path.mkdir(parents=True, exist_ok=True)
-        self._run.rewind(state.global_step or -1)
-        self._recorder = RunRecorder(self._run, None)
-        self._recorder.on_train_begin(args, state, control)
+        run = RunDirectory(Path(str(args.output_dir)) / FOLDER)
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.rewind(state.global_step or -1)
+        self._run, self._started, self._begun = run, time.monotonic(), False
+
+    def _record(self, run: RunDirectory, step: int, logs: Mapping[str, Any]) -> None:
+        """Append a row to `metrics.jsonl`, with its step and its time since the start."""
+        if self._begun and not run.metrics_file.exists():
+            raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(run.metrics_file))
+        self._begun = True
+        place = {} if self._per_step is None else {"grpo_step": float(step * self._per_step)}
+        seconds = round(time.monotonic() - self._started, 3)
+        run.append_metrics({"step": step, **place, "seconds": seconds, **logs})
 
     def _tell(self, alert: Alert, args: TrainingArguments) -> None:
         if self._run:
@@ -108,10 +123,10 @@ class GuardCallback(TrainerCallback):
         try:
             write(*given, **named)
         except OSError as error:
-            if self._keeps_its_own:
+            if self._is_own:
                 raise
             warn_of("the guard writes no more files", error)
-            self._run = self._recorder = None
+            self._run = None
 
 
 def _named(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,6 @@ from trl_ablate.training.callbacks import (
     LiveLine,
     Preemption,
     RolloutWriter,
-    RunRecorder,
     save_whole,
 )
 from trl_ablate.training.dashboard import export_static, new_run_name
@@ -225,11 +224,11 @@ def prepare(start: Start, resolved: Resolved) -> Iterator[Prepared]:
     live = LiveLine(start.console)
     rollouts = RolloutWriter(directory, config.num_rollouts_saved, config.seed)
     best = BestCheckpoint(directory, config.best_metric)
-    guard = GuardCallback(resolved.guard, run=directory, console=start.console)
-    recorder = RunRecorder(directory, config.grpo_steps_per_optimizer_step)
+    per_step = config.grpo_steps_per_optimizer_step
+    guard = GuardCallback(resolved.guard, run=directory, per_step=per_step, console=start.console)
     preemption = Preemption(start.termination)
     with closing(live), grader_of(resolved.task) as grader:
-        watching = [recorder, rollouts, best, guard, live]
+        watching = [guard, rollouts, best, live]
         trainer = build_trainer(resolved, grader, watching)
         for watcher in (rollouts, best):
             watcher.attach(trainer)

@@ -13,7 +13,8 @@ from tests.support.terminal import in_terminal
 from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.untrusted import SafeConsole
-from trl_ablate.training.callbacks import LiveLine, RunRecorder
+from trl_ablate.training.callbacks import LiveLine
+from trl_ablate.training.guard_callback import GuardCallback
 
 LOGS = {REWARD: 0.8125, LENGTH: 1024.4, ENTROPY: 1.23e-5, GRAD_NORM: 0.0123, EVAL_REWARD: 0.5}
 TIME_LEFT = re.compile(r"left \d+:\d\d:\d\d")
@@ -68,7 +69,7 @@ def test_a_log_file_gets_a_line_every_minute_also_during_a_long_step(is_main):
 
 def test_a_metrics_file_that_vanishes_ends_the_run(tmp_path):
     run = RunDirectory(tmp_path)
-    recorder = RunRecorder(run, Fraction(1))
+    recorder = GuardCallback(run=run, per_step=Fraction(1))
     recorder.on_log(ARGS, state(1), CONTROL, logs=LOGS)
     run.metrics_file.unlink()
     with pytest.raises(FileNotFoundError, match="metrics.jsonl"):
