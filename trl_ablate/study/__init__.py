@@ -2,9 +2,11 @@
 
     decision     the verdict on one comparison; exported: `decide`
     two_part     the same for runs that are not paired and may fail; exported: `TwoPart`
+    power        what a design can find, before any run
     nominal      the level of each look
     verdict      every verdict, and its words
     definition   read and check study.yaml: its arms, looks, factors and tuning
+    looks        the numbers of runs at which a study is looked at
     factors      factorial designs: levels, cells, names (`fraction`: which cells, and aliases)
     tuning       which trials an arm needs, and which value is its best
     planned      a resolved study: its arms, settings and runs; saved as JSON

@@ -39,7 +39,7 @@ def check_starts(arms: Iterable[tuple[str, Resolved]]) -> None:
 
 def check_success(study: Study, configs: Iterable[AblationConfig]) -> None:
     """What a study in two parts needs: runs enough to decide, and a base to gain over."""
-    from trl_ablate.study.two_part import check_decides
+    from trl_ablate.study.power import check_decides
 
     what, trials = f"study {study.path}", len(study.tuning.seeds) if study.tuning else 0
     names = study.tuning.arms if study.tuning else study.arms

@@ -33,7 +33,7 @@ from typing import overload
 import numpy as np
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.definition import LOOKS, check_looks, check_margin
+from trl_ablate.study.looks import LOOKS, check_looks, check_margin
 from trl_ablate.study.nominal import critical_t, nominal_level
 from trl_ablate.study.two_part import FEWEST, TwoPart, judge_two_parts
 from trl_ablate.study.two_part import LOOKS as TWO_PART_LOOKS

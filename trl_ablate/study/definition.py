@@ -30,11 +30,9 @@
 Recipes are searched in the study's folder, in every folder above it, and among the shipped ones.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +41,7 @@ from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.recipe.places import SHIPPED, SUFFIXES
 from trl_ablate.recipe.strict import check_value, nearest, read_mapping
 from trl_ablate.study.factors import Design, read_design
+from trl_ablate.study.looks import check_looks, check_margin
 from trl_ablate.study.tuning import Statistic, Tuning, make_tuning
 from trl_ablate.study.verdict import Expectation, Judge
 
@@ -79,7 +78,6 @@ TUNE_KEYS: dict[str, Any] = {"seeds": int, "by": Statistic, "halving": bool}
 """Options of `tune`; its one other key is the setting that is tuned."""
 RESERVED = ("arm", "extends", "output_dir", "profile", "run_name", "seed", "study")
 """Settings that the study sets for every run."""
-LOOKS = (3, 5, 8, 12)
 
 
 @dataclass(frozen=True)
@@ -372,29 +370,3 @@ def _check_free(overrides: Mapping[str, Any], what: str) -> None:
             raise ConfigurationError(
                 f"{what}: '{key}' cannot be overridden: the study sets it for every run; remove it"
             )
-
-
-def check_looks(looks: Sequence[int], what: str) -> tuple[int, ...]:
-    """The looks; raises if they are not whole ascending numbers from 2 on: one difference has no
-    spread."""
-    found = tuple(looks)
-    whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in found)
-    ascending = whole and all(a < b for a, b in zip(found, found[1:], strict=False))
-    if not found or not ascending or found[0] < 2:
-        raise ConfigurationError(
-            f"{what} are {list(found)}; allowed: ascending numbers of pairs from 2 on, "
-            f"such as {list(LOOKS)}"
-        )
-    return tuple(int(n) for n in found)
-
-
-def reference_runs(n: int, last: int, pool: int | None) -> int:
-    """Runs of the reference at a look at n runs of an arm, if it has `pool` at the last look."""
-    return n if pool is None else max(n, round(n * pool / last))
-
-
-def check_margin(margin: float, what: str) -> None:
-    if not (math.isfinite(margin) and margin > 0):
-        raise ConfigurationError(
-            f"{what} is {margin}; allowed: a positive number, on the scale of the metric"
-        )

@@ -65,7 +65,7 @@ def _parts(runs: StudyRuns) -> Iterator[RenderableType]:
 def power_lines(plan: Plan, margin: float) -> Iterator[Text]:
     """The power of every comparison for the margin that the study asks about."""
     from trl_ablate.study.nominal import nominal_level
-    from trl_ablate.study.two_part import level_of_means, power_of
+    from trl_ablate.study.power import level_of_means, power_of
 
     trials = len(plan.tuning.seeds) if plan.tuning else 0
     n = min(len(arm.runs) for arm in plan.arms) - trials

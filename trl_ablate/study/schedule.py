@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trl_ablate.study.definition import reference_runs
+from trl_ablate.study.looks import reference_runs
 from trl_ablate.study.planned import Plan, PlannedRun, in_order
 from trl_ablate.study.tuning import Standing, Tuning, standing, trials_per_arm
 

@@ -6,7 +6,8 @@ from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.definition import Statistic, reference_runs
+from trl_ablate.study.definition import Statistic
+from trl_ablate.study.looks import reference_runs
 from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import NOTHING, difference, interval, number, p_value, p_words
 from trl_ablate.study.report.stats import ALPHA, Comparison, Interval, t_interval
