@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from trl_ablate.bench.modes import Grading
 from trl_ablate.bench.synthetic import recorded
 from trl_ablate.bench.timing import Result, alternate, median, ratio, timed
 from trl_ablate.rewards import MathGrader
@@ -51,20 +52,20 @@ def golds_of(file: Path | None, numbers: random.Random) -> list[str]:
     return [form(numbers.randint(1, 99), numbers.randint(2, 99)) for form in FORMS * 50]
 
 
-def bench(*, answers: Path | None, count: int, rounds: int, workers: int) -> Result:
+def bench(asked: Grading) -> Result:
     """What `trl-ablate bench reward` publishes. The first two batches are not counted."""
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     numbers = random.Random(0)
-    golds = golds_of(answers, numbers)
-    batches = [rollout_batch(golds, count, numbers) for _ in range(rounds + 2)]
-    with MathGrader(workers=workers) as grader:
+    golds = golds_of(asked.answers, numbers)
+    batches = [rollout_batch(golds, asked.count, numbers) for _ in range(asked.rounds + 2)]
+    with MathGrader(workers=asked.workers) as grader:
         ways = {
             "math-verify, one process": lambda number: _one_by_one(*batches[number]),
-            f"trl_ablate, {workers} workers": lambda number: grader.grade(*batches[number]),
+            f"trl_ablate, {asked.workers} workers": lambda number: grader.grade(*batches[number]),
         }
-        seconds, verdicts = alternate(ways, rounds, warmup=2)
+        seconds, verdicts = alternate(ways, asked.rounds, warmup=2)
     rows = [
-        {**timed(name, "s", taken), "answers/s": count / median(taken)}
+        {**timed(name, "s", taken), "answers/s": asked.count / median(taken)}
         for name, taken in seconds.items()
     ]
     theirs, mine = (sum(each, []) for each in verdicts.values())
@@ -73,7 +74,7 @@ def bench(*, answers: Path | None, count: int, rounds: int, workers: int) -> Res
         "answers": len(mine),
         "verdicts that differ": sum(a != b for a, b in zip(theirs, mine, strict=True)),
     }
-    return f"grading {count} answers", rows, facts
+    return f"grading {asked.count} answers", rows, facts
 
 
 def _one_by_one(answers: list[str], golds: list[str]) -> list[bool]:

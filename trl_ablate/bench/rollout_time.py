@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
+from trl_ablate.bench.modes import Rollout
 from trl_ablate.bench.positions import Positions, fewest
-from trl_ablate.bench.synthetic import lengths, model_and_tokenizer
+from trl_ablate.bench.synthetic import lengths_of, model_and_tokenizer
 from trl_ablate.bench.timing import OURS, Result, alternate, median, ratio, timed
 from trl_ablate.trainer import decoding
 from trl_ablate.trainer.temporary import replaced
@@ -33,34 +34,22 @@ class StatedLength(StoppingCriteria):
         return input_ids.size(1) - self._prompt_length >= stated_M
 
 
-def bench(
-    *,
-    model_shape: str,
-    model_name_or_path: str | None,
-    rows: int,
-    mean_length: float,
-    cap: int,
-    sigma: float,
-    uniform: bool,
-    seed: int,
-    **sizes: int,
-) -> Result:
+def bench(asked: Rollout) -> Result:
     """What `trl-ablate bench rollout` publishes."""
-    torch.manual_seed(seed)
-    group = sizes["group"]
-    model: Any = model_and_tokenizer(model_shape, model_name_or_path)[0].eval()
+    torch.manual_seed(asked.seed)
+    rows, group = asked.rows, asked.group
+    model: Any = model_and_tokenizer(asked.model_shape, asked.model_name_or_path)[0].eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    drawn = lengths(rows, mean_length, cap, seed, sigma)
-    lengths_N = [length for length in drawn[::group] for _ in range(group)]
-    if uniform:
-        lengths_N = [round(mean_length)] * rows
-    seconds, done = compare(model, lengths_N, **sizes)
+    lengths_N = [length for length in lengths_of(asked)[::group] for _ in range(group)]
+    seconds, done = compare(
+        model, lengths_N, group=group, prompt_length=asked.prompt_length, rounds=asked.rounds
+    )
     theirs, ours = (each[-1] for each in done.values())
     table = rows_of(seconds, done, sum(lengths_N))
-    least = fewest([sizes["prompt_length"]] * (rows // group), lengths_N, [False] * rows)
+    least = fewest([asked.prompt_length] * (rows // group), lengths_N, [False] * rows)
     title = (
         f"rollouts of {rows} completions of {sum(lengths_N) / rows:.0f} tokens (longest "
-        f"{max(lengths_N)}), {model_name_or_path or model_shape}"
+        f"{max(lengths_N)}), {asked.model}"
     )
     return title, table, {
         "completions with different tokens": int((theirs.ids != ours.ids).any(dim=1).sum()),

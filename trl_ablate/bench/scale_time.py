@@ -12,18 +12,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.bench.modes import Scale
 from trl_ablate.bench.timing import Result, median, timed
 
 
-def bench(
-    *, rows: list[int], mean_lengths: list[float], processes: list[int], steps: int, rounds: int
-) -> Result:
+def bench(asked: Scale) -> Result:
     """What `trl-ablate bench scale` publishes. Each round measures all points; the first value of
     each list is used while another list varies."""
-    points = [(n, mean_lengths[0], processes[0]) for n in rows]
-    points += [(rows[0], mean, processes[0]) for mean in mean_lengths[1:]]
-    points += [(rows[0], mean_lengths[0], count) for count in processes[1:]]
-    found = [[_measured(n, mean, count, steps) for n, mean, count in points] for _ in range(rounds)]
+    rows, means, processes = asked.rows, asked.mean_lengths, asked.processes
+    points = [(n, means[0], processes[0]) for n in rows]
+    points += [(rows[0], mean, processes[0]) for mean in means[1:]]
+    points += [(rows[0], means[0], count) for count in processes[1:]]
+    found = [[_measured(*point, asked.steps) for point in points] for _ in range(asked.rounds)]
     table = [_row(*point, [one[n] for one in found]) for n, point in enumerate(points)]
     return "the training phase, cost of a token", table, {}
 

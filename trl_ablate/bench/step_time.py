@@ -7,7 +7,6 @@ in every round. With vLLM there is one round, as a process can start an engine o
 trainer.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,6 +18,7 @@ from trl import GRPOTrainer
 
 from trl_ablate import miniature
 from trl_ablate.bench import synthetic
+from trl_ablate.bench.modes import Step
 from trl_ablate.bench.positions import LIMIT
 from trl_ablate.bench.timing import (
     OURS,
@@ -37,30 +37,11 @@ from trl_ablate.metrics import LENGTH
 from trl_ablate.rewards import MathGrader, build_rewards
 
 
-@dataclass
-class Load:
-    """The size of a step. In each round both trainers take one more, which is not counted.
-
-    `idle`: the share of groups whose rewards are equal; None: as the answers are graded.
-    """
-
-    rows: int = 128
-    microbatch: int = 64
-    group: int = 8
-    idle: float | None = None
-    cap: int = 60
-    world: str = "chains"
-    steps: int = 5
-    rounds: int = 3
-
-
-def bench(*, model_shape: str, model_name_or_path: str | None, **sizes: Any) -> Result:
+def bench(load: Step) -> Result:
     """What `trl-ablate bench step` publishes."""
-    load = Load(**sizes)
-    found = compare(model_name_or_path or model_folder(model_shape, load.world), load)
+    found = compare(load.model_name_or_path or model_folder(load.model_shape, load.world), load)
     title = (
-        f"whole steps, {load.rows} rollouts of up to {load.cap} tokens, "
-        f"{model_name_or_path or model_shape}, {load.world}"
+        f"whole steps, {load.rows} rollouts of up to {load.cap} tokens, {load.model}, {load.world}"
     )
     rows = [_row(name, one, found[STOCK]) for name, one in found.items()]
     facts = {name: rows[1][name] for name in ("ratio", "CPU ratio")}
@@ -72,7 +53,7 @@ def parts_computed() -> tuple[str, ...]:
     return ("train",) if torch.cuda.is_available() else ("rollout", "train")
 
 
-def compare(model: str, load: Load) -> dict[str, Measured]:
+def compare(model: str, load: Step) -> dict[str, Measured]:
     """The trainers alternate for `load.rounds` rounds."""
     found = {STOCK: Measured(), OURS: Measured()}
     with MathGrader(workers=2) as grader:
@@ -110,7 +91,7 @@ def _row(name: str, one: Measured, first: Measured) -> dict[str, Any]:
     }
 
 
-def _build(stock: bool, model: str, rewards: Any, load: Load) -> GRPOTrainer:
+def _build(stock: bool, model: str, rewards: Any, load: Step) -> GRPOTrainer:
     settings = dict(
         loss_type="grpo",
         per_device_train_batch_size=load.microbatch,

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from trl_ablate import miniature
+from trl_ablate.bench.modes import OfLengths
 from trl_ablate.data.row_files import read_file
 from trl_ablate.errors import ConfigurationError
 
@@ -69,6 +70,12 @@ def model_and_tokenizer(
         return random_model(shape, tokenizer, vocabulary), tokenizer
     model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
     return model, AutoTokenizer.from_pretrained(name, padding_side="left")
+
+
+def lengths_of(asked: OfLengths) -> list[int]:
+    if asked.uniform:
+        return [round(asked.mean_length)] * asked.rows
+    return lengths(asked.rows, asked.mean_length, asked.cap, asked.seed, asked.sigma)
 
 
 def lengths(count: int, mean: float, cap: int, seed: int, sigma: float = 0.8) -> list[int]:

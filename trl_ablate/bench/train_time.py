@@ -8,9 +8,8 @@ final weights are compared, to show that a faster step computes the same result.
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from trl_ablate.bench import synthetic
+from trl_ablate.bench.modes import Train, Training
 from trl_ablate.bench.positions import LIMIT
 from trl_ablate.bench.timing import (
     OURS,
@@ -39,22 +39,10 @@ Ways = Mapping[str, tuple[bool, Mapping[str, Any]]]
 
 
 @dataclass
-class Workload:
-    """The training data and the size of a step.
-
-    `corrected`: treat the rollouts as those of an engine and correct their mismatch.
-    `idle`: the share of groups whose rewards are equal. `bf16`: compute in it.
-    """
+class Workload(Training):
+    """The training data and the size of a step."""
 
     lengths_N: list[int]
-    microbatch: int = 4
-    steps: int = 3
-    rounds: int = 3
-    group: int = 8
-    prompt_length: int = 96
-    corrected: bool = False
-    idle: float = 0.0
-    bf16: bool = False
 
     @property
     def rows(self) -> int:
@@ -72,42 +60,27 @@ class Workload:
         return self.padded_as_drawn if logged is None else logged
 
 
-def bench(
-    *,
-    model_shape: str,
-    model_name_or_path: str | None,
-    vocabulary: int | None,
-    rows: int,
-    mean_length: float,
-    cap: int,
-    sigma: float,
-    uniform: bool,
-    lengths: Path | None,
-    only: bool,
-    seed: int,
-    **sizes: Any,
-) -> Result | None:
+def bench(asked: Train) -> Result | None:
     """What `trl-ablate bench train` publishes; None in all processes but the first."""
     first = PartialState(cpu=not torch.cuda.is_available()).is_main_process
-    torch.manual_seed(seed)
-    model, tokenizer = synthetic.model_and_tokenizer(model_shape, model_name_or_path, vocabulary)
-    if uniform:
-        lengths_N = [round(mean_length)] * rows
-    elif lengths:
-        lengths_N = synthetic.recorded_lengths(lengths)[:rows]
-    else:
-        lengths_N = synthetic.lengths(rows, mean_length, cap, seed, sigma)
+    torch.manual_seed(asked.seed)
+    model, tokenizer = synthetic.model_and_tokenizer(
+        asked.model_shape, asked.model_name_or_path, asked.vocabulary
+    )
+    recorded = asked.lengths and not asked.uniform and synthetic.recorded_lengths(asked.lengths)
+    lengths_N = recorded[: asked.rows] if recorded else synthetic.lengths_of(asked)
+    sizes = {each.name: getattr(asked, each.name) for each in fields(Training)}
     load = Workload(lengths_N, **sizes)
     extra = {f"{OURS}, extra forward": (False, {"reuse_forward": False})} if load.corrected else {}
-    ways = {**({} if only else {STOCK: (True, {})}), **extra, OURS: (False, {})}
+    ways = {**({} if asked.only else {STOCK: (True, {})}), **extra, OURS: (False, {})}
     found = compare(model, tokenizer, load, ways)
     title = (
-        f"training phase, {rows} completions of {sum(lengths_N) / len(lengths_N):.0f} tokens "
+        f"training phase, {asked.rows} completions of {sum(lengths_N) / len(lengths_N):.0f} tokens "
         f"(longest {max(lengths_N)}), microbatch {load.microbatch}, "
-        f"{model_name_or_path or model_shape}"
+        f"{asked.model}"
     )
     table, facts = rows_of(found, load), differences(found[next(iter(ways))], found[OURS])
-    facts |= {} if only else {LIMIT: found[STOCK].limit("train")}
+    facts |= {} if asked.only else {LIMIT: found[STOCK].limit("train")}
     return (title, table, facts) if first else None
 
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.bench.modes import OfXray
 from trl_ablate.bench.timing import Result, ratio, timed
 from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.rewards import grader_of
@@ -18,11 +19,11 @@ from trl_ablate.xray.stored_rollouts import RolloutFolder
 from trl_ablate.xray.taking import Point, Sources, make_trainer, take
 
 
-def bench(*, recipe: str, profile: str, rows: int, batches: int, rounds: int) -> Result:
+def bench(asked: OfXray) -> Result:
     """What `trl-ablate bench xray` publishes. The first batch of a round is not counted."""
-    batches += 1
-    sizes = {"generation_batch_size": rows, "optimizer_batch_size": rows}
-    resolved = load_recipe(recipe, profile, {**sizes, "report_to": "none"})
+    batches = asked.batches + 1
+    sizes = dict.fromkeys(("generation_batch_size", "optimizer_batch_size"), asked.rows)
+    resolved = load_recipe(asked.recipe, asked.profile, {**sizes, "report_to": "none"})
     with grader_of(resolved.task) as grader, tempfile.TemporaryDirectory() as folder:
         rollouts = RolloutFolder(Path(folder) / "rollouts")
         rollouts.begin({}, questions_of(resolved, batches, 0))
@@ -30,7 +31,7 @@ def bench(*, recipe: str, profile: str, rows: int, batches: int, rounds: int) ->
         take(resolved, Point(None), sources, draws=True)
         training: list[float] = []
         arm: list[float] = []
-        for _ in range(rounds):
+        for _ in range(asked.rounds):
             training += _training_phases(resolved, sources)[1:]
             taken, _ = take(resolved, Point(None), sources)
             arm += taken.seconds_B.tolist()[1:]
@@ -38,7 +39,7 @@ def bench(*, recipe: str, profile: str, rows: int, batches: int, rounds: int) ->
         timed(name, "s/batch", seconds) | {"ratio": ratio(seconds, training)}
         for name, seconds in (("training phase", training), ("an arm on stored rollouts", arm))
     ]
-    title = f"an arm of an X-ray, {rows} completions a batch, {recipe}"
+    title = f"an arm of an X-ray, {asked.rows} completions a batch, {asked.recipe}"
     return title, table, {"training phases per arm and batch": ratio(arm, training)}
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from trl_ablate.bench import reward_time, rollout_time, scale_time, step_time, train_time
+from trl_ablate.bench.modes import Grading, Scale, Step
 from trl_ablate.bench.timing import Measured, median, ratio, spread
 
 
@@ -15,7 +16,7 @@ def test_a_ratio_is_of_pairs_so_that_a_passing_load_does_not_show():
 
 
 def test_whole_steps_alternate_from_the_same_weights(monkeypatch):
-    built, load = [], step_time.Load(rounds=3)
+    built, load = [], Step(rounds=3)
 
     def measure(stock, into):
         into.seconds += [2.0, 4.0] if stock else [1.0, 1.0]
@@ -45,8 +46,8 @@ def test_every_round_of_scale_measures_all_points(monkeypatch):
         return {"s/step": float(len(asked)), "tokens/s": 1e6, "peak GiB": 10.0 * len(asked)}
 
     monkeypatch.setattr(scale_time, "_measured", measured)
-    given = {"rows": [8, 16], "mean_lengths": [32.0], "processes": [1], "steps": 1, "rounds": 3}
-    _, (first, second), _ = scale_time.bench(**given)
+    asked_for = Scale(rows=[8, 16], mean_lengths=[32.0], processes=[1], steps=1, rounds=3)
+    _, (first, second), _ = scale_time.bench(asked_for)
     assert asked == 3 * [(8, 32.0, 1), (16, 32.0, 1)]
     assert first == {
         "what": "8 rollouts of 32 tokens, 1 process(es)",
@@ -56,7 +57,7 @@ def test_every_round_of_scale_measures_all_points(monkeypatch):
 
 
 def test_grading_has_a_spread_without_its_warm_up():
-    _, rows, facts = reward_time.bench(answers=None, count=8, rounds=2, workers=1)
+    _, rows, facts = reward_time.bench(Grading(count=8, rounds=2, workers=1))
     assert [row["what"] for row in rows] == ["math-verify, one process", "trl_ablate, 1 workers"]
     assert all(row["spread"] >= 0 and row["s"] > 0 for row in rows)
     assert facts["verdicts that differ"] == 0 and facts["answers"] == 4 * 8

@@ -207,7 +207,7 @@ def workload(setup: Setup, rows: int, microbatch: int = 4) -> Workload:
         (max(16, rows // 8), 17, 51, 12) if setup.toy else (rows, 343, 1024, 96)
     )
     lengths_N = synthetic.lengths(rows, mean, cap, seed=0)
-    return Workload(lengths_N, microbatch, steps=1, rounds=1, prompt_length=prompt)
+    return Workload(lengths_N, microbatch=microbatch, steps=1, rounds=1, prompt_length=prompt)
 
 
 def trained(

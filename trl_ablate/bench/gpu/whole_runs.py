@@ -19,6 +19,7 @@ from trl_ablate.bench import reward_time, rollout_time, synthetic
 from trl_ablate.bench.gpu import comparisons
 from trl_ablate.bench.gpu.comparisons import BF16, CLOSE, GIB
 from trl_ablate.bench.gpu.parts import Found, NotHere, Setup
+from trl_ablate.bench.modes import Grading
 from trl_ablate.bench.timing import OURS, STOCK, alternate, median, trainer_of
 from trl_ablate.bench.train_time import Workload
 from trl_ablate.metrics import GRAD_NORM
@@ -40,7 +41,7 @@ def step(setup: Setup) -> Found:
     transformers: for stock TRL until the longest row has ended, for trl_ablate without rows that
     have ended. Rewards by math-verify in one process and by the pool. Training is replayed."""
     load, model = comparisons.workload(setup, 256), comparisons.random_model(setup)
-    _, graded, _ = reward_time.bench(answers=None, count=load.rows, rounds=3, workers=2)
+    _, graded, _ = reward_time.bench(Grading(answers=None, count=load.rows, rounds=3, workers=2))
     reward = [row["s"] for row in graded]
     found = comparisons.trained(setup, load, {STOCK: (True, BF16), OURS: (False, BF16)}, model)
     gc.collect()  # the engine comes last, as it would count in the peak of a training
