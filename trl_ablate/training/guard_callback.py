@@ -65,7 +65,9 @@ class GuardCallback(TrainerCallback):
         self._console = console or SafeConsole(soft_wrap=True)
         self.stopped_by: Alert | None = None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._guard, self.stopped_by = Guard(self._arguments), None
         for row in state.log_history:  # from before a resume
             self._guard.observe(_named(row))
@@ -74,7 +76,14 @@ class GuardCallback(TrainerCallback):
         if self._run:
             self._started -= self._run.seconds_so_far()  # before a resume
 
-    def on_log(self, args, state: TrainerState, control: TrainerControl, logs=None, **kwargs):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> TrainerControl:
         if self._run and state.is_world_process_zero and "train_runtime" not in (logs or {}):
             self._write(self._record, self._run, state.global_step, logs or {})
         for alert in self._guard.observe(_named({**(logs or {}), "step": state.global_step})):
@@ -85,7 +94,9 @@ class GuardCallback(TrainerCallback):
                 control.should_training_stop = True
         return control
 
-    def on_train_end(self, args, state: TrainerState, control, **kwargs):
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         rows = [_named(row) for row in state.log_history]
         found = replay(rows, self._arguments)
         if state.is_world_process_zero and (found.alerts or not self._is_own):
