@@ -27,8 +27,8 @@ class Template:
 
     Attributes:
         conversational: if True, the text is a system prompt and the question a user message, and
-            the model's chat template renders them; if False, the text is the whole prompt and
-            contains `{question}`.
+            the model's chat template renders them; what follows an empty line is the user message,
+            if it contains `{question}`. If False, the text is the whole prompt and contains it.
         stop: generation ends at one of these strings, which is kept in the completion.
         rewards: the names of the reward functions, as in `rewards/<name>/mean`.
         reward_weights: the weights of the reward functions, in the same order.
@@ -89,6 +89,14 @@ def render(template_name: str, question: str, style: str = "full") -> str | list
     The question is inserted unchanged: braces and backslashes in it have no special meaning.
     """
     text = prompt_text(template_name, style)
-    if get_template(template_name).conversational:
-        return [{"role": "system", "content": text}, {"role": "user", "content": question}]
-    return text.replace("{question}", question)
+    if not get_template(template_name).conversational:
+        return text.replace("{question}", question)
+    system, user = system_and_user(text)
+    content = user.replace("{question}", question)
+    return [{"role": "system", "content": system}, {"role": "user", "content": content}]
+
+
+def system_and_user(text: str) -> tuple[str, str]:
+    """The two messages of a conversational template's text; `{question}` is in the second one."""
+    system, _, user = text.rpartition("\n\n")
+    return (system, user) if "{question}" in user else (text, "{question}")

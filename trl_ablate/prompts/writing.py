@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.prompts.templates import get_template, is_own, prompt_text, render
+from trl_ablate.prompts.templates import (
+    get_template,
+    is_own,
+    prompt_text,
+    render,
+    system_and_user,
+)
 
 Prompt = str | list[dict[str, str]]
 Writer = Callable[[Mapping[str, Any]], Prompt]
@@ -45,7 +51,8 @@ def _text_writer(
     """The text of a row; of a template of ours with its own messages, the user's message."""
     if not is_own(template):
         ours = get_template(template)
-        text = "{question}" if ours.conversational else prompt_text(template, style)
+        text = prompt_text(template, style)
+        text = system_and_user(text)[1] if ours.conversational else text
         return lambda row: text.replace("{question}", row["question"])
     text = _read(template)
     if template.endswith(".jinja"):

@@ -36,6 +36,14 @@ def test_xml_templates_are_a_system_prompt_and_a_question(tag, style):
     assert len(prompt_text(f"{tag}_xml", "short")) < len(prompt_text(f"{tag}_xml")) / 3
 
 
+def test_the_message_of_the_user_may_have_more_than_the_question():
+    system, user = render("last_number", "1+1?", "short")
+    assert (system["role"], system["content"]) == ("system", "You are a calculator.")
+    assert user == {"role": "user", "content": "1+1? Reply with the number only."}
+    own = prompt_writer("last_number", "short", "Mine.", ["question"])({"question": "1+1?"})
+    assert own == [{"role": "system", "content": "Mine."}, user]
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_braces_and_backslashes_in_a_question_stay(name):
     question = r"Let $\{x, {0}\}$ and {question} be sets \n. %s"
