@@ -6,6 +6,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ SMALL = (
 def test_the_folder_holds_the_released_shape_and_answers():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(FOLDER)
+    model: Any = AutoModelForCausalLM.from_pretrained(FOLDER)
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     assert model.num_parameters() == 134_515_008
     assert model.lm_head.weight is model.model.embed_tokens.weight

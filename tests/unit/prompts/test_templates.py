@@ -37,11 +37,11 @@ def test_xml_templates_are_a_system_prompt_and_a_question(tag, style):
 
 
 def test_the_message_of_the_user_may_have_more_than_the_question():
-    system, user = render("last_number", "1+1?", "short")
-    assert (system["role"], system["content"]) == ("system", "You are a calculator.")
-    assert user == {"role": "user", "content": "1+1? Reply with the number only."}
+    user = {"role": "user", "content": "1+1? Reply with the number only."}
+    system = {"role": "system", "content": "You are a calculator."}
+    assert render("last_number", "1+1?", "short") == [system, user]
     own = prompt_writer("last_number", "short", "Mine.", ["question"])({"question": "1+1?"})
-    assert own == [{"role": "system", "content": "Mine."}, user]
+    assert own == [{**system, "content": "Mine."}, user]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
