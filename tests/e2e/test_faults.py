@@ -44,7 +44,7 @@ WORDS = [
 
 KINDS = {
     0: "finished", 1: "said", 2: "said", 75: "preempted", 130: "interrupted",
-    -signal.SIGTERM: "killed", -signal.SIGKILL: "killed",
+    -signal.SIGINT: "killed", -signal.SIGTERM: "killed", -signal.SIGKILL: "killed",
 }  # fmt: skip
 ASKED_TO_END = {"preempted", "interrupted", "killed", "finished"}
 

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import re
 import sys
 import time
 from pathlib import Path
@@ -33,6 +34,7 @@ WRITE = {
     "question_only": r"working, so it is $\boxed{{{}}}$.",
     "reasoning_xml": "<reasoning>\nworking\n</reasoning>\n<answer>\n{}\n</answer>",
     "think_xml": "<think>working</think>\n<answer>{}</answer>",
+    "last_number": "of 3 and 4 it is {}",
 }
 
 
@@ -68,6 +70,9 @@ def grader():
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_every_reference_answer_scores_in_full(grader, golds, template):
+    if template == "last_number":
+        golds = [gold for gold in golds if re.fullmatch(r"-?\d+(\.\d+)?", gold)]
+        assert len(golds) > 10_000
     start = time.monotonic()
     scores = score_batch(
         template, [WRITE[template].format(gold) for gold in golds], golds, grader=grader
