@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trl_ablate.errors import ConfigurationError, shortened
+from trl_ablate.guard.logs import INNER
 from trl_ablate.guard.rules import Alert
 from trl_ablate.guard.verdict import is_short
 from trl_ablate.run.json_files import read_jsonl
@@ -49,7 +50,7 @@ def evidence(alert: Alert, path: Path) -> Iterator[str]:
 def home_of(path: Path) -> Path:
     """The folder of the run that a log belongs to."""
     folder = path if path.is_dir() else path.parent
-    return folder.parent if re.fullmatch(r"checkpoint-\d+|guard", folder.name) else folder
+    return folder.parent if INNER.fullmatch(folder.name) else folder
 
 
 def saved(folder: Path) -> dict[int, Path]:

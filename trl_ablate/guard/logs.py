@@ -35,7 +35,7 @@ from trl_ablate.run.json_files import read_json, read_jsonl, read_object
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How trackio and W&B write what JSON lacks."""
 
-_INNER = re.compile(r"checkpoint-\d+|guard")
+INNER = re.compile(r"checkpoint-\d+|guard")
 """Folders of a run that have a log of it."""
 RUN_FILES = ("metrics.jsonl", "trainer_state.json")
 
@@ -84,7 +84,7 @@ def _of_folder(folder: Path, columns: Columns | None) -> Rows:
     found = _directly_in(folder, columns)
     files = () if found else sorted(folder.rglob("*"))
     places = (file.parent for file in files if file.name in RUN_FILES)
-    for place in dict.fromkeys(p.parent if _INNER.fullmatch(p.name) else p for p in places):
+    for place in dict.fromkeys(p.parent if INNER.fullmatch(p.name) else p for p in places):
         for owner, rows in _directly_in(place, columns).items():
             found[owner._replace(name=place.relative_to(folder).as_posix())] = rows
     if not found:

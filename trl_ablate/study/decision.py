@@ -33,7 +33,7 @@ from typing import overload
 import numpy as np
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.looks import LOOKS, check_looks, check_margin
+from trl_ablate.study.looks import LOOKS, check_looks, check_margin, finite_numbers
 from trl_ablate.study.nominal import critical_t, nominal_level
 from trl_ablate.study.two_part import FEWEST, TwoPart, judge_two_parts
 from trl_ablate.study.two_part import LOOKS as TWO_PART_LOOKS
@@ -141,13 +141,7 @@ def decide(
             **two_part,  # pyright: ignore
         )  # fmt: skip
     planned = _checked(LOOKS if looks is None else looks, level, margin)
-    values = [float(value) for value in differences]
-    for position, value in enumerate(values):
-        if not math.isfinite(value):
-            raise ConfigurationError(
-                f"difference {position} is {value}; differences are finite numbers: leave out "
-                "pairs without an outcome"
-            )
+    values = finite_numbers(differences, "difference", "pairs without an outcome")
     nominal = nominal_level(planned, level)
     found = Decision(Verdict.UNDECIDED, 0, None, None, None, nominal)
     for n in planned:

@@ -1,7 +1,7 @@
 """At which numbers of runs is a study looked at, and within which margin? No numpy."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 
 from trl_ablate.errors import ConfigurationError
@@ -26,6 +26,17 @@ def check_looks(looks: Sequence[int], what: str) -> tuple[int, ...]:
 def reference_runs(n: int, last: int, pool: int | None) -> int:
     """Runs of the reference at a look at n runs of an arm, if it has `pool` at the last look."""
     return n if pool is None else max(n, round(n * pool / last))
+
+
+def finite_numbers(values: Iterable[float], kind: str, missing: str, of: str = "") -> list[float]:
+    """The numbers; raises at one that is none, with what its user has to leave out."""
+    found = [float(value) for value in values]
+    for position, value in enumerate(found):
+        if not math.isfinite(value):
+            raise ConfigurationError(
+                f"{kind} {position}{of} is {value}; {kind}s are finite numbers: leave out {missing}"
+            )
+    return found
 
 
 def check_margin(margin: float, what: str) -> None:

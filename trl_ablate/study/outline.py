@@ -67,8 +67,7 @@ def power_lines(plan: Plan, margin: float) -> Iterator[Text]:
     from trl_ablate.study.nominal import nominal_level
     from trl_ablate.study.power import level_of_means, power_of
 
-    trials = len(plan.tuning.seeds) if plan.tuning else 0
-    n = min(len(arm.runs) for arm in plan.arms) - trials
+    n = min(len(arm.runs) for arm in plan.arms) - plan.trials
     looks, compared = plan.looks or (n,), len(plan.pairs)
     if n < 2 or not compared:
         return

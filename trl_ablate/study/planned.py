@@ -111,19 +111,25 @@ class Plan:
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """Every arm that is compared, and its reference."""
-        first, *others = self.names
-        return [(arm, self.against.get(arm, first)) for arm in others]
+        return [(arm, self.reference_of(arm)) for arm in self.names[1:]]
+
+    def reference_of(self, arm: str) -> str:
+        """The arm that an arm is compared with; of the first arm, itself."""
+        return self.against.get(arm, self.names[0])
+
+    @property
+    def trials(self) -> int:
+        """How many first seeds of every arm are for tuning."""
+        return len(self.tuning.seeds) if self.tuning else 0
 
     @property
     def pool(self) -> int | None:
         """Runs of the first arm that all comparisons share; None where runs are paired."""
-        trials = len(self.tuning.seeds) if self.tuning else 0
-        return len(self.arms[0].runs) - trials if self.judge == "two_part" else None
+        return len(self.arms[0].runs) - self.trials if self.judge == "two_part" else None
 
     def up_to(self, seeds: int | None) -> set[str]:
         """Ids of the runs with the first seeds of every arm, after its trials; None: with all."""
-        trials = len(self.tuning.seeds) if self.tuning else 0
-        end = None if seeds is None else trials + seeds
+        end = None if seeds is None else self.trials + seeds
         return {run.id for arm in self.arms for run in arm.runs[:end]}
 
     def runs(self) -> dict[str, PlannedRun]:

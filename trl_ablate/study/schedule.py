@@ -47,7 +47,7 @@ def needed(plan: Plan, finished: Finished) -> list[PlannedRun]:
     """The runs that are known to be needed so far, whether or not they have ended."""
     if plan.tuning is None:
         return in_order(plan)
-    fresh = range(len(plan.tuning.seeds), max(len(arm.runs) for arm in plan.arms))
+    fresh = range(plan.trials, max(len(arm.runs) for arm in plan.arms))
     places: set[tuple[str, int]] = set()
     for each in tuned(plan, finished):
         names = plan.tuning.arms[each.arm]
@@ -77,9 +77,9 @@ def compared(plan: Plan, finished: Finished) -> dict[str, Sequence[PlannedRun]]:
     runs = {arm.name: arm.runs for arm in plan.arms}
     if plan.tuning is None:
         return dict(runs)
-    trials = len(plan.tuning.seeds)
     return {
-        each.arm: runs[each.best][trials:] if each.best else () for each in tuned(plan, finished)
+        each.arm: runs[each.best][plan.trials :] if each.best else ()
+        for each in tuned(plan, finished)
     }
 
 
@@ -112,15 +112,10 @@ def tuned(plan: Plan, finished: Finished) -> list[Tuned]:
             arm,
             found[arm],
             best(arm, arm),
-            None if two_part else best(arm, reference_of(plan, arm)),
+            None if two_part else best(arm, plan.reference_of(arm)),
         )
         for arm in found
     ]
-
-
-def reference_of(plan: Plan, arm: str) -> str:
-    """The arm that an arm of a study with tuning is compared with; of the first arm, itself."""
-    return plan.against.get(arm, next(iter(_tuning(plan).arms)))
 
 
 def bounds(plan: Plan, finished: Finished) -> tuple[list[PlannedRun], list[PlannedRun]]:
@@ -149,7 +144,7 @@ def _in_case(plan: Plan, finished: Finished, *, same: bool) -> list[PlannedRun]:
 
 def _depth(plan: Plan, arm: str) -> int:
     """The number of references between an arm and the first one."""
-    reference = reference_of(plan, arm)
+    reference = plan.reference_of(arm)
     return 0 if reference == arm else 1 + _depth(plan, reference)
 
 

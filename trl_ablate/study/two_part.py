@@ -30,7 +30,7 @@ import numpy as np
 from scipy import special, stats
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.looks import reference_runs
+from trl_ablate.study.looks import finite_numbers, reference_runs
 from trl_ablate.study.verdict import Verdict
 
 LOOKS = (8, 16, 32)
@@ -149,7 +149,10 @@ def judge_two_parts(
         margin: means within it are equivalent.
         noise: the standard error of one run's outcome as its evaluation measures it.
     """
-    values, others = _checked(arm, "arm"), _checked(reference, "reference")
+    values, others = (
+        finite_numbers(outcomes, "outcome", "runs without one", f" of the {name}")
+        for name, outcomes in (("arm", arm), ("reference", reference))
+    )
     if base is None and threshold is None:
         raise ConfigurationError(
             "neither a base nor a threshold is given, so no run can succeed; give `base`, the "
@@ -245,14 +248,3 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     """The corrected p-values: of the claims with at most 0.05, 5 % are false on average at most
     (Benjamini and Hochberg 1995), if the tests are independent or go together."""
     return [float(p) for p in stats.false_discovery_control(np.minimum(p_values, 1.0))]
-
-
-def _checked(values: Sequence[float], name: str) -> list[float]:
-    found = [float(value) for value in values]
-    for position, value in enumerate(found):
-        if not math.isfinite(value):
-            raise ConfigurationError(
-                f"outcome {position} of the {name} is {value}; outcomes are finite numbers: leave "
-                "out runs without one"
-            )
-    return found

@@ -7,7 +7,7 @@ from trl_ablate.study.factors import level_text
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.runs import score
-from trl_ablate.study.schedule import Tuned, reference_of, tuned
+from trl_ablate.study.schedule import Tuned, tuned
 from trl_ablate.study.tuning import Tuning
 
 
@@ -85,6 +85,6 @@ def split(plan: Plan, runs: Sequence[Run]) -> TunedRuns:
         trials={arm: [trials(name) for name in names] for arm, names in tuning.arms.items()},
         own=[run for arm, each in arms.items() for run in fresh(arm, each.best)],
         at_reference=[run for arm, each in arms.items() for run in fresh(arm, each.at_reference)],
-        references={arm: reference_of(plan, arm) for arm in arms},
+        references={arm: plan.reference_of(arm) for arm in arms},
         metric=metric,
     )
