@@ -1,14 +1,17 @@
-"""`trl-ablate bench MODE`: compares this package with stock TRL.
+"""Measure this package against stock TRL. Every mode prints a table and writes JSON.
 
-Every mode prints a table and writes JSON.
+examples:
+  trl-ablate bench train
+  trl-ablate bench step --rows 256 --output step.json
+  trl-ablate bench train --preset short_answers --model_name_or_path Qwen/Qwen2.5-0.5B
+  torchrun --nproc-per-node 2 -m trl_ablate bench train --only
+  trl-ablate bench gpu
 """
 
 import argparse
 import os
-import sys
 import warnings
-from collections.abc import Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
@@ -16,29 +19,12 @@ from typing import Any, Literal, get_args, get_origin
 
 from trl_ablate.bench.modes import MODES, PRESETS
 from trl_ablate.cli import bench_gpu
-from trl_ablate.cli.ending import DONE, exit_code_of
-from trl_ablate.cli.parsing import Parser, at_least_one
+from trl_ablate.cli.ending import DONE
+from trl_ablate.cli.parsing import Command, Parser, at_least_one
 from trl_ablate.errors import ConfigurationError
 
-DESCRIPTION = "Measure this package against stock TRL. Every mode prints a table and writes JSON."
 
-EXAMPLES = (
-    "trl-ablate bench train",
-    "trl-ablate bench step --rows 256 --output step.json",
-    "trl-ablate bench train --preset short_answers --model_name_or_path Qwen/Qwen2.5-0.5B",
-    "torchrun --nproc-per-node 2 -m trl_ablate bench train --only",
-    "trl-ablate bench gpu",
-)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else list(argv)
-    stopped = "finished parts are kept" if words[:1] == ["gpu"] else "nothing was written"
-    return exit_code_of(lambda: run(parse(words)), stopped=stopped)
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(EXAMPLES, prog="trl-ablate bench", description=DESCRIPTION)
+def add_options(parser: Parser) -> None:
     modes = parser.add_subparsers(title="modes", metavar="MODE", required=True)
 
     def add(name: str, text: str) -> Parser:
@@ -58,13 +44,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         if "cap" in names_of(options):
             mode.add_argument("--preset", choices=PRESETS, help="other defaults for the sizes")
     bench_gpu.add(add("gpu", "what no CPU can show, part by part, in ten minutes"))
-    found, unknown = parser.parse_known_args(argv)
-    found.parser.refuse(unknown)
-    if preset := PRESETS.get(vars(found).get("preset") or ""):
-        names = names_of(MODES[found.mode].options)
-        found.parser.set_defaults(**{name: preset[name] for name in preset if name in names})
-        found = parser.parse_args(argv)
-    return found
 
 
 def names_of(options: type) -> list[str]:
@@ -72,10 +51,8 @@ def names_of(options: type) -> list[str]:
 
 
 def add_option(parser: Parser, each: Field) -> None:
-    """Counts are at least 1, but for a seed."""
-    made = each.default_factory
-    default = each.default if made is MISSING else made()
-    given: dict[str, Any] = {"help": each.metadata["help"], "default": default}
+    """The option of a field, without its default. Counts are at least 1, but for a seed."""
+    given: dict[str, Any] = {"help": each.metadata["help"], "default": argparse.SUPPRESS}
     kind = next((one for one in get_args(each.type) if one is not NoneType), each.type)
     if kind is bool:
         given["action"] = "store_true"
@@ -83,8 +60,15 @@ def add_option(parser: Parser, each: Field) -> None:
         given["choices"] = get_args(each.type)
     else:
         given["type"] = at_least_one if kind is int and each.name != "seed" else kind
-        given |= {"nargs": "+"} if isinstance(default, list) else {}
+        given |= {"nargs": "+"} if get_origin(each.type) is list else {}
     parser.add_argument(f"--{each.name}", **given)
+
+
+def asked(options: argparse.Namespace) -> Any:
+    """The options of a mode: those that are given, or else the preset's, or else the defaults."""
+    given, kind = vars(options), MODES[options.mode].options
+    given = {**PRESETS.get(given.get("preset") or "", {}), **given}
+    return kind(**{name: given[name] for name in names_of(kind) if name in given})
 
 
 def run(options: argparse.Namespace) -> int:
@@ -98,11 +82,12 @@ def run(options: argparse.Namespace) -> int:
         return bench_gpu.run(options)
     from trl_ablate.bench.timing import publish
 
-    module, _, asked = MODES[options.mode]
-    given = asked(**{name: vars(options)[name] for name in names_of(asked)})
     load, _, _ = os.getloadavg()
-    result = import_module(f"trl_ablate.{module}").bench(given)
+    result = import_module(f"trl_ablate.{MODES[options.mode].module}").bench(asked(options))
     if result is not None:
         title, rows, facts = result
         publish(title, rows, facts | {"load of the machine before": load}, options.output)
     return DONE
+
+
+main = Command(add_options, run, stopped="only finished parts of `bench gpu` are kept")

@@ -1,26 +1,24 @@
-"""`trl-ablate check RECIPE`: try out data, prompt and reward before any GPU is used."""
+"""Try out a recipe's data, prompt and reward without its model.
+
+Print three prompts, and the reward of the reference answer, of a wrong one and of an empty
+completion, how long one row takes, and the share of questions whose own answer does not earn full
+reward. Settings are given as --key value, as for `train`. Code that the recipe names is executed.
+
+examples:
+  trl-ablate check my_task/recipe.yaml
+  trl-ablate check question_only --profile miniature
+"""
 
 import argparse
 from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, FAILED
-from trl_ablate.cli.parsing import Command, Parser, exit_codes
+from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console, line
 from trl_ablate.errors import ConfigurationError, RewardError
 
 if TYPE_CHECKING:
     from trl_ablate.training.checking import Checked
-
-DESCRIPTION = """\
-Try out a recipe's data, prompt and reward without its model: print three prompts, and the reward of
-the reference answer, of a wrong one and of an empty completion, how long one row takes, and the
-share of questions whose own answer does not earn full reward. Settings are given as --key value, as
-for `train`. Code that the recipe names is executed."""
-
-EXAMPLES = (
-    "trl-ablate check my_task/recipe.yaml",
-    "trl-ablate check question_only --profile miniature",
-)
 
 QUESTIONS = 200
 EXAMPLES_SHOWN = 3
@@ -56,17 +54,15 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
 
 
 def show(found: "Checked") -> None:
-    line(
-        f"data: {found.sizes['train']} questions to train on, {found.sizes['eval']} to evaluate on"
-    )
+    sizes = found.sizes
+    line(f"data: {sizes['train']} questions to train on, {sizes['eval']} to evaluate on")
     line(f"columns: {', '.join(found.columns)}")
-    if found.repeated:
-        line(f"{len(found.repeated)} questions occur more than once, first: {found.repeated[0]}")
-    if found.shared:
-        line(
-            f"{len(found.shared)} questions are both trained on and evaluated on, first: "
-            f"{found.shared[0]}"
-        )
+    for some, how in (
+        (found.repeated, "occur more than once"),
+        (found.shared, "are both trained on and evaluated on"),
+    ):
+        if some:
+            line(f"{len(some)} questions {how}, first: {some[0]}")
     for number, prompt in enumerate(found.prompts, start=1):
         console.print(f"\nprompt {number}", style="bold")
         line(prompt)
@@ -79,11 +75,9 @@ def show_rewards(found: "Checked") -> None:
     if found.reference is not None and found.wrong is not None:
         kinds = {"reference answer": found.reference, "wrong answer": found.wrong, **kinds}
     for kind, graded in kinds.items():
-        mean = "ungraded" if graded.mean is None else f"{graded.mean:.3f}"
-        first = graded.rewards[0]
         line(
-            f"  {kind:<17}{mean:>9} on average, {_number(first):>8} for prompt 1, "
-            f"{1000 * graded.seconds:.2f} ms a row"
+            f"  {kind:<17}{_number(graded.mean):>9} on average, "
+            f"{_number(graded.rewards[0]):>8} for prompt 1, {1000 * graded.seconds:.2f} ms a row"
         )
     if found.reference is None:
         line("  the data have no column `answer`, so that no reference answer could be tried")
@@ -107,14 +101,11 @@ def _number(value: float | None) -> str:
 
 
 main = Command(
-    "check",
-    DESCRIPTION,
-    EXAMPLES,
     add_options,
     run,
     stopped="nothing was changed",
     settings="RECIPE [options] [--key value ...]",
-    codes=exit_codes(
+    codes=(
         "the reward tells right answers from wrong ones",
         "it does not, or a reward function failed",
         "the command, the recipe or the data",

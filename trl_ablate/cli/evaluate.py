@@ -1,4 +1,14 @@
-"""`trl-ablate evaluate CHECKPOINT`: a saved model on a dataset, with standard errors."""
+"""Evaluate a saved model.
+
+CHECKPOINT is a model's folder, a run's directory (its best model, or else its last), a Hub id, or
+miniature. Prompt template, dataset and machine are those of its run, or of the recipe; every
+setting of a recipe can be given as --key value and overrides the recipe.
+
+examples:
+  trl-ablate evaluate runs/std_dev_off-seed0 --samples 4 --output found.json --completions
+  trl-ablate evaluate Qwen/Qwen2.5-Math-1.5B --dataset math --samples 8 --temperature 0.6
+  trl-ablate evaluate miniature --profile miniature --eval_size 64
+"""
 
 import argparse
 import tempfile
@@ -16,20 +26,7 @@ from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN, pass_rates
 from trl_ablate.metrics import stderr_of
-from trl_ablate.run.json_files import append_jsonl, write_json, write_jsonl
-
-DESCRIPTION = """\
-Evaluate a saved model.
-
-CHECKPOINT is a model's folder, a run's directory (its best model, or else its last), a Hub id, or
-miniature. Prompt template, dataset and machine are those of its run, or of the recipe; every
-setting of a recipe can be given as --key value and overrides the recipe."""
-
-EXAMPLES = (
-    "trl-ablate evaluate runs/std_dev_off-seed0 --samples 4 --output found.json --completions",
-    "trl-ablate evaluate Qwen/Qwen2.5-Math-1.5B --dataset math --samples 8 --temperature 0.6",
-    "trl-ablate evaluate miniature --profile miniature --eval_size 64",
-)
+from trl_ablate.run.json_files import write_json, write_jsonl
 
 SETTINGS = {
     "dataset": "dataset",
@@ -88,7 +85,7 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
         write_json(options.output, report)
         console.print(f"written: {options.output}")
     if options.completions:
-        write_completions(completions_file(options.output), found)
+        write_completions(options.output.with_suffix(".completions.jsonl"), found)
     if options.per_question:
         rates = pass_rates(found[MAIN].rows, report["samples"])
         write_jsonl(options.per_question, rates)
@@ -111,58 +108,39 @@ def check_output(options: argparse.Namespace) -> None:
 
 
 def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:
+    """The means of every set, also those of the groups of `eval_by`, such as reward/level=3."""
     made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     made.add_column("", overflow="fold")
     for name, one in sets.items():
         made.add_column(f"{name}\n{one['questions']} questions", justify="right", overflow="fold")
-    metrics = dict.fromkeys(metric for one in sets.values() for metric in one["standard_errors"])
-    for metric in metrics:
-        made.add_row(metric, *(shown(one, metric) for one in sets.values()))
-    for group in groups(sets):
-        made.add_row(Text(group), *(shown_group(one, group) for one in sets.values()))
+    metrics = [metric for one in sets.values() for metric in one["standard_errors"]]
+    metrics += [
+        metric for one in sets.values() for metric in one["metrics"] if metric.startswith("reward/")
+    ]
+    for metric in dict.fromkeys(metrics):
+        made.add_row(Text(metric), *(shown(one, metric) for one in sets.values()))
     return made
-
-
-def groups(sets: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The mean rewards of the groups of `eval_by`, such as reward/level=3, of any set."""
-    names = [metric for one in sets.values() for metric in one["metrics"]]
-    return list(dict.fromkeys(name for name in names if name.startswith("reward/")))
-
-
-def shown_group(one: Mapping[str, Any], metric: str) -> str:
-    """The mean reward of a group and its standard error; empty if the set lacks the group."""
-    if metric not in one["metrics"]:
-        return ""
-    error = one["metrics"][stderr_of(metric)]
-    return f"{one['metrics'][metric]:.3f} ± {error:.3f}"
 
 
 def shown(one: Mapping[str, Any], metric: str) -> str:
     """A mean and its standard error; empty text if the set does not have the metric."""
-    if metric not in one["metrics"]:
+    means, errors = one["metrics"], one["standard_errors"]
+    if metric not in means:
         return ""
-    return f"{one['metrics'][metric]:.3f} ± {one['standard_errors'][metric]:.3f}"
-
-
-def completions_file(output: Path) -> Path:
-    return output.with_suffix(".completions.jsonl")
+    error = errors[metric] if metric in errors else means[stderr_of(metric)]
+    return f"{means[metric]:.3f} ± {error:.3f}"
 
 
 def write_completions(file: Path, found: Mapping[str, Any]) -> None:
     from trl_ablate.run.masking import Masker
 
     masker = Masker(hide_home=False)
-    file.unlink(missing_ok=True)
-    for key, one in found.items():
-        for row in one.rows:
-            append_jsonl(file, masker.value({"set": key or "main", **row}))
+    rows = ({"set": key or "main", **row} for key, one in found.items() for row in one.rows)
+    write_jsonl(file, (masker.value(row) for row in rows))
     console.print(f"written: {file}")
 
 
 main = Command(
-    "evaluate",
-    DESCRIPTION,
-    EXAMPLES,
     add_options,
     run,
     settings="CHECKPOINT [options] [--key value ...]",

@@ -1,4 +1,14 @@
-"""`trl-ablate findings`: the answers of all studies, as pages. No torch without `--runs`."""
+"""Write FINDINGS.md, the table in ANSWERS.md beside it, and README's section on answers,
+from the report.json of the studies in a list.
+
+LIST names the questions and their studies, which are folders beside it; default: the shipped one.
+Studies without a report appear as not run yet.
+
+examples:
+  trl-ablate study run --all --until decided --runs runs
+  trl-ablate findings --runs runs
+  trl-ablate findings my_studies/findings.yaml
+"""
 
 import argparse
 import shutil
@@ -9,19 +19,6 @@ from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
-
-DESCRIPTION = """\
-Write FINDINGS.md, the table in ANSWERS.md beside it, and README's section on answers,
-from the report.json of the studies in a list.
-
-LIST names the questions and their studies, which are folders beside it; default: the shipped one.
-Studies without a report appear as not run yet."""
-
-EXAMPLES = (
-    "trl-ablate study run --all --until decided --runs runs",
-    "trl-ablate findings --runs runs",
-    "trl-ablate findings my_studies/findings.yaml",
-)
 
 
 def add_options(parser: Parser) -> None:
@@ -47,9 +44,7 @@ def run(options: argparse.Namespace) -> int:
     return DONE
 
 
-main = Command(
-    "findings", DESCRIPTION, EXAMPLES, add_options, run, stopped="the pages were not written"
-)
+main = Command(add_options, run, stopped="the pages were not written")
 
 
 def write_reports(chosen: Path, runs: Path) -> None:

@@ -1,4 +1,17 @@
-"""`trl-ablate inspect PATH`: what the guard's rules find in the log of any GRPO run. No torch."""
+"""Run the guard's rules over the log of any GRPO run, trained with this package or not.
+
+Print what the rules find in it, at which step and why, with what to try and the curves. Where
+completions were saved (rollouts/ here, or completions/ with TRL's log_completions), it shows those
+that a rule is about.
+
+PATH is transformers' trainer_state.json, a metrics.jsonl, a trackio project (its .db file or its
+name), a CSV export of W&B or TensorBoard, or a folder with one of these.
+
+examples:
+  trl-ablate inspect runs/grpo-seed0
+  trl-ablate inspect output/checkpoint-200/trainer_state.json --picture curves.png
+  trl-ablate inspect my_project --run grpo-1 --guard_reward_factor 3
+"""
 
 import argparse
 import math
@@ -8,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, FAILED
-from trl_ablate.cli.parsing import Command, Parser, exit_codes
+from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console, line
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
@@ -18,20 +31,6 @@ from trl_ablate.guard.rules import Replay, replay
 from trl_ablate.guard.verdict import verdict
 from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.recipe.strict import check_value, nearest, parse_yaml
-
-DESCRIPTION = """\
-Read the log of a GRPO run, trained with this package or not, and print what the rules of the guard
-find in it, at which step and why, with what to try and the curves. Where completions were saved
-(rollouts/ here, or completions/ with TRL's log_completions), it shows those that a rule is about.
-
-PATH is transformers' trainer_state.json, a metrics.jsonl, a trackio project (its .db file or its
-name), a CSV export of W&B or TensorBoard, or a folder with one of these."""
-
-EXAMPLES = (
-    "trl-ablate inspect runs/grpo-seed0",
-    "trl-ablate inspect output/checkpoint-200/trainer_state.json --picture curves.png",
-    "trl-ablate inspect my_project --run grpo-1 --guard_reward_factor 3",
-)
 
 CURVES = (REWARD, EVAL_REWARD, GRAD_NORM, LENGTH, ENTROPY)
 BARS = "▁▂▃▄▅▆▇█"
@@ -147,12 +146,9 @@ def draw(log: Log, found: Replay, file: Path) -> None:
 
 
 main = Command(
-    "inspect",
-    DESCRIPTION,
-    EXAMPLES,
     add_options,
     run,
     stopped="nothing was changed",
     settings="PATH [options] [--guard_SETTING value ...]",
-    codes=exit_codes("no rule fired", "a rule fired", "the command or the log"),
+    codes=("no rule fired", "a rule fired", "the command or the log"),
 )

@@ -1,4 +1,16 @@
-"""`trl-ablate judge FILE…`: verdicts on anybody's runs, from whatever they logged. No torch."""
+"""Judge runs that anybody trained, from whatever they logged.
+
+Per arm: how many runs succeed, how well those end, whether that differs from a reference, and about
+how many runs would decide the rest. Runs of several groups are judged apart, then pooled.
+
+FILE is a table (CSV, TSV, JSONL) of curves or of final values, in long or wide form, an export of
+W&B or TensorBoard, a trackio project, a trainer_state.json, a metrics.jsonl, a folder of runs.
+
+examples:
+  trl-ablate judge results.csv --reference standard
+  trl-ablate judge wandb_export.csv --names '(?P<arm>.+)_(?P<seed>[0-9]+)' --out verdicts
+  trl-ablate judge mine.csv theirs.csv --group lab --metric accuracy --questions 1024 --json
+"""
 
 import argparse
 import json
@@ -7,21 +19,6 @@ from pathlib import Path
 from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import Command, Parser, at_least_one
 from trl_ablate.cli.terminal import console, line, show_document
-
-DESCRIPTION = """\
-Judge runs that anybody trained: per arm, how many runs succeed, how well those end, whether that
-differs from a reference, and about how many runs would decide the rest. Runs of several groups are
-judged apart, then pooled.
-
-FILE is a table (CSV, TSV, JSONL) of curves or of final values, in long or wide form, an export of
-W&B or TensorBoard, a trackio project, a trainer_state.json, a metrics.jsonl, a folder of runs."""
-
-EXAMPLES = (
-    "trl-ablate judge results.csv --reference standard",
-    "trl-ablate judge wandb_export.csv --names '(?P<arm>.+)_(?P<seed>[0-9]+)' --out verdicts",
-    "trl-ablate judge mine.csv theirs.csv --group lab --metric accuracy --questions 1024 --json",
-)
-
 
 OPTIONS = {
     "--metric": {"help": "metric that decides; default: the usual one that is there"},
@@ -72,4 +69,4 @@ def run(options: argparse.Namespace) -> int:
     return DONE
 
 
-main = Command("judge", DESCRIPTION, EXAMPLES, add_options, run)
+main = Command(add_options, run)

@@ -1,5 +1,12 @@
-"""`trl-ablate leverage`: which world separates which setting, as a page. No torch if the plan is
-saved."""
+"""Write the table of worlds × switches from the runs of a study, which may still be running.
+
+The study's arms are called WORLD.SWITCH; `against` in it names the arm of the
+same world that each is compared with.
+
+examples:
+  trl-ablate study run leverage --runs runs
+  trl-ablate leverage --runs runs --out LEVERAGE.md
+"""
 
 import argparse
 from pathlib import Path
@@ -8,17 +15,6 @@ from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.study_runs import known
 from trl_ablate.cli.terminal import console
-
-DESCRIPTION = """\
-Write the table of worlds × switches from the runs of a study, which may still be running.
-
-The study's arms are called WORLD.SWITCH; `against` in it names the arm of the
-same world that each is compared with."""
-
-EXAMPLES = (
-    "trl-ablate study run leverage --runs runs",
-    "trl-ablate leverage --runs runs --out LEVERAGE.md",
-)
 
 
 def add_options(parser: Parser) -> None:
@@ -57,6 +53,4 @@ def run(options: argparse.Namespace) -> int:
     return DONE
 
 
-main = Command(
-    "leverage", DESCRIPTION, EXAMPLES, add_options, run, stopped="the page was not written"
-)
+main = Command(add_options, run, stopped="the page was not written")

@@ -1,5 +1,13 @@
-"""`trl-ablate mechanism RUN [RUN …]`: the styles of a world's answers over training, as a picture.
-No torch."""
+"""Draw why a setting acts, from the styles of answers over a training.
+
+The picture has the share of each style of answers, its mean reward against its length, and the
+weight of short and long answers in the loss, run beside run. Worlds of the miniature log styles;
+elsewhere all answers are one.
+
+examples:
+  trl-ablate mechanism runs/grpo-seed0 runs/no_baseline-seed0 --out mechanism.png
+  trl-ablate mechanism 'no baseline=runs/no_baseline-seed0'
+"""
 
 import argparse
 from pathlib import Path
@@ -8,16 +16,6 @@ from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
-
-DESCRIPTION = """\
-Draw why a setting acts: the share of each style of answers, its mean reward against its length,
-and the weight of short and long answers in the loss, run beside run. Worlds of the miniature log
-styles; elsewhere all answers are one."""
-
-EXAMPLES = (
-    "trl-ablate mechanism runs/grpo-seed0 runs/no_baseline-seed0 --out mechanism.png",
-    "trl-ablate mechanism 'no baseline=runs/no_baseline-seed0'",
-)
 
 
 def add_options(parser: Parser) -> None:
@@ -43,6 +41,4 @@ def run(options: argparse.Namespace) -> int:
     return DONE
 
 
-main = Command(
-    "mechanism", DESCRIPTION, EXAMPLES, add_options, run, stopped="the picture was not written"
-)
+main = Command(add_options, run, stopped="the picture was not written")

@@ -1,4 +1,15 @@
-"""`trl-ablate new FOLDER`: a task, or a world, of one's own, ready to train, to be changed."""
+"""Write a folder with a task or a world of your own, ready to train in miniature.
+
+A task has a recipe, its reward in Python, its prompt, 200 rows of data and a study of two
+arms. Its README says what to change.
+
+With --world: a world of the miniature of your own, a Python file with questions, styles, slips,
+lesson and shape, with its test, a recipe and a study.
+
+examples:
+  trl-ablate new my_task
+  trl-ablate new --world my_world
+"""
 
 import argparse
 import json
@@ -11,15 +22,6 @@ from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
-
-DESCRIPTION = """\
-Write a folder with a task of your own: a recipe, its reward in Python, its prompt, 200 rows of data
-and a study of two arms. It trains in miniature as it stands; its README says what to change.
-
-With --world: a world of the miniature of your own, a Python file with questions, styles, slips,
-lesson and shape, with its test, a recipe and a study."""
-
-EXAMPLES = ("trl-ablate new my_task", "trl-ablate new --world my_world")
 
 STARTER = Path(__file__).with_name("starter")
 ROWS = {"train": 160, "validation": 40}
@@ -37,16 +39,13 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"{folder} exists already; give the name of a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as scratch:
-        write_world(Path(scratch)) if options.world else write(Path(scratch))
+        copy(STARTER / "world" if options.world else STARTER, Path(scratch))
+        if not options.world:
+            write_data(Path(scratch) / "data")
         for path in sorted(Path(scratch).iterdir()):  # a full disk leaves no half of a task
             path.rename(folder / path.name)
     console.print(f"written: {folder}; now: trl-ablate check {folder / 'recipe.yaml'}")
     return DONE
-
-
-def write_world(folder: Path) -> None:
-    """Write the files of the world."""
-    copy(STARTER / "world", folder)
 
 
 def copy(starter: Path, folder: Path) -> None:
@@ -56,14 +55,13 @@ def copy(starter: Path, folder: Path) -> None:
             (folder / name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
 
 
-def write(folder: Path) -> None:
-    """Write the files of the task."""
-    copy(STARTER, folder)
-    (folder / "data").mkdir()
+def write_data(folder: Path) -> None:
+    """Write the rows of the task."""
+    folder.mkdir()
     rows = sums(sum(ROWS.values()))
     for split, count in ROWS.items():
         lines = [json.dumps(next(rows)) + "\n" for _ in range(count)]
-        (folder / "data" / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def sums(count: int) -> Iterator[dict[str, object]]:
@@ -74,4 +72,4 @@ def sums(count: int) -> Iterator[dict[str, object]]:
         yield {"question": f"What is {a}+{b}?", "answer": str(a + b), "level": carries}
 
 
-main = Command("new", DESCRIPTION, EXAMPLES, add_options, run, stopped="the folder is not complete")
+main = Command(add_options, run, stopped="the folder is not complete")

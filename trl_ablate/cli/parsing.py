@@ -1,14 +1,17 @@
 """The form of every command: its help, its options, how it ends. No torch.
 
+The docstring of a command's file is its help: what it does, and examples.
+
     def add_options(parser): parser.add_argument("name", …)
     def run(options): …
-    main = Command("name", DESCRIPTION, EXAMPLES, add_options, run)
+    main = Command(add_options, run)
 
 A wrong argument raises a `ConfigurationError` with one sentence, like every other refusal; argparse
 alone would print its usage and end the process.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -93,27 +96,26 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Command:
-    """A command; called with its words, it returns its exit code.
+    """A command, which has the name and the docstring of the file of `run`; called with its words,
+    it returns its exit code.
 
     Args:
         options: adds the options to a parser.
         run: does the work with the parsed options; if the command takes settings, also with the
             words that are none of its options.
-        stopped: what Ctrl-C leaves, such as "nothing was written".
+        stopped: what Ctrl-C leaves.
         settings: the usage, such as `RECIPE [options] [--key value ...]`, of a command that takes
             settings.
         resumable: whether it has `--resume`.
+        codes: what its exit codes 0, 1 and 2 mean.
     """
 
-    name: str
-    description: str
-    examples: Sequence[str]
     options: Callable[[Parser], object]
     run: Callable[..., int]
     stopped: str = "nothing was written"
     settings: str | None = None
     resumable: bool = False
-    codes: str = EXIT_CODES
+    codes: Sequence[str] = ()
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         from trl_ablate.cli.ending import exit_code_of  # imports rich, which `--help` spares
@@ -124,17 +126,18 @@ class Command:
 
     def parse(self, argv: Sequence[str] | None) -> tuple[Any, ...]:
         """What `run` is called with."""
-        prog = f"trl-ablate {self.name}"
+        module = sys.modules[self.run.__module__]
+        prog = f"trl-ablate {module.__name__.rpartition('.')[2]}"
         usage = self.settings and f"{prog} {self.settings}"
-        parser = Parser(
-            self.examples, self.codes, prog=prog, usage=usage, description=self.description
-        )
+        text, _, examples = (module.__doc__ or "").strip().partition("\n\nexamples:\n  ")
+        codes = exit_codes(*self.codes, training=self.resumable)
+        parser = Parser(examples.split("\n  "), codes, prog=prog, usage=usage, description=text)
+        parser.set_defaults(parser=parser)
         self.options(parser)
         options, words = parser.parse_known_args(argv)
-        options.parser = parser
         if self.settings:
             return options, words
-        parser.refuse(words)
+        options.parser.refuse(words)
         return (options,)
 
 

@@ -1,5 +1,16 @@
-"""`trl-ablate plan --model 7B --gpus 8`: memory and time of a step on paper. No torch without a
-recipe."""
+"""Estimate on paper what a training needs.
+
+That is the memory of a card during rollouts and training, and the seconds of each phase of a step.
+Every assumption is printed with its value, and is an option. Nothing is measured and no model is
+loaded; see trl_ablate/plan/README.md for how far the estimates were off.
+
+The exit code is 1 if it does not fit.
+
+examples:
+  trl-ablate plan --model 7B --gpus 8 --sharding zero3
+  trl-ablate plan --model 1.5B --gpu rtx4090 --microbatch 1 --checkpointing true
+  trl-ablate plan std_dev_off --profile h100 --json
+"""
 
 import argparse
 import json
@@ -15,19 +26,6 @@ from trl_ablate.plan.planning import Answer, plan
 from trl_ablate.plan.resolved_settings import from_recipe
 from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, allowed, meaning
 from trl_ablate.plan.shapes import MODELS
-
-DESCRIPTION = """\
-Estimate what a training needs: memory of a card during rollouts and training, and seconds of each
-phase of a step. Every assumption is printed with its value, and is an option. Nothing is measured
-and no model is loaded; see trl_ablate/plan/README.md for how far the estimates were off.
-
-The exit code is 1 if it does not fit."""
-
-EXAMPLES = (
-    "trl-ablate plan --model 7B --gpus 8 --sharding zero3",
-    "trl-ablate plan --model 1.5B --gpu rtx4090 --microbatch 1 --checkpointing true",
-    "trl-ablate plan std_dev_off --profile h100 --json",
-)
 
 
 def add_options(parser: Parser) -> None:
@@ -155,4 +153,4 @@ def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-main = Command("plan", DESCRIPTION, EXAMPLES, add_options, run)
+main = Command(add_options, run)

@@ -1,4 +1,11 @@
-"""`trl-ablate publish RUN_DIR`: uploads a finished run to the Hugging Face Hub."""
+"""Publish a finished run on the Hugging Face Hub.
+
+The repository is private unless --public is given. Publishing again uploads what has changed.
+
+examples:
+  trl-ablate publish runs/std_dev_off-seed0
+  trl-ablate publish runs/std_dev_off-seed0 --repo_id me/std_dev_off --public
+"""
 
 import argparse
 from collections.abc import Mapping
@@ -8,16 +15,6 @@ from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console, table
 from trl_ablate.run.directory import RunDirectory
-
-DESCRIPTION = """\
-Publish a finished run on the Hugging Face Hub.
-
-The repository is private unless --public is given. Publishing again uploads what has changed."""
-
-EXAMPLES = (
-    "trl-ablate publish runs/std_dev_off-seed0",
-    "trl-ablate publish runs/std_dev_off-seed0 --repo_id me/std_dev_off --public",
-)
 
 
 def add_options(parser: Parser) -> None:
@@ -57,9 +54,6 @@ def show_files(files: Mapping[str, int]) -> None:
 
 
 main = Command(
-    "publish",
-    DESCRIPTION,
-    EXAMPLES,
     add_options,
     run,
     stopped="publishing again continues where this stopped",

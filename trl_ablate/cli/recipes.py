@@ -1,4 +1,12 @@
-"""`trl-ablate recipes`: lists shipped recipes by family, and studies, each with its question."""
+"""List the shipped recipes by family, and the studies, each with the question that it asks.
+
+With NAME: print the YAML of one recipe, to copy, or to redirect into a file of your own.
+
+examples:
+  trl-ablate recipes
+  trl-ablate recipes std_dev_off
+  trl-ablate recipes std_dev_off > mine.yaml
+"""
 
 import argparse
 import re
@@ -9,17 +17,6 @@ from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.recipe.places import SHIPPED, recipe_path, shipped_studies
 from trl_ablate.recipe.strict import read_mapping
-
-DESCRIPTION = """\
-List the shipped recipes by family, and the studies, each with the question that it asks.
-
-With NAME: print the YAML of one recipe, to copy, or to redirect into a file of your own."""
-
-EXAMPLES = (
-    "trl-ablate recipes",
-    "trl-ablate recipes std_dev_off",
-    "trl-ablate recipes std_dev_off > mine.yaml",
-)
 
 FAMILIES = {
     "reference and first try": "",
@@ -111,6 +108,4 @@ def header(recipe: str, key: str) -> str:
     return " ".join(re.sub(r"\n#", " ", found[1]).split()) if found else ""
 
 
-main = Command(
-    "recipes", DESCRIPTION, EXAMPLES, add_options, run, stopped="the list is not complete"
-)
+main = Command(add_options, run, stopped="the list is not complete")

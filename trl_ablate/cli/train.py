@@ -1,27 +1,24 @@
-"""`trl-ablate train RECIPE [--key value ...]`: trains one arm from its recipe."""
+"""Train one arm.
+
+RECIPE is a YAML file, or the name of a shipped recipe (`trl-ablate recipes` lists them). Every
+setting of a recipe can be given as --key value and overrides the recipe.
+
+examples:
+  trl-ablate train quickstart
+  trl-ablate train std_dev_off --seed 1 --output_dir runs/a --grpo_steps 50
+  trl-ablate train std_dev_off --output_dir runs/a --resume
+  accelerate launch -m trl_ablate train std_dev_off --profile h100
+"""
 
 import argparse
 import sys
 
 from trl_ablate.cli.ending import DONE, PREEMPTED
 from trl_ablate.cli.imports import put_off, spare_models, to_keep
-from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING, Command, Parser
+from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console, show_end, show_recipe, show_refusal
 from trl_ablate.run import directory
 from trl_ablate.run.termination import Termination, end_with_launcher
-
-DESCRIPTION = """\
-Train one arm.
-
-RECIPE is a YAML file, or the name of a shipped recipe (`trl-ablate recipes` lists them). Every
-setting of a recipe can be given as --key value and overrides the recipe."""
-
-EXAMPLES = (
-    "trl-ablate train quickstart",
-    "trl-ablate train std_dev_off --seed 1 --output_dir runs/a --grpo_steps 50",
-    "trl-ablate train std_dev_off --output_dir runs/a --resume",
-    "accelerate launch -m trl_ablate train std_dev_off --profile h100",
-)
 
 
 def add_options(parser: Parser) -> None:
@@ -75,13 +72,9 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
 
 
 main = Command(
-    "train",
-    DESCRIPTION,
-    EXAMPLES,
     add_options,
     run,
     stopped="what was finished is kept",
     settings="RECIPE [options] [--key value ...]",
-    codes=EXIT_CODES_OF_TRAINING,
     resumable=True,
 )

@@ -1,4 +1,16 @@
-"""`trl-ablate xray ARMS --checkpoint RUN/checkpoint-20`: gradients of arms on equal rollouts."""
+"""Compare the gradients that arms take on the same rollouts, before any of them is run.
+
+The rollouts are drawn by the reference; no weight is changed. It tells the same, a different
+and an opposite update apart, not which is better.
+
+ARMS are recipes, recipes with overrides (no_baseline+length_norm=constant), or one study. Settings
+for all arms are given as --key value, as for `train`.
+
+examples:
+  trl-ablate xray chains
+  trl-ablate xray grpo std_dev_off no_baseline --checkpoint runs/grpo-seed0/checkpoint-20
+  trl-ablate xray grpo no_baseline+length_norm=constant --profile miniature --drift 8
+"""
 
 import argparse
 from collections.abc import Iterator
@@ -13,20 +25,6 @@ if TYPE_CHECKING:
     from trl_ablate.study.planned import Plan
     from trl_ablate.study.store import RunStore
     from trl_ablate.xray import Xray
-
-DESCRIPTION = """\
-Compare the gradients that arms take on the same rollouts, before any of them is run. The rollouts
-are drawn by the reference; no weight is changed. It tells the same, a different and an opposite
-update apart, not which is better.
-
-ARMS are recipes, recipes with overrides (no_baseline+length_norm=constant), or one study. Settings
-for all arms are given as --key value, as for `train`."""
-
-EXAMPLES = (
-    "trl-ablate xray chains",
-    "trl-ablate xray grpo std_dev_off no_baseline --checkpoint runs/grpo-seed0/checkpoint-20",
-    "trl-ablate xray grpo no_baseline+length_norm=constant --profile miniature --drift 8",
-)
 
 
 def add_options(parser: Parser) -> None:
@@ -145,9 +143,6 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
 
 
 main = Command(
-    "xray",
-    DESCRIPTION,
-    EXAMPLES,
     add_options,
     run,
     stopped="the same command continues from what is stored",

@@ -159,7 +159,7 @@ def test_ctrl_c_kills_the_part_keeps_the_finished_and_prints_how_to_continue(
     command = "trl-ablate bench gpu --resume --output"
     assert f"continue with: {command} '{output}' --device cpu --toy" in printed.out
     assert printed.out.strip().endswith("--parts gradients step")
-    assert printed.err == "stopped; finished parts are kept\n"
+    assert printed.err == "stopped; only finished parts of `bench gpu` are kept\n"
     parts = json.loads(output.read_text())["parts"]
     assert {name: one["status"] for name, one in parts.items()} == {"gradients": "ok"}
     assert not running_in_group_of(start.last)

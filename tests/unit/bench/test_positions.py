@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trl_ablate.bench.positions import fewest
-from trl_ablate.cli.bench import PRESETS, main, parse
+from trl_ablate.cli.bench import PRESETS, asked, main
 
 SMALL = ["--rows", "8", "--group", "4", "--prompt_length", "10", "--cap", "12", "--rounds", "1"]
 
@@ -50,6 +50,7 @@ def test_positions_of_rollouts(tmp_path):
 
 @pytest.mark.parametrize("mode", ["train", "rollout", "step"])
 def test_a_preset_gives_defaults(mode):
-    plain, preset = parse([mode]), parse([mode, "--preset", "short_answers", "--cap", "50"])
+    words = ([mode], [mode, "--preset", "short_answers", "--cap", "50"])
+    plain, preset = (asked(*main.parse(each)) for each in words)
     assert preset.cap == 50 and preset.rows == PRESETS["short_answers"]["rows"] != plain.rows
     assert preset.rounds == plain.rounds
