@@ -75,10 +75,10 @@ def saved_runs(result: "Xray", plan: "Plan", store: "RunStore") -> Iterator[str]
     """
     saved = 0
     for arm in plan.arms:
-        if arm.name not in result.arms or arm.name == result.reference:
+        if arm.name not in result.against or arm.name == result.reference:
             continue
         runs = sum(not store.state(run.id).done for run in arm.runs)
-        words = {point.verdicts[arm.name].words for point in result.points}
+        words = {point.arms[arm.name].verdict.words for point in result.points}
         other = result.against[arm.name]
         if words == {"inert"}:
             saved += runs

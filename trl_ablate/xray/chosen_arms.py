@@ -10,6 +10,7 @@ rollouts, its gradient would not be the one that it takes.
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,12 @@ from trl_ablate.settings import Role
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.planned import without_place
 
-OF_THE_MODEL: tuple[Role, ...] = ("weights", "model")
-OF_THE_QUESTIONS: tuple[Role, ...] = ("data", "questions")
+SAME: dict[str, tuple[Role, ...]] = {
+    "trains another model": ("weights", "model"),
+    "asks other questions": ("data", "questions"),
+    "generates differently": ("generation",),
+}
+"""Why an arm is out of reach -> the roles of the settings in which it differs."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +86,10 @@ def chosen(arms: Sequence[XrayArm], reference: str | None) -> XrayArm:
 def out_of_reach(arm: XrayArm, reference: XrayArm) -> str | None:
     """Why the reference's rollouts do not do for an arm; None if they do."""
     theirs, ours = reference.settings, arm.settings
-    kinds: dict[str, tuple[Role, ...]] = {
-        "trains another model": OF_THE_MODEL,
-        "asks other questions": OF_THE_QUESTIONS,
-        "generates differently": ("generation",),
-    }
-    for why, roles in kinds.items():
-        changed = [key for key in named(*roles) if ours.get(key) != theirs.get(key)]
-        if changed:
-            key = changed[0]
-            return f"{why}: {key} is {ours.get(key)!r}, not {theirs.get(key)!r}"
+    for why, roles in SAME.items():
+        for key in named(*roles):
+            if ours.get(key) != theirs.get(key):
+                return f"{why}: {key} is {ours.get(key)!r}, not {theirs.get(key)!r}"
     config: Any = arm.resolved.config
     if config.group_filter == "resample":
         return "generates differently: group_filter 'resample' draws further rollouts"
@@ -114,22 +113,17 @@ def _of_study(word: str, profile: str | None, settings: Mapping[str, Any]) -> li
     if not (is_file or word in shipped_studies()):
         return []
     study = load_study(study_path(word))
-    names = {arm.name: arm.name for arm in study.arms}
+    arms = {arm.name: arm for arm in study.arms}
+    shown = {name: name for name in arms}
     if study.tuning is not None:
-        names = {each[len(each) // 2]: arm for arm, each in study.tuning.arms.items()}
-    return [
-        XrayArm(
-            names[arm.name],
-            load_recipe(
-                arm.recipe,
-                profile or study.profile,
-                {**study.overrides, **arm.overrides, **settings, "arm": arm.name},
-            ),
-            study.against.get(names[arm.name]),
-        )
-        for arm in study.arms
-        if arm.name in names
-    ]
+        shown = {each[len(each) // 2]: arm for arm, each in study.tuning.arms.items()}
+    found = []
+    for name, arm in arms.items():
+        if name in shown:
+            own = {**study.overrides, **arm.overrides, **settings, "arm": name}
+            resolved = load_recipe(arm.recipe, profile or study.profile, own)
+            found.append(XrayArm(shown[name], resolved, study.against.get(shown[name])))
+    return found
 
 
 def _of_recipe(word: str, profile: str | None, settings: Mapping[str, Any]) -> XrayArm:
@@ -146,9 +140,10 @@ def _of_recipe(word: str, profile: str | None, settings: Mapping[str, Any]) -> X
 
 
 def _named_apart(arms: Sequence[XrayArm]) -> list[XrayArm]:
-    found: list[XrayArm] = []
+    times = Counter()
+    found = []
     for arm in arms:
-        times = sum(one.name.partition(" (")[0] == arm.name for one in found)
-        name = f"{arm.name} ({times + 1})" if times else arm.name
-        found.append(dataclasses.replace(arm, name=name))
+        times[arm.name] += 1
+        number = f" ({times[arm.name]})" * (times[arm.name] > 1)
+        found.append(dataclasses.replace(arm, name=arm.name + number))
     return found

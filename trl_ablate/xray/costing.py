@@ -16,7 +16,8 @@ from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.rewards import grader_of
 from trl_ablate.xray.drawing import questions_of
 from trl_ablate.xray.stored_rollouts import RolloutFolder
-from trl_ablate.xray.taking import Point, Sources, make_trainer, take
+from trl_ablate.xray.taking import Point, make_trainer, take
+from trl_ablate.xray.trainer import Sources
 
 
 def bench(asked: OfXray) -> Result:
@@ -46,6 +47,6 @@ def bench(asked: OfXray) -> Result:
 def _training_phases(resolved: Any, sources: Sources) -> list[float]:
     """Seconds of the training phase of each step; the batches are those of the X-ray."""
     trainer = make_trainer(resolved, sources, steps=sources.batches, max_grad_norm=1.0)
-    trainer.reads(sources.folder, count=sources.batches, seed=sources.seed)
+    trainer.reads(sources)
     trainer.train()
     return [row["time/train"] for row in trainer.state.log_history if "time/train" in row]

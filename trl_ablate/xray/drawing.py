@@ -5,9 +5,9 @@ the batch, if the run saved whole batches (`num_rollouts_saved` at least the rol
 tokens are those of the text, encoded again; rewards are computed again, as for new rollouts.
 """
 
+import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from trl_ablate.roles import named
 from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.training.building import task_dataset
 from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
-from trl_ablate.xray.chosen_arms import OF_THE_MODEL, OF_THE_QUESTIONS, XrayArm
+from trl_ablate.xray.chosen_arms import SAME, XrayArm
 from trl_ablate.xray.gradients import key_of
 from trl_ablate.xray.stored_rollouts import RolloutFolder
-from trl_ablate.xray.taking import Point, Sources, take
+from trl_ablate.xray.taking import Point, take
+from trl_ablate.xray.trainer import Sources
 
 OF_THE_DRAW = ("seed", "weights", "recorded")
 """What given rollouts may differ in."""
@@ -52,24 +53,24 @@ def drawn(
     resolved, about = reference.resolved, about_rollouts(reference, point, seed, given)
     recorded = None
     if given is not None and given.suffix == ".jsonl":
-        dataset, tokenizer = training_set(resolved)
-        recorded = read_recorded(given, resolved, dataset, tokenizer, batches)
-    stored_at = RolloutFolder(folder if given is None or recorded else given)
-    if stored_at.path == given:
-        stored_at.check({key: value for key, value in about.items() if key not in OF_THE_DRAW})
+        recorded = read_recorded(given, resolved, batches)
+    as_given = given is not None and recorded is None
+    stored = RolloutFolder(given if given and as_given else folder)
+    if as_given:
+        stored.check({key: value for key, value in about.items() if key not in OF_THE_DRAW})
     elif resolved.config.process_index == 0:
-        asked = recorded.questions if recorded else questions_of(resolved, batches, seed)
-        stored_at.begin(about, asked)
+        asked = recorded[0] if recorded else questions_of(resolved, batches, seed)
+        stored.begin(about, asked)
     wait()
-    questions = stored_at.questions()[: batches * _questions_per_batch(resolved)]
-    sources = Sources(stored_at, questions, batches, seed, grader, work)
-    missing = [number for number in range(batches) if stored_at.batch(number) is None]
+    questions = stored.questions()[: batches * _questions_per_batch(resolved)]
+    completions = recorded[1] if recorded else None
+    sources = Sources(stored, questions, batches, seed, grader, work, completions)
+    missing = any(stored.batch(number) is None for number in range(batches))
     wait()
-    if missing and stored_at.path == given:
-        stored_at.batches(batches)  # refuses
+    if missing and as_given:
+        stored.batches(batches)  # refuses
     if missing:
-        completions = recorded.completion_ids if recorded else None
-        take(resolved, Point(point.checkpoint), sources, draws=True, recorded=completions)
+        take(resolved, Point(point.checkpoint), sources, draws=True)
         wait()
     return sources, about
 
@@ -79,7 +80,7 @@ def about_rollouts(
 ) -> dict[str, Any]:
     """What the rollouts depend on."""
     settings = reference.settings
-    keys = named(*OF_THE_MODEL, *OF_THE_QUESTIONS, "generation")
+    keys = named(*itertools.chain(*SAME.values()))
     about = {key: settings[key] for key in keys if key in settings}
     folder = point.checkpoint
     files = sorted(folder.glob("*.safetensors")) if folder else []
@@ -116,19 +117,11 @@ def wait() -> None:
         torch.distributed.barrier()
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """Whole rollout batches of a run."""
-
-    questions: list[dict[str, Any]]
-    """Rows of the training set, one per group."""
-    completion_ids: list[list[int]]
-
-
 def read_recorded(
-    file: Path, resolved: Resolved, dataset: Dataset, tokenizer: Any, batches: int
-) -> Recorded:
-    """The first rollout batches of a file."""
+    file: Path, resolved: Resolved, batches: int
+) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """The first rollout batches of a file: a row of the training set for each group, and the tokens
+    of each completion."""
     config: Any = resolved.config
     rows = list(read_jsonl(file))
     wanted, group = batches * config.generation_batch_size, config.num_generations
@@ -137,6 +130,7 @@ def read_recorded(
             f"{file} has {len(rows)} rollouts, and {batches} rollout batches take {wanted}; lower "
             "--batches, train with a larger num_rollouts_saved, or draw new rollouts"
         )
+    dataset, tokenizer = training_set(resolved)
     asked: Any = dataset
     known: dict[str, Any] = {str(row["prompt"]): row for row in asked}
     prompts = [str(row.get("prompt")) for row in rows[:wanted]]
@@ -152,7 +146,7 @@ def read_recorded(
                 "ask: it is of another template, tokenizer or data; draw new rollouts"
             )
     completions = [_tokens(str(row.get("response")), config, tokenizer) for row in rows[:wanted]]
-    return Recorded([known[prompts[first]] for first in range(0, wanted, group)], completions)
+    return [known[prompt] for prompt in prompts[::group]], completions
 
 
 def _tokens(response: str, config: Any, tokenizer: Any) -> list[int]:

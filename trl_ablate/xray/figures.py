@@ -19,7 +19,6 @@ gradients. A gradient of zero has no cosine with another, and is left out of mea
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -70,107 +69,109 @@ class ArmFigures:
 
 
 def figures_of(arm: TakenGradients, reference: TakenGradients) -> ArmFigures:
-    adam = None
-    if arm.adam_sketches_BM is not None and reference.adam_sketches_BM is not None:
-        adam = directions(
-            arm.adam_sketches_BM, reference.adam_sketches_BM,
-            arm.adam_norms_B, reference.adam_norms_B,
-        )  # fmt: skip
-    shares = {name: share_of(arm.pushes[name]) for name in BY}
+    plain, *scaled = [
+        directions(*(one.sketches_BKM[:, k] for one in (arm, reference)),
+                   *(one.norms_BK[:, k] for one in (arm, reference)))
+        for k in range(arm.norms_BK.shape[1])
+    ]  # fmt: skip
+    shares, others = ({by: _shares(one.pushes[by]) for by in BY} for one in (arm, reference))
     return ArmFigures(
-        plain=directions(arm.sketches_BM, reference.sketches_BM, arm.norms_B, reference.norms_B),
-        adam=adam,
+        plain=plain,
+        adam=scaled[0] if scaled else None,
         modules=by_module(arm, reference),
-        shares={name: one.tolist() for name, one in shares.items()},
-        shifts={name: shift(shares[name], share_of(reference.pushes[name])) for name in BY},
+        shares={by: one.tolist() for by, one in shares.items()},
+        shifts={by: shift(shares[by], others[by]) for by in BY},
         tokens=arm.tokens,
     )
 
 
-def directions(arm_BM: Any, reference_BM: Any, norms_B: Any, reference_norms_B: Any) -> Directions:
-    """The figures from sketches `(B, M)` and norms `(B,)`."""
-    gram = Gram(np.asarray(arm_BM, float), np.asarray(reference_BM, float))
-    everything = np.arange(len(arm_BM))
-    cosines_B = gram.batch_cosines()
+def directions(
+    arm_BM: np.ndarray, reference_BM: np.ndarray, norms_B: np.ndarray, reference_norms_B: np.ndarray
+) -> Directions:
+    """The figures from sketches and norms."""
+    arm_BM, reference_BM = arm_BM.astype(float), reference_BM.astype(float)
+    own_BB, reference_BB = arm_BM @ arm_BM.T, reference_BM @ reference_BM.T
+    across_BB = arm_BM @ reference_BM.T
+
+    def mean_cosine(rows: np.ndarray) -> float:
+        own, reference, across = (
+            one[np.ix_(rows, rows)].sum() for one in (own_BB, reference_BB, across_BB)
+        )
+        return _cosine(across, math.sqrt(max(0.0, own * reference)))
+
+    def steadiness(rows: np.ndarray) -> float | None:
+        arm, reference = (_snr(one[np.ix_(rows, rows)]) for one in (own_BB, reference_BB))
+        return None if arm is None or reference is None else arm / reference
+
+    cosines_B = batch_cosines(*map(np.diag, (own_BB, reference_BB, across_BB)))
     known_B = cosines_B[~np.isnan(cosines_B)]
-    signal, noise = gram.signal_and_noise(everything, of_arm=True)
-    ratio = gram.snr(everything, of_arm=True)
+    signal, noise = _signal_and_noise(own_BB)
+    everything = np.arange(len(arm_BM))
     return Directions(
         norm_ratio=_ratio(float(np.mean(norms_B)), float(np.mean(reference_norms_B))),
-        cosine_batch=_mean(known_B),
+        cosine_batch=float(known_B.mean()) if len(known_B) else math.nan,
         cosine_batch_interval=_of_mean(known_B),
         cosine_batch_min=float(known_B.min()) if len(known_B) else math.nan,
-        cosine_mean=gram.mean_cosine(everything),
-        cosine_mean_interval=jackknife(gram.mean_cosine, len(everything)),
-        self_cosine=gram.self_cosine(),
+        cosine_mean=mean_cosine(everything),
+        cosine_mean_interval=jackknife(mean_cosine, len(everything)),
+        self_cosine=_self_cosine(own_BB),
         signal=signal,
         noise=noise,
-        signal_to_noise=ratio,
-        steadiness=gram.steadiness(everything),
-        steadiness_interval=jackknife(gram.steadiness, len(everything)),
+        signal_to_noise=_snr(own_BB),
+        steadiness=steadiness(everything),
+        steadiness_interval=jackknife(steadiness, len(everything)),
     )
 
 
-class Gram:
-    """Inner products of an arm's and the reference's gradients; `rows` are numbers of batches."""
+def batch_cosines(own_B: np.ndarray, reference_B: np.ndarray, across_B: np.ndarray) -> np.ndarray:
+    """From squared norms and inner products; NaN where both are zero, 0 where one is."""
+    lengths_B = np.sqrt(own_B * reference_B)
+    cosines_B = across_B / np.where(lengths_B == 0, 1.0, lengths_B)
+    return np.where((own_B == 0) & (reference_B == 0), np.nan, cosines_B.clip(-1, 1))
 
-    def __init__(self, arm_BM: np.ndarray, reference_BM: np.ndarray):
-        self._aa = arm_BM @ arm_BM.T
-        self._rr = reference_BM @ reference_BM.T
-        self._ar = arm_BM @ reference_BM.T
 
-    def batch_cosines(self) -> np.ndarray:
-        """`(B,)`; NaN where both are zero, 0 where one is."""
-        lengths_B = np.sqrt(np.diag(self._aa) * np.diag(self._rr))
-        both_B = (np.diag(self._aa) == 0) & (np.diag(self._rr) == 0)
-        cosines_B = np.diag(self._ar) / np.where(lengths_B == 0, 1.0, lengths_B)
-        return np.where(both_B, np.nan, cosines_B.clip(-1, 1))
+def _self_cosine(gram_BB: np.ndarray) -> float:
+    norms_B = np.sqrt(np.diag(gram_BB))
+    rows = np.flatnonzero(norms_B)
+    if len(rows) < 2:
+        return math.nan
+    return _off_diagonal(gram_BB[np.ix_(rows, rows)] / np.outer(norms_B[rows], norms_B[rows]))
 
-    def mean_cosine(self, rows: np.ndarray) -> float:
-        square = np.ix_(rows, rows)
-        lengths = math.sqrt(max(0.0, self._aa[square].sum() * self._rr[square].sum()))
-        cosine = self._ar[square].sum() / lengths if lengths else math.nan
-        return float(np.clip(cosine, -1, 1))
 
-    def self_cosine(self) -> float:
-        norms_B = np.sqrt(np.diag(self._aa))
-        rows = np.flatnonzero(norms_B)
-        if len(rows) < 2:
-            return math.nan
-        cosines = self._aa[np.ix_(rows, rows)] / np.outer(norms_B[rows], norms_B[rows])
-        return float(_off_diagonal_mean(cosines))
+def _signal_and_noise(gram_BB: np.ndarray) -> tuple[float, float]:
+    """Norm of the expected gradient, and the spread; the signal is 0 if there is none."""
+    if len(gram_BB) < 2:
+        return math.nan, math.nan
+    signal = _off_diagonal(gram_BB)
+    return math.sqrt(max(0.0, signal)), math.sqrt(max(0.0, np.diag(gram_BB).mean() - signal))
 
-    def signal_and_noise(self, rows: np.ndarray, *, of_arm: bool) -> tuple[float, float]:
-        """Norm of the expected gradient, and the spread; the signal is 0 if there is none."""
-        if len(rows) < 2:
-            return math.nan, math.nan
-        table = (self._aa if of_arm else self._rr)[np.ix_(rows, rows)]
-        signal = _off_diagonal_mean(table)
-        return math.sqrt(max(0.0, signal)), math.sqrt(max(0.0, np.diag(table).mean() - signal))
 
-    def snr(self, rows: np.ndarray, *, of_arm: bool) -> float | None:
-        signal, noise = self.signal_and_noise(rows, of_arm=of_arm)
-        return signal / noise if signal > 0 and noise > 0 else None
+def _snr(gram_BB: np.ndarray) -> float | None:
+    signal, noise = _signal_and_noise(gram_BB)
+    return signal / noise if signal > 0 and noise > 0 else None
 
-    def steadiness(self, rows: np.ndarray) -> float | None:
-        """The arm's signal-to-noise ratio divided by the reference's."""
-        arm, reference = self.snr(rows, of_arm=True), self.snr(rows, of_arm=False)
-        return None if arm is None or reference is None else arm / reference
+
+def _off_diagonal(table_BB: np.ndarray) -> float:
+    """The mean over pairs of different batches."""
+    count = len(table_BB)
+    return float((table_BB.sum() - np.trace(table_BB)) / (count * (count - 1)))
 
 
 def floor_of(reference: TakenGradients) -> float | None:
     """See the module; None with a single batch."""
-    sketches_BM = np.asarray(reference.sketches_BM, float)
+    sketches_BM = reference.sketches_BKM[:, 0].astype(float)
     if len(sketches_BM) < 2:
         return None
     sums_M = sketches_BM.sum(axis=0)
-    cosines = [cosine(sums_M, sums_M - one_M) for one_M in sketches_BM]
-    return float(np.nanmedian(cosines))
+    return float(np.nanmedian([cosine(sums_M, sums_M - one_M) for one_M in sketches_BM]))
 
 
 def cosine(one: np.ndarray, other: np.ndarray) -> float:
-    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return float(np.clip(one @ other / lengths, -1, 1)) if lengths else math.nan
+    return _cosine(float(one @ other), float(np.linalg.norm(one) * np.linalg.norm(other)))
+
+
+def _cosine(product: float, lengths: float) -> float:
+    return float(np.clip(product / lengths, -1, 1)) if lengths else math.nan
 
 
 def by_module(arm: TakenGradients, reference: TakenGradients) -> dict[str, dict[str, float]]:
@@ -178,24 +179,21 @@ def by_module(arm: TakenGradients, reference: TakenGradients) -> dict[str, dict[
     members: dict[str, list[int]] = {}
     for number, cell in enumerate(arm.cells):
         layer, _, kind = cell.rpartition(" ")
-        members.setdefault(kind, []).append(number)
-        if layer:
-            members.setdefault(f"layer {layer}", []).append(number)
+        for name in [kind, f"layer {layer}"] if layer else [kind]:
+            members.setdefault(name, []).append(number)
     found = {}
     for name, numbers in members.items():
-        parts = [
-            np.concatenate([one.cell_sketches_CM[number] for number in numbers]).astype(float)
-            for one in (arm, reference)
-        ]
-        norms = [float(np.linalg.norm(part)) for part in parts]
-        found[name] = {"norm_ratio": _ratio(*norms), "cosine": cosine(*parts)}
+        own, other = (
+            one.cell_sketches_CM[numbers].astype(float).ravel() for one in (arm, reference)
+        )
+        ratio = _ratio(float(np.linalg.norm(own)), float(np.linalg.norm(other)))
+        found[name] = {"norm_ratio": ratio, "cosine": cosine(own, other)}
     return found
 
 
-def share_of(pushes_BC: np.ndarray) -> np.ndarray:
+def _shares(pushes_BC: np.ndarray) -> np.ndarray:
     """The share of each class, `(C,)`; zeros if nothing was pushed."""
-    total = pushes_BC.sum()
-    return pushes_BC.sum(axis=0) / (total if total else 1.0)
+    return pushes_BC.sum(axis=0) / (pushes_BC.sum() or 1.0)
 
 
 def shift(shares_C: np.ndarray, reference_C: np.ndarray) -> float:
@@ -217,22 +215,12 @@ def jackknife(statistic: Callable[[np.ndarray], float | None], count: int) -> In
     whole = statistic(everything)
     if count < LEAST or whole is None:
         return None
-    left_out = [statistic(np.delete(everything, number)) for number in range(count)]
-    if None in left_out or any(math.isnan(one) for one in left_out if one is not None):
+    values = np.array([statistic(np.delete(everything, one)) for one in everything], float)
+    if np.isnan(values).any():  # None is NaN here
         return None
-    values = np.array(left_out, float)
     error = math.sqrt((count - 1) / count * float(((values - values.mean()) ** 2).sum()))
     half = float(stats.t.ppf(0.975, count - 1)) * error
     return whole - half, whole + half
-
-
-def _off_diagonal_mean(table: np.ndarray) -> float:
-    count = len(table)
-    return float((table.sum() - np.trace(table)) / (count * (count - 1)))
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else math.nan
 
 
 def _ratio(one: float, other: float) -> float:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from trl_ablate.xray.figures import ArmFigures
+from trl_ablate.xray.figures import ArmFigures, Directions
 
 SAME = 0.9999
 """Cosine on every batch from which on two gradients are the same up to rounding."""
@@ -54,40 +54,36 @@ def verdict_of(
         adam: whether the optimizer undoes a common factor of the gradient.
         steps: optimizer steps per rollout batch, divided by those of the reference.
     """
-    plain, reweights = found.plain, moved(found)
-    named = ", ".join(name for name, share in reweights.items() if share)
+    plain, cosine = found.plain, found.plain.cosine_mean
+    moved = {name: one if (one := found.shifts[name]) >= SHIFTED else 0.0 for name in NAMED}
+    reweights = dict(sorted(moved.items(), key=lambda item: -item[1]))
+    named = [name for name, share in reweights.items() if share]
     least = SAME if floor is None else max(floor, LEAST_FLOOR)
-    if math.isnan(plain.cosine_mean):
-        return Verdict("no gradient", "the gradients are zero on every rollout batch", reweights)
+    if math.isnan(cosine):
+        return Verdict("no gradient", RULES["no gradient"], reweights)
     if plain.cosine_batch_min >= SAME and abs(plain.norm_ratio - 1) <= SAME_NORM:
         return Verdict("inert", "the same gradient as the reference's", reweights)
-    if plain.cosine_mean >= least and not named:
+    if cosine >= least and not named:
         return Verdict("only rescales", _rescales(plain.norm_ratio, adam, steps), reweights)
-    if plain.cosine_mean < HALF:
-        words = "other direction" + ", against" * (plain.cosine_mean < 0)
-        where = "against the reference's" if plain.cosine_mean < 0 else "off the reference's"
-        sentence = f"the mean gradient points {where} (cosine {plain.cosine_mean:.2f})"
+    if cosine < HALF:
+        words = "other direction" + ", against" * (cosine < 0)
+        where = "against" if cosine < 0 else "off"
+        sentence = f"the mean gradient points {where} the reference's (cosine {cosine:.2f})"
     else:
-        words = f"reweights {named}" if named else "reweights"
-        sentence = f"the mean gradient is turned (cosine {plain.cosine_mean:.2f})"
+        words = f"reweights {', '.join(named)}".rstrip()
+        sentence = f"the mean gradient is turned (cosine {cosine:.2f})"
     if named:
-        sentence += f"; it moved to other classes by {_shares(reweights)}"
-    noise = noise_of(found)
-    if noise:
+        shares = ", ".join(f"{name} {100 * reweights[name]:.0f} %" for name in named)
+        sentence += f"; it moved to other classes by {shares}"
+    if noise := _noise(plain):
         words += f", {noise}"
         sentence += f"; signal to noise × {plain.steadiness:.2f}"
     return Verdict(words, sentence, reweights)
 
 
-def moved(found: ArmFigures) -> dict[str, float]:
-    """By what the gradient is shared out differently, the largest share first; 0 if below 10 %."""
-    shares = {name: found.shifts[name] if found.shifts[name] >= SHIFTED else 0.0 for name in NAMED}
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-
-def noise_of(found: ArmFigures) -> str | None:
+def _noise(plain: Directions) -> str | None:
     """Steadier, noisier, or None where the batches do not tell."""
-    ratio, interval = found.plain.steadiness, found.plain.steadiness_interval
+    ratio, interval = plain.steadiness, plain.steadiness_interval
     if ratio is None or interval is None or abs(ratio - 1) < STEADY:
         return None
     return "steadier" if interval[0] > 1 else "noisier" if interval[1] < 1 else None
@@ -100,9 +96,4 @@ def _rescales(ratio: float, adam: bool, steps: float) -> str:
             "number of steps is undone neither by a learning rate nor by Adam, and only --drift "
             "shows how later steps differ"
         )
-    undone = f"a learning rate × {1 / ratio:.3g} undoes it" if ratio else "it takes no gradient"
-    return undone + ("; Adam undoes it by itself" if adam and ratio else "")
-
-
-def _shares(reweights: dict[str, float]) -> str:
-    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in reweights.items() if share)
+    return f"a learning rate × {1 / ratio:.3g} undoes it" + "; Adam undoes it by itself" * adam

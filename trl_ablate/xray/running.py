@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import grader_of
 from trl_ablate.xray.chosen_arms import XrayArm, arms_of, chosen, out_of_reach, scores_again
 from trl_ablate.xray.drawing import drawn, wait
-from trl_ablate.xray.figures import ArmFigures, figures_of, floor_of
+from trl_ablate.xray.figures import figures_of, floor_of
 from trl_ablate.xray.gradients import TakenGradients, key_of
 from trl_ablate.xray.judging import Verdict, verdict_of
-from trl_ablate.xray.taking import ADAM_EPS, Point, Sources, stored_moments, take, walk
-from trl_ablate.xray.xray_page import AtPoint, Xray
+from trl_ablate.xray.taking import ADAM_EPS, Point, stored_divisors, take, walk
+from trl_ablate.xray.trainer import Sources
+from trl_ablate.xray.xray_page import AtPoint, Xray, XrayedPoint
 
 Say = Callable[[str], object]
 REFERENCE = Verdict("reference", "it draws the rollouts", {})
@@ -65,28 +66,29 @@ def xray(
     first = chosen(found, reference)
     skipped = {arm.name: why for arm in found if (why := out_of_reach(arm, first))}
     kept = [first, *(arm for arm in found if arm is not first and arm.name not in skipped)]
-    if say is None or first.resolved.config.process_index != 0:
+    places, given = [Path(one) for one in checkpoints], Path(rollouts) if rollouts else None
+    is_main = first.resolved.config.process_index == 0
+    if say is None or not is_main:
         say = _nothing
-    _check(kept, skipped, [Path(one) for one in checkpoints], batches, drift, rollouts)
+    _check(kept, skipped, places, batches, drift, given)
     for name, why in skipped.items():
         say(f"{name}: out of reach of the comparison: it {why}")
     with _folder(output, first) as folder:
         against = references_of(kept, first, reference)
-        machine = _Machine(kept, first, against, folder, batches, seed, say)
-        places = [Path(one) for one in checkpoints] or [None]
-        results = [
-            machine.at(place, steps, Path(rollouts) if rollouts else None)
-            for place in places
+        comparison = _Comparison(kept, first, against, folder, batches, seed, say)
+        points = [
+            comparison.at(Point(place, steps), given)
+            for place in places or [None]
             for steps in ((0, drift) if drift else (0,))
         ]
-        result = Xray(first.name, against, results, skipped, batches, seed)
-        if output is not None and machine.is_main:
+        result = Xray(first.name, against, points, skipped, batches, seed)
+        if output is not None and is_main:
             result.write(Path(output))
     return result
 
 
-@dataclass
-class _Machine:
+@dataclass(frozen=True)
+class _Comparison:
     """What stays the same from point to point."""
 
     arms: Sequence[XrayArm]
@@ -99,14 +101,9 @@ class _Machine:
     seed: int
     say: Say
 
-    @property
-    def is_main(self) -> bool:
-        return self.reference.resolved.config.process_index == 0
-
-    def at(self, checkpoint: Path | None, drift: int, given: Path | None) -> AtPoint:
+    def at(self, point: Point, given: Path | None) -> XrayedPoint:
         """The figures of all arms at one point."""
-        point = Point(checkpoint, drift)
-        label = label_of(checkpoint)
+        label = label_of(point.checkpoint)
         with grader_of(self.reference.resolved.task) as grader:
             self.say(f"{point.name}: rollouts")
             sources, about = drawn(
@@ -121,73 +118,67 @@ class _Machine:
     def _take_all(
         self, point: Point, sources: Sources, about: dict[str, Any], label: str
     ) -> tuple[dict[str, TakenGradients], list[str]]:
+        """The gradients of all arms, those that are stored read, and the notes of the point."""
         place = self.folder / "gradients" / (label + f"-drift-{point.drift}" * bool(point.drift))
+        config = self.reference.resolved.config
         depends_on = {
             "reference": self.reference.settings,
             "rollouts": str(sources.folder.path.resolve()),
             "about": about,
             "batches": self.batches,
             "drift": point.drift,
-            "processes": self.reference.resolved.config.world_size,
+            "processes": config.world_size,
+            "format": 2,
         }
-        files = {
-            arm.name: (
-                place / f"{_slug(arm.name)}.npz",
-                key_of({"arm": arm.settings, **depends_on}),
-            )
-            for arm in self.arms
-        }
-        taken = {name: TakenGradients.read(*where) for name, where in files.items()}
+        keys = {arm.name: key_of({"arm": arm.settings, **depends_on}) for arm in self.arms}
+        files = {arm.name: place / f"{_slug(arm.name)}.npz" for arm in self.arms}
+        taken = {name: TakenGradients.read(file, keys[name]) for name, file in files.items()}
+        known = {name: one for name, one in taken.items() if one}
         note_file = place / "notes.txt"
         wait()
-        if None not in taken.values() and note_file.exists():
-            notes = note_file.read_text(encoding="utf-8").splitlines()
-            return {name: one for name, one in taken.items() if one}, notes
-        point = self._prepared(point, sources)
-        if self.is_main:
+        if len(known) == len(self.arms) and note_file.exists():
+            return known, note_file.read_text(encoding="utf-8").splitlines()
+        point, notes = self._prepared(point, sources)
+        if config.process_index == 0:
             place.mkdir(parents=True, exist_ok=True)
-            note_file.write_text("\n".join(point.notes), encoding="utf-8")
-        found: dict[str, TakenGradients] = {}
+            note_file.write_text("\n".join(notes), encoding="utf-8")
         for arm in self.arms:
-            known = taken[arm.name]
-            if known is None:
+            if arm.name not in known:
                 self.say(f"{point.name}{f' + {point.drift}' * bool(point.drift)}: {arm.name}")
                 again = scores_again(arm, self.reference)
-                known, _ = take(arm.resolved, point, sources, scores_again=again)
-                if self.is_main:
-                    known.write(*files[arm.name])
-            found[arm.name] = known
-        return found, point.notes
+                known[arm.name], _ = take(arm.resolved, point, sources, scores_again=again)
+                if config.process_index == 0:
+                    known[arm.name].write(files[arm.name], keys[arm.name])
+        return known, notes
 
-    def _prepared(self, point: Point, sources: Sources) -> Point:
-        """The point with its weights and its optimizer's second moments."""
+    def _prepared(self, point: Point, sources: Sources) -> tuple[Point, list[str]]:
+        """The point with its weights and its optimizer's divisors, and notes on these."""
         resolved = self.reference.resolved
         if point.drift:
             self.say(f"{point.name}: the reference walks {point.drift} optimizer steps")
             point = walk(resolved, point, sources)
         else:
-            point.moments = stored_moments(resolved, point, sources)
-        if point.moments is None and is_adam(resolved):
-            where = f"{point.name} has no plain second moments (optimizer.pt)"
-            point.notes.append(f"{where}; they are estimated from the reference's gradients")
-            _, taker = take(resolved, point, sources, estimates=True)
-            point.moments = taker.estimate(ADAM_EPS)
-        return point
+            point = replace(point, divisors=stored_divisors(resolved, point, sources))
+        if point.divisors is not None or not is_adam(resolved):
+            return point, []
+        where = f"{point.name} has no plain second moments (optimizer.pt)"
+        _, taker = take(resolved, point, sources, estimates=True)
+        note = f"{where}; they are estimated from the reference's gradients"
+        return replace(point, divisors=taker.estimated(ADAM_EPS)), [note]
 
-    def _judged(self, point: Point, taken: dict[str, TakenGradients], notes: list[str]) -> AtPoint:
+    def _judged(
+        self, point: Point, taken: Mapping[str, TakenGradients], notes: Sequence[str]
+    ) -> XrayedPoint:
         steps = {arm.name: arm.resolved.config.optimizer_steps_per_rollout for arm in self.arms}
-        floors = {name: floor_of(one) for name, one in taken.items()}
-        adam = is_adam(self.reference.resolved)
-        figures: dict[str, ArmFigures] = {}
-        verdicts = {}
+        adam, found = is_adam(self.reference.resolved), {}
         for name, other in self.against.items():
-            figures[name] = found = figures_of(taken[name], taken[other])
-            ratio = steps[name] / steps[other]
-            judged = verdict_of(found, floors[other], adam=adam, steps=ratio)
-            verdicts[name] = REFERENCE if name == other else judged
-        seconds = {name: float(one.seconds_B.mean()) for name, one in taken.items()}
-        floor = floors[self.reference.name]
-        return AtPoint(point.name, point.drift, floor, figures, verdicts, seconds, steps, notes)
+            figures, floor = figures_of(taken[name], taken[other]), floor_of(taken[other])
+            judged = verdict_of(figures, floor, adam=adam, steps=steps[name] / steps[other])
+            verdict = REFERENCE if name == other else judged
+            seconds = float(taken[name].seconds_B.mean())
+            found[name] = AtPoint(figures, verdict, steps[name], seconds)
+        floor = floor_of(taken[self.reference.name])
+        return XrayedPoint(point.name, point.drift, floor, found, notes)
 
 
 def references_of(arms: Sequence[XrayArm], first: XrayArm, named: str | None) -> dict[str, str]:
@@ -224,7 +215,7 @@ def _check(
     checkpoints: Sequence[Path],
     batches: int,
     drift: int,
-    rollouts: Any,
+    rollouts: Path | None,
 ) -> None:
     """Refuse what cannot be compared, before anything is loaded."""
     if len(kept) < 2:

@@ -19,6 +19,9 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.json_files import read_jsonl, read_object, write_json, write_jsonl
 
 QUESTIONS, ABOUT = "questions.jsonl", "about.json"
+RAGGED = ("prompt_ids", "completion_ids", "logps", "sampling_logps")
+DAMAGED = (OSError, ValueError, KeyError, BadZipFile)
+"""What reading a damaged file of arrays raises."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,6 @@ class RolloutBatch:
     @property
     def lengths_N(self) -> np.ndarray:
         return np.array([len(ids) for ids in self.completion_ids])
-
-
-RAGGED = ("prompt_ids", "completion_ids", "logps", "sampling_logps")
 
 
 class RolloutFolder:
@@ -65,13 +65,13 @@ class RolloutFolder:
 
     def batches(self, count: int) -> list[RolloutBatch]:
         """The first `count` batches, all of which have been drawn."""
-        found = [self.batch(number) for number in range(count)]
-        if None in found:
+        found = [batch for number in range(count) if (batch := self.batch(number))]
+        if len(found) < count:
             raise ConfigurationError(
-                f"{self.path} has {count - found.count(None)} of {count} rollout batches; lower "
+                f"{self.path} has {len(found)} of {count} rollout batches; lower "
                 "--batches, or draw new rollouts with another --output"
             )
-        return [one for one in found if one is not None]
+        return found
 
     def begin(self, about: Mapping[str, Any], questions: Sequence[dict[str, Any]]) -> None:
         """Write what the rollouts are drawn with; refuse a folder with other rollouts."""
@@ -105,42 +105,33 @@ class RolloutFolder:
         return self.path / f"batch-{number:03}.npz"
 
 
-def _write_batch(file: Path, batch: RolloutBatch) -> None:
-    arrays: dict[str, Any] = {
-        "rewards_NF": batch.rewards_NF,
-        "reward_names": np.array(batch.reward_names),
-        "passed_N": batch.passed_N,
-    }
-    for name in RAGGED:
-        rows: Any = vars(batch)[name]
-        if rows is not None:
-            kind = np.int64 if name.endswith("ids") else np.float32
-            arrays[name] = np.array([value for row in rows for value in row], kind)
-            arrays[f"{name}_lengths"] = np.array([len(row) for row in rows])
+def write_arrays(file: Path, arrays: Mapping[str, Any]) -> None:
+    """Write atomically."""
     part = file.with_suffix(".part.npz")
     np.savez_compressed(part, **arrays)
     part.replace(file)
 
 
+def _write_batch(file: Path, batch: RolloutBatch) -> None:
+    arrays = {name: value for name, value in vars(batch).items() if value is not None}
+    for name in RAGGED:
+        if (rows := arrays.get(name)) is not None:
+            kind = np.int64 if name.endswith("ids") else np.float32
+            arrays[name] = np.array([value for row in rows for value in row], kind)
+            arrays[f"{name}_lengths"] = np.array([len(row) for row in rows])
+    write_arrays(file, arrays)
+
+
 def _read_batch(file: Path) -> RolloutBatch:
     try:
         with np.load(file, allow_pickle=False) as stored:
-            ragged = {
-                name: _split(stored[name], stored[f"{name}_lengths"])
-                for name in RAGGED
-                if name in stored
-            }
-            return RolloutBatch(
-                **ragged,
-                rewards_NF=stored["rewards_NF"],
-                reward_names=[str(name) for name in stored["reward_names"]],
-                passed_N=stored["passed_N"],
-            )
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
+            arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
+        for name in RAGGED:
+            if name in arrays:
+                ends = np.cumsum(arrays.pop(f"{name}_lengths"))[:-1]
+                arrays[name] = [part.tolist() for part in np.split(arrays[name], ends)]
+        return RolloutBatch(**arrays | {"reward_names": arrays["reward_names"].tolist()})
+    except DAMAGED as error:
         raise ConfigurationError(
             f"{file} could not be read ({str(error)[:200]}); delete it, and it is drawn again"
         ) from error
-
-
-def _split(flat: np.ndarray, lengths: np.ndarray) -> list[list[Any]]:
-    return [part.tolist() for part in np.split(flat, np.cumsum(lengths)[:-1])]

@@ -7,15 +7,15 @@ refers to that; then it loads the weights of the point.
 
 import copy
 import dataclasses
-from collections.abc import Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from safetensors import safe_open
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.utils import logging
 from trl.trainer import grpo_trainer
@@ -23,20 +23,18 @@ from trl.trainer import grpo_trainer
 from trl_ablate.bench.synthetic import NoEngine
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
-from trl_ablate.rewards import MathGrader
 from trl_ablate.trainer.temporary import replaced
 from trl_ablate.training.building import put_together
 from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
-from trl_ablate.xray.gradients import GradientTaker, Moments, TakenGradients
+from trl_ablate.xray.gradients import GradientTaker, TakenGradients, divisors_of
 from trl_ablate.xray.pushes import BY, Pushes
-from trl_ablate.xray.stored_rollouts import RolloutFolder
-from trl_ablate.xray.trainer import XrayTrainer
+from trl_ablate.xray.trainer import Sources, XrayTrainer
 
 ADAM_EPS = 1e-8
 OPTIMIZER = "optimizer.pt"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Point:
     """Where gradients are taken."""
 
@@ -45,25 +43,12 @@ class Point:
     drift: int = 0
     moved: dict[str, torch.Tensor] | None = None
     """The weights after the drift; set once the reference has walked."""
-    moments: Moments | None = None
-    notes: list[str] = field(default_factory=list)
+    divisors: Mapping[str, torch.Tensor] | None = None
+    """Of the optimizer; see `gradients.py`."""
 
     @property
     def name(self) -> str:
         return "base" if self.checkpoint is None else str(self.checkpoint)
-
-
-@dataclass(frozen=True)
-class Sources:
-    """What all arms of a point share."""
-
-    folder: RolloutFolder
-    questions: Sequence[dict[str, Any]]
-    batches: int
-    seed: int
-    grader: MathGrader
-    work: Path
-    """A folder for what TRL writes."""
 
 
 def make_trainer(
@@ -117,44 +102,32 @@ def make_trainer(
 def load_point(trainer: XrayTrainer, point: Point) -> None:
     """Load the weights of the point into the trainer's model."""
     if point.checkpoint is not None:
-        check_fits(trainer, point.checkpoint)
-        with _without_warnings():  # about a head that shares the embedding's weights
-            trainer._load_from_checkpoint(str(point.checkpoint))
+        _load_checkpoint(trainer, point.checkpoint)
     if point.moved is not None:
         with torch.no_grad():
             for name, parameter in trainable(trainer).items():
                 parameter.copy_(point.moved[name])
 
 
-@contextmanager
-def _without_warnings():
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-
-
-def check_fits(trainer: XrayTrainer, checkpoint: Path) -> None:
-    """Refuse a checkpoint whose tensors are not those of the model."""
-    files = sorted(checkpoint.glob("*.safetensors"))
-    if not files:
+def _load_checkpoint(trainer: XrayTrainer, checkpoint: Path) -> None:
+    if not any(checkpoint.glob("*.safetensors")):
         raise ConfigurationError(
             f"{checkpoint} holds no weights (*.safetensors); give a checkpoint-N folder of a run"
         )
-    model: Any = trainer.model
-    shapes = {name: list(one.shape) for name, one in model.state_dict().items()}
-    for file in files:
-        with safe_open(file, "pt") as stored:
-            for name in stored.keys():  # noqa: SIM118
-                shape = stored.get_slice(name).get_shape()
-                if name in shapes and shapes[name] != shape:
-                    raise ConfigurationError(
-                        f"{checkpoint} is a checkpoint of another model: its {name} is {shape}, "
-                        f"and that of the reference's model is {shapes[name]}; give a checkpoint "
-                        "of a run of the reference, or its --profile"
-                    )
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # no warnings about a head that shares the embedding's weights
+    try:
+        trainer._load_from_checkpoint(str(checkpoint))
+    except RuntimeError as error:
+        wrong = re.search(r"size mismatch for (.*?)\.?$", str(error), re.MULTILINE)
+        if wrong is None:
+            raise
+        raise ConfigurationError(
+            f"{checkpoint} is a checkpoint of another model: its {wrong[1]}; give a checkpoint of "
+            "a run of the reference, or its --profile"
+        ) from error
+    finally:
+        logging.set_verbosity(before)
 
 
 def trainable(trainer: XrayTrainer) -> dict[str, torch.nn.Parameter]:
@@ -163,13 +136,12 @@ def trainable(trainer: XrayTrainer) -> dict[str, torch.nn.Parameter]:
     return {name: one for name, one in model.named_parameters() if one.requires_grad}
 
 
-def load_moments(trainer: XrayTrainer, point: Point) -> bool:
-    """Load the optimizer's state of the checkpoint into the trainer's optimizer; whether it has
-    one."""
+def load_optimizer(trainer: XrayTrainer, point: Point) -> None:
+    """Create the trainer's optimizer, with its state in the checkpoint if there is one."""
     trainer.create_optimizer()
     file = point.checkpoint / OPTIMIZER if point.checkpoint else None
     if file is None or not file.is_file():
-        return False
+        return
     state = torch.load(file, map_location=trainer.args.device, weights_only=True)
     optimizer: Any = trainer.optimizer
     try:
@@ -179,7 +151,6 @@ def load_moments(trainer: XrayTrainer, point: Point) -> bool:
             f"{file} is the state of another optimizer or model ({error}); delete it, and the "
             "second moments are estimated from the rollouts"
         ) from error
-    return True
 
 
 def take(
@@ -190,7 +161,6 @@ def take(
     scores_again: bool = False,
     estimates: bool = False,
     draws: bool = False,
-    recorded: list[list[int]] | None = None,
 ) -> tuple[TakenGradients, GradientTaker]:
     """The gradients of an arm on all rollout batches of a point.
 
@@ -198,27 +168,16 @@ def take(
         scores_again: the arm's own reward functions score the stored completions.
         estimates: sum the squared gradients.
         draws: rollout batches may be missing; they are drawn, and no classes are summed.
-        recorded: completions of a run, to store in place of drawn ones.
     """
     per_batch = resolved.config.optimizer_steps_per_rollout
     engine = draws and resolved.config.use_vllm
     trainer = make_trainer(resolved, sources, steps=per_batch * sources.batches, engine=engine)
     load_point(trainer, point)
-    taker = GradientTaker(
-        trainable(trainer).items(), per_batch, sources.seed, point.moments, estimates
-    )
+    taker = GradientTaker(trainable(trainer), per_batch, sources.seed, point.divisors, estimates)
     trainer.optimizer, trainer.lr_scheduler = taker, LambdaLR(taker, lambda step: 1.0)
     group: Any = resolved.config.num_generations
     pushes = None if draws else Pushes(sources.folder.batches(sources.batches), group)
-    trainer.reads(
-        sources.folder,
-        count=sources.batches,
-        seed=sources.seed,
-        apart=point.drift > 0,
-        scores_again=scores_again,
-        on_push=pushes,
-        recorded=recorded,
-    )
+    trainer.reads(sources, apart=point.drift > 0, scores_again=scores_again, on_push=pushes)
     taker.start_clock()
     trainer.train()
     taken = taker.taken()
@@ -236,22 +195,23 @@ def walk(resolved: Resolved, point: Point, sources: Sources) -> Point:
     clipping = {"max_grad_norm": resolved.config.max_grad_norm, "lr_scheduler_type": "constant"}
     trainer = make_trainer(resolved, sources, steps=point.drift, warmup_steps=0, **clipping)
     load_point(trainer, point)
-    load_moments(trainer, point)
-    trainer.reads(sources.folder, count=sources.batches, seed=sources.seed, apart=True)
+    load_optimizer(trainer, point)
+    trainer.reads(sources, apart=True)
     trainer.train()
     named = trainable(trainer)
     optimizer: Any = trainer.optimizer
     moved = {name: one.detach().cpu().clone() for name, one in named.items()}
-    moments = Moments.of_optimizer(optimizer.optimizer, named)
-    return dataclasses.replace(point, moved=moved, moments=moments)
+    divisors = divisors_of(optimizer.optimizer, named)
+    return dataclasses.replace(point, moved=moved, divisors=divisors)
 
 
-def stored_moments(resolved: Resolved, point: Point, sources: Sources) -> Moments | None:
-    """The second moments in the checkpoint; None without plain ones."""
+def stored_divisors(
+    resolved: Resolved, point: Point, sources: Sources
+) -> dict[str, torch.Tensor] | None:
+    """Of the optimizer in the checkpoint; None without plain second moments."""
     trainer = make_trainer(resolved, sources, steps=1)
-    if not load_moments(trainer, point):
-        return None
-    return Moments.of_optimizer(trainer.optimizer, trainable(trainer))
+    load_optimizer(trainer, point)
+    return divisors_of(trainer.optimizer, trainable(trainer))
 
 
 def token_shares(trainer: XrayTrainer) -> dict[str, float]:

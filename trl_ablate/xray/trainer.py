@@ -6,14 +6,15 @@ what is drawn does not depend on which batches were drawn before.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.rewards import MathGrader
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.batching import ROW, Batch, is_text, response_mask
 from trl_ablate.trainer.groups import Scored
@@ -24,59 +25,62 @@ PushHook = Callable[[int, Batch, torch.Tensor], None]
 token's log-probability, `(N, T)`."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """What all arms of a point share."""
+
+    folder: RolloutFolder
+    questions: Sequence[dict[str, Any]]
+    batches: int
+    seed: int
+    grader: MathGrader
+    work: Path
+    """A folder for what TRL writes."""
+    recorded: list[list[int]] | None = None
+    """Completions of a run, of all batches, to store in place of drawn ones."""
+
+
 class XrayTrainer(AblationTrainer):
     """A trainer on stored rollouts. Call `reads` before `train`."""
 
-    _folder: RolloutFolder
-    _count = 1
-    _seed = 0
+    _sources: Sources
     _calls = 0
     _left = 0
     """Tokens of this process's part of the batch that the group filter got."""
-    _apart = False
-    _scores_again = False
-    _on_push: PushHook | None = None
-    _recorded: list[list[int]] | None = None
-    _drawn: dict[str, Any]
     lost_tokens: dict[str, int]
     """Tokens of this process that were stored, masked, and dropped with their group."""
 
     def reads(
         self,
-        folder: RolloutFolder,
+        sources: Sources,
         *,
-        count: int,
-        seed: int,
         apart: bool = False,
         scores_again: bool = False,
         on_push: PushHook | None = None,
-        recorded: list[list[int]] | None = None,
     ) -> None:
-        """Set the source of the rollouts.
+        """Set the source of the rollouts; after the last batch comes the first again.
 
         Args:
-            count: rollout batches; after the last one comes the first again.
             apart: the weights are not those that sampled, so ratios are taken to the stored
                 log-probabilities.
             scores_again: the arm's own reward functions score the stored completions.
-            recorded: completions of all batches, to take instead of generating.
         """
-        self._folder, self._count, self._seed = folder, count, seed
+        self._sources, self._folder = sources, sources.folder
         self._apart, self._scores_again, self._on_push = apart, scores_again, on_push
-        self._recorded, self._drawn = recorded, {}
+        self._drawn: dict[str, Any] = {}
         self.lost_tokens = {"stored": 0, "masked": 0, "dropped": 0}
 
     @property
     def _number(self) -> int:
-        return self._calls % self._count
+        return self._calls % self._sources.batches
 
     def _generate_and_score_completions(self, inputs):
         place = self.accelerator.process_index + 1000 * self._number
-        torch.manual_seed(1_000_000 * self._seed + place)
+        torch.manual_seed(1_000_000 * self._sources.seed + place)
         batch = super()._generate_and_score_completions(inputs)
         self.lost_tokens["dropped"] += self._left - int(response_mask(batch).sum())
         self._calls += 1
-        torch.manual_seed(self._seed)  # for TRL's shuffle, the same in every arm
+        torch.manual_seed(self._sources.seed)  # for TRL's shuffle, the same in every arm
         return batch
 
     def _generate_single_turn(
@@ -84,15 +88,15 @@ class XrayTrainer(AblationTrainer):
     ):
         stored = self._folder.batch(self._number)
         if stored is None:
-            if self._recorded is None:
-                completion_ids, sampling_logps = super()._generate_single_turn(
+            if self._sources.recorded is None:
+                drawn = super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, **kwargs
                 )
             else:
-                completion_ids, sampling_logps = self._of_record(len(prompt_ids)), None
-            self._drawn = {"prompt_ids": prompt_ids, "completion_ids": completion_ids}
-            self._drawn["sampling_logps"] = sampling_logps
-            return completion_ids, sampling_logps
+                drawn = self._of_record(self._sources.recorded, len(prompt_ids)), None
+            self._drawn = {"prompt_ids": prompt_ids, "completion_ids": drawn[0]}
+            self._drawn["sampling_logps"] = drawn[1]
+            return drawn
         local = self._setting().local_rows(len(prompt_ids))
         if [list(ids) for ids in prompt_ids] != stored.prompt_ids[local]:
             raise ConfigurationError(
@@ -105,11 +109,10 @@ class XrayTrainer(AblationTrainer):
             logps = stored.logps  # sampled by the trainer itself: its own are the engine's
         return stored.completion_ids[local], None if logps is None else logps[local]
 
-    def _of_record(self, rows: int) -> list[list[int]]:
+    def _of_record(self, recorded: list[list[int]], rows: int) -> list[list[int]]:
         """This process's completions of the batch."""
-        whole: list[list[int]] = self._recorded or []
         first = self._number * rows * self.accelerator.num_processes
-        return whole[first:][self._setting().local_rows(rows)]
+        return recorded[first:][self._setting().local_rows(rows)]
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         stored = self._folder.batch(self._number)
@@ -150,7 +153,7 @@ class XrayTrainer(AblationTrainer):
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         loss_pass, notify = self._loss_pass, self._on_push
         if loss_pass is not None and notify is not None and result[0].requires_grad:
-            number = (self._calls - 1) % self._count
+            number = (self._calls - 1) % self._sources.batches
             batch = {**loss_pass.inputs, "mask": loss_pass.mask_NT}
             result[0].register_hook(lambda gradient: notify(number, batch, gradient.detach()))
         return result
@@ -165,20 +168,15 @@ class XrayTrainer(AblationTrainer):
 
     def _store(self, found: Scored) -> None:
         """Store the batch that was drawn, with the rows of all processes."""
-        lengths = [len(ids) for ids in self._drawn["completion_ids"]]
+        drawn = {name: rows and [list(row) for row in rows] for name, rows in self._drawn.items()}
+        lengths = [len(ids) for ids in drawn["completion_ids"]]
         logps_NT = self._logps(found.batch, lengths)
-        rows = [row[:n] for row, n in zip(logps_NT.tolist(), lengths, strict=True)]
-        sampled = self._drawn["sampling_logps"]
-        if sampled is not None:
-            sampled = gather_object([[_number(value) for value in row] for row in sampled])
+        drawn["logps"] = [row[:n] for row, n in zip(logps_NT.tolist(), lengths, strict=True)]
         batch = RolloutBatch(
-            prompt_ids=gather_object([list(ids) for ids in self._drawn["prompt_ids"]]),
-            completion_ids=gather_object([list(ids) for ids in self._drawn["completion_ids"]]),
-            logps=gather_object(rows),
+            **{name: rows and gather_object(rows) for name, rows in drawn.items()},
             rewards_NF=self._rewards_NF.float().cpu().numpy(),
             reward_names=list(self.reward_func_names),
             passed_N=found.passed_N.cpu().numpy(),
-            sampling_logps=sampled,
         )
         self._folder.put(self._number, batch, write=self.accelerator.is_main_process)
 
@@ -194,7 +192,3 @@ class XrayTrainer(AblationTrainer):
                 self.model, ids_NL, mask_NL, len(places_T), batch_size=at_once
             )
         return found[0]
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)

@@ -1,34 +1,47 @@
 """The result of an X-ray: JSON, Markdown and a picture."""
 
 import dataclasses
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from trl_ablate.run.json_files import write_json
 from trl_ablate.run.untrusted import for_markdown, markdown_table
 from trl_ablate.study.report.xray_section import label_of
 from trl_ablate.study.xray_file import XRAY
-from trl_ablate.xray.figures import ArmFigures, Directions
+from trl_ablate.xray.figures import ArmFigures, Directions, Interval
 from trl_ablate.xray.judging import NAMED, RULES, Verdict
 from trl_ablate.xray.pushes import BY
+
+PAGE = Path(__file__).with_name("xray_page.md.j2")
+LOST = ("clipped", "masked", "dropped")
 
 
 @dataclass(frozen=True)
 class AtPoint:
-    """The figures and verdicts of all arms at one point."""
+    """What was found of one arm at one point."""
+
+    figures: ArmFigures
+    verdict: Verdict
+    steps: int
+    """Optimizer steps per rollout batch."""
+    seconds: float
+    """Of a rollout batch, without generation."""
+
+
+@dataclass(frozen=True)
+class XrayedPoint:
+    """What was found of all arms at one point."""
 
     checkpoint: str
     drift: int
     floor: float | None
-    figures: Mapping[str, ArmFigures]
-    verdicts: Mapping[str, Verdict]
-    seconds: Mapping[str, float]
-    """Of a rollout batch, without generation."""
-    steps: Mapping[str, int]
-    """Optimizer steps per rollout batch."""
+    arms: Mapping[str, AtPoint]
     notes: Sequence[str]
 
     @property
@@ -36,7 +49,7 @@ class AtPoint:
         return self.checkpoint + f" + {self.drift} optimizer steps" * bool(self.drift)
 
     def entry(self, arm: str) -> dict[str, Any]:
-        figures, verdict = self.figures[arm], self.verdicts[arm]
+        figures, verdict = self.arms[arm].figures, self.arms[arm].verdict
         return {
             "checkpoint": self.checkpoint,
             "drift": self.drift,
@@ -46,8 +59,8 @@ class AtPoint:
             "sentence": verdict.sentence,
             "preconditioned": figures.adam and dataclasses.asdict(figures.adam),
             **{name: vars(figures)[name] for name in ("modules", "shares", "shifts", "tokens")},
-            "optimizer_steps": self.steps[arm],
-            "seconds_per_batch": self.seconds[arm],
+            "optimizer_steps": self.arms[arm].steps,
+            "seconds_per_batch": self.arms[arm].seconds,
         }
 
 
@@ -58,15 +71,11 @@ class Xray:
     reference: str
     against: Mapping[str, str]
     """Each arm, the reference first, and the arm that it is compared with."""
-    points: Sequence[AtPoint]
+    points: Sequence[XrayedPoint]
     skipped: Mapping[str, str]
     """Arms out of reach of the comparison, and why."""
     batches: int
     seed: int
-
-    @property
-    def arms(self) -> list[str]:
-        return list(self.against)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -77,7 +86,7 @@ class Xray:
         found = {
             "reference": self.reference,
             "against": dict(self.against),
-            "arms": {arm: [point.entry(arm) for point in self.points] for arm in self.arms},
+            "arms": {arm: [point.entry(arm) for point in self.points] for arm in self.against},
             "skipped": dict(self.skipped),
             "noise_floor": [
                 {"checkpoint": point.checkpoint, "drift": point.drift, "cosine": point.floor}
@@ -88,24 +97,21 @@ class Xray:
             "rules": RULES,
             "notes": [note for point in self.points for note in point.notes],
         }
-        return _without_nan(found)
+        return json.loads(json.dumps(found), parse_constant=lambda nan: None)
 
     def markdown(self) -> str:
         """Tables, verdicts and rules."""
-        parts = [
-            f"# X-ray on rollouts of {for_markdown(self.reference)}",
-            f"The gradients that each arm takes on the same {self.batches} rollout batches, seed "
-            f"{self.seed}. It separates the same, a different and an opposite update; it does not "
-            "say which is better.",
-        ]
-        for point in self.points:
-            parts += [f"## At {for_markdown(point.title)}", *self._at(point)]
-        if self.skipped:
-            rows = [f"- {for_markdown(arm)} {for_markdown(why)}" for arm, why in
-                    self.skipped.items()]  # fmt: skip
-            parts += ["## Out of reach of the comparison", "\n".join(rows)]
-        rules = [f"- **{name}**: {rule}" for name, rule in RULES.items()]
-        return "\n\n".join([*parts, "## Rules of the verdicts", "\n".join(rules)]) + "\n"
+        template = Environment(undefined=StrictUndefined, trim_blocks=True)
+        template.filters["md"] = for_markdown
+        page = template.from_string(PAGE.read_text(encoding="utf-8"))
+        return page.render(xray=self, rules=RULES, tables=self._tables)
+
+    def _tables(self, point: XrayedPoint) -> Iterator[str]:
+        for columns in (_directions, _shares, _modules):
+            cells = {label: columns(point.arms[arm]) for arm, label in self.labels.items()}
+            header = [title for title, _ in next(iter(cells.values()))]
+            rows = [[for_markdown(arm), *(cell for _, cell in row)] for arm, row in cells.items()]
+            yield markdown_table(["arm", *header], rows)
 
     def summary(self) -> str:
         """A line per arm and point, and the rules of the verdicts that occur."""
@@ -113,17 +119,17 @@ class Xray:
         for point in self.points:
             floor = "" if point.floor is None else f", noise floor {point.floor:.3f}"
             lines.append(f"at {point.title}{floor}:")
-            for arm in self.arms:
-                plain, verdict = point.figures[arm].plain, point.verdicts[arm]
-                numbers = f"norm × {_number(plain.norm_ratio, 3)}, cosine "
-                numbers += f"{_number(plain.cosine_batch, 4)} on the same batch, "
-                numbers += f"{_number(plain.cosine_mean, 4)} of the means"
+            for arm, label in self.labels.items():
+                plain, verdict = point.arms[arm].figures.plain, point.arms[arm].verdict
                 lines.append(
-                    f"  {self.labels[arm]}: {verdict.words}; {numbers}; {verdict.sentence}"
+                    f"  {label}: {verdict.words}; norm × {_number(plain.norm_ratio, 3)}, "
+                    f"cosine {_number(plain.cosine_batch, 4)} on the same batch, "
+                    f"{_number(plain.cosine_mean, 4)} of the means; {verdict.sentence}"
                 )
-                occurring.add(verdict.words)
-        names = set().union(*map(_words, occurring))
-        rules = [f"  {name}: {rule}" for name, rule in RULES.items() if {*name.split(", ")} & names]
+                occurring.update(verdict.words.split(", "), verdict.words.split(" ")[:1])
+        rules = [
+            f"  {name}: {rule}" for name, rule in RULES.items() if {*name.split(", ")} & occurring
+        ]
         return "\n".join([*lines, "rules:", *rules])
 
     def write(self, folder: Path) -> None:
@@ -135,59 +141,36 @@ class Xray:
         (folder / "XRAY.md").write_text(self.markdown() + picture, encoding="utf-8")
         (folder / "xray.png").write_bytes(draw(self))
 
-    def _at(self, point: AtPoint) -> list[str]:
-        floor = "none" if point.floor is None else f"{point.floor:.3f}"
-        return [
-            f"Noise floor of a cosine of 1: {floor}.",
-            *map(for_markdown, point.notes),
-            self._table(point, DIRECTIONS, _directions_row),
-            "Who gets the gradient (shares of the pushes on tokens, in %; quarters from the "
-            "shortest response, and from its first token):",
-            self._table(point, SHARES, _shares_row),
-            "By module, cosine of the mean gradients (norm ratio):",
-            self._table(point, _module_names(point), _modules_row),
-        ]
 
-    def _table(
-        self, point: AtPoint, columns: Sequence[str], row: Callable[[AtPoint, str], list[str]]
-    ) -> str:
-        rows = [[for_markdown(label), *row(point, arm)] for arm, label in self.labels.items()]
-        return markdown_table(["arm", *columns], rows)
-
-
-DIRECTIONS = (
-    "norm ×",
-    "cosine, same batch",
-    "lowest",
-    "cosine of the means",
-    "its own batches",
-    "signal / noise",
-    "after Adam: norm ×",
-    "cosine of the means",
-    "verdict",
-)
-LOST = ("clipped", "masked", "dropped")
-SHARES = ("advantage +, −", "length", "passes, 0 up", "position", *LOST)
-
-
-def _words(verdict: str) -> set[str]:
-    """The names of rules in a verdict: "reweights length, steadier" has two."""
-    parts = set(verdict.split(", "))
-    return parts | {"reweights" for part in parts if part.startswith("reweights")}
-
-
-def _directions_row(point: AtPoint, arm: str) -> list[str]:
-    plain, adam, verdict = point.figures[arm].plain, point.figures[arm].adam, point.verdicts[arm]
+def _directions(one: AtPoint) -> list[tuple[str, str]]:
+    """Titles and cells."""
+    plain, adam, verdict = one.figures.plain, one.figures.adam, one.verdict
     return [
-        _number(plain.norm_ratio, 3),
-        _with_interval(plain.cosine_batch, plain.cosine_batch_interval),
-        _number(plain.cosine_batch_min, 4),
-        _with_interval(plain.cosine_mean, plain.cosine_mean_interval),
-        _number(plain.self_cosine, 2),
-        _steadiness(plain),
-        _number(adam.norm_ratio, 3) if adam else "-",
-        _number(adam.cosine_mean, 4) if adam else "-",
-        f"**{verdict.words}**: {verdict.sentence}",
+        ("norm ×", _number(plain.norm_ratio, 3)),
+        ("cosine, same batch", _with_interval(plain.cosine_batch, plain.cosine_batch_interval)),
+        ("lowest", _number(plain.cosine_batch_min, 4)),
+        ("cosine of the means", _with_interval(plain.cosine_mean, plain.cosine_mean_interval)),
+        ("its own batches", _number(plain.self_cosine, 2)),
+        ("signal / noise", _steadiness(plain)),
+        ("after Adam: norm ×", _number(adam.norm_ratio, 3) if adam else "-"),
+        ("cosine of the means", _number(adam.cosine_mean, 4) if adam else "-"),
+        ("verdict", f"**{verdict.words}**: {verdict.sentence}"),
+    ]
+
+
+def _shares(one: AtPoint) -> list[tuple[str, str]]:
+    titles = ("advantage +, −", "length", "passes, 0 up", "position")
+    shares = [" ".join(f"{100 * one:.0f}" for one in one.figures.shares[name]) for name in BY]
+    lost = [(name, f"{100 * one.figures.tokens[name]:.1f}") for name in LOST]
+    return [*zip(titles, shares, strict=True), *lost]
+
+
+def _modules(one: AtPoint) -> list[tuple[str, str]]:
+    """Kinds first, then layers."""
+    modules = one.figures.modules
+    return [
+        (name, f"{_number(found['cosine'], 2)} ({_number(found['norm_ratio'], 2)})")
+        for name, found in sorted(modules.items(), key=lambda item: item[0].startswith("layer "))
     ]
 
 
@@ -202,24 +185,7 @@ def _steadiness(plain: Directions) -> str:
     return f"{text} (× {plain.steadiness:.2f}{within})"
 
 
-def _shares_row(point: AtPoint, arm: str) -> list[str]:
-    figures = point.figures[arm]
-    shares = [" ".join(f"{100 * share:.0f}" for share in figures.shares[name]) for name in BY]
-    return [*shares, *(f"{100 * figures.tokens[name]:.1f}" for name in LOST)]
-
-
-def _module_names(point: AtPoint) -> list[str]:
-    """Kinds first, then layers."""
-    known = next(iter(point.figures.values())).modules
-    return sorted(known, key=lambda name: name.startswith("layer "))
-
-
-def _modules_row(point: AtPoint, arm: str) -> list[str]:
-    modules = [point.figures[arm].modules[name] for name in _module_names(point)]
-    return [f"{_number(m['cosine'], 2)} ({_number(m['norm_ratio'], 2)})" for m in modules]
-
-
-def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
+def _with_interval(value: float, interval: Interval) -> str:
     if interval is None:
         return _number(value, 4)
     low, high = (max(-1.0, min(1.0, end)) for end in interval)
@@ -228,11 +194,3 @@ def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
 
 def _number(value: float, digits: int) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _without_nan(one) for key, one in value.items()}
-    return [_without_nan(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -101,10 +101,8 @@ def test_kinds_of_modules():
 
 def taken(sketches_BM):
     return TakenGradients(
-        norms_B=norms(sketches_BM),
-        sketches_BM=sketches_BM,
-        adam_norms_B=None,
-        adam_sketches_BM=None,
+        norms_BK=norms(sketches_BM)[:, None],
+        sketches_BKM=sketches_BM[:, None],
         cells=["embeddings", "3 attention"],
         cell_sketches_CM=np.array([[1.0, 0.0], [1.0, 0.0]]),
     )

@@ -78,7 +78,7 @@ def test_a_missing_optimizer_state_is_noted_and_others_are_used(tiny_model, tmp_
     write_moments(tiny_model, checkpoint)
     result = xray(ARMS, [checkpoint], 2, overrides=settings)
     assert result.points[0].notes == []
-    figures = result.points[0].figures["std_dev_off"]
+    figures = result.points[0].arms["std_dev_off"].figures
     # second moments of 1, corrected by 1 - 0.95², divide every coordinate by the same number
     divisor = (1 / (1 - 0.95**2)) ** 0.5
     assert figures.adam.cosine_mean == pytest.approx(figures.plain.cosine_mean, abs=1e-5)
