@@ -60,7 +60,7 @@ def _on_paper(resolved: "Resolved") -> list[str]:
         return []
     if "gpu" not in given:
         return []
-    needed = max(answer.training.total, answer.rollout.total) / GIB
+    needed = max(sum(answer.bytes_training.values()), sum(answer.bytes_rollout.values())) / GIB
     return [
         f"{needed:.1f} GiB of memory, {answer.step:.0f} s a step, {answer.run / 60:.0f} min on "
         f"{answer.gpu.source.split(';')[0]}, otherwise idle; see `trl-ablate plan`"

@@ -22,7 +22,7 @@ from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console
 from trl_ablate.plan.gpus import GIB, GPUS
-from trl_ablate.plan.planning import Answer, plan
+from trl_ablate.plan.planning import Answer, plan, word
 from trl_ablate.plan.resolved_settings import from_recipe
 from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, allowed, meaning
 from trl_ablate.plan.shapes import MODELS
@@ -39,7 +39,7 @@ def add_options(parser: Parser) -> None:
         parser.add_argument(
             f"--{name}",
             default=argparse.SUPPRESS,
-            help=f"{meaning(name)}; default: {_shown(option.default)}".replace("%", "%%"),
+            help=f"{meaning(name)}; default: {word(option.default)}".replace("%", "%%"),
             **_reading(name),
         )
 
@@ -91,10 +91,11 @@ def show(answer: Answer, given: dict[str, Any], of_recipe: dict[str, Any]) -> No
     setup = answer.setup
     cards = f"{setup.gpus} × {setup.gpu}, {answer.gpu.memory / GIB:.0f} GiB each"
     console.print(f"{setup.model}: {answer.shape.parameters / 1e9:.2f} B parameters, on {cards}\n")
-    for title, phase in (("training", answer.training), ("rollout", answer.rollout)):
-        rows = {part: f"{size / GIB:.1f}" for part, size in phase.parts.items() if size}
-        console.print(_table(f"GiB on a card, {title}", rows, f"{phase.total / GIB:.1f}"))
-    if setup.engine == "vllm":
+    for title, parts in (("training", answer.bytes_training), ("rollout", answer.bytes_rollout)):
+        rows = {part: f"{size / GIB:.1f}" for part, size in parts.items() if size}
+        total = f"{sum(parts.values()) / GIB:.1f}"
+        console.print(_table(f"GiB on a card, {title}", rows, total))
+    if answer.by_vllm:
         console.print(f"KV cache of the engine: {max(0, answer.cache_tokens):.0f} tokens\n")
     if answer.problems:
         for problem in answer.problems:
@@ -128,7 +129,7 @@ def _show_assumptions(answer: Answer, given: dict[str, Any], of_recipe: dict[str
         table.add_column(column, overflow="fold")
     for name in OPTIONS:
         origin = "given" if name in given else "recipe" if name in of_recipe else "default"
-        value = _shown(getattr(answer.setup, name))
+        value = word(getattr(answer.setup, name))
         table.add_row(f"--{name}", value, origin, meaning(name))
     console.print(table)
     gpu = answer.gpu
@@ -147,10 +148,6 @@ def _table(title: str, rows: dict[str, str], total: str) -> Table:
         table.add_row(name, value)
     table.add_row("together", total)
     return table
-
-
-def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 main = Command(add_options, run)

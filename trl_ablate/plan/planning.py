@@ -3,59 +3,37 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from trl_ablate.plan import memory, times
-from trl_ablate.plan.gpus import GIB, GPUS, Gpu
+from trl_ablate.plan.estimate import Estimate
+from trl_ablate.plan.gpus import GIB, GPUS
 from trl_ablate.plan.setup import Setup, check
-from trl_ablate.plan.shapes import Shape, shape_of
+from trl_ablate.plan.shapes import shape_of
 
 ROOM = 0.95
 """Of a card's memory: the rest is lost to fragmentation."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a setup needs. Times are infinite where the engine's weights do not fit.
-
-    Attributes:
-        problems: why it does not fit, one sentence each; empty if it fits.
-        changes: single changes with which it would fit.
-    """
-
-    setup: Setup
-    shape: Shape
-    gpu: Gpu
-    training: memory.Phase
-    rollout: memory.Phase
-    cache_tokens: float
-    seconds: dict[str, dict[str, float]]
-    evaluation: float
+class Answer(Estimate):
     problems: list[str]
+    """Why it does not fit, one sentence each; empty if it fits."""
     changes: list[str]
-
-    @property
-    def step(self) -> float:
-        return sum(sum(parts.values()) for parts in self.seconds.values())
-
-    @property
-    def run(self) -> float:
-        """Seconds of the whole run."""
-        steps = self.setup.steps * self.step
-        return self.setup.start_s + steps + self.setup.evaluations * self.evaluation
+    """Single changes with which it would fit."""
 
     def to_dict(self) -> dict[str, Any]:
+        fits = not self.problems
         return {
             "assumptions": asdict(self.setup),
             "gpu": asdict(self.gpu),
             "parameters": self.shape.parameters,
-            "trained_parameters": memory.trained(self.shape, self.setup),
-            "bytes_training": self.training.parts,
-            "bytes_rollout": self.rollout.parts,
+            "trained_parameters": self.trained,
+            "bytes_training": self.bytes_training,
+            "bytes_rollout": self.bytes_rollout,
             "cache_tokens": self.cache_tokens,
             "seconds": self.seconds,
-            "seconds_per_step": self.step if not self.problems else None,
-            "seconds_per_evaluation": self.evaluation if not self.problems else None,
-            "seconds_of_the_run": self.run if not self.problems else None,
-            "fits": not self.problems,
+            "seconds_per_step": self.step if fits else None,
+            "seconds_per_evaluation": self.evaluation if fits else None,
+            "seconds_of_the_run": self.run if fits else None,
+            "fits": fits,
             "problems": self.problems,
             "changes": self.changes,
         }
@@ -64,39 +42,33 @@ class Answer:
 def plan(setup: Setup) -> Answer:
     """The answer to one question; raises a `ConfigurationError` for values that cannot be."""
     check(setup)
-    found = _answer(setup)
-    changes = [name for name, changed in _alternatives(setup) if not _answer(changed).problems]
-    return replace(found, changes=changes) if found.problems else found
+    found, problems = _estimated(setup)
+    changes = _changes(setup) if problems else []
+    helpful = [change for change in changes if not _estimated(replace(setup, **change))[1]]
+    named = [" ".join(f"--{key} {word(one)}" for key, one in each.items()) for each in helpful]
+    return Answer(setup, found.shape, found.gpu, problems, named)
 
 
-def _answer(setup: Setup) -> Answer:
-    shape, gpu = shape_of(setup.model), GPUS[setup.gpu]
-    training, rollout = memory.training(shape, setup, gpu), memory.rollout(shape, setup, gpu)
-    room = memory.cache(shape, setup, gpu) / shape.kv_bytes if setup.engine == "vllm" else 0.0
-    problems = [
-        f"{name} needs {phase.total / GIB:.1f} GiB on a card, of which {ROOM:.0%} of "
-        f"{gpu.memory / GIB:.1f} GiB can be used"
-        for name, phase in (("training", training), ("the rollout", rollout))
-        if phase.total > ROOM * gpu.memory
-    ]
-    longest = setup.prompt_tokens + setup.max_length
-    if setup.engine == "vllm" and room < longest:
+def _estimated(setup: Setup) -> tuple[Estimate, list[str]]:
+    """With what does not fit."""
+    found = Estimate(setup, shape_of(setup.model), GPUS[setup.gpu])
+    memory, longest = found.gpu.memory, found.longest
+    problems = []
+    for name, parts in (("training", found.bytes_training), ("the rollout", found.bytes_rollout)):
+        if (total := sum(parts.values())) > ROOM * memory:
+            problems.append(
+                f"{name} needs {total / GIB:.1f} GiB on a card, of which {ROOM:.0%} of "
+                f"{memory / GIB:.1f} GiB can be used"
+            )
+    if found.by_vllm and found.cache_tokens < longest:
         problems.append(
-            f"the engine's share of {setup.engine_share * gpu.memory / GIB:.1f} GiB holds its "
-            f"weights and {max(0.0, room):.0f} tokens, not one row of {longest}"
+            f"the engine's share of {setup.engine_share * memory / GIB:.1f} GiB holds its "
+            f"weights and {max(0.0, found.cache_tokens):.0f} tokens, not one row of {longest}"
         )
-    seconds = {
-        "rollout": times.generation(shape, setup, gpu),
-        "training": times.training(shape, setup, gpu),
-        "rest": {"rewards, text, sleep": setup.other_s},
-    }
-    evaluation = times.evaluation(shape, setup, gpu)
-    return Answer(
-        setup, shape, gpu, training, rollout, room, seconds, evaluation, problems, changes=[]
-    )
+    return found, problems
 
 
-def _alternatives(setup: Setup) -> list[tuple[str, Setup]]:
+def _changes(setup: Setup) -> list[dict[str, Any]]:
     """Single changes that save memory, the cheapest first."""
     changes: list[dict[str, Any]] = [
         {"sleep": True},
@@ -112,15 +84,9 @@ def _alternatives(setup: Setup) -> list[tuple[str, Setup]]:
         changes += [{"microbatch": 1, "checkpointing": True, "sharding": "zero3"}]
     elif setup.rollouts % (8 * setup.microbatch) == 0:
         changes += [{"gpus": 8, "sharding": "zero3"}]
-    found = []
-    for change in changes:
-        changed = replace(setup, **change)
-        if changed != setup:
-            found.append(
-                (" ".join(f"--{key} {_word(value)}" for key, value in change.items()), changed)
-            )
-    return found
+    return [change for change in changes if replace(setup, **change) != setup]
 
 
-def _word(value: object) -> str:
+def word(value: object) -> str:
+    """A value as its option has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,8 +14,14 @@ Sharding = Literal["none", "zero3"]
 Engine = Literal["vllm", "transformers"]
 
 
-def assumed(value: Any, meaning: str) -> Any:
-    return field(default=value, metadata={"meaning": meaning})
+def assumed(value: Any, meaning: str, least: int = 1) -> Any:
+    """`least`: of a number."""
+    return field(default=value, metadata={"meaning": meaning, "least": least})
+
+
+def share(value: float, meaning: str) -> Any:
+    """Above 0 and at most 1."""
+    return field(default=value, metadata={"meaning": meaning, "least": None})
 
 
 @dataclass(frozen=True)
@@ -30,14 +36,14 @@ class Setup:
     prompt_tokens: int = assumed(150, "mean length of a prompt; r1_zero's on MATH")
     mean_length: int = assumed(343, "mean length of a completion")
     max_length: int = assumed(1024, "longest completion; a batch of this size has one")
-    spread: float = assumed(0.55, "variance of the lengths over the square of their mean")
+    spread: float = assumed(0.55, "variance of the lengths over the square of their mean", 0)
     optimizer_steps: int = assumed(1, "optimizer steps per rollout batch")
     epochs: int = assumed(1, "passes over a rollout batch")
 
     steps: int = assumed(200, "rollout batches of the run")
-    evaluations: int = assumed(51, "of the run: before it, and every four steps")
+    evaluations: int = assumed(51, "of the run: before it, and every four steps", 0)
     eval_questions: int = assumed(1024, "completions of an evaluation, one per question")
-    start_s: float = assumed(90.0, "imports, loading the model, starting the engine")
+    start_s: float = assumed(90.0, "imports, loading the model, starting the engine", 0)
 
     microbatch: int = assumed(4, "rows of a microbatch on a card")
     weights: Precision = assumed("float32", "precision of the weights that are trained")
@@ -46,29 +52,29 @@ class Setup:
     sharding: Sharding = assumed(
         "none", "none: a whole copy on every card (DDP); zero3: as ZeRO-3 and FSDP"
     )
-    lora_rank: int = assumed(0, "of adapters on all matrices, with frozen weights; 0: none")
+    lora_rank: int = assumed(0, "of adapters on all matrices, with frozen weights; 0: none", 0)
     fused_head: bool = assumed(True, "logits in chunks, as TRL 1.16 does; false: all at once")
     logit_chunk: int = assumed(256, "tokens of a chunk of logits")
     padded: bool = assumed(False, "true: rows padded to the longest, as stock TRL does")
-    padding_left: float = assumed(0.06, "padding that trimming and regrouping leave")
+    padding_left: float = assumed(0.06, "padding that trimming and regrouping leave", 0)
     extra_forwards: int = assumed(
-        0, "forward passes for old or reference log-probabilities; with vLLM TRL makes 1"
+        0, "forward passes for old or reference log-probabilities; with vLLM TRL makes 1", 0
     )
 
     engine: Engine = assumed("vllm", "who generates; transformers does so with the trained weights")
-    engine_share: float = assumed(0.3, "of a card's memory, for vLLM: vllm_gpu_memory_utilization")
+    engine_share: float = share(0.3, "of a card's memory, for vLLM: vllm_gpu_memory_utilization")
     sleep: bool = assumed(True, "vLLM's weights and KV cache leave the card during training")
-    engine_buffers_gib: float = assumed(1.0, "vLLM's activations and CUDA graphs")
-    context_gib: float = assumed(1.0, "CUDA context and what a sleeping engine keeps, per card")
+    engine_buffers_gib: float = assumed(1.0, "vLLM's activations and CUDA graphs", 0)
+    context_gib: float = assumed(1.0, "CUDA context and what a sleeping engine keeps, per card", 0)
 
-    mfu: float = assumed(0.5, "share of a card's operations that large matrix products reach")
-    bandwidth_use: float = assumed(0.7, "share of the published bandwidth that is reached")
+    mfu: float = share(0.5, "share of a card's operations that large matrix products reach")
+    bandwidth_use: float = share(0.7, "share of the published bandwidth that is reached")
     layer_ms: float = assumed(
-        1.2, "a pass through a layer takes at least this long: Python starts its kernels"
+        1.2, "a pass through a layer takes at least this long: Python starts its kernels", 0
     )
-    decode_ms: float = assumed(4.0, "time of a decoding step that depends on no size")
-    link_use: float = assumed(0.7, "share of the published speed between cards that is reached")
-    other_s: float = assumed(1.0, "rewards, text, sleep and wake-up of a step")
+    decode_ms: float = assumed(4.0, "time of a decoding step that depends on no size", 0)
+    link_use: float = share(0.7, "share of the published speed between cards that is reached")
+    other_s: float = assumed(1.0, "rewards, text, sleep and wake-up of a step", 0)
 
 
 OPTIONS = {each.name: each for each in fields(Setup)}
@@ -84,22 +90,15 @@ def allowed(name: str) -> tuple[str, ...]:
     return get_args(HINTS[name])
 
 
-SHARES = ("engine_share", "mfu", "bandwidth_use", "link_use")
-FROM_ZERO = ("lora_rank", "extra_forwards", "spread", "padding_left", "engine_buffers_gib",
-             "context_gib", "layer_ms", "decode_ms", "other_s",
-             "evaluations", "start_s")  # fmt: skip
-
-
 def check(setup: Setup) -> None:
     """Refuse values that no machine can have."""
-    for name, hint in HINTS.items():
-        value = getattr(setup, name)
-        if hint not in (int, float):
+    for name, option in OPTIONS.items():
+        value, least = getattr(setup, name), option.metadata["least"]
+        if HINTS[name] not in (int, float):
             continue
-        if name in SHARES and not 0 < value <= 1:
+        if least is None and not 0 < value <= 1:
             raise ConfigurationError(f"{name} is {value:g}; give a share above 0 and at most 1")
-        least = 0 if name in FROM_ZERO else 1
-        if name not in SHARES and not least <= value < float("inf"):
+        if least is not None and not least <= value < float("inf"):
             raise ConfigurationError(f"{name} is {value:g}; give a number of at least {least}")
     if setup.max_length < setup.mean_length:
         raise ConfigurationError(

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.json_files import read_object
@@ -77,12 +76,8 @@ MODELS = {
 the others are Qwen2.5's."""
 
 KEYS = (
-    "num_hidden_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "vocab_size",
-)
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size",
+)  # fmt: skip
 
 
 def shape_of(name: str) -> Shape:
@@ -96,10 +91,7 @@ def shape_of(name: str) -> Shape:
             f"'{name}' is neither a known size ({', '.join(MODELS)}) nor a config.json; give one "
             "of them"
         )
-    return _read(file, read_object(file))
-
-
-def _read(file: Path, config: dict[str, Any]) -> Shape:
+    config = read_object(file)
     wrong = [key for key in KEYS if type(config.get(key)) is not int or config[key] < 1]
     if wrong:
         raise ConfigurationError(
@@ -111,13 +103,7 @@ def _read(file: Path, config: dict[str, Any]) -> Shape:
             f"{file} is of a mixture of experts, which is not estimated; give a dense decoder"
         )
     layers, hidden, intermediate, heads, vocabulary = (config[key] for key in KEYS)
-    return Shape(
-        layers,
-        hidden,
-        intermediate,
-        heads,
-        config.get("num_key_value_heads") or heads,
-        vocabulary,
-        bool(config.get("tie_word_embeddings", False)),
-        config.get("head_dim") or hidden // heads,
-    )
+    kv_heads = config.get("num_key_value_heads") or heads
+    tied = bool(config.get("tie_word_embeddings", False))
+    head_size = config.get("head_dim") or hidden // heads
+    return Shape(layers, hidden, intermediate, heads, kv_heads, vocabulary, tied, head_size)
