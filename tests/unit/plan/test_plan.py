@@ -146,7 +146,7 @@ def test_decoding_reads_the_weights_every_step_and_the_cache_of_every_row():
 
 def test_a_small_cache_takes_several_waves():
     small = Estimate(Setup(engine_share=0.1), shape_of("1.5B"), GPUS["h100"])
-    assert small.waves(1024) == pytest.approx(1024 * 493 / small.cache_tokens) > 1
+    assert small.waves(1024) == 1024 * 493 / small.cache_tokens > 1
     assert Estimate(Setup(), shape_of("1.5B"), GPUS["h100"]).waves(256) == 1
 
 
