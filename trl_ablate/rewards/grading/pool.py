@@ -9,8 +9,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from multiprocessing.connection import Pipe, wait
 from pathlib import Path
 from typing import Any
 
@@ -39,42 +40,27 @@ class Worker:
     """
 
     def __init__(self, arguments: Sequence[str], start_timeout: float) -> None:
+        self.connection, theirs = Pipe()
+        number = theirs.fileno()
         # One hash seed for all workers: the order of sympy's sets, and so verdicts, depend on it.
         # The script's own folder must not hide modules (-P).
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(WORKER_SCRIPT), str(os.getpid()), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-P", str(WORKER_SCRIPT), str(number), str(os.getpid()), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             env={**os.environ, "PYTHONHASHSEED": "0"},
-            bufsize=0,
+            pass_fds=[number],
         )
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self._stdin, self.reports = self.process.stdin, self.process.stdout
-        self._read = b""
+        theirs.close()
         self.ready = False
         self.item: int | None = None
         self.deadline = time.monotonic() + start_timeout
 
-    def ask(self, item: int, request: Sequence[str], deadline: float) -> None:
-        """Send a request. If the worker has ended, `reports` is at its end."""
+    def ask(self, item: int, request: Sequence[Any], deadline: float) -> None:
+        """Send a request. If the worker has ended, the connection is at its end."""
         self.item, self.deadline = item, deadline
-        line = memoryview(json.dumps(request).encode() + b"\n")
-        try:
-            while line:
-                line = line[self._stdin.write(line) or 0 :]
-        except (BrokenPipeError, ConnectionResetError):
-            return
-
-    def report(self) -> Any:
-        """What it has reported; None if this is not a whole line yet, EOFError if it has ended."""
-        chunk = os.read(self.reports.fileno(), 65536)
-        if not chunk:
-            raise EOFError
-        self._read += chunk
-        if not chunk.endswith(b"\n"):
-            return None
-        line, self._read = self._read, b""
-        return json.loads(line)
+        with suppress(OSError):
+            self.connection.send(request)
 
     def end(self) -> None:
         """End the worker and wait until the system has reaped it."""
@@ -84,11 +70,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.close_pipes()
-
-    def close_pipes(self) -> None:
-        self._stdin.close()
-        self.reports.close()
+        self.connection.close()
 
 
 class WorkerPool:
@@ -130,7 +112,7 @@ class WorkerPool:
         while len(self._workers) < min(self._size, requests):
             self._workers.append(Worker(self._arguments, self._start_timeout))
 
-    def run(self, requests: Sequence[Sequence[str]]) -> list[Outcome]:
+    def run(self, requests: Sequence[Sequence[Any]]) -> list[Outcome]:
         """The outcome of each request, such as (answer, gold); returns when all are known."""
         outcomes = [Outcome() for _ in requests]
         queue = deque(range(len(requests)))
@@ -151,7 +133,7 @@ class WorkerPool:
     def abandon_to_parent(self) -> None:
         """In a forked child: forget the parent's workers without ending them."""
         for worker in self._workers:
-            worker.close_pipes()
+            worker.connection.close()
             worker.process.returncode = 0
         self._workers.clear()
 
@@ -163,22 +145,22 @@ class WorkerPool:
         busy = [one for one in self._workers if one.item is not None or not one.ready]
         first = min(worker.deadline for worker in busy)
         patience = max(0.0, first - time.monotonic())
-        reported = wait([worker.reports.fileno() for worker in busy], patience)
+        reported = wait([worker.connection for worker in busy], patience)
         for worker in busy:
-            if worker.reports.fileno() in reported:
+            if worker.connection in reported:
                 self._take_in(worker, outcomes, queue)
             elif worker.deadline <= time.monotonic():
                 self._replace(worker, outcomes, queue)
 
     def _take_in(self, worker: Worker, outcomes: list[Outcome], queue: deque[int]) -> None:
         try:
-            report = worker.report()
-        except EOFError:
+            report = worker.connection.recv()
+        except (EOFError, OSError):
             self._replace(worker, outcomes, queue)
             return
         if report == "ready":
             worker.ready, self._failed_starts = True, 0
-        elif report is not None and worker.item is not None:
+        elif worker.item is not None:
             item, worker.item = worker.item, None
             outcomes[item].verdict, outcomes[item].timed_out, forks = report
             self.restarts += forks

@@ -6,17 +6,14 @@ the original process, the watcher, passes requests to it, measures their time, a
 the fork has ended. So a request that hangs costs its deadline and a few milliseconds, not another
 start. This fork is safe, unlike one of the training process: there is one thread and no GPU.
 
-Protocol: one JSON document per line. First `{"path": [...], "reward": {...}}` as an argument, for
-the user's function, or null; then requests as lists of text, each answered with `[result, whether
-it timed out, how many forks were replaced]`; the result is null if there is none. The first line of
-the answers is `"ready"`.
+The pool sends a request, the arguments of a call, and gets `(result, whether it timed out, how many
+forks were replaced)`; the result is None if there is none. The first message is `"ready"`.
 
-Both processes end with their parent, even if SIGKILL ends it. The watcher notices that its input
-was closed, and checks every second that its parent is still the same. The fork notices that the
-watcher is gone at its next read; on Linux the kernel kills it at once.
+Both processes end with their parent, even if SIGKILL ends it. The watcher notices that the
+connection was closed, and checks every second that its parent is still the same. The fork notices
+that the watcher is gone at its next read; on Linux the kernel kills it at once.
 """
 
-import base64
 import ctypes
 import gc
 import json
@@ -24,14 +21,14 @@ import logging
 import os
 import pickle
 import resource
-import select
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, BinaryIO
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, NoReturn
 
 ATTEMPTS = 3
 """A request whose fork died is retried at most twice."""
@@ -105,8 +102,8 @@ def rewarding(spec: dict[str, Any]) -> Work:
 
     calls = calls_of(RewardSpec(**spec))
 
-    def reward(packed: str) -> dict[str, Any]:
-        row = pickle.loads(base64.b64decode(packed))
+    def reward(packed: bytes) -> dict[str, Any]:
+        row = pickle.loads(packed)
         completion = row["completions"][0] if "completions" in row else None
         row |= {"log_metric": not_logged, "log_extra": not_logged}
         try:
@@ -126,44 +123,33 @@ class Fork:
     """The process that works. It may die at any time; the watcher replaces it."""
 
     def __init__(self, work: Work, memory_limit: int) -> None:
-        requests, self.requests = os.pipe()
-        self.results, results = os.pipe()
+        self.connection, theirs = Pipe()
         self.used = False
         self.pid = os.fork()
         if self.pid == 0:
-            for end in (self.requests, self.results):
-                os.close(end)
+            self.connection.close()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             limit_memory(memory_limit)
-            _serve(work, os.fdopen(requests, "rb"), results)
-            os._exit(0)
-        for end in (requests, results):
-            os.close(end)
-
-    def send(self, line: bytes) -> None:
-        try:
-            while line:
-                line = line[os.write(self.requests, line) :]
-        except BrokenPipeError:  # it has died, as `results` shows
-            return
+            _serve(work, theirs)
+        theirs.close()
 
     def end(self) -> int:
         """Kill it; the exit code, or the signal below 0."""
         os.kill(self.pid, signal.SIGKILL)
-        for end in (self.requests, self.results):
-            os.close(end)
+        self.connection.close()
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _serve(work: Work, requests: BinaryIO, results: int) -> None:
-    for line in requests:
+def _serve(work: Work, connection: Connection) -> NoReturn:
+    while True:
         try:
-            result = work(*json.loads(line))
+            connection.send(work(*connection.recv()))
+        except EOFError:
+            os._exit(0)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
-        os.write(results, json.dumps(result).encode() + b"\n")
 
 
 def limit_memory(limit: int) -> None:
@@ -176,78 +162,71 @@ def limit_memory(limit: int) -> None:
 class Watcher:
     """The original process: keeps one fork running while the parent lives."""
 
-    def __init__(self, work: Work, parent: int, timeout: float, memory_limit: int) -> None:
-        self._work, self._memory_limit = work, memory_limit
+    def __init__(
+        self, pool: Connection, work: Work, parent: int, timeout: float, memory_limit: int
+    ) -> None:
+        self._pool, self._work, self._memory_limit = pool, work, memory_limit
         self._parent, self._timeout = parent, timeout
         self._fork = Fork(work, memory_limit)
         signal.signal(signal.SIGTERM, lambda *_: self._quit())
 
-    def run(self, requests: BinaryIO, reports: int) -> None:
-        """Answer requests until the parent closes the pipe, ends, or sends SIGTERM."""
-        os.write(reports, b'"ready"\n')
-        for line in requests:
-            os.write(reports, json.dumps(self._answered(line)).encode() + b"\n")
+    def run(self) -> None:
+        """Answer requests until the parent closes the connection, ends, or sends SIGTERM."""
+        with suppress(EOFError, OSError):
+            self._pool.send("ready")
+            while True:
+                self._pool.send(self._answered(self._pool.recv()))
         self._quit()
 
-    def _answered(self, line: bytes) -> list[Any]:
+    def _answered(self, request: tuple[Any, ...]) -> tuple[Any, bool, int]:
         for replaced in range(ATTEMPTS):
             was_used, self._fork.used = self._fork.used, True
-            self._fork.send(line)
-            result = self._result()
-            if result:
-                return [json.loads(result), False, replaced]
-            code = self._replace()
-            if result is None:
-                return [None, True, replaced + 1]
-            # If earlier requests used a part of the memory, another fork may have enough.
-            if code == OUT_OF_MEMORY and not was_used:
-                return [None, False, replaced + 1]
-        return [None, False, ATTEMPTS]
+            with suppress(OSError):  # it has died, as its connection shows
+                self._fork.connection.send(request)
+            try:
+                return self._result(), False, replaced
+            except TimeoutError:
+                self._replace()
+                return None, True, replaced + 1
+            except (EOFError, OSError):
+                # If earlier requests used a part of the memory, another fork may have enough.
+                if self._replace() == OUT_OF_MEMORY and not was_used:
+                    return None, False, replaced + 1
+        return None, False, ATTEMPTS
 
     def _replace(self) -> int:
         code = self._fork.end()
         self._fork = Fork(self._work, self._memory_limit)
         return code
 
-    def _result(self) -> bytes | None:
-        """The fork's line; empty if it died, None if it is too slow."""
-        poll = select.poll()
-        poll.register(0, 0)  # no event mask: reports only a hang-up
-        poll.register(self._fork.results, select.POLLIN)
+    def _result(self) -> Any:
         end = time.monotonic() + self._timeout
-        read = b""
         while (left := end - time.monotonic()) > 0:
-            ready = [number for number, _ in poll.poll(min(1000, 1000 * left))]
-            if self._fork.results in ready:
-                chunk = os.read(self._fork.results, 65536)
-                read += chunk
-                if not chunk or read.endswith(b"\n"):
-                    return read if chunk else b""
-            elif ready or os.getppid() != self._parent:
+            ready = wait([self._pool, self._fork.connection], min(1.0, left))
+            if self._fork.connection in ready:
+                return self._fork.connection.recv()
+            if ready or os.getppid() != self._parent:
                 self._quit()
-        return None
+        raise TimeoutError
 
-    def _quit(self) -> None:
+    def _quit(self) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with suppress(OSError):  # the fork has just ended
             self._fork.end()
         os._exit(0)
 
 
-def main(parent: str, timeout: str, memory_limit: str, own: str) -> None:
-    """Arguments: the parent's process id, seconds, bytes, and what to call, if not math-verify."""
+def main(pool: str, parent: str, timeout: str, memory_limit: str, own: str) -> None:
+    """Arguments: the file descriptor of the connection, the parent's process id, seconds, bytes,
+    and `{"path": [...], "reward": {...}}` for a user's function, or null for math-verify."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     logging.disable(logging.CRITICAL)
-    reports = os.dup(1)
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
     if given := json.loads(own):
         sys.path[:] = given["path"]
     work = rewarding(given["reward"]) if given else comparing()
     gc.freeze()  # forks share memory pages until one of the processes writes to them
-    os.dup2(nothing, 2)  # what math-verify's parser prints about malformed text
-    watcher = Watcher(work, int(parent), float(timeout), int(memory_limit))
-    watcher.run(sys.stdin.buffer, reports)
+    os.dup2(1, 2)  # to nowhere, with what math-verify's parser prints about malformed text
+    Watcher(Connection(int(pool)), work, int(parent), float(timeout), int(memory_limit)).run()
 
 
 if __name__ == "__main__":

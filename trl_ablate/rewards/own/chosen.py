@@ -1,6 +1,5 @@
 """From `reward_funcs` of a recipe to the functions and weights that TRL takes."""
 
-import base64
 import functools
 import inspect
 import pickle
@@ -194,9 +193,9 @@ def timed(calls: Calls, spec: RewardSpec, limits: Timed) -> Callable[..., list[R
     own = {"reward": asdict(spec), "path": sys.path}
     pool = WorkerPool(limits.workers, limits.timeout, NO_MEMORY_LIMIT, START_SECONDS, own)
 
-    def packed(row: Mapping[str, Any]) -> str:
+    def packed(row: Mapping[str, Any]) -> bytes:
         try:
-            return base64.b64encode(pickle.dumps(calls.arguments(row))).decode()
+            return pickle.dumps(calls.arguments(row))
         except Exception as error:
             raise ConfigurationError(
                 f"reward function '{calls.name}' has a reward_timeout, but a row cannot be passed "
