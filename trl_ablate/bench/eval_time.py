@@ -15,9 +15,9 @@ from trl import GRPOTrainer
 from trl_ablate import miniature
 from trl_ablate.bench.modes import Evaluation
 from trl_ablate.bench.timing import OURS, STOCK, Result, alternate, ratio, timed, trainer_of
-from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.rewards import MathGrader, build_rewards
+from trl_ablate.task import TaskArguments
 
 AT_ONCE = 512
 """Prompts that our evaluation generates together on a CPU, as in the miniature's profile."""
@@ -41,8 +41,8 @@ def bench(asked: Evaluation) -> Result:
     """What `trl-ablate bench eval` publishes: stock TRL at each batch size, and one shot."""
     ours = f"{OURS}, one shot"
     sizes = {**{f"{STOCK}, batch of {size}": size for size in asked.batches}, ours: None}
-    questions = load_questions(Source("miniature/sums", "validation"), Selection(asked.prompts))
-    dataset = to_prompts(questions, "r1_zero", style="short")
+    task = TaskArguments(dataset="miniature/sums", eval_size=asked.prompts, prompt_style="short")
+    dataset = to_prompts(load_questions(task, "eval"), task)
     with MathGrader(workers=2) as grader:
         reward = build_rewards("r1_zero", grader=grader)[0][0]
         trainers = {name: _build(size, Graded(reward), dataset) for name, size in sizes.items()}

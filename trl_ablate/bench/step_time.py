@@ -31,10 +31,10 @@ from trl_ablate.bench.timing import (
     timed,
     trainer_of,
 )
-from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.metrics import LENGTH
 from trl_ablate.rewards import MathGrader, build_rewards
+from trl_ablate.task import TaskArguments
 
 
 def bench(load: Step) -> Result:
@@ -105,11 +105,12 @@ def _build(stock: bool, model: str, rewards: Any, load: Step) -> GRPOTrainer:
         vllm_importance_sampling_mode="token_truncate",
         vllm_gpu_memory_utilization=0.3,
     )
-    questions = load_questions(Source(f"miniature/{load.world}", "train"), Selection(2048))
+    dataset = f"miniature/{load.world}"
+    task = TaskArguments(dataset=dataset, train_size=2048, prompt_style="short")
     parts = dict(
         model=model,
         reward_funcs=rewards,
-        train_dataset=to_prompts(questions, "r1_zero", style="short"),
+        train_dataset=to_prompts(load_questions(task, "train"), task),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
     )
     return trainer_of(stock, settings, parts)

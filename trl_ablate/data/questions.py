@@ -17,26 +17,28 @@ and reports how many.
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import pyarrow
 from datasets import Dataset
 
-from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.filters import by_pass_rate, columns_of, filtered, of_these
 from trl_ablate.data.row_files import read_source
-from trl_ablate.data.sources import BadRowError, to_question
+from trl_ablate.data.sources import BadRowError, Columns, to_question
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature, problems, world_of_data
 from trl_ablate.prompts.writing import prompt_writer
 from trl_ablate.reward_specs import GYM
 from trl_ablate.rewards.gym import gym_rows
+from trl_ablate.task import TaskArguments
 
 if TYPE_CHECKING:
     from trl_ablate.config import AblationConfig
 
 logger = logging.getLogger(__name__)
+
+Part = Literal["train", "eval"]
 
 FIRST_COLUMNS = ("question", "answer", "level", "subject")
 
@@ -47,16 +49,16 @@ class NamedDataset:
 
     hub_id: str
     config: str | None = None
-    question_column: str | None = None
-    answer_column: str | None = None
-    marker: str | None = None
+    columns: Columns = Columns()
 
 
 NAMED_DATASETS = {
     "math": NamedDataset(
-        "DigitalLearningGmbH/MATH-lighteval", "default", "problem", "solution", r"\boxed"
+        "DigitalLearningGmbH/MATH-lighteval",
+        "default",
+        Columns("problem", "solution", marker=r"\boxed"),
     ),
-    "gsm8k": NamedDataset("openai/gsm8k", "main", "question", "answer", "####"),
+    "gsm8k": NamedDataset("openai/gsm8k", "main", Columns("question", "answer", marker="####")),
 }
 
 
@@ -68,20 +70,23 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
 
 
-def load_questions(source: Source, selection: Selection | None = None) -> Dataset:
-    """Questions and reference answers; without a selection, all."""
-    selection = selection or Selection()
-    name, size, seed = source.name, selection.size, selection.seed
-    if size is not None and size < 1:
-        raise ConfigurationError(f"size={size!r}: give at least 1 row, or leave it out for all.")
+def load_questions(task: TaskArguments, part: Part) -> Dataset:
+    """The questions and reference answers that the task trains on, or those that it evaluates on.
+
+    They are filtered first; then as many are drawn as are asked for, by the seed alone, so that the
+    same seed draws the same rows. They stay in the source's order.
+    """
+    name, seed = task.dataset, task.subset_seed
+    size = task.train_size if part == "train" else task.eval_size
+    split = task.train_split if part == "train" else task.eval_split or "validation"
     if is_miniature(name):
-        return _load_miniature(source, selection)
+        return _load_miniature(task, part, split, size)
     made = name.startswith(GYM)  # in the number that was asked for
-    given = gym_rows(name, source.gym, source.split, size, seed) if made else _collect(source)
-    questions = _filtered(given, selection, name)
+    given = gym_rows(name, task.gym, split, size, seed) if made else _collect(task, split)
+    questions = _filtered(given, task, part)
     if not questions:
         raise ConfigurationError(
-            f"dataset {name!r}, split {source.split!r}, has no usable rows left; look at "
+            f"dataset {name!r}, split {split!r}, has no usable rows left; look at "
             "what it holds, and at what levels, subjects and filter leave out."
         )
     _report_repeats(questions, name)
@@ -102,42 +107,40 @@ def _report_repeats(questions: list[dict[str, Any]], name: str) -> None:
 
 def to_prompts(
     dataset: Dataset,
-    template: str | None,
-    style: str = "full",
-    *,
-    system_prompt: str | None = None,
+    task: TaskArguments,
     tokenizer: Tokenizer | None = None,
-    max_prompt_length: int | None = None,
     what: str = "data",
 ) -> Dataset:
-    """Adds the column `prompt`, rendered by the template; all other columns stay.
+    """Adds the column `prompt`, rendered by the task's template; all other columns stay.
 
-    A template of None keeps the column `prompt` that the dataset has.
+    Where the rows bring their prompts along, the column stays as it is.
 
-    With a tokenizer and a limit, questions whose prompt has more tokens are dropped, and their
-    number is reported under the name `what`. It is an error if none is left.
+    With a tokenizer and `max_prompt_length`, questions whose prompt has more tokens are dropped,
+    and their number is reported under the name `what`. It is an error if none is left.
     """
-    if template is None:
+    limit = task.max_prompt_length
+    if task.prompt_column is not None:
         prompts, rendered = list(dataset["prompt"]), dataset
     else:
-        write = prompt_writer(template, style, system_prompt, dataset.column_names)
+        names = dataset.column_names
+        write = prompt_writer(task.template, task.prompt_style, task.system_prompt, names)
         prompts = [write(cast(dict[str, Any], row)) for row in dataset]
         rendered = dataset.add_column("prompt", prompts)  # pyright: ignore[reportCallIssue]
-    if tokenizer is None or max_prompt_length is None:
+    if tokenizer is None or limit is None:
         return rendered
     lengths = [_token_count(prompt, tokenizer) for prompt in prompts]
-    kept = [row for row, length in enumerate(lengths) if length <= max_prompt_length]
+    kept = [row for row, length in enumerate(lengths) if length <= limit]
     if not kept:
         raise ConfigurationError(
-            f"{what}: all {len(lengths)} prompts have more than max_prompt_length "
-            f"{max_prompt_length} tokens, the shortest {min(lengths)}; raise max_prompt_length "
-            "(with vLLM, vllm_max_model_length too)"
+            f"{what}: all {len(lengths)} prompts have more than max_prompt_length {limit} tokens, "
+            f"the shortest {min(lengths)}; raise max_prompt_length (with vLLM, "
+            "vllm_max_model_length too)"
         )
     if len(kept) < len(lengths):
         logger.warning(
             "%s: dropped %d of %d questions, %d are left; their prompts have more than "
             "max_prompt_length %d tokens, the longest %d (row %d)",
-            what, len(lengths) - len(kept), len(lengths), len(kept), max_prompt_length,
+            what, len(lengths) - len(kept), len(lengths), len(kept), limit,
             max(lengths), lengths.index(max(lengths)),
         )  # fmt: skip
     return rendered.select(kept) if len(kept) < len(lengths) else rendered
@@ -192,43 +195,48 @@ def draw(items: Sequence[Any], size: int | None, seed: int, name: str) -> list[A
     return [items[index] for index in sorted(random.Random(seed).sample(range(len(items)), size))]
 
 
-def _load_miniature(source: Source, selection: Selection) -> Dataset:
+def _load_miniature(task: TaskArguments, part: Part, split: str, size: int | None) -> Dataset:
     """The questions of a world, level by level: an evaluation takes them in this order, and answers
     of similar length are generated faster together. Training shuffles them anyway."""
-    world = world_of_data(source.name)
-    split = "validation" if source.split == "test" else source.split
+    name = task.dataset
+    world = world_of_data(name)
+    split = "validation" if split == "test" else split
     try:
-        rows = problems(cast(Any, split), seed=selection.seed, world=world)
+        rows = problems(cast(Any, split), seed=task.subset_seed, world=world)
     except ValueError as error:
-        raise ConfigurationError(f"dataset {source.name!r}: {error}.") from error
-    of_selection = _filtered(cast(list[dict[str, Any]], rows), selection, source.name)
-    if not of_selection:
+        raise ConfigurationError(f"dataset {name!r}: {error}.") from error
+    questions = _filtered(cast(list[dict[str, Any]], rows), task, part)
+    if not questions:
         raise ConfigurationError(
-            f"dataset {source.name!r}: no question meets filter {selection.filter!r}; widen it"
+            f"dataset {name!r}: no question meets filter {task.filter!r}; widen it"
         )
-    size = selection.size or world.usual_sizes.get(cast(Any, split), len(of_selection))
-    if size > len(of_selection):
+    size = size or world.usual_sizes.get(cast(Any, split), len(questions))
+    if size > len(questions):
         raise ConfigurationError(
-            f"dataset {source.name!r}: size is {size}; the {split} set has {len(of_selection)} "
+            f"dataset {name!r}: size is {size}; the {split} set has {len(questions)} "
             "problems of these levels; ask for fewer."
         )
-    chosen = of_selection[:size]
-    return _to_dataset(sorted(chosen, key=lambda row: row.get("level", "")), source.name)
+    return _to_dataset(sorted(questions[:size], key=lambda row: row.get("level", "")), name)
 
 
-def _collect(source: Source) -> list[dict[str, Any]]:
+def _collect(task: TaskArguments, split: str) -> list[dict[str, Any]]:
     """The usable rows: question and answer as text, and all other columns."""
-    known = NAMED_DATASETS.get(source.name) or NamedDataset(source.name)
-    question, answer = source.columns
-    columns = (question or known.question_column, answer or known.answer_column)
-    source = replace(source, columns=columns)
+    known = NAMED_DATASETS.get(task.dataset) or NamedDataset(task.dataset)
+    columns = Columns(
+        task.question_column or known.columns.question,
+        task.answer_column or known.columns.answer,
+        task.prompt_column,
+        known.columns.marker,
+        task.needs_answers,
+    )
     questions: list[dict[str, Any]] = []
     bad: list[str] = []
-    for row in read_source(known.hub_id, split=source.split, config=source.config or known.config):
+    rows = read_source(known.hub_id, split=split, config=task.dataset_config or known.config)
+    for row in rows:
         try:
-            questions.append(to_question(row, source, known.marker))
+            questions.append(to_question(row, columns))
         except BadRowError as error:
-            if not source.skip_bad_rows:
+            if not task.skip_bad_rows:
                 raise ConfigurationError(
                     f"{row.place}: {error}; correct the row, or set skip_bad_rows to leave out "
                     "such rows."
@@ -242,14 +250,15 @@ def _collect(source: Source) -> list[dict[str, Any]]:
 
 
 def _filtered(
-    questions: list[dict[str, Any]], selection: Selection, name: str
+    questions: list[dict[str, Any]], task: TaskArguments, part: Part
 ) -> list[dict[str, Any]]:
-    """Those of the selection's levels, subjects, conditions and pass rates."""
-    questions = of_these("level", selection.levels, questions, name)
-    questions = of_these("subject", selection.subjects, questions, name)
-    questions = filtered(questions, selection.filter, name)
-    if selection.pass_rate is not None:
-        questions = by_pass_rate(questions, *selection.pass_rate, name)
+    """Those of the task's levels, subjects and conditions; for training, of its pass rates too."""
+    name, rates = task.dataset, task.rates_to_train_on
+    questions = of_these("level", task.levels, questions, name)
+    questions = of_these("subject", task.subjects, questions, name)
+    questions = filtered(questions, task.filter, name)
+    if part == "train" and rates is not None:
+        questions = by_pass_rate(questions, *rates, name)
     return questions
 
 

@@ -1,9 +1,8 @@
 """From a row of a source to a question: which rows are usable, and what their answer is."""
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
-from trl_ablate.data.choice import Source
 from trl_ablate.data.row_files import Row
 from trl_ablate.rewards.grading.latex import last_boxed
 
@@ -19,32 +18,44 @@ class BadRowError(ValueError):
     """A row cannot be used; the message gives the reason."""
 
 
-def to_question(row: Row, source: Source, marker: str | None = None) -> dict[str, Any]:
+class Columns(NamedTuple):
+    """Where a row has its parts."""
+
+    question: str | None = None
+    """None: `question` or `problem`."""
+    answer: str | None = None
+    """None: `answer` or `solution`."""
+    prompt: str | None = None
+    """The whole prompt, if the rows bring it along; then a row needs no question."""
+    marker: str | None = None
+    """An answer without it is unusable: it ends before its result."""
+    needs_answers: bool = True
+    """Whether a row without a usable answer is unusable. If not, the answer is passed on as it
+    is."""
+
+
+def to_question(row: Row, columns: Columns) -> dict[str, Any]:
     """The row with its question and answer, level and subject as text, and all other columns.
 
     Where the row brings its whole prompt, the level is a column like the others.
     Raises `BadRowError` with the reason if the row has no usable question or no usable answer.
-
-    Args:
-        marker: an answer without it is unusable: it ends before its result.
     """
     if row.defect is not None:
         raise BadRowError(row.defect)
     values, found = row.values, {}
-    question, answer = source.columns
+    question, answer, prompt, marker, needs_answers = columns
     questions = (question,) if question else ("question", "problem")
-    brings_prompt = source.prompt_column is not None
-    if source.prompt_column is not None:
-        found["prompt"] = _prompt(values, source.prompt_column)
-    if not brings_prompt or any(isinstance(values.get(one), str) for one in questions):
+    if prompt is not None:
+        found["prompt"] = _prompt(values, prompt)
+    if prompt is None or any(isinstance(values.get(one), str) for one in questions):
         found["question"] = _text(values, questions)[1]
-    if source.needs_answers:
+    if needs_answers:
         found["answer"] = _gold(values, (answer,) if answer else ("answer", "solution"), marker)
     elif answer is not None:
         if answer not in values:
             raise BadRowError(_no_column(values, answer))
         found["answer"] = values[answer]
-    if not brings_prompt and isinstance(values.get("level"), str | int):
+    if prompt is None and isinstance(values.get("level"), str | int):
         found["level"] = str(values["level"])
     for subject in ("subject", "type"):
         if isinstance(values.get(subject), str):

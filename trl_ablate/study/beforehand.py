@@ -7,8 +7,13 @@ and only the run finds out whether a file defines the function that is named.
 from collections.abc import Iterable
 
 from trl_ablate.config import AblationConfig
-from trl_ablate.data.choice import Part, selection_of, source_of
-from trl_ablate.data.questions import NAMED_DATASETS, check_enough, load_questions, to_prompts
+from trl_ablate.data.questions import (
+    NAMED_DATASETS,
+    Part,
+    check_enough,
+    load_questions,
+    to_prompts,
+)
 from trl_ablate.data.row_files import is_on_the_hub
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature
@@ -81,12 +86,10 @@ def _check_code(task: TaskArguments) -> None:
 
 def _check_prompts(task: TaskArguments, part: Part):
     """The questions with their prompts; None if they are not on this machine."""
-    template = task.template if task.prompt_column is None else None
     name = task.dataset
     on_the_hub = name in NAMED_DATASETS or (not is_miniature(name) and is_on_the_hub(name))
     if on_the_hub or name.startswith(GYM):
-        if template is not None:
-            prompt_writer(template, task.prompt_style, task.system_prompt, None)
+        if task.prompt_column is None:
+            prompt_writer(task.template, task.prompt_style, task.system_prompt, None)
         return None
-    questions = load_questions(source_of(task, part), selection_of(task, part))
-    return to_prompts(questions, template, task.prompt_style, system_prompt=task.system_prompt)
+    return to_prompts(load_questions(task, part), task)

@@ -21,8 +21,8 @@ from transformers import (
 from trl import get_peft_config, get_quantization_config
 
 from trl_ablate.config import AblationConfig
-from trl_ablate.data.choice import Part, evaluation_set, selection_of, source_of
 from trl_ablate.data.questions import (
+    Part,
     check_enough,
     check_prompts_fit,
     load_questions,
@@ -186,8 +186,7 @@ def put_together(
 
 def task_dataset(task: TaskArguments, part: Part, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """The questions of `train` or `eval`, rendered by the template."""
-    questions = load_questions(source_of(task, part), selection_of(task, part))
-    return _prompts(questions, task, tokenizer, f"{part} questions")
+    return to_prompts(load_questions(task, part), task, tokenizer, f"{part} questions")
 
 
 def evaluation_sets(
@@ -195,27 +194,14 @@ def evaluation_sets(
 ) -> Dataset | dict[str, Dataset]:
     """The questions to evaluate on, together with those of `eval_sets` if there are any."""
     main = task_dataset(task, "eval", tokenizer)
-    named = {name: load_questions(*evaluation_set(task, name)) for name in task.eval_sets or ()}
-    if not named:
+    if not task.eval_sets:
         return main
-    return {MAIN: main} | {
-        name: _prompts(one, task.evaluation_task(name), tokenizer, f"eval questions of '{name}'")
-        for name, one in named.items()
-    }
-
-
-def _prompts(
-    questions: Dataset, task: TaskArguments, tokenizer: PreTrainedTokenizerBase, what: str
-) -> Dataset:
-    return to_prompts(
-        questions,
-        task.template if task.prompt_column is None else None,
-        style=task.prompt_style,
-        system_prompt=task.system_prompt,
-        tokenizer=tokenizer,
-        max_prompt_length=task.max_prompt_length,
-        what=what,
-    )
+    sets = {MAIN: main}
+    for name in task.eval_sets:
+        own = task.evaluation_task(name)
+        what = f"eval questions of '{name}'"
+        sets[name] = to_prompts(load_questions(own, "eval"), own, tokenizer, what)
+    return sets
 
 
 def environment_of(task: TaskArguments) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from trl_ablate.data.choice import selection_of, source_of
 from trl_ablate.data.questions import load_questions
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.rewards.gym import score
@@ -24,8 +23,7 @@ def reasoning_gym():
 
 
 def rows(part="train", **settings):
-    task = TaskArguments(**{**SETTINGS, **settings})
-    return load_questions(source_of(task, part), selection_of(task, part))
+    return load_questions(TaskArguments(**{**SETTINGS, **settings}), part)
 
 
 def test_config_size_and_seed_are_those_of_the_task(reasoning_gym):

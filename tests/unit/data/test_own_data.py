@@ -3,7 +3,6 @@
 import pytest
 
 from tests.unit.data.test_questions import ROWS, load, numbered, write_lines
-from trl_ablate.data.choice import Selection, Source, evaluation_set, selection_of, source_of
 from trl_ablate.data.filters import conditions, filtered
 from trl_ablate.data.questions import load_questions
 from trl_ablate.errors import ConfigurationError
@@ -60,10 +59,10 @@ def test_a_wrong_condition_is_refused(condition, sentence):
 
 def test_levels_and_subjects_in_any_spelling_before_the_size(tmp_path):
     source = write_lines(tmp_path / "a.jsonl", *numbered(10))
-    for levels in ([5], ["5"], ["Level 5"], {5}):
+    for levels in ([5], ["5"], ["Level 5"]):
         assert load(source, levels=levels)["level"] == ["Level 5", "Level 5"]
-    assert load(source, subjects=["algebra"], size=2)["subject"] == ["Algebra", "Algebra"]
-    assert load(source, filter="level >= 5", size=2)["question"][:] == ["4+1?", "9+1?"]
+    assert load(source, subjects=["algebra"], train_size=2)["subject"] == ["Algebra", "Algebra"]
+    assert load(source, filter="level >= 5", train_size=2)["question"][:] == ["4+1?", "9+1?"]
     for given, sentence in (
         ({"levels": [7]}, r"levels=\['7'\].*1, 2, 3, 4, 5"),
         ({"subjects": ["Topology"]}, r"subjects=\['topology'\].*algebra, geometry"),
@@ -73,37 +72,24 @@ def test_levels_and_subjects_in_any_spelling_before_the_size(tmp_path):
             load(source, **given)
 
 
-def test_a_task_names_its_sources_and_what_is_taken_of_them():
+def test_an_evaluation_set_has_its_own_data_and_settings(tmp_path):
+    source = write_lines(tmp_path / "mine.jsonl", *ROWS)
+    write_lines(tmp_path / "other.jsonl", {"q": "9?", "a": 9}, {"q": "8?", "a": 8})
+    other = {"dataset": str(tmp_path / "other.jsonl"), "split": "test", "size": 1}
     task = TaskArguments(
-        dataset="d", dataset_config="c", train_split="t", eval_split="e", question_column="q",
-        answer_column="a", train_size=3, eval_size=2, eval_sets={"train": "gsm8k"}, subset_seed=5,
-        levels=["1"], subjects=["s"], skip_bad_rows=True,
-    )  # fmt: skip
-    same = {"columns": ("q", "a"), "config": "c", "skip_bad_rows": True}
-    assert source_of(task, "train") == Source("d", "t", **same)
-    assert source_of(task, "eval") == Source("d", "e", **same)
-    assert selection_of(task, "train") == Selection(3, 5, ["1"], ["s"])
-    assert selection_of(task, "eval") == Selection(2, 5, ["1"], ["s"])
-    usual = Source("gsm8k", "validation", skip_bad_rows=True)
-    assert evaluation_set(task, "train") == (usual, Selection(2, 5))
-    assert source_of(TaskArguments(), "eval").split == "validation"
-
-
-def test_evaluation_sets_with_their_own_settings():
-    task = TaskArguments(
-        dataset="mine.jsonl", question_column="q", filter="level > 1", eval_size=9,
-        reward_funcs=["answer"],
+        dataset=source, filter="level > 1", eval_size=9, subset_seed=5, skip_bad_rows=True,
         eval_sets={
-            "hard": {"filter": "level >= 4", "size": 5},
-            "other": {"dataset": "o.csv", "split": "test", "reward_funcs": ["trl.rewards.x"]},
+            "hard": {"filter": "level >= 3"},
+            "other": {**other, "question_column": "q", "answer_column": "a"},
         },
     )  # fmt: skip
-    source, selection = evaluation_set(task, "hard")
-    assert (source, selection.filter) == (source_of(task, "eval"), "level >= 4")
-    assert (selection.size, selection_of(task, "eval").size) == (5, 9)
-    source, selection = evaluation_set(task, "other")
-    assert source == Source("o.csv", "test", needs_answers=False)
-    assert selection == Selection(9, 0)
+    found = {
+        name: load_questions(task.evaluation_task(name), "eval")["question"][:]
+        for name in ("hard", "other")
+    }
+    assert found == {"hard": ["3+3?"], "other": ["8?"]}
+    assert load_questions(task, "eval")["question"][:] == ["2+2?", "3+3?"]
+    assert task.evaluation_task("other").filter is None
 
 
 def test_evaluation_sets_are_drawn_like_the_main_one_and_leave_it_as_it_is(tmp_path):
@@ -145,14 +131,14 @@ def of_rates(tmp_path, rates, between, dataset=None):
 
 def test_questions_are_chosen_by_their_pass_rate_before_the_size(tmp_path):
     task = of_rates(tmp_path, {"1+1?": 0.0, "2+2?": 0.5, "3+3?": None}, [0.1, 0.9])
-    data = load_questions(source_of(task, "train"), selection_of(task, "train"))
+    data = load_questions(task, "train")
     assert data["question"][:] == ["2+2?"]
-    assert selection_of(task, "eval").pass_rate is None
-    alls = load("miniature/sums", size=200)["question"][:]
+    assert len(load_questions(task, "eval")) == 3
+    alls = load("miniature/sums", train_size=200)["question"][:]
     task = of_rates(tmp_path, dict.fromkeys(alls[5:9], 0.5), [0.1, 0.9], "miniature/sums")
-    data = load_questions(source_of(task, "train"), selection_of(task, "train"))
+    data = load_questions(task, "train")
     assert data["question"][:] == alls[5:7]
-    even = load("miniature/sums", filter="answer == 100", size=3)
+    even = load("miniature/sums", filter="answer == 100", train_size=3)
     assert even["answer"][:] == ["100"] * 3
 
 
@@ -167,7 +153,7 @@ def test_questions_are_chosen_by_their_pass_rate_before_the_size(tmp_path):
 def test_wrong_pass_rates_are_refused(tmp_path, rates, between, sentence):
     task = of_rates(tmp_path, rates, between)
     with pytest.raises(ConfigurationError, match=sentence):
-        load_questions(source_of(task, "train"), selection_of(task, "train"))
+        load_questions(task, "train")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Loading questions: sources, bad rows, subsets, prompts."""
 
-import dataclasses
 import json
 import logging
 import os
@@ -13,13 +12,12 @@ import pyarrow.parquet
 import pytest
 from datasets import Dataset, DatasetDict
 
-from trl_ablate.data.choice import Selection, Source
 from trl_ablate.data.questions import check_prompts_fit, load_questions, to_prompts
 from trl_ablate.data.sources import final_answer
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.task import TaskArguments
 
 SHARED_DATA = Path(__file__).parents[3].parent / "shared" / "data"
-SELECTED = {field.name for field in dataclasses.fields(Selection)}
 GOOD = {"question": "1+1?", "answer": "2"}
 ROWS = [
     {"question": "1+1?", "answer": "2", "level": 1, "tags": ["a", "b"], "source": "book"},
@@ -28,10 +26,13 @@ ROWS = [
 ]
 
 
-def load(name, split="train", **given):
-    """The questions for a `Source` and a `Selection` with these values."""
-    selection = {key: given.pop(key) for key in SELECTED & given.keys()}
-    return load_questions(Source(str(name), split, **given), Selection(**selection))
+OWN_REWARD = {"reward_funcs": ["accuracy_reward"]}
+"""With it, no reward of this package compares answers."""
+
+
+def load(name, split="train", **settings):
+    """The questions that a task with these settings trains on."""
+    return load_questions(TaskArguments(dataset=str(name), train_split=split, **settings), "train")
 
 
 def write_lines(path: Path, *lines: object) -> str:
@@ -103,7 +104,7 @@ def test_columns_in_their_usual_order_and_by_name(tmp_path):
     assert data.column_names == ["question", "answer", "level", "subject", "problem"]
     assert (data[1]["question"], data[1]["problem"]) == ("1+1?", "1+1?")
     source = write_lines(tmp_path / "b.jsonl", {"q": "1+1?", "a": 2}, {"q": "1/2?", "a": 0.5})
-    assert load(source, columns=("q", "a"))["answer"] == ["2", "0.5"]
+    assert load(source, question_column="q", answer_column="a")["answer"] == ["2", "0.5"]
     worked = {"problem": "1+1?", "solution": r"It is \boxed{2}."}
     data = load(write_lines(tmp_path / "c.jsonl", worked))
     assert data[0] == {"question": "1+1?", "answer": "2", **worked}
@@ -161,10 +162,10 @@ DatasetInfo(
 ).write_to_directory(str(folder))
 """
 LOADING = """
-from trl_ablate.data.choice import Source
 from trl_ablate.data.questions import load_questions
-print(*load_questions(Source('gsm8k', 'train'))['answer'])
-try: load_questions(Source('math', 'train'))
+from trl_ablate.task import TaskArguments
+print(*load_questions(TaskArguments(dataset='gsm8k'), 'train')['answer'])
+try: load_questions(TaskArguments(dataset='math'), 'train')
 except ValueError as error: print(type(error).__name__, error)
 """
 
@@ -195,26 +196,29 @@ def test_math_and_gsm8k():
 
 
 def test_the_miniature():
-    data = load("miniature", size=5, seed=1)
+    data = load("miniature", train_size=5, subset_seed=1)
     assert data.column_names == ["question", "answer", "level"]
-    assert data[:] == load("miniature/chains", size=5, seed=1)[:]
-    assert len(load("miniature", split="test", size=3)) == 3
-    assert load("miniature/sums", size=5, seed=1).column_names == ["question", "answer"]
+    assert data[:] == load("miniature/chains", train_size=5, subset_seed=1)[:]
+    assert len(load("miniature", split="test", train_size=3)) == 3
+    assert load("miniature/sums", train_size=5, subset_seed=1).column_names == [
+        "question",
+        "answer",
+    ]
     held = load("miniature/chains", split="validation")
     assert len(held) >= 1112  # so that no standard error of a pass rate is above 0.015
     assert set(held["level"]) == set("12345678")
-    hard = load("miniature/chains", split="validation", levels=[7, "Level 8"], size=300)
+    hard = load("miniature/chains", split="validation", levels=["7", "Level 8"], train_size=300)
     assert set(hard["level"]) == {"7", "8"} and len(hard) == 300
 
 
 @pytest.mark.parametrize(
     ("name", "given", "sentence"),
     [
-        ("miniature/sums", {"levels": [1]}, "levels=.'1'. match no row .* none at all"),
+        ("miniature/sums", {"levels": ["1"]}, "levels=.'1'. match no row .* none at all"),
         ("miniature", {"split": "dev"}, "'dev'"),
         ("miniature/cubes", {}, "'cubes' is no world of the miniature; it has"),
         (
-            "miniature/chains", {"split": "validation", "levels": [1], "size": 30},
+            "miniature/chains", {"split": "validation", "levels": ["1"], "train_size": 30},
             "size is 30; the validation set has 18 problems",
         ),
     ],
@@ -316,9 +320,9 @@ def test_repeated_rows_are_reported(tmp_path, caplog):
 
 def test_answers_are_read_only_where_a_reward_of_ours_compares_them(tmp_path):
     source = write_lines(tmp_path / "a.jsonl", {**GOOD, "answer": "so #### 2"}, {"question": "2?"})
-    assert load(source, needs_answers=False)["answer"][:] == ["so #### 2", None]
+    assert load(source, **OWN_REWARD)["answer"][:] == ["so #### 2", None]
     with pytest.raises(ConfigurationError, match="line 1: no column 'gold'; the row has 'quest"):
-        load(source, needs_answers=False, columns=(None, "gold"))
+        load(source, answer_column="gold", **OWN_REWARD)
     with pytest.raises(ConfigurationError, match="line 2: no column 'answer' or 'solution'"):
         load(source)
 
@@ -330,13 +334,11 @@ def test_a_subset_is_the_same_in_every_run(tmp_path, caplog):
     """Pinned: another Python or another version of a library must not draw other rows."""
     source = write_lines(tmp_path / "a.jsonl", *numbered(100))
     drawn = [f"{i}+1?" for i in (8, 16, 30, 47, 60, 69, 74, 75, 77, 80)]
-    assert load(source, size=10, seed=3)["question"] == drawn
-    assert load(source, size=10, seed=4)["question"] != drawn
+    assert load(source, train_size=10, subset_seed=3)["question"] == drawn
+    assert load(source, train_size=10, subset_seed=4)["question"] != drawn
     with caplog.at_level(logging.WARNING, "trl_ablate.data.questions"):
-        assert len(load(source, size=101)) == 100
+        assert len(load(source, train_size=101)) == 100
     assert "101 rows asked for, 100 there are" in caplog.text
-    with pytest.raises(ConfigurationError, match="size=0"):
-        load(source, size=0)
 
 
 # Prompts
@@ -354,10 +356,10 @@ class WordTokenizer:
 
 def test_prompts_keep_the_other_columns(tmp_path):
     data = load(write_lines(tmp_path / "a.jsonl", *numbered(2)))
-    short = to_prompts(data, "r1_zero", "short")
+    short = to_prompts(data, TaskArguments(prompt_style="short"))
     assert short.column_names == ["question", "answer", "level", "subject", "problem", "prompt"]
     assert short["prompt"][1] == "User: 1+1?\nAssistant: <think>"
-    chat = to_prompts(data, "think_xml")
+    chat = to_prompts(data, TaskArguments(template="think_xml"))
     assert [message["role"] for message in chat["prompt"][0]] == ["system", "user"]
 
 
@@ -365,28 +367,32 @@ def test_prompts_of_the_rows_stay_as_they_are(tmp_path):
     messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}]
     rows = [{"prompt": messages, "gold": 2}, {"prompt": messages, "gold": 3}]
     source, given = write_lines(tmp_path / "a.jsonl", *rows), {"prompt_column": "prompt"}
-    data = load(source, **given, columns=(None, "gold"), needs_answers=False)
+    data = load(source, **given, answer_column="gold", **OWN_REWARD)
     assert data["answer"][:] == [2, 3] and data["gold"][:] == [2, 3]
-    assert to_prompts(data, None)["prompt"][0] == messages
+    assert to_prompts(data, TaskArguments(**given))["prompt"][0] == messages
     source = write_lines(tmp_path / "b.jsonl", {"prompt": [{"text": "1+1?"}]})
     with pytest.raises(ConfigurationError, match="'prompt' contains.*neither a text"):
-        load(source, **given, needs_answers=False)
+        load(source, **given, **OWN_REWARD)
 
 
 @pytest.mark.parametrize("template", ["question_only", "think_xml"])
 def test_questions_with_long_prompts_are_dropped_and_counted(tmp_path, caplog, template):
     long = {"question": "word " * 500, "answer": "1"}
     data = load(write_lines(tmp_path / "a.jsonl", GOOD, long, GOOD))
-    given = {"tokenizer": WordTokenizer(), "what": "train questions"}
+
+    def prompted(data, template, limit):
+        task = TaskArguments(template=template, max_prompt_length=limit)
+        return to_prompts(data, task, WordTokenizer(), "train questions")
+
     with caplog.at_level(logging.WARNING, "trl_ablate.data.questions"):
-        kept = to_prompts(data, template, max_prompt_length=400, **given)
+        kept = prompted(data, template, 400)
     assert kept["question"] == [GOOD["question"]] * 2
     assert "train questions: dropped 1 of 3 questions, 2 are left" in caplog.text
     assert "max_prompt_length 400 tokens, the longest" in caplog.text and "(row 1)" in caplog.text
-    only = to_prompts(data.select([0]), "question_only", max_prompt_length=1, **given)
+    only = prompted(data.select([0]), "question_only", 1)
     assert len(only) == 1  # as long as the limit
-    with pytest.raises(ConfigurationError, match="all 3 prompts have more than max_p"):
-        to_prompts(data, template, max_prompt_length=0, **given)
+    with pytest.raises(ConfigurationError, match="all 1 prompts have more than max_p"):
+        prompted(data.select([1]), template, 1)
 
 
 @pytest.mark.parametrize("style", ["text", "messages"])
