@@ -8,7 +8,6 @@ Numbers are compared with numbers: a text such as "Level 5" counts as the one nu
 are compared as they are, capitals included.
 """
 
-import json
 import logging
 import operator
 import re
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.data.row_files import read_file
 from trl_ablate.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -193,21 +193,18 @@ def by_pass_rate(
 
 
 def _rates(file: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    number = 0
-    try:
-        for line in Path(file).read_text("utf-8").splitlines():
-            number += 1
-            row = json.loads(line)
-            if row["pass_rate"] is not None:
-                found[row["question"]] = float(row["pass_rate"])
-    except FileNotFoundError:
+    if not Path(file).is_file():
         raise ConfigurationError(
             f"pass_rate: there is no file {file}; create it, or correct the path"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(
-            f"pass_rate: {file}, line {number}, has no question and pass_rate ({error!r}); make it "
-            "with `trl-ablate evaluate --per_question`"
-        ) from error
+        )
+    found: dict[str, float] = {}
+    for row in read_file(Path(file)):
+        try:
+            if row.values["pass_rate"] is not None:
+                found[row.values["question"]] = float(row.values["pass_rate"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"pass_rate: {row.place}, has no question and pass_rate ({error!r}); make it "
+                "with `trl-ablate evaluate --per_question`"
+            ) from error
     return found

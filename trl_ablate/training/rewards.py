@@ -12,7 +12,7 @@ from trl_ablate.miniature.world import Task
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.rewards.functions import RewardFunction, completion_text
-from trl_ablate.rewards.own.chosen import Rewards, Timed, Tools, chosen_rewards
+from trl_ablate.rewards.own.chosen import Rewards, Tools, chosen_rewards
 from trl_ablate.rewards.own.model import ModelReward
 from trl_ablate.task import TaskArguments
 from trl_ablate.training.models import one_sentence
@@ -44,14 +44,14 @@ def task_rewards(
         )
         functions = with_styles_logged(functions, task.dataset)
         return Rewards(functions, weights, {functions[0].__name__: ["answer"]})
-    limits = Timed(task.reward_workers, task.reward_timeout) if task.reward_timeout else None
 
     def load(name: str) -> Any:
         model = _model(name, resolved)
         kwargs = cast(Any, resolved.config.chat_template_kwargs)
         return model if called_by_trl else ModelReward(model, kwargs)
 
-    tools = Tools(grader, task.form, load, limits=limits, **ends)
+    limits = {"timeout": task.reward_timeout, "workers": task.reward_workers}
+    tools = Tools(grader, task.form, load, **ends, **limits)
     return chosen_rewards(task.own_rewards, tools)
 
 

@@ -2,17 +2,16 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 from datasets import Dataset, DatasetDict
 
-from trl_ablate.data.questions import check_prompts_fit, load_questions, to_prompts
+from trl_ablate.data.questions import check_enough, check_prompts_fit, load_questions, to_prompts
 from trl_ablate.data.sources import final_answer
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.task import TaskArguments
@@ -142,44 +141,22 @@ def test_a_missing_file_is_not_looked_for_on_the_hub(tmp_path):
             load(name)
 
 
-CACHED_DATASET = """
-import sys
-from pathlib import Path
-from datasets import DatasetInfo, Features, Value
-from datasets.arrow_writer import ArrowWriter
+def test_a_dataset_of_the_hub_by_its_usual_split_or_a_sentence(monkeypatch):
+    asked = []
 
-folder = Path(sys.argv[1]) / "openai___gsm8k" / "main" / "0.0.0" / "0123456789abcdef"
-folder.mkdir(parents=True)
-features = Features({"question": Value("string"), "answer": Value("string")})
-with ArrowWriter(features=features, path=str(folder / "gsm8k-train.arrow")) as writer:
-    for i in range(3):
-        writer.write({"question": f"{i}+1?", "answer": f"adding gives #### {i + 1}"})
-    rows, size = writer.finalize()
-split = {"name": "train", "num_examples": rows, "num_bytes": size, "dataset_name": "gsm8k"}
-DatasetInfo(
-    features=features, builder_name="parquet", dataset_name="gsm8k", config_name="main",
-    version="0.0.0", splits={"train": split},
-).write_to_directory(str(folder))
-"""
-LOADING = """
-from trl_ablate.data.questions import load_questions
-from trl_ablate.task import TaskArguments
-print(*load_questions(TaskArguments(dataset='gsm8k'), 'train')['answer'])
-try: load_questions(TaskArguments(dataset='math'), 'train')
-except ValueError as error: print(type(error).__name__, error)
-"""
+    def load_dataset(name, config, split):
+        asked.append((name, config, split))
+        if name != "openai/gsm8k":
+            raise ConnectionError("no network.\nmore")
+        if split == "validation":
+            raise ValueError('Unknown split "validation"')
+        return Dataset.from_list([{"question": "0+1?", "answer": "adding gives #### 1"}])
 
-
-def test_offline_with_a_cached_dataset(tmp_path):
-    """In another process, because `datasets` reads its settings when it is imported."""
-    cache = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", CACHED_DATASET, str(tmp_path)], check=True, env=cache)
-    done = subprocess.run(
-        [sys.executable, "-c", LOADING], capture_output=True, text=True, check=True, env=cache
-    )
-    answers, error = done.stdout.strip().split("\n")
-    assert answers == "1 2 3"
-    assert error.startswith("ConfigurationError dataset 'DigitalLearningGmbH/MATH-lighteval'")
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    assert load("gsm8k", split="validation")["answer"][:] == ["1"]
+    assert asked == [("openai/gsm8k", "main", split) for split in ("validation", "test")]
+    with pytest.raises(ConfigurationError, match=r"MATH-lighteval.*\(no network\); check"):
+        load("math")
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason=f"no MATH and GSM8K at {SHARED_DATA}")
@@ -398,27 +375,19 @@ def test_questions_with_long_prompts_are_dropped_and_counted(tmp_path, caplog, t
 @pytest.mark.parametrize("style", ["text", "messages"])
 def test_a_prompt_beyond_the_models_context_is_refused_before_it_takes_hours(style):
     """Eight prompts of 100,000 characters gave no result in a minute, and no message."""
-    from trl_ablate.miniature import tokenizer
-
-    questions = ["1+1?", "2+2?" + "1+" * 50_000, "3+3?"]
+    questions = ["1+1?", "2+2?" + "1 +" * 50_000, "3+3?"]
     messages = [[{"role": "user", "content": question}] for question in questions]
     prompts = questions if style == "text" else messages
     dataset = Dataset.from_dict({"question": questions, "prompt": prompts})
-    counting = tokenizer()
-    counting.chat_template = "{{ messages[0]['content'] }}"
-    check_prompts_fit(dataset.select([0, 2]), counting, 256, "train questions")
-    with pytest.raises(
-        ConfigurationError, match="row 1 has 1[0-9]{5} tokens.*context of 256.*2\\+2"
-    ):
-        check_prompts_fit(dataset, counting, 256, "train questions")
+    check_prompts_fit(dataset.select([0, 2]), WordTokenizer(), 4, "train questions")
+    with pytest.raises(ConfigurationError, match="row 1 has 50001 tokens.*context of 256.*2\\+2"):
+        check_prompts_fit(dataset, WordTokenizer(), 256, "train questions")
 
 
-def test_only_long_texts_are_tokenized():
-    class Refusing:
+def test_only_texts_of_more_bytes_than_the_context_are_tokenized():
+    class Refusing(WordTokenizer):
         def __call__(self, text, **kwargs):
             raise AssertionError("tokenized")
-
-        apply_chat_template = __call__
 
     dataset = Dataset.from_dict({"question": ["é" * 50], "prompt": ["é" * 50]})
     check_prompts_fit(dataset, Refusing(), 100, "x")
@@ -426,25 +395,10 @@ def test_only_long_texts_are_tokenized():
         check_prompts_fit(dataset, Refusing(), 99, "x")
 
 
-@pytest.mark.parametrize(
-    ("settings", "questions"), [({"train_size": 8}, 8), ({"max_prompt_length": 30}, 20)]
-)
-def test_fewer_questions_than_a_rollout_batch_takes_are_refused(
-    tmp_path, monkeypatch, tiny_model, settings, questions
-):
-    """Before the model is loaded: TRL would train zero steps without any message."""
-    from trl_ablate import load_recipe
-    from trl_ablate.recipe.places import SHIPPED
-    from trl_ablate.training import building
-
-    monkeypatch.setattr(building, "put_together", lambda *args, **kwargs: "built")
-    rows = [{"question": "1" * (5 if i < 20 else 50), "answer": "1"} for i in range(40)]
-    given = {"dataset": write_lines(tmp_path / "train.jsonl", *rows), **settings}
-    given |= {"model_name_or_path": tiny_model}
-    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature-sums", given)
-    with pytest.raises(ConfigurationError) as raised:
-        building.build_trainer(resolved, grader=None)
-    assert f"there are {questions} questions to train on" in str(raised.value)
-    assert "takes 32 (generation_batch_size 256 / num_generations 8)" in str(raised.value)
-    enough = load_recipe(SHIPPED / "grpo.yaml", "miniature", {"train_size": 16})
-    assert building.build_trainer(enough, grader=None) == "built"
+def test_fewer_questions_than_a_rollout_batch_takes_are_refused():
+    """TRL would train zero steps without any message."""
+    config: Any = SimpleNamespace(generation_batch_size=256, num_generations=8)
+    questions = Dataset.from_dict({"question": [str(n) for n in range(32)]})
+    check_enough(questions, config)
+    with pytest.raises(ConfigurationError, match="there are 31 questions.*takes 32 .*256 / num_g"):
+        check_enough(questions.select(range(31)), config)

@@ -1,35 +1,18 @@
-"""Which files of a run are published: fixed names, no links, and the list before the upload."""
+"""Which files of a run are published: fixed names, no links, no secrets, whole lines."""
+
+import json
+import shutil
+from pathlib import Path
 
 import pytest
 
+from tests.unit.hub.conftest import MODEL, TOKEN
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.hub import files_of
+from trl_ablate.hub import files_of, publishing
+from trl_ablate.hub.card import model_card
+from trl_ablate.hub.contents import key_rollouts, read_run
 from trl_ablate.run.directory import RunDirectory
-
-SECRET = "a file of this machine"
-MODEL = {"model.safetensors": b"w", "config.json": b"{}", "tokenizer.json": b"{}",
-         "merges.txt": b"a b", "chat_template.jinja": b"x",
-         "best.json": b'{"step": 2}'}  # fmt: skip
-
-
-@pytest.fixture
-def run(tmp_path) -> RunDirectory:
-    directory = RunDirectory(tmp_path / "run")
-    for name in ("checkpoint_best", "checkpoint_last"):
-        (directory.path / name).mkdir(parents=True)
-        for file, content in MODEL.items():
-            (directory.path / name / file).write_bytes(content)
-    task = {"start": "base", "starts": None, "dataset": "math", "eval_split": None}
-    directory.write_config(
-        {"settings": {}, "config": {}, "task": task, "model": {"model_name_or_path": "a/b"}}
-    )
-    directory.update(status="finished", arm="a", seed=0)
-    for step in range(3):
-        directory.append_metrics({"step": step, "grpo_step": step, "seconds": 1.0 * step})
-        directory.write_rollouts(step, [{"prompt": "p", "response": "r"}])
-    (tmp_path / "outside.txt").write_text(SECRET)
-    return directory
-
+from trl_ablate.run.json_files import append_jsonl, write_json
 
 NOTES = ("notes.txt", "wandb-key.json", "tokens.model", "extra.jinja", "other.safetensors",
          "model-1-of-2.safetensors", "README.md", "training_args.bin", "trainer_state.json",
@@ -38,54 +21,107 @@ NOTES = ("notes.txt", "wandb-key.json", "tokens.model", "extra.jinja", "other.sa
 
 
 @pytest.mark.parametrize("name", NOTES)
-def test_a_persons_file_beside_a_model_stays(run, name):
-    usual = files_of(run)
+def test_a_persons_file_beside_a_model_stays(directory, name):
+    usual = files_of(directory)
     for folder in ("checkpoint_best", "checkpoint_last", "rollouts", "."):
-        if not (run.path / folder / name).exists():
-            (run.path / folder / name).write_text(SECRET)
-    assert files_of(run) == usual
+        (directory.path / folder / name).write_text("a file of this machine")
+    assert files_of(directory) == usual
 
 
 LINKED = ("checkpoint_last/config.json", "checkpoint_best/model.safetensors", "metrics.jsonl",
-          "rollouts/step_000002.jsonl", "run.json", "resolved_config.json",
-          "alerts.jsonl")  # fmt: skip
+          "rollouts/step_000002.jsonl", "run.json", "resolved_config.json", "alerts.jsonl",
+          "checkpoint_best", "rollouts")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_a_link_is_refused_with_what_to_do(run, tmp_path, name):
-    file, outside = run.path / name, tmp_path / "outside.json"
+def test_a_link_is_refused_with_what_to_do(directory, tmp_path, name):
+    file, outside = directory.path / name, tmp_path / "outside.json"
     if file.exists():
         file.rename(outside)
     else:
         outside.write_text('{"step": 1}\n')
     file.symlink_to(outside)
     with pytest.raises(ConfigurationError, match="link.*replace it by a copy"):
-        files_of(run)
+        files_of(directory)
 
 
-@pytest.mark.parametrize("name", ["checkpoint_best", "rollouts"])
-def test_a_linked_folder_is_refused(run, tmp_path, name):
-    (run.path / name).rename(tmp_path / name)
-    (run.path / name).symlink_to(tmp_path / name)
-    with pytest.raises(ConfigurationError, match="symbolic link"):
-        files_of(run)
+def test_a_run_may_itself_be_reached_by_a_link(directory, tmp_path):
+    (tmp_path / "linked").symlink_to(directory.path)
+    assert files_of(RunDirectory(tmp_path / "linked")) == files_of(directory)
 
 
-def test_a_run_may_itself_be_reached_by_a_link(run, tmp_path):
-    (tmp_path / "linked").symlink_to(run.path)
-    assert files_of(RunDirectory(tmp_path / "linked")) == files_of(run)
-
-
-def test_the_list_holds_every_file_and_is_shown_before_the_upload(run, monkeypatch):
-    from trl_ablate.hub import publishing
-
+def test_the_list_holds_every_file_and_is_shown_before_the_upload(directory, monkeypatch):
     happened = []
     monkeypatch.setattr(publishing, "require_token", lambda token: "x" * 20)
     monkeypatch.setattr(publishing, "_publish", lambda *given: happened.append(given[1]) or "url")
-    publishing.push_run(run, show=lambda files: happened.append(dict(files)))
+    publishing.push_run(directory, show=lambda files: happened.append(dict(files)))
     shown, uploaded = happened
     assert shown.keys() == uploaded.keys() | {"README.md"}
-    assert shown == files_of(run)
+    assert shown == files_of(directory)
     assert shown["checkpoint_last/merges.txt"] == 3
     names = {path.rpartition("/")[2] for path in shown}
     assert names >= MODEL.keys() | {"run.json", "metrics.jsonl", "step_000002.jsonl"}
+
+
+def test_the_root_holds_the_best_model_or_else_the_last(directory):
+    files = read_run(directory).files()
+    assert files["model.safetensors"] == files["checkpoint_best/model.safetensors"]
+    shutil.rmtree(directory.path / "checkpoint_best")
+    files = read_run(directory).files()
+    assert files["model.safetensors"] == files["checkpoint_last/model.safetensors"]
+    shutil.rmtree(directory.path / "checkpoint_last")
+    with pytest.raises(ConfigurationError, match="neither checkpoint_best nor checkpoint_last"):
+        read_run(directory)
+
+
+def test_what_the_run_kept_as_its_best_is_the_best(directory):
+    best = directory.path / "checkpoint_best" / "best.json"
+    write_json(best, {"metric": "eval_answer_reward", "value": 0.4, "step": 4})
+    append_jsonl(directory.path / "alerts.jsonl", {"rule": "length", "said": TOKEN})
+    run = read_run(directory)
+    assert "best (step 4)" in model_card(run, "me/lr", None, picture=False)
+    files = run.files()
+    assert "checkpoint_best/best.json" in files and "best.json" not in files
+    assert files["alerts.jsonl"] == b'{"rule": "length", "said": "<masked>"}\n'
+
+
+def test_a_half_written_last_line_is_left_out(directory):
+    with directory.metrics_file.open("a") as file:
+        file.write('{"step": 7, "gr')
+    content = read_run(directory).files()["metrics.jsonl"]
+    assert isinstance(content, bytes)
+    assert [json.loads(line)["step"] for line in content.splitlines()] == [0, 2, 2, 4, 6]
+
+
+BEST, LAST = "checkpoint_best/model.safetensors", "checkpoint_last/model.safetensors"
+SHARDED = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("run.json", None, "run.json does not exist; give the folder"),
+        ("run.json", "{", "run.json is not valid JSON"),
+        ("run.json", {"status": "running"}, "is running; publish"),
+        ("resolved_config.json", {"config": {}, "task": {}}, "has no model, settings; restore"),
+        (LAST, None, "checkpoint_last is not a complete model: a .safetensors file is missing"),
+        (f"{BEST}.index.json", SHARDED, "model: model-00001-of-00002.safetensors is missing"),
+        (f"{LAST}.index.json", {"weight_map": 5}, "has no weight_map; save the model again"),
+    ],
+)
+def test_what_cannot_be_published_is_refused_in_one_sentence(directory, file, content, said):
+    path = directory.path / file
+    if content is None:
+        path.unlink()
+    elif isinstance(content, str):
+        path.write_text(content)
+    else:
+        write_json(path, content)
+    with pytest.raises(ConfigurationError, match=said):
+        read_run(directory)
+
+
+def test_key_rollouts_are_first_last_best_and_between():
+    files = [Path(f"step_{step:06d}.jsonl") for step in range(0, 100, 4)]
+    chosen = [int(file.stem[5:]) for file in key_rollouts(files, {"step": 41})]
+    assert chosen == [0, 32, 40, 64, 96]

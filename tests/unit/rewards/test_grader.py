@@ -19,12 +19,8 @@ HANGS = r"9^{9^{9^{9}}}+1"
 
 def read_pairs() -> list[tuple[bool, str, str]]:
     text = (REPOSITORY / "tests" / "data" / "answer_pairs.txt").read_text(encoding="utf-8")
-    lines = [line for line in text.split("\n") if line and not line.startswith("#")]
-    cells = [[cell.strip() for cell in line.split(" | ")] for line in lines]
-    return [({"right": True, "wrong": False}[verdict], a, g) for verdict, a, g in cells]
-
-
-PAIRS = read_pairs()
+    lines = [line.split(" | ") for line in text.splitlines() if line and line[0] != "#"]
+    return [({"right": True, "wrong": False}[verdict], a.strip(), g) for verdict, a, g in lines]
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +40,15 @@ def equal_in_other_words(count: int) -> tuple[list[str], list[str]]:
 # Verdicts
 
 
-@pytest.mark.parametrize(("verdict", "answer", "gold"), PAIRS)
-def test_pairs(grader, verdict, answer, gold):
+def test_pairs(grader):
     """The cheap verdict is never more generous than the table, and knows equal texts."""
-    assert grader.grade([answer], [gold]) == [verdict]
-    assert cheap_verdict(read(answer), read(gold)) in (verdict, None)
-    assert cheap_verdict(read(gold), read(gold)) is True
-
-
-def test_pairs_together(grader):
-    assert len(set(PAIRS)) == len(PAIRS) >= 150
-    verdicts = grader.grade([answer for _, answer, _ in PAIRS], [gold for *_, gold in PAIRS])
-    assert verdicts == [verdict for verdict, *_ in PAIRS]
+    pairs = read_pairs()
+    assert len(set(pairs)) == len(pairs) >= 150
+    verdicts = grader.grade([answer for _, answer, _ in pairs], [gold for *_, gold in pairs])
+    for (wanted, answer, gold), verdict in zip(pairs, verdicts, strict=True):
+        assert verdict is wanted, (answer, gold)
+        assert cheap_verdict(read(answer), read(gold)) in (wanted, None), (answer, gold)
+        assert cheap_verdict(read(gold), read(gold)) is True, gold
 
 
 def test_degenerate_batches(grader):
@@ -66,23 +59,18 @@ def test_degenerate_batches(grader):
         grader.grade(["5"], ["5", "6"])
 
 
-@pytest.mark.parametrize(
-    "text", ["\x00", "\ud800", "5\x00", "\udfff}{", "{", "}", "\\", "$", "=", ",", "%", "^\\circ"]
-)
-def test_odd_text_is_wrong_and_harmless(grader, text):
-    assert grader.grade([text, text], ["5", "x^2-1"]) == [False, False]
-    assert grader.grade([text], [text]) == [True]
-    assert grader.grade(["5"], [text]) == [False]
+def test_odd_text_is_wrong_and_harmless(grader):
+    odd = ["\x00", "\ud800", "5\x00", "\udfff}{", "{", "}", "\\", "$", "=", ",", "%", "^\\circ"]
+    for gold in ("5", "x^2-1"):
+        assert grader.grade(odd, [gold] * len(odd)) == [False] * len(odd)
+        assert grader.grade([gold] * len(odd), odd) == [False] * len(odd)
+    assert grader.grade(odd, odd) == [True] * len(odd)
 
 
 @pytest.mark.parametrize("text", ["=", "-", "+ -", "<", ".", "...", ": ;", "^"])
 def test_signs_alone_are_wrong_without_a_worker(text):
-    import math_verify
-
     for gold in ("5", "x^2-1", "-", "(1,2)"):
         assert cheap_verdict(read(text), read(gold)) is (text == gold)
-        if text != gold:
-            assert not math_verify.verify(math_verify.parse(gold), math_verify.parse(text))
 
 
 def test_long_answers_are_wrong_without_a_worker(grader):
@@ -209,18 +197,13 @@ def test_many_threads_at_once(grader):
     assert results == {n: [True] * 8 + [n == 3] for n in range(6)}
 
 
-def test_workers_survive_the_thread_that_started_them():
+def test_workers_survive_the_thread_that_started_them_but_no_close():
     grader = MathGrader(workers=1)
     thread = threading.Thread(target=lambda: grader.grade(["(x-1)(x+1)"], ["x^2-1"]))
     thread.start()
     thread.join()
     assert grader.grade(["(x-2)(x+2)"], ["x^2-4"]) == [True]
     assert grader.restarts == 0
-    grader.close()
-
-
-def test_a_closed_grader_grades_no_more():
-    grader = MathGrader(workers=1)
     for _ in range(2):
         grader.close()
         with pytest.raises(RuntimeError, match="closed"):

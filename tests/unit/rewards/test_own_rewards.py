@@ -16,7 +16,7 @@ from trl_ablate.reward_specs import reward_specs
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.grading.pool import WorkerPool
 from trl_ablate.rewards.own.calling import Calls, guarded
-from trl_ablate.rewards.own.chosen import Timed, Tools, chosen_rewards
+from trl_ablate.rewards.own.chosen import Tools, chosen_rewards
 
 FILE = """
 import asyncio, ctypes, os, time
@@ -246,14 +246,14 @@ def test_arrays_and_tensors_are_lists_of_numbers():
 
 def test_workers_grade_like_the_function_itself(file):
     plain = chosen({"path": f"{file}:lengths", "kwargs": {"scale": 2.0}})
-    worked = chosen({"path": f"{file}:lengths", "kwargs": {"scale": 2.0}}, limits=Timed(2, 30.0))
+    worked = chosen({"path": f"{file}:lengths", "kwargs": {"scale": 2.0}}, workers=2, timeout=30.0)
     texts = ["", "a" * 70_000, "é"]  # the second does not fit into a pipe
     assert call(worked.functions[0], texts) == call(plain.functions[0], texts)
     assert worked.functions[0].__name__ == "lengths"
 
 
 def test_a_hanging_row_is_killed_and_the_others_are_graded(file):
-    (function,) = chosen(f"{file}:hangs", limits=Timed(2, 5.0)).functions
+    (function,) = chosen(f"{file}:hangs", workers=2, timeout=5.0).functions
     rewards, metrics, _ = logged_call(function, ["abc", "hang", "none", "raises", "dies", "ab"])
     assert rewards == [3.0, None, None, None, None, 2.0]
     assert metrics == {
@@ -280,10 +280,10 @@ def test_memory_that_earlier_requests_have_used_up_is_retried_in_another_fork(fi
 
 
 def test_workers_report_what_is_wrong_with_the_function(file):
-    (function,) = chosen(f"{file}:hangs", limits=Timed(1, 30.0)).functions
+    (function,) = chosen(f"{file}:hangs", workers=1, timeout=30.0).functions
     with pytest.raises(RewardError, match="failed on all 1 rows.*ValueError: no"):
         call(function, ["raises"])
-    (function,) = chosen(f"{file}:of_columns", limits=Timed(1, 30.0)).functions
+    (function,) = chosen(f"{file}:of_columns", workers=1, timeout=30.0).functions
     with pytest.raises(RewardError, match="returned inf for 'a'"):
         call(function, ["a"], level=["1e"], answer=["999"])
 
@@ -326,8 +326,8 @@ def test_a_wrong_entry_is_refused_in_one_sentence(file, tmp_path, entries, sente
     ("entry", "given", "sentence"),
     [
         ("answer", {"form": None}, "set `reward` to one of r1_zero"),
-        ("{}:of_state", {"limits": Timed(1, 1.0)}, "needs trainer_state, which cannot be passed"),
-        ("{}:lengths", {"limits": Timed(1, 1.0)}, "a row cannot be passed to a worker process"),
+        ("{}:of_state", {"timeout": 1.0}, "needs trainer_state, which cannot be passed"),
+        ("{}:lengths", {"timeout": 1.0}, "a row cannot be passed to a worker process"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(file, entry, given, sentence):

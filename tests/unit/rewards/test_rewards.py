@@ -141,22 +141,12 @@ def test_last_boxed(text, content):
     assert last_boxed(text) == content
 
 
-def test_unknown_template():
+def test_ungraded_is_none_and_never_zero():
+    for template, completion, form in (("r1_zero", r1("5"), 1.0), ("think_xml", XML[6][0], 0.0)):
+        result = score(template, completion, "5", grader=ListedGrader(ungraded=("5",)))
+        assert result == {"reward": None, "format_reward": form, "answer_reward": None}
     with pytest.raises(ConfigurationError, match="'r1'"):
         score("r1", "5", "5")
-
-
-@pytest.mark.parametrize(
-    ("template", "completion", "format_reward"),
-    [
-        ("r1_zero", "</think> <answer>5</answer>", 1.0),
-        ("question_only", r"\boxed{5}", 1.0),
-        ("think_xml", "<answer>5</answer>", 0.0),
-    ],
-)
-def test_ungraded_is_none_and_never_zero(template, completion, format_reward):
-    result = score(template, completion, "5", grader=ListedGrader(ungraded=("5",)))
-    assert result == {"reward": None, "format_reward": format_reward, "answer_reward": None}
 
 
 # Reward functions

@@ -43,21 +43,14 @@ class Rewards:
 
 
 @dataclass(frozen=True)
-class Timed:
-    """How many worker processes a function has, and how long one row may take."""
-
-    workers: int
-    timeout: float
-
-
-@dataclass(frozen=True)
 class Tools:
     """What rewards are made with.
 
     Args:
         form: the template whose format `answer` and `format` read; None if the recipe names none.
         load_model: loads a reward model by its Hub id or folder.
-        limits: of functions in worker processes; None if the recipe sets no `reward_timeout`.
+        timeout: seconds that one row may take, which then runs in `workers` processes; None: no
+            limit, in this process.
     """
 
     grader: MathGrader
@@ -65,7 +58,8 @@ class Tools:
     load_model: Callable[[str], Any]
     eos_token_ids: Collection[int] = ()
     special_token_ids: Collection[int] = ()
-    limits: Timed | None = None
+    timeout: float | None = None
+    workers: int = 2
 
 
 def chosen_rewards(specs: Sequence[RewardSpec], tools: Tools) -> Rewards:
@@ -84,7 +78,7 @@ def chosen_rewards(specs: Sequence[RewardSpec], tools: Tools) -> Rewards:
         else:
             calls = calls_of(spec)
             name, needed = calls.name, calls.needed()
-            function = timed(calls, spec, tools.limits) if tools.limits else guarded(calls)
+            function = guarded(calls) if tools.timeout is None else timed(calls, spec, tools)
         if name in functions:
             raise ConfigurationError(
                 f"reward_funcs has two rewards named '{name}', whose metrics would mix; give one "
@@ -176,7 +170,7 @@ def _of_messages(function: Callable[..., Any]) -> Callable[..., Any]:
     return reward
 
 
-def timed(calls: Calls, spec: RewardSpec, limits: Timed) -> Callable[..., list[Reward]]:
+def timed(calls: Calls, spec: RewardSpec, tools: Tools) -> Callable[..., list[Reward]]:
     """The function for TRL's `reward_funcs`, which calls the user's in worker processes that are
     killed when a row takes too long: `reward_timeout` in a recipe.
 
@@ -191,7 +185,8 @@ def timed(calls: Calls, spec: RewardSpec, limits: Timed) -> Callable[..., list[R
             "processes; set reward_timeout to null, or give the argument a default"
         )
     own = {"reward": asdict(spec), "path": sys.path}
-    pool = WorkerPool(limits.workers, limits.timeout, NO_MEMORY_LIMIT, START_SECONDS, own)
+    assert tools.timeout is not None
+    pool = WorkerPool(tools.workers, tools.timeout, NO_MEMORY_LIMIT, START_SECONDS, own)
 
     def packed(row: Mapping[str, Any]) -> bytes:
         try:
