@@ -3,19 +3,19 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ablate.cli.ending import DONE, exit_code_of
-from trl_ablate.cli.engines import add_engine
+from trl_ablate.cli.engines import add_engine, check_engine, engine_module, make_engine
 from trl_ablate.cli.parsing import Parser
 from trl_ablate.cli.study_runs import (
+    ended,
+    executed,
     files_of,
     known,
     resolve,
     run_all,
-    run_one,
     run_until_decided,
     show_total,
 )
@@ -102,14 +102,16 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser = Parser(EXAMPLES, EXIT_CODES, prog="trl-ablate study", description=DESCRIPTION)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def add(command: Callable, text: str, own: str = "", study: str = "STUDY") -> Parser:
-        name = command.__name__
+    def add(command: Callable, text: str, own: str = "") -> Parser:
+        """A command with some of the options; one that may lack its STUDY has `--all` or
+        `--curves`."""
+        name, optional = command.__name__, {"all", "curves"} & {*own.split()}
         added = commands.add_parser(
             name, help=text, description=text, exit_codes=EXIT_CODES,
-            usage=f"trl-ablate study {name} {study} [options]",
+            usage=f"trl-ablate study {name} {'[STUDY]' if optional else 'STUDY'} [options]",
         )  # fmt: skip
         added.add_argument(
-            "study", metavar="STUDY", nargs=None if study == "STUDY" else "?",
+            "study", metavar="STUDY", nargs="?" if optional else None,
             help="a shipped study's name, a study.yaml, or its folder",
         )  # fmt: skip
         for option in ("runs", "profile", *own.split()):
@@ -118,15 +120,15 @@ def parse(words: list[str]) -> argparse.Namespace:
         return added
 
     text = "Print arms, proof, runs, time and cost. Starts no run but a probe."
-    add(plan, text, "jobs price_per_hour probe xray all", "[STUDY]")
+    add(plan, text, "jobs price_per_hour probe xray all")
     text = "Do all runs; runs that are done already are skipped."
-    add_engine(add(run, text, "jobs retries max_hours only until all", "[STUDY]"), words)
+    add_engine(add(run, text, "jobs retries max_hours only until all"))
     add(status, "Print the state of every run.")
     add(fetch, "Download finished runs of Modal or Hugging Face.", "keep_checkpoints")
     text = "Put the finished runs that are kept beside a study (runs.parquet) into --runs."
-    add(restore, text, "all", "[STUDY]")
+    add(restore, text, "all")
     text = "Write REPORT.md, report.html, report.json, pictures, runs.csv."
-    add(report, text, "curves metric reference out", "[STUDY]")
+    add(report, text, "curves metric reference out")
     text = "Remove leftovers of probes, failed and interrupted runs."
     add(clean, text, "checkpoints results yes")
     options, unknown = parser.parse_known_args(words)
@@ -135,6 +137,8 @@ def parse(words: list[str]) -> argparse.Namespace:
         value = vars(options).get(name)
         if value is not None and value < least:
             raise ConfigurationError(f"--{name} is {value}; it takes {least} or more")
+    if options.command is run:
+        check_engine(options)
     return options
 
 
@@ -188,17 +192,18 @@ def run(options: argparse.Namespace) -> int:
     Termination().listen()  # SIGTERM stops the study and its runs as Ctrl-C does; the runs save
     if options.all:
         studies = total(options)
-        return run_all(studies, options.make_engine(options, studies[0].plan), options)
+        return run_all(studies, make_engine(options, studies[0].plan), options)
     opened = known if options.only else resolve
     runs = opened(options.study, options.runs, options.profile)
     only = only_of(options, runs)
     if options.engine == "slurm":
         return run_on_slurm(options, runs, only)
-    engine = options.make_engine(options, runs.plan)
+    engine = make_engine(options, runs.plan)
     how = {"retries": options.retries, "max_hours": options.max_hours}
     if options.until and not options.detach:
         return run_until_decided(options.study, runs, engine, **how)
-    return run_one(options.study, runs, engine, **how, stay=not options.detach, only=only)
+    outcome = executed(runs, engine, **how, stay=not options.detach, only=only)
+    return ended(options.study, runs, outcome)
 
 
 def only_of(options: argparse.Namespace, runs: "StudyRuns") -> list[str] | None:
@@ -245,12 +250,11 @@ def fetch(options: argparse.Namespace) -> int:
     away = [run_id for run_id in runs.plan.runs() if runs.store.away(run_id).exists()]
     if not away:
         console.print("no runs to fetch")
-        return DONE
-    codes = []
+    codes = [DONE]
     for name, only in runs.store.away_by_engine(away).items():
-        module = import_module(f"trl_ablate.study.engines.{name}")
-        engine = module.fetching(runs.plan, checkpoints=options.keep_checkpoints)
-        codes.append(run_one(options.study, runs, engine, retries=0, stay=False, only=only))
+        engine = engine_module(name).fetching(runs.plan, checkpoints=options.keep_checkpoints)
+        outcome = executed(runs, engine, retries=0, stay=False, only=only)
+        codes.append(ended(options.study, runs, outcome))
     return max(codes)
 
 

@@ -15,6 +15,7 @@ from trl_ablate.recipe.places import study_path
 if TYPE_CHECKING:
     from trl_ablate.study.definition import Study
     from trl_ablate.study.engines import Engine
+    from trl_ablate.study.estimate import Share
     from trl_ablate.study.runner import Outcome
     from trl_ablate.study.runs import StudyRuns
     from trl_ablate.study.store import RunStore
@@ -64,10 +65,6 @@ def files_of(chosen: Path) -> list[Path]:
     return [study_file(chosen, study) for study in studies_of(read_findings(chosen))]
 
 
-def run_one(study: str, runs: "StudyRuns", engine: "Engine", **how) -> int:
-    return ended(study, runs, executed(runs, engine, **how))
-
-
 def executed(runs: "StudyRuns", engine: "Engine", **how) -> "Outcome":
     from trl_ablate.study.progress import LiveGrid
     from trl_ablate.study.runner import Runner
@@ -76,17 +73,26 @@ def executed(runs: "StudyRuns", engine: "Engine", **how) -> "Outcome":
         return Runner(runs.plan, runs.store, engine, say=live.say, watch=live.redraw, **how).run()
 
 
+class Clock:
+    """How much of `--max_hours` is left."""
+
+    def __init__(self, max_hours: float | None):
+        self._end = None if max_hours is None else time.monotonic() + max_hours * 3600
+
+    def hours_left(self) -> float | None:
+        return None if self._end is None else max(0.0, self._end - time.monotonic()) / 3600
+
+
 def run_until_decided(
     study: str, runs: "StudyRuns", engine: "Engine", retries: int, max_hours: float | None
 ) -> int:
     """Look after look, until all comparisons are decided, the last look or the time limit."""
     from trl_ablate.study.runner import Outcome
 
-    until = _end_of(max_hours)
-    failed: list[str] = []
+    clock, failed = Clock(max_hours), []
     while wanted := runs.of_pass(True, failed):
         outcome = executed(
-            runs, engine, retries=retries, max_hours=_hours_left(until), only=wanted,
+            runs, engine, retries=retries, max_hours=clock.hours_left(), only=wanted,
             waits_for_others=True,
         )  # fmt: skip
         failed += outcome.failed
@@ -103,8 +109,7 @@ def run_all(studies: Sequence["StudyRuns"], engine: "Engine", options: argparse.
     every question has a first answer before any has a second one, also after an interruption."""
     from trl_ablate.study.schedule import look_of
 
-    until = _end_of(options.max_hours)
-    failed: list[str] = []
+    clock, failed = Clock(options.max_hours), []
     looks = dict.fromkeys(range(len(studies)), 0)
     while looks:
         place = min(looks, key=lambda place: (looks[place], place))
@@ -118,7 +123,7 @@ def run_all(studies: Sequence["StudyRuns"], engine: "Engine", options: argparse.
         else:
             console.print(f"{runs.plan.study}: {len(wanted)} runs", style="bold")
             outcome = executed(
-                runs, engine, retries=options.retries, max_hours=_hours_left(until), only=wanted,
+                runs, engine, retries=options.retries, max_hours=clock.hours_left(), only=wanted,
                 waits_for_others=True,
             )  # fmt: skip
             failed += outcome.failed
@@ -167,18 +172,13 @@ def show_total(studies: Sequence["StudyRuns"], slots: int) -> None:
     for name in ("study", "runs", "new", "done", "process-hours"):
         table.add_column(name, no_wrap=True, justify="left" if name == "study" else "right")
     for share in shares:
-        best, worst = share.best, share.worst
-        table.add_row(
-            share.study, _between(len(best.runs), len(worst.runs)),
-            _between(len(best.new), len(worst.new)), str(share.done),
-            _hours(best.hours(), worst.hours()),
-        )  # fmt: skip
-    best, worst = total.best, total.worst
+        new = _between(len(share.best.runs), len(share.worst.runs))
+        cells = _between(*share.runs), new, str(len(share.worst.done)), _hours(share)
+        table.add_row(share.study, *cells)
     console.print(table)
     console.print(
-        f"{_between(len(best.runs), len(worst.runs))} different runs, {total.done} done; "
-        f"{_hours(best.hours(), worst.hours())} process-hours, "
-        f"{_hours(best.hours(slots), worst.hours(slots))} hours with {slots} at once"
+        f"{_between(*total.runs)} different runs, {len(total.worst.done)} done; "
+        f"{_hours(total)} process-hours, {_hours(total, slots)} hours with {slots} at once"
     )
 
 
@@ -187,7 +187,8 @@ def _between(*numbers: int) -> str:
     return " to ".join(map(str, sorted(set(numbers))))
 
 
-def _hours(least: float | None, most: float | None) -> str:
+def _hours(share: "Share", slots: int = 0) -> str:
+    least, most = share.best.hours(slots), share.worst.hours(slots)
     if least is None or most is None:
         return "an unknown number of"
     return " to ".join(dict.fromkeys((f"{least:.1f}", f"{most:.1f}")))
@@ -197,12 +198,3 @@ def _print_failed(runs: "StudyRuns", failed: Sequence[str]) -> None:
     for run_id in failed:
         reason, log = runs.store.state(run_id).reason, runs.store.log(run_id)
         console.print(f"failed: {reason}; see {log}")
-
-
-def _end_of(max_hours: float | None) -> float | None:
-    """The time of `time.monotonic` at which these hours have passed."""
-    return None if max_hours is None else time.monotonic() + max_hours * 3600
-
-
-def _hours_left(end: float | None) -> float | None:
-    return None if end is None else max(0.0, end - time.monotonic()) / 3600

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
         from trl_ablate.cli.several import refuse_several
         from trl_ablate.recipe.resolving import load_recipe
 
-    refuse_several(recipe, options.profile, words)
+    refuse_several(recipe, words)
     resolved = load_recipe(recipe, profile=options.profile, overrides=words)
     is_main = resolved.config.process_index == 0
     if is_main:

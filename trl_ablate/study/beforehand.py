@@ -22,7 +22,9 @@ from trl_ablate.prompts.writing import prompt_writer
 from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.reward_specs import GYM
+from trl_ablate.roles import named
 from trl_ablate.study.definition import Study
+from trl_ablate.study.engines.own_files import texts_in
 from trl_ablate.task import TaskArguments
 
 
@@ -61,27 +63,16 @@ def check_success(study: Study, configs: Iterable[AblationConfig]) -> None:
 def _check_start(resolved: Resolved) -> None:
     task, config = resolved.task, resolved.config
     check_quantization(resolved.model)
-    _check_code(task)
+    for setting in named("code"):
+        for place in map(code_place, texts_in(getattr(task, setting))):
+            if place is not None and place.is_file:
+                check_file(place, setting)
     train = _check_prompts(task, "train")
     if train is not None:
         check_enough(train, config)
     if config.eval_strategy != "no":
         for one in (task, *map(task.evaluation_task, task.eval_sets or ())):
             _check_prompts(one, "eval")
-
-
-def _check_code(task: TaskArguments) -> None:
-    factory = task.environment_factory or {}
-    named = {
-        "reward_funcs": [str(one.place) for one in task.own_rewards if one.kind == "code"],
-        "tools": task.tools or [],
-        "environment_factory": factory.values() if isinstance(factory, dict) else [factory],
-        "rollout_func": [task.rollout_func] if task.rollout_func else [],
-    }
-    for setting, texts in named.items():
-        for place in map(code_place, texts):
-            if place is not None and place.is_file:
-                check_file(place, setting)
 
 
 def _check_prompts(task: TaskArguments, part: Part):

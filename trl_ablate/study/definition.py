@@ -30,11 +30,10 @@
 Recipes are searched in the study's folder, in every folder above it, and among the shipped ones.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
@@ -45,23 +44,46 @@ from trl_ablate.study.looks import check_looks, check_margin
 from trl_ablate.study.tuning import Statistic, Tuning, make_tuning
 from trl_ablate.study.verdict import Expectation, Judge
 
-KEYS: dict[str, Any] = {
-    "question": str,
+RESERVED = ("arm", "extends", "output_dir", "profile", "run_name", "seed", "study")
+"""Settings that the study sets for every run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a study asks, in its file and in its plan. All fields are what JSON can hold."""
+
+    question: str
+    seeds_answer: str = ""
+    profile: str = "auto"
+    primary_metric: str = EVAL_REWARD
+    decide_on: Statistic = "final"
+    judge: Judge = "paired"
+    against: dict[str, str] = field(default_factory=dict)
+    """Arms that are not compared with the first arm, and the arm they are compared with."""
+    expect: dict[str, Expectation | float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    equivalence_margin: float | None = None
+    looks: tuple[int, ...] = ()
+    """Numbers of seeds at which comparisons may be decided; none: the seeds are fixed."""
+    threshold: float | None = None
+    """From where on a run succeeds; None: from half of what the reference gains."""
+    design: Design | None = None
+    """The factorial design, whose cells are the arms."""
+    tuning: Tuning | None = None
+    """If the study tunes, its arms are the candidates."""
+
+
+FOUND = ("looks", "threshold", "design", "tuning")
+"""What `Asked` has under other keys than a study file."""
+AS_GIVEN = {key: hint for key, hint in get_type_hints(Asked).items() if key not in FOUND}
+KEYS: dict[str, Any] = AS_GIVEN | {
     "arms": list[str] | dict,
     "seeds": list[int] | dict,
-    "judge": Judge,
+    "expect": dict,
     "reference_seeds": int,
     "success": dict,
-    "profile": str,
-    "primary_metric": str,
-    "decide_on": Statistic,
-    "equivalence_margin": float,
-    "expect": dict,
     "overrides": dict,
     "stopping": dict,
-    "seeds_answer": str,
-    "against": dict,
-    "notes": list[str],
     "factors": dict[str, list[Any]],
     "fraction": str | int,
     "recipe": str,
@@ -76,8 +98,6 @@ ARM_KEYS: dict[str, Any] = {
 }
 TUNE_KEYS: dict[str, Any] = {"seeds": int, "by": Statistic, "halving": bool}
 """Options of `tune`; its one other key is the setting that is tuned."""
-RESERVED = ("arm", "extends", "output_dir", "profile", "run_name", "seed", "study")
-"""Settings that the study sets for every run."""
 
 
 @dataclass(frozen=True)
@@ -90,43 +110,23 @@ class Arm:
     seeds: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Study:
+@dataclass(frozen=True, kw_only=True)
+class Study(Asked):
     """A question with its arms and seeds. The first arm is the reference."""
 
     path: Path
-    question: str
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
-    profile: str = "auto"
-    primary_metric: str = EVAL_REWARD
-    decide_on: Statistic = "final"
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any]
     """Settings that every arm gets in addition to its recipe, stopping rules included."""
-    seeds_answer: str = ""
-    against: Mapping[str, str] = field(default_factory=dict)
-    """Arms with their own reference, and that reference."""
-    notes: tuple[str, ...] = ()
-    looks: tuple[int, ...] = ()
-    """Numbers of seeds at which comparisons may be decided; none: the seeds are fixed."""
-    equivalence_margin: float | None = None
-    expect: Mapping[str, Expectation | float] = field(default_factory=dict)
-    judge: Judge = "paired"
-    threshold: float | None = None
-    """From where on a run succeeds; None: from half of what the reference gains."""
-    design: Design | None = None
-    """The factorial design, whose cells are the arms."""
-    tuning: Tuning | None = None
-    """If the study tunes, its arms are the candidates."""
 
     @property
     def name(self) -> str:
         """The name of the folder of `study.yaml`; for another file, the file's name."""
         return self.path.resolve().parent.name if self.path.stem == "study" else self.path.stem
 
-
-AS_GIVEN = ("question", "profile", "primary_metric", "decide_on", "seeds_answer", "judge")
-TWO_PART_KEYS = ("reference_seeds", "success")
+    def asked(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(Asked)}
 
 
 def load_study(path: Path) -> Study:
@@ -138,63 +138,53 @@ def load_study(path: Path) -> Study:
         if not given.get(key) and not (design and key == "arms"):
             raise ConfigurationError(f"{what} has no `{key}`; add it")
     looks, seeds = _looks_and_seeds(given["seeds"], f"{what}: seeds")
-    two_part = _check_two_part(given, what)
-    if looks and (design or "tune" in given and not two_part):
-        raise ConfigurationError(
-            f"{what} has looks and {'factors' if design else 'tune'}, which need a fixed number "
-            "of seeds; give `seeds` as a list"
-        )
+    _check_kind(given, looks, what)
     overrides = {**given.get("overrides", {}), **given.get("stopping", {})}
     _check_free(overrides, what)
     if design:
         recipe = find_recipe(given.get("recipe", "grpo.yaml"), path)
-        arms = tuple(Arm(name, recipe, cell, seeds) for name, cell in design.cells.items())
+        arms = [Arm(name, recipe, cell, seeds) for name, cell in design.cells.items()]
     else:
         arms = _arms(given["arms"], seeds, path)
     if "reference_seeds" in given:
-        arms = (_with_more_seeds(arms[0], given["reference_seeds"], what), *arms[1:])
-    against, expect = _references(given, [arm.name for arm in arms], what)
-    margin = given.get("equivalence_margin")
-    if margin is not None:
-        check_margin(margin, f"{what}: equivalence_margin")
+        arms[0] = _with_more_seeds(arms[0], given["reference_seeds"], what)
+    if given.get("equivalence_margin") is not None:
+        check_margin(given["equivalence_margin"], f"{what}: equivalence_margin")
+    success = checked(given.get("success", {}), {"threshold": float}, what)
+    asked = {key: given[key] for key in AS_GIVEN if key in given}
     study = Study(
-        path=path,
-        arms=arms,
-        seeds=seeds,
-        overrides=overrides,
-        against=against,
-        notes=tuple(given.get("notes", ())),
-        looks=looks,
-        equivalence_margin=margin,
-        expect=expect,
-        threshold=checked(given.get("success", {}), {"threshold": float}, what).get("threshold"),
-        design=design,
-        **{key: given[key] for key in AS_GIVEN if key in given},
-    )
+        **asked | _references(given, [arm.name for arm in arms], what) | success,
+        path=path, arms=tuple(arms), seeds=seeds, overrides=overrides, looks=looks, design=design,
+    )  # fmt: skip
     return _with_candidates(study, given["tune"], what) if "tune" in given else study
 
 
-def _check_two_part(given: Mapping[str, Any], what: str) -> bool:
-    """Whether the study is judged in two parts; raises if its keys do not go with how it is."""
+def _check_kind(given: Mapping[str, Any], looks: Sequence[int], what: str) -> None:
+    """Refuse keys that do not go together."""
     two_part = given.get("judge") == "two_part"
-    for key in TWO_PART_KEYS:
+    for key in ("reference_seeds", "success"):
         if key in given and not two_part:
             raise ConfigurationError(f"{what}: {key} needs `judge: two_part`; add it")
     if two_part and "factors" in given:
         raise ConfigurationError(
             f"{what} has factors, whose effects are not judged in two parts; remove `judge`"
         )
-    return two_part
+    fixed = [key for key in ("factors", "tune") if key in given]
+    if looks and fixed and not two_part:
+        raise ConfigurationError(
+            f"{what} has looks and {fixed[0]}, which need a fixed number of seeds; give `seeds` as "
+            "a list"
+        )
 
 
 def _with_more_seeds(arm: Arm, number: int, what: str) -> Arm:
     """The arm with this many seeds: its own, and the numbers after them."""
-    if number < len(arm.seeds):
+    own, after = arm.seeds, max(arm.seeds) + 1
+    if number < len(own):
         raise ConfigurationError(
-            f"{what}: reference_seeds is {number}; give {len(arm.seeds)} or more, the seeds of "
-            "every arm"
+            f"{what}: reference_seeds is {number}; give {len(own)} or more, the seeds of every arm"
         )
-    return replace(arm, seeds=(*arm.seeds, *islice(count(max(arm.seeds) + 1), number))[:number])
+    return replace(arm, seeds=(*own, *range(after, after + number - len(own))))
 
 
 def _design(given: Mapping[str, Any], what: str) -> Design | None:
@@ -221,19 +211,17 @@ def _design(given: Mapping[str, Any], what: str) -> Design | None:
     return read_design(given["factors"], str(given.get("fraction", "1")), what)
 
 
-def _arms(
-    given: list[str] | dict[str, Any], seeds: tuple[int, ...], study: Path
-) -> tuple[Arm, ...]:
-    named = given.items() if isinstance(given, dict) else [(_stem(name), name) for name in given]
-    arms: dict[str, Arm] = {}
-    for name, entry in named:
-        if name in arms:
+def _arms(given: list[str] | dict[str, Any], seeds: tuple[int, ...], study: Path) -> list[Arm]:
+    if isinstance(given, dict):
+        return [_arm(name, entry, seeds, study) for name, entry in given.items()]
+    names = [_stem(name) for name in given]
+    for place, name in enumerate(names):
+        if name in names[:place]:
             raise ConfigurationError(
                 f"study {study}: arm '{name}' occurs twice; give one of the two another name "
                 "(arms: a mapping of names to recipes)"
             )
-        arms[name] = _arm(name, entry, seeds, study)
-    return tuple(arms.values())
+    return [_arm(name, entry, seeds, study) for name, entry in zip(names, given, strict=True)]
 
 
 def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
@@ -264,17 +252,20 @@ def _stem(name: str) -> str:
 
 def _references(
     given: Mapping[str, Any], names: Sequence[str], what: str
-) -> tuple[dict[str, str], dict[str, Expectation | float]]:
+) -> dict[str, dict[str, Any]]:
     """`against` and `expect`, of the study and of single arms, checked."""
-    found: dict[str, dict[str, Any]] = {}
     arms = given.get("arms", ())
     entries = arms.items() if isinstance(arms, dict) else ()
+    found: dict[str, dict[str, Any]] = {}
     for key in ("against", "expect"):
         own = {name: arm[key] for name, arm in entries if isinstance(arm, dict) and key in arm}
         found[key] = {**given.get(key, {}), **own}
     against, expect = found["against"], found["expect"]
-    _check_names("against", [*against, *against.values()], names, what)
-    _check_names("expect", expect, names, what)
+    for key, named in (("against", [*against, *against.values()]), ("expect", expect)):
+        for name in named:
+            if name not in names:
+                meant = nearest(str(name), names)
+                raise ConfigurationError(f"{what}: {key} has '{name}', which is not an arm{meant}")
     for arm, expected in expect.items():
         check_value(f"{what}: expect: {arm}", expected, Expectation | float)
     if names[0] in against:
@@ -284,21 +275,14 @@ def _references(
         )
     for arm in against:
         passed = [arm]
-        while passed[-1] in against:
-            if against[passed[-1]] in passed:
+        while other := against.get(passed[-1]):
+            if other in passed:
                 raise ConfigurationError(
                     f"{what}: against compares {' with '.join(passed)} in a circle; let one of "
                     f"them be compared with {names[0]}"
                 )
-            passed.append(against[passed[-1]])
-    return against, expect
-
-
-def _check_names(key: str, given: Sequence[str] | Mapping, names: Sequence[str], what: str) -> None:
-    for name in given:
-        if name not in names:
-            meant = nearest(str(name), names)
-            raise ConfigurationError(f"{what}: {key} has '{name}', which is not an arm{meant}")
+            passed.append(other)
+    return found
 
 
 def find_recipe(name: str, study: Path) -> Path:
@@ -314,13 +298,14 @@ def find_recipe(name: str, study: Path) -> Path:
 
 def _with_candidates(study: Study, tune: Mapping[str, Any], what: str) -> Study:
     """The study with each arm replaced by its candidates, whose first seeds are those of tuning."""
-    options = {key: tune[key] for key in TUNE_KEYS if key in tune}
-    options = checked(options, TUNE_KEYS, f"{what}: tune")
+    given = {key: tune[key] for key in TUNE_KEYS if key in tune}
+    options = {"seeds": 2, "by": study.decide_on, "halving": False}
     values_of = {key: value for key, value in tune.items() if key not in TUNE_KEYS}
+    options |= checked(given, TUNE_KEYS, f"{what}: tune")
     _check_free(values_of, f"{what}: tune")
     tuning = make_tuning(
         values_of,
-        **{"seeds": 2, "by": study.decide_on, "halving": False, **options},
+        **options,
         arms=[arm.name for arm in study.arms],
         used={seed for arm in study.arms for seed in arm.seeds},
         what=what,
@@ -364,7 +349,7 @@ def checked(given: Mapping[str, Any], known: Mapping[str, Any], what: str) -> di
     return {key: check_value(f"{what}: {key}", value, known[key]) for key, value in given.items()}
 
 
-def _check_free(overrides: Mapping[str, Any], what: str) -> None:
+def _check_free(overrides: Iterable[str], what: str) -> None:
     for key in overrides:
         if key in RESERVED:
             raise ConfigurationError(

@@ -5,13 +5,13 @@ two steps (`probe`), else from the other arms of its study, else from other stud
 been measured, the numbers are None.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import NamedTuple
 
 from trl_ablate.study.engines import Engine, Job
-from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
+from trl_ablate.study.planned import PlannedArm, PlannedRun
 from trl_ablate.study.runner import last_line
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.schedule import bounds
@@ -38,90 +38,68 @@ class Measured(NamedTuple):
 ByArm = Mapping[str, Measured | None]
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The cost of the remaining runs; the numbers are None if nothing was measured."""
-
-    runs: int
-    done: int
-    wall_hours: float | None
-    machine_hours: float | None
-    """Hours of one process: GPU-hours on a GPU."""
-    gibibytes: float | None
-    unmeasured: tuple[str, ...]
-    """Arms without measurements of their own; they are estimated from the other arms."""
-
-
-def estimate(runs: StudyRuns, slots: int, seeds: int | None = None) -> Estimate:
-    """Estimate the runs that are not done, with `slots` processes at once: with tuning, those of
-    the worst case; with `seeds`, those of the first seeds of every arm."""
-    plan = runs.plan
-    wanted = {run.id for run in bounds(plan, runs.finished)[1]} & plan.up_to(seeds)
-    own = measured_arms(runs)
-    costs = costs_of(plan, wanted - runs.done, own)
-    hours = None if costs is None else [seconds / 3600 for seconds, _ in costs]
-    return Estimate(
-        runs=len(wanted),
-        done=len(wanted & runs.done),
-        wall_hours=None if hours is None else wall_hours(hours, slots),
-        machine_hours=None if hours is None else sum(hours),
-        gibibytes=None if costs is None else sum(size for _, size in costs) / 2**30,
-        unmeasured=tuple(name for name, measured in own.items() if measured is None),
-    )
-
-
-def costs_of(
-    plan: Plan, ids: Collection[str], own: ByArm, other: Measured | None = None
-) -> list[tuple[float, float]] | None:
-    """Seconds and bytes of each run; an arm that was not measured costs as much as those of its
-    study that were, or as `other`. None if nothing was measured."""
-    common = typical([found for found in own.values() if found]) or other
-    if common is None:
-        return [] if not ids else None
-    costs: dict[str, tuple[float, float]] = {}
-    for arm in plan.arms:
-        measured = own[arm.name] or common
-        for run in arm.runs:
-            if run.id in ids:
-                costs.setdefault(run.id, (measured.seconds(arm), measured.bytes))
-    return list(costs.values())
-
-
-def wall_hours(hours: Sequence[float], slots: int) -> float:
-    """Hours until all runs have ended, if each run starts in the slot that is free first."""
-    ends = [0.0] * slots
-    for run in hours:
-        ends[ends.index(min(ends))] += run
-    return max(ends)
-
-
 @dataclass
-class Case:
-    """The runs of a study, or of several, at best or at worst."""
+class Estimate:
+    """What runs cost that are not done."""
 
     runs: set[str]
-    new: set[str]
-    """Runs that no study before has."""
-    seconds: list[float] | None
-    """Of each new run that is not done; None: nothing was measured."""
+    done: set[str]
+    costs: list[tuple[float, float]] | None
+    """Seconds and bytes of each run that is not done; None: nothing was measured."""
+    unmeasured: tuple[str, ...] = ()
+    """Arms without measurements of their own; they are estimated from the other arms."""
 
     def hours(self, slots: int = 0) -> float | None:
-        """Hours of one process, or until all have ended with these slots at once."""
-        if self.seconds is None:
+        """Hours of one process, which are GPU-hours on a GPU; or until all have ended with these
+        slots at once, if each run starts in the slot that is free first."""
+        if self.costs is None:
             return None
-        hours = [each / 3600 for each in self.seconds]
-        return wall_hours(hours, slots) if slots else sum(hours)
+        if not slots:
+            return sum(seconds for seconds, _ in self.costs) / 3600
+        ends = [0.0] * slots
+        for seconds, _ in self.costs:
+            ends[ends.index(min(ends))] += seconds
+        return max(ends) / 3600
+
+    @property
+    def gibibytes(self) -> float:
+        return sum(size for _, size in self.costs or ()) / 2**30
+
+
+def estimate(runs: StudyRuns, seeds: int | None = None) -> Estimate:
+    """Estimate the runs of a study: with tuning, those of the worst case; with `seeds`, those of
+    the first seeds of every arm."""
+    own = measured_arms(runs)
+    wanted = {run.id for run in bounds(runs.plan, runs.finished)[1]} & runs.plan.up_to(seeds)
+    found = _estimate(runs, wanted, own)
+    found.unmeasured = tuple(name for name, measured in own.items() if measured is None)
+    return found
+
+
+def _estimate(
+    runs: StudyRuns, ids: set[str], own: ByArm, other: Measured | None = None
+) -> Estimate:
+    """An arm that was not measured costs as much as those of its study that were, or `other`."""
+    common = typical([found for found in own.values() if found]) or other
+    left, costs = ids - runs.done, {}
+    for arm in runs.plan.arms:
+        measured = own[arm.name] or common
+        for run in arm.runs:
+            if run.id in left and measured:
+                costs.setdefault(run.id, (measured.seconds(arm), measured.bytes))
+    known = common is not None or not left
+    return Estimate(ids, ids & runs.done, list(costs.values()) if known else None)
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a study adds to those before it; or what all of them take together."""
+    """What a study adds to those before it, at best and at worst; or what all of them take."""
 
     study: str
-    best: Case
-    worst: Case
-    done: int
-    """Of the new runs of the worst case."""
+    best: Estimate
+    worst: Estimate
+    runs: tuple[int, int]
+    """The runs that it needs at best and at worst, also those of a study before it."""
 
 
 def total_of(studies: Sequence[StudyRuns]) -> tuple[list[Share], Share]:
@@ -129,28 +107,24 @@ def total_of(studies: Sequence[StudyRuns]) -> tuple[list[Share], Share]:
     the first of them."""
     own = [measured_arms(runs) for runs in studies]
     every = typical([found for arms in own for found in arms.values() if found])
-    best, worst = (Case(set(), set(), [] if every else None) for _ in range(2))
+    totals = [Estimate(set(), set(), [] if every else None) for _ in range(2)]
     shares: list[Share] = []
     for runs, arms in zip(studies, own, strict=True):
         least, most = ({run.id for run in case} for case in bounds(runs.plan, runs.finished))
         if runs.plan.looks:  # all comparisons are decided at the first one
             least &= runs.plan.up_to(runs.plan.looks[0])
-        cases = [_added(ids, total, runs, arms, every) for ids, total in
-                 ((least, best), (most, worst))]  # fmt: skip
-        shares.append(Share(runs.plan.study, *cases, done=len(cases[1].new & runs.done)))
-    return shares, Share("all", best, worst, sum(share.done for share in shares))
-
-
-def _added(ids: set[str], total: Case, runs: StudyRuns, own: ByArm, every: Measured | None) -> Case:
-    """The case of one study, which is added to that of all."""
-    new = ids - total.runs
-    costs = costs_of(runs.plan, new - runs.done, own, every) if every else None
-    case = Case(ids, new, None if costs is None else [seconds for seconds, _ in costs])
-    total.runs |= new
-    total.new |= new
-    if total.seconds is not None:
-        total.seconds += case.seconds or []
-    return case
+        new = [
+            _estimate(runs, ids - total.runs, arms, every)
+            for ids, total in zip((least, most), totals, strict=True)
+        ]
+        for total, added in zip(totals, new, strict=True):
+            total.runs |= added.runs
+            total.done |= added.done
+            if total.costs is not None:
+                total.costs += added.costs or []
+        shares.append(Share(runs.plan.study, *new, runs=(len(least), len(most))))
+    best, worst = totals
+    return shares, Share("all", best, worst, (len(best.runs), len(worst.runs)))
 
 
 def measured_arms(runs: StudyRuns) -> ByArm:

@@ -21,20 +21,18 @@ def show_plan(
 ) -> None:
     """Print a plan, and what it takes with `slots` runs at once: with looks, from the first one to
     the last one."""
-    plan = runs.plan
-    cases = {"": estimate(runs, slots)}
-    if plan.looks:
-        first, last = plan.looks[0], plan.looks[-1]
-        best = estimate(runs, slots, first)
+    cases, looks = {"": estimate(runs)}, runs.plan.looks
+    if looks:
         cases = {
-            f"best case, all comparisons decided with {first} seeds: ": best,
-            f"worst case, comparisons undecided until {last} seeds: ": cases[""],
+            f"best case, all comparisons decided with {looks[0]} seeds: ": estimate(runs, looks[0]),
+            f"worst case, comparisons undecided until {looks[-1]} seeds: ": cases[""],
         }
-    for part in _parts(runs):
+    lines = (
+        Text(f"{case}{_what_it_takes(expected, runs.plan, slots, price_per_hour)}")
+        for case, expected in cases.items()
+    )
+    for part in (*_parts(runs), *lines):
         console.print(part, soft_wrap=not console.is_terminal)
-    for case, expected in cases.items():
-        text = Text(f"{case}{_what_it_takes(expected, plan, slots, price_per_hour)}")
-        console.print(text, soft_wrap=not console.is_terminal)
 
 
 def _parts(runs: StudyRuns) -> Iterator[RenderableType]:
@@ -48,9 +46,8 @@ def _parts(runs: StudyRuns) -> Iterator[RenderableType]:
         f"{plan.compared} settings; nothing else differs\n"
     )
     if plan.design is None:
-        first = next(iter(plan.tuning.arms)) if plan.tuning else plan.arms[0].name
         own = [f"{arm} with {reference}" for arm, reference in plan.against.items()]
-        yield Text(f"compared with {first}{', but ' * bool(own)}{', '.join(own)}\n")
+        yield Text(f"compared with {plan.names[0]}{', but ' * bool(own)}{', '.join(own)}\n")
     else:
         yield from _design(plan, plan.design)
     if plan.tuning:
@@ -91,12 +88,19 @@ def power_lines(plan: Plan, margin: float) -> Iterator[Text]:
 
 
 def _design(plan: Plan, design: Design) -> Iterator[Text]:
-    """The factorial design: its size, what a fraction cannot separate, and excluded cells."""
+    """The factorial design: its levels, where the profile changes one also that value, its size,
+    what a fraction cannot separate, and excluded cells."""
+    cells = plan.tuning.arms if plan.tuning else {cell: [cell] for cell in design.cells}
+    values = {arm.name: arm.values for arm in plan.arms}
     for name in design.factors:
-        yield Text(f"  {name}: {', '.join(_levels(plan, design, name))}")
-    levels = " × ".join(f"{name} ({len(found)})" for name, found in design.factors.items())
+        levels = {}
+        for cell, own in design.cells.items():
+            level, here = level_text(own[name]), setting(values[cells[cell][0]].get(name))
+            levels[level] = level if level == here else f"{level} (here {here})"
+        yield Text(f"  {name}: {', '.join(levels.values())}")
+    size = " × ".join(f"{name} ({len(found)})" for name, found in design.factors.items())
     share = f", fraction {design.fraction}" if design.words else ""
-    yield Text(f"factors: {levels}{share}: {len(design.cells)} cells")
+    yield Text(f"factors: {size}{share}: {len(design.cells)} cells")
     if design.words:
         yield Text(f"defining relation: {relation_text(design)}; not separable:")
         yield from (Text(f"  {line}") for line in alias_lines(design))
@@ -105,53 +109,39 @@ def _design(plan: Plan, design: Design) -> Iterator[Text]:
     yield Text()
 
 
-def _levels(plan: Plan, design: Design, factor: str) -> list[str]:
-    """The levels of a factor; where the profile changes a value, also that value."""
-    cells = plan.tuning.arms if plan.tuning else {cell: [cell] for cell in design.cells}
-    values = {arm.name: setting(arm.values.get(factor)) for arm in plan.arms}
-    found = {
-        level_text(cell[factor]): values[cells[name][0]] for name, cell in design.cells.items()
-    }
-    return [level if level == here else f"{level} (here {here})" for level, here in found.items()]
-
-
 def _differences(plan: Plan) -> Iterator[Text]:
     """The settings in which the arms differ: all of them of the first arm, and of each other arm
     those in which it differs from the first."""
-    first = plan.arms[0]
     texts = [{key: setting(value) for key, value in arm.values.items()} for arm in plan.arms]
-    keys = [key for key in first.values if len({own[key] for own in texts}) > 1]
+    first = texts[0]
+    keys = [key for key in first if len({own[key] for own in texts}) > 1]
     for arm, own in zip(plan.arms, texts, strict=True):
-        chosen = [key for key in keys if arm is first or own[key] != texts[0][key]]
-        yield Text(f"{arm.name}: {', '.join(f'{key} {own[key]}' for key in chosen) or 'the same'}")
+        shown = [f"{key} {own[key]}" for key in keys if own is first or own[key] != first[key]]
+        yield Text(f"{arm.name}: {', '.join(shown) or 'the same'}")
 
 
 def _remarks(plan: Plan) -> Iterator[Text]:
     """Remarks: notes, differences without effect, warnings, shared runs, inert settings."""
     owners: dict[str, str] = {}
-    for note in plan.notes:
-        yield Text(note.strip(), "yellow")
-    for sentence in silent_differences(plan):
-        yield Text(sentence, "yellow")
+    remarks = [note.strip() for note in plan.notes] + silent_differences(plan)
     for arm in plan.arms:
-        for warning in arm.warnings:
-            yield Text(f"{arm.name}: {warning}", "yellow")
+        remarks += [f"{arm.name}: {warning}" for warning in arm.warnings]
         twin = owners.setdefault(arm.runs[0].id, arm.name)
         if twin != arm.name:
-            yield Text(
-                f"{arm.name} resolves to the same settings as {twin}: they share runs", "yellow"
-            )
+            remarks += [f"{arm.name} resolves to the same settings as {twin}: they share runs"]
+    yield from (Text(remark, "yellow") for remark in remarks)
     everywhere = set.intersection(*({*arm.inert} for arm in plan.arms))
     if everywhere:
         yield Text(f"inert in every arm: {', '.join(sorted(everywhere))}\n", "dim")
 
 
 def _what_it_takes(expected: Estimate, plan: Plan, slots: int, price: float | None) -> str:
-    left = expected.runs - expected.done
-    words = f"{expected.runs} runs: {expected.done} done, {left} to do, {slots} at once"
+    done = len(expected.done)
+    left = len(expected.runs) - done
+    words = f"{len(expected.runs)} runs: {done} done, {left} to do, {slots} at once"
     if not left:
         return words
-    hours, wall = expected.machine_hours, expected.wall_hours
+    hours, wall = expected.hours(), expected.hours(slots)
     if hours is None or wall is None:
         return (
             f"{words}; time, disk and cost: not measured yet; add --probe to measure "
@@ -163,8 +153,6 @@ def _what_it_takes(expected: Estimate, plan: Plan, slots: int, price: float | No
     if price is not None:
         words += f", {hours * price:.2f} at {price:g} an hour"
     if expected.unmeasured:
-        of = len(plan.arms)
-        words += (
-            f" ({of - len(expected.unmeasured)} of {of} arms measured; the others as their mean)"
-        )
+        all_of, measured = len(plan.arms), len(plan.arms) - len(expected.unmeasured)
+        words += f" ({measured} of {all_of} arms measured; the others as their mean)"
     return words

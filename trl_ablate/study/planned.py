@@ -6,7 +6,7 @@ as the study and its recipes do not change.
 
 import hashlib
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,8 @@ from trl_ablate.recipe.named_files import changed_files
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.roles import named
 from trl_ablate.run.json_files import write_json
-from trl_ablate.study.definition import Statistic, Study
-from trl_ablate.study.factors import MAX_LETTERS, UNSAFE, Design
-from trl_ablate.study.tuning import Tuning
-from trl_ablate.study.verdict import Expectation, Judge
+from trl_ablate.study.definition import Asked, Study
+from trl_ablate.study.factors import MAX_LETTERS, UNSAFE
 
 
 @dataclass(frozen=True)
@@ -65,35 +63,19 @@ class PlannedArm:
         return {key: self.inert[key] for key in self.declared if key in self.inert}
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(Asked):
     """A resolved study in which only declared settings differ."""
 
     study: str
-    question: str
-    seeds_answer: str
-    profile: str
     profile_reason: str
-    primary_metric: str
-    decide_on: Statistic
     base: str
     compared: int
     """Number of settings per arm that were compared with the base recipe."""
     for_gpu: bool
     arms: tuple[PlannedArm, ...]
-    against: Mapping[str, str] = field(default_factory=dict)
-    """Arms that are not compared with the first arm, and the arm they are compared with."""
-    notes: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """`Resolved.files` of all arms."""
-    looks: tuple[int, ...] = ()
-    """Numbers of seeds at which comparisons may be decided; none: the seeds are fixed."""
-    equivalence_margin: float | None = None
-    expect: Mapping[str, Expectation | float] = field(default_factory=dict)
-    judge: Judge = "paired"
-    threshold: float | None = None
-    design: Design | None = None
-    tuning: Tuning | None = None
     miniatures: tuple[tuple[float, str], ...] = ()
     """If every arm trains a model of the miniature on a CPU: its parameters in millions, and the
     dataset."""
@@ -131,6 +113,11 @@ class Plan:
         """Ids of the runs with the first seeds of every arm, after its trials; None: with all."""
         end = None if seeds is None else self.trials + seeds
         return {run.id for arm in self.arms for run in arm.runs[:end]}
+
+    @property
+    def runs_of(self) -> dict[str, Sequence[PlannedRun]]:
+        """The runs of each arm."""
+        return {arm.name: arm.runs for arm in self.arms}
 
     def runs(self) -> dict[str, PlannedRun]:
         """Every run once, by id; arms with equal settings share runs."""

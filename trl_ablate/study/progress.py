@@ -24,6 +24,16 @@ MARKS = {
 LEGEND = "✓ finished  ■ stopped by a rule  ✗ failed  ▶ running  … interrupted  · to do"
 
 
+class Cell(NamedTuple):
+    """What is seen of a run."""
+
+    mark: Text
+    step: str = ""
+    """While it goes on."""
+    value: float | None = None
+    """The last one of the primary metric."""
+
+
 def grid(runs: StudyRuns) -> FirstThatFits:
     """The state of every run, its step while it runs, and the last value of the primary metric;
     where that has no room, the states alone, and the mean of the last values.
@@ -39,9 +49,11 @@ def grid(runs: StudyRuns) -> FirstThatFits:
     together = _table(plan, [f"seeds {seeds[0]} to {seeds[-1]}", "mean"])
     ids = {run.id for run in runs.needed}
     for arm in plan.arms:
-        cells = [_seen(arm, run, runs) if run.id in ids else None for run in arm.runs]
+        cells = [_cell(arm, run, runs) if run.id in ids else Cell(Text(" ")) for run in arm.runs]
         alone.add_row(arm.name, *map(_alone, cells))
-        together.add_row(arm.name, *_together(cells))
+        values = [cell.value for cell in cells if cell.value is not None]
+        marks = Text().join(cell.mark for cell in cells)
+        together.add_row(arm.name, marks, f"{mean(values):.3f}" if values else "")
     return FirstThatFits(alone, together)
 
 
@@ -54,32 +66,18 @@ def _table(plan: Plan, columns: list[str]) -> Table:
     return table
 
 
-class _Seen(NamedTuple):
-    mark: Text
-    step: str
-    value: float | None
-
-
-def _seen(arm: PlannedArm, run: PlannedRun, runs: StudyRuns) -> _Seen:
+def _cell(arm: PlannedArm, run: PlannedRun, runs: StudyRuns) -> Cell:
     status, metric = runs.states[run.id].status, runs.plan.primary_metric
     rows = list(runs.store.directory(run.id).metrics()) if status != "to do" else []
     goes_on = status in ("running", "interrupted") and rows
     step = f"{rows[-1]['grpo_step']:g}/{arm.grpo_steps}" if goes_on else ""
     values = [row[metric] for row in rows if row.get(metric) is not None]
-    return _Seen(Text(*MARKS[status]), step, values[-1] if values else None)
+    return Cell(Text(*MARKS[status]), step, values[-1] if values else None)
 
 
-def _alone(cell: _Seen | None) -> Text:
-    if cell is None:
-        return Text()
+def _alone(cell: Cell) -> Text:
     words = [cell.step, "" if cell.value is None else f"{cell.value:.3f}"]
     return Text(" ").join([cell.mark, *(Text(word) for word in words if word)])
-
-
-def _together(cells: list[_Seen | None]) -> tuple[Text, str]:
-    values = [cell.value for cell in cells if cell and cell.value is not None]
-    marks = Text().join(cell.mark if cell else Text(" ") for cell in cells)
-    return marks, f"{mean(values):.3f}" if values else ""
 
 
 class LiveGrid:

@@ -48,27 +48,14 @@ def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
     keys = sorted({key for arm, outcome in arms for key in _declared(arm, outcome)})
     first = resolved[0]
     return Plan(
+        **study.asked() | {"profile": first.profile},
         study=study.name,
-        question=study.question,
-        seeds_answer=study.seeds_answer,
-        profile=first.profile,
         profile_reason=first.profile_reason,
-        primary_metric=study.primary_metric,
-        decide_on=study.decide_on,
         base=base.name,
         compared=len(_settings(first)),
         for_gpu=first.for_gpu,
         arms=tuple(_planned(arm, outcome, study, keys) for arm, outcome in arms),
-        against=dict(study.against),
-        notes=study.notes,
-        looks=study.looks,
-        equivalence_margin=study.equivalence_margin,
-        expect=dict(study.expect),
-        judge=study.judge,
-        threshold=study.threshold,
         files={path: known for one in resolved for path, known in one.files.items()},
-        design=study.design,
-        tuning=study.tuning,
         miniatures=_miniatures(resolved),
     )
 
@@ -95,19 +82,17 @@ def _legal(study: Study) -> tuple[Study, list[Resolved]]:
             found[arm.name] = _resolve(arm, study)
         except ConfigurationError as error:
             refused[arm.name] = str(error)
-    candidates = tuning.arms if tuning else {cell: [cell] for cell in design.cells}
+    of_cell = tuning.arms if tuning else {cell: [cell] for cell in design.cells}
     excluded = {
-        cell: refused[name]
-        for cell, names in candidates.items()
-        for name in reversed(names)
-        if name in refused
+        cell: next(refused[name] for name in names if name in refused)
+        for cell, names in of_cell.items()
+        if refused.keys() & names
     }
     design = without(design, excluded, f"study {study.path}")
-    left = {cell: candidates[cell] for cell in design.cells}
-    kept = {name for names in left.values() for name in names}
-    arms = tuple(arm for arm in study.arms if arm.name in kept)
+    left = {cell: of_cell[cell] for cell in design.cells}
+    arms = [arm for arm in study.arms if any(arm.name in names for names in left.values())]
     tuning = tuning and replace(tuning, arms=left)
-    study = replace(study, arms=arms, design=design, tuning=tuning)
+    study = replace(study, arms=tuple(arms), design=design, tuning=tuning)
     return study, [found[arm.name] for arm in arms]
 
 
@@ -117,15 +102,14 @@ def _without_defaults(study: Study, design: Design) -> Study:
     first = study.arms[0]
     others = {key: value for key, value in first.overrides.items() if key not in design.factors}
     bare = _as_json(_resolve(replace(first, overrides=others), study))
-    defaults = {key: value for key, value in _in_groups(bare).items()
+    defaults = {key: json.dumps(value) for key, value in _in_groups(bare).items()
                 if key in design.factors and key not in bare["settings"]}  # fmt: skip
 
-    def is_default(key: str, value: Any) -> bool:
-        return key in defaults and json.dumps(value) == json.dumps(defaults[key])
-
     def bared(arm: Arm) -> Arm:
-        kept = {key: new for key, new in arm.overrides.items() if not is_default(key, new)}
-        return replace(arm, overrides=kept)
+        given = arm.overrides.items()
+        return replace(
+            arm, overrides={key: new for key, new in given if json.dumps(new) != defaults.get(key)}
+        )
 
     return replace(study, arms=tuple(map(bared, study.arms)))
 

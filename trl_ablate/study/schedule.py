@@ -74,13 +74,11 @@ def up_to_next_look(plan: Plan, analysis: "Analysis") -> dict[str, int]:
 def compared(plan: Plan, finished: Finished) -> dict[str, Sequence[PlannedRun]]:
     """The runs of each arm that are compared: with tuning, those at its best value, once it is
     known."""
-    runs = {arm.name: arm.runs for arm in plan.arms}
+    runs = plan.runs_of
     if plan.tuning is None:
-        return dict(runs)
-    return {
-        each.arm: runs[each.best][plan.trials :] if each.best else ()
-        for each in tuned(plan, finished)
-    }
+        return runs
+    found = tuned(plan, finished)
+    return {each.arm: runs[each.best][plan.trials :] if each.best else () for each in found}
 
 
 def look_of(plan: Plan, wanted: Container[str]) -> int:
@@ -91,30 +89,25 @@ def look_of(plan: Plan, wanted: Container[str]) -> int:
 
 def tuned(plan: Plan, finished: Finished) -> list[Tuned]:
     """The tuning of every arm so far."""
-    tuning, runs = _tuning(plan), {arm.name: arm.runs for arm in plan.arms}
-    two_part = plan.judge == "two_part"
+    tuning, runs = _tuning(plan), plan.runs_of
     found: dict[str, Standing] = {}
     for arm, candidates in tuning.arms.items():
-        scores = {
-            (value, seed): finished[runs[name][seed].id]
+        trials = {
+            (value, seed): runs[name][seed].id
             for value, name in enumerate(candidates)
             for seed in range(len(tuning.seeds))
-            if runs[name][seed].id in finished
         }
-        found[arm] = standing(tuning, scores)
+        ended = {trial: finished[run_id] for trial, run_id in trials.items() if run_id in finished}
+        found[arm] = standing(tuning, ended)
 
     def best(arm: str, of: str) -> str | None:
         chosen = found[of].chosen
         return None if chosen is None else tuning.arms[arm][chosen]
 
+    two_part = plan.judge == "two_part"
     return [
-        Tuned(
-            arm,
-            found[arm],
-            best(arm, arm),
-            None if two_part else best(arm, plan.reference_of(arm)),
-        )
-        for arm in found
+        Tuned(arm, each, best(arm, arm), None if two_part else best(arm, plan.reference_of(arm)))
+        for arm, each in found.items()
     ]
 
 
@@ -132,12 +125,11 @@ def bounds(plan: Plan, finished: Finished) -> tuple[list[PlannedRun], list[Plann
 def _in_case(plan: Plan, finished: Finished, *, same: bool) -> list[PlannedRun]:
     """The runs, if tuning that is not complete prefers the first value in every arm (`same`), or
     another value than in the arm's reference."""
-    tuning, runs = _tuning(plan), {arm.name: arm.runs for arm in plan.arms}
-    ended: dict[str, float | None] = dict(finished)
+    tuning, ended = _tuning(plan), dict(finished)
     for name, candidates in tuning.arms.items():
         favourite = 0 if same or _depth(plan, name) % 2 == 0 else len(candidates) - 1
         for value, candidate in enumerate(candidates):
-            for run in runs[candidate][: len(tuning.seeds)]:
+            for run in plan.runs_of[candidate][: len(tuning.seeds)]:
                 ended.setdefault(run.id, PREFERRED if value == favourite else 0.0)
     return needed(plan, ended)
 
@@ -152,18 +144,16 @@ def tuning_text(plan: Plan, finished: Finished) -> str:
     """The number of trials and of other runs, for people."""
     tuning = _tuning(plan)
     least, most = (len(runs) for runs in bounds(plan, finished))
-    of_each = f"{len(tuning.values)} values of {tuning.key}, {len(tuning.seeds)} tuning seeds"
     halved = ", half of the values left after each" if tuning.halving else ""
-    total = f"{least}" if least == most else f"{least} to {most}"
     both = "" if plan.pool else " and at its reference's best"
     return (
         f"tuning: {trials_per_arm(tuning)} runs of each of {len(tuning.arms)} arms "
-        f"({of_each}{halved}), then each arm at its own best{both} with fresh seeds: {total} runs "
-        "in all"
+        f"({len(tuning.values)} values of {tuning.key}, {len(tuning.seeds)} tuning seeds{halved}), "
+        f"then each arm at its own best{both} with fresh seeds: "
+        f"{' to '.join(dict.fromkeys((str(least), str(most))))} runs in all"
     )
 
 
 def _tuning(plan: Plan) -> Tuning:
-    if plan.tuning is None:
-        raise ValueError(f"study {plan.study} has no tuning")
+    assert plan.tuning is not None, f"study {plan.study} has no tuning"
     return plan.tuning

@@ -229,17 +229,18 @@ def test_seeds_come_before_arms():
 def test_estimates_come_from_finished_runs(tmp_path):
     arms = {"a": {"top": 0.8}, "b": {"top": 0.5}}
     plan, store = make_plan(arms), RunStore(tmp_path)
-    assert estimate(StudyRuns(plan, store), 1).wall_hours is None
+    assert estimate(StudyRuns(plan, store)).hours() is None
     write_run(store, plan.arms[0].runs[0], arms["a"], learning_rows(0, 0.8))
     measured = measure(store, plan.arms[0].runs[0].id)
     # 20 steps of 1.4 s and 6 evaluations of 0.4 s in a run of 60 s: 29.6 s are overhead
     assert measured is not None
     assert measured.overhead == pytest.approx(29.6)
     assert measured.seconds(plan.arms[0]) == pytest.approx(60.0)
-    foreseen = estimate(StudyRuns(plan, store), 2)
-    assert (foreseen.runs, foreseen.done, foreseen.unmeasured) == (6, 1, ("b",))
-    assert foreseen.machine_hours == pytest.approx(5 * 60 / 3600)
-    assert foreseen.wall_hours == pytest.approx(3 * 60 / 3600)  # five runs on two slots
+    foreseen = estimate(StudyRuns(plan, store))
+    counts = len(foreseen.runs), len(foreseen.done), foreseen.unmeasured
+    assert counts == (6, 1, ("b",))
+    assert foreseen.hours() == pytest.approx(5 * 60 / 3600)
+    assert foreseen.hours(2) == pytest.approx(3 * 60 / 3600)  # five runs on two slots
 
 
 def test_states_of_a_run(tmp_path):
@@ -339,7 +340,7 @@ def test_references_of_their_own_and_notes_reach_the_kept_plan(write):
     ))  # fmt: skip
     plan, plans = resolve_plan(study), study.path.parent / "studies"
     assert plan.against == {"dapo": "off_policy_e1_tb64"}
-    assert plan.notes == ("One learning rate for all.",)
+    assert plan.notes == ["One learning rate for all."]
     save_plan(plan, study, plans)
     assert saved_plan(study, plans) == plan
 

@@ -73,7 +73,7 @@ def _named(settings: Mapping[str, Any], folder: Path) -> Iterator[Path]:
     naming = (*code, *worlds, *named("dataset", "file"))
     given = {key: value for key, value in given.items() if key in naming}
     for key, value in Anchor().settings(given, folder, Path()).items():
-        for text in _texts(value):
+        for text in texts_in(value):
             if key in worlds and world_file(text) is None:
                 continue  # a model's folder is not sent
             file, name = file_and_name(world_file(text) or text)
@@ -89,12 +89,12 @@ def _named(settings: Mapping[str, Any], folder: Path) -> Iterator[Path]:
                 )
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
         for one in value.values() if isinstance(value, dict) else value:
-            yield from _texts(one)
+            yield from texts_in(one)
 
 
 def _check_module(key: str, text: str) -> None:
