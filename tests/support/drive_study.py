@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.synthetic_study import make_plan  # noqa: E402
 from tests.support.tuned_study import plan_of_words  # noqa: E402
-from trl_ablate.cli.study_runs import run_until_decided  # noqa: E402
+from trl_ablate.cli.study_runs import ended, run_passes  # noqa: E402
 from trl_ablate.run.termination import Termination  # noqa: E402
 from trl_ablate.study.engines import Engine  # noqa: E402
 from trl_ablate.study.engines.local import LocalEngine  # noqa: E402
@@ -42,7 +42,8 @@ def main() -> int:
     try:
         if plan.looks:
             runs = StudyRuns(plan, store)
-            return run_until_decided("made_up", runs, engine(options), 1, options.max_hours)
+            how = {"until_decided": True, "retries": 1, "max_hours": options.max_hours}
+            return ended("made_up", runs, run_passes([runs], engine(options), **how))
         outcome = Runner(plan, store, engine(options), only=options.only, say=say).run()
     except KeyboardInterrupt:
         return 130

@@ -16,7 +16,7 @@ from trl_ablate.cli.study_runs import (
     known,
     resolve,
     run_all,
-    run_until_decided,
+    run_passes,
     show_total,
 )
 from trl_ablate.cli.terminal import console
@@ -201,8 +201,9 @@ def run(options: argparse.Namespace) -> int:
     engine = make_engine(options, runs.plan)
     how = {"retries": options.retries, "max_hours": options.max_hours}
     if options.until and not options.detach:
-        return run_until_decided(options.study, runs, engine, **how)
-    outcome = executed(runs, engine, **how, stay=not options.detach, only=only)
+        outcome = run_passes([runs], engine, until_decided=True, **how)
+    else:
+        outcome = executed(runs, engine, **how, stay=not options.detach, only=only)
     return ended(options.study, runs, outcome)
 
 

@@ -73,49 +73,26 @@ def executed(runs: "StudyRuns", engine: "Engine", **how) -> "Outcome":
         return Runner(runs.plan, runs.store, engine, say=live.say, watch=live.redraw, **how).run()
 
 
-class Clock:
-    """How much of `--max_hours` is left."""
-
-    def __init__(self, max_hours: float | None):
-        self._end = None if max_hours is None else time.monotonic() + max_hours * 3600
-
-    def hours_left(self) -> float | None:
-        return None if self._end is None else max(0.0, self._end - time.monotonic()) / 3600
-
-
-def run_until_decided(
-    study: str, runs: "StudyRuns", engine: "Engine", retries: int, max_hours: float | None
-) -> int:
-    """Look after look, until all comparisons are decided, the last look or the time limit."""
-    from trl_ablate.study.runner import Outcome
-
-    clock, failed = Clock(max_hours), []
-    while wanted := runs.of_pass(True, failed):
-        outcome = executed(
-            runs, engine, retries=retries, max_hours=clock.hours_left(), only=wanted,
-            waits_for_others=True,
-        )  # fmt: skip
-        failed += outcome.failed
-        if outcome.left:
-            return ended(study, runs, outcome)
-        runs = runs.again()
-        waiting = ", ".join(runs.undecided)
-        console.print(f"undecided: {waiting}" if waiting else "no comparison is undecided")
-    return ended(study, runs, Outcome(failed=failed))
-
-
-def run_all(studies: Sequence["StudyRuns"], engine: "Engine", options: argparse.Namespace) -> int:
+def run_passes(
+    studies: Sequence["StudyRuns"],
+    engine: "Engine",
+    *,
+    until_decided: bool,
+    retries: int,
+    max_hours: float | None,
+) -> "Outcome":
     """Do the runs of all studies, those of earlier looks first, then in the order of the list. So
     every question has a first answer before any has a second one, also after an interruption."""
+    from trl_ablate.study.runner import Outcome
     from trl_ablate.study.schedule import look_of
 
-    clock, failed = Clock(options.max_hours), []
-    looks = dict.fromkeys(range(len(studies)), 0)
+    end = None if max_hours is None else time.monotonic() + max_hours * 3600
+    found, looks = Outcome(), dict.fromkeys(range(len(studies)), 0)
     while looks:
         place = min(looks, key=lambda place: (looks[place], place))
         runs = studies[place].again()
-        wanted = runs.of_pass(bool(options.until), failed)
-        look = look_of(runs.plan, wanted) if options.until else 0
+        wanted = runs.of_pass(until_decided, found.failed)
+        look = look_of(runs.plan, wanted) if until_decided else 0
         if not wanted:
             del looks[place]
         elif look > looks[place]:
@@ -123,16 +100,32 @@ def run_all(studies: Sequence["StudyRuns"], engine: "Engine", options: argparse.
         else:
             console.print(f"{runs.plan.study}: {len(wanted)} runs", style="bold")
             outcome = executed(
-                runs, engine, retries=options.retries, max_hours=clock.hours_left(), only=wanted,
-                waits_for_others=True,
+                runs, engine, retries=retries, only=wanted, waits_for_others=True,
+                max_hours=None if end is None else max(0.0, end - time.monotonic()) / 3600,
             )  # fmt: skip
-            failed += outcome.failed
-            if outcome.left:
-                console.print("time limit reached; rerun this command to continue")
-                return UNFINISHED
-    _print_failed(studies[0], failed)
+            found.failed += outcome.failed
+            found.left = outcome.left
+            if found.left:
+                break
+            if until_decided and runs.plan.looks:
+                undecided = ", ".join(runs.again().undecided)
+                console.print(
+                    f"undecided: {undecided}" if undecided else "no comparison is undecided"
+                )
+    return found
+
+
+def run_all(studies: Sequence["StudyRuns"], engine: "Engine", options: argparse.Namespace) -> int:
+    outcome = run_passes(
+        studies, engine, until_decided=bool(options.until), retries=options.retries,
+        max_hours=options.max_hours,
+    )  # fmt: skip
+    if outcome.left:
+        console.print("time limit reached; rerun this command to continue")
+        return UNFINISHED
+    _print_failed(studies[0], outcome.failed)
     console.print(f"done; next: trl-ablate findings --runs {options.runs}")
-    return FAILED if failed else DONE
+    return FAILED if outcome.failed else DONE
 
 
 def ended(study: str, runs: "StudyRuns", outcome: "Outcome") -> int:

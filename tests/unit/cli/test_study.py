@@ -76,6 +76,28 @@ def test_what_run_refuses(capsys, printed, where, words, sentence):
     assert capsys.readouterr().err == f"error: {sentence.format(run=run)}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["plan"], "name one STUDY, or give --all"),
+        (["run", "std_dev", "--all"], "name one STUDY, or give --all"),
+        (["plan", "--all", "--xray"], "--xray applies to one study"),
+        (["run", "--all", "--only", "x"], "--only applies to one study"),
+        (["run", "--all", "--engine", "slurm"], "not with --engine slurm"),
+        (["plan", "--all", "gone.yaml"], "gone.yaml"),
+        (["report"], "nothing to report; name a study, or give --curves FILE.csv"),
+        (["report", "--curves", "absent.csv"], "absent.csv"),
+        (["restore", "std_dev"], "so no run is kept of this study"),
+        *(([command, "std_devv"], "study 'std_devv' does not exist; did you mean 'std_dev'?")
+          for command in ("plan", "run", "status", "fetch", "report", "clean")),
+    ],
+)  # fmt: skip
+def test_what_commands_refuse(capsys, words, complaint):
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and complaint in " ".join(said.split())
+
+
 def test_engines_are_named(capsys, where):
     assert main(["run", *where, "--engine", "slrum"]) == 2
     said = capsys.readouterr().err
@@ -101,28 +123,11 @@ def test_fetching_where_nothing_is_away(capsys, printed, where):
     assert capsys.readouterr().out == "no runs to fetch\n"
 
 
-@pytest.mark.parametrize("command", ["plan", "run", "status", "fetch", "report", "clean"])
-def test_an_unknown_study(capsys, command):
-    assert main([command, "std_devv"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "error: study 'std_devv' does not exist; did you mean 'std_dev'?"
-    )
-
-
 def test_a_file_where_the_folder_of_runs_should_be(capsys, tmp_path, where):
     (tmp_path / "runs").write_text("")
     assert main(["status", where[0], "--runs", str(tmp_path / "runs")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "must be a folder" in said
-
-
-def test_nothing_to_report(capsys):
-    assert main(["report"]) == 2
-    assert capsys.readouterr().err == (
-        "error: nothing to report; name a study, or give --curves FILE.csv\n"
-    )
-    assert main(["report", "--curves", "absent.csv"]) == 2
-    assert "absent.csv" in capsys.readouterr().err
 
 
 def test_seeds_until_decided_need_looks(capsys, printed, where):

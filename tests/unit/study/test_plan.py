@@ -1,38 +1,56 @@
-"""Studies: strict files, the proof that arms differ only where declared, ids, estimates."""
+"""From study files to plans: the proof that arms differ only where declared, cells, ids."""
 
 import json
-from pathlib import Path
+from itertools import product
 
 import pytest
 
-from tests.support.synthetic_study import learning_rows, make_plan, write_run, write_study
+from tests.support.synthetic_study import make_plan
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.cli.study import main
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.identity import portable
-from trl_ablate.study.cleaning import find_rubbish, remove
 from trl_ablate.study.definition import load_study
-from trl_ablate.study.estimate import estimate, measure
+from trl_ablate.study.kept_runs import kept
 from trl_ablate.study.planned import identity, in_order, run_id, save_plan, saved_plan
 from trl_ablate.study.resolution import resolve_plan
-from trl_ablate.study.runs import StudyRuns
-from trl_ablate.study.store import RunStore
+from trl_ablate.study.schedule import next_runs
 
 STUDIES = sorted((SHIPPED / "studies").glob("*/study.yaml"))
+KEPT = sorted(SHIPPED.glob("studies/*/runs.parquet"))
+FIRST_SEEDS = {
+    "std_dev": ["152919170b-seed0", "7a6c0e206f-seed0"],
+    "clip_off_policy": ["7fa50ebccf-seed0", "534a10c6ef-seed0"],
+    "length_norm": ["152919170b-seed0", "9c9e9fe82a-seed0", "ce4e0c72da-seed0"],
+    "prompt": ["152919170b-seed0", "c6222def09-seed0"],
+}
+"""The id of every arm under its first seed: a finished run stays finished when code is moved."""
+
 SMALL = "question: q\nseeds: [0, 1]\nprofile: miniature\n"
+FACTORS = SMALL + "factors: {scale_rewards: [group, none], learning_rate: [1e-5, 3e-5]}\n"
+ILLEGAL = SMALL + "factors: {surrogate: [clip, no_clip], delta: [null, 4.0], beta: [0.0, 0.1]}\n"
+TUNE = SMALL + "arms: [grpo.yaml, std_dev_off.yaml]\ntune: {learning_rate: [1e-5, 3e-5]}\n"
+
+
+def shipped(study: str):
+    return resolve_plan(load_study(SHIPPED / "studies" / study / "study.yaml"))
+
+
+def id_of(recipe, overrides=(), seed: int = 0) -> str:
+    """The id of the run that a process resolves from these words."""
+    settings = load_recipe(recipe, overrides=overrides).to_dict()["settings"]
+    return run_id(portable(settings, {}), seed)
 
 
 @pytest.fixture
-def write(tmp_path):
-    """`write(study, name=recipe, ...)`: recipes `name.yaml` beside a study; the study's path."""
+def printed(capsys):
+    """What a command prints about a study."""
 
-    def write(study: str, **recipes: str) -> Path:
-        for name, text in recipes.items():
-            (tmp_path / f"{name}.yaml").write_text(text)
-        (tmp_path / "study.yaml").write_text(study)
-        return tmp_path / "study.yaml"
+    def printed(command: str, path, *words: str) -> str:
+        assert main([command, str(path), "--runs", str(path.parent / "runs"), *words]) == 0
+        return " ".join(capsys.readouterr().out.split())
 
-    return write
+    return printed
 
 
 @pytest.mark.sample(6)
@@ -47,17 +65,25 @@ def test_every_shipped_study_is_proven(path):
     assert all(arm.grpo_steps > 0 and arm.evaluations > 1 for arm in plan.arms)
 
 
-def test_an_arm_that_studies_share_is_run_once():
-    studies = [study for study in map(load_study, STUDIES) if study.profile == "miniature-sums"]
-    plans = [resolve_plan(study) for study in studies]
-    reference = load_recipe(SHIPPED / "grpo.yaml", "miniature-sums").to_dict()["settings"]
-    assert sum(run_id(portable(reference, {}), 0) in plan.runs() for plan in plans) > 5
+@pytest.mark.parametrize("study", FIRST_SEEDS)
+def test_run_ids_do_not_change(study):
+    assert [run for run in shipped(study).runs() if run.endswith("-seed0")] == FIRST_SEEDS[study]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("file", KEPT, ids=lambda file: file.parent.name)
+def test_the_kept_runs_of_a_study_are_those_of_its_plan(file):
+    planned = shipped(file.parent.name).runs()
+    for run, each in kept(file).items():
+        written = json.loads(each.settings)
+        assert run in planned
+        assert run.startswith(identity(portable(written["settings"], written.get("files", {}))))
 
 
 def test_the_two_names_of_one_recipe_are_other_runs():
-    plan = resolve_plan(load_study(SHIPPED / "studies" / "aa" / "study.yaml"))
+    plan = shipped("aa")
     runs = [{run.id for run in arm.runs} for arm in plan.arms]
-    first, again = ({run_id.partition("-")[0] for run_id in ids} for ids in runs)
+    first, again = ({run.partition("-")[0] for run in ids} for ids in runs)
     assert first == again and not runs[0] & runs[1]
     assert not any(arm.declared for arm in plan.arms)
 
@@ -65,9 +91,8 @@ def test_the_two_names_of_one_recipe_are_other_runs():
 def test_the_identity_survives_the_disk_and_ignores_names(tmp_path):
     settings = load_recipe(SHIPPED / "dapo.yaml", "miniature").to_dict()["settings"]
     again = json.loads(json.dumps(settings, default=str))
-    assert identity(settings) == identity(again)
     moved = {**again, "output_dir": str(tmp_path), "arm": "x", "study": "y", "seed": 7}
-    assert identity(moved) == identity(settings)
+    assert identity(settings) == identity(again) == identity(moved)
     assert identity({**again, "epsilon": 0.3}) != identity(settings)
 
 
@@ -106,13 +131,25 @@ def test_an_own_base_is_under_the_profile_and_an_arm_that_it_is_itself_is_not(wr
         resolve_plan(load_study(mixed))
 
 
-def test_a_profile_of_its_own_is_an_undeclared_difference(write):
+def test_where_a_recipe_reports_to_is_nothing_that_a_study_compares(write):
+    text = "extends: grpo.yaml\nreport_to: none\noutput_dir: elsewhere\n"
+    study = write(SMALL + "arms: [a.yaml, b.yaml]\n", a=text, b=text + "scale_rewards: none\n")
+    plan = resolve_plan(load_study(study))
+    assert [arm.declared for arm in plan.arms] == [{}, {"scale_rewards": "none"}]
+
+
+def test_overrides_and_stopping_rules_reach_every_arm(write):
     study = write(
-        SMALL.replace("profile: miniature", "profile: auto") + "arms: [grpo.yaml, mine.yaml]\n",
-        mine="extends: grpo.yaml\nprofile: rtx4090\nbeta: 0.1\n",
+        SMALL + "arms: {a: grpo.yaml, b: {recipe: grpo.yaml, overrides: {temperature: 0.7}}}\n"
+        "overrides: {grpo_steps: 8}\nstopping: {max_grad_norm: 0.5}\n"
     )
-    with pytest.raises(ConfigurationError, match="beyond what they declare"):
-        resolve_plan(load_study(study))
+    plan = resolve_plan(load_study(study))
+    assert [arm.grpo_steps for arm in plan.arms] == [8, 8]
+    assert [arm.declared for arm in plan.arms] == [{}, {"temperature": 0.7}]
+    for arm in plan.arms:
+        assert {"--grpo_steps=8", "--max_grad_norm=0.5"} <= set(arm.runs[0].words)
+    run = plan.arms[1].runs[1]
+    assert run.id == id_of(run.words[0], run.words[1:], 1)
 
 
 BROKEN = {
@@ -126,7 +163,8 @@ BROKEN = {
         "template: ask.txt\neval_sets: {mine: {dataset: ask.csv}}\n", "{question}", "ask.csv"
     ),
     "no template": ("template: absent.txt\n", "", "there is no template file absent.txt"),
-    "reward": ("reward_funcs: ['absent.py:score']\n", "", "there is no file absent.py"),
+    "reward": ("reward_funcs: ['absent.py:score']\n", "",
+               "reward_funcs: there is no file absent.py"),
     "tool": ("tools: ['ask.py:search']\n", "def search(:", "cannot be imported: SyntaxError"),
     "few": ("dataset: ask.jsonl\n", '{"question": "1+1", "answer": "2"}', "there are 1 questions"),
     "bad row": ("dataset: ask.jsonl\n", '{"question": 3}', "line 1"),
@@ -148,74 +186,51 @@ def test_a_plan_refuses_what_its_runs_would_refuse(write, tmp_path, case):
     assert resolve_plan(load_study(study)).arms  # for the report of runs that are done
 
 
-def test_where_a_recipe_reports_to_is_nothing_that_a_study_compares(write):
-    text = "extends: grpo.yaml\nreport_to: none\noutput_dir: elsewhere\n"
-    study = write(SMALL + "arms: [a.yaml, b.yaml]\n", a=text, b=text + "scale_rewards: none\n")
-    plan = resolve_plan(load_study(study))
-    assert [arm.declared for arm in plan.arms] == [{}, {"scale_rewards": "none"}]
-
-
-def test_an_override_must_not_replace_what_an_arm_ablates(write):
-    study = write(SMALL + "arms: [grpo.yaml, lr_1e-5.yaml]\noverrides: {learning_rate: 1e-5}\n")
-    with pytest.raises(ConfigurationError, match="'learning_rate' replaces what arm 'lr_1e-5'"):
-        resolve_plan(load_study(study))
-
-
-def test_overrides_and_stopping_rules_reach_every_arm(write):
-    study = write(
-        SMALL + "arms: {a: grpo.yaml, b: {recipe: grpo.yaml, overrides: {temperature: 0.7}}}\n"
-        "overrides: {grpo_steps: 8}\nstopping: {max_grad_norm: 0.5}\n"
-    )
-    plan = resolve_plan(load_study(study))
-    assert [arm.grpo_steps for arm in plan.arms] == [8, 8]
-    assert [arm.declared for arm in plan.arms] == [{}, {"temperature": 0.7}]
-    for arm in plan.arms:
-        assert {"--grpo_steps=8", "--max_grad_norm=0.5"} <= set(arm.runs[0].words)
-    words = plan.arms[1].runs[1].words
-    resolved = load_recipe(words[0], overrides=words[1:]).to_dict()["settings"]
-    assert (
-        run_id(portable(resolved, {}), 1) == plan.arms[1].runs[1].id
-    )  # the settings that the process resolves
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("question: q\nseeds: [0]\n", "has no `arms`"),
-        (SMALL + "arms: [grpo.yaml]\nseed: 1\n", "unknown key 'seed'; did you mean 'seeds'"),
-        (SMALL + "arms: [grop.yaml]\n", "'grop.yaml' does not exist; did you mean 'grpo.yaml'"),
-        (SMALL + "arms: [grpo.yaml, grpo.yaml]\n", "arm 'grpo' occurs twice"),
-        (SMALL.replace("[0, 1]", "[0, 0]") + "arms: [grpo.yaml]\n", "give each once"),
-        (SMALL.replace("[0, 1]", "[0, x]") + "arms: [grpo.yaml]\n", "seeds is the list"),
-        (SMALL + "arms: [grpo.yaml]\noverrides: {output_dir: x}\n", "cannot be overridden"),
-        (SMALL + "arms: {a: {recipe: grpo.yaml, seeds: [5]}}\n", "paired by position"),
-        (SMALL + "arms: {a: {recipes: grpo.yaml}}\n", "unknown key 'recipes'"),
-        (SMALL + "arms: {a: 3}\n", "allowed: a recipe file"),
-        (SMALL + "arms: [grpo.yaml]\ndecide_on: median\n", "one of final, best, auc"),
-        (SMALL + "arms: [grpo.yaml, dapo.yaml]\nagainst: {dapo: gpro}\n",
-         "against has 'gpro', which is not an arm; did you mean 'grpo'"),
-        (SMALL + "arms: [grpo.yaml, dapo.yaml]\nagainst: {grpo: dapo}\n", "the first arm"),
-        (SMALL + "arms: [grpo.yaml, dapo.yaml]\nagainst: {dapo: dapo}\n", "in a circle"),
-        (SMALL + "arms: [grpo.yaml, dapo.yaml, gspo.yaml]\nagainst: {dapo: gspo, gspo: dapo}\n",
-         "against compares dapo with gspo in a circle"),
+        (SMALL + "arms: [grpo.yaml, lr_1e-5.yaml]\noverrides: {learning_rate: 1e-5}\n",
+         "'learning_rate' replaces what arm 'lr_1e-5'"),
+        (SMALL + "arms: [grpo.yaml, lr_1e-5.yaml]\ntune: {learning_rate: [1e-5, 3e-5]}\n",
+         "tune replaces the 'learning_rate' that lr_1e-5.yaml declares"),
+        (SMALL.replace("miniature", "auto") + "arms: [grpo.yaml, mine.yaml]\n",
+         "beyond what they declare"),
+        (SMALL + "factors: {scale_rewards: [group, nnoe]}\n",
+         "scale_rewards nnoe is refused in every cell: command line: scale_rewards is the"),
+        (SMALL + "factors: {scale_rewads: [group, none]}\n",
+         "the first level of every factor, the reference, is refused:"),
+        (SMALL + "factors: {surrogate: [no_clip, clip], delta: [4.0, null]}\n",
+         "the reference, is refused: surrogate 'no_clip' does not limit"),
     ],
 )  # fmt: skip
-def test_what_is_no_study(write, text, complaint):
+def test_what_cannot_be_planned(write, text, complaint):
+    """`mine` has a profile of its own, which it does not declare."""
+    file = write(text, mine="extends: grpo.yaml\nprofile: rtx4090\nbeta: 0.1\n")
     with pytest.raises(ConfigurationError) as raised:
-        load_study(write(text))
+        resolve_plan(load_study(file))
     assert complaint in str(raised.value)
 
 
-def test_the_kept_plan_holds_while_its_files_do(write):
-    study = load_study(write(SMALL + "arms: [grpo.yaml, mine.yaml]\n",
-                             mine="extends: grpo.yaml\nbeta: 0.1\n"))  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        SMALL + "arms: [grpo.yaml, mine.yaml]\nagainst: {mine: grpo}\nnotes: [One rate for all.]\n"
+        "expect: {mine: -0.03}\n",
+        FACTORS, ILLEGAL, TUNE,
+    ],
+    ids=["arms", "factors", "illegal", "tune"],
+)  # fmt: skip
+def test_the_kept_plan_holds_while_its_files_do(write, text):
+    study = load_study(write(text, mine="extends: grpo.yaml\nbeta: 0.1\n"))
     plans = study.path.parent / "studies"
     assert saved_plan(study, plans) is None
     plan = resolve_plan(study)
+    assert (plan.notes, plan.against, plan.expect) == (study.notes, study.against, study.expect)
     save_plan(plan, study, plans)
     assert saved_plan(study, plans) == plan
-    write(study.path.read_text(), mine="extends: grpo.yaml\nbeta: 0.2\n")
-    assert saved_plan(study, plans) is None
+    if "mine" in text:
+        write(text, mine="extends: grpo.yaml\nbeta: 0.2\n")
+        assert saved_plan(study, plans) is None
 
 
 def test_seeds_come_before_arms():
@@ -224,86 +239,6 @@ def test_seeds_come_before_arms():
     assert [(run.words[2], run.seed) for run in in_order(plan)] == [
         ("same", 0), ("b", 0), ("same", 1), ("b", 1),
     ]  # fmt: skip
-
-
-def test_estimates_come_from_finished_runs(tmp_path):
-    arms = {"a": {"top": 0.8}, "b": {"top": 0.5}}
-    plan, store = make_plan(arms), RunStore(tmp_path)
-    assert estimate(StudyRuns(plan, store)).hours() is None
-    write_run(store, plan.arms[0].runs[0], arms["a"], learning_rows(0, 0.8))
-    measured = measure(store, plan.arms[0].runs[0].id)
-    # 20 steps of 1.4 s and 6 evaluations of 0.4 s in a run of 60 s: 29.6 s are overhead
-    assert measured is not None
-    assert measured.overhead == pytest.approx(29.6)
-    assert measured.seconds(plan.arms[0]) == pytest.approx(60.0)
-    foreseen = estimate(StudyRuns(plan, store))
-    counts = len(foreseen.runs), len(foreseen.done), foreseen.unmeasured
-    assert counts == (6, 1, ("b",))
-    assert foreseen.hours() == pytest.approx(5 * 60 / 3600)
-    assert foreseen.hours(2) == pytest.approx(3 * 60 / 3600)  # five runs on two slots
-
-
-def test_states_of_a_run(tmp_path):
-    settings = {"top": 0.8}
-    plan, store = make_plan({"a": settings}, seeds=range(6)), RunStore(tmp_path)
-    runs = plan.arms[0].runs
-    rows = list(learning_rows(0, 0.8))
-    write_run(store, runs[0], settings, iter(rows))
-    write_run(store, runs[1], settings, iter(rows), status="stopped", reason="loss is not finite")
-    keyboard = "interrupted from the keyboard"
-    write_run(store, runs[2], settings, iter(rows), status="stopped", reason=keyboard)
-    write_run(store, runs[3], settings, iter(rows), status="running")
-    write_run(store, runs[4], {"top": 0.7}, iter(rows))  # another configuration under this name
-    found = [store.state(run.id).status for run in runs]
-    assert found == ["finished", "stopped", "interrupted", "interrupted", "to do", "to do"]
-    lock = store.lock(runs[3].id)
-    assert lock.acquire()
-    assert store.state(runs[3].id).status == "running"
-    assert not store.lock(runs[3].id).acquire()
-    lock.release()
-    assert store.state(runs[3].id).status == "interrupted"
-
-
-def test_cleaning_keeps_files_of_the_user_in_a_run(tmp_path):
-    plan, store = write_study(tmp_path / "runs", {"a": {"top": 0.8}, "b": {"top": 0.5}})
-    mine, whole, *_ = (store.directory(run.id).path for arm in plan.arms for run in arm.runs)
-    (mine / "checkpoint-10").mkdir()
-    kept = ("checkpoint-2.bak/model.safetensors", "thesis.tex", "rollouts/step_final.jsonl")
-    for name in kept:
-        (mine / name).parent.mkdir(exist_ok=True)
-        (mine / name).write_text("mine")
-    for rubbish in find_rubbish(StudyRuns(plan, store), checkpoints=True):
-        assert rubbish.paths == (mine / "checkpoint-10",)
-    (whole / ".running").touch()
-    for rubbish in find_rubbish(StudyRuns(plan, store), results=True):
-        assert remove(rubbish, store)
-    left = {str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file()}
-    assert left == {*kept} and not whole.exists()
-
-
-def test_cleaning_keeps_results_and_what_others_need(tmp_path):
-    arms = {"a": {"top": 0.8}, "b": {"top": 0.5}}
-    plan, store = write_study(tmp_path / "runs", arms)
-    finished, failed = plan.arms[0].runs[0], plan.arms[1].runs[0]
-    store.directory(failed.id).update(status="failed", reason="it died")
-    (store.directory(finished.id).path / "checkpoint-10").mkdir()
-    assert [rubbish.run_id for rubbish in find_rubbish(StudyRuns(plan, store))] == [failed.id]
-    with_checkpoints = find_rubbish(StudyRuns(plan, store), checkpoints=True)
-    assert {path.name for rubbish in with_checkpoints for path in rubbish.paths} == {
-        failed.id, "checkpoint-10",
-    }  # fmt: skip
-    assert len(find_rubbish(StudyRuns(plan, store), results=True)) == 6
-    store.plans.mkdir()
-    kept = {"arms": [{"runs": [{"id": finished.id}]}]}
-    (store.plans / "another.json").write_text(json.dumps(kept))
-    assert len(find_rubbish(StudyRuns(plan, store), results=True)) == 5
-
-    rubbish = find_rubbish(StudyRuns(plan, store))[0]
-    lock = store.lock(failed.id)
-    assert lock.acquire() and not remove(rubbish, store)  # another process uses it
-    lock.release()
-    assert remove(rubbish, store)
-    assert store.state(failed.id).status == "to do"
 
 
 @pytest.mark.parametrize(
@@ -320,29 +255,14 @@ def test_evaluations_are_foreseen_for_fractions_too(write, eval_steps, evaluatio
 @pytest.mark.parametrize(
     ("study", "millions", "dataset"),
     [
-        ("chains_hard_groups", 0.13, "miniature/chains-hard"),
         ("chains_objective_3m", 3.5, "miniature/chains-3m"),
-        ("chains_sft_start", 0.13, "miniature/chains"),
         ("gym_objective", 0.13, "miniature/gym-chain_sum"),
         ("std_dev", 0.37, "miniature/sums"),
     ],
 )
 def test_a_plan_knows_whose_answers_it_gives(study, millions, dataset):
-    file = SHIPPED / "studies" / study / "study.yaml"
-    ((size, data),) = resolve_plan(load_study(file)).miniatures
-    assert (float(f"{size:.2g}"), data) == (millions, dataset)
-
-
-def test_references_of_their_own_and_notes_reach_the_kept_plan(write):
-    study = load_study(write(
-        SMALL + "arms: [grpo.yaml, off_policy_e1_tb64.yaml, dapo.yaml]\n"
-        "against: {dapo: off_policy_e1_tb64}\nnotes: [One learning rate for all.]\n"
-    ))  # fmt: skip
-    plan, plans = resolve_plan(study), study.path.parent / "studies"
-    assert plan.against == {"dapo": "off_policy_e1_tb64"}
-    assert plan.notes == ["One learning rate for all."]
-    save_plan(plan, study, plans)
-    assert saved_plan(study, plans) == plan
+    ((found, questions),) = shipped(study).miniatures
+    assert float(f"{found:.2g}") == millions and questions == dataset
 
 
 @pytest.mark.parametrize(
@@ -358,8 +278,99 @@ def test_references_of_their_own_and_notes_reach_the_kept_plan(write):
 )  # fmt: skip
 def test_shipped_arms_are_compared_with_their_match(study, arm, differs):
     """Changes that a paper's arm needs but does not study (smaller batch, no std) are in both."""
-    plan = resolve_plan(load_study(SHIPPED / "studies" / study / "study.yaml"))
+    plan = shipped(study)
     values = {planned.name: planned.values for planned in plan.arms}
     ours, reference = values[arm], values[plan.against[arm]]
     assert {key for key in ours if ours[key] != reference[key]} == differs
     assert plan.notes
+
+
+def test_a_cell_is_the_recipe_with_its_levels_and_nothing_else_differs(write):
+    plan = resolve_plan(load_study(write(FACTORS)))
+    levels = list(product(("group", "none"), (1e-5, 3e-5)))
+    assert [arm.name for arm in plan.arms] == [f"{scale}--{rate:g}" for scale, rate in levels]
+    for arm, (scale, rate) in zip(plan.arms, levels, strict=True):
+        assert arm.values["scale_rewards"] == scale
+        assert arm.values["learning_rate"] == pytest.approx(20 * rate)  # scaled by the profile
+        assert set(arm.declared) == {"scale_rewards", "learning_rate"}
+        run = arm.runs[1]
+        assert run.id == id_of(run.words[0], run.words[1:], 1)
+    assert plan.compared > 200
+
+
+def test_cells_share_the_runs_of_studies_with_arms(write):
+    """grpo.yaml gives both keys: the cell of its own values has the run ids of the arm `grpo`."""
+    text = FACTORS.replace("[1e-5, 3e-5]", "[3e-5, 1e-5]").replace("miniature", "miniature-sums")
+    assert resolve_plan(load_study(write(text))).arms[0].runs[0].id == FIRST_SEEDS["std_dev"][0]
+
+
+def test_a_level_that_is_the_default_shares_the_runs_of_an_arm_without_it(write):
+    """grpo.yaml does not mention group_filter, whose default is none; zero_var_resample does."""
+    text = SMALL + "factors: {group_filter: [none, resample], num_generations: [8, 4]}\n"
+    cells = resolve_plan(load_study(write(text))).arms
+    text = SMALL + "arms: [grpo.yaml, zero_var_resample.yaml, group_size_4.yaml]\n"
+    arms = resolve_plan(load_study(write(text))).arms
+    assert [cells[place].runs[1].id for place in (0, 2, 1)] == [arm.runs[1].id for arm in arms]
+    assert [cell.values["group_filter"] for cell in cells] == ["none"] * 2 + ["resample"] * 2
+    text = SMALL + "recipe: zero_var_resample.yaml\nfactors: {group_filter: [none, resample]}\n"
+    cells = resolve_plan(load_study(write(text))).arms  # a default that the recipe replaces
+    assert [cell.values["group_filter"] for cell in cells] == ["none", "resample"]
+
+
+def test_illegal_cells_are_excluded_and_named(write, printed):
+    path = write(ILLEGAL)
+    plan = resolve_plan(load_study(path))
+    assert plan.design is not None
+    assert len(plan.arms) == len(plan.design.cells) == 6
+    assert set(plan.design.excluded) == {"no_clip--4--0", "no_clip--4--0.1"}
+    assert all("does not limit the ratio" in why for why in plan.design.excluded.values())
+    text = printed("plan", path)
+    assert "factors: surrogate (2) × delta (2) × beta (2): 6 cells" in text
+    assert "excluded: no_clip--4--0: surrogate 'no_clip' does not limit" in text
+    assert "12 runs: 0 done, 12 to do" in text
+
+
+def test_a_fraction_prints_its_levels_its_defining_relation_and_aliases(write, printed):
+    path = write(
+        SMALL + "factors: {scale_rewards: [group, none], learning_rate: [1e-5, 3e-5], "
+        "length_norm: [mean, constant], temperature: [1.0, 0.7]}\nfraction: 1/2\n"
+    )
+    text = printed("plan", path)
+    assert "learning_rate: 1e-05 (here 0.0002), 3e-05 (here 0.0006)" in text
+    assert "fraction 1/2: 8 cells" in text and "16 runs: 0 done" in text
+    assert "relation: I = scale_rewards × learning_rate × length_norm × temperature" in text
+    assert "scale_rewards × learning_rate = length_norm × temperature" in text
+
+
+def test_candidates_have_tuning_seeds_first_and_the_studys_after_them(write, printed):
+    path = write(TUNE.replace("miniature", "miniature-sums"))
+    plan = resolve_plan(load_study(path))
+    assert plan.tuning is not None
+    assert plan.tuning.arms["std_dev_off"] == [
+        "std_dev_off--learning_rate_1e-05", "std_dev_off--learning_rate_3e-05",
+    ]  # fmt: skip
+    for arm in plan.arms:
+        assert [run.seed for run in arm.runs] == [10_000, 10_001, 0, 1]
+        assert "learning_rate" in arm.declared
+    assert FIRST_SEEDS["std_dev"][0] in plan.runs()
+    assert len(next_runs(plan, {})) == 8
+    text = printed("plan", path)
+    assert "tuning: 4 runs of each of 2 arms (2 values of learning_rate, 2 tuning" in text
+    assert "12 to 14 runs in all" in text and "14 runs: 0 done, 14 to do" in text
+
+
+def test_the_first_array_job_has_the_trials(write, capsys):
+    path = write(TUNE)
+    words = ["run", str(path), "--runs", str(path.parent / "runs"), "--engine", "slurm"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert "#SBATCH --array=0-7\n" in captured.out and "-seed10001" in captured.out
+    assert "more runs follow from these outcomes: then run this command again" in captured.err
+
+
+def test_factors_can_be_tuned(write):
+    text = ILLEGAL + "tune: {learning_rate: [1e-5, 3e-5], seeds: 1, halving: true}\n"
+    plan = resolve_plan(load_study(write(text)))
+    assert plan.design is not None and plan.tuning is not None
+    assert len(plan.design.cells) == len(plan.tuning.arms) == 6 and len(plan.arms) == 12
+    assert len(plan.design.excluded) == 2

@@ -33,17 +33,8 @@ tune: {learning_rate: [1e-5, 3e-5], seeds: 2}
 TOPS = {"grpo": 0.8, "worse": 0.6, "alike": 0.8, "fails": 0.8}
 
 
-@pytest.fixture
-def write(tmp_path):
-    def put(text: str):
-        (tmp_path / "study.yaml").write_text(text)
-        return load_study(tmp_path / "study.yaml")
-
-    return put
-
-
 def test_the_file(write):
-    study = write(STUDY)
+    study = load_study(write(STUDY))
     assert [arm.seeds[:3] for arm in study.arms] == [(10_000, 10_001, 200)] * 4
     assert [len(arm.seeds) for arm in study.arms] == [2 + 24] * 2 + [2 + 16] * 2
     plan = resolve_plan(study, to_run=True)
@@ -55,17 +46,14 @@ def test_the_file(write):
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("judge: two_part\n", "", "reference_seeds needs `judge: two_part`"),
         ("reference_seeds: 24", "reference_seeds: 9", "give 16 or more"),
         ("looks: [8, 16]", "looks: [2, 4]", "cannot decide any of its 1 comparisons"),
         ("profile: mini", "overrides: {eval_on_start: false}\nprofile: mini", "eval_on_start"),
-        ("arms: {", "success: {at: 3}\narms: {", "unknown key 'at'"),
     ],
 )
 def test_what_is_refused(write, old, new, complaint):
-    assert old in STUDY
     with pytest.raises(ConfigurationError, match=complaint):
-        resolve_plan(write(STUDY.replace(old, new)), to_run=True)
+        resolve_plan(load_study(write(STUDY.replace(old, new))), to_run=True)
 
 
 def two_part_plan(**changes) -> Plan:

@@ -1,0 +1,144 @@
+"""The runs of a study: their states, what is cleaned, what they cost, and the grid."""
+
+import json
+import shutil
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.support.synthetic_study import learning_rows, make_plan, write_run, write_study
+from trl_ablate.study.cleaning import find_rubbish, remove
+from trl_ablate.study.estimate import PROBE_STEPS, estimate, measure, probe, probe_name
+from trl_ablate.study.planned import PlannedRun
+from trl_ablate.study.progress import grid
+from trl_ablate.study.runs import StudyRuns
+from trl_ablate.study.store import RunStore
+
+ARMS = {"a": {"top": 0.8}, "b": {"top": 0.5}}
+
+
+def test_states_of_a_run(tmp_path):
+    settings = {"top": 0.8}
+    plan, store = make_plan({"a": settings}, seeds=range(6)), RunStore(tmp_path)
+    runs = plan.arms[0].runs
+    rows = list(learning_rows(0, 0.8))
+    write_run(store, runs[0], settings, iter(rows))
+    write_run(store, runs[1], settings, iter(rows), status="stopped", reason="loss is not finite")
+    keyboard = "interrupted from the keyboard"
+    write_run(store, runs[2], settings, iter(rows), status="stopped", reason=keyboard)
+    write_run(store, runs[3], settings, iter(rows), status="running")
+    write_run(store, runs[4], {"top": 0.7}, iter(rows))  # another configuration under this name
+    found = [store.state(run.id).status for run in runs]
+    assert found == ["finished", "stopped", "interrupted", "interrupted", "to do", "to do"]
+    lock = store.lock(runs[3].id)
+    assert lock.acquire()
+    assert store.state(runs[3].id).status == "running"
+    assert not store.lock(runs[3].id).acquire()
+    lock.release()
+    assert store.state(runs[3].id).status == "interrupted"
+
+
+def test_cleaning_keeps_files_of_the_user_in_a_run(tmp_path):
+    plan, store = write_study(tmp_path / "runs", ARMS)
+    mine, whole, *_ = (store.directory(run.id).path for arm in plan.arms for run in arm.runs)
+    (mine / "checkpoint-10").mkdir()
+    kept = ("checkpoint-2.bak/model.safetensors", "thesis.tex", "rollouts/step_final.jsonl")
+    for name in kept:
+        (mine / name).parent.mkdir(exist_ok=True)
+        (mine / name).write_text("mine")
+    for rubbish in find_rubbish(StudyRuns(plan, store), checkpoints=True):
+        assert rubbish.paths == (mine / "checkpoint-10",)
+    (whole / ".running").touch()
+    for rubbish in find_rubbish(StudyRuns(plan, store), results=True):
+        assert remove(rubbish, store)
+    left = {str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file()}
+    assert left == {*kept} and not whole.exists()
+
+
+def test_cleaning_keeps_results_and_what_others_need(tmp_path):
+    plan, store = write_study(tmp_path / "runs", ARMS)
+    finished, failed = plan.arms[0].runs[0], plan.arms[1].runs[0]
+    store.directory(failed.id).update(status="failed", reason="it died")
+    (store.directory(finished.id).path / "checkpoint-10").mkdir()
+    (rubbish,) = find_rubbish(StudyRuns(plan, store))
+    with_checkpoints = find_rubbish(StudyRuns(plan, store), checkpoints=True)
+    assert {path.name for each in with_checkpoints for path in each.paths} == {
+        failed.id, "checkpoint-10",
+    }  # fmt: skip
+    assert len(find_rubbish(StudyRuns(plan, store), results=True)) == 6
+    store.plans.mkdir()
+    kept = {"arms": [{"runs": [{"id": finished.id}]}]}
+    (store.plans / "another.json").write_text(json.dumps(kept))
+    assert len(find_rubbish(StudyRuns(plan, store), results=True)) == 5
+    lock = store.lock(failed.id)
+    assert lock.acquire() and not remove(rubbish, store)  # another process uses it
+    lock.release()
+    assert rubbish.run_id == failed.id and remove(rubbish, store)
+    assert store.state(failed.id).status == "to do"
+
+
+def test_estimates_come_from_finished_runs(tmp_path):
+    plan, store = make_plan(ARMS), RunStore(tmp_path)
+    assert estimate(StudyRuns(plan, store)).hours() is None
+    write_run(store, plan.arms[0].runs[0], ARMS["a"], learning_rows(0, 0.8))
+    measured = measure(store, plan.arms[0].runs[0].id)
+    # 20 steps of 1.4 s and 6 evaluations of 0.4 s in a run of 60 s: 29.6 s are overhead
+    assert measured is not None
+    assert measured.overhead == pytest.approx(29.6)
+    assert measured.seconds(plan.arms[0]) == pytest.approx(60.0)
+    foreseen = estimate(StudyRuns(plan, store))
+    counts = len(foreseen.runs), len(foreseen.done), foreseen.unmeasured
+    assert counts == (6, 1, ("b",))
+    assert foreseen.hours() == pytest.approx(5 * 60 / 3600)
+    assert foreseen.hours(2) == pytest.approx(3 * 60 / 3600)  # five runs on two slots
+
+
+def test_one_run_is_probed_and_all_are_estimated(tmp_path):
+    """A later plan needs no probe."""
+    plan, store = make_plan(ARMS | {"c": {"top": 0.3}}), RunStore(tmp_path)
+    started, said = [], []
+
+    def start(job, slot):
+        started.append(job)
+        name = str(job.directory.relative_to(tmp_path))
+        if len(started) > 1:  # the first probe fails
+            write_run(store, PlannedRun(name, 0, ()), {}, learning_rows(0, top=0.5, steps=2))
+        return SimpleNamespace(
+            wait=lambda: int(len(started) == 1), ask_to_end=lambda: None, end=lambda: None
+        )
+
+    engine: Any = SimpleNamespace(start=start, slots=1)
+    (tmp_path / "probes").mkdir()
+    probe(StudyRuns(plan, store), engine, said.append)
+    probed = [job.directory.relative_to(tmp_path).as_posix() for job in started]
+    assert probed == [probe_name(arm.runs[0]) for arm in plan.arms[:2]]
+    assert f"--grpo_steps={PROBE_STEPS}" in started[0].words
+    assert said[1] == "a: probe failed: it printed nothing"
+    found = estimate(StudyRuns(plan, store))
+    # 20 steps of 1.4 s and 6 evaluations of 0.4 s, without what is outside of both
+    assert (found.hours() or 0) >= 9 * (28 + 2.4) / 3600
+    assert found.unmeasured == ("a", "c") and len(found.runs) == 9
+    probe(StudyRuns(plan, store), engine, said.append)
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize(
+    ("seeds", "names"),
+    [(3, "arm seed 0 seed 1 seed 2"), (12, "arm seeds 0 to 11 mean")],
+)
+def test_the_grid_has_every_state_and_the_last_values_or_their_mean(tmp_path, seeds, names):
+    plan, store = write_study(tmp_path, {"a": {"top": 0.8}, "b": {"top": 0.4}}, range(seeds))
+    shutil.rmtree(store.path / plan.arms[1].runs[-1].id)
+    file = StringIO()
+    Console(file=file, width=80).print(grid(StudyRuns(plan, store)))
+    _, header, first, second, *_ = (line.split() for line in file.getvalue().splitlines())
+    assert header == names.split() and (first[0], second[0]) == ("a", "b")
+    if seeds == 3:
+        assert first[1::2] == ["✓"] * 3 and all(0.6 < float(value) < 1 for value in first[2::2])
+        assert second[-1] == "·"
+    else:
+        assert first[1] == "✓" * 12 and 0.7 < float(first[2]) < 0.9
+        assert second[1] == "✓" * 11 + "·" and 0.3 < float(second[2]) < 0.5

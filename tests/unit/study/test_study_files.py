@@ -1,0 +1,85 @@
+"""Study files: what they may say, and what is refused before anything is resolved."""
+
+import pytest
+
+from trl_ablate import ConfigurationError
+from trl_ablate.study.definition import load_study
+
+HEAD = "question: q\nseeds: [0, 1]\nprofile: miniature\n"
+ONE = HEAD + "arms: [grpo.yaml]\n"
+TWO = HEAD + "arms: [grpo.yaml, dapo.yaml]\n"
+FACTORS = HEAD + "factors: {scale_rewards: [group, none], learning_rate: [1e-5, 3e-5]}\n"
+TUNE = "tune: {learning_rate: [1, 2]}\n"
+LOOKS = ONE.replace("[0, 1]", "{looks: [2, 4]}")
+TWO_PART = TWO + "judge: two_part\n"
+
+
+def test_a_study_with_looks(write):
+    study = load_study(write(
+        "question: q\narms:\n  a: grpo.yaml\n"
+        "  b: {recipe: dapo.yaml, against: a, expect: worse}\n"
+        "seeds: {looks: [2, 4]}\nequivalence_margin: 0.02\nexpect: {a: collapse}\n"
+        "overrides: {beta: 0.1}\nstopping: {max_grad_norm: 0.5}\n"
+    ))  # fmt: skip
+    assert (study.seeds, study.looks, study.profile) == ((0, 1, 2, 3), (2, 4), "auto")
+    assert study.equivalence_margin == 0.02
+    assert study.expect == {"a": "collapse", "b": "worse"} and study.against == {"b": "a"}
+    assert study.overrides == {"beta": 0.1, "max_grad_norm": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("question: q\nseeds: [0]\n", "has no `arms`"),
+        (ONE + "seed: 1\n", "unknown key 'seed'; did you mean 'seeds'"),
+        (ONE + "looks: [3]\n", "unknown key 'looks'"),
+        (ONE + "design: {}\n", "unknown key 'design'"),
+        (HEAD + "arms: [grop.yaml]\n", "'grop.yaml' does not exist; did you mean 'grpo.yaml'"),
+        (HEAD + "arms: [grpo.yaml, grpo.yaml]\n", "arm 'grpo' occurs twice"),
+        (ONE.replace("[0, 1]", "[0, 0]"), "give each once"),
+        (ONE.replace("[0, 1]", "[0, x]"), "seeds is the list"),
+        (ONE.replace("[0, 1]", "{}"), "has no `seeds`"),
+        (ONE.replace("[0, 1]", "{look: [3]}"), "unknown key 'look'; did you mean 'looks'?"),
+        (ONE.replace("[0, 1]", "{looks: [5, 3]}"), "seeds: looks are [5, 3]; allowed: ascending"),
+        (ONE + "overrides: {output_dir: x}\n", "cannot be overridden"),
+        (HEAD + "arms: {a: {recipe: grpo.yaml, seeds: [5]}}\n", "paired by position"),
+        (HEAD + "arms: {a: {recipes: grpo.yaml}}\n", "unknown key 'recipes'"),
+        (HEAD + "arms: {a: {beta: 1}}\n", "unknown key 'beta'"),
+        (HEAD + "arms: {a: {seeds: [1, 2]}}\n", "has no `recipe`"),
+        (HEAD + "arms: {a: 3}\n", "allowed: a recipe file"),
+        (ONE + "decide_on: median\n", "one of final, best, auc"),
+        (ONE + "equivalence_margin: -1\n", "equivalence_margin is -1.0; allowed: a positive"),
+        (ONE + "expect: {c: better}\n", "expect has 'c', which is not an arm"),
+        (ONE + "expect: {grpo: beter}\n", "expect: grpo is the text 'beter'"),
+        (TWO + "against: {dapo: gpro}\n",
+         "against has 'gpro', which is not an arm; did you mean 'grpo'"),
+        (TWO + "against: {grpo: dapo}\n", "the first arm"),
+        (TWO + "against: {dapo: dapo}\n", "in a circle"),
+        (HEAD + "arms: [grpo.yaml, dapo.yaml, gspo.yaml]\nagainst: {dapo: gspo, gspo: dapo}\n",
+         "against compares dapo with gspo in a circle"),
+        (FACTORS + "arms: [grpo.yaml]\n", "has both `arms` and `factors`"),
+        (ONE + "fraction: 1/2\n", "'fraction' applies to `factors` only"),
+        (ONE + "recipe: grpo.yaml\n", "'recipe' applies to `factors` only"),
+        (HEAD + "factors: {seed: [1, 2]}\n", "'seed' cannot be overridden"),
+        (HEAD + "factors: {beta: 0.1}\n", "factors is the mapping {'beta': 0.1}; it takes a mapp"),
+        (FACTORS + "overrides: {learning_rate: 1e-4}\n", "is a factor and an override"),
+        (FACTORS + "recipe: gropo.yaml\n", "recipe 'gropo.yaml' does not exist"),
+        (FACTORS.replace("[0, 1]", "{looks: [2, 4]}"), "has looks and factors, which need a fixed"),
+        (LOOKS + TUNE, "has looks and tune, which need a fixed number of seeds"),
+        (FACTORS + TUNE, "tune replaces 'learning_rate'"),
+        (ONE + TUNE + "overrides: {learning_rate: 1e-4}\n", "tune replaces 'learning_rate'"),
+        (ONE + "tune: {seeds: 2}\n", "tune has the settings none"),
+        (ONE + "tune: {beta: [0.1, 0.2], by: median}\n",
+         "tune: by is the text 'median'; it takes one of final, best, auc"),
+        (ONE + "tune: {output_dir: [a, b]}\n", "cannot be overridden"),
+        (TWO + "reference_seeds: 8\n", "reference_seeds needs `judge: two_part`"),
+        (TWO + "success: {threshold: 0.5}\n", "success needs `judge: two_part`"),
+        (FACTORS + "judge: two_part\n", "not judged in two parts"),
+        (TWO_PART + "reference_seeds: 1\n", "reference_seeds is 1; give 2 or more"),
+        (TWO_PART + "success: {treshold: 0.5}\n", "did you mean 'threshold'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_study(write, text, complaint):
+    with pytest.raises(ConfigurationError) as raised:
+        load_study(write(text))
+    assert complaint in str(raised.value)
