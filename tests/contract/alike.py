@@ -1,20 +1,40 @@
-"""Train with stock `GRPOTrainer` and with `AblationTrainer`, for tests that compare the two."""
+"""Train with stock `GRPOTrainer` and with `AblationTrainer`, for tests that compare the two.
 
+Run as a program, it reads one request per line and answers each with one line, so that two
+processes (`Pair`) can train many configurations after one start.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.support.rows import without_times
 from tests.support.trainers import PROMPTS, SMALL, digits
+from tests.support.two_processes import environment, free_port
 from trl_ablate import AblationConfig, AblationTrainer
 
 ROWS = [{"prompt": prompt, "answer": a} for a, prompt in enumerate(PROMPTS, start=11)]
+UNEVEN = [f"User: {a}+{a * a}=?\nAssistant:{' <think>' * (a % 3)}" for a in range(1, 40)]
+"""Prompts of unequal length."""
+AS_DRAWN = {"trim_microbatches": False, "regroup_by_length": False}
+SHIPPED = {"trim_microbatches": True, "regroup_by_length": True}
+SGD = {"optim": "sgd", "learning_rate": 0.3}
+"""An optimizer whose step is as exact as the gradient: Adam takes full steps on rounding errors."""
 
 
 @dataclass
@@ -29,12 +49,15 @@ class Both:
         return self._build(GRPOTrainer, GRPOConfig, overrides)
 
     def ours(self, **overrides) -> AblationTrainer:
-        as_drawn = {"trim_microbatches": False, "regroup_by_length": False}
-        return self._build(AblationTrainer, AblationConfig, {**as_drawn, **overrides})
+        return self._build(AblationTrainer, AblationConfig, {**AS_DRAWN, **overrides})
 
     def one_shot(self, **overrides) -> AblationTrainer:
         """With the evaluation that the recipes choose."""
         return self.ours(evaluation="one_shot", **overrides)
+
+    def each(self, **overrides) -> list[Any]:
+        """Ours, then stock."""
+        return [self.ours(**overrides), self.stock(**overrides)]
 
     def _build(self, trainer: Any, config: Any, overrides: dict[str, Any]):
         settings = {
@@ -93,16 +116,12 @@ def train_alike(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTrainer]:
     return ours, stock
 
 
-SGD = {"optim": "sgd", "learning_rate": 0.3}
-"""An optimizer whose step is as exact as the gradient: Adam takes full steps on rounding errors."""
-
-
 def train_both_ways(pair: Both, **settings) -> tuple[AblationTrainer, GRPOTrainer]:
     """`train_alike`; then train with trimming and regrouping, as by default: the weights may
     differ only by rounding."""
     settings = {**SGD, **settings}
     ours, stock = train_alike(pair, **settings)
-    shipped = pair.ours(trim_microbatches=True, regroup_by_length=True, **settings)
+    shipped = pair.ours(**SHIPPED, **settings)
     shipped.train()
     torch.testing.assert_close(weights(shipped), weights(stock), atol=1e-5, rtol=0)
     return ours, stock
@@ -116,12 +135,161 @@ def check_alike(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
         assert mine[name] == value, name
 
 
-def refused_alike(pair, said: str, *, training: bool = False, **settings) -> None:
+def refused_alike(pair: Both, said: str, **settings) -> None:
     """Check that stock and ours raise the same error, when built or in training."""
     errors = []
-    for kind in ("stock", "ours"):
-        build = getattr(pair, kind)
+    for build in (pair.stock, pair.ours):
         with pytest.raises((ValueError, TypeError, NotImplementedError), match=said) as raised:
-            build(**settings).train() if training else build(**settings)
+            build(**settings).train()
         errors.append((type(raised.value), str(raised.value)))
     assert errors[0] == errors[1]
+
+
+def draw_completions(rows: list[int], call: int, cap: int, tool: bool) -> dict[str, list]:
+    """Token ids, an engine's log-probabilities and the tokens that are not a tool's, for each row.
+
+    They depend on the row and the call alone. Seven in ten rows end in the end-of-sequence token
+    (id 0 here is replaced by the caller's); one in five has the full length.
+    """
+    ids, logps, own = [], [], []
+    for row in rows:
+        draw = random.Random(f"{call}-{row}")
+        length = cap if draw.random() < 0.2 else draw.randint(1, cap)
+        ended = draw.random() < 0.7
+        ids.append([draw.randint(5, 200) for _ in range(length - ended)] + [0] * ended)
+        logps.append([-5.3 + draw.gauss(0, 0.3) for _ in range(length)])
+        first = draw.randint(1, length)
+        own.append([int(not tool or t < first or t > first + 1) for t in range(length)])
+    return {"completion_ids": ids, "logprobs": logps, "env_mask": own}
+
+
+class Script:
+    """Returns rollouts instead of generating them: as an engine, or as a `rollout_func`."""
+
+    def __init__(self, eos: int, cap: int, tool: bool = False):
+        self._eos = eos
+        self._cap = cap
+        self._tool = tool
+        self._calls = 0
+
+    def rollouts(self, count: int) -> dict[str, list]:
+        first = int(os.environ.get("RANK", "0")) * count
+        drawn = draw_completions(
+            list(range(first, first + count)), self._calls, self._cap, self._tool
+        )
+        self._calls += 1
+        ids = [[self._eos if i == 0 else i for i in row] for row in drawn["completion_ids"]]
+        return {**drawn, "completion_ids": ids}
+
+    def rollout_func(self, prompts: list, trainer: Any) -> dict[str, list]:
+        prompt_ids = [trainer.processing_class(text=prompt)["input_ids"] for prompt in prompts]
+        return {"prompt_ids": prompt_ids, **self.rollouts(len(prompts))}
+
+    # The methods that TRL calls on an engine
+
+    def generate(self, prompts, images, num_generations, profiler):
+        drawn = self.rollouts(len(prompts))
+        logprobs = [[[logp] for logp in row] for row in drawn["logprobs"]]
+        return prompts, drawn["completion_ids"], logprobs, None
+
+    def sync_weights(self) -> None:
+        pass
+
+
+def unequal(prompts, trainer):
+    """A `rollout_func` whose completions are of unequal length, the same in every call."""
+    return Script(trainer.processing_class.eos_token_id, 8).rollout_func(prompts, trainer)
+
+
+def sometimes(completions, **kwargs):
+    """Leaves every fourth kind of text ungraded."""
+    kinds = [sum(map(ord, text)) % 8 for text in completions]
+    return [None if kind in (3, 6) else kind / 7 for kind in kinds]
+
+
+def measure(model: str, kind: str, configuration: dict[str, Any]) -> dict[str, Any]:
+    """Train `configuration` by `stock` TRL, by ours with rows `plain` as TRL pads and deals them,
+    or as `shipped`; its weights and logged rows."""
+    warnings.simplefilter("ignore")
+    settings = {"lr_scheduler_type": "constant", "max_completion_length": 14, **configuration}
+    questions, rewards, rollouts, lora, tool = (
+        settings.pop(key) for key in ("questions", "rewards", "rollouts", "lora", "tool")
+    )
+    script = Script(tokenizer_of(model).eos_token_id, settings["max_completion_length"], tool)
+    arguments = {
+        "reward_funcs": [digits, sometimes][:rewards],
+        "train_dataset": Dataset.from_dict({"prompt": UNEVEN[:questions]}),
+        "eval_dataset": None,
+        "rollout_func": script.rollout_func if rollouts == "function" else None,
+        "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if lora else None,
+    }
+    engine = patch("trl.trainer.grpo_trainer.VLLMGeneration", lambda **_: script)
+    with tempfile.TemporaryDirectory() as folder, engine:
+        pair = Both(model, Path(folder), arguments)
+        if kind == "stock":
+            trainer = pair.stock(**settings)
+        elif kind == "plain":  # without speed-ups, as each of them sums in another order than TRL
+            trainer = pair.ours(reuse_forward=False, **settings)
+        else:
+            trainer = pair.ours(**SHIPPED, **settings)
+        trainer.train()
+    found = {
+        name: one.detach().flatten().tolist()
+        for name, one in trainer.model.named_parameters()
+        if one.requires_grad
+    }
+    rows = [without_times(row) for row in logged(trainer)]
+    return {"weights": found, "rows": rows, "steps": trainer.state.global_step}
+
+
+class Pair:
+    """Two processes that train together, one configuration after another."""
+
+    def __init__(self, model: str):
+        port = free_port()
+        self._model = model
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.contract.alike"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=Path(__file__).resolve().parents[2],
+                env={**os.environ, **environment(rank, port)},
+            )
+            for rank in (0, 1)
+        ]
+
+    def measure(self, kind: str, configuration: dict[str, Any]) -> dict[str, Any]:
+        """The answer of the first process; an error of either process is raised here."""
+        request = json.dumps([self._model, kind, configuration])
+        for process in self._processes:
+            process.stdin.write(request + "\n")
+            process.stdin.flush()
+        answers = [json.loads(process.stdout.readline()) for process in self._processes]
+        for answer in answers:
+            if "error" in answer:
+                raise RuntimeError(answer["error"])
+        return answers[0]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.stdin.close()
+            process.wait(timeout=60)
+
+
+def serve() -> None:
+    """Answer requests until the input ends; nothing else may be printed."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            answer = measure(*json.loads(line))
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve()

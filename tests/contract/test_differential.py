@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from tests.support.differential import Pair, measure
+from tests.contract.alike import Pair, measure
 from tests.support.trl_features import CORRECTIONS, TERMS
 
 CONFIGURATIONS = int(os.environ.get("TRL_ABLATE_CONFIGS", "16"))

@@ -5,13 +5,15 @@ import random
 import pandas
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, IterableDataset, IterableDatasetDict
 from trl import GRPOTrainer
 
-from tests.contract.alike import ROWS, check_alike, digits, logged, weights, without_times
+from tests.contract.alike import ROWS, SHIPPED, check_alike, digits, logged, weights
+from tests.support.rows import without_times
 from trl_ablate import ConfigurationError
 from trl_ablate.estimates import metric_names
 
+SLOW = pytest.mark.slow
 OF_A_LOSS = {
     "eval_loss",
     "eval_entropy",
@@ -90,9 +92,8 @@ def test_metrics_do_not_depend_on_how_questions_are_batched(both):
     )
 
 
-@pytest.mark.parametrize("settings", [{"beta": 0.1}, {"num_iterations": 2}, {}])
-def test_nothing_is_run_forward_for_a_loss(both, settings, monkeypatch):
-    trainer, passes = both().one_shot(**settings), []
+def test_nothing_is_run_forward_for_a_loss(both, monkeypatch):
+    trainer, passes = both().one_shot(beta=0.1, num_iterations=2), []
     score = GRPOTrainer._get_per_token_logps_and_entropies
     monkeypatch.setattr(
         GRPOTrainer,
@@ -108,42 +109,71 @@ def test_nothing_is_run_forward_for_a_loss(both, settings, monkeypatch):
 WATCHED = {"eval_strategy": "steps", "eval_steps": 1}
 
 
-def test_by_default_evaluation_is_stocks_to_the_bit(both):
-    """The same loss and numbers as stock, and the same use of the training's random state."""
-    rows = []
-    for kind in ("ours", "stock"):
-        trainer = getattr(both(), kind)(**WATCHED, per_device_eval_batch_size=2)
-        trainer.train()
-        rows.append((weights(trainer), logged(trainer)))
-    assert torch.equal(rows[0][0], rows[1][0])
-    evaluated = [row for row in rows[1][1] if "eval_loss" in row]
-    assert len(evaluated) == 2 and set(evaluated[0]) >= OF_A_LOSS
-    for mine, theirs in zip(rows[0][1], rows[1][1], strict=True):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**WATCHED, "per_device_eval_batch_size": 2},
+        {**WATCHED, "num_generations_eval": 1, "per_device_eval_batch_size": 4},
+        pytest.param({**WATCHED, "eval_on_start": True, "loss_type": "grpo"}, marks=SLOW),
+        pytest.param(
+            {"eval_strategy": "epoch", "num_train_epochs": 1, "max_steps": -1}, marks=SLOW
+        ),
+    ],
+    ids=",".join,
+)
+def test_by_default_evaluation_is_stocks_to_the_bit(both, settings):
+    """The same loss and numbers as stock, and the same use of the training's random state. In one
+    shot it uses none, and the training is the same as without it."""
+    ours, stock = both().ours(**settings), None
+    ours.train()
+    stock = both().stock(**settings)
+    stock.train()
+    assert torch.equal(weights(ours), weights(stock))
+    evaluated = [row for row in logged(stock) if "eval_loss" in row]
+    assert evaluated and set(evaluated[0]) >= OF_A_LOSS
+    for mine, theirs in zip(logged(ours), logged(stock), strict=True):
         check_alike(mine, theirs)
-        assert not [name for name in mine if "eval_loss" in mine and name == "mean_ratio"]
+        assert not ("eval_loss" in mine and "mean_ratio" in mine)
+    alone = both().stock(**{**settings, "eval_strategy": "no", "eval_on_start": False})
+    alone.train()
+    one_shot = both().one_shot(**settings)
+    one_shot.train()
+    assert torch.equal(weights(one_shot), weights(alone))
+    steps = [row["step"] for row in logged(one_shot) if "eval_reward" in row]
+    assert steps == [row["step"] for row in evaluated]
 
 
-def test_a_trainer_without_any_switch_evaluates_and_logs_as_stock_does(both):
-    found = []
-    for kind, as_shipped in (("ours", {"trim_microbatches": True, "regroup_by_length": True}),
-                             ("stock", {})):  # fmt: skip
-        trainer = getattr(both(), kind)(**WATCHED, **as_shipped)
-        found.append([trainer.evaluate(), trainer.train() and logged(trainer)])
-    (mine, my_rows), (theirs, their_rows) = found
+def test_a_trainer_without_any_switch_evaluates_as_stock_does(both):
+    mine, theirs = both().ours(**SHIPPED).evaluate(), both().stock().evaluate()
     assert set(theirs) - set(mine) <= {"eval_model_preparation_time"}
     check_alike(mine, {name: theirs[name] for name in set(theirs) & set(mine)})
-    assert mine["eval_loss"] == pytest.approx(theirs["eval_loss"])
-    for mine, theirs in zip(my_rows, their_rows, strict=True):
-        assert set(theirs) <= set(mine) | {"eval_model_preparation_time"}
+
+
+@SLOW
+@pytest.mark.parametrize("kind", ["stream", "dict", "IterableDatasetDict"])
+def test_sets_given_to_evaluate(both, kind):
+    """A trainer without its own set; by default, the numbers equal stock's."""
+    rows = Dataset.from_list(ROWS[:3])
+    stream = rows.to_iterable_dataset()
+    data = {
+        "stream": stream,
+        "dict": {"a": rows, "b": rows},
+        "IterableDatasetDict": IterableDatasetDict({"a": stream, "b": stream}),
+    }[kind]
+    pair = both(eval_dataset=None)
+    mine, theirs = (one.evaluate(data) for one in pair.each(per_device_eval_batch_size=4))
+    check_alike(mine, {name: value for name, value in theirs.items() if "preparation" not in name})
+    one_shot = pair.one_shot(per_device_eval_batch_size=4).evaluate(data)
+    for name in ("eval",) if kind == "stream" else ("eval_a", "eval_b"):
+        assert f"{name}_loss" in mine and f"{name}_reward" in one_shot
 
 
 def test_a_stream_to_evaluate_on(both):
     rows = Dataset.from_list(ROWS[:5])
     whole = both(**SCRIPTED).one_shot().evaluate()
     stream = both(**{**SCRIPTED, "eval_dataset": rows.to_iterable_dataset()})
-    for size in (64, 4):
-        streamed = stream.one_shot(per_device_eval_batch_size=size).evaluate()
-        assert without_times(streamed) == pytest.approx(without_times(whole), abs=1e-6)
+    streamed = stream.one_shot(per_device_eval_batch_size=4).evaluate()
+    assert without_times(streamed) == pytest.approx(without_times(whole), abs=1e-6)
     theirs = stream.stock().evaluate()
     check_alike(whole, {name: value for name, value in theirs.items() if name not in OF_A_LOSS})
 
@@ -176,14 +206,11 @@ def test_an_empty_set_is_not_replaced_by_the_default_one(both):
         both(eval_dataset={"a": nothing}).one_shot(**WATCHED)
 
 
-def test_stocks_evaluation_of_sets_beside_the_main_one_is_refused(both):
-    """Stock would log all of these sets as `eval_reward`."""
+def test_what_is_evaluated_is_one_set_or_several_with_names(both):
+    """Stock would log all sets beside the main one as `eval_reward`."""
     rows = Dataset.from_list(ROWS[:3])
     with pytest.raises(ConfigurationError, match="under the same names.*remove eval_sets .b."):
         both(eval_dataset={"": rows, "b": rows}).ours(**WATCHED)
-
-
-def test_no_set_at_all(both):
     with pytest.raises(ConfigurationError, match="there is no evaluation set; pass"):
         both(eval_dataset=None).one_shot().evaluate()
 
@@ -215,16 +242,15 @@ class Course:
         return [self.course[self.evaluations - 1]] * len(completions)
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_the_best_model_is_loaded_at_the_end(both, epochs):
+def test_the_best_model_is_loaded_at_the_end(both):
     """Three rollout batches, each followed by evaluation and checkpoint; the second is best."""
-    course = {**WATCHED, "save_strategy": "steps", "save_steps": 1, "max_steps": 3 * epochs}
+    course = {**WATCHED, "save_strategy": "steps", "save_steps": 1, "max_steps": 6}
     trainer = both(reward_funcs=Course(0.1, 0.7, 0.3)).one_shot(
-        **course, num_iterations=epochs, load_best_model_at_end=True
+        **course, num_iterations=2, load_best_model_at_end=True
     )
     trainer.train()
     assert trainer.state.best_metric == pytest.approx(0.7)
-    best = f"{trainer.args.output_dir}/checkpoint-{2 * epochs}"
+    best = f"{trainer.args.output_dir}/checkpoint-4"
     assert trainer.state.best_model_checkpoint == best
     saved = type(trainer.model).from_pretrained(best)
     held = dict(trainer.model.named_parameters())

@@ -6,6 +6,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from tests.contract.alike import Script
 from tests.contract.test_loss import (  # noqa: F401
     assert_same,
     batch,
@@ -13,7 +14,6 @@ from tests.contract.test_loss import (  # noqa: F401
     logps_of,
     with_other_logps,
 )
-from tests.support.differential import Script
 from trl_ablate import ConfigurationError
 from trl_ablate.losses import importance_ratio
 from trl_ablate.rounding import rounded
