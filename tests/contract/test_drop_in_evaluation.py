@@ -161,9 +161,10 @@ def test_sets_given_to_evaluate(both, kind):
         "IterableDatasetDict": IterableDatasetDict({"a": stream, "b": stream}),
     }[kind]
     pair = both(eval_dataset=None)
-    mine, theirs = (one.evaluate(data) for one in pair.each(per_device_eval_batch_size=4))
+    size = {"per_device_eval_batch_size": 4}
+    mine, theirs = pair.ours(**size).evaluate(data), pair.stock(**size).evaluate(data)
     check_alike(mine, {name: value for name, value in theirs.items() if "preparation" not in name})
-    one_shot = pair.one_shot(per_device_eval_batch_size=4).evaluate(data)
+    one_shot = pair.one_shot(**size).evaluate(data)
     for name in ("eval",) if kind == "stream" else ("eval_a", "eval_b"):
         assert f"{name}_loss" in mine and f"{name}_reward" in one_shot
 

@@ -5,14 +5,23 @@ import math
 import pytest
 import torch
 
-from tests.contract.test_loss import assert_same, batch, gradients, logps_of  # noqa: F401
+from tests.contract.alike import weights
+from tests.contract.formulas import (
+    BETA,
+    CONSTANT,
+    amid_a_step,
+    assert_loss_is,
+    assert_same,
+    gradients,
+    logits_of,
+    logps_of,
+    scored,
+)
 from trl_ablate import AblationConfig, ConfigurationError
 from trl_ablate.losses import loss_denominator
 from trl_ablate.trainer.batching import weigh_microbatches
-from trl_ablate.trainer.groups import Scored
 from trl_ablate.trainer.resampling import fill
 
-CONSTANT, BETA = 9.0, 0.3
 ONE_GROUP = {"group_filter": "drop"}, [1.0, 0.0, 1.0, 1.0], [0.5, -0.5, 0, 0], [0, 1]
 """Switches, outcomes of two groups of two rows, their advantages, and the rows that are kept."""
 WRONG_ONES = {"positive_weight": 0.0}, [1.0, 0.0, 0.0, 1.0], [0, -0.5, -0.5, 0], [1, 2]
@@ -25,81 +34,67 @@ LEFT_OUT = {
 }
 
 
-def weights(trainer):
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+def generated(trainer, rows=8, first=0):
+    """What a step gets of so many rows, four to a prompt."""
+    trainer.model.train()
+    inputs = [dict(trainer.train_dataset[first + i // 4]) for i in range(rows)]
+    return trainer._generate_and_score_completions(inputs)
 
 
-def scored_batch(inputs, outcomes):
-    return Scored(inputs, torch.tensor(outcomes), None, torch.zeros(4).bool(), None, 4, 18)
+def k3_times_ratio(logps, ref):
+    difference = ref - logps
+    return (torch.exp(difference) - difference - 1) * torch.exp(logps - logps.detach())
 
 
 @pytest.mark.parametrize("beta", [0.0, BETA])
 @pytest.mark.parametrize("length_norm", LEFT_OUT)
-def test_what_is_left_out_leaves_the_loss_and_its_divisor(
-    make_trainer,
-    batch,  # noqa: F811
-    length_norm,
-    beta,
-):
+def test_what_is_left_out_leaves_the_loss_and_its_divisor(make_trainer, batch, length_norm, beta):
     """Loss and gradient are those of a batch without the dropped rows: those of a group without
     variance, or those without advantage."""
     switches, outcomes, advantages, kept = LEFT_OUT[length_norm]
-    trainer = make_trainer(
-        num_generations=2, scale_rewards="none", beta=beta, length_norm=length_norm,
-        length_norm_constant=CONSTANT, **switches,
-    )  # fmt: skip
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.args.steps_per_generation = 1
-    trainer.model.train()
+    settings = {"num_generations": 2, "scale_rewards": "none", "beta": beta, **switches}
+    trainer = amid_a_step(
+        make_trainer(length_norm=length_norm, length_norm_constant=CONSTANT, **settings)
+    )
     with torch.no_grad():
         batch["ref_per_token_logps"] = logps_of(trainer.model, batch) - 0.5
-    ready = trainer.with_advantages(scored_batch(batch, outcomes))
+    ready = trainer.with_advantages(scored(batch, outcomes))
     assert ready["advantages"].tolist() == advantages
-    ours = trainer._compute_loss(trainer.model, ready)
-    our_gradient = gradients(ours, trainer.model)
+    mask = batch["completion_mask"][kept]
 
-    logps, mask = logps_of(trainer.model, batch)[kept], batch["completion_mask"][kept]
-    ratio, difference = (
-        torch.exp(logps - logps.detach()),
-        batch["ref_per_token_logps"][kept] - logps,
-    )
-    kl = (torch.exp(difference) - difference - 1) * ratio
-    loss = -torch.tensor(advantages)[kept, None] * ratio + beta * kl
-    over = "token" if length_norm == "nonzero" else length_norm
-    divisor = loss_denominator(mask, over, constant=CONSTANT)
-    theirs = ((loss * mask).sum(1) / divisor).sum()
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-7)
-    assert_same(our_gradient, gradients(theirs, trainer.model))
+    def formula(logps):
+        logps, ref = logps[kept], batch["ref_per_token_logps"][kept]
+        loss = -torch.tensor(advantages)[kept, None] * torch.exp(logps - logps.detach())
+        over = "token" if length_norm == "nonzero" else length_norm
+        divisor = loss_denominator(mask, over, constant=CONSTANT)
+        return (((loss + beta * k3_times_ratio(logps, ref)) * mask).sum(1) / divisor).sum()
+
+    assert_loss_is(trainer, ready, formula)
 
 
-def test_a_dropped_group_takes_no_part_in_the_statistics_of_the_batch(make_trainer, batch):  # noqa: F811
+def test_a_dropped_group_takes_no_part_in_the_statistics_of_the_batch(make_trainer, batch):
     trainer = make_trainer(
         group_filter="drop", num_generations=2, baseline="batch_mean", scale_rewards="none"
     )
     trainer.model.train()
-    ready = trainer.with_advantages(scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
+    ready = trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, 1.0]))
     assert ready["advantages"].tolist() == [0.5, -0.5, 0, 0]
     assert ready["num_items_in_batch"] == 11
 
 
-def test_rewards_are_whitened_over_tokens(make_trainer, batch):  # noqa: F811
+def test_rewards_are_whitened_over_tokens(make_trainer, batch):
     """REINFORCE++: each token of a response carries its reward; 4 of the 18 tokens are right."""
     trainer = make_trainer(num_generations=2, baseline="token_mean", scale_rewards="token_std",
                            advantage_eps=0.0, length_norm="token")  # fmt: skip
-    trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = 1
-    trainer.model.train()
-    batch["num_items_in_batch"] = torch.tensor(18)
-    ready = trainer.with_advantages(scored_batch(batch, [0.0, 1.0, 1.0, 0.0]))
-    ours = trainer._compute_loss(trainer.model, ready)
-    our_gradient = gradients(ours, trainer.model)
-
-    logps, mask = logps_of(trainer.model, batch), batch["completion_mask"].bool()
-    rewards = torch.tensor([0.0, 1.0, 1.0, 0.0])[:, None].expand_as(logps)[mask]
+    amid_a_step(trainer)
+    mask = batch["completion_mask"].bool()
+    rewards = torch.tensor([0.0, 1.0, 1.0, 0.0])[:, None].expand(4, 8)[mask]
     whitened = (rewards - rewards.mean()) / rewards.std()
-    theirs = -(whitened * torch.exp(logps - logps.detach())[mask]).mean()
     assert whitened.unique().tolist() == pytest.approx([-0.5195, 1.8181], abs=1e-4)
-    assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)  # 0: the mean of the whitened
-    assert_same(our_gradient, gradients(theirs, trainer.model))
+    ready = trainer.with_advantages(scored(batch, [0.0, 1.0, 1.0, 0.0]))
+    assert_loss_is(
+        trainer, ready, lambda logps: -(whitened * (logps - logps.detach()).exp()[mask]).mean()
+    )
 
 
 FOUR_GROUPS = {"generation_batch_size": 16, "gradient_accumulation_steps": 4}
@@ -237,9 +232,7 @@ def test_rows_of_a_narrower_round_are_padded_with_ratio_one(make_trainer):
         return generate(*rows, **keywords)
 
     trainer._generate_single_turn = narrower
-    trainer.model.train()
-    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
-    output = trainer._generate_and_score_completions(inputs)
+    output = generated(trainer)
     padding = output["importance_sampling_ratio"][output["completion_mask"] == 0]
     assert len(padding) >= 4 * (12 - 5) and (padding == 1).all()
 
@@ -332,9 +325,7 @@ def style(completions, **kwargs):
 def test_the_gate_s_advantages(make_trainer, switches, expected):
     trainer = make_trainer(reward=[outcome, style], scale_rewards="none",
                            generation_batch_size=8, **switches)  # fmt: skip
-    trainer.model.train()
-    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
-    got = trainer._generate_and_score_completions(inputs)["advantages"]
+    got = generated(trainer)["advantages"]
     assert got.tolist() == pytest.approx(expected * 2)
 
 
@@ -365,9 +356,7 @@ def test_the_gate_looks_at_outcomes_without_penalties(make_trainer, penalty):
 def test_the_gate_decides_which_groups_have_variance(make_trainer):
     trainer = make_trainer(reward=[ones, style], outcome_gate="ones", group_filter="drop",
                            generation_batch_size=8)  # fmt: skip
-    trainer.model.train()
-    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
-    output = trainer._generate_and_score_completions(inputs)
+    output = generated(trainer)
     assert output["completion_mask"].sum() == 0 and output["num_items_in_batch"] == 0
 
 
@@ -405,27 +394,8 @@ def test_refused_in_one_sentence(settings, told):
 def test_sign_weights_act_on_trls_own_advantages_too(make_trainer):
     trainer = make_trainer(reward=[outcome, style], negative_weight=0.0, generation_batch_size=8,
                            multi_objective_aggregation="normalize_then_sum")  # fmt: skip
-    trainer.model.train()
-    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
-    got = trainer._generate_and_score_completions(inputs)["advantages"]
+    got = generated(trainer)["advantages"]
     assert got.min() == 0 and got.max() > 0
-
-
-def test_one_group_that_is_dropped_or_kept(make_trainer):
-    for reward, used in ((ones, 0), (outcome, 4)):
-        trainer = make_trainer(reward=reward, group_filter="drop", generation_batch_size=4,
-                               gradient_accumulation_steps=1, max_steps=1)  # fmt: skip
-        trainer.train()
-        assert trainer.state.log_history[0]["rollouts/used"] == used
-
-
-def test_metrics_of_signs_and_lengths(make_trainer):
-    trainer = make_trainer(reward=outcome, scale_rewards="none", negative_weight=0.5, max_steps=1)
-    trainer.train()
-    row = trainer.state.log_history[0]
-    assert row["advantages/positive"] == pytest.approx(0.25)  # half the rows have 1/2
-    assert row["advantages/negative"] == pytest.approx(0.125)
-    assert sum(row[f"advantages/weight/q{place}"] for place in (1, 2, 3, 4)) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("length_norm", ["mean", "token", "prompt"])
@@ -433,9 +403,7 @@ def test_the_weight_of_a_length_is_that_in_the_loss(make_trainer, length_norm):
     """|A| times the tokens, over what the length norm divides them by: own, all, or the group's."""
     trainer = make_trainer(reward=outcome, length_norm=length_norm, stop=["1", "2"],
                            generation_batch_size=16)  # fmt: skip
-    trainer.model.train()
-    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(16)]
-    output = trainer._generate_and_score_completions(inputs)
+    output = generated(trainer, 16)
     tokens = output["completion_mask"].sum(1)
     of_groups = tokens.view(4, 4).sum(1).repeat_interleave(4)
     assert len(set(of_groups.tolist())) > 1
@@ -450,9 +418,7 @@ def test_the_overlong_penalty_makes_advantages_and_no_variance(make_trainer):
     """It is subtracted in training; the filter, logged rewards and evaluations do not see it."""
     settings = {"overlong_penalty": 0.5, "overlong_share": 1.0, "scale_rewards": "none"}
     trainer = make_trainer(reward=outcome, generation_batch_size=8, stop=["1", "2"], **settings)
-    trainer.model.train()
-    inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
-    got = trainer._generate_and_score_completions(inputs)["advantages"]
+    got = generated(trainer)["advantages"]
     subtracted = 0.5 * torch.tensor(trainer.described.lengths) / 12
     assert len(set(subtracted.tolist())) > 1
     reward = torch.tensor([1.0, 1.0, 0.0, 0.0] * 2) - subtracted
@@ -463,21 +429,20 @@ def test_the_overlong_penalty_makes_advantages_and_no_variance(make_trainer):
     assert [row["reward"] for row in trainer.latest_rollouts()] == [1.0, 1.0, 0.0, 0.0] * 2
 
     same = make_trainer(reward=ones, group_filter="drop", generation_batch_size=8, **settings)
-    same.model.train()
-    assert same._generate_and_score_completions(inputs)["completion_mask"].sum() == 0
+    assert generated(same)["completion_mask"].sum() == 0
     trainer.model.eval()
-    trainer._generate_and_score_completions(inputs)
+    trainer._generate_and_score_completions([dict(trainer.train_dataset[0])] * 8)
     assert "rollouts/overlong_penalty" not in trainer._metrics["eval"]
+
+
+def divided(ready, rows):
+    """The microbatches with these rows, weighed as those of a step."""
+    return [{name: one[part] if one.dim() else one for name, one in ready.items()} for part in rows]
 
 
 @pytest.mark.parametrize("beta", [0.0, BETA])
 @pytest.mark.parametrize("rows", [[[0, 1], [2, 3]], [[0, 2], [1, 3]]], ids=["apart", "mixed"])
-def test_bnpo_averages_over_the_microbatches_that_have_a_group(
-    make_trainer,
-    batch,  # noqa: F811
-    rows,
-    beta,
-):
+def test_bnpo_averages_over_the_microbatches_that_have_a_group(make_trainer, batch, rows, beta):
     """Each microbatch is divided by its kept tokens; one without a kept group is not counted."""
     trainer = make_trainer(group_filter="drop", num_generations=2, scale_rewards="none",
                            loss_type="bnpo", beta=beta)  # fmt: skip
@@ -485,18 +450,14 @@ def test_bnpo_averages_over_the_microbatches_that_have_a_group(
     trainer.model.train()
     with torch.no_grad():
         batch["ref_per_token_logps"] = logps_of(trainer.model, batch) - 0.5
-    ready = trainer.with_advantages(scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
-    parts = [
-        {name: one[part] if one.dim() else one for name, one in ready.items()} for part in rows
-    ]
+    parts = divided(trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, 1.0])), rows)
     weigh_microbatches(parts, "row_weights", lambda counts: counts)
     ours = sum(trainer._compute_loss(trainer.model, part) for part in parts)
     our_gradient = gradients(ours, trainer.model)
 
     logps = logps_of(trainer.model, batch)
-    ratio, difference = torch.exp(logps - logps.detach()), batch["ref_per_token_logps"] - logps
-    kl = (torch.exp(difference) - difference - 1) * ratio
-    loss = -torch.tensor([[0.5], [-0.5], [0], [0]]) * ratio + beta * kl
+    loss = -torch.tensor([[0.5], [-0.5], [0], [0]]) * torch.exp(logps - logps.detach())
+    loss = loss + beta * k3_times_ratio(logps, batch["ref_per_token_logps"])
     mask = batch["completion_mask"] * torch.tensor([[1], [1], [0], [0]])
     means = [(loss * mask)[part].sum() / mask[part].sum() for part in rows if mask[part].any()]
     theirs = sum(means) / len(means)
@@ -521,10 +482,7 @@ def test_a_trained_step_of_bnpo_weighs_its_microbatches(make_trainer):
 @pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo"])
 def test_the_entropy_bonus_averages_over_the_microbatches_that_have_a_group(
-    make_trainer,
-    batch,  # noqa: F811
-    loss_type,
-    adaptive,
+    make_trainer, batch, loss_type, adaptive
 ):
     """Without advantages the loss is the bonus: the mean entropy of each microbatch's kept tokens,
     over those that have some; the control of the coefficient does not see the factor."""
@@ -534,12 +492,9 @@ def test_the_entropy_bonus_averages_over_the_microbatches_that_have_a_group(
     trainer.current_gradient_accumulation_steps = 2
     trainer._last_world_entropy = 0.0
     trainer.model.train()
-    ready = trainer.with_advantages(scored_batch(batch, [1.0, 0.0, 1.0, 1.0]))
+    ready = trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, 1.0]))
     ready["advantages"] = torch.zeros(4)
-    rows = [[0, 1], [2, 3]]
-    parts = [
-        {name: one[part] if one.dim() else one for name, one in ready.items()} for part in rows
-    ]
+    parts = divided(ready, [[0, 1], [2, 3]])
     for key in ("row_weights", "bonus_weights"):
         if key == "bonus_weights" or loss_type == "bnpo":
             weigh_microbatches(parts, key, lambda counts: counts)
@@ -549,23 +504,12 @@ def test_the_entropy_bonus_averages_over_the_microbatches_that_have_a_group(
         losses.append(trainer._compute_loss(trainer.model, part))
     our_gradient = gradients(sum(losses), trainer.model)
 
-    inputs = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    width = batch["completion_ids"].size(1)
-    logits = trainer.model(input_ids=inputs, attention_mask=mask).logits[:, -width - 1 : -1]
-    logps = logits.log_softmax(-1)
+    logps, mask = logits_of(trainer.model, batch).log_softmax(-1), batch["completion_mask"][:2]
     entropies = -(logps.exp() * logps).sum(-1)[:2]
-    theirs = -0.5 * (entropies * batch["completion_mask"][:2]).sum()
-    theirs = theirs / batch["completion_mask"][:2].sum()
+    theirs = -0.5 * (entropies * mask).sum() / mask.sum()
     assert sum(losses).item() == pytest.approx(theirs.item(), rel=1e-5)
     assert_same(our_gradient, gradients(theirs, trainer.model))
     after = 0.6 if adaptive else 0.5
     assert trainer.entropy_coef == pytest.approx(after)
     assert trainer._metrics["train"]["entropy_coef"] == [pytest.approx(after)]
     assert trainer.args.entropy_coef_max == 0.6 and trainer.args.entropy_coef_delta == 0.25
-
-
-def test_one_generation_is_no_group(make_trainer):
-    """TRL's own sentence: nothing can be compared."""
-    with pytest.raises(ValueError, match="at least 2 generations per prompt"):
-        make_trainer(num_generations=1, group_filter="drop")

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from tests.contract.test_loss import (  # noqa: F401
+from tests.contract.formulas import (
     ACCUMULATION,
     BETA,
     CONSTANT,
-    assert_same,
-    batch,
+    amid_a_step,
     gradients,
     logps_of,
+    nearby,
 )
 from trl_ablate import AblationConfig, ConfigurationError
 from trl_ablate.losses import kl_to_reference, loss_denominator
@@ -37,11 +37,9 @@ def sequences(logits):
     return torch.stack([first, logps[1:].flatten()], dim=1)
 
 
-def true_gradient(theta, reference, *, reverse=False):
-    """The gradient of KL(π, π_ref) over sequences, or of KL(π_ref, π), by enumeration."""
+def true_gradient(theta, reference):
+    """The gradient of KL(π, π_ref) over sequences, by enumeration."""
     one, other = sequences(theta), sequences(reference)
-    if reverse:
-        one, other = other, one
     kl = (one.sum(1).exp() * (one.sum(1) - other.sum(1))).sum()
     return torch.autograd.grad(kl, theta)[0]
 
@@ -64,16 +62,10 @@ def same(one, other):
     return (one - other).abs().max() < 1e-12
 
 
-def test_k1_in_the_reward_is_unbiased(policies):
+def test_of_an_estimate_in_the_reward_k1_alone_is_unbiased(policies):
     assert same(expected_gradient(*policies, "k1", "reward"), true_gradient(*policies))
-
-
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_the_others_in_the_reward_are_not(policies, estimator):
-    assert not same(expected_gradient(*policies, estimator, "reward"), true_gradient(*policies))
-
-
-def test_k1_in_the_loss_has_no_gradient_on_average(policies):
+    for estimator in ("k2", "k3"):
+        assert not same(expected_gradient(*policies, estimator, "reward"), true_gradient(*policies))
     assert same(expected_gradient(*policies, "k1", "loss"), torch.zeros(6, 5))
 
 
@@ -134,75 +126,69 @@ def divisor_of(name, mask):
     return loss_denominator(mask, norm, constant=CONSTANT, num_items=items) * times
 
 
+@pytest.fixture
+def assert_adds(make_trainer, batch):
+    """`assert_adds(name, settings, terms, **rest)`: what `settings`, on top of the rest, add to
+    loss and gradient, off-policy, is the sum of `terms(logps, old, ref)` over the divisor of the
+    loss; the last trainer, and the terms."""
+
+    def check(name, settings, terms, **rest):
+        found, mask = [], batch["completion_mask"]
+        for added in ({}, settings):
+            trainer = make_trainer(length_norm_constant=CONSTANT, **LOSSES[name], **rest, **added)
+            amid_a_step(trainer, ACCUMULATION)
+            old, ref = nearby(trainer.model, batch, 0.4), nearby(trainer.model, batch, 0.4, seed=8)
+            inputs = {**batch, "old_per_token_logps": old, "ref_per_token_logps": ref}
+            if name == "prompt":
+                inputs[ROW_WEIGHTS] = torch.tensor([0.5, 0.5, 2.0, 2.0])
+            loss = trainer._compute_loss(trainer.model, inputs)
+            found.append((loss.item(), gradients(loss, trainer.model)))
+        added = terms(logps_of(trainer.model, batch), old, ref) * mask
+        rows = added.sum(1) * inputs.get(ROW_WEIGHTS, torch.ones(4))
+        theirs = (rows / divisor_of(name, mask)).sum()
+        assert found[1][0] - found[0][0] == pytest.approx(theirs.item(), rel=1e-4, abs=1e-6)
+        expected = gradients(theirs, trainer.model)
+        assert (found[1][1] - found[0][1] - expected).abs().max() <= 1e-4 * expected.abs().max()
+        return trainer, added.detach()
+
+    return check
+
+
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_kl_term_of_the_loss(make_trainer, batch, name, estimator, corrected):  # noqa: F811
-    """What beta adds to loss and gradient, off-policy, with the divisor of each loss type."""
-    found = []
-    for beta in (0.0, BETA):
-        trainer = make_trainer(
-            beta=beta, kl_estimator=estimator, use_bias_correction_kl=corrected,
-            length_norm_constant=CONSTANT, **LOSSES[name],
+def test_the_kl_term_of_the_loss(assert_adds, batch, name, estimator, corrected):
+    """What beta adds, with the divisor of each loss type."""
+
+    def terms(logps, old, ref):
+        return BETA * kl_to_reference(logps, ref, estimator) * (
+            torch.exp(logps - old) if corrected else 1
         )  # fmt: skip
-        trainer.current_gradient_accumulation_steps = ACCUMULATION
-        trainer.model.train()
-        generator = torch.Generator().manual_seed(7)
-        with torch.no_grad():
-            now = logps_of(trainer.model, batch)
-        old = now + 0.4 * torch.randn(4, 8, generator=generator)
-        ref = now + 0.4 * torch.randn(4, 8, generator=generator)
-        inputs = {**batch, "old_per_token_logps": old, "ref_per_token_logps": ref}
-        if name == "prompt":
-            inputs[ROW_WEIGHTS] = torch.tensor([0.5, 0.5, 2.0, 2.0])
-        loss = trainer._compute_loss(trainer.model, inputs)
-        found.append((loss.item(), gradients(loss, trainer.model)))
-    logps, mask = logps_of(trainer.model, batch), batch["completion_mask"]
-    kl = kl_to_reference(logps, ref, estimator) * (torch.exp(logps - old) if corrected else 1)
-    rows = (kl * mask).sum(1) * inputs.get(ROW_WEIGHTS, torch.ones(4))
-    theirs = BETA * (rows / divisor_of(name, mask)).sum()
-    assert found[1][0] - found[0][0] == pytest.approx(theirs.item(), rel=1e-4, abs=1e-6)
-    expected = gradients(theirs, trainer.model)
-    assert (found[1][1] - found[0][1] - expected).abs().max() <= 1e-4 * expected.abs().max()
-    logged = trainer._metrics["train"]["kl"]
-    assert logged == pytest.approx([((kl * mask).sum() / mask.sum()).item()], rel=1e-4)
+
+    trainer, added = assert_adds(
+        name, {"beta": BETA}, terms, kl_estimator=estimator, use_bias_correction_kl=corrected
+    )
+    mean = (added.sum() / batch["completion_mask"].sum() / BETA).item()
+    assert trainer._metrics["train"]["kl"] == pytest.approx([mean], rel=1e-4)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("beta", [0.0, BETA])
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_distance_of_covariant_tokens(make_trainer, batch, name, beta):  # noqa: F811
+def test_the_distance_of_covariant_tokens(assert_adds, batch, name, beta):
     """What covariance_kl adds: |log π - log π_old| at the two of 18 tokens where A and log π vary
     together most."""
-    generator = torch.Generator().manual_seed(7)
-    found = []
-    for coefficient in (0.0, 0.7):
-        trainer = make_trainer(
-            covariance_kl=coefficient, covariance_share=0.15, beta=beta,
-            length_norm_constant=CONSTANT, **LOSSES[name],
-        )  # fmt: skip
-        trainer.current_gradient_accumulation_steps = ACCUMULATION
-        trainer.model.train()
-        if not found:
-            with torch.no_grad():
-                now = logps_of(trainer.model, batch)
-            old = now + 0.4 * torch.randn(4, 8, generator=generator)
-        inputs = {**batch, "old_per_token_logps": old, "ref_per_token_logps": now - 0.1}
-        if name == "prompt":
-            inputs[ROW_WEIGHTS] = torch.tensor([0.5, 0.5, 2.0, 2.0])
-        loss = trainer._compute_loss(trainer.model, inputs)
-        found.append((loss.item(), gradients(loss, trainer.model)))
-    logps, mask = logps_of(trainer.model, batch), batch["completion_mask"]
-    own = mask.bool()
+    own = batch["completion_mask"].bool()
     advantages = batch["advantages"][:, None].expand(4, 8)
-    products = (advantages - advantages[own].mean()) * (logps - logps[own].mean()).detach()
-    chosen = own & (products >= products[own].sort().values[-2])
-    assert chosen.sum() == 2
-    rows = ((logps - old).abs() * chosen).sum(1) * inputs.get(ROW_WEIGHTS, torch.ones(4))
-    theirs = 0.7 * (rows / divisor_of(name, mask)).sum()
-    assert found[1][0] - found[0][0] == pytest.approx(theirs.item(), rel=1e-4, abs=1e-6)
-    expected = gradients(theirs, trainer.model)
-    assert (found[1][1] - found[0][1] - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+    def terms(logps, old, ref):
+        products = (advantages - advantages[own].mean()) * (logps - logps[own].mean()).detach()
+        chosen = own & (products >= products[own].sort().values[-2])
+        assert chosen.sum() == 2
+        return 0.7 * (logps - old).abs() * chosen
+
+    assert_adds(name, {"covariance_kl": 0.7}, terms, covariance_share=0.15, beta=beta)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -220,13 +206,9 @@ def test_the_kl_of_the_reward(make_trainer, estimator, epochs):
         [dict(trainer.train_dataset[i // 4]) for i in range(8)]
     )
     mask = output["completion_mask"]
-    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
     with torch.no_grad():
-        attention = torch.cat([output["prompt_mask"], mask], 1)
-        logits = trainer.model(input_ids=ids, attention_mask=attention).logits
-        logits = logits[:, -mask.size(1) - 1 : -1]
-        logps = torch.log_softmax(logits, -1).gather(2, output["completion_ids"][..., None])
-    kl = kl_to_reference(logps.squeeze(2), output["ref_per_token_logps"], estimator) * mask
+        logps = logps_of(trainer.model, output)
+    kl = kl_to_reference(logps, output["ref_per_token_logps"], estimator) * mask
     rewards = torch.tensor([row["reward"] for row in trainer.latest_rollouts()])
     shaped = (rewards - BETA * kl.sum(1)).view(2, 4)
     expected = (shaped - shaped.mean(1, keepdim=True)).flatten()

@@ -1,176 +1,160 @@
 """The loss of `AblationTrainer` against closed formulas, in value and gradient.
 
-The formulas below follow the definitions, with log-probabilities from a plain forward pass of the
-model. They use no part of TRL's loss.
+The formulas follow the definitions and use no part of TRL's loss.
 """
 
 import pytest
 import torch
 
-from trl_ablate.losses import loss_denominator
+from tests.contract.formulas import (
+    ACCUMULATION,
+    BETA,
+    CONSTANT,
+    EPSILON,
+    LENGTH_NORMS,
+    amid_a_step,
+    assert_loss_is,
+    assert_same,
+    gradients,
+    last_logged,
+    logps_of,
+    mean_over,
+    nearby,
+    scored,
+)
+from trl_ablate import AblationConfig, ConfigurationError
+from trl_ablate.losses import clipped_log_ratio, loss_denominator, prompt_weights
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.settings import choices
 from trl_ablate.switches import Surrogate
 
 SURROGATES = ("clip", "no_clip", "reinforce")
-LENGTH_NORMS = ("mean", "constant", "microbatch", "token")
-EPSILON, CONSTANT, BETA, ACCUMULATION = 0.2, 9.0, 0.3, 2
-RELATIVE = 2e-5
-"""fp32 sums in two different orders agree to this."""
+LOW, HIGH = 0.2, 0.3
 
 
 @pytest.fixture
-def batch(tiny_model):
-    """Four rows of 5 + 8 tokens; one prompt is padded; responses have 8, 3, 1 and 6 tokens."""
-    generator = torch.Generator().manual_seed(3)
-    lengths = torch.tensor([8, 3, 1, 6])
-    mask = (torch.arange(8) < lengths[:, None]).long()
-    prompt_mask = torch.ones(4, 5, dtype=torch.long)
-    prompt_mask[1, :2] = 0
-    return {
-        "prompt_ids": torch.randint(5, 200, (4, 5), generator=generator),
-        "prompt_mask": prompt_mask,
-        "completion_ids": torch.randint(5, 200, (4, 8), generator=generator),
-        "completion_mask": mask,
-        "advantages": torch.tensor([1.3, -0.7, 0.4, -1.1]),
-        "num_items_in_batch": torch.tensor(37),
-    }
+def trainer_with(make_trainer):
+    def make(**switches):
+        settings = {"epsilon": EPSILON, "length_norm_constant": CONSTANT, **switches}
+        return amid_a_step(make_trainer(**settings), ACCUMULATION)
 
-
-def logps_of(model, batch):
-    """`(4, 8)` log-probabilities of the response tokens, from a plain forward pass."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    logits = model(input_ids=ids, attention_mask=mask).logits[:, 4:-1]
-    return torch.log_softmax(logits, -1).gather(2, batch["completion_ids"][..., None]).squeeze(2)
-
-
-def closed_form(logps, old, ref, batch, surrogate, length_norm, beta):
-    """The loss of one of two microbatches, from the definitions."""
-    advantages = batch["advantages"][:, None]
-    ratio = torch.exp(logps - old)
-    objective = {
-        "clip": torch.min(ratio * advantages, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantages),
-        "no_clip": ratio * advantages,
-        "reinforce": torch.exp(logps - logps.detach()) * advantages,
-    }[surrogate]
-    loss = -objective
-    if beta:
-        loss = loss + beta * (torch.exp(ref - logps) - (ref - logps) - 1) * ratio
-    mask = batch["completion_mask"]
-    # `token` divides by the tokens of its share of the optimizer step: 37 over 2 microbatches
-    divisor = loss_denominator(mask, length_norm, constant=CONSTANT, num_items=37)
-    accumulation = 1 if length_norm == "token" else ACCUMULATION
-    return ((loss * mask).sum(1) / divisor).sum() / accumulation
-
-
-def gradients(loss, model):
-    model.zero_grad()
-    loss.backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-
-def with_other_logps(trainer, batch, name, spread):
-    """The trainer's loss and gradient if the batch has log-probabilities, called `name`, that
-    differ from the current ones; first those."""
-    trainer.model.train()
-    with torch.no_grad():
-        now = logps_of(trainer.model, batch)
-    other = now + spread * torch.randn(4, 8, generator=torch.Generator().manual_seed(7))
-    loss = trainer._compute_loss(trainer.model, {**batch, name: other})
-    return other, loss, gradients(loss, trainer.model)
-
-
-def assert_same(ours, expected):
-    scale = expected.abs().max()
-    assert scale > 0
-    assert (ours - expected).abs().max() <= RELATIVE * scale
-
-
-def trainer_with(make_trainer, **switches):
-    trainer = make_trainer(epsilon=EPSILON, length_norm_constant=CONSTANT, **switches)
-    trainer.current_gradient_accumulation_steps = ACCUMULATION
-    trainer.model.train()
-    return trainer
+    return make
 
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("beta", [0.0, BETA])
 @pytest.mark.parametrize("length_norm", LENGTH_NORMS)
 @pytest.mark.parametrize("surrogate", SURROGATES)
-def test_loss_and_gradient(make_trainer, batch, surrogate, length_norm, beta):
-    trainer = trainer_with(make_trainer, surrogate=surrogate, length_norm=length_norm, beta=beta)
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        now = logps_of(trainer.model, batch)
-    old = now + 0.4 * torch.randn(4, 8, generator=generator)
-    ref = now + 0.4 * torch.randn(4, 8, generator=generator)
+def test_loss_and_gradient(trainer_with, batch, surrogate, length_norm, beta):
+    trainer = trainer_with(surrogate=surrogate, length_norm=length_norm, beta=beta)
+    old, ref = nearby(trainer.model, batch, 0.4), nearby(trainer.model, batch, 0.4, seed=8)
     batch |= {"old_per_token_logps": old, "ref_per_token_logps": ref}
+    advantages = batch["advantages"][:, None]
 
-    ours = trainer._compute_loss(trainer.model, batch)
-    our_gradient = gradients(ours, trainer.model)
-    logps = logps_of(trainer.model, batch)
-    theirs = closed_form(logps, old, ref, batch, surrogate, length_norm, beta)
+    def formula(logps):
+        ratio = torch.exp(logps - old)
+        loss = -{
+            "clip": torch.min(
+                ratio * advantages, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantages
+            ),
+            "no_clip": ratio * advantages,
+            "reinforce": torch.exp(logps - logps.detach()) * advantages,
+        }[surrogate]
+        if beta:
+            loss = loss + beta * (torch.exp(ref - logps) - (ref - logps) - 1) * ratio
+        return mean_over(loss, batch["completion_mask"], length_norm)
 
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-7)
-    assert_same(our_gradient, gradients(theirs, trainer.model))
+    assert_loss_is(trainer, batch, formula)
+
+
+def probability_terms(logps, old, sampling, advantages, mask):
+    """-rA, but 0 where π - μ is above 0.003 and A > 0, or below -0.001 and A < 0."""
+    moved = logps.detach().exp() - sampling.exp()
+    masked = torch.where(advantages > 0, moved > 0.003, moved < -0.001)
+    return -torch.exp(logps - old) * advantages * ~masked, masked
+
+
+def one_sided_terms(logps, old, sampling, advantages, mask):
+    """-A log π, where A < 0 times the ratio of the whole response, at most 1."""
+    log_ratio = ((logps.detach() - old) * mask).sum(1, keepdim=True)
+    weight = torch.where(advantages < 0, log_ratio.exp().clamp(max=1), 1)
+    return -weight * advantages * torch.exp(logps - logps.detach()), weight < 1
+
+
+def geometric_terms(logps, old, sampling, advantages, mask):
+    """-A times the geometric mean of the clipped ratios of the response."""
+    difference = logps - old
+    high, low = torch.tensor(1 + HIGH).log(), torch.tensor(1 - LOW).log()
+    clipped = torch.where(
+        advantages > 0, torch.minimum(difference, high), torch.maximum(difference, low)
+    )
+    geometric = torch.exp((clipped * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True))
+    return -geometric * advantages, clipped != difference
+
+
+OF_TOKENS = {
+    "probability": (probability_terms, {"epsilon": 0.001, "epsilon_high": 0.003}),
+    "one_sided": (one_sided_terms, {}),
+    "geometric": (geometric_terms, {"epsilon": LOW, "epsilon_high": HIGH}),
+}
+
+
+@pytest.mark.sample(9)
+@pytest.mark.parametrize("sampled", [False, True], ids=["old policy", "sampler"])
+@pytest.mark.parametrize("length_norm", LENGTH_NORMS)
+@pytest.mark.parametrize("surrogate", OF_TOKENS)
+def test_surrogates_with_a_weight_for_each_token(
+    trainer_with, batch, surrogate, length_norm, sampled
+):
+    """And the share of tokens that they hold, which is logged."""
+    terms_of, bounds = OF_TOKENS[surrogate]
+    trainer = trainer_with(surrogate=surrogate, length_norm=length_norm, **bounds)
+    mask, advantages = batch["completion_mask"], batch["advantages"][:, None]
+    old, other = nearby(trainer.model, batch, -0.4), nearby(trainer.model, batch, 0.4, seed=5)
+    other[0, 0] = torch.nan  # an engine did not report it
+    batch["old_per_token_logps"] = old
+    if sampled and surrogate != "geometric":
+        batch["sampling_per_token_logps"] = other
+    anchor = torch.where(other.isnan(), old, other) if sampled else old
+
+    def formula(logps):
+        terms, _ = terms_of(logps, old, anchor, advantages, mask)
+        return mean_over(terms, mask, length_norm)
+
+    assert_loss_is(trainer, batch, formula)
+    _, held = terms_of(logps_of(trainer.model, batch), old, anchor, advantages, mask)
+    share = ((held * mask).sum() / mask.sum()).item()
+    assert last_logged(trainer)["clip_fraction"] == pytest.approx(share)
+    assert 0 < share < 1
 
 
 @pytest.mark.parametrize("surrogate", choices(Surrogate))
-def test_the_off_policy_mask(make_trainer, batch, surrogate):
+def test_the_off_policy_mask(trainer_with, batch, surrogate):
     """A row with A < 0 whose mean log(old/new) is above the threshold counts as if A were 0."""
     settings = {"surrogate": surrogate, "length_norm": "mean"}
-    with_mask = trainer_with(make_trainer, off_policy_mask_threshold=0.1, **settings)
-    without = trainer_with(make_trainer, **settings)
-    with torch.no_grad():
-        now = logps_of(without.model, batch)
-    batch["old_per_token_logps"] = now + torch.tensor([0.2, 0.2, 0.05, 0.05])[:, None]
+    with_mask = trainer_with(off_policy_mask_threshold=0.1, **settings)
+    without = trainer_with(**settings)
+    shift = torch.tensor([0.2, 0.2, 0.05, 0.05])[:, None]
+    batch["old_per_token_logps"] = nearby(without.model, batch, 0.0) + shift
     ours = gradients(with_mask._compute_loss(with_mask.model, batch), with_mask.model)
     batch["advantages"] = torch.tensor([1.3, 0.0, 0.4, -1.1])
     assert_same(ours, gradients(without._compute_loss(without.model, batch), without.model))
 
 
-@pytest.mark.parametrize("length_norm", LENGTH_NORMS)
-def test_reinforce_follows_the_score_function(make_trainer, batch, length_norm):
-    """Its gradient is that of -A log pi, for any old log-probabilities."""
-    trainer = trainer_with(make_trainer, surrogate="reinforce", length_norm=length_norm)
-    batch["old_per_token_logps"] = torch.full((4, 8), -3.0)
-    ours = gradients(trainer._compute_loss(trainer.model, batch), trainer.model)
-    mask = batch["completion_mask"]
-    divisor = loss_denominator(mask, length_norm, constant=CONSTANT, num_items=37)
-    score = -(batch["advantages"][:, None] * logps_of(trainer.model, batch) * mask).sum(1) / divisor
-    accumulation = 1 if length_norm == "token" else ACCUMULATION
-    assert_same(ours, gradients(score.sum() / accumulation, trainer.model))
-
-
-def test_on_policy_every_surrogate_has_the_same_gradient(make_trainer, batch):
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_surrogates_differ_off_policy_alone(trainer_with, batch, off_policy):
     found = []
     for surrogate in SURROGATES:
-        trainer = trainer_with(make_trainer, surrogate=surrogate, length_norm="mean")
-        found.append(gradients(trainer._compute_loss(trainer.model, batch), trainer.model))
-    assert_same(found[1], found[0])
-    assert_same(found[2], found[0])
-
-
-def test_off_policy_they_differ(make_trainer, batch):
-    found = []
-    for surrogate in SURROGATES:
-        trainer = trainer_with(make_trainer, surrogate=surrogate, length_norm="mean")
-        with torch.no_grad():
-            batch["old_per_token_logps"] = logps_of(trainer.model, batch) - 0.5
+        trainer = trainer_with(surrogate=surrogate, length_norm="mean")
+        if off_policy:
+            batch["old_per_token_logps"] = nearby(trainer.model, batch, 0.0) - 0.5
         found.append(gradients(trainer._compute_loss(trainer.model, batch), trainer.model))
     for one, other in [(0, 1), (0, 2), (1, 2)]:
-        assert (found[one] - found[other]).abs().max() > 0.05 * found[0].abs().max()
-
-
-def test_every_length_norm_has_its_own_gradient(make_trainer, batch):
-    found = {}
-    for length_norm in LENGTH_NORMS:
-        trainer = trainer_with(make_trainer, length_norm=length_norm)
-        found[length_norm] = gradients(trainer._compute_loss(trainer.model, batch), trainer.model)
-    names = list(found)
-    for i, one in enumerate(names):
-        for other in names[i + 1 :]:
-            assert (found[one] - found[other]).abs().max() > 1e-3 * found[one].abs().max()
+        if off_policy:
+            assert (found[one] - found[other]).abs().max() > 0.05 * found[0].abs().max()
+        else:
+            assert_same(found[other], found[one])
 
 
 def test_length_norm_constant_defaults_to_max_completion_length(make_trainer, batch):
@@ -182,33 +166,118 @@ def test_length_norm_constant_defaults_to_max_completion_length(make_trainer, ba
     assert losses[0] == losses[1]
 
 
-def test_the_switches_are_put_back_after_the_loss(make_trainer, batch):
-    trainer = trainer_with(make_trainer, surrogate="no_clip", length_norm="microbatch")
+def test_the_switches_are_put_back_after_the_loss(trainer_with, batch):
+    trainer = trainer_with(surrogate="no_clip", length_norm="microbatch")
     trainer._compute_loss(trainer.model, batch)
     assert trainer.max_completion_length == 12
     assert (trainer.epsilon_low, trainer.epsilon_high) == (EPSILON, EPSILON)
 
 
-def test_ratio_metrics_are_logged_over_response_tokens(make_trainer, batch):
-    trainer = trainer_with(make_trainer, surrogate="clip", length_norm="mean")
-    with torch.no_grad():
-        now = logps_of(trainer.model, batch)
-    # 18 response tokens; raise the ratio of the first row (A > 0, 8 tokens) to e^0.5: all clipped
+@pytest.mark.parametrize(("surrogate", "clipped"), [("clip", 8 / 18), ("no_clip", 0)])
+def test_ratio_metrics_are_logged_over_response_tokens(trainer_with, batch, surrogate, clipped):
+    """Of 18 tokens, the 8 of the first row (A > 0) have the ratio e^0.5: all clipped."""
+    trainer = trainer_with(surrogate=surrogate, length_norm="mean")
     shift = torch.zeros(4, 8)
     shift[0] = 0.5
-    batch["old_per_token_logps"] = now - shift
+    batch["old_per_token_logps"] = nearby(trainer.model, batch, 0.0) - shift
     trainer._compute_loss(trainer.model, batch)
-    trainer.log({})
-    logged = trainer.state.log_history[-1]
-    assert logged["clip_fraction"] == pytest.approx(8 / 18)
-    assert logged["mean_ratio"] == pytest.approx((8 * 2.718281828**0.5 + 10) / 18, rel=1e-4)
+    row = last_logged(trainer)
+    assert row["clip_fraction"] == pytest.approx(clipped)
+    assert row["mean_ratio"] == pytest.approx((8 * 2.718281828**0.5 + 10) / 18, rel=1e-4)
 
 
-@pytest.mark.parametrize("surrogate", ["no_clip", "reinforce"])
-def test_unclipped_surrogates_log_no_clipping(make_trainer, batch, surrogate):
-    trainer = trainer_with(make_trainer, surrogate=surrogate, length_norm="mean")
-    batch["old_per_token_logps"] = torch.full((4, 8), -3.0)
-    trainer._compute_loss(trainer.model, batch)
-    trainer.log({})
-    assert trainer.state.log_history[-1]["clip_fraction"] == 0.0
-    assert trainer.state.log_history[-1]["mean_ratio"] != 1.0
+# Advantages and weights of rows, from two groups of two with 8 and 3, and with 1 and 6 tokens
+
+
+@pytest.mark.parametrize(
+    ("switch", "advantages"),
+    [
+        # 8/11, and (1 + 3) / 7
+        ({"baseline": "group_token_mean"}, [3 / 11, -8 / 11, 3 / 7, -1 / 14]),
+        ({"baseline": "best_of_others"}, [1, 0, 0.5, 0]),
+        # pass rates 1/2 and 3/4
+        ({"hard_group_exponent": 2.0}, [0.5 / 4, -0.5 / 4, 0.25 / 16, -0.25 / 16]),
+    ],
+    ids=str,
+)
+def test_advantages_in_the_loss(make_trainer, batch, switch, advantages):
+    settings = {"scale_rewards": "none", "length_norm": "token", "num_generations": 2, **switch}
+    trainer = amid_a_step(make_trainer(**settings))
+    mask = batch["completion_mask"]
+
+    def formula(logps):
+        terms = -torch.tensor(advantages)[:, None] * torch.exp(logps - logps.detach()) * mask
+        return terms.sum() / loss_denominator(mask, "token")
+
+    ready = trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, 0.5]))
+    assert_loss_is(trainer, ready, formula)
+
+
+@pytest.mark.parametrize("group_filter", ["none", "drop"])
+@pytest.mark.parametrize("loss_type", ["dapo", "cispo"])
+def test_the_mean_over_prompts(make_trainer, batch, loss_type, group_filter):
+    """A mean over each group's tokens, then over the groups that count."""
+    settings = {"length_norm": "prompt", "loss_type": loss_type, "scale_rewards": "none"}
+    settings |= {"num_generations": 2, "group_filter": group_filter, "epsilon_high": 5.0}
+    trainer = amid_a_step(make_trainer(**settings))
+    last = 1.0 if group_filter == "drop" else 0.5
+    advantages = torch.tensor([0.5, -0.5, 0.25, -0.25])[:, None]
+    mask = batch["completion_mask"]
+
+    def formula(logps):
+        ratio = torch.exp(logps - logps.detach())
+        losses = -advantages * (logps if loss_type == "cispo" else ratio) * mask
+        groups = [losses[:2].sum() / 11, losses[2:].sum() / 7]  # 8 + 3 and 1 + 6 tokens
+        return groups[0] if group_filter == "drop" else sum(groups) / 2
+
+    ready = trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, last]))
+    assert_loss_is(trainer, ready, formula)
+
+
+def test_the_recipe_gpg_is_the_formula_of_gpg(make_trainer, batch):
+    """B/(B-M) · 1/B Σ_g 1/Σ|o| Σ_i Σ_t -log π · (r - mean), with F_norm 1; here B = 2, M = 1."""
+    declared = read_mapping(SHIPPED / "gpg.yaml", "recipe")
+    switches = {name: value for name, value in declared.items() if name != "extends"}
+    trainer = amid_a_step(make_trainer(num_generations=2, **switches))
+    ready = trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, 1.0]))
+    ours = gradients(trainer._compute_loss(trainer.model, ready), trainer.model)
+    mask = batch["completion_mask"]
+    terms = -logps_of(trainer.model, batch) * torch.tensor([[0.5], [-0.5], [0], [0]]) * mask
+    groups = [terms[:2].sum() / mask[:2].sum(), terms[2:].sum() / mask[2:].sum()]
+    alpha = 2 / (2 - 1)
+    assert_same(ours, gradients(alpha * sum(groups) / 2, trainer.model))
+
+
+def test_the_weight_of_a_prompt_by_hand():
+    # tokens 8 + 4, 2 + 1, 0 + 0; with all kept: 15 / 3 = 5, so 5/12, 5/3 and 0
+    tokens = torch.tensor([[8, 4], [2, 1], [0, 0]])
+    kept = torch.ones(3, dtype=torch.bool)
+    assert prompt_weights(tokens, kept).tolist() == pytest.approx([5 / 12, 5 / 3, 0])
+    # without the first: 3 / 2
+    kept = torch.tensor([False, True, True])
+    assert prompt_weights(tokens, kept).tolist() == pytest.approx([0, 0.5, 0])
+    assert prompt_weights(tokens, ~kept & kept).tolist() == [0, 0, 0]
+    assert prompt_weights(torch.full((3, 4), 7), torch.ones(3).bool()).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "sapo", "luspo"])
+def test_a_mean_over_prompts_is_built_on_one_over_tokens(loss_type):
+    with pytest.raises(ConfigurationError, match="built on loss_type 'dapo'"):
+        AblationConfig(output_dir="unused", use_cpu=True, bf16=False,
+                       length_norm="prompt", loss_type=loss_type)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "low", "expected"),
+    [
+        (0.5, 1.0, LOW, 0.262364),  # log 1.3
+        (-0.5, 1.0, LOW, -0.5),  # where A > 0, a small ratio is not held
+        (0.5, -1.0, LOW, 0.5),
+        (-0.5, -1.0, LOW, -0.223144),  # log 0.8
+        (0.1, 1.0, LOW, 0.1),
+        (-50.0, -1.0, 1.0, -50.0),  # an epsilon of one holds nothing below
+    ],
+)
+def test_the_clip_of_each_token(log_ratio, advantage, low, expected):
+    got = clipped_log_ratio(torch.tensor([[log_ratio]]), torch.tensor([[advantage]]), low, HIGH)
+    assert got.item() == pytest.approx(expected, abs=1e-6)

@@ -1,0 +1,105 @@
+"""What closed formulas of the loss are compared with: one batch, its log-probabilities from a plain
+forward pass, and gradients. Nothing here is a part of TRL's loss."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from trl_ablate.losses import loss_denominator
+from trl_ablate.trainer.groups import Scored
+
+LENGTH_NORMS = ("mean", "constant", "microbatch", "token")
+EPSILON, CONSTANT, BETA, ACCUMULATION = 0.2, 9.0, 0.3, 2
+RELATIVE = 2e-5
+"""fp32 sums in two different orders agree to this."""
+
+
+def small_batch() -> dict[str, torch.Tensor]:
+    """Four rows of 5 + 8 tokens; one prompt is padded; responses have 8, 3, 1 and 6 tokens."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.tensor([8, 3, 1, 6])
+    mask = (torch.arange(8) < lengths[:, None]).long()
+    prompt_mask = torch.ones(4, 5, dtype=torch.long)
+    prompt_mask[1, :2] = 0
+    return {
+        "prompt_ids": torch.randint(5, 200, (4, 5), generator=generator),
+        "prompt_mask": prompt_mask,
+        "completion_ids": torch.randint(5, 200, (4, 8), generator=generator),
+        "completion_mask": mask,
+        "advantages": torch.tensor([1.3, -0.7, 0.4, -1.1]),
+        "num_items_in_batch": torch.tensor(37),
+    }
+
+
+def scored(batch: dict[str, torch.Tensor], outcomes: list[float]) -> Scored:
+    """The batch as two groups of two with these rewards."""
+    batch = {**batch, "num_items_in_batch": torch.tensor(18)}
+    return Scored(batch, torch.tensor(outcomes), None, torch.zeros(4).bool(), None, 4, 18)
+
+
+def amid_a_step(trainer: Any, accumulation: int = 1) -> Any:
+    """The trainer, as in the middle of a step with so many microbatches."""
+    trainer.current_gradient_accumulation_steps = accumulation
+    if accumulation == 1:
+        trainer.args.steps_per_generation = 1
+    trainer.model.train()
+    return trainer
+
+
+def logits_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Those that the response tokens were drawn from."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    width = batch["completion_ids"].size(1)
+    return model(input_ids=ids, attention_mask=mask).logits[:, -width - 1 : -1]
+
+
+def logps_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Log-probabilities of the response tokens."""
+    logps = logits_of(model, batch).log_softmax(-1)
+    return logps.gather(2, batch["completion_ids"][..., None]).squeeze(2)
+
+
+def nearby(model: Any, batch: dict[str, torch.Tensor], spread: float, seed: int = 7):
+    """Log-probabilities that differ from the model's own by noise."""
+    with torch.no_grad():
+        now = logps_of(model, batch)
+    return now + spread * torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def mean_over(terms: torch.Tensor, mask: torch.Tensor, length_norm: str) -> torch.Tensor:
+    """The part of one microbatch of `ACCUMULATION`. `token` divides by the tokens of its share of
+    the optimizer step: 37 over 2 microbatches."""
+    divisor = loss_denominator(mask, length_norm, constant=CONSTANT, num_items=37)
+    accumulation = 1 if length_norm == "token" else ACCUMULATION
+    return ((terms * mask).sum(1) / divisor).sum() / accumulation
+
+
+def gradients(loss: torch.Tensor, model: Any) -> torch.Tensor:
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def assert_same(ours: torch.Tensor, expected: torch.Tensor) -> None:
+    scale = expected.abs().max()
+    assert scale > 0
+    assert (ours - expected).abs().max() <= RELATIVE * scale
+
+
+def assert_loss_is(
+    trainer: Any, inputs: dict[str, torch.Tensor], formula: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Loss and gradient are the formula's, of the log-probabilities of the responses."""
+    ours = trainer._compute_loss(trainer.model, inputs)
+    our_gradient = gradients(ours, trainer.model)
+    theirs = formula(logps_of(trainer.model, inputs))
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-6)
+    assert_same(our_gradient, gradients(theirs, trainer.model))
+
+
+def last_logged(trainer: Any) -> dict[str, Any]:
+    trainer.log({})
+    return trainer.state.log_history[-1]
