@@ -1,16 +1,15 @@
-"""Test which models keep their log-probabilities when rows are moved to the left."""
+"""Which models keep their log-probabilities when rows are moved to the left, packed, or share their
+prompts."""
 
 import dataclasses
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from trl import GRPOConfig, GRPOTrainer
 
-from tests.contract.test_loss_metrics import rollouts_of_unequal_length
-from trl_ablate import AblationTrainer
-from trl_ablate.trainer.architectures import RELATIVE
-from trl_ablate.trainer.forward_passes import forward_trimmed
+from trl_ablate.trainer.architectures import NOT_SHAREABLE, PACKABLE, RELATIVE, may_share
+from trl_ablate.trainer.forward_passes import Passes, forward_trimmed, groups_by_length
+from trl_ablate.trainer.shared_prompts import forward_shared
 
 SMALL = {
     "vocab_size": 120,
@@ -76,7 +75,6 @@ SPECIAL = {
     "bamba": {"attn_layer_indices": [1]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
 }
-PROMPTS, COMPLETIONS = (6, 3, 2), (4, 7, 2)
 TOLERANCE = 1e-4
 
 
@@ -118,36 +116,114 @@ def forward_of(model):
     return forward
 
 
-def largest_change(model) -> float:
+def one_by_one(forward, ids, mask, completions: tuple[int, ...]):
+    """Log-probabilities of the completions, of each row alone."""
+    width, found = max(completions), []
+    for row, count in enumerate(completions):
+        alone = ids[row][mask[row].bool()][None]
+        logps = forward(alone, torch.ones_like(alone), max(count, 1))[0][0][:count]
+        found.append(torch.nn.functional.pad(logps, (0, width - count)))
+    return torch.stack(found)
+
+
+def of_moving(model) -> float:
     """The largest change of a log-probability when rows of unequal length are moved to the left."""
-    width, prompt = max(COMPLETIONS), max(PROMPTS)
-    (ids, mask), forward = rows(PROMPTS, COMPLETIONS), forward_of(model)
+    prompts, completions = (6, 3, 2), (4, 7, 2)
+    width, prompt = max(completions), max(prompts)
+    (ids, mask), forward = rows(prompts, completions), forward_of(model)
     with torch.no_grad():
         padded = forward(ids, mask, width)[0] * mask[:, prompt:]
         moved = forward_trimmed(forward, ids, mask, width)[0]
     return (moved - padded).abs().max().item()
 
 
+def of_packing(model) -> float:
+    """Between rows one by one and rows packed two by two; one row has no response."""
+    prompts, completions = (6, 3, 2, 4), (4, 7, 0, 2)
+    (ids, mask), forward = rows(prompts, completions), forward_of(model)
+    with torch.no_grad():
+        packed, _ = Passes(packs=True)(forward, ids, mask, max(completions), rows_at_once=2)
+        return (packed - one_by_one(forward, ids, mask, completions)).abs().max().item()
+
+
+SHARED_PROMPTS, SHARED_COMPLETIONS = (7, 3, 7, 7, 3, 1), (5, 4, 9, 0, 8, 6)
+"""Rows of three prompts, not in order; one has a single token, one row no response."""
+
+
+def rows_of_three_prompts() -> tuple[torch.Tensor, torch.Tensor, int]:
+    ids, mask = rows(SHARED_PROMPTS, SHARED_COMPLETIONS)
+    width, same = max(SHARED_PROMPTS), dict(zip(SHARED_PROMPTS, ids, strict=True))
+    for row, length in enumerate(SHARED_PROMPTS):
+        ids[row, width - length : width] = same[length][width - length : width].clone()
+    return ids * mask, mask, max(SHARED_COMPLETIONS)
+
+
+def of_sharing(model) -> float:
+    """Or the largest relative change of the gradient, between rows one by one and rows that share
+    their prompts, in blocks of similar length."""
+    (ids, mask, width), forward = rows_of_three_prompts(), forward_of(model)
+    weights = torch.randn(len(ids), width, generator=torch.Generator().manual_seed(2))
+    shared, _ = forward_shared(
+        forward, ids, mask, width, lambda lengths: groups_by_length(lengths, None, 6)
+    )
+    alone = one_by_one(forward, ids, mask, SHARED_COMPLETIONS)
+    found, wanted = (gradient(model, (one * weights).sum()) for one in (shared, alone))
+    of_gradient = (found - wanted).norm() / wanted.norm()
+    return max((shared - alone).abs().max().item(), of_gradient.item())
+
+
+def gradient(model, loss: torch.Tensor) -> torch.Tensor:
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    each = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return torch.cat([one.flatten() for one in each if one is not None])
+
+
 FEW = ["gemma3_text", "llama", "opt", "phi3", "qwen2", "qwen3"]
+OTHER_ATTENTION = ("codegen", "gpt_neox_japanese", "gptj", "hy_v4")
+
+
+def test_the_lists_of_architectures():
+    assert PACKABLE < RELATIVE and {*FEW} <= RELATIVE
+    assert not {"gpt2", "xglm", "biogpt"} & RELATIVE
+    assert not {"mamba", "opt", "bloom"} & PACKABLE
 
 
 @pytest.mark.parametrize("model_type", FEW)
-def test_moving_rows_is_exact(model_type):
-    assert model_type in RELATIVE
-    assert largest_change(small_model(model_type)) < TOLERANCE
+def test_what_is_done_to_rows_is_exact(model_type):
+    model = small_model(model_type)
+    assert of_moving(model) < TOLERANCE
+    if model_type in PACKABLE:
+        assert of_packing(model) < TOLERANCE
+        assert may_share(model) and of_sharing(model) < 5 * TOLERANCE
 
 
 @pytest.mark.slow
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("model_type", sorted(RELATIVE - set(FEW)))
-def test_moving_rows_is_exact_for_every_architecture_that_is_listed(model_type):
-    assert largest_change(small_model(model_type)) < TOLERANCE
+def test_it_is_exact_for_every_architecture_that_is_listed(model_type):
+    model = small_model(model_type)
+    assert of_moving(model) < TOLERANCE
+    if model_type in PACKABLE:
+        assert of_packing(model) < TOLERANCE
+    if model_type in PACKABLE - NOT_SHAREABLE - set(OTHER_ATTENTION):
+        assert may_share(model) and of_sharing(model) < 5 * TOLERANCE
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "xglm", "biogpt"])
-def test_models_that_count_columns_are_left_padded(model_type):
-    assert model_type not in RELATIVE
-    assert largest_change(small_model(model_type)) > 0.1
+@pytest.mark.parametrize(
+    ("change", "model_type"),
+    [
+        *((of_moving, name) for name in ("gpt2", "xglm", "biogpt")),  # they count columns
+        *((of_packing, name) for name in ("mamba", "opt", "bloom")),  # rows would see each other
+        *((of_sharing, name) for name in sorted(NOT_SHAREABLE - {"llama4_text"})),
+    ],
+)
+def test_other_models_would_be_wrong(change, model_type):
+    assert change(small_model(model_type)) > 0.1
+
+
+@pytest.mark.parametrize("model_type", ["mamba", *OTHER_ATTENTION[:1], *sorted(NOT_SHAREABLE)])
+def test_other_models_share_no_prompts(model_type):
+    assert not may_share(small_model(model_type))
 
 
 def saved(model, tokenizer_of, folder):
@@ -162,28 +238,6 @@ def saved(model, tokenizer_of, folder):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
-
-
-@pytest.mark.parametrize(("model_type", "aux"), [("gpt2", None), ("qwen2_moe", 0.1)])
-def test_models_with_rows_that_may_not_be_moved_train_as_in_stock_trl(
-    make_trainer, tiny_model, tmp_path, model_type, aux
-):
-    """With default speed-ups: a model that counts columns, and one with an auxiliary loss."""
-    folder = saved(small_model(model_type), tiny_model, tmp_path / "model")
-    settings = {
-        "model": folder,
-        "router_aux_loss_coef": aux,
-        "optim": "sgd",
-        "learning_rate": 0.3,
-        "extras": {"rollout_func": rollouts_of_unequal_length},
-    }
-    trained = []
-    for classes in ((AblationTrainer,), (GRPOTrainer, GRPOConfig)):
-        trainer = make_trainer(*classes, **settings)
-        trainer.train()
-        trained.append(list(trainer.model.parameters()))
-    for mine, theirs in zip(*trained, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
 
 
 def test_it_is_said_that_microbatches_stay_padded(make_trainer, tiny_model, tmp_path, caplog):

@@ -1,10 +1,8 @@
 """Decoding without ended rows gives the tokens of transformers' `generate`, and takes its draws."""
 
 import inspect
-from collections import Counter
 from contextlib import nullcontext
 from functools import partial
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +18,8 @@ from transformers import (
     LogitsProcessor,
 )
 
-from trl_ablate.trainer import decoding, packed
+from trl_ablate.trainer import packed
 from trl_ablate.trainer.decoding import (
-    ModelForward,
     decode,
     exponential_draws,
     made_of_uniform_draws,
@@ -172,15 +169,6 @@ def test_a_product_of_packed_weights_is_that_of_the_layer(autocast, change, is_p
         assert not isinstance(vars(layer).get("forward"), Packed)
 
 
-def test_products_in_an_imitated_bfloat16_are_made_in_float32(monkeypatch):
-    monkeypatch.setattr(packed, "has_bf16_products", lambda: False)
-    layer, x = torch.nn.Linear(384, 512), torch.randn(6, 384)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), packed_weights(layer, 6):
-        found = layer(x)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, layer(x))
-
-
 @pytest.mark.parametrize("times", [1, 3])
 def test_rows_that_have_ended_leave_and_a_prompt_is_read_once(times):
     model, inputs = model_of(), prompts(groups=4, times=times)
@@ -221,52 +209,6 @@ def test_known_models_have_a_short_forward_pass(architecture, heads):
     assert min(short_passes(model, prompts(), config())) < 6
     even = {name: value[:3] for name, value in prompts().items()}
     assert short_passes(model, even, config())
-
-
-def test_in_bfloat16_the_short_pass_is_as_near_to_float32_as_the_models(monkeypatch):
-    """Over a vocabulary and a width that are packed, in the mean over rows and tokens."""
-    monkeypatch.setattr(packed, "LEAST", 1)
-    model = model_of("llama", hidden_size=64, intermediate_size=128, vocab_size=300)
-    apart = {}
-    exact = logits_of(model, short=False)
-    for short in (False, True):
-        with torch.autocast("cpu", torch.bfloat16):
-            apart[short] = float((logits_of(model, short) - exact).norm() / exact.norm())
-    assert 0 < apart[True] < 1.2 * apart[False] < 0.03
-
-
-def logits_of(model, short: bool, tokens: int = 6) -> torch.Tensor:
-    """Of some tokens after the prompts, the same ones for both passes."""
-    inputs = prompts()
-    read, ids = ModelForward(model, model_inputs(model, inputs)), inputs["input_ids"]
-    with torch.no_grad(), packed_weights(model, len(ids)) if short else nullcontext():
-        read.read_prompts(ids, 1)
-        forward: Any = ShortForward(model, read.inputs, 20) if short else read
-        found = []
-        for token in range(tokens):
-            ids = torch.cat([ids, ids[:, -1:] + token], dim=1)
-            found.append(forward.logits(ids))
-    return torch.stack(found)
-
-
-def test_the_logits_of_the_short_pass_are_the_models():
-    """Of four tokens after prompts with padding, of which one has left. On some processors bit by
-    bit, on others the product with three matrices at once differs in its last bit."""
-    model, inputs = model_of(), prompts(times=1)
-    read = ModelForward(model, model_inputs(model, inputs))
-    ids, kept = inputs["input_ids"], torch.tensor([0, 1, 3])
-    with torch.no_grad():
-        token = read.read_prompts(ids, 1).argmax(-1, keepdim=True)
-        short = ShortForward(model, read.inputs, 20)
-        for step in range(4):
-            ids = torch.cat([ids, token], dim=1)
-            if step == 2:
-                ids = ids[kept]
-                read.keep(kept)
-                short.keep(kept)
-            theirs, ours = read.logits(ids), short.logits(ids)
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-            token = theirs.argmax(-1, keepdim=True)
 
 
 def model_inputs(model, inputs: dict) -> dict:
@@ -343,62 +285,6 @@ def test_draws_are_those_of_torch_with_and_without_all_rows():
         assert torch.equal(ours, theirs)
         assert torch.equal(torch.rand(1), after)
     assert made_of_uniform_draws()
-
-
-def test_another_build_of_torch_draws_all_rows(monkeypatch):
-    monkeypatch.setattr(decoding, "made_of_uniform_draws", lambda: False)
-    torch.manual_seed(3)
-    theirs = torch.empty(6, 40).exponential_(1)[1:2]
-    torch.manual_seed(3)
-    assert torch.equal(exponential_draws(torch.empty(1, 40), 6, torch.tensor([1])), theirs)
-
-
-def test_long_and_short_rows_with_one_that_goes_to_the_end():
-    """One row never ends: its tokens do not depend on who has left."""
-    model = model_of()
-
-    class Never(LogitsProcessor):
-        def __call__(self, input_ids, scores):
-            scores[input_ids[:, 0] == 3, EOS] = -torch.inf
-            return scores
-
-    with replaced_by_row(Never):
-        (theirs, _), (ours, _) = both(model, prompts(), config(), logits_processor=[Never()])
-    assert torch.equal(ours, theirs)
-    assert ours.size(1) == 5 + 24
-
-
-def replaced_by_row(kind):
-    return replaced(decoding, BY_ROW=decoding.BY_ROW | {kind})
-
-
-def test_frequencies_are_the_probabilities_of_every_completion():
-    """Three tokens, at most three of them: all completions are enumerated."""
-    model = model_of(vocab_size=4, pad_token_id=0)
-    draws = 6000
-    row = torch.tensor([[2, 3, 2]])
-    torch.manual_seed(1)
-    got = model.generate(
-        row.expand(draws, 3), attention_mask=torch.ones(draws, 3, dtype=torch.long),
-        generation_config=config(max_new_tokens=3, suppress_tokens=[PAD]), custom_generate=decode,
-    )[:, 3:]  # fmt: skip
-    ends = [(*one, EOS).index(EOS) + 1 for one in got.tolist()]
-    counts = Counter(tuple(one[:end]) for one, end in zip(got.tolist(), ends, strict=True))
-    expected = {}
-    for completion in product((1, 2, 3), repeat=3):
-        end = completion.index(EOS) + 1 if EOS in completion else 3
-        ids = torch.cat([row, torch.tensor([completion[:end]])], dim=1)
-        with torch.no_grad():
-            logits = model(ids).logits[0, 2:-1]
-        logits[:, PAD] = -torch.inf
-        p = logits.log_softmax(-1)[range(end), list(completion[:end])].sum().exp().item()
-        expected[completion[:end]] = p
-    assert sum(expected.values()) == pytest.approx(1, abs=1e-5)
-    assert counts.keys() <= expected.keys()
-    squares = sum((counts[one] - draws * p) ** 2 / (draws * p) for one, p in expected.items())
-    freedom = len(expected) - 1
-    assert squares < freedom + 4 * (2 * freedom) ** 0.5
-    assert len(expected) == 15
 
 
 class Sum(LogitsProcessor):
@@ -485,6 +371,7 @@ def test_a_training_is_the_same_with_and_without(make_trainer, settings):
     assert found[0][1] == found[1][1]
 
 
+@pytest.mark.slow
 def test_mixed_precision_casts_each_weight_once_and_gives_the_same_tokens():
     """Every forward pass has a context of its own; without one around them, each token would cast
     every weight."""

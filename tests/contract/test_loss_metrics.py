@@ -6,7 +6,6 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-AS_DRAWN = {"trim_microbatches": False, "regroup_by_length": False}
 OFF_POLICY = {"num_iterations": 3, "learning_rate": 1.0, "optim": "sgd", "max_steps": 6}
 LOSS_METRICS = ("kl", "entropy", "clip_ratio/", "cispo_clip_ratio", "vespo/")
 
@@ -101,33 +100,6 @@ def test_a_cap_on_the_ratio_counts_as_clipping(make_trainer):
     assert 0.05 < capped[1]["clip_fraction"] < 0.6
 
 
-def moved(trainer):
-    before = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
-    trainer.train()
-    after = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-    return after - before
-
-
-@pytest.mark.parametrize(("rollout", "step"), [(4, 3), (3, 2), (4, 6), (2, 4)])
-def test_regrouping_keeps_the_gradient_where_rollouts_and_steps_do_not_divide(
-    make_trainer, rollout, step
-):
-    settings = {
-        "steps_per_generation": rollout,
-        "gradient_accumulation_steps": step,
-        "num_iterations": 3,
-        "optim": "sgd",
-        "learning_rate": 1.0,
-        "loss_type": "grpo",
-        "max_steps": 3,
-        "extras": {"rollout_func": rollouts_of_unequal_length},
-    }
-    plain = moved(make_trainer(**settings, **AS_DRAWN))
-    shipped = moved(make_trainer(**settings))
-    assert plain.abs().max() > 1e-3
-    assert (shipped - plain).abs().max() < 2e-6
-
-
 def test_what_counts_in_whole_steps_is_refused_where_there_are_none(make_trainer):
     from trl_ablate import ConfigurationError
 
@@ -142,50 +114,6 @@ def test_what_counts_in_whole_steps_is_refused_where_there_are_none(make_trainer
         steps_per_generation=2, gradient_accumulation_steps=4, grpo_steps=4, max_steps=-1
     )
     assert taken.args.max_steps == 2
-
-
-def widths_of_a_training(make_trainer, **settings):
-    """The widths of the model's inputs during training."""
-    widths: list[int] = []
-    trainer = make_trainer(
-        extras={"rollout_func": rollouts_of_unequal_length}, max_completion_length=12, **settings
-    )
-
-    def note(module, args, kwargs):
-        widths.append(kwargs["input_ids"].shape[1])
-
-    trainer.model.register_forward_pre_hook(note, with_kwargs=True)
-    trainer.train()
-    return widths
-
-
-def test_trimmed_widths_are_multiples_where_padding_is(make_trainer):
-    widths = widths_of_a_training(make_trainer, pad_to_multiple_of=8)
-    assert all(width % 8 == 0 for width in widths)
-    assert len(set(widths_of_a_training(make_trainer))) > len(set(widths))
-
-
-def test_compiled_models_see_few_widths(make_trainer):
-    config = make_trainer(torch_compile=False).args
-    assert config.trimmed_to_multiple_of == 1
-    config.torch_compile = True
-    assert config.trimmed_to_multiple_of == 64
-    config.pad_to_multiple_of = 16
-    assert config.trimmed_to_multiple_of == 16
-
-
-def test_a_compiled_model_trains_as_one_that_is_not(make_trainer):
-    """Twice in a row, so that what generation changes in the model is undone in between."""
-    settings = {"max_steps": 2, "stop": ["9"], "use_cpu": True}
-    plain = make_trainer(**settings)
-    loss = plain.train().training_loss
-    compiled = make_trainer(**settings, torch_compile=True, torch_compile_backend="eager")
-    assert compiled.train().training_loss == pytest.approx(loss, abs=1e-6)
-    weights = dict(plain.model.named_parameters())
-    assert set(weights) == set(dict(compiled.model.named_parameters()))
-    for name, value in compiled.model.named_parameters():
-        torch.testing.assert_close(value, weights[name], rtol=1e-4, atol=1e-6)
-    assert "generate" not in vars(compiled.model)
 
 
 def test_sums_stay_off_devices_without_float64(make_trainer, monkeypatch):

@@ -1,8 +1,12 @@
-"""The precision of weights in the smallest GPU's profile must not lose small updates."""
+"""Weights and optimizer states in few bits learn; the precision of the smallest GPU's profile loses
+no small updates."""
 
 import pytest
 import torch
+from peft import LoraConfig
+from transformers import BitsAndBytesConfig
 
+from tests.contract.alike import weights
 from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate import load_recipe
 from trl_ablate.recipe.places import SHIPPED
@@ -71,3 +75,24 @@ def test_the_rule_separates_most_weights_from_few(dtype):
     ]
     assert shares[0] < 0.5 < shares[1]
     assert smallest_learning_rate("float32") == 0
+
+
+def test_8_bit_adamw_learns(make_trainer):
+    trainer = make_trainer(optim="adamw_bnb_8bit")
+    before = weights(trainer).clone()
+    trainer.train()
+    assert not torch.equal(weights(trainer), before)
+    assert type(trainer.optimizer.optimizer).__module__.startswith("bitsandbytes")
+    assert trainer.optimizer.optimizer.args.optim_bits == 8
+
+
+def test_an_adapter_over_4_bit_weights_learns(make_trainer):
+    quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    adapter = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    trainer = make_trainer(extras={"quantization_config": quantised, "peft_config": adapter})
+    frozen = [p for p in trainer.model.parameters() if p.dtype == torch.uint8]
+    assert frozen
+    before = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
+    trainer.train()
+    after = [p.detach() for p in trainer.model.parameters() if p.requires_grad]
+    assert any(not torch.equal(a, b) for a, b in zip(after, before, strict=True))

@@ -1,18 +1,20 @@
 """Rollouts by other weights than the policy's, and their correction without an engine."""
 
-import random
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from tests.contract.alike import Script
-from tests.contract.test_loss import (  # noqa: F401
+from tests.contract.alike import Script, weights
+from tests.contract.formulas import (
+    amid_a_step,
+    assert_loss_is,
     assert_same,
-    batch,
     gradients,
+    last_logged,
+    logits_of,
     logps_of,
-    with_other_logps,
+    nearby,
 )
 from trl_ablate import ConfigurationError
 from trl_ablate.losses import importance_ratio
@@ -22,10 +24,6 @@ from trl_ablate.trainer.sampler import check_text, truncated_logps
 
 STEPS = 5
 FAST = {"optim": "sgd", "learning_rate": 1.0, "max_steps": STEPS, "max_grad_norm": 1e9}
-
-
-def weights(trainer):
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
 
 
 def watched(make_trainer, **settings):
@@ -87,12 +85,11 @@ def test_the_sampler_s_log_probabilities_are_kept(make_trainer, epochs):
         [dict(trainer.train_dataset[i // 4]) for i in range(8)]
     )
     mask = output["completion_mask"]
-    prompts = {name: output[name] for name in ("prompt_ids", "prompt_mask")}
-    policy = all_logps(trainer.model, {**prompts, **output})
     with torch.no_grad():
+        policy = logps_of(trainer.model, output)
         for parameter in trainer.model.parameters():
             parameter.copy_(rounded(parameter, "float8_e4m3fn"))
-    sampler = all_logps(trainer.model, {**prompts, **output})
+        sampler = logps_of(trainer.model, output)
     kept = output["sampling_per_token_logps"]
     torch.testing.assert_close(kept * mask, sampler * mask, atol=1e-5, rtol=1e-4)
     assert ((policy - sampler) * mask).abs().max() > 1e-3
@@ -102,73 +99,62 @@ def test_the_sampler_s_log_probabilities_are_kept(make_trainer, epochs):
         assert output["importance_sampling_ratio"].shape == ratio.shape  # sequence_mask
 
 
-def all_logps(model, output):
-    logits = all_logits(model, output)
-    return torch.log_softmax(logits, -1).gather(2, output["completion_ids"][..., None]).squeeze(2)
-
-
 @pytest.mark.parametrize("corrected", [True, False])
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate"])
-def test_loss_and_gradient_of_stale_rollouts(make_trainer, batch, mode, corrected):  # noqa: F811
+def test_loss_and_gradient_of_stale_rollouts(make_trainer, batch, mode, corrected):
     trainer = make_trainer(
         rollout_staleness=1, loss_type="grpo", vllm_importance_sampling_mode=mode,
         vllm_importance_sampling_clip_max=1.2, vllm_importance_sampling_correction=corrected,
     )  # fmt: skip
-    trainer.current_gradient_accumulation_steps = 1
-    sampling, ours, our_gradient = with_other_logps(trainer, batch, "sampling_per_token_logps", 0.3)
+    amid_a_step(trainer)
+    batch["sampling_per_token_logps"] = sampling = nearby(trainer.model, batch, 0.3)
+    mask = batch["completion_mask"]
 
-    logps, mask = logps_of(trainer.model, batch), batch["completion_mask"]
-    difference = (logps.detach() - sampling) * mask
-    if mode.startswith("sequence"):
-        difference = difference.sum(1, keepdim=True)
-    ratio = torch.exp(difference)
-    ratio = ratio.clamp(max=1.2) if mode.endswith("truncate") else ratio * (ratio <= 1.2)
-    ratio = ratio if corrected else torch.ones_like(ratio)
-    terms = -batch["advantages"][:, None] * torch.exp(logps - logps.detach()) * ratio * mask
-    theirs = (terms.sum(1) / mask.sum(1)).mean()
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-7)
-    assert_same(our_gradient, gradients(theirs, trainer.model))
+    def formula(logps):
+        difference = (logps.detach() - sampling) * mask
+        if mode.startswith("sequence"):
+            difference = difference.sum(1, keepdim=True)
+        ratio = torch.exp(difference)
+        ratio = ratio.clamp(max=1.2) if mode.endswith("truncate") else ratio * (ratio <= 1.2)
+        ratio = ratio if corrected else torch.ones_like(ratio)
+        terms = -batch["advantages"][:, None] * torch.exp(logps - logps.detach()) * ratio * mask
+        return (terms.sum(1) / mask.sum(1)).mean()
+
+    assert_loss_is(trainer, batch, formula)
     assert trainer.use_vllm is False
 
 
 @pytest.mark.parametrize("corrected", [True, False])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "vespo"])
-def test_completions_far_from_the_sampler_leave_the_loss(
-    make_trainer, batch, loss_type, corrected,  # noqa: F811
-):  # fmt: skip
+def test_completions_far_from_the_sampler_leave_the_loss(make_trainer, batch, loss_type, corrected):
     """Loss and gradient are those with advantage 0 where |mean log(π_old/μ)| is above the limit."""
     settings = {"loss_type": loss_type, "sampler_dtype": "int8",
                 "vllm_importance_sampling_correction": corrected,
                 "vllm_importance_sampling_mode": "token_truncate"}  # fmt: skip
     plain, limited = make_trainer(**settings), make_trainer(**settings, sampler_gap_limit=0.15)
-    for trainer in (plain, limited):
-        trainer.current_gradient_accumulation_steps = 1
-        trainer.model.train()
-    with torch.no_grad():
-        old = logps_of(plain.model, batch)
-    sampling = old + 0.3 * torch.randn(4, 8, generator=torch.Generator().manual_seed(7))
+    old, mask = nearby(plain.model, batch, 0.0), batch["completion_mask"]
+    sampling = nearby(plain.model, batch, 0.3)
     sampling[1, 0] = torch.nan  # an engine did not report it
     batch |= {"old_per_token_logps": old, "sampling_per_token_logps": sampling}
     if corrected:
-        batch["importance_sampling_ratio"] = importance_ratio(
-            old, sampling, batch["completion_mask"], "token_truncate", None, 3.0
-        )
-    lengths = batch["completion_mask"].sum(1)
-    gaps = ((old - sampling).nan_to_num(0.0) * batch["completion_mask"]).sum(1).abs() / lengths
+        ratio = importance_ratio(old, sampling, mask, "token_truncate", None, 3.0)
+        batch["importance_sampling_ratio"] = ratio
+    lengths = mask.sum(1)
+    gaps = ((old - sampling).nan_to_num(0.0) * mask).sum(1).abs() / lengths
     kept = gaps <= 0.15
     assert 0 < kept.sum() < 4, gaps
-    without = {**batch, "advantages": batch["advantages"] * kept}
-    for one in (plain, limited):
-        one.mismatch.saves_a_forward = False
-    ours = limited._compute_loss(limited.model, batch)
-    theirs = plain._compute_loss(plain.model, without)
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6, abs=1e-8)
-    assert_same(gradients(ours, limited.model), gradients(theirs, plain.model))
-    limited.log({})
-    logged = limited.state.log_history[-1]
+    found = []
+    for one, inputs in (
+        (limited, batch), (plain, {**batch, "advantages": batch["advantages"] * kept})
+    ):  # fmt: skip
+        amid_a_step(one).mismatch.saves_a_forward = False
+        loss = one._compute_loss(one.model, inputs)
+        found.append((loss.item(), gradients(loss, one.model)))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6, abs=1e-8)
+    assert_same(found[0][1], found[1][1])
+    row = last_logged(limited)
     by_length = kept[lengths.argsort()].logical_not().float().tolist()
-    dropped = [logged[f"sampling/dropped/q{quarter}"] for quarter in (1, 2, 3, 4)]
-    assert dropped == pytest.approx(by_length)
+    assert [row[f"sampling/dropped/q{quarter}"] for quarter in (1, 2, 3, 4)] == by_length
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -230,54 +216,6 @@ def test_an_engine_is_loaded_with_the_stale_weights(make_trainer):
         trainer._generate([trainer.train_dataset[0]["prompt"]])
         assert torch.equal(synced[-1], weights(trainer))
         assert not torch.equal(synced[-1], synced[-2])
-
-
-class Wire:
-    """TRL's client of a vLLM server without the server: what is sent, and scripted completions."""
-
-    def __init__(self, **_):
-        self.sent = []
-
-    def init_communicator(self, device):
-        pass
-
-    def reset_prefix_cache(self):
-        pass
-
-    def get_server_info(self):
-        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
-
-    def update_named_params(self, metadata, parameters):
-        received = list(parameters)
-        assert [name for name, *_ in metadata] == [name for name, _ in received]
-        self.sent.append(torch.cat([one.detach().flatten() for _, one in received]))
-
-    def generate(self, prompts, n, **_):
-        draw = random.Random(len(self.sent))
-        completions = [[draw.randrange(3, 30) for _ in range(5)] for _ in range(len(prompts) * n)]
-        logprobs = [[[-1.0] for _ in ids] for ids in completions]
-        return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": logprobs}
-
-
-@pytest.mark.parametrize("k", [0, 2])
-def test_a_server_is_sent_the_stale_weights(make_trainer, monkeypatch, k):
-    """By TRL's own code up to its client; sending for real needs GPUs on both sides."""
-    monkeypatch.setattr("trl.generation.vllm_generation.is_vllm_available", lambda: True)
-    monkeypatch.setattr("trl.generation.vllm_generation.VLLMClient", Wire)
-    policy = []
-
-    def reward(completions, **kwargs):
-        policy.append(weights(trainer))
-        return [sum(map(ord, text)) % 7 / 3 for text in completions]
-
-    trainer = make_trainer(reward=reward, rollout_staleness=k, use_vllm=True,
-                           vllm_mode="server", **FAST)  # fmt: skip
-    trainer.train()
-    sent = trainer.vllm_generation.vllm_client.sent
-    assert len(sent) == STEPS
-    for step in range(STEPS):
-        assert torch.equal(sent[step], policy[max(0, step - k)])
-        assert step == 0 or not torch.equal(policy[step], policy[step - 1])
 
 
 # p = .5 .25 .125 .125; the ratio of the policy to the sampler is Z, the sum of the kept ones
@@ -355,21 +293,16 @@ def test_a_truncated_sampler(make_trainer, rule, corrected):
 
 
 def all_logits(model, output):
-    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
-    mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
-    width = output["completion_ids"].size(1)
     with torch.no_grad():
-        return model(input_ids=ids, attention_mask=mask).logits[:, -width - 1 : -1]
+        return logits_of(model, output)
 
 
-@pytest.mark.parametrize("truncated", [False, True])
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_only_what_is_asked_for_is_corrected(make_trainer, dtype, corrected, truncated):
+def test_only_what_is_asked_for_is_corrected(make_trainer, dtype, corrected):
     """The sampler's log p, less log Z if truncation is corrected. As without a sampler, the minimum
     length is not; but Z is that of the tokens which it leaves."""
-    top_p = 0.7 if truncated else 1.0
-    trainer = make_trainer(min_tokens=4, temperature=0.2, top_p=top_p, generation_batch_size=8,
+    trainer = make_trainer(min_tokens=4, temperature=0.2, top_p=0.7, generation_batch_size=8,
                            sampler_dtype=dtype, correct_truncation=corrected)  # fmt: skip
     with torch.no_grad():  # an end is likely, so that forbidding it changes which tokens are kept
         trainer.model.lm_head.weight[trainer.eos_token_ids] *= 5
@@ -382,7 +315,7 @@ def test_only_what_is_asked_for_is_corrected(make_trainer, dtype, corrected, tru
     with trainer._sampling_weights():
         logits = all_logits(trainer.model, output) / 0.2
     expected = logits.log_softmax(-1).gather(2, ids)[..., 0]
-    if truncated and corrected:
+    if corrected:
         logits[:, :4, trainer.eos_token_ids] = -torch.inf
         p, order = logits.softmax(-1).sort(descending=True)
         p[p.cumsum(-1) - p >= 0.7] = 0.0

@@ -9,7 +9,7 @@ from trl_ablate.run.checkpoints import step_of
 
 @pytest.mark.parametrize(
     ("grpo_steps", "share", "expected"),
-    [(10, 0.25, [3, 6, 9, 10]), (5, 0.4, [2, 4, 5]), (4, 0.1, [1, 2, 3, 4])],
+    [(5, 0.4, [2, 4, 5]), (3, 0.1, [1, 2, 3])],
 )
 def test_a_fraction_is_a_share_of_the_grpo_steps(
     make_trainer, tmp_path, grpo_steps, share, expected
@@ -38,13 +38,11 @@ def test_a_fraction_is_a_share_of_the_grpo_steps(
         assert evaluated == sorted(saved) == [step * per_rollout for step in expected]
 
 
-@pytest.mark.parametrize(
-    ("rollout", "step", "expected"), [(2, 4, [2, 4, 5]), (4, 3, [6, 11, 12]), (2, 2, [4, 8, 10])]
-)
+@pytest.mark.parametrize(("rollout", "step", "expected"), [(2, 4, [2, 4, 5]), (4, 3, [6, 11, 12])])
 def test_grpo_steps_are_counted_where_an_optimizer_step_takes_several_or_no_whole_number(
     make_trainer, rollout, step, expected
 ):
-    """Evaluated every 4 GRPO steps and at the end, with 2, 3/4 and 1 GRPO steps per optimizer step
+    """Evaluated every 4 GRPO steps and at the end, with 2 and 3/4 GRPO steps per optimizer step
     (with 3/4, 6 optimizer steps are 4.5 GRPO steps and 11 are 8.25)."""
     trainer = make_trainer(
         steps_per_generation=rollout,

@@ -1,22 +1,22 @@
 """Every switch of `AblationTrainer` has an effect, and its steps and logs are counted right."""
 
 import time
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
+from tests.contract.alike import weights
 from tests.support.trainers import digits
+from trl_ablate import AblationConfig
 from trl_ablate.advantages import compute_advantages, weighted_reward
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.settings import choices
 from trl_ablate.switches import Baseline, LengthNorm, Scale, Surrogate
 from trl_ablate.trainer.rollouts import describe
 from trl_ablate.training.callbacks import BestCheckpoint
-
-AS_DRAWN = {"trim_microbatches": False, "regroup_by_length": False}
-"""Other shapes sum in another order, so that bits are only equal with the padding as TRL has it."""
 
 VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
 """Makes the random model end its completions at different lengths."""
@@ -25,14 +25,6 @@ VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
 NO_CLIP = {"surrogate": "no_clip", "num_iterations": 3}
 WITH_KL = {"beta": 0.5, "num_iterations": 2}
 NO_SCALE = {"scale_rewards": "none", "baseline": "none"}
-
-
-def weights(trainer):
-    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
-
-
-def equal(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def trained(trainer):
@@ -81,7 +73,7 @@ def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
 
 
 TWO_STEPS = {"max_steps": 2, "epsilon": 0.01, "optim": "sgd", "learning_rate": 1.0}
-_PLAIN: dict[str, list[torch.Tensor]] = {}
+_PLAIN: dict[str, torch.Tensor] = {}
 """The weights of trainings that several switches are compared with, by their settings."""
 
 
@@ -170,69 +162,26 @@ def trained_plainly(make_trainer):
 )
 def test_ignoring_a_switch_would_show(make_trainer, trained_plainly, switch, plain):
     switched = trained(make_trainer(**TWO_STEPS, **switch))
-    assert not equal(switched, trained_plainly(plain))
+    assert not torch.equal(switched, trained_plainly(plain))
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"length_norm": "mean"},
-        {"length_norm": "constant"},
-        {"length_norm": "token"},
-        {"length_norm": "microbatch"},
-        {"loss_type": "bnpo"},
-        {"loss_type": "cispo"},
-        {"length_norm": "mean", "num_iterations": 2, "beta": 0.1},
-        {"length_norm": "token", "top_entropy_quantile": 0.5},
-        {"length_norm": "prompt", "kl_estimator": "k2", "num_iterations": 2, "beta": 0.1},
-        {"surrogate": "geometric", "num_iterations": 2, "epsilon": 0.01},
-        {"surrogate": "probability", "num_iterations": 2, "epsilon": 1e-4},
-        {"surrogate": "one_sided", "num_iterations": 2, "length_norm": "prompt"},
-        {"group_filter": "drop", "length_norm": "mean"},
-        {"length_norm": "nonzero", "positive_weight": 0.0},
-        {"length_norm": "mean", "entropy_coef": 0.01},
-        {"length_norm": "mean", "off_policy_mask_threshold": 0.01, "num_iterations": 2},
-        {"length_norm": "token", "rollout_staleness": 1, "sampler_dtype": "int8"},
-    ],
-    ids=lambda settings: ",".join(map(str, settings.values())),
-)
-def test_trimming_and_regrouping_change_no_gradient(make_trainer, settings):
-    """Two SGD steps with and without them agree to 1e-6 of the largest weight change."""
-    common = {**VARIED, **settings, "optim": "sgd", "learning_rate": 1.0, "max_steps": 2}
-    common |= {"gradient_accumulation_steps": 4, "max_grad_norm": 1e9}
-    plain_trainer = make_trainer(**common, **AS_DRAWN)
-    start = torch.cat([w.flatten() for w in weights(plain_trainer)])
-    plain = torch.cat([w.flatten() for w in trained(plain_trainer)])
-    packed_trainer = make_trainer(**common)
-    packed = torch.cat([w.flatten() for w in trained(packed_trainer)])
-    moved = (plain - start).abs().max()
-    assert moved > 1e-3
-    assert (packed - plain).abs().max() < 2e-6 * max(1.0, moved)
-    logged = [row for row in packed_trainer.state.log_history if "padding/fraction" in row]
-    assert all(row["padding/fraction"] < row["padding/fraction_drawn"] for row in logged)
+SWITCHES = {
+    "baseline": choices(Baseline),
+    "scale_rewards": choices(Scale),
+    "surrogate": choices(Surrogate),
+    "length_norm": choices(LengthNorm),
+}
 
 
-@pytest.mark.parametrize("scale", choices(Scale))
-@pytest.mark.parametrize("baseline", choices(Baseline))
-@pytest.mark.parametrize("surrogate", choices(Surrogate))
-@pytest.mark.parametrize("length_norm", choices(LengthNorm))
-def test_the_whole_grid_is_legal(tmp_path, baseline, scale, surrogate, length_norm):
-    from trl_ablate import AblationConfig
-
-    config = AblationConfig(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        bf16=False,
-        baseline=baseline,
-        scale_rewards=scale,
-        surrogate=surrogate,
-        length_norm=length_norm,
-    )
-    assert (config.baseline, config.scale_rewards) == (baseline, scale)
+@pytest.mark.parametrize(("one", "other"), combinations(SWITCHES, 2))
+def test_every_two_switches_go_together(tmp_path, one, other):
+    for values in product(SWITCHES[one], SWITCHES[other]):
+        chosen = dict(zip((one, other), values, strict=True))
+        config = AblationConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **chosen)
+        assert [getattr(config, name) for name in chosen] == list(values)
 
 
-@pytest.mark.parametrize("baseline", ["none", "leave_one_out", "batch_mean", "half"])
+@pytest.mark.parametrize("baseline", ["leave_one_out", "batch_mean"])
 def test_advantages_reach_the_loss_and_the_log(make_trainer, baseline):
     trainer = make_trainer(
         reward=grades([1.0, 0.0, 0.0, None, 1.0, 1.0, 0.0, 1.0]),
@@ -261,7 +210,7 @@ def test_rewards_are_weighted_before_they_become_advantages():
 
 @pytest.mark.parametrize(
     ("epochs", "train_batch", "steps"),
-    [(1, 16, 1), (1, 8, 2), (2, 16, 2), (2, 8, 4), (4, 4, 16)],
+    [(1, 8, 2), (2, 16, 2), (4, 4, 16)],
 )
 def test_off_policy_arithmetic(make_trainer, epochs, train_batch, steps):
     """e epochs with train batch b take e x 16 / b optimizer steps on a rollout batch of 16."""
@@ -284,23 +233,7 @@ def test_off_policy_arithmetic(make_trainer, epochs, train_batch, steps):
     assert rollouts == [16, 16]
 
 
-def test_evaluation_falls_on_grpo_steps_and_on_the_last(make_trainer):
-    trainer = make_trainer(
-        generation_batch_size=8,
-        num_iterations=2,
-        optimizer_batch_size=4,
-        max_steps=-1,
-        grpo_steps=5,
-        eval_strategy="steps",
-        eval_steps=2,
-        num_generations_eval=1,
-    )
-    trainer.train()
-    evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
-    assert evaluated == [8, 16, 20]  # four optimizer steps per GRPO step: after 2, 4 and 5
-
-
-def test_evaluation_counts_every_row_once(make_trainer):
+def test_evaluation_counts_every_row_once_and_none_that_is_ungraded(make_trainer):
     trainer = make_trainer(
         reward=lambda completions, prompts, **_: [float("11+" in prompt) for prompt in prompts],
         num_generations_eval=2,
@@ -309,16 +242,12 @@ def test_evaluation_counts_every_row_once(make_trainer):
     metrics = trainer.evaluate()
     assert metrics["eval_reward"] == pytest.approx(1 / 5)
     assert metrics["eval_ungraded"] == 0.0
-
-
-def test_ungraded_completions_are_no_zeros_in_evaluation(make_trainer):
     trainer = make_trainer(
         reward=lambda completions, prompts, **_: [None if "11+" in p else 1.0 for p in prompts],
         num_generations_eval=1,
     )
     metrics = trainer.evaluate()
-    assert metrics["eval_reward"] == 1.0
-    assert metrics["eval_ungraded"] == pytest.approx(1 / 5)
+    assert (metrics["eval_reward"], metrics["eval_ungraded"]) == (1.0, pytest.approx(1 / 5))
 
 
 def test_several_samples_a_prompt_give_avg_and_pass(make_trainer):
@@ -420,7 +349,7 @@ def test_completions_ended_by_a_stop_string_are_not_masked_as_truncated(make_tra
 
 def test_the_phases_of_a_step_add_up_to_it(make_trainer):
     def slow(completions, **_):
-        time.sleep(0.2)
+        time.sleep(0.05)
         return [float(len(text)) for text in completions]
 
     trainer = make_trainer(
@@ -433,7 +362,7 @@ def test_the_phases_of_a_step_add_up_to_it(make_trainer):
         assert sum(parts) == pytest.approx(row["time/step"])
         assert row["memory/peak_after_train"] > 0
     fresh, reused = rows[0::2], rows[1::2]  # two epochs over each rollout batch
-    assert all(0.2 <= row["time/reward"] < row["time/step"] for row in fresh)
+    assert all(0.05 <= row["time/reward"] < row["time/step"] for row in fresh)
     assert all(row["memory/peak_after_rollout"] > 0 for row in fresh)
     assert all(row["time/rollout"] == row["time/reward"] == 0 for row in reused)
     assert not any(key.startswith("time/") for key in trainer._metrics["eval"])
@@ -457,22 +386,6 @@ def test_completions_of_special_tokens_alone_are_counted(make_trainer):
         None,
     )
     assert trainer._metrics["train"]["completions/only_special"] == [0.75]
-
-
-def test_the_spread_of_lengths_is_of_the_training_s_groups(make_trainer):
-    trainer = make_trainer(max_steps=1)
-    trainer.train()
-    (row,) = [row for row in trainer.state.log_history if "reward" in row]
-    assert row["completions/length_spread"] == 0  # nothing ends before the limit here
-    describe(
-        trainer._setting(),
-        trainer.stop,
-        trainer._tokenizer,
-        [[100] * n for n in (3, 3, 3, 3, 1, 5, 1, 5)],
-        None,
-    )
-    spread = trainer._metrics["train"]["completions/length_spread"][-1]
-    assert spread == pytest.approx((16 / 3) ** 0.5 / 2 / 3)
 
 
 @pytest.mark.parametrize("on_each_node", [False, True])

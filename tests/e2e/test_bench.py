@@ -41,14 +41,6 @@ def test_the_correction_costs_no_forward_pass_of_its_own(tmp_path):
     assert rows["trl_ablate"]["s/step"] < rows["trl_ablate, extra forward"]["s/step"] / 1.1
 
 
-@pytest.mark.long
-def test_uniform_lengths_cost_nothing_extra(tmp_path):
-    """A few percent are looked for, and other work can cost a median more: so the fastest steps."""
-    rows, facts = bench(tmp_path, "train", "--uniform", "--mean_length", 128, "--rows", 32)
-    assert facts["gradient norms, relative"] < 1e-5
-    assert rows["stock TRL"]["fastest"] / rows["trl_ablate"]["fastest"] > 0.9
-
-
 @pytest.mark.long  # the base of sums is taught for it
 def test_one_shot_evaluation_grades_the_same_in_less_time(tmp_path):
     rows, facts = bench(tmp_path, "eval", "--prompts", 512, "--rounds", 3)
@@ -70,9 +62,6 @@ def test_rollouts_are_the_same_in_less_time(tmp_path):
     rows, facts = bench(tmp_path, "rollout", *sizes, "--mean_length", 343, "--cap", 1024)
     assert facts["completions with different tokens"] == 0
     assert rows["trl_ablate"]["ratio"] > 1.15
-    rows, facts = bench(tmp_path, "rollout", *sizes, "--mean_length", 128, "--uniform")
-    assert facts["completions with different tokens"] == 0
-    assert rows["trl_ablate"]["ratio"] > 0.8
 
 
 def test_an_arm_of_an_x_ray_costs_about_a_training_phase(tmp_path):

@@ -58,9 +58,3 @@ def test_a_run_is_evaluated_to_its_own_last_number(tmp_path):
         assert main["metrics"][name] == pytest.approx(last[f"eval_{name}"], abs=1e-9), name
     assert main["metrics"]["mean_length"] > 0
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
-
-
-def test_the_script_is_the_command(tmp_path):
-    done = script("evaluate", tmp_path, "--profile", "miniature")
-    assert done.code == 2
-    assert "holds no model" in done.stderr and done.stderr.count("\n") == 1

@@ -53,6 +53,10 @@ def test_the_findings_come_out_of_their_runs(tmp_path):
     assert "6 different runs, 6 done" in done("study", "plan", *whole)
     done("findings", chosen, "--runs", runs)
 
+    text = (tmp_path / "two" / "REPORT.md").read_text(encoding="utf-8")
+    assert "scale_rewards: on average none" in text
+    assert (tmp_path / "two" / "effects.png").is_file()
+
     page = (tmp_path / "FINDINGS.md").read_text(encoding="utf-8").replace("\\", "")
     assert "Not run yet" not in page
     plan = json.loads((runs / "studies" / "one.json").read_text())

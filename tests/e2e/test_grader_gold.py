@@ -5,7 +5,6 @@ Numbers that a test measures are printed; run with `-s` to see them.
 
 import itertools
 import json
-import logging
 import os
 import random
 import re
@@ -206,53 +205,6 @@ def test_memory_is_flat_over_fifty_hostile_batches():
     say(f"watchers MiB {sizes[4][1]:.0f} -> {sizes[-1][1]:.0f}")
     assert sizes[-1][0] - sizes[4][0] < 8
     assert sizes[-1][1] - sizes[4][1] < 8
-
-
-def respelled(gold: str, rng: random.Random) -> str:
-    """The same answer as another hand would write it."""
-    spellings = [gold, f"${gold}$", gold.replace(r"\frac", r"\dfrac")]
-    if gold.isdigit():
-        spellings += [f"x = {gold}", f"{gold}.0"]
-    return rng.choice(spellings)
-
-
-def rollout_batch(golds: list[str], rng: random.Random) -> tuple[list[str], list[str]]:
-    """256 answers to 32 questions: of each eight, four right and four from other questions."""
-    rows = [
-        (respelled(gold, rng) if copy % 2 else rng.choice(golds), gold)
-        for gold in rng.sample(golds, 32)
-        for copy in range(8)
-    ]
-    answers, references = zip(*rows, strict=True)
-    return list(answers), list(references)
-
-
-def seconds_of(work, batches) -> list[float]:
-    times = []
-    for batch in batches:
-        start = time.monotonic()
-        work(*batch)
-        times.append(time.monotonic() - start)
-    return times
-
-
-def test_an_ordinary_batch_is_fast(math_golds):
-    from math_verify import parse, verify
-
-    def one_by_one(answers, golds):
-        for answer, gold in zip(answers, golds, strict=True):
-            verify(parse(rf"\boxed{{{gold}}}"), parse(rf"\boxed{{{answer}}}"))
-
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    rng = random.Random(1)
-    batches = [rollout_batch(math_golds, rng) for _ in range(9)]
-    with MathGrader(workers=2) as grader:
-        seconds_of(grader.grade, batches[:4])  # warm
-        times = seconds_of(grader.grade, batches[4:])
-    serial = seconds_of(one_by_one, batches[4:])
-    say(f"256 answers: {min(times):.3f} s, one by one {min(serial):.2f}")
-    assert min(times) < 0.5  # the best of five: others may share a core with something else
-    assert min(serial) / min(times) >= 5
 
 
 COMMANDS = [

@@ -130,20 +130,6 @@ def test_each_sft_stage_is_better_than_the_one_before():
     assert rewards[-1] < 0.7  # reinforcement learning still has somewhere to go
 
 
-@pytest.mark.long
-@pytest.mark.alone
-def test_a_full_build_takes_minutes_of_one_core(tmp_path, monkeypatch):
-    """One to two and a half, by the processor; on an idle machine it is the wait, as a build runs
-    in one thread. By a quarter of its steps, which take all of the time."""
-    monkeypatch.setitem(WORLDS, "sums", shortened(SUMS.lesson.steps // 4))
-    start, cpu_start = time.monotonic(), time.process_time()
-    folder = miniature.build("base", world="sums", cache_dir=tmp_path)
-    seconds, cpu_seconds = time.monotonic() - start, time.process_time() - cpu_start
-    print(f"made {folder.name} in {seconds:.0f} s, {cpu_seconds:.0f} s of one core")  # noqa: T201
-    assert 4 * cpu_seconds < 300
-    assert (folder / "model.safetensors").is_file()
-
-
 @pytest.mark.slow
 def test_two_builds_make_the_same_bits(tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(WORLDS, "sums", shortened(5))
@@ -187,12 +173,6 @@ def test_two_processes_at_once_build_one_model(tmp_path):
     assert sum("Making" in each.stderr for each in ended) == 1
     assert len(models_in(tmp_path)) == 1
     assert not list((tmp_path / "miniature" / "sums").glob(".*.partial"))
-
-
-def test_a_build_killed_while_teaching_leaves_no_model(tmp_path):
-    build = start_build(tmp_path, steps=100_000)
-    kill_when(lambda: list(tmp_path.glob("miniature/sums/.base-*.lock")), build)
-    assert models_in(tmp_path) == []
 
 
 @pytest.mark.slow

@@ -2,15 +2,13 @@
 
 A run is watched from outside while it trains, evaluates and saves. Its use of resources in the
 second quarter of its steps is compared with that in the last quarter. `TRL_ABLATE_SOAK=1000` does
-that many steps; a run that leaks shows that each of the comparisons can fail.
+that many steps.
 """
 
 import os
-import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +25,6 @@ pytestmark = [
 ]
 
 STEPS = int(os.environ.get("TRL_ABLATE_SOAK", "300"))
-LEAKY_STEPS = 120
 EVERY = 10
 """Steps from an evaluation and a checkpoint to the next."""
 KEPT = 2
@@ -75,13 +72,13 @@ FLAT = {
 }
 
 
-def watched(folder: Path, steps: int, sabotage: Callable[[], None] | None = None) -> list[Sample]:
+def watched(folder: Path, steps: int) -> list[Sample]:
     """A training to its end, sampled at each row that it logs, as far as one can keep up."""
     model, data = model_and_data(folder)
     run = folder / "run"
     words = [*WORDS, "--grpo_steps", str(steps), "--output_dir", str(run)]
     words += ["--model_name_or_path", str(model), "--dataset", str(data)]
-    training = warm("train", *words, sabotage=sabotage, with_graders=True)
+    training = warm("train", *words, with_graders=True)
     samples, rows, deadline = [], 0, time.monotonic() + PATIENCE
     training.wait_for((run / "metrics.jsonl").exists)
     with (run / "metrics.jsonl").open("rb") as file:  # only new rows are read
@@ -161,41 +158,3 @@ def test_the_last_quarter_takes_what_the_second_took(samples, measure, record_pr
 def test_checkpoints_beyond_the_limit_go(samples):
     assert max(each.checkpoints for each in samples) <= KEPT + 1  # the new one, before one goes
     assert samples[-1].rows >= STEPS
-
-
-@pytest.fixture(scope="module")
-def leaky(tmp_path_factory) -> list[Sample]:
-    return watched(tmp_path_factory.mktemp("leaky"), LEAKY_STEPS, leak)
-
-
-def leak() -> None:
-    """Each batch that is graded leaves memory and an open file behind, now and then a process, and
-    more work for the next."""
-    import multiprocessing
-
-    from trl_ablate.rewards import functions
-
-    score, left = functions.score_batch, []
-
-    def scored(*args, **kwargs):
-        left.append((bytearray(os.urandom(1_000_000)), open(os.devnull)))  # noqa: SIM115
-        if len(left) % EVERY == 0:
-            multiprocessing.get_context("fork").Process(target=linger, daemon=True).start()
-        until = time.process_time() + len(left) * 0.005
-        while time.process_time() < until:
-            pass
-        return score(*args, **kwargs)
-
-    functions.score_batch = scored
-
-
-def linger() -> None:
-    """Until it is asked to end, which the training that it was forked from would not at once."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    time.sleep(PATIENCE)
-
-
-@pytest.mark.parametrize("measure", FLAT)
-def test_a_leak_would_show(leaky, measure):
-    before, after = (usual(quarter, measure) for quarter in quarters(leaky))
-    assert not FLAT[measure].allows(before, after), f"{measure}: {before:.4g}, then {after:.4g}"

@@ -46,7 +46,10 @@ def undisturbed(folder: Path, arms: dict) -> list:
     return numbers(store, hasty)
 
 
-@pytest.mark.parametrize("start", [FAKE_IMPORTS, None], ids=["warm", "cold"])
+@pytest.mark.parametrize(
+    "start",
+    [pytest.param(FAKE_IMPORTS, id="warm"), pytest.param(None, id="cold", marks=pytest.mark.slow)],
+)
 def test_every_run_once_and_then_none(tmp_path, start):
     arms = {"a": {"top": 0.8}, "b": {"top": 0.5}, "a_again": {"top": 0.8}}
     store = RunStore(tmp_path)
@@ -158,7 +161,9 @@ def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, kills):
     assert not (store.path / "twice").exists() and not children(store.path)
 
 
-@pytest.mark.parametrize(("of_one_core", "threads"), [(False, "2"), (True, "1")])
+@pytest.mark.parametrize(
+    ("of_one_core", "threads"), [(False, "2"), pytest.param(True, "1", marks=pytest.mark.slow)]
+)
 def test_runs_share_the_cores(tmp_path, monkeypatch, of_one_core, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))

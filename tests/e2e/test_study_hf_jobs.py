@@ -55,6 +55,7 @@ def runner(store, arms, *words, **how):
     return Runner(plan, store, hf_jobs.make(options(*words), plan), **how)
 
 
+@pytest.mark.slow
 def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
     store = RunStore(tmp_path / "runs")
     monkeypatch.setenv("WANDB_API_KEY", "secret of the tester")

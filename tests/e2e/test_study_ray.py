@@ -1,6 +1,6 @@
 """Studies over a real Ray cluster of two nodes, with nodes, runs and runners killed.
 
-`TRL_ABLATE_KILLS=20` kills twenty times; `TRL_ABLATE_RUNS=200` makes that many short runs.
+`TRL_ABLATE_KILLS=20` kills twenty times.
 """
 
 import os
@@ -8,9 +8,6 @@ import random
 import signal
 import sys
 import tempfile
-import time
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,6 @@ from tests.support.studies import (
     SECONDS,
     children,
     drive,
-    is_killed,
     kill_at_random,
     numbers,
     undisturbed,
@@ -34,7 +30,6 @@ pytestmark = [
 ]
 
 KILLS = int(os.environ.get("TRL_ABLATE_KILLS", "6"))
-RUNS = int(os.environ.get("TRL_ABLATE_RUNS", "24"))
 
 ARMS = {"a": {"top": 0.8, "pause": 0.4}, "b": {"top": 0.5, "pause": 0.4, "collapse": 8}}
 
@@ -58,9 +53,6 @@ class Nodes:
 
     def replace(self) -> None:
         self._nodes.append(self._cluster.add_node(num_cpus=2))
-
-    def kill_head(self) -> None:
-        self._cluster.remove_node(self._cluster.head_node, allow_graceful=False)
 
     def close(self) -> None:
         self._cluster.shutdown()
@@ -119,68 +111,6 @@ def test_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, calm):
     assert set(killed) == {"runner", "run", "node"} and killed.total() == KILLS
     assert numbers(store, ARMS) == calm
     assert not children(scratch) and not list(store.path.glob(".*"))
-
-
-@pytest.mark.long
-def test_many_short_runs_whose_workers_and_heads_are_killed(
-    tmp_path, scratch, monkeypatch, record_property, capsys
-):
-    """Once all kills are done, the same command finishes the study: nothing is lost or at two
-    places at once. Work is repeated only where a kill has interrupted it."""
-    arms = {f"a{arm}": {"top": 0.5 + arm / 1000, "pause": 0.05} for arm in range(RUNS // 3)}
-    calm = undisturbed(
-        tmp_path / "calm", {name: one | {"pause": 0.0} for name, one in arms.items()}
-    )
-    marks = scratch / "marks"
-    marks.mkdir()
-    monkeypatch.setenv("FAKE_STARTS", str(marks))
-    store, rng, killed = RunStore(tmp_path / "runs"), random.Random(RUNS), Counter()
-    nodes = Nodes()
-    runner = drive(store, arms, "--ray_address", nodes.address)
-    targets = ["head" if kill % 10 == 5 else rng.choice(["run", "run", "node", "runner"])
-               for kill in range(KILLS)]  # fmt: skip
-    for target in targets:
-        time.sleep(rng.uniform(1.0, 2 * RUNS / KILLS))
-        if runner.poll() is not None:
-            runner = drive(store, arms, "--ray_address", nodes.address)
-        wait_for(lambda it=runner: children(marks) or it.poll() is not None, SECONDS)
-        if runner.poll() is not None:
-            continue
-        killed[target] += 1
-        if target == "run":
-            is_killed(rng.choice(children(marks) or [None]))
-        elif target == "node":
-            nodes.kill(rng.randrange(2))
-            nodes.replace()
-        elif target == "runner":
-            runner.kill()
-            runner.wait()
-        else:
-            nodes.kill_head()
-            runner.wait(SECONDS)
-            nodes.close()
-            nodes = Nodes()
-    runner.wait(3 * SECONDS)
-    assert drive(store, arms, "--ray_address", nodes.address).wait(3 * SECONDS) == 0
-    nodes.close()
-    begun, ended = (marks_of(marks, suffix) for suffix in ("starts", "ends"))
-    found = {"killed": dict(killed), "runs": len(ended), "starts": begun.total(),
-             "ends": ended.total()}  # fmt: skip
-    record_property("numbers", found)
-    with capsys.disabled():
-        sys.stdout.write(f"\n{found}\n")
-    assert numbers(store, arms) == calm
-    assert not (marks / "twice").exists() and not children(marks)
-    assert ended.keys() == begun.keys() and len(ended) == 3 * len(arms)
-    assert ended.total() <= len(ended) + 4 * (killed["runner"] + killed["head"])
-    assert not list(store.path.glob(".*"))
-
-
-def marks_of(folder: Path, suffix: str) -> Counter[str]:
-    """How often each run has started, or ended."""
-    return Counter(
-        {path.stem: len(path.read_text().split()) for path in folder.glob(f"*.{suffix}")}
-    )
 
 
 @pytest.mark.long

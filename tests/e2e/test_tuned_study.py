@@ -8,6 +8,7 @@ from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
 from tests.support.studies import drive, kill_at_random, starts
 from tests.support.synthetic_study import METRIC
 from tests.support.tuned_study import tune_words, tuned_plan
+from tests.support.warm import warm
 from trl_ablate.study.engines import Job, Process
 from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.planned import Plan
@@ -154,3 +155,34 @@ class Left:
 
     def end(self, patience: float = 0.0) -> None:
         self._process.wait()
+
+
+STUDY = """
+question: Which one, each at its best?
+arms: [grpo.yaml, std_dev_off.yaml]
+tune: {learning_rate: [3e-5, 1e-5], seeds: 1}
+seeds: [0]
+profile: miniature
+overrides: {grpo_steps: 3, eval_size: 64, report_to: none, grader_workers: 1,
+  generation_batch_size: 32, optimizer_batch_size: 32, per_device_train_batch_size: 32}
+"""
+
+
+@pytest.mark.long
+def test_a_real_one_from_plan_to_report(tmp_path):
+    study = tmp_path / "study.yaml"
+    study.write_text(STUDY)
+
+    def command(name: str) -> str:
+        ended = warm("study", name, study, "--runs", tmp_path / "runs").wait()
+        assert ended.code == 0, ended.printed
+        return " ".join(ended.stdout.split())
+
+    assert "6 to 7 runs in all" in command("plan")
+    command("run")
+    command("report")
+    text = (tmp_path / "REPORT.md").read_text(encoding="utf-8")
+    assert "Each arm at its own best learning_rate" in text and "not known yet" not in text
+    assert "## Answer at the reference's learning_rate" in text
+    assert (tmp_path / "sensitivity.png").is_file()
+    assert "done; next: trl-ablate study report" in command("run")

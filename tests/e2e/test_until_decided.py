@@ -86,6 +86,7 @@ def test_out_of_time_it_goes_on_later(tmp_path, calm):
     assert verdicts(store.path, arms) == calm
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_holds_only_its_own_comparison(tmp_path):
     arms = paused(0.0) | {"ill": {"top": 0.5, "fails": 99}}
     store = RunStore(tmp_path)

@@ -1,7 +1,5 @@
 """A run forked from a process with its imports gives the same results as a run started cold."""
 
-import json
-import os
 import sys
 from pathlib import Path
 
@@ -25,21 +23,6 @@ WORDS = [
     "--template", "question_only", "--report_to", "none", "--seed", "7",
 ]  # fmt: skip
 """The bare question has rewards from the start, so that there is a gradient."""
-
-THREAD_OF_AN_ALLOCATOR = "jemalloc_bg_thd"
-"""Of pyarrow; it is there now and then, and the allocator is made for forks."""
-
-LOOK = """
-import json, os, pathlib, sys
-threads = pathlib.Path(f"/proc/{os.getppid()}/task")
-imported = "trl.trainer.grpo_trainer" in sys.modules
-import torch
-print(json.dumps({
-    "imported": imported, "threads": torch.get_num_threads(),
-    "cuda": torch.cuda.is_initialized(), "argv": sys.argv[1:],
-    "of its parent": [task.read_text().strip() for task in threads.glob("*/comm")],
-}))
-"""
 
 
 def do(engine: LocalEngine, folder: Path, words: list[str]) -> Job:
@@ -74,25 +57,3 @@ def weights_of(folder: Path) -> bytes:
 
 def files_of(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
-def test_a_run_has_the_threads_of_its_share_and_no_gpu(tmp_path, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    script = tmp_path / "look.py"
-    script.write_text(LOOK)
-    warm, cold = (
-        do(
-            LocalEngine(jobs=2, command=(sys.executable, str(script)), **start),
-            tmp_path / name,
-            ["word"],
-        )
-        for name, start in (("warm", {}), ("cold", {"warm": None}))
-    )
-    found, expected = (json.loads(job.log.read_text()) for job in (warm, cold))
-    assert found["imported"] and not expected["imported"]
-    assert found["threads"] == expected["threads"] == 1
-    assert found["argv"] == ["word", "--output_dir", str(warm.directory)]
-    assert not found["cuda"]
-    threads = [name for name in found["of its parent"] if name != THREAD_OF_AN_ALLOCATOR]
-    assert len(threads) == 1, threads

@@ -1,0 +1,323 @@
+"""Our speed-ups change no training: trimmed, regrouped, split and packed rows, prompts computed
+once, rows without a backward pass. Which models they are exact for is in `test_architectures`."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from trl.trainer import utils as trl_utils
+
+from tests.contract.alike import AS_DRAWN, weights
+from tests.contract.test_architectures import (
+    of_sharing,
+    rows_of_three_prompts,
+    saved,
+    small_model,
+)
+from tests.contract.test_loss_metrics import rollouts_of_unequal_length
+from trl_ablate import AblationConfig, ConfigurationError
+from trl_ablate.trainer import forward_passes
+from trl_ablate.trainer.shared_prompts import computed_tokens
+
+VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40,
+          "gradient_accumulation_steps": 4}  # fmt: skip
+"""Makes the random model end its completions at different lengths."""
+PLAIN_SGD = {"optim": "sgd", "learning_rate": 1.0, "max_steps": 2, "max_grad_norm": 1e9}
+PLAIN = {"share_prompts": False, "skip_idle_rows": False}
+SPEEDUPS = {
+    "trimmed": (AS_DRAWN, {}),
+    "packed": ({"padding_free": False, **PLAIN}, {"padding_free": True, **PLAIN}),
+    "shared": (PLAIN, {"share_prompts": True, "skip_idle_rows": True}),
+}
+"""Settings without and with one."""
+KL_TWICE = {"num_iterations": 2, "beta": 0.1}
+LORA = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)}
+CASES = [
+    *(("trimmed", settings) for settings in [
+        {"length_norm": "mean"},
+        {"length_norm": "constant"},
+        {"length_norm": "token"},
+        {"length_norm": "microbatch"},
+        {"loss_type": "bnpo"},
+        {"loss_type": "cispo"},
+        {"length_norm": "mean", **KL_TWICE},
+        {"length_norm": "token", "top_entropy_quantile": 0.5},
+        {"length_norm": "prompt", "kl_estimator": "k2", **KL_TWICE},
+        {"surrogate": "geometric", "num_iterations": 2, "epsilon": 0.01},
+        {"surrogate": "probability", "num_iterations": 2, "epsilon": 1e-4},
+        {"surrogate": "one_sided", "num_iterations": 2, "length_norm": "prompt"},
+        {"group_filter": "drop", "length_norm": "mean"},
+        {"length_norm": "nonzero", "positive_weight": 0.0},
+        {"length_norm": "mean", "entropy_coef": 0.01},
+        {"length_norm": "mean", "off_policy_mask_threshold": 0.01, "num_iterations": 2},
+        {"length_norm": "token", "rollout_staleness": 1, "sampler_dtype": "int8"},
+    ]),
+    *((name, settings) for name in ("packed", "shared") for settings in [
+        {},
+        {"length_norm": "constant", "scale_rewards": "none"},
+        {"gradient_checkpointing": True},
+        {"extras": LORA},
+        KL_TWICE,
+    ]),
+    ("shared", {"entropy_coef": 0.1}),
+    ("shared", {"group_filter": "drop"}),
+]  # fmt: skip
+
+
+def half_idle(completions, **_):
+    """Rewards that leave every other group without a difference."""
+    return [
+        float(len(text) % 3) if place // 4 % 2 else 1.0 for place, text in enumerate(completions)
+    ]
+
+
+@pytest.fixture
+def calls(monkeypatch) -> dict[str, list]:
+    """What was called: numbers of rows of packed and shared passes, and without a gradient; the
+    positions of each call of TRL's head."""
+    seen: dict[str, list] = {"packed": [], "shared": [], "idle": [], "head": []}
+    packed, shared = forward_passes.forward_packed, forward_passes.forward_shared
+    idle, head = forward_passes.without_gradient_of, trl_utils._ChunkedLogProbFunction
+
+    def counted(name, act, count):
+        return lambda first, *more, **named: (
+            seen[name].append(count(first, *more)), act(first, *more, **named)
+        )[1]  # fmt: skip
+
+    class Counted:
+        apply = staticmethod(counted("head", head.apply, lambda hidden, *_: len(hidden)))
+
+    rows = {name: counted(name, act, lambda _, ids, *more: len(ids))
+            for name, act in (("packed", packed), ("shared", shared))}  # fmt: skip
+    monkeypatch.setattr(forward_passes, "forward_packed", rows["packed"])
+    monkeypatch.setattr(forward_passes, "forward_shared", rows["shared"])
+    counted_idle = counted("idle", idle, lambda idle_N, *_: int(idle_N.sum()))
+    monkeypatch.setattr("trl_ablate.trainer.ablation.without_gradient_of", counted_idle)
+    monkeypatch.setattr(trl_utils, "_ChunkedLogProbFunction", Counted)
+    return seen
+
+
+@pytest.mark.sample(9)
+@pytest.mark.parametrize(
+    ("speedup", "settings"), CASES,
+    ids=lambda one: one if isinstance(one, str) else ",".join(map(str, one)) or "default",
+)  # fmt: skip
+def test_a_speed_up_changes_no_gradient_and_no_metric(make_trainer, calls, speedup, settings):
+    """Two SGD steps with and without it agree to 5e-6 of the largest change of a weight."""
+    ends, logs = [], []
+    for on, how in enumerate(SPEEDUPS[speedup]):
+        torch.manual_seed(0)  # an adapter starts with random weights
+        reward = {"reward": half_idle} if speedup == "shared" else {}
+        trainer = make_trainer(**{**VARIED, **PLAIN_SGD, **reward, **how, **settings})
+        start = weights(trainer)
+        trainer.train()
+        if speedup != "trimmed":
+            assert bool(calls[speedup]) == bool(on)
+        ends.append((start, weights(trainer)))
+        logs.append([row for row in trainer.state.log_history if "loss" in row])
+    (start, plain), (same, less) = ends
+    moved = (plain - start).abs().max()
+    assert torch.equal(start, same) and moved > 3e-5
+    assert (less - plain).abs().max() < 5e-6 * moved
+    if speedup == "shared":
+        assert bool(calls["idle"]) == (settings != KL_TWICE and "entropy_coef" not in settings)
+    for before, after in zip(*logs, strict=True):
+        fraction = after.get("padding/fraction", 0.0)
+        assert fraction == 0 or fraction < after["padding/fraction_drawn"]
+        assert speedup != "packed" or (before["padding/fraction"] > 0 and fraction == 0)
+        for key in before.keys() & after.keys() if speedup == "shared" else ():
+            if not key.startswith(("time/", "step_time", "memory/", "padding/", "train_")):
+                assert after[key] == pytest.approx(before[key], rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.parametrize(("rollout", "step"), [(4, 3), (3, 2), (4, 6)])
+def test_regrouping_keeps_the_gradient_where_rollouts_and_steps_do_not_divide(
+    make_trainer, rollout, step
+):
+    settings = {"steps_per_generation": rollout, "gradient_accumulation_steps": step}
+    settings |= {"num_iterations": 3, "optim": "sgd", "learning_rate": 1.0, "loss_type": "grpo"}
+    ends = []
+    for how in (AS_DRAWN, {}):
+        rollouts = {"rollout_func": rollouts_of_unequal_length}
+        trainer = make_trainer(**settings, **how, extras=rollouts)
+        start = weights(trainer)
+        trainer.train()
+        ends.append(weights(trainer) - start)
+    assert ends[0].abs().max() > 1e-3
+    assert (ends[1] - ends[0]).abs().max() < 2e-6
+
+
+def test_a_step_without_any_gradient_is_taken_as_before(make_trainer, calls):
+    """The optimizer sees gradients of zero, and goes on by its momentum."""
+    ends = []
+    for how in SPEEDUPS["shared"]:
+        steps = []
+
+        def rewards(completions, steps=steps, **_):
+            steps.append(1)
+            return [len(text) * (len(steps) == 1) + 0.0 for text in completions]
+
+        trainer = make_trainer(**VARIED, **how, reward=rewards, max_steps=3, learning_rate=1e-3)
+        trainer.train()
+        ends.append(weights(trainer))
+        assert len(steps) == 3
+    assert calls["idle"]
+    torch.testing.assert_close(*ends, atol=1e-6, rtol=0)
+
+
+def response_tokens(trainer) -> int:
+    return sum(int(batch["completion_mask"].sum()) for batch in trainer._buffered_inputs)
+
+
+def test_the_head_computes_response_tokens_only(make_trainer, calls):
+    trainer = make_trainer(**VARIED, max_steps=1)
+    trainer.train()
+    tokens = response_tokens(trainer)
+    assert sum(calls["head"]) == tokens
+    calls["head"].clear()
+    padded = make_trainer(**VARIED, **AS_DRAWN, max_steps=1)
+    padded.train()
+    assert response_tokens(padded) == tokens
+    assert sum(calls["head"]) > 1.5 * tokens
+
+
+def test_splitting_microbatches_changes_no_gradient(make_trainer, calls):
+    plain = make_trainer(**VARIED, **PLAIN_SGD, **AS_DRAWN, **KL_TWICE)
+    start = weights(plain)
+    plain.train()
+    passes = len(calls["head"])
+    split = make_trainer(**VARIED, **PLAIN_SGD, **KL_TWICE)
+    split._passes = replace(split._passes, least_saved=1, shares=False)
+    split.train()
+    assert len(calls["head"]) > 2 * passes + 4
+    moved = (weights(plain) - start).abs().max()
+    assert moved > 1e-3
+    assert (weights(split) - weights(plain)).abs().max() < 2e-6 * max(1.0, moved)
+
+
+def test_rows_without_a_response_have_results_of_zero(make_trainer):
+    """A microbatch whose rows are all masked still has a gradient, of zero."""
+    trainer = make_trainer(max_steps=1)
+    ids = torch.randint(3, 20, (3, 9))
+    mask = torch.ones_like(ids)
+    mask[:, 5:] = 0
+    logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
+        trainer.model, ids, mask, 4, compute_entropy=True
+    )
+    assert logps.shape == entropies.shape == (3, 4)
+    assert not logps.any() and not entropies.any()
+    logps.sum().backward()
+    assert not any(one.grad.any() for one in trainer.model.parameters() if one.grad is not None)
+
+
+def test_attention_is_wrapped_once_and_serves_others_as_before():
+    of_sharing(small_model("llama"))
+    wrapped = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    of_sharing(small_model("llama"))
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is wrapped
+    query, key, value = torch.randn(3, 2, 4, 5, 8)
+    module = torch.nn.Module()
+    module.is_causal = True
+    plain = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    assert torch.equal(wrapped(module, query, key, value, None)[0], plain.transpose(1, 2))
+
+
+def test_the_tokens_that_are_computed_by_hand():
+    """Prompts of 7, 3 and 1 token leave 6 + 2 + 0 in prefixes; each of 6 rows has a last token of
+    its prompt; 32 tokens of responses."""
+    assert computed_tokens(*rows_of_three_prompts()) == 8 + 6 + 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"trim_microbatches": False}, "set trim_microbatches: true"),
+        ({"model": "gpt2"}, "an unknown model type"),
+        ({"model": "opt"}, "not tested with model type 'opt', whose rows may see each other"),
+    ],
+)
+def test_packing_is_refused_where_rows_are_padded_or_not_told_apart(
+    make_trainer, tiny_model, tmp_path, settings, complaint
+):
+    if "model" in settings:
+        settings = {"model": saved(small_model(settings["model"]), tiny_model, tmp_path / "m")}
+    with pytest.raises(ConfigurationError, match=complaint):
+        make_trainer(padding_free=True, **settings)
+
+
+def widths_of_a_training(make_trainer, **settings) -> set[int]:
+    """The widths of the model's inputs."""
+    widths = set()
+    trainer = make_trainer(extras={"rollout_func": rollouts_of_unequal_length}, **settings)
+    trainer.model.register_forward_pre_hook(
+        lambda module, args, named: widths.add(named["input_ids"].shape[1]), with_kwargs=True
+    )
+    trainer.train()
+    return widths
+
+
+def test_trimmed_widths_are_multiples_where_padding_is(make_trainer):
+    widths = widths_of_a_training(make_trainer, pad_to_multiple_of=8)
+    assert all(width % 8 == 0 for width in widths)
+    assert len(widths_of_a_training(make_trainer)) > len(widths)
+
+
+def test_compiled_models_see_few_widths(make_trainer):
+    config = make_trainer(torch_compile=False).args
+    assert config.trimmed_to_multiple_of == 1
+    config.torch_compile = True
+    assert config.trimmed_to_multiple_of == 64
+    config.pad_to_multiple_of = 16
+    assert config.trimmed_to_multiple_of == 16
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_as_one_that_is_not(make_trainer):
+    """Twice in a row, so that what generation changes in the model is undone in between."""
+    settings = {"max_steps": 2, "stop": ["9"], "use_cpu": True}
+    plain = make_trainer(**settings)
+    loss = plain.train().training_loss
+    compiled = make_trainer(**settings, torch_compile=True, torch_compile_backend="eager")
+    assert compiled.train().training_loss == pytest.approx(loss, abs=1e-6)
+    expected = dict(plain.model.named_parameters())
+    assert set(expected) == set(dict(compiled.model.named_parameters()))
+    for name, value in compiled.model.named_parameters():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+    assert "generate" not in vars(compiled.model)
+
+
+@pytest.fixture
+def as_before():
+    """Deterministic algorithms are chosen for the whole process."""
+    environment = dict(os.environ)
+    yield
+    torch.use_deterministic_algorithms(False)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def test_two_deterministic_runs_end_in_the_same_bits(make_trainer, as_before):
+    """Another order of microbatches only rounds."""
+    ends = []
+    for regrouped in (True, True, False):
+        how = {"deterministic": True, "regroup_by_length": regrouped}
+        trainer = make_trainer(**VARIED, **PLAIN_SGD, **how)
+        assert trainer.args.full_determinism
+        start = weights(trainer)
+        trainer.train()
+        assert torch.are_deterministic_algorithms_enabled()
+        ends.append(weights(trainer))
+    one, same, as_drawn = ends
+    assert torch.equal(one, same)
+    moved = (one - start).abs().max()
+    assert moved > 3e-5
+    assert (one - as_drawn).abs().max() < 5e-6 * moved
+
+
+def test_a_server_is_not_made_deterministic(tmp_path):
+    with pytest.raises(ConfigurationError, match="VLLM_BATCH_INVARIANT=1"):
+        AblationConfig(output_dir=str(tmp_path), use_cpu=True, deterministic=True,
+                       use_vllm=True, vllm_mode="server")  # fmt: skip
