@@ -1,12 +1,14 @@
 """Two gloo processes take the gradients that one takes, on rollouts drawn by either."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
-from tests.support import xray_processes
-from tests.support.two_processes import free_port
+from tests.support.two_processes import environment, free_port
 from tests.support.warm import fork
+from tests.support.xray_cases import small_xray
 
 pytestmark = pytest.mark.slow
 
@@ -15,20 +17,39 @@ WITHIN = 1e-4
 """Sums of float32 in another order."""
 
 
+ARMS = ["grpo", "length_norm_constant", "grpo+group_filter=drop"]
+
+
+def compare(model: str, output: str, rollouts: str | None, processes: int = 1) -> None:
+    """An X-ray on rollouts that are given or drawn."""
+    from trl_ablate.xray import xray
+
+    settings = small_xray(model, per_device_train_batch_size=8 // processes)
+    given = rollouts and Path(rollouts)
+    result = xray(ARMS, (), 2, overrides=settings, output=output, rollouts=given)
+    if int(os.environ.get("RANK", "0")) == 0:
+        (Path(output) / "found.json").write_text(json.dumps(result.to_dict()))
+
+
+def one_of_two(rank: int, port: int, model: str, output: str) -> None:
+    os.environ.update(environment(rank, port))
+    compare(model, output, None, processes=2)
+
+
 @pytest.fixture(scope="module")
 def of_two(tiny_model, tmp_path_factory):
     """Two processes draw and compare; the folder."""
     folder = tmp_path_factory.mktemp("two")
     port = free_port()
-    target, arguments = xray_processes.one_of_two, (port, tiny_model, str(folder), None)
-    for ended in [each.wait() for each in [fork(target, rank, *arguments) for rank in (0, 1)]]:
+    pair = [fork(one_of_two, rank, port, tiny_model, str(folder)) for rank in (0, 1)]
+    for ended in [each.wait() for each in pair]:
         assert ended.code == 0, ended.printed
     return folder
 
 
 def test_one_process_takes_the_same_gradients_on_them(tiny_model, of_two, tmp_path):
     rollouts = str(of_two / "rollouts" / "base")
-    alone = fork(xray_processes.main, tiny_model, str(tmp_path), rollouts).wait()
+    alone = fork(compare, tiny_model, str(tmp_path), rollouts).wait()
     assert alone.code == 0, alone.printed
     two, one = (json.loads((path / "found.json").read_text()) for path in (of_two, tmp_path))
     assert two["arms"].keys() == one["arms"].keys()

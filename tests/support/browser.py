@@ -1,6 +1,5 @@
 """Headless Chromium, driven over its debugging pipe."""
 
-import base64
 import json
 import os
 import shutil
@@ -65,21 +64,9 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def until(self, expression: str, seconds: float = SECONDS) -> Any:
-        """The value of a JavaScript expression, once it is neither empty nor false."""
-        end = time.monotonic() + seconds
-        while not (value := self.evaluate(expression)):
-            assert time.monotonic() < end, f"not within {seconds:.0f} s: {expression}"
-            time.sleep(0.2)
-        return value
-
     def size(self, width: int, height: int) -> None:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.send("Emulation.setDeviceMetricsOverride", **size)
-
-    def screenshot(self, file: Path) -> None:
-        picture = self.send("Page.captureScreenshot", format="png")
-        file.write_bytes(base64.b64decode(picture["data"]))
 
     def close(self) -> None:
         self._process.terminate()

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,19 +29,10 @@ LARGE = (".safetensors", ".png")
 
 @dataclass
 class Fault:
-    """What goes wrong with requests whose `METHOD /path` matches: an answer, a cut, or silence."""
+    """The answer to requests whose `METHOD /path` matches, so many times."""
 
     pattern: str
-    status: int | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-    cut_after: int | None = None
-    """Bytes of the body that are read before the connection is closed."""
-    stall: threading.Event | None = None
-    """The request is held until this is set; then the connection is closed."""
-    meanwhile: Callable[[], object] | None = None
-    """Called before the request is answered as usual: a concurrent change by another client."""
-    after_effect: bool = False
-    """The request is carried out, and only its answer is lost."""
+    status: int
     times: int = 1_000_000
 
 
@@ -98,9 +88,6 @@ class HubEndpoint:
         return self
 
     def __exit__(self, *_):
-        for fault in self.faults:
-            if fault.stall:
-                fault.stall.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -157,34 +144,16 @@ class _Handler(BaseHTTPRequestHandler):
         line = f"{self.command} {self.path}"
         self.hub.requests.append(line)
         fault = self.hub.fault_for(line)
-        length = int(self.headers.get("Content-Length") or 0)
-        if fault and fault.stall:
-            self.rfile.read(min(length, 1000))
-            fault.stall.wait()
-            self.close_connection = True
-            return
-        if fault and fault.cut_after is not None:
-            self.rfile.read(min(length, fault.cut_after))
-            self.close_connection = True
-            return
-        self.body = self._read_body(length)
+        self.body = self._read_body(int(self.headers.get("Content-Length") or 0))
         self.hub.received.append(self.body)
-        if fault and fault.meanwhile:
-            fault.meanwhile()
-            fault = None
-        if fault and not fault.after_effect:
-            self._answer(fault.status or 500, {"error": "made to fail"}, fault.headers)
+        if fault:
+            self._answer(fault.status, {"error": "made to fail"}, {})
             return
         try:
-            status, content, headers = self._route(line)
+            self._answer(*self._route(line))
         except Refusal as refusal:
             said = {"X-Error-Message": refusal.message, "X-Error-Code": refusal.code}
             self._answer(refusal.status, {"error": refusal.message}, said)
-            return
-        if fault:
-            self._answer(fault.status or 500, {"error": "the answer got lost"}, fault.headers)
-        else:
-            self._answer(status, content, headers)
 
     do_HEAD = do_POST = do_PUT = do_GET
 
@@ -443,11 +412,3 @@ _ROUTES: list[tuple[str, Callable]] = [
     (r"POST /complete/(?P<oid>\w+)", _complete),
     (rf"(?:GET|HEAD) /(?:datasets/)?{_REPO}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", _resolve),
 ]
-
-
-def wait_until(condition: Callable[[], object], timeout: float = 60.0) -> None:
-    """Wait until a condition holds that another process makes true."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)

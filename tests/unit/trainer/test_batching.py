@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from trl_ablate.trainer.batching import (
     by_length,
     by_prompt,
-    is_text,
     padded_fraction,
     regroup,
     trim,
@@ -63,13 +62,6 @@ def test_regroup_sorts_within_a_step_and_not_across():
     assert lengths == [[1, 2], [5, 6], [1, 2], [3, 6]]
 
 
-def test_equal_lengths_stay_as_they_are():
-    parts = [batch([4, 4], [3, 3]), batch([4, 4], [3, 3])]
-    for before, after in zip(parts, regroup(parts, 2, by_length), strict=True):
-        for key, value in before.items():
-            assert torch.equal(value, after[key])
-
-
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=8, max_size=8))
 @settings(deadline=None)
 def test_regrouping_loses_and_invents_no_row(lengths):
@@ -105,11 +97,6 @@ def test_rows_of_a_prompt_come_together_and_idle_ones_first():
 def test_padded_fraction_by_hand():
     # 2 rows of 4 + 6 positions hold 2 + 1 and 3 + 4 tokens: 10 of 20
     assert padded_fraction([batch([2, 3], [1, 4])]) == pytest.approx(0.5)
-
-
-def test_images_are_left_alone():
-    assert is_text(batch([1], [1]))
-    assert not is_text({**batch([1], [1]), "pixel_values": torch.zeros(1)})
 
 
 def sums_so_far(ids_NL, mask_NL, width, labelled_NL):
@@ -152,23 +139,6 @@ def test_labels_are_at_response_tokens_only():
     assert seen.pop() == [[0, 0, 0, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0, 0]]
 
 
-def test_a_trimmed_forward_is_as_wide_as_its_longest_row_and_masks_nothing():
-    rows = batch([4, 1], [2, 5])
-    widths = []
-
-    def forward(ids_NL, mask_NL, width, labelled_NL):
-        widths.append((*ids_NL.shape, width))
-        assert mask_NL.all()
-        return sums_so_far(ids_NL, mask_NL, width, labelled_NL)
-
-    ids_NL = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-    mask_NL = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-    forward_trimmed(forward, ids_NL, mask_NL, 6)
-    assert widths == [(2, 6, 5)]
-    assert padded_fraction([rows]) == 1 - 12 / 20
-    assert padded_fraction([rows], Passes()) == 0
-
-
 @pytest.mark.parametrize(("multiple", "width"), [(1, 6), (4, 8), (64, 10)])
 def test_a_trimmed_forward_is_as_wide_as_a_multiple_as_far_as_there_are_columns(multiple, width):
     rows = batch([4, 1], [2, 5])
@@ -194,12 +164,6 @@ def test_microbatches_with_a_kept_row_are_counted_over_all_processes():
     microbatches = [{"row_weights": torch.tensor(rows)} for rows in kept]
     weigh_microbatches(microbatches, "row_weights", lambda counts: counts + torch.tensor([1, 3]))
     assert [one["row_weights"].tolist() for one in microbatches] == [[2.0, 2.0]] * 3
-
-
-def test_without_any_kept_row_the_factor_is_finite():
-    microbatches = [{"row_weights": torch.zeros(2)}]
-    weigh_microbatches(microbatches, "row_weights", lambda counts: counts)
-    assert microbatches[0]["row_weights"].tolist() == [1.0, 1.0]
 
 
 def test_rows_are_split_where_this_saves_padding():

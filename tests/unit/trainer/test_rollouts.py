@@ -46,17 +46,6 @@ def test_rows_hold_what_trl_logged_and_what_the_rewards_reported():
     assert list(rows[0])[:4] == ["prompt", "response", "ground_truth", "reward"]  # as in the file
 
 
-def test_there_are_no_rows_before_the_first_rollout():
-    logs = {
-        "prompt": deque(),
-        "completion": deque(),
-        "rewards": {"right": deque()},
-        "extra": {},
-        "advantages": deque(),
-    }
-    assert rollout_rows(logs, ["right"], torch.ones(1)) == []
-
-
 def test_rows_that_are_not_kept_count_nowhere():
     batch = {
         "completion_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]),

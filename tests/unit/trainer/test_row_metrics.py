@@ -17,11 +17,6 @@ def test_sums_of_a_row_leave_out_the_padding():
     assert sums.tolist() == [[3.0, 2.0], [4.0, 1.0]]
 
 
-def test_one_value_a_row_counts_once():
-    sums = row_sums(torch.tensor([[5.0], [7.0]]), torch.ones(2, 3))
-    assert sums.tolist() == [[5.0, 1.0], [7.0, 1.0]]
-
-
 def test_metrics_of_microbatches_by_hand():
     # rows of sums 6, 1 | 0, 8 over 3, 1 | 0, 2 tokens, drawn into microbatches 1, 0, 1, 0
     sums = torch.tensor([[6.0, 3.0], [1.0, 1.0], [0.0, 0.0], [8.0, 2.0]])

@@ -36,14 +36,6 @@ def test_values_are_put_back_after_an_error_and_in_nested_blocks():
     assert vars(holder) == {"own": "own"}
 
 
-def test_a_value_that_the_block_sets_itself_is_put_back_too():
-    """As TRL does with the environments of a rollout."""
-    holder = Holder()
-    with replaced(holder, own=holder.own):
-        holder.own = "of the block"
-    assert holder.own == "own"
-
-
 def test_a_name_that_does_not_exist_is_refused_and_nothing_is_changed():
     holder = Holder()
     with (
