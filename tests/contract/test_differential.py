@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.contract.alike import Pair, measure
-from tests.support.trl_features import CORRECTIONS, TERMS
 
 CONFIGURATIONS = int(os.environ.get("TRL_ABLATE_CONFIGS", "16"))
 WEIGHTS = 1e-5
@@ -122,7 +121,7 @@ def taken_by_stock(run, configuration: dict) -> dict:
         raise AssertionError from error
 
 
-def check(run, configuration: dict, rounding: dict | None = None) -> None:
+def check(run, configuration: dict) -> None:
     stock = taken_by_stock(run, configuration)
     plain = run("plain", configuration)
     assert plain["weights"] == stock["weights"]
@@ -131,9 +130,8 @@ def check(run, configuration: dict, rounding: dict | None = None) -> None:
         for name, value in theirs.items():
             assert same(ours[name], value), (name, ours[name], value)
     shipped = run("shipped", configuration)
-    limits = rounding or {"abs": WEIGHTS, "rel": 0}
     for name, weights in stock["weights"].items():
-        assert shipped["weights"][name] == pytest.approx(weights, **limits), name
+        assert shipped["weights"][name] == pytest.approx(weights, abs=WEIGHTS, rel=0), name
     for ours, theirs in zip(shipped["rows"], stock["rows"], strict=True):
         for name, value in theirs.items():
             assert near(ours[name], value), (name, ours[name], value)
@@ -170,45 +168,3 @@ def pair(tiny_model):
 @given(configuration=configurations(processes=2))
 def test_two_processes(pair, configuration):
     check(pair.measure, configuration)
-
-
-REUSED = {
-    "seed": 3,
-    "questions": 16,
-    "rewards": 1,
-    "rollouts": "engine",
-    "tool": False,
-    "lora": False,
-    "num_generations": 4,
-    "per_device_train_batch_size": 4,
-    "generation_batch_size": 16,
-    "gradient_accumulation_steps": 2,
-    "num_iterations": 2,
-    "max_steps": 4,
-    "logging_steps": 1,
-    "loss_type": "grpo",
-    "optim": "sgd",
-    "learning_rate": 0.3,
-}
-"""Four microbatches, two of them in an optimizer step, used twice."""
-ENGINE = {"use_vllm": True, "vllm_mode": "colocate"}
-OF_BFLOAT16 = {"abs": 1e-4, "rel": 2**-7}
-"""A few weights are rounded to a neighbour, and so are terms of the gradients they come from."""
-OF_FEATURES = {
-    # later, a rounding error changes which of two tokens with equal entropy is above the quantile
-    "top entropy quantile": {"max_steps": 1},
-    "fp32 head": {"max_steps": 1, "model_init_kwargs": {"dtype": "bfloat16"}},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("feature", [*TERMS, *CORRECTIONS])
-def test_a_feature_with_trimming_and_regrouping(tiny_model, feature):
-    """It has an effect, the same as in stock TRL."""
-    without = {**REUSED, **(ENGINE if feature in CORRECTIONS else {})}
-    without |= OF_FEATURES.get(feature, {})
-    chosen = {**without, **TERMS.get(feature, CORRECTIONS.get(feature, {}))}
-    rounding = OF_BFLOAT16 if feature == "fp32 head" else None
-    check(lambda *request: measure(tiny_model, *request), chosen, rounding)
-    off = {**without, "vllm_importance_sampling_correction": False}
-    assert measure(tiny_model, "shipped", off) != measure(tiny_model, "shipped", chosen)

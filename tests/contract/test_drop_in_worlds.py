@@ -24,7 +24,6 @@ from trl.chat_template_utils import qwen3_chat_template
 from tests.contract.alike import (
     ROWS,
     check_alike,
-    logged,
     refused_alike,
     tokenizer_of,
     train_alike,
@@ -117,28 +116,6 @@ def test_tools(both, tiny_model, calling):
     train_alike(pair, **LONG)
 
 
-async def halve(number: int) -> float:
-    """Halves a number.
-
-    Args:
-        number: What is halved.
-    """
-    return number / 2
-
-
-@pytest.mark.slow
-def test_tools_that_are_awaited_and_calls_that_are_none(both, tiny_model, calling):
-    """Calls of a tool that is not given fail."""
-    calling("halve")
-    ours, _ = train_alike(chat(both, tiny_model, tools=[halve]), **LONG)
-    assert logged(ours)[0]["tools/failure_frequency"] == 0
-    ours, _ = train_alike(chat(both, tiny_model, tools=[double]), **LONG)
-    assert logged(ours)[0]["tools/failure_frequency"] == 1
-    calling('halve", "malformed": {')
-    ours, _ = train_alike(chat(both, tiny_model, tools=[halve]), **LONG)
-    assert logged(ours)[0]["tools/call_frequency"] == 0
-
-
 class Counter:
     """Starts at its row's target, adds numbers, and rewards the sum."""
 
@@ -205,7 +182,6 @@ def test_rows_without_a_prompt(both, tiny_model, calling):
         train_dataset=rows,
         eval_dataset=rows.select(range(5)),
     )
-    evaluate_alike(pair, **LONG)
     train_alike(pair, **LONG)
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from trl import ModelConfig
 
-from trl_ablate.config import SURROGATE_LOSS_TYPES
 from trl_ablate.recipe.inert import inert_knobs
 from trl_ablate.settings import choices
 from trl_ablate.switches import LossType
@@ -60,7 +59,26 @@ def gradient(trainer, **changes) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
 
 
-def assert_inert_iff_the_gradient_stays(make_trainer, settings, changes):
+CASES = [
+    *(({"loss_type": loss_type, **CLIPS}, OTHER) for loss_type in LOSS_TYPES),
+    # where epsilon is both bounds
+    *(({"loss_type": loss_type, "epsilon": 0.2}, {"epsilon": 0.8})
+      for loss_type in ("grpo", "cispo", "sapo")),
+    # a delta below one cuts at ratio one, too
+    ({"loss_type": "grpo", **CLIPS, "delta": 0.8}, {"delta": 1.5}),
+    *(({"loss_type": loss_type}, OWN) for loss_type in ("sapo", "vespo")),
+    *(({"loss_type": loss_type, "surrogate": surrogate, "epsilon": 0.2, "epsilon_high": 0.3},
+       {"epsilon": 0.8, "epsilon_high": 3.0, "surrogate": "clip"})
+      for loss_type in ("grpo", "luspo") for surrogate in ("no_clip", "reinforce", "one_sided")),
+]  # fmt: skip
+"""Settings, and other values of some."""
+
+
+@pytest.mark.sample(18)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("settings", "changes"), CASES)
+def test_a_knob_is_inert_if_and_only_if_the_gradient_stays(make_trainer, settings, changes, policy):
+    settings = {**settings, **POLICIES[policy]}
     trainer = make_trainer(**settings)
     trainer.current_gradient_accumulation_steps = 2
     trainer.model.train()
@@ -72,42 +90,3 @@ def assert_inert_iff_the_gradient_stays(make_trainer, settings, changes):
         stays = (after - before).abs().max().item() < 1e-6 * before.abs().max().item()
         assert (knob in inert) is stays, (knob, settings)
         assert torch.equal(gradient(trainer, **{knob: given}), before)
-
-
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_clip_bounds(make_trainer, loss_type, policy):
-    settings = {"loss_type": loss_type, **POLICIES[policy], **CLIPS}
-    assert_inert_iff_the_gradient_stays(make_trainer, settings, OTHER)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("loss_type", ["grpo", "cispo", "sapo"])
-def test_epsilon_where_it_is_both_bounds(make_trainer, loss_type, policy):
-    settings = {"loss_type": loss_type, **POLICIES[policy], "epsilon": 0.2}
-    assert_inert_iff_the_gradient_stays(make_trainer, settings, {"epsilon": 0.8})
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_delta_below_one_cuts_at_ratio_one_too(make_trainer, policy):
-    settings = {"loss_type": "grpo", **POLICIES[policy], **CLIPS, "delta": 0.8}
-    assert_inert_iff_the_gradient_stays(make_trainer, settings, {"delta": 1.5})
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("loss_type", ["sapo", "vespo"])
-def test_knobs_of_one_loss_type(make_trainer, loss_type, policy):
-    settings = {"loss_type": loss_type, **POLICIES[policy]}
-    assert_inert_iff_the_gradient_stays(make_trainer, settings, OWN)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("surrogate", ["no_clip", "reinforce", "one_sided"])
-@pytest.mark.parametrize("loss_type", ["grpo", "luspo"])
-def test_bounds_of_a_surrogate_without_them(make_trainer, loss_type, surrogate, policy):
-    assert loss_type in SURROGATE_LOSS_TYPES
-    settings = {"loss_type": loss_type, **POLICIES[policy], "surrogate": surrogate}
-    settings |= {"epsilon": 0.2, "epsilon_high": 0.3}
-    changes = {"epsilon": 0.8, "epsilon_high": 3.0, "surrogate": "clip"}
-    assert_inert_iff_the_gradient_stays(make_trainer, settings, changes)

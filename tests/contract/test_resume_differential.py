@@ -19,11 +19,11 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from tests.support.rows import without_times
-from tests.support.trl_features import CORRECTIONS, MODES, TERMS
 from trl_ablate.config import SURROGATE_LOSS_TYPES
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.carried import counts_the_steps_of_this_call
 
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 CONFIGS = range(int(os.environ.get("TRL_ABLATE_CONFIGS", "24")))
 
 
@@ -287,12 +287,3 @@ def test_tied_weights_are_not_missing(train, tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", CONFIGS)
 def test_stopped_and_resumed(check, number):
     check(drawn(number))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("feature", [*TERMS, *CORRECTIONS])
-def test_a_feature_of_trl(check, feature):
-    """Stopped within a rollout batch; the corrections are those of stale and rounded rollouts."""
-    sampler = {"rollout_staleness": 1, "sampler_dtype": "int8"} if feature in CORRECTIONS else {}
-    settings = {**OFF_POLICY, **sampler, **TERMS.get(feature, CORRECTIONS.get(feature, {}))}
-    check(Case({"max_steps": 9, **settings}, questions=8, stop=6))

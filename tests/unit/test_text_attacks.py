@@ -206,6 +206,7 @@ def keys(value) -> object:
     return [keys(item) for item in value] if isinstance(value, list) else type(value).__name__
 
 
+@pytest.mark.sample(12)
 @ALL
 def test_a_card_keeps_its_metadata_and_its_structure(published, text):
     licence = {"license": "other", "license_name": f"l {text}", "license_link": f"k {text}"}
@@ -285,6 +286,7 @@ def shown(text: str, folder: Path) -> str:
     return file.getvalue()
 
 
+@pytest.mark.sample(12)
 @ALL
 def test_a_terminal_shows_texts_as_they_are(tmp_path, text):
     seen = COLOURS.sub("", shown(text, tmp_path))

@@ -36,12 +36,14 @@ def page_faults(**environment: str) -> list[int]:
     return [int(line) for line in told.stdout.split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_a_block_that_was_freed_costs_no_page_faults_again():
     before, after = page_faults()
     assert after < before / 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_what_the_environment_says_about_memory_holds():
     before, after = page_faults(MALLOC_MMAP_THRESHOLD_="131072")
