@@ -119,22 +119,6 @@ def test_it_trains_in_miniature(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_its_study_runs(folder, tmp_path):
-    recipe = folder / "recipe.yaml"
-    text = recipe.read_text().replace(
-        "grpo_steps: 20\neval_steps: 5", "grpo_steps: 2\neval_steps: 2"
-    )
-    assert text != recipe.read_text()
-    recipe.write_text(text)
-    runs = tmp_path / "runs"
-    done = warm("study", "run", folder, "--runs", runs).wait()
-    assert done.code == 0, done.printed
-    assert "4 runs: 4 done" in warm("study", "plan", folder, "--runs", runs).wait().stdout
-    report = warm("study", "report", folder, "--runs", runs).wait()
-    assert report.code == 0, report.printed
-
-
-@pytest.mark.slow
 def test_its_runs_train_where_only_their_bundle_is(folder, tmp_path):
     """Own reward, prompt and data travel with a run of another machine's engine."""
     words = [str(folder / "recipe.yaml"), "--profile", "miniature", *FEW]

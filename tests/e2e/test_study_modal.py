@@ -97,15 +97,6 @@ def test_started_left_and_fetched(tmp_path, here):
 
 
 @pytest.mark.slow
-def test_failures_are_made_anew_and_told(tmp_path, here):
-    store = RunStore(tmp_path / "runs")
-    outcome = run_there(here, store, {"never": {"top": 0.4, "never_starts": 99}})
-    assert len(outcome.failed) == 3 and len(here.threads) == 6
-    assert store.state(outcome.failed[0]).reason == "exit code 1; error: no such profile"
-    assert store.log(outcome.failed[0]).read_text().count("no such profile") == 2
-
-
-@pytest.mark.slow
 def test_a_call_that_modal_ends_is_a_failure_with_its_reason(tmp_path, here, monkeypatch):
     ended = Mock(side_effect=modal.exception.FunctionTimeoutError("24 hours are over"))
     monkeypatch.setattr(here, "answer", ended)

@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
-from tests.support.studies import drive, kill_at_random, starts
+from tests.support.studies import starts
 from tests.support.synthetic_study import METRIC
-from tests.support.tuned_study import tune_words, tuned_plan
+from tests.support.tuned_study import tuned_plan
 from tests.support.warm import warm
 from trl_ablate.study.engines import Job, Process
 from trl_ablate.study.engines.local import LocalEngine
@@ -81,29 +81,6 @@ def test_a_trial_that_always_fails_leaves_the_choice_to_the_others(tmp_path):
     assert len(outcome.failed) == 2 and not outcome.left
     assert chosen(plan, store) == CHOSEN | {"ref": "ref--lr_1"}
     assert len(outcome.done) == 10 + (1 + 1 + 1) * 3  # all have their best at the same value
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [12])
-def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, calm, kills):
-    store = RunStore(tmp_path)
-    words = tune_words(TOPS, pause=0.01)
-    plan = tuned_plan(TOPS, pause=0.01)
-    kill_at_random(kills, store, lambda: drive(store, {}, *words), store.path)
-    assert chosen(plan, store) == CHOSEN
-    assert numbers(plan, store) == numbers(*calm)
-    assert not (store.path / "twice").exists()
-
-
-@pytest.mark.slow
-def test_one_array_job_for_the_trials_and_one_for_the_runs_that_follow(tmp_path, calm):
-    """A task does one run, whatever the schedule; `to_start` lists those of the next array."""
-    plan, store, jobs = tuned_plan(TOPS, pause=0.0), RunStore(tmp_path), []
-    while missing := StudyRuns(plan, store).to_start:
-        jobs.append(len(missing))
-        assert len(run_here(plan, store, only=missing).done) == len(missing)
-    assert jobs == [12, 15]
-    assert numbers(plan, store) == numbers(*calm)
 
 
 @pytest.mark.slow

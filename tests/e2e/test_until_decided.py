@@ -77,16 +77,6 @@ def test_moved_to_another_engine_between_looks_it_reaches_the_same_verdicts(
 
 
 @pytest.mark.slow
-def test_out_of_time_it_goes_on_later(tmp_path, calm):
-    store, arms = RunStore(tmp_path), paused(0.02)
-    assert drive(store, arms, *LOOKS, "--max_hours", str(2.5 / 3600)).wait(SECONDS) == 3
-    plan = plan_of(arms, [3, 5])
-    assert not all(store.state(run).done for run in plan.runs())
-    assert drive(store, arms, *LOOKS).wait(SECONDS) == 0
-    assert verdicts(store.path, arms) == calm
-
-
-@pytest.mark.slow
 def test_a_run_that_fails_holds_only_its_own_comparison(tmp_path):
     arms = paused(0.0) | {"ill": {"top": 0.5, "fails": 99}}
     store = RunStore(tmp_path)

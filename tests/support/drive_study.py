@@ -11,7 +11,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.synthetic_study import make_plan  # noqa: E402
-from tests.support.tuned_study import plan_of_words  # noqa: E402
 from trl_ablate.cli.study_runs import ended, run_passes  # noqa: E402
 from trl_ablate.run.termination import Termination  # noqa: E402
 from trl_ablate.study.engines import Engine  # noqa: E402
@@ -34,10 +33,9 @@ def main() -> int:
     parser.add_argument("--ray_address")
     parser.add_argument("--looks", type=json.loads, default=[], help="seeds until decided")
     parser.add_argument("--max_hours", type=float)
-    parser.add_argument("--tune", type=plan_of_words)
     options = parser.parse_args()
     Termination().listen()
-    plan = options.tune or plan_of(options.arms, options.looks)
+    plan = plan_of(options.arms, options.looks)
     store = RunStore(options.runs)
     try:
         if plan.looks:

@@ -1,6 +1,5 @@
 """A made-up plan with tuning: arms × values, with trials and fresh seeds, without any training."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,13 +38,3 @@ def tuned_plan(
     }
     plan = make_plan(arms, (*tuning.seeds, *seeds))
     return replace(plan, tuning=tuning, against=against or {})
-
-
-def tune_words(tops: Mapping[str, Sequence[float]], **options: Any) -> list[str]:
-    """The option of `drive_study` for such a plan."""
-    return ["--tune", json.dumps({"tops": tops, **options})]
-
-
-def plan_of_words(text: str) -> Plan:
-    options = json.loads(text)
-    return tuned_plan(options.pop("tops"), **options)

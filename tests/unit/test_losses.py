@@ -11,7 +11,6 @@ from trl_ablate.losses import (
     changed_by_clipping,
     changed_by_weight,
     highest_covariance,
-    kl_to_reference,
     loss_denominator,
     ratio_means,
     ratio_sums,
@@ -229,13 +228,6 @@ def test_cispo_caps_the_weight_from_above_only():
     ratio = torch.tensor([[0.1, 1.0, 2.5]] * 3)
     changed = changed_by_cispo(ratio, torch.tensor([[1.0], [-1.0], [0.0]]), 2.0)
     assert changed.tolist() == [[False, False, True], [False] * 3, [False] * 3]
-
-
-def test_kl_to_the_reference_by_hand():
-    # d = ln 2: 2 - ln 2 - 1; d = 0: 0
-    logps = torch.log(torch.tensor([[0.2, 0.4]]))
-    found = kl_to_reference(logps, torch.log(torch.tensor([[0.4, 0.4]])))
-    torch.testing.assert_close(found, torch.tensor([[1 - math.log(2), 0.0]]))
 
 
 def test_no_clip_never_clips():
