@@ -32,7 +32,6 @@ def main() -> int:
     parser.add_argument("--only", action="append")
     parser.add_argument("--ray_address")
     parser.add_argument("--looks", type=json.loads, default=[], help="seeds until decided")
-    parser.add_argument("--max_hours", type=float)
     options = parser.parse_args()
     Termination().listen()
     plan = plan_of(options.arms, options.looks)
@@ -40,7 +39,7 @@ def main() -> int:
     try:
         if plan.looks:
             runs = StudyRuns(plan, store)
-            how = {"until_decided": True, "retries": 1, "max_hours": options.max_hours}
+            how = {"until_decided": True, "retries": 1, "max_hours": None}
             return ended("made_up", runs, run_passes([runs], engine(options), **how))
         outcome = Runner(plan, store, engine(options), only=options.only, say=say).run()
     except KeyboardInterrupt:
