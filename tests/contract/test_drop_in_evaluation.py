@@ -258,14 +258,6 @@ def test_the_best_model_is_loaded_at_the_end(both):
     assert all(torch.equal(held[name], value) for name, value in saved.named_parameters())
 
 
-def test_save_strategy_best_follows_the_best_metric(both):
-    course = {**WATCHED, "save_strategy": "best", "max_steps": 3, "best_metric": "eval_mean_length"}
-    trainer = both(**SCRIPTED).one_shot(**course)
-    assert trainer.args.metric_for_best_model == "eval_mean_length"
-    trainer.train()
-    assert trainer.state.best_global_step == 1  # the lengths in the script do not change
-
-
 @pytest.mark.parametrize(
     ("course", "halved"), [((0.1, 0.2, 0.3, 0.4), 0), ((0.4, 0.3, 0.3, 0.2), 3)]
 )

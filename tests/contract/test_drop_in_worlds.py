@@ -144,14 +144,34 @@ class Counter:
         return float(self.total)
 
 
-def test_environments(both, tiny_model, calling):
+NAMED = Dataset.from_list([{"environment": "counter", "target": i} for i in range(16)])
+ENVIRONMENTS = {
+    "of rows": {"environment_factory": Counter},
+    "of rows without a prompt": {  # the data only name them, and they provide the prompts
+        "environment_factory": {"counter": Counter},
+        "train_dataset": NAMED,
+        "eval_dataset": NAMED.select(range(5)),
+    },
+    "with all the data": {
+        "environment_factory": Counter,
+        "train_dataset": None,
+        "eval_dataset": None,
+    },
+}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_environments(both, tiny_model, calling, name):
     """Every completion is graded by an environment that was reset for its own row."""
     calling("add")
-    pair = chat(both, tiny_model, environment_factory=Counter, reward_funcs=None)
-    found = evaluate_alike(pair, **LONG)
-    assert found["eval_rewards/Counter/mean"] == found["eval_reward"] > 2
-    assert found["eval_tools/call_frequency"] > 0.5
+    pair = chat(both, tiny_model, reward_funcs=None, **ENVIRONMENTS[name])
     train_alike(pair, **LONG)
+    if name == "of rows":
+        found = evaluate_alike(pair, **LONG)
+        assert found["eval_rewards/Counter/mean"] == found["eval_reward"] > 2
+        assert found["eval_tools/call_frequency"] > 0.5
+    if name == "with all the data":
+        refused_alike(pair, "max_steps", **{**LONG, "max_steps": -1})
 
 
 def test_evaluation_has_environments_of_its_own(both, tiny_model, calling):
@@ -168,35 +188,6 @@ def test_evaluation_has_environments_of_its_own(both, tiny_model, calling):
     assert Counter.made == before + 10
     assert trainer.environments is held and trainer._environment_pool == {None: pool}
     assert [one.resets for one in pool] == resets
-
-
-def test_rows_without_a_prompt(both, tiny_model, calling):
-    """The data only name the environments, which provide the prompts."""
-    calling("add")
-    rows = Dataset.from_list([{"environment": "counter", "target": i} for i in range(16)])
-    pair = chat(
-        both,
-        tiny_model,
-        environment_factory={"counter": Counter},
-        reward_funcs=None,
-        train_dataset=rows,
-        eval_dataset=rows.select(range(5)),
-    )
-    train_alike(pair, **LONG)
-
-
-def test_an_environment_that_brings_all_the_data(both, tiny_model, calling):
-    calling("add")
-    pair = chat(
-        both,
-        tiny_model,
-        environment_factory=Counter,
-        reward_funcs=None,
-        train_dataset=None,
-        eval_dataset=None,
-    )
-    train_alike(pair, **LONG)
-    refused_alike(pair, "max_steps", **{**LONG, "max_steps": -1})
 
 
 class Plain:
