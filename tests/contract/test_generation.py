@@ -10,6 +10,7 @@ import pytest
 import torch
 from trl.trainer import grpo_trainer
 
+from tests.contract.alike import weights
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.recipe.places import SHIPPED
 
@@ -76,8 +77,7 @@ class ScriptedClient:
 
 def weights_and_log(trainer):
     trainer.train()
-    weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-    return weights, [row for row in trainer.state.log_history if "grad_norm" in row]
+    return weights(trainer), [row for row in trainer.state.log_history if "grad_norm" in row]
 
 
 @pytest.mark.sample(4)
@@ -98,7 +98,7 @@ def test_the_gradient_needs_no_forward_of_its_own(scripted, mode, settings):
     """Two SGD steps on the same rollouts, with and without TRL's extra pass: equal to 1e-6."""
     common = {**settings, "vllm_importance_sampling_mode": mode, "max_steps": 2, **NARROW}
     start = scripted(**common)
-    before = torch.cat([p.detach().flatten() for p in start.model.parameters()])
+    before = weights(start)
     ours, ours_log = weights_and_log(start)
     theirs, their_log = weights_and_log(scripted(**common, reuse_forward=False))
     moved = (theirs - before).abs().max()

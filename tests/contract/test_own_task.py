@@ -3,8 +3,8 @@
 import pytest
 import torch
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
 
+from tests.contract.alike import logged, weights
 from tests.support.trainers import PROMPTS
 from trl_ablate.errors import ConfigurationError, RewardError
 from trl_ablate.reward_specs import reward_specs
@@ -42,52 +42,36 @@ def rewards(file, *names):
     return chosen_rewards(specs, Tools(MathGrader(1), None, lambda name: None)).functions
 
 
-def test_own_functions_train_as_in_stock_trl(make_trainer, file):
+def test_own_functions_train_as_in_stock_trl(both, file):
     namespace: dict = {}
     exec(FILE, namespace)
-    both = {"train_dataset": questions()}
-    as_padded = {"trim_microbatches": False, "regroup_by_length": False}
-    own = trained(make_trainer, rewards(file, "even", "long"), both, **as_padded)
-    stock = trained(
-        make_trainer, [namespace["even"], namespace["long"]], both, GRPOTrainer, GRPOConfig
-    )
-    assert all(
-        torch.equal(ours, theirs)
-        for ours, theirs in zip(own.model.parameters(), stock.model.parameters(), strict=True)
-    )
+    plain = [namespace["even"], namespace["long"]]
+    trained = []
+    for kind, functions in (("ours", rewards(file, "even", "long")), ("stock", plain)):
+        pair = both(reward_funcs=functions, train_dataset=questions(), eval_dataset=None)
+        trained.append(getattr(pair, kind)())
+        trained[-1].train()
+    own, stock = trained
+    assert torch.equal(weights(own), weights(stock))
     names = ("rewards/even/mean", "rewards/long/mean", "mean_text", "reward")
-    for ours, theirs in zip(own.state.log_history[:3], stock.state.log_history[:3], strict=True):
+    for ours, theirs in zip(logged(own), logged(stock), strict=True):
         assert [ours[name] for name in names] == [theirs[name] for name in names]
-    assert own.state.log_history[0]["grader/even/ungraded"] == 0
+    assert logged(own)[0]["grader/even/ungraded"] == 0
 
 
-def trained(make_trainer, functions, extras, *classes, **overrides):
-    trainer = made(make_trainer, functions, extras, *classes, **overrides)
-    trainer.train()
-    return trainer
-
-
-def made(make_trainer, functions, extras, *classes, **overrides):
-    """`make_trainer` passes its own data; they are replaced before the training starts."""
-    trainer = make_trainer(*classes, reward=functions, logging_steps=1, **overrides)
-    trainer.train_dataset = extras.get("train_dataset", trainer.train_dataset)
-    trainer.eval_dataset = extras.get("eval_dataset", trainer.eval_dataset)
-    return trainer
-
-
-def test_a_broken_function_ends_the_training(make_trainer, file):
+def test_a_broken_function_ends_the_training(both, file):
+    pair = both(reward_funcs=rewards(file, "broken"), train_dataset=questions())
     with pytest.raises(
         RewardError, match="'broken' failed on all .* rows .*ValueError: no .line 10"
     ):
-        trained(make_trainer, rewards(file, "broken"), {"train_dataset": questions()})
+        pair.ours().train()
 
 
-def test_an_evaluation_by_a_column_and_with_rewards_of_a_set(make_trainer, file):
+def test_an_evaluation_by_a_column_and_with_rewards_of_a_set(both, file):
     even, long = rewards(file, "even", "long")
     sets = {"": questions(6), "apart": questions(4)}
-    trainer = made(
-        make_trainer, [even], {"eval_dataset": sets}, eval_by="level", num_generations_eval=2
-    )
+    pair = both(reward_funcs=[even], train_dataset=questions(), eval_dataset=sets)
+    trainer = pair.one_shot(eval_by="level")
     trainer.rewards_of_sets = {"apart": RewardsOfSet.of([long, even], [0.5, 0.0])}
     metrics = trainer.evaluate()
     parts = [metrics[f"eval_reward/level={level}"] for level in range(3)]
