@@ -1,14 +1,17 @@
 """The switches: our settings of training, and TRL's own where only some values have a meaning.
 
 The `help` of a field explains it and its `Literal` lists its values; the command line, the
-validation and the README read both from here. No torch.
+validation and the README read both from here. Below them: which settings have which role, those of
+the task, of the switches and of TRL. The settings of the guard only watch a run; they are known by
+their prefix, `guard_`. No torch.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 from trl_ablate.metrics import EVAL_REWARD
-from trl_ablate.settings import setting
+from trl_ablate.settings import Role, names_with, setting
+from trl_ablate.task import TaskArguments
 
 Baseline = Literal[
     "group_mean",
@@ -299,3 +302,40 @@ class Switches:
         "share of all of them.",
         role="record",
     )
+
+
+OF_TRL: dict[Role, tuple[str, ...]] = {
+    "place": (
+        "output_dir", "project", "report_to", "run_name", "use_cpu", "push_to_hub", "hub_model_id",
+        "hub_private_repo", "hub_revision", "hub_strategy", "hub_token", "trackio_space_id",
+        "trackio_static_space_id", "trackio_bucket_id",
+    ),
+    "record": (
+        "save_strategy", "save_total_limit", "save_on_each_node", "save_only_model",
+        "logging_steps", "logging_strategy", "logging_first_step", "log_completions",
+        "num_completions_to_print", "disable_tqdm",
+    ),
+    "machine": (
+        "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+        "gradient_checkpointing", "gradient_checkpointing_kwargs", "attn_implementation",
+        "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
+        "dataloader_prefetch_factor", "ddp_backend", "ddp_timeout", "deepspeed", "fsdp",
+        "fsdp_config", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size",
+        "vllm_enable_sleep_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port",
+        "vllm_server_timeout", "vllm_group_port",
+    ),
+    "length": ("max_steps", "num_train_epochs"),
+    "weights": ("model_name_or_path", "model_revision", "load_in_4bit", "load_in_8bit"),
+    "world": ("model_name_or_path",),
+    "model": ("use_peft", "lora_r", "lora_target_modules", "cast_lm_head_to_fp32"),
+    "generation": (
+        "generation_batch_size", "num_generations", "temperature", "top_p", "top_k", "min_p",
+        "repetition_penalty", "max_completion_length", "generation_kwargs", "use_vllm",
+    ),
+}  # fmt: skip
+
+
+def named(*roles: Role) -> tuple[str, ...]:
+    """The settings that have one of the roles."""
+    ours = (*names_with(TaskArguments, *roles), *names_with(Switches, *roles))
+    return (*ours, *(name for role in roles for name in OF_TRL.get(role, ())))

@@ -9,8 +9,8 @@ from transformers import BitsAndBytesConfig
 from tests.contract.alike import weights
 from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate import load_recipe
+from trl_ablate.recipe.agreement import TYPICAL_WEIGHT, smallest_learning_rate
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.recipe.precision import TYPICAL_WEIGHT, smallest_learning_rate
 
 RATE = 1e-6
 MOVED, STUCK = 0.9, 0.1

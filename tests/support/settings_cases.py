@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
-from trl_ablate.recipe.fields import known_fields
-from trl_ablate.recipe.ranges import choices
+from trl_ablate.recipe.fields import choices, known_fields
 
 BIG = 10**12
 

@@ -106,6 +106,33 @@ def test_accumulation_counts_processes(monkeypatch):
             {"rollout_staleness": 1, "generation_kwargs": {"top_p": 0.9}},
             "top_p in generation_kwargs changes the sampling distribution",
         ),
+        ({"num_iterations": 0}, "num_iterations is 0; it has to be 1 or more"),
+        ({"min_tokens": 99, "max_completion_length": 12}, "min_tokens 99 is more than"),
+        ({"optimizer_batch_size": 100}, "optimizer_batch_size 100 is not a multiple"),
+        ({"generation_kwargs": {"seed": 1}}, "remove it and use --seed"),
+        ({"generation_kwargs": {"num_return_sequences": 2}}, "has num_return_sequences 2, but"),
+        ({"loss_type": "sapo", "surrogate": "clip"}, "has its own objective"),
+        ({"positive_weight": 0, "negative_weight": 0}, "so no completion has a gradient"),
+        ({"eval_by": "level"}, "eval_by 'level' needs evaluation 'one_shot'"),
+        ({"eval_temperature": 0.0}, "eval_temperature 0.0 is greedy, so the 8 samples"),
+        ({"eval_temperature": -1.0}, "set it to 0 (greedy) or more"),
+        ({"eval_top_p": 0.0}, "set it to more than 0 and at most 1"),
+        (
+            {"steps_per_generation": 2, "gradient_accumulation_steps": 3, "grpo_steps": 3},
+            "needs whole optimizer steps, but 2 microbatches",
+        ),
+        (
+            {"steps_per_generation": 2, "gradient_accumulation_steps": 4, "grpo_steps": 3},
+            "grpo_steps 3 does not fill its last optimizer step, which takes 2 rollout",
+        ),
+        (
+            {"min_tokens": 2, "use_transformers_continuous_batching": True},
+            "set min_tokens to 0, or use_transformers_continuous_batching",
+        ),
+        (
+            {"deterministic": True, "use_vllm": True, "vllm_mode": "server"},
+            "deterministic does not reach a vLLM server",
+        ),
         (
             {"use_vllm": True, "max_completion_length": 512, "vllm_max_model_length": 512},
             "max_completion_length 512 leaves no tokens for a prompt in vllm_max_model_length 512",

@@ -40,12 +40,6 @@ def test_of_a_slow_test_the_others_are_long():
     assert found == ["slow", *["long"] * 5, "slow"]
 
 
-def test_a_test_by_itself_keeps_its_marks():
-    assert kinds(count=1) == ["default"]
-    assert kinds(pytest.mark.slow, count=1) == ["slow"]
-    assert kinds(pytest.mark.long, count=1) == ["long"]
-
-
 @pytest.mark.parametrize(
     ("count", "wanted", "kept"),
     [(10, 3, {0, 4, 9}), (10, 1, {0}), (3, 3, {0, 1, 2}), (2, 5, {0, 1}), (5, 2, {0, 4})],

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
+from trl_ablate.cli import terminal
 from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.imports import to_keep
 from trl_ablate.cli.parsing import Command, Parser
@@ -109,17 +109,12 @@ def check_output(options: argparse.Namespace) -> None:
 
 def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:
     """The means of every set, also those of the groups of `eval_by`, such as reward/level=3."""
-    made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    made.add_column("", overflow="fold")
-    for name, one in sets.items():
-        made.add_column(f"{name}\n{one['questions']} questions", justify="right", overflow="fold")
     metrics = [metric for one in sets.values() for metric in one["standard_errors"]]
-    metrics += [
-        metric for one in sets.values() for metric in one["metrics"] if metric.startswith("reward/")
-    ]
-    for metric in dict.fromkeys(metrics):
-        made.add_row(Text(metric), *(shown(one, metric) for one in sets.values()))
-    return made
+    named = [metric for one in sets.values() for metric in one["metrics"]]
+    metrics += [metric for metric in named if metric.startswith("reward/")]
+    rows = {metric: tuple(shown(one, metric) for one in sets.values()) for metric in metrics}
+    header = ["", *(f"{name}\n{one['questions']} questions" for name, one in sets.items())]
+    return terminal.table(title, rows, header, numbers=True)
 
 
 def shown(one: Mapping[str, Any], metric: str) -> str:

@@ -16,11 +16,9 @@ import argparse
 import json
 from typing import Any
 
-from rich.table import Table
-
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import Command, Parser
-from trl_ablate.cli.terminal import console
+from trl_ablate.cli.terminal import console, table
 from trl_ablate.plan.gpus import GIB, GPUS
 from trl_ablate.plan.planning import Answer, plan, word
 from trl_ablate.plan.resolved_settings import from_recipe
@@ -93,8 +91,8 @@ def show(answer: Answer, given: dict[str, Any], of_recipe: dict[str, Any]) -> No
     console.print(f"{setup.model}: {answer.shape.parameters / 1e9:.2f} B parameters, on {cards}\n")
     for title, parts in (("training", answer.bytes_training), ("rollout", answer.bytes_rollout)):
         rows = {part: f"{size / GIB:.1f}" for part, size in parts.items() if size}
-        total = f"{sum(parts.values()) / GIB:.1f}"
-        console.print(_table(f"GiB on a card, {title}", rows, total))
+        rows["together"] = f"{sum(parts.values()) / GIB:.1f}"
+        console.print(table(f"GiB on a card, {title}", rows, numbers=True))
     if answer.by_vllm:
         console.print(f"KV cache of the engine: {max(0, answer.cache_tokens):.0f} tokens\n")
     if answer.problems:
@@ -114,8 +112,9 @@ def _show_times(answer: Answer) -> None:
         for part, seconds in found.items()
         if seconds
     }
+    parts["together"] = f"{answer.step:.1f}"
     console.print("fits")
-    console.print(_table("seconds of a step", parts, f"{answer.step:.1f}"))
+    console.print(table("seconds of a step", parts, numbers=True))
     setup = answer.setup
     console.print(
         f"a run of {setup.steps} steps and {setup.evaluations} evaluations of "
@@ -124,30 +123,18 @@ def _show_times(answer: Answer) -> None:
 
 
 def _show_assumptions(answer: Answer, given: dict[str, Any], of_recipe: dict[str, Any]) -> None:
-    table = Table(title="assumptions; each is an option", title_justify="left", box=None)
-    for column in ("option", "value", "from", "meaning"):
-        table.add_column(column, overflow="fold")
+    rows = {}
     for name in OPTIONS:
         origin = "given" if name in given else "recipe" if name in of_recipe else "default"
-        value = word(getattr(answer.setup, name))
-        table.add_row(f"--{name}", value, origin, meaning(name))
-    console.print(table)
+        rows[f"--{name}"] = (word(getattr(answer.setup, name)), origin, meaning(name))
+    header = ("option", "value", "from", "meaning")
+    console.print(table("assumptions; each is an option", rows, header))
     gpu = answer.gpu
     console.print(
         f"\n{answer.setup.gpu}: {gpu.memory / GIB:.0f} GiB, {gpu.bandwidth / 1e9:.0f} GB/s, "
         f"{gpu.flops / 1e12:.4g} TFLOP/s in bfloat16, {gpu.link / 1e9:.0f} GB/s to other cards "
         f"({gpu.source})"
     )
-
-
-def _table(title: str, rows: dict[str, str], total: str) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    table.add_row("together", total)
-    return table
 
 
 main = Command(add_options, run)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import SafeConsole
@@ -169,13 +170,24 @@ def _grid(block: Grid) -> Table:
     return grid
 
 
-def table(title: str, rows: Mapping[str, str | tuple[str, ...]]) -> Table:
-    """Rows of a name and one value or several."""
+def table(
+    title: str,
+    rows: Mapping[str, str | tuple[str, ...]],
+    header: Sequence[str] = (),
+    *,
+    numbers: bool = False,
+) -> Table:
+    """Rows of a name and one value or several, with a header or without; numbers are on the right
+    of their column."""
     made = Table(
-        title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
+        title=title, title_justify="left", show_header=bool(header), box=None, padding=(0, 2, 0, 0)
     )
-    made.add_column(overflow="fold")
-    made.add_column(overflow="fold")
-    for key, value in rows.items():
-        made.add_row(key, *([value] if isinstance(value, str) else value))
+    lines = [(key, *([value] if isinstance(value, str) else value)) for key, value in rows.items()]
+    for place in range(max(map(len, [header, *lines]))):
+        named = header[place] if header else ""
+        made.add_column(
+            named, "", overflow="fold", justify="right" if numbers and place else "left"
+        )
+    for cells in lines:
+        made.add_row(*map(Text, cells))
     return made

@@ -23,9 +23,9 @@ from trl_ablate.run.termination import Termination, end_with_launcher
 
 def add_options(parser: Parser) -> None:
     parser.add_profile()
-    instead = parser.add_argument_group("instead of training")
-    instead.add_argument("--dry_run", action="store_true", help="print the resolved settings")
-    instead.add_argument("--doctor", action="store_true", help="the same as `trl-ablate doctor`")
+    parser.add_argument(
+        "--dry_run", action="store_true", help="print the resolved settings instead of training"
+    )
     existing = parser.add_argument_group("a run in output_dir").add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue it")
     existing.add_argument("--overwrite", action="store_true", help="replace it")
@@ -34,10 +34,6 @@ def add_options(parser: Parser) -> None:
 def run(options: argparse.Namespace, words: list[str]) -> int:
     termination = Termination().listen()
     end_with_launcher()
-    if options.doctor:
-        from trl_ablate.cli import doctor
-
-        return doctor.run(options, words)
     recipe = options.parser.take_recipe(words, "std_dev_off")
     put_off()
     if options.dry_run:

@@ -1,7 +1,7 @@
 """Inert knobs: settings that have no effect with the rest of the config.
 
-An ablation over such a setting compares an arm with itself. Each rule gives settings, the condition
-under which they have no effect, and the reason; only settings that a recipe's layers set are
+An ablation over such a setting compares an arm with itself. Each rule is the condition under which
+settings have no effect, their names, and the reason; only settings that a recipe's layers set are
 reported.
 """
 
@@ -14,286 +14,249 @@ from trl_ablate.config import SURROGATE_LOSS_TYPES, AblationConfig
 from trl_ablate.recipe.agreement import reward_names
 from trl_ablate.task import TaskArguments
 
-ADAPTIVE_ENTROPY = ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target")
+Rule = tuple[bool, str, str]
+
 ON_POLICY = "fully on-policy: every ratio is 1"
-EVALUATION = ("num_generations_eval", "eval_sets", "eval_by", "eval_temperature", "eval_top_p")
+OF_EVALUATION = (
+    "num_generations_eval eval_sets eval_by eval_temperature eval_top_p evaluation eval_steps "
+    "eval_on_start best_metric"
+)
+OF_THE_ENGINE = (
+    "vllm_mode vllm_model_impl vllm_gpu_memory_utilization vllm_enable_sleep_mode "
+    "vllm_max_model_length vllm_tensor_parallel_size"
+)
+HOW_IT_CORRECTS = (
+    "vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
+    "vllm_importance_sampling_clip_min"
+)
 
 
 def inert_knobs(
     config: AblationConfig, task: TaskArguments, model: ModelConfig, given: Collection[str]
 ) -> dict[str, str]:
     """The settings among `given` that have no effect, each with the reason."""
+    adapters = " ".join(knob for knob in given if knob.startswith("lora_"))
     rules = [
+        *_clip_rules(config),
         *_objective_rules(config),
+        *_row_rules(config),
         *_advantage_rules(config),
-        *_group_rules(config, task),
+        *_reward_rules(config, task),
         *_term_rules(config),
         *_generation_rules(config),
-        *_reward_rules(task),
-        (not model.use_peft, _starting(given, "lora_"), "use_peft is false"),
+        (not model.use_peft, adapters, "use_peft is false"),
     ]
-    return {knob: why for holds, knobs, why in rules if holds for knob in knobs if knob in given}
+    return {
+        knob: why for holds, knobs, why in rules if holds for knob in knobs.split() if knob in given
+    }
 
 
-def _objective_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
-    corrected = config.use_vllm and config.vllm_importance_sampling_correction
-    temperatures = ("sapo_temperature_neg", "sapo_temperature_pos")
-    weights = ("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg")
+def _clip_rules(config: AblationConfig) -> list[Rule]:
+    """How TRL's losses use epsilon, epsilon_high and delta.
+
+    At ratio 1 a clip range around 1 has no effect. A delta below 1 has one, and so has the cap of
+    'cispo', which is epsilon_high itself and not 1 + epsilon_high.
+    """
+    clips, loss_type = config.loss_type in SURROGATE_LOSS_TYPES, config.loss_type
+    moved = config.surrogate == "probability" and config.knows_sampler
+    at_one = clips and config.on_policy and not moved
+    capped_at_one = config.delta is not None and config.delta < 1
+    unclipped = clips and config.surrogate in ("no_clip", "reinforce", "one_sided")
+    same = f"{ON_POLICY}, so clip, no_clip and reinforce have the same gradient"
+    no_clip = f"surrogate '{config.surrogate}' does not clip"
+    own_clip = f"loss_type '{loss_type}' does not clip"
+    one_bound = "loss_type 'cispo' has no lower bound, and epsilon_high is its upper one"
     return [
-        *_clip_rules(config),
-        (
-            config.length_norm != "constant",
-            ("length_norm_constant",),
-            f"length_norm is '{config.length_norm}', not 'constant'",
-        ),
-        (
-            config.on_policy and not config.use_vllm and not config.sampler_differs,
-            ("off_policy_mask_threshold",),
-            f"{ON_POLICY}, so no rollout is off-policy",
-        ),
-        (config.on_policy, temperatures, f"{ON_POLICY}, where the slope is 1 at any temperature"),
+        (at_one, "epsilon epsilon_high surrogate", same),
+        (at_one and not capped_at_one, "delta", same),
+        (unclipped, "epsilon epsilon_high", no_clip),
+        (unclipped and not capped_at_one, "delta", no_clip),
+        (loss_type in ("sapo", "vespo"), "epsilon epsilon_high delta", own_clip),
+        (loss_type == "cispo", "delta", "loss_type 'cispo' does not read it"),
+        (loss_type == "cispo" and config.epsilon_high is not None, "epsilon", one_bound),
+    ]
+
+
+def _objective_rules(config: AblationConfig) -> list[Rule]:
+    corrected = config.use_vllm and config.vllm_importance_sampling_correction
+    own_rollouts = not config.use_vllm and not config.sampler_differs
+    temperatures = "sapo_temperature_neg sapo_temperature_pos"
+    weights = "vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg"
+    slope = f"{ON_POLICY}, where the slope is 1 at any temperature"
+    other_norm = f"length_norm is '{config.length_norm}', not 'constant'"
+    masked = f"{ON_POLICY}, so no rollout is off-policy"
+    return [
+        (config.length_norm != "constant", "length_norm_constant", other_norm),
+        (config.on_policy and own_rollouts, "off_policy_mask_threshold", masked),
+        (config.on_policy, temperatures, slope),
         (config.loss_type != "sapo", temperatures, "no sapo loss"),
         (config.on_policy and not corrected, weights, f"{ON_POLICY}, and so is every weight"),
         (config.loss_type != "vespo", weights, "no vespo loss"),
     ]
 
 
-def _clip_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
-    """How TRL's losses use epsilon, epsilon_high and delta.
-
-    At ratio 1 a clip range around 1 has no effect. A delta below 1 has one, and so has the cap of
-    'cispo', which is epsilon_high itself and not 1 + epsilon_high.
-    """
-    clips = config.loss_type in SURROGATE_LOSS_TYPES
-    moved = config.surrogate == "probability" and config.knows_sampler
-    at_one = config.on_policy and not moved
-    capped_at_one = config.delta is not None and config.delta < 1
-    unclipped = config.surrogate in ("no_clip", "reinforce", "one_sided")
-    same = f"{ON_POLICY}, so clip, no_clip and reinforce have the same gradient"
-    bounds, own = ("epsilon", "epsilon_high"), f"loss_type '{config.loss_type}'"
-    no_clip = f"surrogate '{config.surrogate}' does not clip"
-    return [
-        (clips and at_one, (*bounds, "surrogate"), same),
-        (clips and at_one and not capped_at_one, ("delta",), same),
-        (clips and unclipped, bounds, no_clip),
-        (clips and unclipped and not capped_at_one, ("delta",), no_clip),
-        (config.loss_type in ("sapo", "vespo"), (*bounds, "delta"), f"{own} does not clip"),
-        (config.loss_type == "cispo", ("delta",), f"{own} does not read it"),
-        (
-            config.loss_type == "cispo" and config.epsilon_high is not None,
-            ("epsilon",),
-            f"{own} has no lower bound, and epsilon_high is its upper one",
-        ),
-    ]
-
-
-def _advantage_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
-    one_group = config.generation_batch_size == config.num_generations
+def _row_rules(config: AblationConfig) -> list[Rule]:
+    """How the rows of a microbatch are computed."""
+    switched_on = copy(config)
+    switched_on.regroup_by_length = True
+    nothing_to_regroup = config.rows_are_independent and switched_on.regrouped_together == 1
+    trims = config.trim_microbatches
     return [
         (
             not config.rows_are_independent,
-            ("regroup_by_length",),
+            "regroup_by_length",
             "a row's share of this loss depends on its microbatch, which stays as drawn",
         ),
         (
-            config.rows_are_independent and _has_nothing_to_regroup(config),
-            ("regroup_by_length",),
+            nothing_to_regroup,
+            "regroup_by_length",
             "an optimizer step or a rollout batch is one microbatch, or neither divides the other: "
             "there is nothing to regroup",
         ),
         (
-            not config.trim_microbatches,
-            ("share_prompts", "skip_idle_rows"),
+            not trims,
+            "share_prompts skip_idle_rows",
             "trim_microbatches is off, and microbatches are computed as by TRL",
         ),
         (
-            config.trim_microbatches and not config.shares_prompts,
-            ("share_prompts",),
+            trims and not config.shares_prompts,
+            "share_prompts",
             "widths are multiples, for torch_compile or pad_to_multiple_of",
         ),
-        (config.scale_rewards == "none", ("advantage_eps",), "scale_rewards is 'none'"),
+    ]
+
+
+def _advantage_rules(config: AblationConfig) -> list[Rule]:
+    one_group = config.generation_batch_size == config.num_generations
+    own_normalisation = config.multi_objective_aggregation == "normalize_then_sum"
+    best_of_others = config.baseline == "best_of_others"
+    not_centred = config.baseline in ("leave_one_out", "best_of_others")
+    advantage_std = config.scale_rewards == "advantage_std" and not not_centred
+    one = "the rollout batch is one group, so "
+    return [
+        (config.scale_rewards == "none", "advantage_eps", "scale_rewards is 'none'"),
         (
-            config.multi_objective_aggregation == "normalize_then_sum",
-            ("advantage_eps",),
+            own_normalisation,
+            "advantage_eps",
             "multi_objective_aggregation 'normalize_then_sum' is TRL's own, with an eps of 1e-4",
         ),
+        (not best_of_others, "best_of", f"baseline is '{config.baseline}', not 'best_of_others'"),
         (
-            config.baseline != "best_of_others",
-            ("best_of",),
-            f"baseline is '{config.baseline}', not 'best_of_others'",
-        ),
-        (
-            config.baseline == "best_of_others" and config.outcome_gate is None,
-            ("negative_weight",),
+            best_of_others and config.outcome_gate is None,
+            "negative_weight",
             "baseline is 'best_of_others', and no advantage is negative",
         ),
         (
             one_group and config.scale_rewards == "batch",
-            ("scale_rewards",),
-            "the rollout batch is one group, so its std is the group's",
+            "scale_rewards",
+            f"{one}its std is the group's",
         ),
         (
-            one_group
-            and config.scale_rewards == "advantage_std"
-            and config.baseline not in ("leave_one_out", "best_of_others"),
-            ("scale_rewards",),
-            "the rollout batch is one group, so the std of its advantages is that of its rewards",
+            one_group and advantage_std,
+            "scale_rewards",
+            f"{one}the std of its advantages is that of its rewards",
         ),
         (
             one_group and config.baseline == "batch_mean",
-            ("baseline",),
-            "the rollout batch is one group, so its mean is the group's",
+            "baseline",
+            f"{one}its mean is the group's",
         ),
     ]
 
 
-def _group_rules(
-    config: AblationConfig, task: TaskArguments
-) -> list[tuple[bool, Collection[str], str]]:
+def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
+    of_kl = config.beta != 0 and config.kl_in == "reward"
+    named = [one.path for one in task.own_rewards]
+    may_be_negative = config.overlong_penalty or of_kl or task.eos_penalty or named
+    others = bool(named) and not {"answer", "format"} & set(named)
     return [
         (
             config.group_filter != "resample",
-            ("max_resample_rounds",),
+            "max_resample_rounds",
             f"group_filter is '{config.group_filter}', not 'resample'",
         ),
         (
             config.placebo is not None,
-            ("reward_noise", "outcome_gate"),
+            "reward_noise outcome_gate",
             f"placebo '{config.placebo}' takes the place of all rewards",
         ),
         (
             len(reward_names(task)) == 1,
-            ("outcome_gate",),
+            "outcome_gate",
             "there is one reward function, so nothing is left to act within its outcome",
         ),
         (
-            config.baseline == "none" and not _may_be_negative(config, task),
-            ("negative_weight",),
+            config.baseline == "none" and not may_be_negative,
+            "negative_weight",
             "baseline is 'none' and no reward is negative, so no advantage is",
         ),
-        (config.overlong_penalty == 0, ("overlong_share",), "overlong_penalty is 0"),
-    ]
-
-
-def _may_be_negative(config: AblationConfig, task: TaskArguments) -> bool:
-    """Whether a reward can be below 0 once everything is subtracted from it."""
-    of_kl = config.beta != 0 and config.kl_in == "reward"
-    return bool(config.overlong_penalty or of_kl or task.eos_penalty or task.own_rewards)
-
-
-def _has_nothing_to_regroup(config: AblationConfig) -> bool:
-    """Whether no rows would be regrouped by length even if the switch were on."""
-    switched_on = copy(config)
-    switched_on.regroup_by_length = True
-    return switched_on.regrouped_together == 1
-
-
-def _term_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
-    return [
-        (
-            config.beta == 0,
-            (
-                "kl_estimator",
-                "kl_in",
-                "use_bias_correction_kl",
-                "sync_ref_model",
-                "ref_model_mixup_alpha",
-                "ref_model_sync_steps",
-            ),
-            "beta is 0: there is no KL term",
-        ),
-        (
-            config.kl_in == "reward",
-            ("use_bias_correction_kl",),
-            "kl_in is 'reward': there is no KL term in the loss",
-        ),
-        (config.covariance_kl == 0, ("covariance_share",), "covariance_kl is 0"),
-        (
-            config.on_policy,
-            ("covariance_kl", "covariance_share"),
-            f"{ON_POLICY}, so the log ratio of every token is 0",
-        ),
-        (not config.use_adaptive_entropy, ADAPTIVE_ENTROPY, "use_adaptive_entropy is false"),
-        (
-            config.eval_strategy == "no",
-            (*EVALUATION, "evaluation", "eval_steps", "eval_on_start", "best_metric"),
-            "eval_strategy is 'no'",
-        ),
-        (config.save_strategy == "no", ("save_steps", "save_total_limit"), "save_strategy is 'no'"),
-    ]
-
-
-def _generation_rules(config: AblationConfig) -> list[tuple[bool, Collection[str], str]]:
-    correction = (
-        "vllm_importance_sampling_mode",
-        "vllm_importance_sampling_clip_max",
-        "vllm_importance_sampling_clip_min",
-    )
-    engine = (
-        "vllm_mode",
-        "vllm_model_impl",
-        "vllm_gpu_memory_utilization",
-        "vllm_enable_sleep_mode",
-        "vllm_max_model_length",
-        "vllm_tensor_parallel_size",
-    )
-    importance = ("vllm_importance_sampling_correction", *correction)
-    return [
-        (not config.truncates, ("correct_truncation",), "top_p, top_k and min_p keep all tokens"),
-        (
-            config.use_vllm,
-            ("correct_truncation",),
-            "vLLM reports the log-probabilities of the truncated distribution anyway",
-        ),
-        (not config.use_vllm, engine, "use_vllm is false"),
-        (
-            not config.knows_sampler,
-            (*importance, "sampler_gap_limit"),
-            "use_vllm is false, and the sampler does not differ from the policy",
-        ),
-        (
-            config.knows_sampler and not config.vllm_importance_sampling_correction,
-            correction,
-            "vllm_importance_sampling_correction is false",
-        ),
-        (
-            not config.saves_a_forward or config.corrects_without_engine,
-            ("reuse_forward",),
-            "no importance correction of an on-policy update: there is no forward pass to save",
-        ),
-        (config.use_vllm, ("cache_implementation",), "use_vllm is true"),
-        (
-            config.use_vllm
-            or config.use_transformers_continuous_batching
-            or config.cache_implementation is not None,
-            ("drop_ended_rows",),
-            "use_vllm or use_transformers_continuous_batching is true, or a cache_implementation "
-            "is set",
-        ),
-        (config.eval_temperature == 0, ("eval_top_p",), "eval_temperature is 0: greedy"),
-    ]
-
-
-def _reward_rules(task: TaskArguments) -> list[tuple[bool, Collection[str], str]]:
-    named = [one.path for one in task.own_rewards]
-    return [
+        (config.overlong_penalty == 0, "overlong_share", "overlong_penalty is 0"),
         (
             task.reward_funcs is None,
-            ("reward_timeout", "reward_workers"),
+            "reward_timeout reward_workers",
             "reward_funcs names no function",
         ),
         (
             task.reward_timeout is None,
-            ("reward_workers",),
+            "reward_workers",
             "reward_timeout is null: functions run in this process",
         ),
-        (
-            bool(named) and not {"answer", "format"} & set(named),
-            ("reward",),
-            "reward_funcs names no reward that reads a template's format",
-        ),
+        (others, "reward", "reward_funcs names no reward that reads a template's format"),
     ]
 
 
-def _starting(given: Collection[str], prefix: str) -> list[str]:
-    return [knob for knob in given if knob.startswith(prefix)]
+def _term_rules(config: AblationConfig) -> list[Rule]:
+    of_beta = (
+        "kl_estimator kl_in use_bias_correction_kl sync_ref_model ref_model_mixup_alpha "
+        "ref_model_sync_steps"
+    )
+    adaptive = "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
+    no_log_ratio = f"{ON_POLICY}, so the log ratio of every token is 0"
+    moved = "kl_in is 'reward': there is no KL term in the loss"
+    return [
+        (config.beta == 0, of_beta, "beta is 0: there is no KL term"),
+        (config.kl_in == "reward", "use_bias_correction_kl", moved),
+        (config.covariance_kl == 0, "covariance_share", "covariance_kl is 0"),
+        (config.on_policy, "covariance_kl covariance_share", no_log_ratio),
+        (not config.use_adaptive_entropy, adaptive, "use_adaptive_entropy is false"),
+        (config.eval_strategy == "no", OF_EVALUATION, "eval_strategy is 'no'"),
+        (config.save_strategy == "no", "save_steps save_total_limit", "save_strategy is 'no'"),
+    ]
+
+
+def _generation_rules(config: AblationConfig) -> list[Rule]:
+    correction = config.vllm_importance_sampling_correction
+    continuous = config.use_transformers_continuous_batching
+    cached = config.cache_implementation is not None
+    return [
+        (not config.truncates, "correct_truncation", "top_p, top_k and min_p keep all tokens"),
+        (
+            config.use_vllm,
+            "correct_truncation",
+            "vLLM reports the log-probabilities of the truncated distribution anyway",
+        ),
+        (not config.use_vllm, OF_THE_ENGINE, "use_vllm is false"),
+        (
+            not config.knows_sampler,
+            f"vllm_importance_sampling_correction {HOW_IT_CORRECTS} sampler_gap_limit",
+            "use_vllm is false, and the sampler does not differ from the policy",
+        ),
+        (
+            config.knows_sampler and not correction,
+            HOW_IT_CORRECTS,
+            "vllm_importance_sampling_correction is false",
+        ),
+        (
+            not config.saves_a_forward or config.corrects_without_engine,
+            "reuse_forward",
+            "no importance correction of an on-policy update: there is no forward pass to save",
+        ),
+        (config.use_vllm, "cache_implementation", "use_vllm is true"),
+        (
+            config.use_vllm or continuous or cached,
+            "drop_ended_rows",
+            "use_vllm or use_transformers_continuous_batching is true, or a cache_implementation "
+            "is set",
+        ),
+        (config.eval_temperature == 0, "eval_top_p", "eval_temperature is 0: greedy"),
+    ]

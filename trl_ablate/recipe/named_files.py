@@ -14,7 +14,7 @@ from typing import Any
 
 from trl_ablate.miniature.registry import DEFAULT, MINIATURE, in_full, is_miniature
 from trl_ablate.prompts.templates import is_own
-from trl_ablate.roles import named
+from trl_ablate.switches import named
 
 NAMES_OF_DATASETS = ("math", "gsm8k", "miniature")
 NAMES_OF_WORLDS = ("dataset", "model_name_or_path")

@@ -4,7 +4,7 @@ If a setting takes text, or a list of texts, a word is used as text unchanged, e
 
     --key null                   unsets an optional setting
     --stop '["a", "b"]'          a JSON list of texts is that list
-    --stop '"null"'              double quotes around a text that would be read as one of these
+    --stop '"null"'              a text in JSON, with double quotes, is that text
 
 For other settings (numbers, true and false, mappings) a word is read as YAML, as in a recipe.
 """
@@ -44,9 +44,8 @@ def as_words(settings: Mapping[str, Any]) -> list[str]:
 def as_word(name: str, value: Any) -> str:
     """One word after `--name` that is read as `value`."""
     hint = _types().get(name)
-    if isinstance(value, str) and hint is not None and takes_only_text(hint):
-        return f'"{value}"' if _is_special(value, hint) or _is_quoted(value, hint) else value
-    return json.dumps(value)
+    plain = isinstance(value, str) and hint is not None and takes_only_text(hint)
+    return value if plain and _text(value, hint) == value else json.dumps(value)
 
 
 def words_of_settings(words: Iterable[str]) -> list[tuple[str, list[str]]]:
@@ -88,41 +87,28 @@ def _typed(name: str, words: list[str]) -> Any:
     for word in words:
         check_readable(f"--{name}", word)
     if takes_only_text(hint):
-        return _text(words, hint)
+        if len(words) > 1:
+            return words
+        text = _text(words[0], hint)
+        only_lists = admits(hint, list) and not admits(hint, str)
+        return [text] if isinstance(text, str) and only_lists else text
     values = [_value(word, hint) for word in words]
     listed = isinstance(values[0], (list, type(None))) or not admits(hint, list)
     return values[0] if len(values) == 1 and listed else values
 
 
-def _text(words: list[str], hint: Any) -> str | list[str] | None:
-    """The value of a setting that takes text, texts, or either."""
-    first = words[0]
-    if len(words) > 1:
-        return words
-    if _is_special(first, hint):
-        return json.loads(first)
-    text = first[1:-1] if _is_quoted(first, hint) else first
-    return [text] if admits(hint, list) and not admits(hint, str) else text
-
-
-def _is_special(word: str, hint: Any) -> bool:
-    """Whether a word is not its own text: `null`, or a JSON list of texts."""
+def _text(word: str, hint: Any) -> str | list[str] | None:
+    """What a word means to a setting of texts."""
     if word == "null":
-        return admits(hint, type(None))
-    if not admits(hint, list) or not word.startswith("["):
-        return False
+        return None if admits(hint, type(None)) else word
     try:
-        items = json.loads(word)
+        value = json.loads(word)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(items, list) and all(isinstance(item, str) for item in items)
-
-
-def _is_quoted(word: str, hint: Any) -> bool:
-    """Whether a word is in double quotes and would have another meaning without them."""
-    inner = word.strip('"')
-    quotes = (len(word) - len(inner)) // 2
-    return quotes > 0 and word == '"' * quotes + inner + '"' * quotes and _is_special(inner, hint)
+        return word
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
+        return word
+    return value if isinstance(value, str) or admits(hint, list) else word
 
 
 def _value(word: str, hint: Any) -> Any:

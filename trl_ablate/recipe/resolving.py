@@ -30,6 +30,7 @@ from trl_ablate.recipe.agreement import (
     check_resuming,
     check_rewards,
     limit_prompts,
+    precision_warnings,
     template_warnings,
     trust_warnings,
 )
@@ -45,7 +46,6 @@ from trl_ablate.recipe.places import (
     recipe_path,
     suitable_profile,
 )
-from trl_ablate.recipe.precision import precision_warnings
 from trl_ablate.recipe.strict import brief, read_mapping
 from trl_ablate.recipe.trl_yaml import from_trl, is_of_trl
 from trl_ablate.run.identity import NOT_WRITTEN

@@ -193,10 +193,85 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
             raise ConfigurationError(f"{name} is {_shown(value)}; it has to be a finite number")
     if type(value) is int and abs(value) > MAX_INT:
         raise ConfigurationError(f"{name} is {_shown(value)}; it has to be smaller than 2^63")
-    matched, converted = _match(value, hint)
-    if not matched:
+    fitted = _fitted(value, hint)
+    if fitted is _WRONG:
         raise ConfigurationError(f"{name} is {_shown(value)}; it takes {describe(hint)}")
-    return converted
+    return fitted
+
+
+def accepts(hint: Any, value: Any) -> bool:
+    """Whether a value is of the type `hint`."""
+    return _fitted(value, hint) is not _WRONG
+
+
+def admits(hint: Any, kind: type) -> bool:
+    """Whether `hint` admits the type `kind` (bool, str, list, ...)."""
+    return any((get_origin(one) or one) is kind for one in _kinds(hint))
+
+
+def takes_only_text(hint: Any) -> bool:
+    """Whether every value that `hint` admits is a text, a list of texts, or null."""
+    for kind in _kinds(hint):
+        origin, parts = get_origin(kind), get_args(kind)
+        texts = origin is Literal and all(isinstance(part, str) for part in parts)
+        listed = origin is list and takes_only_text(parts[0])
+        if not (texts or listed or kind in (str, types.NoneType)):
+            return False
+    return True
+
+
+def describe(hint: Any) -> str:
+    """What a type hint admits, as text."""
+    return " or ".join(dict.fromkeys(_described(kind) for kind in _kinds(hint)))
+
+
+def _described(kind: Any) -> str:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, parts))
+    if origin is list:
+        return f"a list ({describe(parts[0])} each)"
+    if origin is dict and parts[1] is not Any:
+        return f"a mapping ({describe(parts[1])} each)"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    words |= {dict: "a mapping", types.NoneType: "null"}
+    return words.get(origin or kind, str(kind))
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """The members of a union. An enum is one of its values, also where the hint has `| str`."""
+    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    enums = [part for part in parts if isinstance(part, type) and issubclass(part, Enum)]
+    return [
+        Literal[tuple(member.value for member in part)] if part in enums else part
+        for part in parts
+        if not (enums and part is str)
+    ]
+
+
+_WRONG = object()
+
+
+def _fitted(value: Any, hint: Any) -> Any:
+    """`value` as the type takes it, or `_WRONG`."""
+    fitted = (_fitted_to(value, kind, get_args(kind)) for kind in _kinds(hint))
+    return next((one for one in fitted if one is not _WRONG), _WRONG)
+
+
+def _fitted_to(value: Any, kind: Any, parts: tuple) -> Any:
+    origin = get_origin(kind) or kind
+    if origin is Literal:
+        same = any(value == part and type(value) is type(part) for part in parts)
+        return value if same else _WRONG
+    if origin is list and isinstance(value, list):
+        items = [_fitted(item, parts[0]) for item in value]
+        return _WRONG if _WRONG in items else items
+    if origin is dict and isinstance(value, dict):
+        named = {key: _fitted(item, parts[1] if parts else Any) for key, item in value.items()}
+        return _WRONG if _WRONG in named.values() else named
+    if origin is float and type(value) is int:
+        return float(value)
+    return value if origin is Any or type(value) is origin else _WRONG
 
 
 def _numbers(value: Any) -> Iterator[float]:
@@ -206,80 +281,6 @@ def _numbers(value: Any) -> Iterator[float]:
     elif isinstance(value, (list, dict)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _numbers(item)
-
-
-def _match(value: Any, hint: Any) -> tuple[bool, Any]:
-    """Whether `hint` admits `value`, and the value to use."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True, value
-    if origin in (Union, types.UnionType):
-        kinds = _kinds(parts)
-        return next((hit for part in kinds if (hit := _match(value, part))[0]), (False, value))
-    if origin is Literal:
-        return any(value == part and type(value) is type(part) for part in parts), value
-    if origin is list:
-        hits = (
-            [_match(item, parts[0]) for item in value] if isinstance(value, list) else [(False, 0)]
-        )
-        return all(hit for hit, _ in hits), [item for _, item in hits]
-    if origin is dict and isinstance(value, dict):
-        matched = {key: _match(item, parts[1]) for key, item in value.items()}
-        return all(hit for hit, _ in matched.values()), {k: new for k, (_, new) in matched.items()}
-    if hint is dict:
-        return isinstance(value, dict), value
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return value in [member.value for member in hint] and isinstance(value, str), value
-    if hint is float and type(value) is int:
-        return True, float(value)
-    return isinstance(hint, type) and type(value) is hint, value
-
-
-def describe(hint: Any) -> str:
-    """What a type hint admits, as text."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe(part) for part in _kinds(parts)))
-    if origin is Literal:
-        return "one of " + ", ".join(str(part) for part in parts)
-    if origin is list:
-        return f"a list ({describe(parts[0])} each)"
-    if origin is dict and parts[1] is not Any:
-        return f"a mapping ({describe(parts[1])} each)"
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return "one of " + ", ".join(str(member.value) for member in hint)
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    words |= {dict: "a mapping", type(None): "null"}
-    return words.get(origin or hint, str(hint))
-
-
-def admits(hint: Any, kind: type) -> bool:
-    """Whether `hint` admits the type `kind` (bool, str, list, ...)."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(admits(part, kind) for part in get_args(hint))
-    return hint is kind or get_origin(hint) is kind
-
-
-def accepts(hint: Any, value: Any) -> bool:
-    """Whether a value is of the type `hint`."""
-    return _match(value, hint)[0]
-
-
-def takes_only_text(hint: Any) -> bool:
-    """Whether every value that `hint` admits is a text, a list of texts, or null."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType, list):
-        return all(takes_only_text(part) for part in parts)
-    if origin is Literal:
-        return all(isinstance(part, str) for part in parts)
-    enum = isinstance(hint, type) and issubclass(hint, Enum)
-    return enum or hint in (str, type(None))
-
-
-def _kinds(parts: tuple) -> list:
-    """The members of a union; `SomeEnum | str` means the values of the enum, not any text."""
-    enum = any(isinstance(part, type) and issubclass(part, Enum) for part in parts)
-    return [part for part in parts if not (enum and part is str)]
 
 
 def _shown(value: Any) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.roles import named
+from trl_ablate.switches import named
 
 NOT_WRITTEN = {"evaluation": "one_shot"}
 """What the records of runs do not contain that were made when it was the default. To keep the ids

@@ -14,10 +14,10 @@ from typing import Any
 from trl_ablate.miniature.registry import is_of_one_core
 from trl_ablate.recipe.named_files import changed_files
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.roles import named
 from trl_ablate.run.json_files import write_json
 from trl_ablate.study.definition import Asked, Study
 from trl_ablate.study.factors import MAX_LETTERS, UNSAFE
+from trl_ablate.switches import named
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from trl_ablate.recipe.overrides import as_word, as_words
 from trl_ablate.recipe.places import beside_or_shipped, suitable_profile
 from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.recipe.strict import read_mapping
-from trl_ablate.roles import named
 from trl_ablate.run.identity import portable
 from trl_ablate.study.beforehand import check_starts, check_success
 from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.factors import Design, without
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, run_id, without_place
+from trl_ablate.switches import named
 
 NO_SETTINGS = ("changes", "inert", "files")
 """Parts of a resolved recipe that describe its settings but contain none."""

@@ -18,12 +18,12 @@ from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import Resolved, load_recipe, resolve_run
 from trl_ablate.rewards import MathGrader, grader_of
-from trl_ablate.roles import named
 from trl_ablate.run.checkpoints import check_seal
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import where_it_stands
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.run.provenance import provenance
+from trl_ablate.switches import named
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.one_shot import evaluations
 from trl_ablate.training.building import check_all_fit, evaluation_sets, put_together

@@ -21,10 +21,10 @@ from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import shipped_studies, study_path
 from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.recipe.strict import nearest
-from trl_ablate.roles import named
 from trl_ablate.settings import Role
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.planned import without_place
+from trl_ablate.switches import named
 
 SAME: dict[str, tuple[Role, ...]] = {
     "trains another model": ("weights", "model"),

@@ -18,8 +18,8 @@ from trl_ablate.data.questions import check_enough
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
-from trl_ablate.roles import named
 from trl_ablate.run.json_files import read_jsonl
+from trl_ablate.switches import named
 from trl_ablate.training.building import task_dataset
 from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
 from trl_ablate.xray.chosen_arms import SAME, XrayArm

@@ -16,7 +16,7 @@ SHARDED = ["--model", "7B", "--gpus", "8", "--sharding", "zero3"]
 def test_every_assumption_is_printed_with_its_value_and_origin(capsys):
     assert main([*SHARDED, "--mfu", "0.4"]) == 0
     printed = capsys.readouterr().out
-    rows = dict(re.findall(r"^ --(\w+) +(\S+ +\w+)", printed, re.MULTILINE))
+    rows = dict(re.findall(r"^--(\w+) +(\S+ +\w+)", printed, re.MULTILINE))
     assert rows.keys() == OPTIONS.keys()
     origins = {name: value.split() for name, value in rows.items()}
     assert origins["mfu"] == ["0.4", "given"] and origins["rollouts"] == ["256", "default"]

@@ -21,8 +21,12 @@ def test_every_recipe_and_study_is_listed_with_its_question(capsys):
     assert "Does dividing the advantage by the group's" in listed["std_dev"]
 
 
-def test_every_shipped_recipe_has_a_family():
+def test_every_shipped_recipe_has_a_family_a_question_of_its_own_and_an_expectation():
     assert list(by_family()) == list(FAMILIES) and OTHER not in FAMILIES
+    texts = [path.read_text(encoding="utf-8") for path in SHIPPED.glob("*.yaml")]
+    questions = [header(text, "Question") for text in texts]
+    assert len(set(questions)) == len(texts) and all("?" in question for question in questions)
+    assert all(header(text, "Expectation") for text in texts)
 
 
 def test_the_page_has_the_tables_of_the_headers(capsys):
@@ -64,15 +68,6 @@ def test_a_file_of_that_name_wins(tmp_path, monkeypatch):
     assert load_recipe("grpo", "miniature").config.beta == 0.5
     Path("rloo").mkdir()  # a folder is no recipe
     assert recipe_path("rloo") == SHIPPED / "rloo.yaml"
-
-
-def test_a_bare_name_resolves_as_its_path_does(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    by_name, by_path = (
-        load_recipe("lr_1.5e-5", "miniature"),
-        load_recipe(SHIPPED / "lr_1.5e-5.yaml", "miniature"),
-    )
-    assert by_name.to_dict() == by_path.to_dict()
 
 
 def test_a_study_by_name_by_folder_and_by_path():

@@ -127,7 +127,6 @@ def test_old_recipes_name_no_files():
             {"reward_funcs": [{"path": "answer", "weight": 2}], "reward_weights": [1]},
             "reward_funcs gives answer a weight of its own; remove one",
         ),
-        ({"eval_by": "level", "evaluation": "trl"}, "eval_by 'level' needs evaluation 'one_shot'"),
     ],
 )
 def test_contradictions_are_refused(settings, sentence):

@@ -8,9 +8,6 @@ import random
 import resource
 import sys
 import time
-import types
-import typing
-from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
@@ -19,6 +16,7 @@ import pytest
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.recipe.fields import known_fields
 from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.strict import accepts
 
 ARMS = sorted(SHIPPED.glob("*.yaml"))
 PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))
@@ -62,92 +60,52 @@ HOSTILE_TEXTS: tuple[str | bytes, ...] = (
 NO_LETTERS = ("", "x", " ", "\u0430", "\t", "x" * 500)
 
 
-def with_hostile_value(text: str, key: str, draw: random.Random) -> str:
-    return f"{without(text, key)}\n{key}: {draw.choice(HOSTILE_VALUES)}\n"
-
-
-def with_value_of_another_key(text: str, key: str, draw: random.Random) -> str:
-    values = [line.partition(": ")[2] for line in text.splitlines() if ": " in line]
-    return f"{without(text, key)}\n{key}: {draw.choice(values)}\n"
-
-
-def with_random_number(text: str, key: str, draw: random.Random) -> str:
-    number = draw.choice(
-        [draw.randint(-(10**6), 10**6), draw.uniform(-2, 2), 10 ** draw.randint(2, 40)]
-    )
-    return f"{without(text, key)}\n{key}: {number}\n"
-
-
-def with_duplicate_key(text: str, key: str, draw: random.Random) -> str:
-    return f"{text}\n{key}: 1\n{key}: 1\n"
-
-
-def with_misspelt_key(text: str, key: str, draw: random.Random) -> str:
-    at = draw.randrange(len(key))
-    return f"{text}\n{key[:at]}{draw.choice(NO_LETTERS)}{key[at + 1 :]}: 1\n"
-
-
-def with_characters_changed(text: str, key: str, draw: random.Random) -> str:
-    letters = list(text)
-    for _ in range(draw.randint(1, 8)):
-        letters[draw.randrange(len(letters))] = draw.choice(
-            "\0\t\n:-[]{}#&*!|>'\"%@`,? 0aé\u2028\ufeff\x1b"
-        )
-    return "".join(letters)
-
-
-def with_bytes_changed(text: str, key: str, draw: random.Random) -> bytes:
-    content = bytearray(text.encode())
-    content[draw.randrange(len(content))] = draw.randrange(256)
-    return bytes(content)
-
-
-def cut_short(text: str, key: str, draw: random.Random) -> str:
-    return text[: draw.randrange(len(text))]
-
-
-def replaced(text: str, key: str, draw: random.Random) -> str | bytes:
-    return draw.choice(HOSTILE_TEXTS)
-
-
-MUTATIONS: tuple[Callable[[str, str, random.Random], str | bytes], ...] = (
-    with_hostile_value, with_hostile_value, with_hostile_value, with_hostile_value,
-    with_value_of_another_key, with_random_number, with_random_number, with_duplicate_key,
-    with_misspelt_key, with_characters_changed, with_bytes_changed, cut_short, replaced, replaced,
+KINDS = (
+    *["a hostile value"] * 4, "the value of another key", *["a number"] * 2, "a key twice",
+    "a misspelt key", "other letters", "another byte", "the end missing", *["another text"] * 2,
 )  # fmt: skip
 
 
-def without(text: str, key: str) -> str:
-    return "\n".join(line for line in text.splitlines() if not line.startswith(f"{key}:"))
-
-
-def is_of_type(value: object, hint: typing.Any) -> bool:
-    """Whether a value is of a declared type; `bool` is not a number, an integer is one."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if hint is typing.Any:
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(is_of_type(value, part) for part in parts)
-    if origin is typing.Literal:
-        return value in parts
-    if origin is list:
-        return isinstance(value, list) and all(is_of_type(item, parts[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(
-            is_of_type(k, parts[0]) and is_of_type(v, parts[1]) for k, v in value.items()
-        )
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return isinstance(value, hint)
-    return type(value) is hint or (hint is float and type(value) is int)
+def mutated(text: str, key: str, draw: random.Random) -> str | bytes:
+    """The recipe with something wrong, mostly about the setting `key`."""
+    rest = "\n".join(line for line in text.splitlines() if not line.startswith(f"{key}:"))
+    match draw.choice(KINDS):
+        case "a hostile value":
+            return f"{rest}\n{key}: {draw.choice(HOSTILE_VALUES)}\n"
+        case "the value of another key":
+            values = [line.partition(": ")[2] for line in text.splitlines() if ": " in line]
+            return f"{rest}\n{key}: {draw.choice(values)}\n"
+        case "a number":
+            numbers = draw.randint(-(10**6), 10**6), draw.uniform(-2, 2), 10 ** draw.randint(2, 40)
+            return f"{rest}\n{key}: {draw.choice(numbers)}\n"
+        case "a key twice":
+            return f"{text}\n{key}: 1\n{key}: 1\n"
+        case "a misspelt key":
+            at = draw.randrange(len(key))
+            return f"{text}\n{key[:at]}{draw.choice(NO_LETTERS)}{key[at + 1 :]}: 1\n"
+        case "other letters":
+            letters = list(text)
+            for _ in range(draw.randint(1, 8)):
+                other = draw.choice("\0\t\n:-[]{}#&*!|>'\"%@`,? 0aé\u2028\ufeff\x1b")
+                letters[draw.randrange(len(letters))] = other
+            return "".join(letters)
+        case "another byte":
+            content = bytearray(text.encode())
+            content[draw.randrange(len(content))] = draw.randrange(256)
+            return bytes(content)
+        case "the end missing":
+            return text[: draw.randrange(len(text))]
+        case _:
+            return draw.choice(HOSTILE_TEXTS)
 
 
 def check_case(number: int, folder: Path) -> bool:
     """Load the recipe with that number; whether it resolved."""
     draw = random.Random(number)
     arm, key = draw.choice(ARMS), draw.choice(sorted(known_fields()))
-    mutated = draw.choice(MUTATIONS)(arm.read_text(encoding="utf-8"), key, draw)
+    made = mutated(arm.read_text(encoding="utf-8"), key, draw)
     file = folder / "arm.yaml"
-    file.write_bytes(mutated if isinstance(mutated, bytes) else mutated.encode())
+    file.write_bytes(made if isinstance(made, bytes) else made.encode())
     shown = f"case {number}: {key} in {arm.name}"
     started = time.process_time()
     try:
@@ -163,7 +121,8 @@ def check_case(number: int, folder: Path) -> bool:
         taken = time.process_time() - started
         assert taken < SECONDS, f"{shown} took {taken:.1f} s"
     for name, value in resolved.settings.items():
-        assert is_of_type(value, known_fields()[name][1]), f"{shown}: {name} is {value!r}"
+        plain = value.value if isinstance(value, Enum) else value
+        assert accepts(known_fields()[name][1], plain), f"{shown}: {name} is {value!r}"
     resolved.to_dict()
     return True
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from trl_ablate import AblationConfig, ConfigurationError, load_recipe
 from trl_ablate.recipe.agreement import check_quantization
-from trl_ablate.recipe.fields import known_fields
+from trl_ablate.recipe.fields import CHOICES, RANGES, USUAL, choices, known_fields
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.recipe.ranges import CHOICES, RANGES, USUAL, choices
 from trl_ablate.settings import Range
 from trl_ablate.training.machine import check_device
 from trl_ablate.training.rehearsal import (
@@ -74,11 +73,6 @@ def resolve(**settings):
             {"accelerator_config": {"dispatch_batches": True}},
             "accelerator_config has dispatch_batches, which sends tensors only",
         ),
-        (
-            {"generation_kwargs": {"num_return_sequences": 2}},
-            "generation_kwargs has num_return_sequences 2, but a rollout is one sequence",
-        ),
-        ({"generation_kwargs": {"return_dict_in_generate": True}}, "return_dict_in_generate True"),
         ({"stop": [""]}, "stop contains an empty text, which ends nothing"),
     ],
 )

@@ -6,10 +6,9 @@ import pytest
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.fields import known_fields
-from trl_ablate.roles import OF_TRL, named
 from trl_ablate.run.identity import changed_settings, check_same_run, portable
 from trl_ablate.settings import Role
-from trl_ablate.switches import Switches
+from trl_ablate.switches import OF_TRL, Switches, named
 from trl_ablate.task import TaskArguments
 
 

@@ -18,7 +18,7 @@ from trl_ablate.recipe.named_files import Anchor, file_and_name, world_file
 from trl_ablate.recipe.places import beside_or_shipped
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.reward_specs import GYM_SCORE
-from trl_ablate.roles import named
+from trl_ablate.switches import named
 
 MOST_BYTES = 50 * 10**6
 

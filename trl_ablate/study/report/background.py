@@ -12,12 +12,12 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.roles import named
 from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Block, Code, Items, Section, Text, table
+from trl_ablate.switches import named
 
 SAMPLE_CHARACTERS = 700
 _OF_A_STEP = re.compile(r"step_[0-9]+\.jsonl")
