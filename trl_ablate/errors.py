@@ -1,4 +1,10 @@
-"""Errors with one-sentence messages: wrong settings or files, broken rewards, failed uploads."""
+"""Errors with one-sentence messages: wrong settings or files, broken rewards, failed uploads.
+
+And what these sentences are made of: short texts, and the name that was meant.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class ConfigurationError(ValueError):
@@ -18,6 +24,19 @@ def shortened(text: str, limit: int) -> str:
     """The text on one line, and not longer than `limit`."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def brief(what: object, limit: int = 80) -> str:
+    """A text for a message: one line, only visible characters, and not longer than `limit`."""
+    line = " ".join(str(what).split())
+    shown = (letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    return shortened("".join(shown), limit)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the closest known name, or an empty text."""
+    close = get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 class RewardError(RuntimeError):

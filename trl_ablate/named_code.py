@@ -15,12 +15,11 @@ import re
 import sys
 import traceback
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trl_ablate.errors import ConfigurationError, shortened
+from trl_ablate.errors import ConfigurationError, nearest, shortened
 
 _FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<name>.*))?", re.DOTALL)
 _DOTTED = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.(?P<name>[A-Za-z_]\w*)")
@@ -74,11 +73,10 @@ def load_code(place: CodePlace, what: str) -> Any:
         for name, one in vars(module).items()
         if callable(one) and one.__module__ == module.__name__
     )
-    close = get_close_matches(place.name, there, n=1)
-    meant = f"; did you mean '{close[0]}'?" if close else ""
+    meant = nearest(place.name, there) or "; name one of these"
     raise ConfigurationError(
         f"{what}: {place.module} has no '{place.name}'; it has "
-        f"{', '.join(there) or 'no functions'}{meant or '; name one of these'}"
+        f"{', '.join(there) or 'no functions'}{meant}"
     )
 
 

@@ -22,8 +22,7 @@ import warnings
 from collections.abc import Callable
 
 from trl_ablate.cli.terminal import outlive_the_reader
-from trl_ablate.errors import REFUSED, ConfigurationError, PublishError
-from trl_ablate.recipe.strict import brief
+from trl_ablate.errors import REFUSED, ConfigurationError, PublishError, brief
 from trl_ablate.run.failures import is_disk_full, message_of
 from trl_ablate.run.termination import Terminated
 from trl_ablate.run.untrusted import for_terminal

@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING
-from trl_ablate.errors import REFUSED
+from trl_ablate.errors import REFUSED, brief, nearest
 
 COMMANDS = {
     "train": "train one arm: a recipe, on this machine",
@@ -74,8 +74,6 @@ def usage() -> str:
 
 
 def unknown(command: str) -> str:
-    from trl_ablate.recipe.strict import brief, nearest
-
     shown, meant = brief(command), nearest(command, COMMANDS)
     return f"'{shown}' is not a command{meant or '; use one of ' + ', '.join(COMMANDS)}"
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, brief, nearest
 
 
 def exit_codes(
@@ -86,8 +86,6 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, words: list[str]) -> None:
         """Refuse words that are neither an option nor an argument."""
-        from trl_ablate.recipe.strict import brief, nearest
-
         if words:
             name = words[0].partition("=")[0]
             what = "option" if name.startswith("-") else "argument"

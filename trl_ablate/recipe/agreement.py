@@ -7,10 +7,9 @@ from transformers.training_args import OptimizerNames
 from trl import ModelConfig
 
 from trl_ablate.config import AblationConfig
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, brief, nearest
 from trl_ablate.estimates import metric_names
 from trl_ablate.prompts.templates import TEMPLATES, is_own
-from trl_ablate.recipe.strict import brief, nearest
 from trl_ablate.task import TaskArguments
 
 SIGNIFICAND_BITS = {"bfloat16": 8, "float16": 11}

@@ -21,9 +21,9 @@ from transformers.training_args import trainer_log_levels
 from trl import ModelConfig
 
 from trl_ablate.config import AblationConfig
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, brief, nearest
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.recipe.strict import brief, check_value, nearest
+from trl_ablate.recipe.strict import check_value
 from trl_ablate.settings import Range, check_range
 from trl_ablate.task import TaskArguments
 

@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from trl_ablate.errors import ConfigurationError
-from trl_ablate.recipe.strict import brief, nearest
+from trl_ablate.errors import ConfigurationError, brief, nearest
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _CANDIDATES = (PACKAGE / "shipped", PACKAGE.parent / "recipes")

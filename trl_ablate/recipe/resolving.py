@@ -20,7 +20,7 @@ import torch
 from trl import ModelConfig
 
 from trl_ablate.config import AblationConfig
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, brief
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.miniature.registry import has_levels
 from trl_ablate.recipe.agreement import (
@@ -46,7 +46,7 @@ from trl_ablate.recipe.places import (
     recipe_path,
     suitable_profile,
 )
-from trl_ablate.recipe.strict import brief, read_mapping
+from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.recipe.trl_yaml import from_trl, is_of_trl
 from trl_ablate.run.identity import NOT_WRITTEN
 from trl_ablate.run.json_files import read_object

@@ -7,14 +7,13 @@ converted to fit a field, except an integer for a float. Size, nesting and the n
 limited, so that any text is read or refused within a second.
 """
 
-import difflib
 import math
 import os
 import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from enum import Enum
 from functools import lru_cache
@@ -23,7 +22,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
-from trl_ablate.errors import ConfigurationError, shortened
+from trl_ablate.errors import ConfigurationError, brief, nearest
 
 MAX_BYTES = 200_000
 """A recipe has about a page of text; a larger file is a mistake and is not parsed."""
@@ -171,19 +170,6 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
             f"{what} {path} contains a {type(settings).__name__}; write `key: value` lines"
         )
     return settings
-
-
-def brief(what: object, limit: int = 80) -> str:
-    """A text for a message: one line, only visible characters, and not longer than `limit`."""
-    line = " ".join(str(what).split())
-    shown = (letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
-    return shortened("".join(shown), limit)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest known name, or an empty text."""
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def check_value(name: str, value: Any, hint: Any) -> Any:

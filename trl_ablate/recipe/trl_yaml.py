@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, brief
 from trl_ablate.recipe.fields import LOADER_KEYS, known_fields
 from trl_ablate.recipe.places import NO_PROFILE
-from trl_ablate.recipe.strict import accepts, admits, brief, parse_yaml
+from trl_ablate.recipe.strict import accepts, admits, parse_yaml
 
 OF_THE_SCRIPT = (
     "dataset_name", "dataset_train_split", "dataset_test_split", "dataset_streaming", "datasets",
