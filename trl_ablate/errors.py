@@ -4,7 +4,6 @@ And what these sentences are made of: short texts, and the name that was meant.
 """
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 class ConfigurationError(ValueError):
@@ -35,6 +34,8 @@ def brief(what: object, limit: int = 80) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest known name, or an empty text."""
+    from difflib import get_close_matches  # seldom needed
+
     close = get_close_matches(str(name), list(known), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 

@@ -5,7 +5,8 @@ completions were saved (rollouts/ here, or completions/ with TRL's log_completio
 that a rule is about.
 
 PATH is transformers' trainer_state.json, a metrics.jsonl, a trackio project (its .db file or its
-name), a CSV export of W&B or TensorBoard, or a folder with one of these.
+name), a CSV export of W&B or TensorBoard, or a folder with one of these. Actions and thresholds of
+rules are given as --guard_SETTING value; trl_ablate/guard/README.md lists them.
 
 examples:
   trl-ablate inspect runs/grpo-seed0
@@ -33,6 +34,7 @@ from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.recipe.strict import check_value, parse_yaml
 
 CURVES = (REWARD, EVAL_REWARD, GRAD_NORM, LENGTH, ENTROPY)
+HINTS = typing.get_type_hints(GuardArguments)
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 
@@ -42,27 +44,23 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--run", help="name of one run, if the log has several; default: all")
     parser.add_argument("--picture", type=Path, help="PNG file to draw the curves of one run into")
     parser.add_argument("--overwrite", action="store_true", help="replace the PNG file")
+    for name in HINTS:
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def thresholds(words: list[str], parser: Parser) -> GuardArguments:
-    """The guard's settings from `--guard_SETTING value` or `--guard_SETTING=value`."""
-    hints = typing.get_type_hints(GuardArguments)
-    pairs = iter([part for word in words for part in word.split("=", 1)])
-    given = {}
-    for word in pairs:
-        name = word.removeprefix("--")
-        if name not in hints:
-            known = [*parser.options(), *(f"--{one}" for one in hints)]
-            parser.error(f"unknown option '{word[:80]}'{nearest(word, known)}")
-        value = next(pairs, None)
-        if value is None:
-            parser.error(f"--{name} needs a value")
-        given[name] = check_value(f"--{name}", parse_yaml(value), hints[name])
-    return GuardArguments(**given)
+def thresholds(options: argparse.Namespace) -> GuardArguments:
+    """The guard's settings among the options."""
+    given = {name: value for name, value in vars(options).items() if name in HINTS}
+    return GuardArguments(
+        **{
+            name: check_value(f"--{name}", parse_yaml(value), HINTS[name])
+            for name, value in given.items()
+        }
+    )
 
 
-def run(options: argparse.Namespace, words: list[str]) -> int:
-    arguments = thresholds(words, options.parser)
+def run(options: argparse.Namespace) -> int:
+    arguments = thresholds(options)
     logs = chosen(read_logs(options.path), options.run)
     check_picture(options, logs)
     beside = Path(options.path) if len(logs) == 1 else None
@@ -149,6 +147,5 @@ main = Command(
     add_options,
     run,
     stopped="nothing was changed",
-    settings="PATH [options] [--guard_SETTING value ...]",
     codes=("no rule fired", "a rule fired", "the command or the log"),
 )
