@@ -16,7 +16,17 @@ SIGNIFICAND_BITS = {"bfloat16": 8, "float16": 11}
 TYPICAL_WEIGHT = 0.02
 
 
-def check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
+def check_agreement(config: AblationConfig, task: TaskArguments) -> None:
+    """Refuse settings that contradict each other, or that mean nothing to this package."""
+    _check_evaluation(config, task)
+    _check_resuming(config)
+    _check_rewards(config, task)
+    _check_controls(config, task)
+    _check_reference(config)
+    _limit_prompts(config, task)
+
+
+def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
     """Check that an evaluation's metric names are unique and include the best metric."""
     samples = config.num_generations_eval or config.num_generations or 1
     names = metric_names(samples, task.eval_sets or ())
@@ -44,7 +54,7 @@ def _without_group(metric: str, column: str | None) -> str:
     return name if slash and column and group.startswith(f"{column}=") else metric
 
 
-def check_rewards(config: AblationConfig, task: TaskArguments) -> None:
+def _check_rewards(config: AblationConfig, task: TaskArguments) -> None:
     """Weights are given once, and sets with their own rewards need our evaluation."""
     weighted = [one.path for one in task.own_rewards[: len(task.reward_funcs or ())]
                 if one.weight != 1.0]  # fmt: skip
@@ -61,7 +71,7 @@ def check_rewards(config: AblationConfig, task: TaskArguments) -> None:
         )
 
 
-def check_reference(config: AblationConfig) -> None:
+def _check_reference(config: AblationConfig) -> None:
     """Syncing the reference model needs a loss term that uses the reference model."""
     if config.sync_ref_model and config.beta == 0:
         raise ConfigurationError(
@@ -78,7 +88,7 @@ def reward_names(task: TaskArguments) -> tuple[str, ...]:
     return (*TEMPLATES[task.reward or task.template].rewards, *penalty)
 
 
-def check_controls(config: AblationConfig, task: TaskArguments) -> None:
+def _check_controls(config: AblationConfig, task: TaskArguments) -> None:
     """The outcome gate has to be a reward; noise needs rewards of 0 and 1. The trainer checks the
     gate once it has imported the user's own rewards."""
     names = reward_names(task)
@@ -109,7 +119,7 @@ def check_quantization(model: ModelConfig) -> None:
         )
 
 
-def check_resuming(config: AblationConfig) -> None:
+def _check_resuming(config: AblationConfig) -> None:
     """A run resumes only from its own last whole checkpoint."""
     if config.resume_from_checkpoint is not None:
         raise ConfigurationError(
@@ -119,7 +129,7 @@ def check_resuming(config: AblationConfig) -> None:
         )
 
 
-def limit_prompts(config: AblationConfig, task: TaskArguments) -> None:
+def _limit_prompts(config: AblationConfig, task: TaskArguments) -> None:
     """Limit prompts to the engine's length: it refuses longer prompts and cuts off completions."""
     if not config.use_vllm or config.vllm_max_model_length is None:
         return

@@ -24,12 +24,7 @@ from trl_ablate.errors import ConfigurationError, brief
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.miniature.registry import has_levels
 from trl_ablate.recipe.agreement import (
-    check_controls,
-    check_evaluation,
-    check_reference,
-    check_resuming,
-    check_rewards,
-    limit_prompts,
+    check_agreement,
     precision_warnings,
     template_warnings,
     trust_warnings,
@@ -241,12 +236,7 @@ def _resolve(
     except Exception as error:  # TRL and transformers raise many kinds of errors for bad values
         refused = f"{type(error).__name__}: " * (not isinstance(error, ValueError))
         raise ConfigurationError(f"recipe {path}: {refused}{brief(error, 500)}") from error
-    check_evaluation(config, task)
-    check_resuming(config)
-    check_rewards(config, task)
-    check_controls(config, task)
-    check_reference(config)
-    limit_prompts(config, task)
+    check_agreement(config, task)
     return Resolved(
         recipe=path,
         profile=profile[0],
