@@ -11,6 +11,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN
+from trl_ablate.settings import Range, check_range
 
 COUNTS = (
     "num_generations",
@@ -53,14 +54,11 @@ def _refuse(*rules: tuple[Any, str]) -> None:
 
 
 def check_switches(config: Any) -> None:
-    counts = {name: getattr(config, name) for name in COUNTS}
+    for name in COUNTS:
+        check_range(name, getattr(config, name), Range(least=1))
     group = config.num_generations or 0
     best_of_others = config.baseline == "best_of_others"
     _refuse(
-        *(
-            (value is not None and value < 1, f"{name} is {value}; it has to be 1 or more")
-            for name, value in counts.items()
-        ),
         (
             (config.baseline == "leave_one_out" or best_of_others) and group < 2,
             f"baseline '{config.baseline}' needs two or more completions per prompt, but "
@@ -71,11 +69,6 @@ def check_switches(config: Any) -> None:
             best_of_others and (config.best_of or 0) > group,
             f"best_of is {config.best_of}, but a group has {group} completions; lower best_of, or "
             "raise num_generations",
-        ),
-        (
-            config.length_norm_constant is not None and config.length_norm_constant <= 0,
-            f"length_norm_constant is {config.length_norm_constant}; it divides the loss and has "
-            "to be positive, or null for max_completion_length",
         ),
         (
             config.surrogate in ("no_clip", "probability") and config.delta is not None,
@@ -203,7 +196,6 @@ def check_determinism(config: Any) -> None:
 
 
 def check_evaluation(config: Any) -> None:
-    temperature, top_p = config.eval_temperature, config.eval_top_p
     samples = config.num_generations_eval or config.num_generations or 1
     _refuse(
         (
@@ -212,17 +204,7 @@ def check_evaluation(config: Any) -> None:
             "change one of the two",
         ),
         (
-            temperature is not None and temperature < 0,
-            f"eval_temperature is {temperature}; set it to 0 (greedy) or more, or to null for the "
-            "training's value",
-        ),
-        (
-            top_p is not None and not 0 < top_p <= 1,
-            f"eval_top_p is {top_p}; set it to more than 0 and at most 1, or to null for the "
-            "training's value",
-        ),
-        (
-            temperature == 0 and samples > 1,
+            config.eval_temperature == 0 and samples > 1,
             f"eval_temperature 0 is greedy, so the {samples} samples of a prompt would be the "
             "same; set num_generations_eval to 1, or eval_temperature to more than 0",
         ),

@@ -62,7 +62,7 @@ class Switches:
         "rollout batch that an optimizer step takes. Null: the loss type's own.",
     )
     length_norm_constant: float | None = setting(
-        None, "Divisor of length_norm 'constant'. Null: max_completion_length."
+        None, "Divisor of length_norm 'constant'. Null: max_completion_length.", above=0
     )
     grpo_steps: int | None = setting(
         None,
@@ -134,10 +134,13 @@ class Switches:
         "grade in large batches, without a loss.",
     )
     eval_temperature: float | None = setting(
-        None, "Sampling temperature of evaluation; 0 is greedy. Null: as in training."
+        None, "Sampling temperature of evaluation; 0 is greedy. Null: as in training.", least=0
     )
     eval_top_p: float | None = setting(
-        None, "Top-p of evaluation's sampling, 1 for none. Null: as in training."
+        None,
+        "Top-p of evaluation's sampling, 1 for none. Null: as in training.",
+        above=0,
+        most=1,
     )
     eval_by: str | None = setting(
         None,

@@ -91,7 +91,7 @@ def test_accumulation_counts_processes(monkeypatch):
             "hard_group_exponent 1.0 acts on the sum of the rewards",
         ),
         ({"advantage_eps": -1e-6}, "it has to be 0 or more"),
-        ({"length_norm_constant": 0.0, "length_norm": "constant"}, "has to be positive"),
+        ({"length_norm_constant": 0.0, "length_norm": "constant"}, "has to be more than 0"),
         ({"surrogate": "no_clip", "delta": 2.0}, "delta 2.0 does"),
         ({"surrogate": "probability", "delta": 2.0}, "surrogate 'probability' does not limit"),
         (
@@ -114,9 +114,9 @@ def test_accumulation_counts_processes(monkeypatch):
         ({"loss_type": "sapo", "surrogate": "clip"}, "has its own objective"),
         ({"positive_weight": 0, "negative_weight": 0}, "so no completion has a gradient"),
         ({"eval_by": "level"}, "eval_by 'level' needs evaluation 'one_shot'"),
-        ({"eval_temperature": 0.0}, "eval_temperature 0.0 is greedy, so the 8 samples"),
-        ({"eval_temperature": -1.0}, "set it to 0 (greedy) or more"),
-        ({"eval_top_p": 0.0}, "set it to more than 0 and at most 1"),
+        ({"eval_temperature": 0.0}, "is greedy, so the 8 samples of a prompt"),
+        ({"eval_temperature": -1.0}, "eval_temperature is -1.0; it has to be 0 or more"),
+        ({"eval_top_p": 0.0}, "it has to be more than 0 and at most 1"),
         (
             {"steps_per_generation": 2, "gradient_accumulation_steps": 3, "grpo_steps": 3},
             "needs whole optimizer steps, but 2 microbatches",
