@@ -22,9 +22,9 @@ from trl_ablate.prompts.writing import prompt_writer
 from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.reward_specs import GYM
-from trl_ablate.roles import named
 from trl_ablate.study.definition import Study
 from trl_ablate.study.engines.own_files import texts_in
+from trl_ablate.switches import named
 from trl_ablate.task import TaskArguments
 
 
