@@ -8,6 +8,8 @@ import pytest
 import torch
 from peft import LoraConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from trl.kernels import chunked_logprob
+from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils as trl_utils
 
 from tests.contract.alike import AS_DRAWN, weights
@@ -19,7 +21,7 @@ from tests.contract.test_architectures import (
 )
 from tests.contract.test_loss_metrics import rollouts_of_unequal_length
 from trl_ablate import AblationConfig, ConfigurationError
-from trl_ablate.trainer import forward_passes
+from trl_ablate.trainer import forward_passes, logit_tiles
 from trl_ablate.trainer.shared_prompts import computed_tokens
 
 VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40,
@@ -97,6 +99,7 @@ def calls(monkeypatch) -> dict[str, list]:
     counted_idle = counted("idle", idle, lambda idle_N, *_: int(idle_N.sum()))
     monkeypatch.setattr("trl_ablate.trainer.ablation.without_gradient_of", counted_idle)
     monkeypatch.setattr(trl_utils, "_ChunkedLogProbFunction", Counted)
+    monkeypatch.setattr(forward_passes, "LogProbsByRows", Counted)
     return seen
 
 
@@ -170,6 +173,36 @@ def test_a_step_without_any_gradient_is_taken_as_before(make_trainer, calls):
 
 def response_tokens(trainer) -> int:
     return sum(int(batch["completion_mask"].sum()) for batch in trainer._buffered_inputs)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_few_rows_of_logits_at_once_have_the_same_bits(monkeypatch, bf16, softcap):
+    monkeypatch.setattr(logit_tiles, "LOGITS_AT_ONCE", 3 * 512)
+    draw = torch.Generator().manual_seed(0)
+    hidden_MH = torch.randn(41, 16, generator=draw)
+    weight_VH = torch.randn(1200, 16, generator=draw)
+    targets_M = torch.randint(1200, (41,), generator=draw)
+    settings = (0.7, 512, softcap, 1.3, ("entropy",))
+    rows: list[int] = []
+
+    def results(function):
+        inputs = [one.clone().requires_grad_() for one in (hidden_MH, weight_VH)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            logps_M, entropies_M, *_ = function.apply(*inputs, None, targets_M, *settings)
+            (logps_M + 0.1 * entropies_M).sum().backward()
+        return [logps_M, entropies_M, *(one.grad for one in inputs)]
+
+    def counted(tile, *more, fold=chunked_logprob._backward_tile, **settings):
+        rows.append(len(tile))
+        fold(tile, *more, **settings)
+
+    whole = results(ChunkedLogProbFunction)
+    monkeypatch.setattr(chunked_logprob, "_backward_tile", counted)
+    for one, other in zip(whole, results(logit_tiles.LogProbsByRows), strict=True):
+        assert torch.equal(one, other)
+
+    assert rows == 2 * [*13 * [3], 2] + [*5 * [8], 1]  # of 512, 512 and 176 columns
 
 
 def test_the_head_computes_response_tokens_only(make_trainer, calls):

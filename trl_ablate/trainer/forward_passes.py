@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from trl.trainer import utils as trl_utils
 
 from trl_ablate.trainer.batching import width_of
+from trl_ablate.trainer.logit_tiles import LogProbsByRows
 from trl_ablate.trainer.shared_prompts import (
     Found,
     computed_tokens,
@@ -126,8 +127,10 @@ def of_responses(forward: Callable[..., tuple], model: Any) -> Callable[..., tup
         def labelled(*, labels: torch.Tensor, **inputs: Any) -> Any:
             return model(labels=labels.masked_fill(labelled_NL == 0, -100), **{**inputs, **instead})
 
-        on_cpu = ids_NL.device.type == "cpu"
-        with replaced(trl_utils, _use_triton=lambda device: True) if on_cpu else nullcontext():
+        if ids_NL.device.type != "cpu":
+            return forward(labelled, ids_NL, mask_NL, width)
+        head = {"_use_triton": lambda device: True, "_ChunkedLogProbFunction": LogProbsByRows}
+        with replaced(trl_utils, **head):
             return forward(labelled, ids_NL, mask_NL, width)
 
     return call
