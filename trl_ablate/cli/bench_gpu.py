@@ -4,7 +4,8 @@ import argparse
 import shlex
 
 from trl_ablate.bench.gpu import part_runs
-from trl_ablate.bench.gpu.parts import PARTS, Results, Setup, page
+from trl_ablate.bench.gpu.part_runs import Results
+from trl_ablate.bench.gpu.parts import PARTS, Setup, page
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import at_least_one
 from trl_ablate.cli.terminal import console
@@ -36,9 +37,7 @@ def run(options: argparse.Namespace) -> int:
         )
     if setup.device == "cuda":
         check_card()
-    results = Results(options.output, setup)
-    if options.resume:
-        results = Results.continued(options.output, setup)
+    results = (Results.continued if options.resume else Results)(options.output, setup)
     try:
         part_runs.run(options.parts, results, options.budget, tell=console.print)
     except KeyboardInterrupt:

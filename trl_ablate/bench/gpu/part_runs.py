@@ -13,39 +13,61 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from trl_ablate.bench.gpu.parts import PARTS, Found, NotHere, Results, Setup
+from trl_ablate.bench.gpu.parts import PARTS, Found, NotHere, Part, Setup
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.failures import message_of
 from trl_ablate.run.json_files import read_object, write_json
+from trl_ablate.run.provenance import provenance
 
 LEAST = 5.0
 """Seconds of the budget that a part needs to be started."""
+FINISHED = ("ok", "skipped")
+"""Statuses of parts that a continued run does not repeat. A part that had no time left is not one
+of them: it was not started."""
 
 
-def fresh(part: str, setup: Setup, result: Path, log: IO[bytes]) -> subprocess.Popen:
-    """Start a part in a new interpreter and a session of its own; its result goes to the path, what
-    it prints to the open file."""
-    words = [part, setup.device, str(int(setup.toy)), str(result)]
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if setup.device == "cpu" else {}
-    return subprocess.Popen(
-        [sys.executable, "-m", __name__, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env={**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", **hidden},
-        start_new_session=True,
-    )
+@dataclass
+class Results:
+    """The file of results, and what is in it."""
+
+    file: Path
+    setup: Setup
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def continued(cls, file: Path, setup: Setup) -> "Results":
+        """The results of an earlier run, which must have been of the same device and size."""
+        written = read_object(file) if file.exists() else {**vars(setup), "parts": {}}
+        before = {name: written.get(name) for name in vars(setup)}
+        if before != vars(setup) or not isinstance(written.get("parts"), dict):
+            raise ConfigurationError(
+                f"{file} holds no results of device {setup.device} with toy={setup.toy}; give the "
+                "options of the first run, or another --output"
+            )
+        return cls(file, setup, written["parts"])
+
+    def add(self, name: str, result: dict[str, Any]) -> None:
+        self.parts[name] = result
+        machines = (one.get("machine") for one in self.parts.values())
+        machine = next(filter(None, machines), None)
+        about = {"benchmark": "gpu", **vars(self.setup), "machine": machine}
+        write_json(self.file, {**about, "parts": self.parts, **provenance()})
+
+    def has(self, name: str) -> bool:
+        return self.parts.get(name, {}).get("status") in FINISHED
+
+    @property
+    def all_well(self) -> bool:
+        return all(map(self.has, self.parts))
 
 
 def run(
-    names: Iterable[str],
-    results: Results,
-    budget: float,
-    *,
-    tell: Callable[[str], object] = lambda line: None,
+    names: Iterable[str], results: Results, budget: float, *, tell: Callable[[str], object]
 ) -> None:
     """Run the parts that have no result yet; `tell` prints a line before and after each."""
     ends = time.monotonic() + budget
@@ -86,6 +108,21 @@ def _run_one(name: str, setup: Setup, seconds: float) -> dict[str, Any]:
     return {**result, "seconds": time.monotonic() - began}
 
 
+def fresh(part: str, setup: Setup, result: Path, log: IO[bytes]) -> subprocess.Popen:
+    """Start a part in a new interpreter and a session of its own; its result goes to the path, what
+    it prints to the open file."""
+    words = [part, setup.device, str(int(setup.toy)), str(result)]
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if setup.device == "cpu" else {}
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env={**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", **hidden},
+        start_new_session=True,
+    )
+
+
 def _without_result(code: int, printed: Path) -> str:
     lines = printed.read_text("utf-8", errors="replace").strip().splitlines()
     last = f"; its last line: {lines[-1][:200]}" if lines else ""
@@ -97,49 +134,36 @@ def _failed(reason: str) -> dict[str, Any]:
     return {"status": "failed", "reason": reason}
 
 
-def measure_into(part: str, device: str, toy: bool, file: str, home: str | None = None) -> None:
+def measure_into(name: str, device: str, toy: str, file: str) -> None:
     """Run a part and write its result, which also says what went wrong."""
-    setup = Setup(device, toy)
+    part, setup = PARTS[name], Setup(device, toy == "1")
     try:
         check_card(part, setup)
-        room = import_module(home or f"{__package__}.{PARTS[part].home}")
-        result = result_of(getattr(room, part)(setup))
+        found: Found = getattr(import_module(part.home), name)(setup)
+        wrong = "; ".join(check for check, holds in found.checks.items() if not holds)
+        reason = f"does not hold: {wrong}" if wrong else ""
+        result = {"status": "wrong" if wrong else "ok", "reason": reason, **vars(found)}
     except NotHere as missing:
         result = {"status": "skipped", "reason": str(missing)}
     except Exception as error:
         traceback.print_exc()
         result = _failed(message_of(error) or f"{type(error).__name__}: {error}".split("\n")[0])
-    write_json(Path(file), result | {"machine": _machine()})
+    if "torch" in sys.modules:
+        from trl_ablate.bench.timing import machine
+
+        result["machine"] = machine()
+    write_json(Path(file), result)
 
 
-def check_card(part: str, setup: Setup) -> None:
+def check_card(part: Part, setup: Setup) -> None:
     """Skip a part at full size if the card is too small for it."""
     if setup.device == "cuda" and not setup.toy:
         import torch
 
         found = torch.cuda.get_device_properties(0).total_memory / 2**30
-        if found < PARTS[part].card:
-            raise NotHere(f"the card has {found:.0f} GiB; this part needs {PARTS[part].card:.0f}")
-
-
-def result_of(found: Found) -> dict[str, Any]:
-    wrong = [check for check, holds in found.checks.items() if not holds]
-    return {
-        "status": "wrong" if wrong else "ok",
-        "reason": f"does not hold: {'; '.join(wrong)}" if wrong else "",
-        **vars(found),
-    }
-
-
-def _machine() -> str | None:
-    """The machine, if torch has been imported; a part that imports none leaves it to others."""
-    if "torch" not in sys.modules:
-        return None
-    from trl_ablate.bench.timing import machine
-
-    return machine()
+        if found < part.card:
+            raise NotHere(f"the card has {found:.0f} GiB; this part needs {part.card:.0f}")
 
 
 if __name__ == "__main__":
-    name, device, toy, file = sys.argv[1:]
-    measure_into(name, device, bool(int(toy)), file)
+    measure_into(*sys.argv[1:])

@@ -1,14 +1,10 @@
-"""The parts of `trl-ablate bench gpu`, most telling first, what they are given, the file of their
-results, and its page as Markdown. No torch."""
+"""The parts of `trl-ablate bench gpu`, most telling first, what they are given and find, and the
+page of their results. No torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.json_files import read_object, write_json
-from trl_ablate.run.provenance import provenance
 from trl_ablate.run.untrusted import for_markdown, markdown_table
 
 
@@ -22,32 +18,24 @@ class Setup:
 
 @dataclass(frozen=True)
 class Part:
-    """One part. Its code is the function of its name in the module `trl_ablate.bench.gpu.HOME`.
-
-    Args:
-        shows: what it measures, for the page.
-        seconds: its time limit.
-        card: GiB that it needs of a card at full size.
-    """
+    """One part. Its code is the function of its name in the module `home`."""
 
     home: str
     shows: str
+    """What it measures, for the page."""
     seconds: float
+    """Its time limit."""
     card: float = 8.0
+    """GiB that it needs of a card at full size."""
 
 
 @dataclass
 class Found:
-    """What a part found.
-
-    Attributes:
-        rows: its table.
-        checks: what must hold -> whether it does.
-        facts: single numbers and words.
-    """
+    """What a part found."""
 
     rows: list[dict[str, Any]]
     checks: dict[str, bool] = field(default_factory=dict)
+    """What must hold -> whether it does."""
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -57,7 +45,7 @@ class NotHere(Exception):
 
 UNSAVED = 40.0
 """GiB for 1.5 B parameters trained without memory savings, beside an engine."""
-_C, _W = "comparisons", "whole_runs"
+_C, _W = (f"{__package__}.{name}" for name in ("comparisons", "whole_runs"))
 
 PARTS = {
     "gradients": Part(
@@ -81,52 +69,6 @@ PARTS = {
     "packing": Part(_C, "microbatches packed into one row, against regrouped ones", 120, UNSAVED),
 }
 
-FINISHED = ("ok", "skipped")
-"""Statuses of parts that a continued run does not repeat. A part that had no time left is not one
-of them: it was not started."""
-
-
-@dataclass
-class Results:
-    """The file of results, and what is in it."""
-
-    file: Path
-    setup: Setup
-    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @classmethod
-    def continued(cls, file: Path, setup: Setup) -> "Results":
-        """The results of an earlier run, which must have been of the same device and size."""
-        if not file.exists():
-            return cls(file, setup)
-        written = read_object(file)
-        before = (written.get("device"), written.get("toy"))
-        if before != (setup.device, setup.toy) or not isinstance(written.get("parts"), dict):
-            raise ConfigurationError(
-                f"{file} holds no results of device {setup.device} with toy={setup.toy}; give the "
-                "options of the first run, or another --output"
-            )
-        return cls(file, setup, written["parts"])
-
-    def add(self, name: str, result: dict[str, Any]) -> None:
-        self.parts[name] = result
-        machines = (one.get("machine") for one in self.parts.values())
-        written = {
-            "benchmark": "gpu",
-            "device": self.setup.device,
-            "toy": self.setup.toy,
-            "machine": next(filter(None, machines), None),
-            "parts": self.parts,
-        }
-        write_json(self.file, {**written, **provenance()})
-
-    def has(self, name: str) -> bool:
-        return self.parts.get(name, {}).get("status") in FINISHED
-
-    @property
-    def all_well(self) -> bool:
-        return all(map(self.has, self.parts))
-
 
 def page(written: Mapping[str, Any]) -> str:
     """The page of a file of results."""
@@ -139,11 +81,8 @@ def page(written: Mapping[str, Any]) -> str:
          "why": one.get("reason", "")}
         for name, one in found.items()
     ]  # fmt: skip
-    blocks = [
-        f"# bench gpu: {written['device']}, {size}",
-        for_markdown(f"Machine: {written['machine'] or 'unknown'}. Commit: {commit}."),
-        _table(summary),
-    ]
+    machine = f"Machine: {written['machine'] or 'unknown'}. Commit: {commit}."
+    blocks = [f"# bench gpu: {written['device']}, {size}", for_markdown(machine), _table(summary)]
     for name, one in found.items():
         if one.get("rows"):
             held = {check: "yes" if holds else "NO" for check, holds in one["checks"].items()}

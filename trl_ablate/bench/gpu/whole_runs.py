@@ -117,8 +117,7 @@ def engine(setup: Setup) -> Found:
     if find_spec("vllm") is None:
         raise NotHere("vLLM is not installed; install trl-ablate[vllm]")
     steps, on_gpu = 10, setup.device == "cuda"
-    settings = dict(
-        _sizes(steps, rows=16 if setup.toy else 64, microbatch=4),
+    settings: dict[str, Any] = dict(
         max_completion_length=16 if setup.toy else 256,
         learning_rate=1e-4 if setup.toy else 1e-5,
         use_vllm=True,
@@ -131,8 +130,8 @@ def engine(setup: Setup) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         comparisons.save_random_model(setup, Path(folder))
         tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-        settings["output_dir"] = f"{folder}/run"
-        trainer: Any = trainer_of(False, settings, _parts(folder, tokenizer, 80))
+        sizes = {"steps": steps, "rows": 16 if setup.toy else 64, "microbatch": 4}
+        trainer = _trainer(folder, tokenizer, **sizes, output_dir=f"{folder}/run", **settings)
         sleeps = _watch_sleep(trainer.vllm_generation.llm) if on_gpu else []
         trainer.train()
     gaps = [row[GAP] for row in trainer.state.log_history if GRAD_NORM in row]
@@ -195,38 +194,32 @@ def resume(setup: Setup) -> Found:
 
 def _trained(setup: Setup, folder: str, checkpoint: str | None) -> list[torch.Tensor]:
     """The weights at the end of a run, from the start or from a checkpoint."""
-    settings = dict(
-        _sizes(steps=4, rows=16, microbatch=8),
-        output_dir=folder,
-        save_strategy="steps",
-        save_steps=2,
-        max_completion_length=16,
-        learning_rate=1e-3,
-        lr_scheduler_type="linear",
-        seed=0,
-    )
     model = comparisons.random_model(setup, "miniature")
-    trainer = trainer_of(False, settings, _parts(model, miniature.tokenizer(), 64))
+    trainer = _trainer(
+        model, miniature.tokenizer(), steps=4, rows=16, microbatch=8, output_dir=folder,
+        save_strategy="steps", save_steps=2, max_completion_length=16, learning_rate=1e-3,
+        lr_scheduler_type="linear", seed=0,
+    )  # fmt: skip
     trainer.train(resume_from_checkpoint=checkpoint)
     return [parameter.detach().cpu() for parameter in trainer.model.parameters()]
 
 
-def _sizes(steps: int, rows: int, microbatch: int) -> dict[str, Any]:
-    return dict(
+def _trainer(
+    model: Any, tokenizer: Any, *, steps: int, rows: int, microbatch: int, **settings: Any
+) -> Any:
+    sizes = dict(
         per_device_train_batch_size=microbatch,
         gradient_accumulation_steps=rows // microbatch,
         num_generations=8,
         max_steps=steps,
     )
-
-
-def _parts(model: Any, tokenizer: Any, prompts: int) -> dict[str, Any]:
-    return dict(
+    parts = dict(
         model=model,
         reward_funcs=synthetic.length_reward,
-        train_dataset=synthetic.prompts(prompts),
+        train_dataset=synthetic.prompts(80),
         processing_class=tokenizer,
     )
+    return trainer_of(False, sizes | settings, parts)
 
 
 def sigterm(setup: Setup) -> Found:
