@@ -24,7 +24,12 @@ def bench(asked: Scale) -> Result:
     points += [(rows[0], mean, processes[0]) for mean in means[1:]]
     points += [(rows[0], means[0], count) for count in processes[1:]]
     found = [[_measured(*point, asked.steps) for point in points] for _ in range(asked.rounds)]
-    table = [_row(*point, [one[n] for one in found]) for n, point in enumerate(points)]
+    table = []
+    for (n, mean, count), of_rounds in zip(points, zip(*found, strict=True), strict=True):
+        what = f"{n} rollouts of {mean:g} tokens, {count} process(es)"
+        table.append(timed(what, "s/step", [one["s/step"] for one in of_rounds]))
+        table[-1]["µs/token"] = median([1e6 / one["tokens/s"] for one in of_rounds])
+        table[-1]["peak GiB"] = max(one["peak GiB"] for one in of_rounds)
     return "the training phase, cost of a token", table, {}
 
 
@@ -45,14 +50,3 @@ def _measured(rows: int, mean_length: float, processes: int, steps: int) -> dict
         )
         (row,) = json.loads(output.read_text("utf-8"))["rows"]
     return row
-
-
-def _row(
-    rows: int, mean_length: float, processes: int, found: list[dict[str, Any]]
-) -> dict[str, Any]:
-    what = f"{rows} rollouts of {mean_length:g} tokens, {processes} process(es)"
-    return {
-        **timed(what, "s/step", [one["s/step"] for one in found]),
-        "µs/token": median([1e6 / one["tokens/s"] for one in found]),
-        "peak GiB": max(one["peak GiB"] for one in found),
-    }

@@ -1,6 +1,6 @@
 """The X-ray: rollouts once, then every arm's gradient on them, then figures and verdicts.
 
-OUTPUT/rollouts/base/          the rollouts of a point; see `rollouts.py`
+OUTPUT/rollouts/base/          the rollouts of a point; see `stored_rollouts.py`
 OUTPUT/gradients/base/         sketches of every arm's gradients; what is there is not repeated
 OUTPUT/xray.json, XRAY.md, xray.png
 """

@@ -1,6 +1,5 @@
 """Every mode of the bench alternates, and reports medians and spreads."""
 
-import pytest
 import torch
 
 from trl_ablate.bench import reward_time, rollout_time, scale_time, step_time, train_time
@@ -63,22 +62,17 @@ def test_grading_has_a_spread_without_its_warm_up():
     assert facts["verdicts that differ"] == 0 and facts["answers"] == 4 * 8
 
 
-@pytest.mark.parametrize("table", ["training", "generating"])
-def test_tables_of_rounds_have_medians_spreads_and_ratios_of_pairs(table):
-    seconds = {"stock": [2.0, 8.0, 2.0], "ours": [1.0, 4.0, 1.0]}
-    if table == "training":
-        found = {name: Measured(taken, taken, peak=2**20) for name, taken in seconds.items()}
-        rows = train_time.rows_of(found, train_time.Workload([10, 10]))
-        key = "s/step"
-    else:
-        named = {"transformers": seconds["stock"], "trl_ablate": seconds["ours"]}
-        done = {
-            name: [rollout_time.Rollouts(torch.empty(0), taken, 1) for taken in [99.0, *each]]
-            for name, each in named.items()
-        }
-        rows = rollout_time.rows_of(named, done, 20)
-        assert [row["CPU ratio"] for row in rows] == [1.0, 2.0]
-        key = "s/batch"
-    assert [row[key] for row in rows] == [2.0, 1.0]
-    assert [row["spread"] for row in rows] == [6.0, 3.0]
-    assert [row["ratio"] for row in rows] == [1.0, 2.0]
+def test_tables_of_rounds_have_medians_spreads_and_ratios_of_pairs():
+    theirs, ours = [2.0, 8.0, 2.0], [1.0, 4.0, 1.0]
+    found = {"stock": Measured(theirs, theirs), "ours": Measured(ours, ours)}
+    training = train_time.rows_of(found, train_time.Workload([10, 10]))
+    seconds = {"transformers": theirs, "trl_ablate": ours}
+    done = {
+        name: [rollout_time.Rollouts(torch.empty(0), cpu, 1) for cpu in [99.0, *taken]]
+        for name, taken in seconds.items()
+    }
+    generating = rollout_time.rows_of(seconds, done, 20)
+    for rows, unit in ((training, "s/step"), (generating, "s/batch")):
+        assert [row[unit] for row in rows] == [2.0, 1.0]
+        assert [row["spread"] for row in rows] == [6.0, 3.0]
+        assert [row["ratio"] for row in rows] == [row["CPU ratio"] for row in rows] == [1.0, 2.0]
