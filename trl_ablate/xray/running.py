@@ -103,7 +103,7 @@ class _Comparison:
 
     def at(self, point: Point, given: Path | None) -> XrayedPoint:
         """The figures of all arms at one point."""
-        label = label_of(point.checkpoint)
+        label = _run_and_step(point.checkpoint)
         with grader_of(self.reference.resolved.task) as grader:
             self.say(f"{point.name}: rollouts")
             sources, about = drawn(
@@ -197,7 +197,7 @@ def is_adam(resolved: Resolved) -> bool:
     return "adam" in str(resolved.config.optim).lower()
 
 
-def label_of(checkpoint: Path | None) -> str:
+def _run_and_step(checkpoint: Path | None) -> str:
     """A name for a folder: run and checkpoint."""
     if checkpoint is None:
         return "base"

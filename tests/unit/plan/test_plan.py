@@ -5,8 +5,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.plan.estimate import Estimate
@@ -154,21 +152,14 @@ def bytes_of(setup: Setup) -> float:
     return sum(plan(setup).bytes_training.values())
 
 
-@given(st.sampled_from(["1.5B", "7B", "14B"]), st.sampled_from([2, 4, 8]), st.booleans())
-def test_more_cards_need_no_more_memory_and_no_more_training_time(model, gpus, checkpointing):
-    setup = Setup(model=model, gpus=gpus, sharding="zero3", checkpointing=checkpointing)
-    more = replace(setup, gpus=2 * gpus)
-    assert bytes_of(more) <= bytes_of(setup)
-    times = [plan(one).seconds["training"]["forward and backward"] for one in (more, setup)]
-    assert times[0] <= times[1]
-
-
-@given(st.sampled_from(list(MODELS)), st.sampled_from([1, 4, 16]))
-def test_savings_save(model, microbatch):
-    setup = Setup(model=model, microbatch=microbatch, gpu="h200")
-    for change in ({"checkpointing": True}, {"optimizer": "adamw_8bit"}, {"lora_rank": 8}):
+@pytest.mark.parametrize("model", MODELS)
+def test_savings_save(model):
+    setup = Setup(model=model, gpu="h200", gpus=2, sharding="zero3")
+    for change in (
+        {"checkpointing": True}, {"optimizer": "adamw_8bit"}, {"lora_rank": 8}, {"gpus": 4},
+    ):  # fmt: skip
         assert bytes_of(replace(setup, **change)) < bytes_of(setup)
-    for change in ({"sleep": False}, {"fused_head": False}):
+    for change in ({"sleep": False}, {"fused_head": False}, {"sharding": "none"}):
         assert bytes_of(replace(setup, **change)) > bytes_of(setup)
 
 

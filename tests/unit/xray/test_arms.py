@@ -26,9 +26,7 @@ def test_the_arms_of_a_study_know_what_they_are_compared_with():
     ("arm", "folder"),
     [
         (".", "xray-here"),
-        ("chains", "xray-chains"),
         ("recipes/grpo.yaml", "xray-grpo"),
-        ("lr_1.5e-5", "xray-lr_1.5e-5"),
         ("no_baseline+length_norm=constant", "xray-no_baseline"),
     ],
 )
