@@ -21,6 +21,8 @@ def test_a_prompt_counts_once_and_a_backward_pass_twice_more():
     assert fewest([10], [5, 3], [False, False]) == 10 + 4 + 2
     assert fewest([10], [5, 3], [True, False]) == 3 * 10 + 3 * 4 + 2
     assert fewest([10, 20], [5, 3], [True, False]) == 3 * 10 + 3 * 4 + 20 + 2
+    learns = [False, False, True, False]
+    assert fewest([10, 20], [5, 3, 4, 2], learns) == 10 + 4 + 2 + 3 * 20 + 3 * 3 + 1
 
 
 def test_positions_of_training(tmp_path):

@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_stated_with_what_would_help():
     assert "--sharding zero3" in answer.changes
     assert not plan(Setup(model="7B", gpus=8, sharding="zero3")).problems
     engine = plan(Setup(model="32B", gpus=8, sharding="zero3", engine_share=0.5))
-    assert "not one row of 1174" in engine.problems[-1]
+    assert "holds its weights and 0 tokens, not one row of 1174" in engine.problems[-1]
     assert engine.to_dict()["seconds_per_step"] is None
 
 

@@ -73,8 +73,9 @@ def test_intervals():
     of_mean = jackknife(lambda rows: float(values[rows].mean()), 3)
     whole = t_interval(values.tolist())  # the jackknife of a mean is its t interval
     assert of_mean == pytest.approx((whole.low, whole.high))
-    assert found(REFERENCE_BM[:2], REFERENCE_BM[:2]).cosine_batch_interval is None
-    assert found(REFERENCE_BM[:3], REFERENCE_BM[:3]).cosine_batch_interval is not None
+    two, three = (found(REFERENCE_BM[:n], REFERENCE_BM[:n]) for n in (2, 3))
+    assert two.cosine_batch_interval is two.cosine_mean_interval is None
+    assert three.cosine_batch_interval and three.cosine_mean_interval
 
 
 def test_shifts_and_modules():
