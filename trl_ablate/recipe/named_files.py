@@ -38,48 +38,37 @@ class Anchor:
         return found | _of_worlds(found, lambda name: self._world(name, folders))
 
     def _setting(self, key: str, value: Any, folders: tuple[Path, ...]) -> Any:
-        if key == "eval_sets" and isinstance(value, dict):
+        """Every text in a value, as the file that it names; of a reward with a weight, its path."""
+        if isinstance(value, list):
+            return [self._setting(key, one, folders) for one in value]
+        if isinstance(value, dict) and key == "eval_sets":
             return {
                 name: self.settings(one, *folders)
                 if isinstance(one, dict)
-                else self._data(one, folders)
+                else self._setting("dataset", one, folders)
                 for name, one in value.items()
             }
-        if key in named("dataset"):
-            return self._data(value, folders)
-        if key == "template" and not (isinstance(value, str) and is_own(value)):
-            return value
-        return self._files(value, folders) if key in named("code", "file") else value
-
-    def _files(self, value: Any, folders: tuple[Path, ...]) -> Any:
-        """A file, several, or several by name; of a reward with a weight, the path."""
-        if isinstance(value, list):
-            return [
-                {**one, "path": self._files(one["path"], folders)}
-                if isinstance(one, dict) and "path" in one
-                else self._file(one, folders)
-                for one in value
-            ]
         if isinstance(value, dict):
-            return {name: self._file(one, folders) for name, one in value.items()}
-        return self._file(value, folders)
-
-    def _data(self, value: Any, folders: tuple[Path, ...]) -> Any:
+            apart = value.keys() - {"path"} if key == "reward_funcs" else ()
+            return {
+                name: one if name in apart else self._setting(key, one, folders)
+                for name, one in value.items()
+            }
         if not isinstance(value, str) or value in NAMES_OF_DATASETS:
             return value
-        if path := _found(value, folders):
+        if key in named("dataset") and (path := _found(value, folders)):
             self.files[path] = value
-        return path or value
+            return path
+        is_file = key in named("code", "file") and (key != "template" or is_own(value))
+        return self._file(value, folders) if is_file else value
 
     def _world(self, name: str, folders: tuple[Path, ...]) -> str:
         """A world's name in full; a world that is a file is known by the file."""
         file = world_file(name)
         return in_full(name) if file is None else name.replace(file, self._file(file, folders), 1)
 
-    def _file(self, value: Any, folders: tuple[Path, ...]) -> Any:
+    def _file(self, value: str, folders: tuple[Path, ...]) -> str:
         """A file, with the function after it; a reward model's folder is known by its name."""
-        if not isinstance(value, str):
-            return value
         file, name = file_and_name(value)
         path = _found(file, folders)
         if path is None:

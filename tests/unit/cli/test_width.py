@@ -55,7 +55,7 @@ CASES = {
     "evaluate": (shown_sets, ["olympiad_bench", "0.500 ± 0.012", "reward/level=3"]),
     "plan": (lambda: plan.main(["--model", "1.5B"]),
              []),
-    "table": (lambda: terminal.console.print(terminal.table("done", {"run": LONG})), []),
+    "table": (lambda: terminal.console.print(terminal.table("done", {"run": ("layer", LONG)})), []),
     "inspect": (shown_log, ["highest 14", "lowest -0.00014"]),
 }  # fmt: skip
 
