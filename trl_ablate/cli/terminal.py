@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -51,29 +51,22 @@ class _Lasting:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with self._lasting():
-            self._stream.write(text)
+        self._try(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        with self._lasting():
-            self._stream.flush()
+        self._try(self._stream.flush)
 
-    @contextmanager
-    def _lasting(self) -> Iterator[None]:
+    def _try(self, act: Callable[..., object], *words: str) -> None:
         """Raise an error once, but never the one of a closed reader."""
         try:
-            yield
+            act(*words)
         except OSError as error:
-            self._give_up()
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # also what is in the buffer, and of children
+            os.close(nowhere)
             if not isinstance(error, BrokenPipeError):
                 raise
-
-    def _give_up(self) -> None:
-        """Drop also what is still in the buffer, and what child processes print."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
