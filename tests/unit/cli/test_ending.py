@@ -1,10 +1,8 @@
 """How commands end: exit code and message of every error, and output whose reader is closed."""
 
 import errno
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -55,55 +53,22 @@ def test_an_unknown_error_keeps_its_traceback(capsys):
         ending(capsys, ZeroDivisionError("division by zero"))
 
 
-def into(path: Path) -> None:
-    path.mkdir(parents=True)
-    (path / "file").write_text("x")
-
-
-def file_in_the_way(folder: Path) -> None:
-    (folder / "file").write_text("")
-    into(folder / "file" / "runs")
-
-
-def long_name(folder: Path) -> None:
-    into(folder / ("x" * 300))
-
-
-def absent(folder: Path) -> None:
-    (folder / "absent.csv").read_text()
-
-
-def dangling_link(folder: Path) -> None:
-    (folder / "link").symlink_to(folder / "gone")
-    (folder / "link").read_text()
-
-
-def circular_link(folder: Path) -> None:
-    (folder / "link").symlink_to(folder / "link")
-    (folder / "link").read_text()
-
-
-def folder_as_file(folder: Path) -> None:
-    folder.read_text()
-
-
-def not_utf8(folder: Path) -> None:
-    (folder / "out").write_text(os.fsdecode(b"caf\xe9"), encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("work", "wrong", "remedy"),
     [
-        (file_in_the_way, "file/runs", "is a file, but must be a folder; choose another path"),
-        (long_name, "xxx", "is too long for the file system; choose a shorter one"),
-        (absent, "absent.csv", "does not exist; check the path"),
-        (dangling_link, "is a symbolic link to", "which does not exist; remove the link"),
-        (circular_link, "link", "leads back to itself; remove it"),
-        (folder_as_file, "is a folder", "but must be a file; choose another path"),
-        (not_utf8, r"caf\udce9", "bytes that are not UTF-8"),
+        (lambda at: (at / "file/runs").mkdir(), "file/runs", "must be a folder; choose another"),
+        (lambda at: (at / ("x" * 300)).mkdir(), "xxx", "file system; choose a shorter one"),
+        (lambda at: (at / "absent.csv").read_text(), "absent.csv", "does not exist; check the"),
+        (lambda at: (at / "dangling").read_text(), "is a symbolic link to", "remove the link"),
+        (lambda at: (at / "loop").read_text(), "loop", "leads back to itself; remove it"),
+        (lambda at: at.read_text(), "is a folder", "but must be a file; choose another path"),
+        (lambda at: (at / "out").write_text("caf\udce9", "utf-8"), r"caf\udce9", "are not UTF-8"),
     ],
 )
 def test_a_path_that_cannot_be_used_is_one_sentence(capsys, tmp_path, work, wrong, remedy):
+    (tmp_path / "file").write_text("")
+    for link, target in {"dangling": "gone", "loop": "loop"}.items():
+        (tmp_path / link).symlink_to(tmp_path / target)
     code = exit_code_of(lambda: work(tmp_path) or 0, stopped="")
     said = capsys.readouterr().err
     assert code == 2 and wrong in said and remedy in said
