@@ -32,10 +32,6 @@ def kinds(*marks: pytest.MarkDecorator, count: int = 7) -> list[str]:
 def test_of_the_others_as_many_are_slow_and_the_rest_is_long():
     found = kinds(pytest.mark.sample(2))
     assert found == ["default", "slow", "long", "long", "long", "slow", "default"]
-    assert kinds(pytest.mark.sample(4)).count("long") == 0
-
-
-def test_of_a_slow_test_the_others_are_long():
     found = kinds(pytest.mark.sample(2), pytest.mark.slow)
     assert found == ["slow", *["long"] * 5, "slow"]
 

@@ -125,14 +125,6 @@ def test_words_and_recipe_give_the_same_values(tmp_path, values):
     assert from_recipe(tmp_path, values) == values
 
 
-@pytest.mark.parametrize("text", ODD)
-def test_a_command_line_gives_each_odd_text_as_a_recipe_does(tmp_path, text):
-    values = {"subjects": [text, "x"], "project": text}
-    assert read_overrides(["--subjects", text, "x"] if text[:2] != "--" else as_words(values)) == (
-        from_recipe(tmp_path, {"subjects": [text, "x"]}) if text[:2] != "--" else values
-    )
-
-
 def test_a_study_hands_texts_on_as_they_are(tmp_path):
     texts = [text for text in ODD if text]
     values = {"stop": texts, "project": "null", "vllm_structured_outputs_regex": "null"}
