@@ -35,7 +35,7 @@ def shown_train() -> None:
 
 
 def shown_sets() -> None:
-    metrics = {REWARD: 0.5, "reward/level=[red]3": 0.5, "reward_stderr/level=[red]3": 0.012}
+    metrics = {REWARD: 0.5, "reward/g=[b]3": 0.5, "reward_stderr/g=[b]3": 0.012}
     one = {"questions": 1024, "metrics": metrics, "standard_errors": {REWARD: 0.0123}}
     names = ("math_500", "aime_2024", "minerva_math", "olympiad_bench")
     terminal.console.print(evaluate.table(dict.fromkeys(names, one), title="model"))
@@ -52,7 +52,7 @@ CASES = {
     "bench step": (shown_step, ["s/step", "12.35", "CPU s/step", "s rollout", "1.235", "0.01235",
                                 "peak", "GiB", "0.0115"]),
     "bench train": (shown_train, ["trl_ablate, extra forward", "peak", "GiB", "0.115"]),
-    "evaluate": (shown_sets, ["olympiad_bench", "0.500 ± 0.012", "reward/level=[red]3"]),
+    "evaluate": (shown_sets, ["olympiad_bench", "0.500 ± 0.012", "reward/g=[b]3"]),
     "plan": (lambda: plan.main(["--model", "1.5B"]),
              []),
     "table": (lambda: terminal.console.print(terminal.table("done", {"run": ("layer", LONG)})), []),
