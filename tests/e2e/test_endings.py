@@ -11,10 +11,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,7 @@ from tests.support.disks import mount, unmount
 from tests.support.fake_train import alive
 from tests.support.shared import shared_once
 from tests.support.studies import wait_for
-from tests.support.warm import SMALL, Ended, Running, model_and_data, warm
+from tests.support.warm import SMALL, Ended, model_and_data, warm
 from trl_ablate.run.checkpoints import latest_whole_checkpoint, seal
 from trl_ablate.run.directory import RunDirectory
 
@@ -46,14 +48,10 @@ def make_world(folder: Path) -> None:
     assert ended.code == 0, ended.stderr
 
 
-def begin(world: Path, output: Path, *words: str, sabotage=None) -> Running:
+def start(world: Path, output: Path, *words: str, sabotage=None) -> Ended:
     places = ["--model_name_or_path", world / "model", "--dataset", world / "data"]
     words = (*WORDS, *places, "--output_dir", output, *words)
-    return warm("train", *words, sabotage=sabotage, environment={"HF_TOKEN": TOKEN})
-
-
-def start(world: Path, output: Path, *words: str, sabotage=None) -> Ended:
-    return begin(world, output, *words, sabotage=sabotage).wait()
+    return warm("train", *words, sabotage=sabotage, environment={"HF_TOKEN": TOKEN}).wait()
 
 
 @pytest.fixture
@@ -67,28 +65,33 @@ def end(world, tmp_path):
     return end
 
 
-def at_a_step(event: str, action) -> None:
-    """Do `action(control)` in this event of the third step."""
+def at_a_step(event: str, act: Callable[[Any], object]) -> None:
+    """Do `act(control)` in this event of the third step."""
     from trl_ablate.training.callbacks import LiveLine
 
     def acting(self, args, state, control, **kwargs):
         if state.global_step == 2:
-            action(control)
+            act(control)
         return control
 
     setattr(LiveLine, event, acting)
 
 
-def a_callback_stops():
-    at_a_step("on_step_end", lambda control: setattr(control, "should_training_stop", True))
+def stop(control):
+    control.should_training_stop = True
 
 
-def a_callback_exits():
-    at_a_step("on_step_end", lambda control: sys.exit(0))
+def leave(control):
+    sys.exit(0)
 
 
-def sigterm_in_the_last_step():
-    at_a_step("on_step_begin", lambda control: signal.raise_signal(signal.SIGTERM))
+def sigterm(*_):
+    signal.raise_signal(signal.SIGTERM)
+
+
+a_callback_stops = partial(at_a_step, "on_step_end", stop)
+a_callback_exits = partial(at_a_step, "on_step_end", leave)
+sigterm_in_the_last_step = partial(at_a_step, "on_step_begin", sigterm)
 
 
 def no_data():
@@ -104,15 +107,12 @@ def while_the_model_is_loaded(action) -> None:
     lifecycle.build_trainer = action
 
 
-def sigterm_while_the_model_is_loaded():
-    while_the_model_is_loaded(lambda *_: signal.raise_signal(signal.SIGTERM))
+def die(*_):
+    raise RuntimeError("the engine died: " + os.environ["HF_TOKEN"])
 
 
-def an_unknown_error():
-    def died(*_):
-        raise RuntimeError("the engine died: " + os.environ["HF_TOKEN"])
-
-    while_the_model_is_loaded(died)
+sigterm_while_the_model_is_loaded = partial(while_the_model_is_loaded, sigterm)
+an_unknown_error = partial(while_the_model_is_loaded, die)
 
 
 def a_reward_raises():
@@ -270,13 +270,6 @@ def test_a_refused_start_changes_no_file(world, finished, words, said):
     assert contents(finished.path) == before
 
 
-def test_a_refused_start_does_not_block_the_next(world, tmp_path):
-    for _ in range(2):
-        ended = start(world, tmp_path / "run", "--train_size", "1")
-        assert_refused(ended, "questions to train on")
-    assert contents(tmp_path / "run") == {}
-
-
 LEAVING = """
 import os, sys, time
 
@@ -340,34 +333,6 @@ def test_a_resume_keeps_the_history_of_changed_settings(world, finished):
     assert entry["settings"]["num_rollouts_saved"][1] == 3
     assert entry["step"] == 2
     assert max(row["step"] for row in finished.metrics()) == 3
-
-
-def wait_before_building(waiting: Path, go: Path) -> None:
-    """The process writes a file before it builds its trainer, and goes on once the other exists."""
-    from trl_ablate.training import lifecycle
-
-    build = lifecycle.build_trainer
-
-    def build_later(*args):
-        waiting.touch()
-        while not go.exists():
-            time.sleep(0.02)
-        return build(*args)
-
-    lifecycle.build_trainer = build_later
-
-
-@pytest.mark.slow
-def test_the_second_start_in_an_empty_folder_writes_nothing(world, tmp_path):
-    output, waiting, go = tmp_path / "run", tmp_path / "waiting", tmp_path / "go"
-    first = begin(world, output, sabotage=partial(wait_before_building, waiting, go))
-    first.wait_for(waiting.exists)
-    second = start(world, output, "--learning_rate", "0.5")
-    go.touch()
-    assert_refused(second, "in use by another process")
-    ended = first.wait()
-    assert ended.code == 0, ended.stderr
-    assert RunDirectory(output).settings()["learning_rate"] != 0.5
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from functools import cache
 from xdist.scheduler import LoadScopeScheduling
 
 COMMANDS = "tests/e2e/"
-ONE_BY_ONE = ("test_faults.py", "test_miniature_learns.py", "test_recipes_run.py")
+ONE_BY_ONE = ("test_resume.py", "test_miniature_learns.py", "test_recipes_run.py")
 """Long files of commands whose tests share nothing, or what all workers have."""
 
 

@@ -68,6 +68,10 @@ def test_the_last_steps_are_compared_with_those_before():
     assert recent(rows[:4]).compared(GRAD_NORM) == ([2, 3], [0, 1])
     assert recent(rows).compared(GRAD_NORM) == ([7, 8], [3, 4, 5, 6])
     assert recent(rows).compared(LENGTH_SPREAD) is None
+    rows = [{"reward": -float(i), GRAD_NORM: float(i)} for i in range(4)]
+    assert recent(rows).compared(GRAD_NORM) == ([2, 3], [0, 1])  # no reward is above 0 yet
+    rows = [{"reward": 1.0, GRAD_NORM: value} for value in (1.0, None, 2.0, float("nan"), 3.0, 4.0)]
+    assert recent(rows, history=9).compared(GRAD_NORM) == ([3, 4], [1, 2])
 
 
 def test_optimizer_steps_of_one_rollout_batch_are_one_step():
@@ -85,22 +89,9 @@ def test_steps_far_below_the_best_reward_do_not_count():
     assert recent(rows[:4]).compared(GRAD_NORM) is None
 
 
-def test_without_a_reward_above_zero_every_step_counts():
-    rows = [{"reward": -float(i), GRAD_NORM: float(i)} for i in range(4)]
-    assert recent(rows).compared(GRAD_NORM) == ([2, 3], [0, 1])
-
-
-def test_what_is_not_finite_is_left_out():
-    rows = [{"reward": 1.0, GRAD_NORM: value} for value in (1.0, None, 2.0, float("nan"), 3.0, 4.0)]
-    assert recent(rows, history=9).compared(GRAD_NORM) == ([3, 4], [1, 2])
-
-
-def test_upper_is_the_seventh_tenth():
+def test_the_upper_level_and_the_least_mean_of_a_window():
     assert upper([float(i) for i in range(11)]) == 7
     assert upper([1.0, 2.0]) == pytest.approx(1.7)
-
-
-def test_the_least_mean_of_a_window():
     assert least_mean([9.0, 1.0, 3.0, 1.0, 9.0], 2) == 2
     assert least_mean([9.0, 1.0, 3.0, 1.0, 9.0], 3) == pytest.approx(5 / 3)
     assert least_mean([4.0, 2.0], 3) == 3
@@ -127,10 +118,7 @@ def shortcuts(lengths, formats, answers):
 def test_a_shortcut_is_short_in_format_and_wrong(length, form, answers, fires):
     found = shortcuts([80] * 10 + [length] * 9, [form] * 19, [0.02] * 10 + [answers] * 9)
     assert found == ([12] if fires else [])
-
-
-def test_responses_that_were_always_short_are_none():
-    assert shortcuts([20] * 30, [0.99] * 30, [0.02] * 30) == []
+    assert shortcuts([20] * 30, [0.99] * 30, [0.02] * 30) == []  # they were always short
 
 
 def test_published_runs_that_failed_and_that_learned():

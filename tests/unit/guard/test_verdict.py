@@ -146,10 +146,6 @@ def test_nothing_is_shown_where_nothing_is_saved_or_alike(tmp_path):
     assert not list(evidence(alert, tmp_path))
     assert not list(evidence(dataclasses.replace(alert, rule="spike"), tmp_path))
     assert repeated("") == repeated("a b c d e") == 0.0 and repeated("a a a a a") == 0.5
-
-
-def test_a_completion_cannot_control_the_terminal(tmp_path):
-    (tmp_path / "rollouts").mkdir()
     row = json.dumps({"response": "\x1b[2J\u202e\nrm"})
     (tmp_path / "rollouts" / "step_000001.jsonl").write_text(row + "\n")
     (line,) = evidence(Alert("special_tokens", "warn", 1, 1.0, 0.5, ""), tmp_path)

@@ -66,6 +66,7 @@ def test_a_start_that_is_refused_before_its_first_step_does_not_block_the_next(
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
     (run.path / "thesis.tex").write_text("precious")
+    write_json(run.config_file, {})  # a start was killed before its record
     with pytest.raises(type(error)), claimed(run, "new"), run.recorded():
         run.write_config({"settings": {"seed": 2}})
         for step in range(rows):
@@ -91,18 +92,9 @@ def test_what_is_left_of_a_run_is_not_mixed_with_another(tmp_path, left):
     (tmp_path / left).parent.mkdir(exist_ok=True)
     (tmp_path / left).write_text('{"step": 1}\n')
     refused(RunDirectory(tmp_path), "new", "left of a run .*no run.json.*--over.*--resume")
-
-
-@pytest.mark.parametrize("left", ["resolved_config.json", ".run.json.part"])
-def test_a_start_that_was_killed_before_its_record_does_not_block_the_next(tmp_path, left):
-    (tmp_path / left).write_text("{}")
-    with claimed(RunDirectory(tmp_path), "new"):
-        pass
-
-
-def test_a_damaged_record_is_reported(tmp_path):
     (tmp_path / "run.json").write_text("{")
     refused(RunDirectory(tmp_path), "new", "not valid JSON.*--overwrite")
+    refused(RunDirectory(tmp_path / "run.json"), "new", "is a file")
 
 
 def test_a_start_puts_back_what_a_kill_left_half_replaced(tmp_path):
@@ -116,11 +108,6 @@ def test_a_start_puts_back_what_a_kill_left_half_replaced(tmp_path):
     with claimed(run, "resume"):
         assert run.best() == {"step": ".checkpoint_best.old"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_best", "run.json"]
-
-
-def test_a_file_in_the_way(tmp_path):
-    (tmp_path / "run").write_text("")
-    refused(RunDirectory(tmp_path / "run"), "new", "is a file")
 
 
 def test_two_processes_never_use_one_run(tmp_path):

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_ablate.run.masking import (
-    MASK,
-    SHAPES,
-    Masker,
-    known_secrets,
-    replace_tokens,
-    tokens_in,
-)
+from trl_ablate.run.masking import MASK, SHAPES, Masker, known_secrets, replace_tokens, tokens_in
 
 MIX = "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA2bC5dE8fG1hJ4kL7mN0pQ3rS6tU9vW2xY5z" * 2
 HEX = hashlib.sha256(b"a key").hexdigest()
@@ -71,23 +64,18 @@ AROUND = {
 
 
 @pytest.mark.parametrize("issuer", SHAPES)
-@pytest.mark.parametrize("place", ["{}", "a {} b", '{{"x": "{}"}}', "+key = '{}'\n-  more", "({})"])
-def test_a_token_is_masked_wherever_it_stands(issuer, place):
+def test_a_token_is_masked_wherever_it_stands(issuer):
     secret = SECRETS[issuer]
-    text = place.format(AROUND.get(issuer, "{}").format(secret))
-    line = Masker(hide_home=False).text(json.dumps({"a": text, "b": [1, text]}))
-    assert json.loads(line)["b"][0] == 1
-    assert not any(part in line for part in secret.split("\n"))
-    shown = Masker(hide_home=False).text(text)
-    assert MASK in shown
-    for part in secret.split("\n"):
-        assert part not in shown and part[-12:] not in shown
-    before, after = place.format("\0").split("\0")
-    assert shown.startswith(before) and shown.endswith(after)
-
-
-def test_every_shape_has_an_example_that_no_other_shape_needs():
-    assert SECRETS.keys() == SHAPES.keys()
+    for place in ("{}", "a {} b", '{{"x": "{}"}}', "+key = '{}'\n-  more", "({})"):
+        text = place.format(AROUND.get(issuer, "{}").format(secret))
+        line = Masker(hide_home=False).text(json.dumps({"a": text, "b": [1, text]}))
+        assert json.loads(line)["b"][0] == 1
+        shown = Masker(hide_home=False).text(text)
+        assert MASK in shown
+        for part in secret.split("\n"):
+            assert part not in line and part not in shown and part[-12:] not in shown
+        before, after = place.format("\0").split("\0")
+        assert shown.startswith(before) and shown.endswith(after)
 
 
 def test_a_private_key_in_a_diff_is_masked_to_its_last_line():
@@ -147,18 +135,9 @@ def test_the_home_folder_is_hidden_only_in_what_is_published():
     assert Masker(hide_home=False).text(text) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "masked"),
-    [
-        (f"token {SECRETS['Hugging Face']}.", f"token {MASK}"),
-        ("user:pass@x", "user:pass@x"),
-        ("https://me:pass@host/x", f"https://{MASK}@host/x"),
-        ("hf_transfer and hf_hub_download stay", "hf_transfer and hf_hub_download stay"),
-        ("a known-secret here", f"a {MASK} here"),
-    ],
-)
-def test_text_is_masked(text, masked):
-    assert Masker({"known-secret", "<HUB_TOKEN>"}).text(text) == masked
+def test_known_secrets_are_masked_and_a_placeholder_is_none():
+    assert Masker({"known-secret", "<HUB_TOKEN>"}).text("a known-secret") == f"a {MASK}"
+    assert Masker({"<HUB_TOKEN>"}).text("<HUB_TOKEN>, user:pass@x") == "<HUB_TOKEN>, user:pass@x"
 
 
 @pytest.mark.parametrize(

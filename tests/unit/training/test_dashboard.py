@@ -1,23 +1,19 @@
 """No dashboard can end a run: an integration that raises is reported once and dropped; and what is
 sent to trackio."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 import trackio
-from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import integration_utils
 from transformers.trainer_callback import CallbackHandler
 
 from trl_ablate import hub, load_recipe
 from trl_ablate.errors import ConfigurationError, PublishError
-from trl_ablate.guard.rules import Alert
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.rewards.own.chosen import Rewards
-from trl_ablate.run.directory import RunDirectory
 from trl_ablate.training.building import put_together
 from trl_ablate.training.dashboard import (
     Tolerated,
@@ -26,7 +22,6 @@ from trl_ablate.training.dashboard import (
     new_run_name,
     tolerated_integrations,
 )
-from trl_ablate.training.guard_callback import GuardCallback
 
 EVENTS = [name for name in vars(TrainerCallback) if name.startswith("on_")]
 HAPPENED = "the disk of the dashboard is full, hf_" + "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA2b"
@@ -68,7 +63,7 @@ def arguments(*names):
     return SimpleNamespace(report_to=list(names))
 
 
-@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("event", ["on_init_end", "on_log", "on_train_end"])
 def test_an_integration_that_raises_is_reported_once_and_left_alone(
     event, offered, monkeypatch, caplog
 ):
@@ -93,6 +88,23 @@ def test_an_integration_that_raises_is_reported_once_and_left_alone(
     assert "hf_" not in said and "the run continues" in said
 
 
+class Deciding(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+        return control
+
+    def on_log(self, args, state, control, **kwargs):
+        raise KeyboardInterrupt
+
+
+def test_an_answer_of_an_integration_and_a_ctrl_c_are_passed_on():
+    args, callback = arguments("x"), Tolerated("x", Deciding())
+    answer = callback.on_step_end(args, TrainerState(), TrainerControl())  # type: ignore
+    assert answer.should_training_stop
+    with pytest.raises(KeyboardInterrupt):
+        callback.on_log(args, TrainerState(), TrainerControl())  # type: ignore
+
+
 def test_an_integration_whose_package_is_missing_is_left_out(caplog, monkeypatch):
     monkeypatch.setattr(integration_utils, "is_wandb_available", lambda: False)
     args = arguments("wandb", "trackio")
@@ -101,27 +113,6 @@ def test_an_integration_whose_package_is_missing_is_left_out(caplog, monkeypatch
     assert [callback.name for callback in callbacks] == args.report_to == ["trackio"]
     (said,) = caplog.messages
     assert "reporting to wandb has stopped (RuntimeError: " in said
-
-
-def test_an_answer_of_an_integration_is_passed_on(offered):
-    class Stopping(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = True
-            return control
-
-    args = arguments("stopping")
-    callback = Tolerated("stopping", Stopping())
-    answer = callback.on_step_end(args, TrainerState(), TrainerControl())
-    assert answer.should_training_stop
-
-
-def test_ctrl_c_in_an_integration_ends_the_run(offered, monkeypatch):
-    class Interrupted(TrainerCallback):
-        def on_log(self, args, state, control, **kwargs):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Tolerated("x", Interrupted()).on_log(arguments("x"), TrainerState(), TrainerControl())
 
 
 def test_a_trainer_of_a_recipe_has_tolerated_integrations(monkeypatch):
@@ -142,46 +133,6 @@ def test_a_trainer_of_a_recipe_has_tolerated_integrations(monkeypatch):
     first, second = given["callbacks"]
     assert isinstance(first, Tolerated) and first.name == "trackio" and second is mine
     assert given["seen"] == [] and resolved.config.report_to == ["trackio"]
-
-
-def test_an_export_that_fails_is_a_warning(monkeypatch, caplog):
-    def fail(**given):
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(trackio, "sync", fail)
-    config = SimpleNamespace(
-        trackio_static_space_id="me/x", trackio_space_id=None, project="p", hub_private_repo=True,
-        trackio_bucket_id=None,
-    )  # fmt: skip
-    assert export_static(config, True) is None  # type: ignore
-    (said,) = caplog.messages
-    assert said.startswith("no static Space me/x was made (ConnectionError: no route)")
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_alert_is_kept_and_printed_once_also_where_it_cannot_be_sent(
-    tmp_path, monkeypatch, capsys, caplog, fails
-):
-    sent = []
-
-    def print_and_send(**given):
-        if fails:
-            raise RuntimeError("Call trackio.init() before")
-        sys.stdout.write(f"[TRACKIO WARN] {given['title']}: {given['text']} (step 17)\n")
-        sent.append(given["text"])
-
-    monkeypatch.setattr(trackio, "alert", print_and_send)
-    run, args = RunDirectory(tmp_path), arguments("trackio")
-    watch = GuardCallback(run=run, console=Console())
-    alert = Alert("length", "warn", 3, 1.0, 2.0, "Responses are long.")
-    watch._guard = SimpleNamespace(observe=lambda row: [alert])  # type: ignore
-    state = TrainerState(is_world_process_zero=True, global_step=3)
-    for _ in range(2):
-        watch.on_log(args, state, TrainerControl(), logs={})
-    assert capsys.readouterr().out == "guard, step 3: Responses are long. (warn)\n" * 2
-    assert len(run.alerts_file.read_text().splitlines()) == 2
-    assert sent == ([] if fails else ["Responses are long. (step 3)"] * 2)
-    assert args.report_to == ([] if fails else ["trackio"]) and len(caplog.messages) == fails
 
 
 @pytest.mark.parametrize(
@@ -208,35 +159,22 @@ def test_a_failed_push_says_how_to_publish_the_finished_run(tmp_path, monkeypatc
     assert "\n" not in str(raised.value) and "\x1b" not in str(raised.value)
 
 
-def config(**settings):
-    given = {"run_name": "mine", **settings}
-    return load_recipe(SHIPPED / "grpo.yaml", "miniature", given).config
-
-
-def test_no_two_runs_have_one_name():
+def test_rollouts_are_a_table_of_text_and_runs_have_names_of_their_own(monkeypatch):
     names = {new_run_name("mine") for _ in range(100)}
-    assert len(names) == 100
-    assert all(name.startswith("mine-") for name in names)
-
-
-def test_rollouts_are_a_table_of_text(monkeypatch):
+    assert len(names) == 100 and all(name.startswith("mine-") for name in names)
     logged = []
     monkeypatch.setattr(trackio, "log", logged.append)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
     rows = [{"prompt": "1+1?", "response": "2", "reward": 1.0}]
     rows += [{"prompt": messages, "response": [{"role": "assistant", "content": "3"}], "reward": 0}]
     log_rollouts(rows, step=7)
-    ((table, step),) = [(row["rollouts"], row["train/global_step"]) for row in logged]
-    assert step == 7
-    assert table.data == [
+    (row,) = logged
+    assert row["train/global_step"] == 7
+    assert row["rollouts"].data == [
         {"step": 7, "prompt": "1+1?", "response": "2", "reward": 1.0},
-        {
-            "step": 7,
-            "prompt": "[system] Be brief.\n[user] 1+1?",
-            "response": "[assistant] 3",
-            "reward": 0,
-        },
-    ]
+        {"step": 7, "prompt": "[system] Be brief.\n[user] 1+1?", "response": "[assistant] 3",
+         "reward": 0},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -248,9 +186,15 @@ def test_rollouts_are_a_table_of_text(monkeypatch):
         ({"trackio_static_space_id": "me/frozen"}, "me/frozen"),
     ],
 )
-def test_a_static_export_of_what_was_logged_here(monkeypatch, settings, made):
+def test_a_static_export_of_what_was_logged_here(monkeypatch, caplog, settings, made):
     calls = []
     monkeypatch.setattr(trackio, "sync", lambda **given: calls.append(given) or given["space_id"])
-    assert export_static(config(**settings), True) == made
+    given = {"run_name": "mine", **settings}
+    config = load_recipe(SHIPPED / "grpo.yaml", "miniature", given).config
+    assert export_static(config, True) == made
     sent = [(one["sdk"], one["project"], one["private"]) for one in calls]
     assert sent == ([("static", "trl_ablate", True)] if made else [])
+    monkeypatch.setattr(trackio, "sync", lambda **given: [][0])
+    assert export_static(config, True) is None
+    failed = ["no static Space me/frozen was made (IndexError: list index"] if made else []
+    assert [one[: len(failed[0])] for one in caplog.messages] == failed

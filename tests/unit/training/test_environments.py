@@ -65,12 +65,9 @@ def test_they_reach_the_trainer(recipe, monkeypatch):
     resolved = load_recipe(recipe, overrides={"tools": ["world.py:add"]})
     with pytest.raises(ConfigurationError, match="TRL refuses tools of this recipe: ValueError: t"):
         building.put_together(resolved, None, "m", None, None, None, kind=refuse)  # type: ignore
-    assert given["tools"][0](2, 3) == 5 and "rollout_func" not in given
-
-
-def test_other_errors_are_kept():
     with pytest.raises(ValueError, match="^other$"), explained({}):
         raise ValueError("other")
+    assert given["tools"][0](2, 3) == 5 and "rollout_func" not in given
 
 
 @pytest.mark.parametrize(

@@ -31,17 +31,14 @@ def put_model(folder):
 
 
 def test_of_a_run_the_best_model_is_taken_or_else_the_last(run):
-    put_model(run.checkpoint_last)
-    assert find_checkpoint(str(run.path)) == Checkpoint(str(run.checkpoint_last), run)
-    put_model(run.checkpoint_best)
-    assert find_checkpoint(str(run.path)) == Checkpoint(str(run.checkpoint_best), run)
-
-
-def test_a_model_inside_a_run_is_evaluated_as_the_run(run):
+    """A model inside a run is evaluated as the run; what is no folder is a name."""
     put_model(run.checkpoint_last)
     assert find_checkpoint(str(run.checkpoint_last)).run == run
-    put_model(run.path.parent / "elsewhere")
-    assert find_checkpoint(str(run.path.parent / "elsewhere")).run is None
+    assert find_checkpoint(str(run.path)) == Checkpoint(str(run.checkpoint_last), run)
+    for name in ("miniature", "miniature/sft_early", "org/model"):
+        assert find_checkpoint(name) == Checkpoint(name)
+    put_model(run.checkpoint_best)
+    assert find_checkpoint(str(run.path)) == Checkpoint(str(run.checkpoint_best), run)
 
 
 def test_a_model_that_does_not_agree_with_its_seal_is_refused(run):
@@ -63,11 +60,6 @@ def test_a_checkpoint_that_was_cut_off_in_the_making_is_refused(run, tmp_path):
     assert find_checkpoint(str(tmp_path / "checkpoint-4")).run is None
 
 
-@pytest.mark.parametrize("name", ["miniature", "miniature/sft_early", "org/model"])
-def test_what_is_no_folder_is_a_name(name):
-    assert find_checkpoint(name) == Checkpoint(name)
-
-
 def test_a_place_without_a_model_is_refused(run, tmp_path):
     for name in (run.path, tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ConfigurationError, match="holds no model|does not exist"):
@@ -81,12 +73,8 @@ def test_a_run_is_evaluated_as_it_was_trained(run, tmp_path):
     assert (task.template, task.eval_split, task.levels) == ("question_only", "odd", ["3"])
     assert (config.seed, config.eval_top_p, config.hub_token) == (7, 0.5, None)
     assert resolved.model.model_name_or_path == "somewhere"
-    assert (
-        config.learning_rate
-        == load_recipe(
-            SHIPPED / "question_only.yaml", "miniature", {"learning_rate": 1e-5}
-        ).config.learning_rate
-    )
+    alike = load_recipe(SHIPPED / "question_only.yaml", "miniature", {"learning_rate": 1e-5})
+    assert config.learning_rate == alike.config.learning_rate
 
 
 def test_another_dataset_leaves_behind_what_was_said_of_the_first(run, tmp_path):

@@ -37,9 +37,6 @@ def test_shares_rewards_and_lengths_of_each_style():
         "style/full": 0.25,
         "style/full_length": 20.0,  # ungraded: it has no reward
     }
-
-
-def test_a_style_without_completions_has_a_share_of_zero_and_nothing_else():
     found = style_metrics(ANSWERED, COMPLETIONS[:2], [1.0, 0.0], [5, 5])
     assert found["style/full"] == 0.0
     assert "style/full_reward" not in found and "style/full_length" not in found
@@ -67,25 +64,14 @@ def test_only_the_last_reward_before_a_penalty_logs():
     rewards = with_styles_logged([form, right, eos_penalty], "miniature/chains")
     assert rewards[0] is form and rewards[2] is eos_penalty
     assert rewards[1] is not right and rewards[1].__name__ == "right"
-
-
-@pytest.mark.parametrize("dataset", ["miniature/sums", "math", "questions.jsonl"])
-def test_where_there_are_no_styles_the_rewards_stay(dataset):
-    assert with_styles_logged([right], dataset) == [right]
+    for dataset in ("miniature/sums", "math", "questions.jsonl"):  # without styles
+        assert with_styles_logged([right], dataset) == [right]
 
 
 def test_an_evaluation_on_chains_has_the_shares_of_all_styles(tiny_model, tmp_path):
-    resolved = load_recipe(
-        SHIPPED / "grpo.yaml",
-        "miniature",
-        {
-            "model_name_or_path": str(tiny_model),
-            "output_dir": str(tmp_path),
-            "eval_size": 8,
-            "max_completion_length": 8,
-            "report_to": "none",
-        },
-    )
+    small = {"model_name_or_path": str(tiny_model), "output_dir": str(tmp_path), "eval_size": 8,
+             "max_completion_length": 8, "report_to": "none"}  # fmt: skip
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", small)
     with grader_of(resolved.task) as grader:
         metrics = build_trainer(resolved, grader).evaluate()
     shares = [metrics[f"eval_style/{style}"] for style in ANSWERED.styles]
