@@ -114,15 +114,14 @@ def repeated(text: str) -> float:
 
 def format_alone(samples: Sequence[Sample]) -> Shown | None:
     """Rewarded by a function that is named after the format, and by no other."""
-    found = [sample.text for sample in samples if is_format_alone(sample.scores)]
+    found = []
+    for text, scores in samples:
+        by_format = [value for name, value in scores.items() if "format" in name]
+        others = [value for name, value in scores.items() if "format" not in name]
+        if by_format and others and max(by_format) > 0 >= max(others):
+            found.append(text)
     label = f"{len(found)} of {len(samples)} have the format and no other reward"
     return (label, found[0]) if found else None
-
-
-def is_format_alone(scores: Mapping[str, float]) -> bool:
-    by_format = [value for name, value in scores.items() if "format" in name]
-    others = [value for name, value in scores.items() if "format" not in name]
-    return bool(by_format and others) and max(by_format) > 0 >= max(others)
 
 
 PICKS: Mapping[str, Sequence[Callable[[Sequence[Sample]], Shown | None]]] = {

@@ -27,13 +27,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.failures import DIVERGED, message_of
 from trl_ablate.run.folders import beside_while_replaced, where_it_stands
 from trl_ablate.run.identity import portable
-from trl_ablate.run.json_files import (
-    append_jsonl,
-    read_jsonl,
-    read_object,
-    write_json,
-    write_jsonl,
-)
+from trl_ablate.run.json_files import append_jsonl, read_jsonl, read_object, write_json, write_jsonl
 from trl_ablate.run.termination import Terminated
 
 KEYBOARD = "interrupted from the keyboard"
@@ -72,35 +66,28 @@ class Outcome:
         self.stopped(DIVERGED.format(step=grpo_step), diverged_at=grpo_step)
 
 
+class _Below:
+    """A path below a run's folder."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, run: "RunDirectory", owner: type) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """A run's folder, and the name of every path in it."""
 
     path: Path
 
-    @property
-    def config_file(self) -> Path:
-        return self.path / "resolved_config.json"
-
-    @property
-    def run_file(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def alerts_file(self) -> Path:
-        return self.path / "alerts.jsonl"
-
-    @property
-    def checkpoint_last(self) -> Path:
-        return self.path / "checkpoint_last"
-
-    @property
-    def checkpoint_best(self) -> Path:
-        return self.path / "checkpoint_best"
+    config_file = _Below("resolved_config.json")
+    run_file = _Below("run.json")
+    metrics_file = _Below("metrics.jsonl")
+    alerts_file = _Below("alerts.jsonl")
+    checkpoint_last = _Below("checkpoint_last")
+    checkpoint_best = _Below("checkpoint_best")
 
     def best(self) -> dict[str, Any] | None:
         """Metric, value and step of `checkpoint_best`; None where there is none yet."""
@@ -135,9 +122,9 @@ class RunDirectory:
     def traces(self) -> list[Path]:
         """Traces of an earlier run: its record, or files that would mix with those of a new run. A
         start that was killed before it had a record leaves none."""
-        saved = (self.checkpoint_last, self.checkpoint_best)
-        known = (self.run_file, self.metrics_file, *map(where_it_stands, saved))
-        return [*filter(os.path.lexists, known), *self.checkpoints()]
+        saved = map(where_it_stands, (self.checkpoint_last, self.checkpoint_best))
+        known = (self.run_file, self.metrics_file, *saved, *self.checkpoints())
+        return [*filter(os.path.lexists, known)]
 
     def checkpoints(self) -> list[Path]:
         """Every `checkpoint-N`, whole or not."""
@@ -173,21 +160,22 @@ class RunDirectory:
             outcome.stopped(PREEMPTED if isinstance(error, Terminated) else KEYBOARD)
             raise
         except BaseException as error:
+            known = None if isinstance(error, ConfigurationError) else message_of(error)
             outcome.status, outcome.entries = "failed", {}
-            outcome.reason = clean(_reason(error))
+            outcome.reason = clean(known or f"{type(error).__name__}: {error}")
             raise
         finally:
             if (self.path / MARK).exists():
                 os.truncate(self.path / MARK, 0)
             seconds = time.monotonic() - started
-            last_words = {
+            entries |= {
                 "status": outcome.status,
                 "reason": outcome.reason,
                 "seconds": round(seconds, 1),
                 "gpu_hours": round(seconds / 3600 * entries.get("gpus", 0), 4),
                 "peak_memory_gib": self.peak_memory(),
             }
-            self.update(**{**entries, **last_words, **outcome.entries})
+            self.update(**(entries | outcome.entries))
 
     def seconds_so_far(self) -> float:
         """Seconds that a resumed run has already taken, by its logged rows."""
@@ -195,13 +183,8 @@ class RunDirectory:
 
     def peak_memory(self) -> float | None:
         """The highest logged peak, in GiB; None if none was logged."""
-        peaks = [
-            value
-            for row in self.metrics()
-            for key, value in row.items()
-            if key.startswith("memory/peak") and value is not None
-        ]
-        return max(peaks, default=None)
+        peaks = (row[key] for row in self.metrics() for key in row if key.startswith("memory/peak"))
+        return max((peak for peak in peaks if peak is not None), default=None)
 
     def write_config(self, resolved: dict[str, Any]) -> None:
         write_json(self.config_file, resolved)
@@ -240,8 +223,3 @@ def _with_steps(file: Path) -> Iterator[dict[str, Any]]:
                 "with --overwrite"
             )
         yield row
-
-
-def _reason(error: BaseException) -> str:
-    known = None if isinstance(error, ConfigurationError) else message_of(error)
-    return known or f"{type(error).__name__}: {error}"

@@ -24,22 +24,29 @@ def is_named(descriptor: int, path: Path) -> bool:
 
 def read_json(path: Path) -> Any:
     """The value of a JSON file; damage is an error that names the file."""
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(_damaged(str(path), f"is not valid JSON ({error})")) from error
+    return _parsed(path.read_bytes(), str(path))
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The object of a JSON file."""
-    found = read_json(path)
+    return _object(read_json(path), str(path))
+
+
+def _parsed(content: bytes, place: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(place, f"is not valid JSON ({error})") from error
+
+
+def _object(found: Any, place: str) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise ConfigurationError(_damaged(str(path), "holds no JSON object"))
+        raise _damaged(place, "holds no JSON object")
     return found
 
 
-def _damaged(place: str, what: str) -> str:
-    return f"{place} {what}; restore it, or start over with --overwrite"
+def _damaged(place: str, what: str) -> ConfigurationError:
+    return ConfigurationError(f"{place} {what}; restore it, or start over with --overwrite")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -68,17 +75,8 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):
-                yield _object(line, f"{path}, line {number},")
-
-
-def _object(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(_damaged(place, f"is not valid JSON ({error})")) from error
-    if not isinstance(found, dict):
-        raise ConfigurationError(_damaged(place, "is not a JSON object"))
-    return found
+                place = f"{path}, line {number},"
+                yield _object(_parsed(line, place), place)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ commit, a SHA-256 and a formula. It takes 4.7 ms per line, and imports requests.
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,8 @@ class Masker:
     def __init__(self, secrets: Iterable[str] = (), hide_home: bool = True):
         self._secrets = sorted({s for s in secrets if s and not s.startswith("<")}, key=len)[::-1]
         home = str(Path.home())
-        self._home = (
-            re.compile(re.escape(home) + r"(?![\w.-])") if hide_home and len(home) > 1 else None
-        )
+        hides = hide_home and len(home) > 1
+        self._home = re.compile(re.escape(home) + r"(?![\w.-])") if hides else None
 
     def text(self, text: str) -> str:
         """The text without secrets, and with `~` for the home folder where that is hidden."""
@@ -83,16 +82,11 @@ class Masker:
 
 def known_secrets(records: Iterable[Any], command: Sequence[str], token: str | None) -> set[str]:
     """Every known secret: given, stored, in the environment, and in a run's records."""
-    found = {token or "", get_token() or ""}
-    found |= {
-        value
-        for name, value in os.environ.items()
-        if _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST
-    }
-    for record in records:
-        found |= set(_under_secret_names(record))
-    found |= {secret or "" for _, secret in _flagged(command)}
-    return found - {""}
+    variables = (value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name))
+    found = {token, get_token(), *(secret for _, secret in _flagged(command))}
+    found |= {value for value in variables if len(value) >= _SHORTEST}
+    found |= {secret for record in records for secret in _under_secret_names(record)}
+    return {secret for secret in found if secret}
 
 
 def _flagged(words: Sequence[str]) -> Iterable[tuple[str, str | None]]:
@@ -175,7 +169,7 @@ _COMPILED = [re.compile(pattern) for pattern in SHAPES.values()]
 def replace_tokens(text: str, mask: str) -> str:
     """The text with every token replaced."""
     for pattern in _COMPILED:
-        text = pattern.sub(_group_replaced(mask), text)
+        text = pattern.sub(lambda found: found[0].replace(_secret(found), mask), text)
     return text
 
 
@@ -185,13 +179,4 @@ def tokens_in(text: str) -> list[str]:
 
 
 def _secret(found: re.Match[str]) -> str:
-    return found[found.re.groups and found.lastindex or 0]
-
-
-def _group_replaced(mask: str) -> Callable[[re.Match[str]], str]:
-    def replaced(found: re.Match[str]) -> str:
-        group = found.lastindex or 0
-        before = found[0][: found.start(group) - found.start()]
-        return before + mask + found[0][found.end(group) - found.start() :]
-
-    return replaced
+    return found[found.lastindex or 0]

@@ -1,7 +1,5 @@
 """Callbacks of a run: they record its rollouts, keep the best model, show the live line, and end
 the run after SIGTERM. `guard_callback.py` has the one that records its rows.
-
-A callback that needs the trainer gets it by `attach`, once the trainer is built.
 """
 
 import math
@@ -36,7 +34,16 @@ if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
 
 
-class RolloutWriter(TrainerCallback):
+class NeedsTrainer(TrainerCallback):
+    """A callback that asks the trainer itself, once it is built and attached."""
+
+    _trainer: "AblationTrainer | None" = None
+
+    def attach(self, trainer: "AblationTrainer") -> None:
+        self._trainer = trainer
+
+
+class RolloutWriter(NeedsTrainer):
     """Writes some rollouts of the last step at every evaluation.
 
     They are written as JSONL, and as a table in trackio if `report_to` has it.
@@ -50,10 +57,6 @@ class RolloutWriter(TrainerCallback):
         self._count = count
         self._seed = seed
         self._masker = Masker(hide_home=False)  # by shape: a dataset or a model may hold tokens
-        self._trainer: AblationTrainer | None = None
-
-    def attach(self, trainer: "AblationTrainer") -> None:
-        self._trainer = trainer
 
     def on_evaluate(self, args, state: TrainerState, control, **kwargs):
         if self._trainer is None or not state.is_world_process_zero:
@@ -71,7 +74,7 @@ class RolloutWriter(TrainerCallback):
                 log_rollouts(kept, state.global_step)
 
 
-class BestCheckpoint(TrainerCallback):
+class BestCheckpoint(NeedsTrainer):
     """Keeps the model of the best evaluation in `checkpoint_best`, by a task metric, never by loss.
 
     The old one is kept until the new one is whole. A resumed run compares with the best evaluation
@@ -82,10 +85,6 @@ class BestCheckpoint(TrainerCallback):
         self._run = run
         self._metric = metric
         self._best = -math.inf
-        self._trainer: AblationTrainer | None = None
-
-    def attach(self, trainer: "AblationTrainer") -> None:
-        self._trainer = trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
         best = best_logged(state.log_history, self._metric)
@@ -153,13 +152,8 @@ class LiveLine(TrainerCallback):
             self._printer = Thread(target=self._print_regularly, daemon=True)
             self._printer.start()
             return
-        self._bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=BAR),
-            TextColumn("{task.fields[seen]}"),
-            console=self._console,
-        )
+        columns = (MofNCompleteColumn(), BarColumn(BAR), TextColumn("{task.fields[seen]}"))
+        self._bar = Progress(TextColumn("step"), *columns, console=self._console)
         self._bar.start()
         self._bar.add_task("training", total=self._steps, completed=self._step, seen="")
 

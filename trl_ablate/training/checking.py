@@ -6,8 +6,10 @@ first in that of the recipe's template, and the one that earns most is used.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +21,6 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import waited_for
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
-from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.training.building import check_reward_weights, task_dataset
 from trl_ablate.training.models import load_tokenizer, one_sentence, resolve_model, starting_point
 from trl_ablate.training.rewards import task_rewards
@@ -112,7 +113,8 @@ def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Chec
     for dataset, what in ((train, "train questions"), (evaluated, "eval questions")):
         rewards.check_columns(dataset.column_names, what)
     rows: list[Any] = list(train.select(range(min(questions, len(train)))))
-    grade = _Grading(rewards, resolved.config.reward_weights, tokenizer, rows)
+    weights = resolved.config.reward_weights or rewards.weights
+    grade = partial(_graded, rewards.functions, torch.tensor(weights), tokenizer, rows)
     form, reference = _reference(grade, rows, task.form)
     return Checked(
         sizes={"train": len(train), "eval": len(evaluated)},
@@ -129,69 +131,51 @@ def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Chec
     )
 
 
-class _Grading:
-    """Grades one completion for each of the questions, as TRL would."""
-
-    def __init__(
-        self,
-        rewards: Rewards,
-        weights: Sequence[float] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        rows: Sequence[Mapping[str, Any]],
-    ):
-        self._functions = rewards.functions
-        self._weights = torch.tensor(weights or rewards.weights)
-        self._tokenizer, self._rows = tokenizer, rows
-
-    def __call__(self, completions: list[str]) -> Graded:
-        messages = not isinstance(self._rows[0]["prompt"], str)
-        given: dict[str, Any] = {
-            "prompts": [row["prompt"] for row in self._rows],
-            "completions": [
-                [{"role": "assistant", "content": text}] if messages else text
-                for text in completions
-            ],
-            "completion_ids": [self._ids(text) for text in completions],
-            **{key: [row[key] for row in self._rows] for key in self._rows[0] if key != "prompt"},
-        }
-        started = time.perf_counter()
-        rewards_FN = [_called(function, given) for function in self._functions]
-        seconds = (time.perf_counter() - started) / len(completions)
-        rewards_NF = torch.tensor(rewards_FN).T
-        total = weighted_reward(rewards_NF, self._weights).tolist()
-        return Graded(completions, [None if one != one else one for one in total], seconds)
-
-    def _ids(self, text: str) -> list[int]:
-        ids: Any = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        end: Any = self._tokenizer.eos_token_id
-        return [*ids, end]
-
-
-def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> list[float]:
-    result = waited_for(function(**given))
-    return [torch.nan if one is None else float(one) for one in result]
+def _graded(
+    functions: Sequence[Callable[..., Any]],
+    weights_F: torch.Tensor,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Mapping[str, Any]],
+    completions: list[str],
+) -> Graded:
+    """One completion for each of the questions, graded as TRL would."""
+    messages = not isinstance(rows[0]["prompt"], str)
+    ids: Any = tokenizer(completions, add_special_tokens=False)["input_ids"]
+    given = {
+        "prompts": [row["prompt"] for row in rows],
+        "completions": [
+            [{"role": "assistant", "content": text}] if messages else text for text in completions
+        ],
+        "completion_ids": [[*each, tokenizer.eos_token_id] for each in ids],
+        **{key: [row[key] for row in rows] for key in rows[0] if key != "prompt"},
+    }
+    started = time.perf_counter()
+    found_FN = [waited_for(function(**given)) for function in functions]
+    seconds = (time.perf_counter() - started) / len(completions)
+    rewards_FN = [[torch.nan if one is None else float(one) for one in row] for row in found_FN]
+    total = weighted_reward(torch.tensor(rewards_FN).T, weights_F).tolist()
+    return Graded(completions, [None if one != one else one for one in total], seconds)
 
 
 def _reference(
-    grade: _Grading, rows: Sequence[Mapping[str, Any]], form: str | None
+    grade: Callable[[list[str]], Graded], rows: Sequence[Mapping[str, Any]], form: str | None
 ) -> tuple[str | None, Graded | None]:
-    """The completions that give the reference answers, in the format that earns most."""
+    """The completions that give the reference answers, in the format that earns most; of equal
+    ones, in that of the template."""
     answers = [str(row["answer"]) for row in rows if row.get("answer") is not None]
     if len(answers) < len(rows):
         return None, None
-    first = [form] if form in FORMATS else []
-    names = [*first, *(name for name in FORMATS if name not in first)]
+    names = sorted(FORMATS, key=lambda name: name != form)
     tried = {name: grade([FORMATS[name].format(answer) for answer in answers]) for name in names}
     return max(tried.items(), key=lambda one: -torch.inf if one[1].mean is None else one[1].mean)
 
 
 def _wrong(completions: list[str]) -> list[str]:
     """For each question, the next completion that gives another answer."""
-    around = [
-        (own, completions[index + 1 :] + completions[:index])
+    return [
+        next((one for one in completions[index:] + completions[:index] if one != own), "")
         for index, own in enumerate(completions)
     ]
-    return [next((one for one in others if one != own), "") for own, others in around]
 
 
 def _shown(prompt: Any, tokenizer: PreTrainedTokenizerBase, resolved: Resolved) -> str:
@@ -216,5 +200,4 @@ def _texts(dataset: Dataset) -> list[str]:
 
 
 def _repeated(texts: Sequence[str]) -> list[str]:
-    seen: set[str] = set()
-    return list(dict.fromkeys(text for text in texts if text in seen or seen.add(text)))
+    return [text for text, count in Counter(texts).items() if count > 1]

@@ -4,7 +4,6 @@ Every library has its own error for a file that is cut off, and for some that ar
 without its vocabulary a tokenizer is made that knows no word.
 """
 
-import json
 import re
 import warnings
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import Any, cast
 
 import torch
 import transformers
-from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -152,8 +150,8 @@ def check_finite(model: torch.nn.Module, name: str) -> None:
 
 
 def check_model(model: str, resolved: Resolved) -> PreTrainedConfig:
-    """Its config can be read and, if it is a folder, its weights are there, as safetensors, as
-    long as they say, and all that the architecture has."""
+    """Its config can be read and, if it is a folder, its weights are there, as safetensors, and
+    all that the architecture has."""
     config = _config_of(model, resolved)
     tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
     if tied and resolved.config.cast_lm_head_to_fp32 and resolved.model.use_peft:
@@ -162,7 +160,11 @@ def check_model(model: str, resolved: Resolved) -> PreTrainedConfig:
             "embedding, which TRL does not find with use_peft; set one of the two to false"
         )
     if Path(model).is_dir():
-        _check_weights(Path(model))
+        if not any(Path(model).glob("*.safetensors")):
+            raise ConfigurationError(
+                f"{model} holds no safetensors weights (model.safetensors); put them there "
+                "(pickled ones are not read: save them again with save_pretrained)"
+            )
         _check_tensors(Path(model), config, resolved)
     return config
 
@@ -187,21 +189,6 @@ def _config_of(model: str, resolved: Resolved) -> PreTrainedConfig:
 
 def is_adapter(model: str) -> bool:
     return (Path(model) / "adapter_config.json").is_file()
-
-
-def _check_weights(folder: Path) -> None:
-    """Every shard is there, and as long as its own header says."""
-    index = folder / "model.safetensors.index.json"
-    listed = json.loads(index.read_bytes())["weight_map"].values() if index.exists() else ()
-    shards = {folder / name for name in listed} | set(folder.glob("*.safetensors"))
-    if not shards:
-        raise ConfigurationError(
-            f"{folder} holds no safetensors weights (model.safetensors); put them there (pickled "
-            "ones are not read: save them again with save_pretrained)"
-        )
-    for shard in sorted(shards):
-        with safe_open(shard, "pt"):
-            pass
 
 
 def _check_tensors(folder: Path, config: PreTrainedConfig, resolved: Resolved) -> None:

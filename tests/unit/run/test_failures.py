@@ -3,6 +3,7 @@
 import errno
 import pickle
 import sqlite3
+from multiprocessing import synchronize
 
 import pytest
 import requests
@@ -46,6 +47,14 @@ class EngineDeadError(Exception):
 def test_known_trouble_is_one_sentence(error, said):
     assert said in str(message_of(error))
     assert "\n" not in str(message_of(error))
+
+
+def test_a_lock_that_finds_no_shared_memory_is_told_from_a_full_disk():
+    """Python's error names no file: it is raised where the lock is made."""
+    code = compile(f"raise OSError({errno.ENOSPC}, '')", synchronize.__file__, "exec")
+    with pytest.raises(OSError) as raised:
+        exec(code)
+    assert "shared memory (/dev/shm) is full" in str(message_of(raised.value))
 
 
 def test_a_full_disk_is_found_behind_the_error_it_caused():
