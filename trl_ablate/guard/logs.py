@@ -30,6 +30,8 @@ from typing import Any
 from trl_ablate.errors import ConfigurationError, shortened
 from trl_ablate.guard.tables import STEP_COLUMNS, Columns, Owner, owned
 from trl_ablate.metrics import translated
+from trl_ablate.run.checkpoints import step_of
+from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import read_json, read_jsonl, read_object
 
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -93,8 +95,10 @@ def _of_folder(folder: Path, columns: Columns | None) -> Rows:
 
 
 def _directly_in(folder: Path, columns: Columns | None) -> Rows:
-    states = [folder / "trainer_state.json", *_checkpoints(folder)]
-    for file in (folder / "metrics.jsonl", folder / "guard" / "metrics.jsonl", *states):
+    checkpoints = sorted(RunDirectory(folder).checkpoints(), key=step_of, reverse=True)
+    names = ("metrics.jsonl", "guard/metrics.jsonl", "trainer_state.json")
+    states = (checkpoint / "trainer_state.json" for checkpoint in checkpoints)
+    for file in (*(folder / name for name in names), *states):
         if file.is_file():
             return _of_file(file, columns)
     for pattern in ("*.db", "*.[ct]sv"):
@@ -103,16 +107,6 @@ def _directly_in(folder: Path, columns: Columns | None) -> Rows:
             parts = [_of_file(file, columns) for file in files]
             return _merged((owner, row) for part in parts for owner in part for row in part[owner])
     return {}
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """The states of all checkpoints, the last first."""
-    numbered = [
-        (int(found[1]), path / "trainer_state.json")
-        for path in folder.glob("checkpoint-*")
-        if (found := re.fullmatch(r"checkpoint-(\d+)", path.name))
-    ]
-    return [path for _, path in sorted(numbered, reverse=True)]
 
 
 def _merged(parts: Iterable[tuple[Owner, dict[str, Any]]]) -> Rows:
@@ -153,30 +147,25 @@ def _of_objects(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
         raise ConfigurationError(f"{file} is a list of other things than objects; give {KINDS}")
     record = file.parent / "run.json"
     if file.name == "metrics.jsonl" and record.is_file():  # of this package's runs
-        known = {
-            key: value
-            for key in ("arm", "seed")
-            if (value := read_object(record).get(key)) is not None
-        }
-        table = [row | known for row in table]
+        known = {key: one for key, one in read_object(record).items() if key in ("arm", "seed")}
+        table = [row | {key: one for key, one in known.items() if one is not None} for row in table]
     return [*dict.fromkeys(name for row in table for name in row)], table
 
 
 def _of_database(file: Path) -> Rows:
     """A trackio project. Its own step counts calls, so rows are joined by the optimizer step."""
     order = "SELECT run_name, step, metrics FROM metrics ORDER BY id"
-    found: Rows = {}
     try:
         with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            for name, call, text in database.execute(order):
-                values = json.loads(text)
-                found.setdefault(Owner(name), []).append(_row({"_step": call, **values}, str(file)))
+            return _merged(
+                (Owner(name), _row({"_step": call, **json.loads(text)}, str(file)))
+                for name, call, text in database.execute(order)
+            )
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"{file} is not a trackio project that can be read ({shortened(str(error), 120)}); "
             "give another file"
         ) from error
-    return found
 
 
 def _project_named(name: Path) -> Path:

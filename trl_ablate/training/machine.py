@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import get_token
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature
@@ -89,7 +90,7 @@ def look_around(output_dir: Path) -> Machine:
 
 
 def installed() -> dict[str, str]:
-    return {_normal(found.name): found.version for found in distributions() if found.name}
+    return {canonicalize_name(found.name): found.version for found in distributions() if found.name}
 
 
 def declared() -> list[str]:
@@ -109,7 +110,7 @@ def check_packages(
     extras = {*wanted} if "vllm" in versions else {*wanted} - {"vllm"}
     for line in requirements:
         requirement = Requirement(line)
-        name = _normal(requirement.name)
+        name = canonicalize_name(requirement.name)
         extra = next((e for e in ("vllm", "") if _applies(requirement, e)), None)
         if extra is None or (extra and extra not in (name, *extras)):
             continue
@@ -147,20 +148,19 @@ def check_machine(resolved: "Resolved", machine: Machine) -> list[Finding]:
     config = resolved.config
     asks_hub = bool(config.push_to_hub or config.trackio_space_id or config.trackio_static_space_id)
     token = machine.token or bool(config.hub_token)
-    optional = (
-        ("Hub token", token, "hf auth login", asks_hub),
-        ("Chromium", machine.chromium, "apt-get install chromium", False),
-    )
+    chromium = machine.chromium
     return [
         Finding("Python", machine.python),
         Finding("CPU", f"{machine.cores} cores, {machine.memory_gib:.0f} GiB of memory"),
         _check_gpu(resolved, machine),
         _check_disk(resolved, machine),
-        *(
-            Finding(what, "found" if here else "none", None if here else fix, needed)
-            for what, here, fix, needed in optional
-        ),
+        _there("Hub token", token, "hf auth login", needed=asks_hub),
+        _there("Chromium", chromium, "apt-get install chromium", needed=False),
     ]
+
+
+def _there(what: str, found: bool, fix: str, needed: bool) -> Finding:
+    return Finding(what, "found" if found else "none", None if found else fix, needed)
 
 
 def _check_gpu(resolved: "Resolved", machine: Machine) -> Finding:
@@ -201,10 +201,6 @@ def _applies(requirement: Requirement, extra: str) -> bool:
     return requirement.marker.evaluate({"extra": extra})
 
 
-def _normal(name: str) -> str:
-    return name.lower().replace("_", "-").replace(".", "-")
-
-
 def _gpus() -> tuple[tuple[str, float], ...]:
     try:
         import torch
@@ -226,9 +222,10 @@ def check_device(resolved: "Resolved") -> None:
         )
     for what, package in _packages_for(resolved):
         if not is_here(package.replace("-", "_")):
+            source = "'trl-ablate[vllm]'" if package == "vllm" else package
             raise ConfigurationError(
-                f"{what}, but {package} is not installed; run pip install "
-                f"{_SOURCES.get(package, package)}, or change the setting"
+                f"{what}, but {package} is not installed; run pip install {source}, or change the "
+                "setting"
             )
     if resolved.config.fsdp and resolved.config.parallel_mode is not ParallelMode.DISTRIBUTED:
         raise ConfigurationError(
@@ -237,9 +234,6 @@ def check_device(resolved: "Resolved") -> None:
         )
     _check_cache(resolved.config.cache_implementation)
     _check_reports(resolved.config.report_to)
-
-
-_SOURCES = {"vllm": "'trl-ablate[vllm]'"}
 
 
 def is_here(package: str) -> bool:
