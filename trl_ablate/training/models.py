@@ -33,8 +33,8 @@ from trl_ablate.trainer.temporary import replaced
 
 
 @contextmanager
-def one_sentence(what: str, remedy: str):
-    """Report whatever goes wrong with reading `what` as one sentence, with the remedy."""
+def one_sentence(what: str, remedy: str, failed: str = " could not be loaded"):
+    """Report whatever goes wrong with `what` as one sentence, with the remedy."""
     try:
         yield
     except ConfigurationError:
@@ -43,7 +43,7 @@ def one_sentence(what: str, remedy: str):
         if is_disk_full(error):
             raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ConfigurationError(f"{what} could not be loaded ({reason}); {remedy}") from error
+        raise ConfigurationError(f"{what}{failed} ({reason}); {remedy}") from error
 
 
 def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:

@@ -6,8 +6,7 @@ separate packages, each with its own arguments and errors; to make one is the on
 all of them.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +14,16 @@ from transformers import GenerationConfig, Trainer, get_scheduler
 from transformers.training_args import OptimizerNames
 
 from trl_ablate.config import AblationConfig
-from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.strict import brief
+from trl_ablate.training.models import one_sentence
 
 STEPS = 10
 OF_LAYERS = ("galore", "apollo", "lomo", "adalomo")
 """Optimizers that need certain layers of the model, which the tiny layer here lacks."""
+
+_made = partial(
+    one_sentence, remedy="change it, or its arguments", failed=", which cannot be made here"
+)
 
 
 def check_optimizer(config: AblationConfig) -> None:
@@ -28,7 +31,7 @@ def check_optimizer(config: AblationConfig) -> None:
     name = OptimizerNames(config.optim).value
     given = f", with optim_args {brief(repr(config.optim_args))}" * bool(config.optim_args)
     layer: Any = torch.nn.Linear(2, 2)
-    with _possible(f"optim is {name!r}{given}"):
+    with _made(f"optim is {name!r}{given}"):
         try:
             made, arguments = Trainer.get_optimizer_cls_and_kwargs(config, layer)
         except Exception as error:
@@ -51,7 +54,7 @@ def check_loader(config: AblationConfig) -> None:
     given = {name: settings[f"dataloader_{name}"] for name in names}
     shown = ", ".join(f"dataloader_{name} {value}" for name, value in given.items() if value)
     nothing: Any = [0]
-    with _possible(f"a data loader with {shown}"):
+    with _made(f"a data loader with {shown}"):
         torch.utils.data.DataLoader(nothing, **given)
 
 
@@ -59,7 +62,7 @@ def check_generation_config(config: AblationConfig) -> None:
     """Refuse `generation_kwargs` that transformers does not take, where it generates."""
     given: Any = config.generation_kwargs or {}
     if not config.use_vllm:
-        with _possible(f"generation_kwargs is {brief(repr(given))}"):
+        with _made(f"generation_kwargs is {brief(repr(given))}"):
             GenerationConfig(**given)
 
 
@@ -74,7 +77,7 @@ def _check_schedule(config: AblationConfig, optimizer: torch.optim.Optimizer) ->
     name = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
     given: Any = config.lr_scheduler_kwargs
     shown = f", with lr_scheduler_kwargs {brief(repr(given))}" * bool(given)
-    with _possible(f"lr_scheduler_type is {name!r}{shown}"):
+    with _made(f"lr_scheduler_type is {name!r}{shown}"):
         get_scheduler(
             config.lr_scheduler_type,
             optimizer=optimizer,
@@ -82,15 +85,3 @@ def _check_schedule(config: AblationConfig, optimizer: torch.optim.Optimizer) ->
             num_training_steps=STEPS,
             scheduler_specific_kwargs=given,
         )
-
-
-@contextmanager
-def _possible(what: str) -> Iterator[None]:
-    """Report any error of the libraries as a refusal of this setting."""
-    try:
-        yield
-    except Exception as error:
-        raise ConfigurationError(
-            f"{what}, which cannot be made here ({brief(error, 200).rstrip('.')}); change it, or "
-            "its arguments"
-        ) from error
