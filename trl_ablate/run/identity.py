@@ -62,15 +62,15 @@ def check_same_run(folder: object, changed: Mapping[str, list[Any]], schedule: s
     the learning rate does not depend on its length."""
     longer = schedule == "constant"
     free = {*named("place", "record", "machine"), *(named("length") if longer else ())}
-    kept = {key: values for key, values in changed.items() if not _is_free(key, free)}
+    kept = {key: values for key, values in changed.items()
+            if key not in free and not key.startswith("guard_")}  # fmt: skip
     if kept:
-        described = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in kept.items())
         raise ConfigurationError(
-            f"the run in {folder} cannot be resumed with other settings ({described}): that is "
-            "another run; resume it with the settings it was started with, or give another "
+            f"the run in {folder} cannot be resumed with other settings ({described(kept)}): that "
+            "is another run; resume it with the settings it was started with, or give another "
             "--output_dir"
         )
 
 
-def _is_free(key: str, free: set[str]) -> bool:
-    return key in free or key.startswith("guard_")
+def described(changed: Mapping[str, list[Any]]) -> str:
+    return ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())

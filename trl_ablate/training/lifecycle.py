@@ -33,7 +33,7 @@ from trl_ablate.run.checkpoints import (
 from trl_ablate.run.claim import Mode, claimed, delete
 from trl_ablate.run.directory import PREEMPTED, Outcome, RunDirectory
 from trl_ablate.run.failures import ENDED_EARLY, EndedEarly, ended_by_exit, is_divergence
-from trl_ablate.run.identity import changed_settings, check_same_run, portable
+from trl_ablate.run.identity import changed_settings, check_same_run, described, portable
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.run.provenance import provenance, utc_now
 from trl_ablate.run.termination import Termination
@@ -175,14 +175,10 @@ def begin_record(
     directory.write_config(settings)
     if not changed:
         return
-    described = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
-    start.console.print(f"resuming with changed settings: {described}")
+    start.console.print(f"resuming with changed settings: {described(changed)}")
+    step = step_of(checkpoint) if checkpoint else 0
+    entry = {"at": utc_now(), "step": step, "settings": changed}
     history = directory.read().get("changed_settings", [])
-    entry = {
-        "at": utc_now(),
-        "step": step_of(checkpoint) if checkpoint else 0,
-        "settings": changed,
-    }
     directory.update(changed_settings=[*history, entry])
 
 
@@ -200,7 +196,7 @@ def record(start: Start, resolved: Resolved, masker: Masker) -> Iterator[Outcome
         return
     config = resolved.config
     gpus = config.world_size if config.device.type == "cuda" else 0
-    described = {
+    entries = {
         "recipe": resolved.recipe.name,
         "profile": resolved.profile,
         "arm": config.arm,
@@ -212,7 +208,7 @@ def record(start: Start, resolved: Resolved, masker: Masker) -> Iterator[Outcome
         "gpus": gpus,
         **({"gpu": torch.cuda.get_device_name(config.device)} if gpus else {}),
     }
-    with start.directory.recorded(clean=masker.text, **masker.value(described)) as outcome:
+    with start.directory.recorded(clean=masker.text, **masker.value(entries)) as outcome:
         yield outcome
 
 
@@ -290,14 +286,9 @@ def publish(start: Start) -> Iterator[str]:
 
     config = start.resolved.config
     private = config.hub_private_repo is not False
+    repo = {"repo_id": config.hub_model_id, "revision": config.hub_revision}
     try:
-        url = push_run(
-            start.directory,
-            repo_id=config.hub_model_id,
-            private=private,
-            token=config.hub_token,
-            revision=config.hub_revision,
-        )
+        url = push_run(start.directory, private=private, token=config.hub_token, **repo)
     except PublishError:
         raise
     except Exception as error:

@@ -113,12 +113,11 @@ def test_no_attack_changes_a_document_or_a_page_or_a_label(text):
     assert len(label) <= 40 and "\n" not in label and not UNSAFE.search(label)
 
 
-def printed(*things, **settings) -> str:
+def printed(*things) -> str:
     """The output on a terminal with colours."""
     file = io.StringIO()
-    console = SafeConsole(
-        file=file, force_terminal=True, color_system="truecolor", width=10_000, **settings
-    )
+    colours = {"force_terminal": True, "color_system": "truecolor"}
+    console = SafeConsole(file=file, width=10_000, soft_wrap=True, **colours)
     for thing in things:
         console.print(thing)
     return file.getvalue()
@@ -134,7 +133,7 @@ def tables(text: str) -> Table:
 
 @ATTACKS
 def test_a_terminal_gets_no_control_characters_and_no_markup(text):
-    shown = printed(text, Text(text, "yellow"), tables(text), soft_wrap=True)
+    shown = printed(text, Text(text, "yellow"), tables(text))
     left = PIECES.sub(lambda found: "" if found[1] else found[0], shown)
     assert not UNSAFE.search(left)
     for line in for_terminal(text).expandtabs(8).split("\n"):
@@ -145,8 +144,7 @@ def test_a_terminal_gets_no_control_characters_and_no_markup(text):
 def test_a_console_leaves_the_colours_and_cursor_moves_of_rich():
     assert "\x1b[33m" in printed(Text("x", "yellow"))
     file = io.StringIO()
-    console = SafeConsole(file=file, force_terminal=True)
-    console.show_cursor(False)
+    SafeConsole(file=file, force_terminal=True).show_cursor(False)
     assert file.getvalue() == "\x1b[?25l"
 
 

@@ -146,11 +146,8 @@ def test_a_failed_push_says_how_to_publish_the_finished_run(tmp_path, monkeypatc
         raise error
 
     monkeypatch.setattr(hub, "push_run", fail)
-    config = SimpleNamespace(
-        output_dir=str(tmp_path), hub_model_id=None, hub_private_repo=None, hub_token=None,
-        hub_revision=None,
-    )  # fmt: skip
-    resolved = SimpleNamespace(config=config, settings={})
+    given = {"output_dir": str(tmp_path), "push_to_hub": True}
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", given)
     start = lifecycle.Start(resolved, "new", None, None, ["train"])  # type: ignore
     with pytest.raises(PublishError) as raised:
         list(lifecycle.publish(start))

@@ -94,38 +94,41 @@ def test_a_recipe_wins_over_the_run_and_a_profile_needs_one(run, tmp_path):
         to_evaluate(checkpoint, profile="h100", scratch=str(tmp_path))
 
 
-def test_an_adapter_is_evaluated_with_its_base(tiny_model, tmp_path):
+@pytest.fixture
+def adapter(tiny_model, tmp_path):
+    """The folder of an adapter of one layer, and the weights of that layer once it is merged."""
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
     before = base.model.layers[0].self_attn.q_proj.weight.detach().clone()
     adapted = get_peft_model(base, LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj"]))
     layer = adapted.base_model.model.model.layers[0].self_attn.q_proj
     torch.nn.init.normal_(layer.lora_B["default"].weight)
-    change = 3 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
     adapted.save_pretrained(tmp_path / "adapter")
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "adapter")
+    change = 3 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    return tmp_path / "adapter", before + change
 
-    checkpoint = find_checkpoint(str(tmp_path / "adapter"))
+
+def evaluator_of(folder, grader):
     words = ["--eval_size", "4", "--max_completion_length", "4"]
-    resolved = to_evaluate(checkpoint, words, profile="miniature", scratch=str(tmp_path / "out"))
+    checkpoint, scratch = find_checkpoint(str(folder)), str(folder.parent / "out")
+    resolved = to_evaluate(checkpoint, words, profile="miniature", scratch=scratch)
+    return build_evaluator(resolved, grader)
+
+
+def test_an_adapter_is_evaluated_with_its_base(adapter):
+    folder, merged = adapter
     with MathGrader(workers=1) as grader:
-        evaluator = build_evaluator(resolved, grader)
+        evaluator = evaluator_of(folder, grader)
         found = evaluator.model.model.layers[0].self_attn.q_proj.weight
-        torch.testing.assert_close(found, before + change)
+        torch.testing.assert_close(found, merged)
         assert evaluator.evaluate()["eval_mean_length"] > 0
 
 
-def test_an_adapter_that_lacks_a_tensor_is_refused(tiny_model, tmp_path):
-    base = AutoModelForCausalLM.from_pretrained(tiny_model)
-    folder = tmp_path / "adapter"
-    get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+def test_an_adapter_that_lacks_a_tensor_is_refused(adapter):
+    folder, _ = adapter
     tensors = load_file(folder / "adapter_model.safetensors")
     tensors.pop(next(name for name in tensors if "lora_B" in name))
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    checkpoint = find_checkpoint(str(folder))
-    resolved = to_evaluate(checkpoint, profile="miniature", scratch=str(tmp_path / "out"))
-    with (
-        MathGrader(workers=1) as grader,
-        pytest.raises(ConfigurationError, match="not be loaded .*missing adapter keys.*lora_B"),
-    ):
-        build_evaluator(resolved, grader)
+    said = "not be loaded .*missing adapter keys.*lora_B"
+    with MathGrader(workers=1) as grader, pytest.raises(ConfigurationError, match=said):
+        evaluator_of(folder, grader)

@@ -42,8 +42,7 @@ def test_in_80_columns_nothing_is_cut_and_the_time_left_is_there():
 
 def test_a_log_file_gets_a_line_at_every_evaluation():
     file = StringIO()
-    live = LiveLine(SafeConsole(file=file, width=80, soft_wrap=True))
-    shown(live)
+    shown(LiveLine(SafeConsole(file=file, width=80, soft_wrap=True)))
     (line,) = file.getvalue().splitlines()
     assert line.startswith("step 7/1000  left ") and TIME_LEFT.search(line)
     for part in ("reward 0.812", "eval 0.5", "length 1024", " s/step", "entropy 1.23e-05"):
