@@ -138,7 +138,7 @@ def test_the_command_shows_remedy_and_completions_and_refuses_damage(tmp_path, c
         list(evidence(Alert("reward", "warn", 8, 1.0, 2.0, ""), tmp_path))
 
 
-def test_nothing_is_shown_where_nothing_is_saved_or_alike(tmp_path):
+def test_no_completion_controls_the_terminal_or_is_shown_where_none_is_saved_or_alike(tmp_path):
     alert = Alert("entropy", "warn", 1, 1.0, 2.0, "")
     assert not list(evidence(alert, tmp_path))
     (tmp_path / "rollouts").mkdir()
