@@ -286,9 +286,14 @@ def publish(start: Start) -> Iterator[str]:
 
     config = start.resolved.config
     private = config.hub_private_repo is not False
-    repo = {"repo_id": config.hub_model_id, "revision": config.hub_revision}
     try:
-        url = push_run(start.directory, private=private, token=config.hub_token, **repo)
+        url = push_run(
+            start.directory,
+            repo_id=config.hub_model_id,
+            private=private,
+            token=config.hub_token,
+            revision=config.hub_revision,
+        )
     except PublishError:
         raise
     except Exception as error:
