@@ -36,6 +36,7 @@ DISK_GIB = {"GPU": 60.0, "CPU": 5.0, "miniature": 1.0}
 of 135 M are 4.5 GiB."""
 
 GIB = 2**30
+LOGIN = "hf auth login"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,6 @@ class Machine:
     """Whether the folder of the run can be created."""
     gpus: tuple[tuple[str, float], ...] = ()
     """Name and GiB of each."""
-    chromium: bool = False
     token: bool = False
 
 
@@ -84,7 +84,6 @@ def look_around(output_dir: Path) -> Machine:
         free_gib=shutil.disk_usage(there).free / GIB,
         writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
         gpus=_gpus(),
-        chromium=any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
         token=get_token() is not None,
     )
 
@@ -144,23 +143,17 @@ def packages_wanted(resolved: "Resolved") -> set[str]:
 
 
 def check_machine(resolved: "Resolved", machine: Machine) -> list[Finding]:
-    """Compare devices, disk, browser and token with what the resolved recipe needs."""
+    """Compare devices, disk and token with what the resolved recipe needs."""
     config = resolved.config
     asks_hub = bool(config.push_to_hub or config.trackio_space_id or config.trackio_static_space_id)
-    token = machine.token or bool(config.hub_token)
-    chromium = machine.chromium
+    token, login = ("found", None) if machine.token or config.hub_token else ("none", LOGIN)
     return [
         Finding("Python", machine.python),
         Finding("CPU", f"{machine.cores} cores, {machine.memory_gib:.0f} GiB of memory"),
         _check_gpu(resolved, machine),
         _check_disk(resolved, machine),
-        _there("Hub token", token, "hf auth login", needed=asks_hub),
-        _there("Chromium", chromium, "apt-get install chromium", needed=False),
+        Finding("Hub token", token, login, needed=asks_hub),
     ]
-
-
-def _there(what: str, found: bool, fix: str, needed: bool) -> Finding:
-    return Finding(what, "found" if found else "none", None if found else fix, needed)
 
 
 def _check_gpu(resolved: "Resolved", machine: Machine) -> Finding:
