@@ -44,8 +44,6 @@ class Machine:
     """The result of probing a machine."""
 
     python: str
-    versions: dict[str, str]
-    """Versions of the installed distributions, by their normalised names."""
     cores: int
     memory_gib: float
     free_gib: float
@@ -76,7 +74,6 @@ def look_around(output_dir: Path) -> Machine:
                  if part.exists())  # fmt: skip
     return Machine(
         python=platform.python_version(),
-        versions=installed(),
         cores=len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count() or 1,
@@ -89,6 +86,7 @@ def look_around(output_dir: Path) -> Machine:
 
 
 def installed() -> dict[str, str]:
+    """Versions of the installed distributions, by their normalised names."""
     return {canonicalize_name(found.name): found.version for found in distributions() if found.name}
 
 

@@ -14,7 +14,7 @@ from trl_ablate.training.machine import (
     packages_wanted,
 )
 
-LAPTOP = Machine("3.11.7", {}, cores=2, memory_gib=8, free_gib=200, writable=True)
+LAPTOP = Machine("3.11.7", cores=2, memory_gib=8, free_gib=200, writable=True)
 SERVER = replace(LAPTOP, gpus=(("H100", 79.6),))
 GAMING = replace(LAPTOP, gpus=(("RTX 4090", 23.6),))
 
@@ -97,7 +97,6 @@ def test_what_stops_a_recipe_on_a_machine(machine, profile, settings, missing):
 def test_a_look_around_finds_this_machine(tmp_path):
     found = look_around(tmp_path / "not" / "there" / "yet")
     assert found.writable and found.free_gib > 0 and found.memory_gib > 0 and found.cores > 0
-    assert "torch" in found.versions
     (tmp_path / "file").write_text("")
     assert not look_around(tmp_path / "file" / "run").writable
 
