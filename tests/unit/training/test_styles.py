@@ -3,10 +3,6 @@
 import pytest
 
 from trl_ablate.miniature.worlds.chains import ANSWERED
-from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.recipe.resolving import load_recipe
-from trl_ablate.rewards import grader_of
-from trl_ablate.training.building import build_trainer
 from trl_ablate.training.rewards import style_metrics, with_styles_logged
 
 COMPLETIONS = [
@@ -66,15 +62,3 @@ def test_only_the_last_reward_before_a_penalty_logs():
     assert rewards[1] is not right and rewards[1].__name__ == "right"
     for dataset in ("miniature/sums", "math", "questions.jsonl"):  # without styles
         assert with_styles_logged([right], dataset) == [right]
-
-
-def test_an_evaluation_on_chains_has_the_shares_of_all_styles(tiny_model, tmp_path):
-    small = {"model_name_or_path": str(tiny_model), "output_dir": str(tmp_path), "eval_size": 8,
-             "max_completion_length": 8, "report_to": "none"}  # fmt: skip
-    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", small)
-    with grader_of(resolved.task) as grader:
-        metrics = build_trainer(resolved, grader).evaluate()
-    shares = [metrics[f"eval_style/{style}"] for style in ANSWERED.styles]
-    assert 0 < sum(shares) <= 1
-    assert metrics["eval_style/direct_reward"] == 0
-    assert any(name.startswith("eval_reward/level=") for name in metrics)
