@@ -14,8 +14,7 @@ from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.runner import Outcome, Runner
-from trl_ablate.study.runs import StudyRuns
-from trl_ablate.study.schedule import next_runs, tuned
+from trl_ablate.study.runs import StudyRuns, next_runs, tuned
 from trl_ablate.study.store import RunStore
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")

@@ -25,8 +25,7 @@ from trl_ablate.metrics import stderr_of
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.masking import Masker
 from trl_ablate.run.untrusted import SafeConsole, for_terminal
-from trl_ablate.study.outline import show_plan
-from trl_ablate.study.progress import LiveGrid, grid
+from trl_ablate.study.outline import LiveGrid, grid, show_plan
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore

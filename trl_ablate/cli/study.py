@@ -260,7 +260,7 @@ def fetch(options: argparse.Namespace) -> int:
 
 
 def status(options: argparse.Namespace) -> int:
-    from trl_ablate.study.progress import grid
+    from trl_ablate.study.outline import grid
 
     console.print(grid(known(options.study, options.runs, options.profile)))
     return DONE

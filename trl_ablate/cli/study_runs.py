@@ -59,14 +59,15 @@ def _opened(name: str | Path, folder: Path, profile: str | None) -> tuple["Study
 
 
 def files_of(chosen: Path) -> list[Path]:
-    """The studies of a list."""
-    from trl_ablate.study.questions_list import read_findings, studies_of, study_file
+    """The studies of a list, in the order of its questions."""
+    from trl_ablate.study.questions_list import read_findings, study_file
 
-    return [study_file(chosen, study) for study in studies_of(read_findings(chosen))]
+    names = [study for row in read_findings(chosen) for study in row.studies]
+    return [study_file(chosen, study) for study in dict.fromkeys(names)]
 
 
 def executed(runs: "StudyRuns", engine: "Engine", **how) -> "Outcome":
-    from trl_ablate.study.progress import LiveGrid
+    from trl_ablate.study.outline import LiveGrid
     from trl_ablate.study.runner import Runner
 
     with LiveGrid(runs, console) as live:
@@ -84,7 +85,7 @@ def run_passes(
     """Do the runs of all studies, those of earlier looks first, then in the order of the list. So
     every question has a first answer before any has a second one, also after an interruption."""
     from trl_ablate.study.runner import Outcome
-    from trl_ablate.study.schedule import look_of
+    from trl_ablate.study.runs import look_of
 
     end = None if max_hours is None else time.monotonic() + max_hours * 3600
     found, looks = Outcome(), dict.fromkeys(range(len(studies)), 0)
@@ -130,7 +131,7 @@ def run_all(studies: Sequence["StudyRuns"], engine: "Engine", options: argparse.
 
 def ended(study: str, runs: "StudyRuns", outcome: "Outcome") -> int:
     """Print how the runs ended, and what to do next; the exit code."""
-    from trl_ablate.study.progress import grid
+    from trl_ablate.study.outline import grid
 
     runs = runs.again()
     console.print(grid(runs))

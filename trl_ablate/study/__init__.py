@@ -12,12 +12,10 @@
     planned      a resolved study: its arms, settings and runs; saved as JSON
     resolution   recipes -> plan, and the proof that nothing undeclared differs (imports torch)
     store        the folder of runs that studies share: states and locks
-    schedule     which runs a study needs, given what has finished
-    runs         `StudyRuns`: the states of a study's runs, and what comes next
+    runs         `StudyRuns`: the states of a study's runs, which it needs, what comes next
     runner       start, retry and stop the runs of a plan (`engines`: where)
-    progress     the live grid of runs
     estimate     time, GPU-hours and disk space of studies, and a short run that measures it
-    outline      print a plan
+    outline      print a plan, and the live grid of runs
     cleaning     remove leftovers, checkpoints and results
     kept_runs    finished runs in one table beside their study
     report       finished runs -> tables, pictures, verdicts

@@ -28,7 +28,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -112,20 +112,18 @@ def decide(
 def decide(
     differences: Sequence[float] | None = None,
     *,
-    arm: Sequence[float] | None = None,
-    reference: Sequence[float] = (),
     looks: Sequence[int] | None = None,
     level: float = LEVEL,
     margin: float | None = None,
     collapsed: Sequence[bool] = (),
-    **two_part: float | None,
+    **two_part: Any,
 ) -> Decision | TwoPart:
     """Judge paired differences (arm minus reference, in the order of the seeds; higher is better),
     or an arm against a reference whose runs are not paired with its own.
 
     Args:
         differences: as many as there are; only those up to the last complete look count.
-        arm, reference, two_part: in place of differences: see `two_part.judge_two_parts`.
+        two_part: in place of differences: see `two_part.judge_two_parts`.
         looks: numbers of pairs at which a verdict may be given, ascending.
         level: the probability of a false difference over all looks.
         margin: differences within ±margin count as equivalent; None: no such verdict.
@@ -136,10 +134,7 @@ def decide(
     """
     if differences is None:
         planned = _checked(TWO_PART_LOOKS if looks is None else looks, level, margin)
-        return judge_two_parts(
-            arm or (), reference, looks=planned, level=level, margin=margin,
-            **two_part,  # pyright: ignore
-        )  # fmt: skip
+        return judge_two_parts(looks=planned, level=level, margin=margin, **two_part)
     planned = _checked(LOOKS if looks is None else looks, level, margin)
     values = finite_numbers(differences, "difference", "pairs without an outcome")
     nominal = nominal_level(planned, level)

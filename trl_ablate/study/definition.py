@@ -17,7 +17,6 @@
     expect: {a: better}           what theory predicts, written before the runs: better, worse,
                                   equal, collapse, fails, or the difference as a number
     overrides: {grpo_steps: 30}   settings for every arm
-    stopping: {...}               the same, for settings that end a run early
     seeds_answer: ...             an earlier result, for the report
     against: {a: b}               compare arm a with arm b, not with the first arm; b should differ
                                   from a only in the setting that the study asks about
@@ -83,7 +82,6 @@ KEYS: dict[str, Any] = AS_GIVEN | {
     "reference_seeds": int,
     "success": dict,
     "overrides": dict,
-    "stopping": dict,
     "factors": dict[str, list[Any]],
     "fraction": str | int,
     "recipe": str,
@@ -118,7 +116,7 @@ class Study(Asked):
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     overrides: Mapping[str, Any]
-    """Settings that every arm gets in addition to its recipe, stopping rules included."""
+    """Settings that every arm gets in addition to its recipe."""
 
     @property
     def name(self) -> str:
@@ -139,7 +137,7 @@ def load_study(path: Path) -> Study:
             raise ConfigurationError(f"{what} has no `{key}`; add it")
     looks, seeds = _looks_and_seeds(given["seeds"], f"{what}: seeds")
     _check_kind(given, looks, what)
-    overrides = {**given.get("overrides", {}), **given.get("stopping", {})}
+    overrides = given.get("overrides", {})
     _check_free(overrides, what)
     if design:
         recipe = find_recipe(given.get("recipe", "grpo.yaml"), path)
@@ -151,9 +149,10 @@ def load_study(path: Path) -> Study:
     if given.get("equivalence_margin") is not None:
         check_margin(given["equivalence_margin"], f"{what}: equivalence_margin")
     success = checked(given.get("success", {}), {"threshold": float}, what)
-    asked = {key: given[key] for key in AS_GIVEN if key in given}
+    asked: dict[str, Any] = {key: given[key] for key in AS_GIVEN if key in given}
+    asked |= _references(given, [arm.name for arm in arms], what) | success
     study = Study(
-        **asked | _references(given, [arm.name for arm in arms], what) | success,
+        **asked,
         path=path, arms=tuple(arms), seeds=seeds, overrides=overrides, looks=looks, design=design,
     )  # fmt: skip
     return _with_candidates(study, given["tune"], what) if "tune" in given else study
@@ -203,7 +202,7 @@ def _design(given: Mapping[str, Any], what: str) -> Design | None:
         )
     _check_free(given["factors"], what)
     for key in given["factors"]:
-        if key in given.get("overrides", {}) or key in given.get("stopping", {}):
+        if key in given.get("overrides", {}):
             raise ConfigurationError(
                 f"{what}: '{key}' is a factor and an override, which would replace all its levels; "
                 "remove one of the two"

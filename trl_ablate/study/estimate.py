@@ -13,8 +13,7 @@ from typing import NamedTuple
 from trl_ablate.study.engines import Engine, Job
 from trl_ablate.study.planned import PlannedArm, PlannedRun
 from trl_ablate.study.runner import last_line
-from trl_ablate.study.runs import StudyRuns
-from trl_ablate.study.schedule import bounds
+from trl_ablate.study.runs import StudyRuns, bounds
 from trl_ablate.study.store import RunStore, bytes_in
 
 PROBES = "probes"

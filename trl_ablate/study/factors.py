@@ -54,11 +54,8 @@ def read_design(factors: Mapping[str, list[Any]], fraction: str, what: str) -> D
                 f"{what}: factor '{name}' has the levels {levels}; give at least two, and each once"
             )
     words = _words(factors, fraction, what)
-    cells = [
-        dict(zip(factors, levels, strict=True))
-        for levels in product(*factors.values())
-        if in_fraction(_codes(factors, dict(zip(factors, levels, strict=True))), words)
-    ]
+    every = (dict(zip(factors, levels, strict=True)) for levels in product(*factors.values()))
+    cells = [cell for cell in every if in_fraction(_codes(factors, cell), words)]
     if len(cells) > MAX_CELLS:
         raise ConfigurationError(
             f"{what}: the factors have {len(cells)} cells; the limit is {MAX_CELLS}; use fewer "
@@ -66,20 +63,15 @@ def read_design(factors: Mapping[str, list[Any]], fraction: str, what: str) -> D
         )
     return Design(
         factors=dict(factors),
-        cells={_cell_name(cell): cell for cell in cells},
+        cells={safe_name([*map(level_text, cell.values())], cell): cell for cell in cells},
         fraction=fraction,
         words=[[name for name in factors if name in word] for word in words],
     )
 
 
 def without(design: Design, excluded: Mapping[str, str], what: str) -> Design:
-    """The design without the cells that no recipe may have.
-
-    Args:
-        excluded: cell -> why. The reference may not be among them, nor all cells of a level: then
-            the level itself is wrong.
-        what: the study, for messages.
-    """
+    """The design without the cells that no recipe may have, and why. The reference may not be among
+    them, nor all cells of a level: then the level itself is wrong."""
     left = {name: cell for name, cell in design.cells.items() if name not in excluded}
     reference = next(iter(design.cells))
     if reference not in left:
@@ -89,13 +81,11 @@ def without(design: Design, excluded: Mapping[str, str], what: str) -> Design:
         )
     for factor, levels in design.factors.items():
         for level in levels:
-            if _key(level) not in {_key(cell[factor]) for cell in left.values()}:
-                why = next(
-                    why for name, why in excluded.items()
-                    if _key(design.cells[name][factor]) == _key(level)
-                )  # fmt: skip
+            cells = [name for name, cell in design.cells.items() if _same(cell[factor], level)]
+            if not left.keys() & cells:
                 raise ConfigurationError(
-                    f"{what}: {factor} {level_text(level)} is refused in every cell: {why}"
+                    f"{what}: {factor} {level_text(level)} is refused in every cell: "
+                    f"{excluded[cells[0]]}"
                 )
     return replace(design, cells=left, excluded=dict(excluded))
 
@@ -171,18 +161,15 @@ def _words(factors: Mapping[str, list[Any]], fraction: str, what: str) -> tuple[
 
 
 def _codes(factors: Mapping[str, list[Any]], cell: Mapping[str, Any]) -> dict[str, int]:
-    return {
-        name: -1 if _key(cell[name]) == _key(levels[0]) else 1 for name, levels in factors.items()
-    }
-
-
-def _cell_name(cell: Mapping[str, Any]) -> str:
-    """The levels in the order of the factors, so that names stay when a factor gets more levels."""
-    return safe_name([level_text(level) for level in cell.values()], cell)
+    return {name: -1 if _same(cell[name], levels[0]) else 1 for name, levels in factors.items()}
 
 
 def _ordered(effect: Word, names: Sequence[str]) -> str:
     return product_text([name for name in names if name in effect])
+
+
+def _same(level: Any, other: Any) -> bool:
+    return _key(level) == _key(other)
 
 
 def _key(value: Any) -> str:

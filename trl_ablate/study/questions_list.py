@@ -35,6 +35,10 @@ class Question:
     worlds: dict[str, str] = field(default_factory=dict)
     """Study -> its world, for an answer that is looked for in several worlds."""
 
+    @property
+    def studies(self) -> list[str]:
+        return [*self.worlds] or [self.study]
+
 
 def read_findings(path: Path) -> list[Question]:
     """The questions of a list, in its order; raises `ConfigurationError` if anything is wrong."""
@@ -43,18 +47,13 @@ def read_findings(path: Path) -> list[Question]:
         raise ConfigurationError(f"list {path} has no rows; add a question and its study")
     rows = [_question(row, f"list {path}: row {n}") for n, row in enumerate(given["rows"], 1)]
     for row in rows:
-        for study in row.worlds or [row.study]:
+        for study in row.studies:
             if not study_file(path, study).is_file():
                 raise ConfigurationError(
                     f"list {path}: study '{study}' of '{row.question}' does not exist; write "
                     f"{study_file(path, study)}, or name another study"
                 )
     return rows
-
-
-def studies_of(rows: list[Question]) -> list[str]:
-    """The studies in the order of the questions, each once."""
-    return list(dict.fromkeys(study for row in rows for study in row.worlds or [row.study]))
 
 
 def study_file(path: Path, study: str) -> Path:

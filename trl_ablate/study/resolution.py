@@ -47,8 +47,9 @@ def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
             check_success(study, [outcome.config for _, outcome in arms])
     keys = sorted({key for arm, outcome in arms for key in _declared(arm, outcome)})
     first = resolved[0]
+    asked = study.asked() | {"profile": first.profile}
     return Plan(
-        **study.asked() | {"profile": first.profile},
+        **asked,
         study=study.name,
         profile_reason=first.profile_reason,
         base=base.name,

@@ -17,8 +17,7 @@ from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.termination import Terminated
 from trl_ablate.study.engines import Engine, Job, Process
 from trl_ablate.study.planned import Plan, PlannedRun, in_order
-from trl_ablate.study.runs import outcome_of
-from trl_ablate.study.schedule import next_runs
+from trl_ablate.study.runs import next_runs, outcome_of
 from trl_ablate.study.store import RunLock, RunStore
 
 POLL_SECONDS = 0.5

@@ -66,10 +66,7 @@ def make_tuning(
 
     Args:
         values_of: what `tune` has besides its options: one setting and its values.
-        seeds: number of tuning seeds.
-        arms: the arms of the study.
         used: the seeds of the study; trials use others.
-        what: the study, for messages.
     """
     if len(values_of) != 1:
         raise ConfigurationError(
@@ -84,19 +81,14 @@ def make_tuning(
         )
     if seeds < 1:
         raise ConfigurationError(f"{what}: tune has {seeds} seeds; give 1 or more")
+    names = [safe_name([f"{key}_{level_text(value)}"], value) for value in values]
     return Tuning(
         key=key,
         values=values,
         seeds=list(islice((n for n in count(FIRST_TUNING_SEED) if n not in used), seeds)),
         by=by,
         halving=halving,
-        arms={
-            arm: [
-                f"{arm}{SEPARATOR}{safe_name([f'{key}_{level_text(value)}'], value)}"
-                for value in values
-            ]
-            for arm in arms
-        },
+        arms={arm: [f"{arm}{SEPARATOR}{name}" for name in names] for arm in arms},
     )
 
 

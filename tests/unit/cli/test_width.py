@@ -14,7 +14,7 @@ from trl_ablate.guard.logs import Log
 from trl_ablate.guard.tables import Owner
 from trl_ablate.metrics import EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
-from trl_ablate.study.progress import grid
+from trl_ablate.study.outline import grid
 from trl_ablate.study.runs import StudyRuns
 
 LONG = "runs/" + "a" * 90

@@ -51,28 +51,22 @@ def test_aliases_of_the_half_fraction_of_four_factors():
     assert relation_text(read_design(two_levels("ABC"), "1/2", "s")) == "I = −A × B × C"
 
 
-def test_a_full_design_has_every_cell_and_no_aliases():
-    design = read_design({"a": [1, 2], "b": ["x", "y", "z"]}, "1", "study")
-    assert list(design.cells) == ["1--x", "1--y", "1--z", "2--x", "2--y", "2--z"]
-    assert design.cells["2--z"] == {"a": 2, "b": "z"}
-    assert alias_lines(design) == []
-
-
 def test_a_fraction_is_crossed_with_factors_of_more_levels():
     design = read_design({**two_levels("ABC"), "lr": [1e-5, 3e-5, 1e-4]}, "1/2", "study")
     assert len(design.cells) == 4 * 3
     assert "low--low--low--0.0001" in design.cells and "high--high--low--3e-05" in design.cells
     assert "high--low--low--1e-05" not in design.cells
     assert "A × lr = B × C × lr" in alias_lines(design)
-
-
-def test_names_do_not_change_when_a_factor_gets_more_levels():
-    small = read_design({"a": [1, 2], "b": [1, 2]}, "1", "study")
-    large = read_design({"a": [1, 2, 3], "b": [1, 2, None]}, "1", "study")
-    assert set(small.cells) < set(large.cells) and "3--null" in large.cells
+    full = read_design({"a": [1, 2], "b": ["x", "y", "z"]}, "1", "study")
+    assert list(full.cells) == ["1--x", "1--y", "1--z", "2--x", "2--y", "2--z"]
+    assert full.cells["2--z"] == {"a": 2, "b": "z"} and alias_lines(full) == []
 
 
 def test_names_are_safe_short_and_different():
+    """They do not change when a factor gets more levels."""
+    small = read_design({"a": [1, 2], "b": [1, 2]}, "1", "study")
+    large = read_design({"a": [1, 2, 3], "b": [1, 2, None]}, "1", "study")
+    assert set(small.cells) < set(large.cells) and "3--null" in large.cells
     odd = ["a/b", "a b", "../a", ["x"], "é" * 90, "x" * 90, "y" * 90, "x--y", True, 1, 1.5]
     names = list(read_design({"a": ["first", *odd]}, "1", "study").cells)
     assert len(set(names)) == 1 + len(odd)

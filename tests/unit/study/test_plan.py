@@ -14,7 +14,7 @@ from trl_ablate.study.definition import load_study
 from trl_ablate.study.kept_runs import kept
 from trl_ablate.study.planned import identity, in_order, run_id, save_plan, saved_plan
 from trl_ablate.study.resolution import resolve_plan
-from trl_ablate.study.schedule import next_runs
+from trl_ablate.study.runs import next_runs
 
 STUDIES = sorted((SHIPPED / "studies").glob("*/study.yaml"))
 KEPT = sorted(SHIPPED.glob("studies/*/runs.parquet"))
@@ -138,10 +138,10 @@ def test_where_a_recipe_reports_to_is_nothing_that_a_study_compares(write):
     assert [arm.declared for arm in plan.arms] == [{}, {"scale_rewards": "none"}]
 
 
-def test_overrides_and_stopping_rules_reach_every_arm(write):
+def test_overrides_reach_every_arm(write):
     study = write(
         SMALL + "arms: {a: grpo.yaml, b: {recipe: grpo.yaml, overrides: {temperature: 0.7}}}\n"
-        "overrides: {grpo_steps: 8}\nstopping: {max_grad_norm: 0.5}\n"
+        "overrides: {grpo_steps: 8, max_grad_norm: 0.5}\n"
     )
     plan = resolve_plan(load_study(study))
     assert [arm.grpo_steps for arm in plan.arms] == [8, 8]

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from trl_ablate.study.pooling import pool_means, pool_shares
@@ -89,27 +88,3 @@ def test_groups_that_agree_are_not_more_certain_than_their_runs():
     assert found is not None and (found.tau, found.i_squared) == (0.0, 0.0)
     assert found.high - found.difference == pytest.approx(12.7062 * 0.02 / math.sqrt(2), rel=1e-4)
     assert pool_means(effects([0.1], [0.02])) is None
-
-
-@pytest.mark.parametrize(("k", "tau"), [(2, 0.0), (4, 0.0), (4, 0.05), (8, 0.1)])
-def test_intervals_cover(k, tau):
-    rng = np.random.default_rng(k)
-    errors = rng.uniform(0.02, 0.06, size=k)
-    inside = [
-        found is not None and found.low <= 0.03 <= found.high
-        for found in (
-            pool_means(effects(0.03 + rng.normal(size=k) * np.hypot(errors, tau), errors))
-            for _ in range(400)
-        )
-    ]
-    assert np.mean(inside) > 0.92
-
-
-def test_exact_test_keeps_its_level():
-    rng = np.random.default_rng(0)
-    draws = rng.binomial(8, [0.9, 0.6], size=(600, 2, 2))
-    found = [
-        pool_shares([Shares((int(a), 8), (int(b), 8), 1.0) for a, b in zip(*one, strict=True)])
-        for one in draws
-    ]
-    assert np.mean([one is not None and one.p <= 0.05 for one in found]) <= 0.06

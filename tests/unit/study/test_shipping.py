@@ -76,13 +76,6 @@ def test_what_travels_is_the_package_as_it_is_installed(tmp_path):
     assert sorted(os.listdir(tmp_path / "trl_ablate" / base)) == sorted(os.listdir(PACKAGE / base))
 
 
-def test_a_bundle_names_the_program_and_its_own_files(tmp_path):
-    bundle = pack(job(tmp_path))
-    assert bundle.program == PROGRAM == ("-m", "trl_ablate", "train")
-    assert bundle.words == ("recipes/grpo.yaml", "--seed", "1")
-    assert bundle.files["recipes/grpo.yaml"] == b"beta: 0.0\n"
-
-
 OWN = """
 extends: grpo.yaml
 dataset: data
@@ -111,6 +104,9 @@ def test_own_code_prompts_and_data_are_sent(tmp_path):
     (tmp_path / "late.jinja").write_text("{{ question }}")  # a study's override
     words = [*one.words, "--template=late.jinja", '--tools=["code/reward.py:tool"]']
     bundle = pack(Job(words, one.directory, one.log, 0, tmp_path))
+    assert bundle.program == PROGRAM == ("-m", "trl_ablate", "train")
+    assert bundle.words[:3] == ("recipes/mine.yaml", "--seed", "1")
+    assert bundle.files["recipes/grpo.yaml"] == b"beta: 0.0\n"
     own = {name for name in bundle.files if not name.endswith(".yaml")}
     assert own == {f"recipes/{name}" for name in (
         "code/reward.py", "code/helper.py", "r2.py", "prompt.txt", "more.jsonl",

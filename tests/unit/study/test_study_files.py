@@ -19,7 +19,7 @@ def test_a_study_with_looks(write):
         "question: q\narms:\n  a: grpo.yaml\n"
         "  b: {recipe: dapo.yaml, against: a, expect: worse}\n"
         "seeds: {looks: [2, 4]}\nequivalence_margin: 0.02\nexpect: {a: collapse}\n"
-        "overrides: {beta: 0.1}\nstopping: {max_grad_norm: 0.5}\n"
+        "overrides: {beta: 0.1, max_grad_norm: 0.5}\n"
     ))  # fmt: skip
     assert (study.seeds, study.looks, study.profile) == ((0, 1, 2, 3), (2, 4), "auto")
     assert study.equivalence_margin == 0.02

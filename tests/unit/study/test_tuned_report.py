@@ -13,14 +13,13 @@ from tests.support.synthetic_study import learning_rows, write_run
 from tests.support.tuned_study import tuned_plan
 from trl_ablate.study.estimate import estimate
 from trl_ablate.study.factors import read_design
+from trl_ablate.study.outline import grid
 from trl_ablate.study.planned import Plan, PlannedRun
-from trl_ablate.study.progress import grid
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.report.tuned import split
 from trl_ablate.study.report.tuning_sections import sensitivity
-from trl_ablate.study.runs import StudyRuns
-from trl_ablate.study.schedule import next_runs
+from trl_ablate.study.runs import StudyRuns, next_runs
 from trl_ablate.study.store import RunStore
 
 TOPS = {"ref": [0.4, 0.7, -0.8], "other": [0.701, 0.3, -0.4]}

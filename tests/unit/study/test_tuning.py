@@ -1,15 +1,14 @@
 """Fair tuning: the same trials for every arm, fresh seeds after them, and what runs next."""
 
-import math
 import random
 
 import pytest
 
 from tests.support.tuned_study import tuned_plan
 from trl_ablate import ConfigurationError
+from trl_ablate.study.outline import tuning_text
 from trl_ablate.study.planned import Plan
-from trl_ablate.study.report.stats import judge, pairs_of
-from trl_ablate.study.schedule import bounds, needed, next_runs, tuned, tuning_text
+from trl_ablate.study.runs import bounds, needed, next_runs, tuned
 from trl_ablate.study.tuning import make_tuning, standing, trials_per_arm
 
 
@@ -35,11 +34,7 @@ def test_a_trial_without_an_outcome_does_not_count_as_zero():
     assert standing(tuning, scores).chosen == 0
     nothing = standing(tuning, dict.fromkeys(scores))
     assert nothing.chosen is None and len(nothing.trials) == 6
-
-
-def test_of_equal_values_the_first_is_chosen():
-    tuning = make(values=(1, 2, 3), seeds=1)
-    assert standing(tuning, dict.fromkeys([(0, 0), (1, 0), (2, 0)], 0.5)).chosen == 0
+    assert standing(tuning, dict.fromkeys(scores, 0.5)).chosen == 0  # of equal ones the first
 
 
 def test_halving_drops_the_worse_half_after_each_seed():
@@ -153,28 +148,3 @@ def test_the_bounds_hold_whatever_the_trials_show():
         assert (least, most) == (min(sizes), max(sizes))
     text = tuning_text(tuned_plan({"a": [1, 2, 3], "b": [4, 5, 6]}), {})
     assert "6 runs of each of 2 arms" in text and "18 to 21 runs in all" in text
-
-
-STUDIES = 400
-
-
-def test_fresh_seeds_do_not_flatter_and_raise_no_false_alarm():
-    """Two arms without a difference, five values of equal effect, unit noise. A chosen mean over
-    one seed is too high by the expected maximum of five normal values, 1.163; the mean over fresh
-    seeds is not, and the two arms differ in 5 % of the studies."""
-    plan = tuned_plan({"a": [1, 2, 3, 4, 5], "b": [6, 7, 8, 9, 10]}, tuning_seeds=1)
-    arms, rng = {arm.name: arm for arm in plan.arms}, random.Random(2)
-    chosen, fresh, alarms = [], [], 0
-    for _ in range(STUDIES):
-        finished: dict[str, float | None] = {}
-        while coming := next_runs(plan, finished):
-            finished |= {run.id: rng.gauss(0, 1) for run in coming}
-        bests = [arms[each.best or ""] for each in tuned(plan, finished)]
-        chosen += [finished[best.runs[0].id] for best in bests]
-        values = [[finished[run.id] for run in best.runs[1:]] for best in bests]
-        fresh += [value for of_arm in values for value in of_arm]
-        alarms += judge({"b": pairs_of(*values)})["b"].verdict != "not distinguishable"
-    error = 1 / math.sqrt(len(chosen))
-    assert sum(chosen) / len(chosen) == pytest.approx(1.163, abs=4 * error)
-    assert abs(sum(fresh) / len(fresh)) < 4 / math.sqrt(len(fresh))
-    assert alarms / STUDIES < 0.05 + 2.576 * math.sqrt(0.05 * 0.95 / STUDIES)

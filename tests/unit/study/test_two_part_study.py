@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from tests.support.synthetic_study import METRIC, flat_run, learning_rows, make_plan, write_run
+from tests.support.synthetic_study import METRIC, flat_run, learning_rows, write_run
+from tests.support.tuned_study import tuned_plan
 from trl_ablate import ConfigurationError
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.outline import power_lines
@@ -16,7 +17,6 @@ from trl_ablate.study.report.verdicts import agreement
 from trl_ablate.study.resolution import resolve_plan
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
-from trl_ablate.study.tuning import make_tuning
 from trl_ablate.study.verdict import Verdict
 
 STUDY = """
@@ -30,7 +30,7 @@ profile: miniature
 equivalence_margin: 0.03
 tune: {learning_rate: [1e-5, 3e-5], seeds: 2}
 """
-TOPS = {"grpo": 0.8, "worse": 0.6, "alike": 0.8, "fails": 0.8}
+TOPS = {"grpo": 0.8, "worse": 0.6, "alike": 0.801, "fails": 0.799}
 
 
 def test_the_file(write):
@@ -56,24 +56,13 @@ def test_what_is_refused(write, old, new, complaint):
         resolve_plan(load_study(write(STUDY.replace(old, new))), to_run=True)
 
 
-def two_part_plan(**changes) -> Plan:
+def two_part_plan() -> Plan:
     """Four arms with two candidates each, of which the second is better; looks at 8 and 16."""
-    arms = {
-        f"{arm}--learning_rate_{rate}": {"top": top - 0.3 * (rate == 1), "kind": arm}
-        for arm, top in TOPS.items()
-        for rate in (1, 3)
-    }
-    tuning = make_tuning(
-        {"learning_rate": [1, 3]}, seeds=2, by="final", halving=False, arms=[*TOPS],
-        used=range(16), what="study",
-    )  # fmt: skip
-    plan = make_plan(arms, (*tuning.seeds, *range(16)), looks=(8, 16), equivalence_margin=0.05)
-    first = plan.arms[0], plan.arms[1]
-    more = make_plan(arms, (*tuning.seeds, *range(32)))
-    pool = [more.arms[position] for position, _ in enumerate(first)]
+    tops = {arm: [top - 0.3, top] for arm, top in TOPS.items()}
+    plan, more = (tuned_plan(tops, seeds=range(number)) for number in (16, 32))
     return dataclasses.replace(
-        plan, arms=(*pool, *plan.arms[2:]), judge="two_part", tuning=tuning,
-        expect={"worse": -0.2, "alike": 0.0, "fails": "fails"}, **changes,
+        plan, arms=(*more.arms[:2], *plan.arms[2:]), judge="two_part", looks=(8, 16),
+        equivalence_margin=0.05, expect={"worse": -0.2, "alike": 0.0, "fails": "fails"},
     )  # fmt: skip
 
 
@@ -81,10 +70,9 @@ def do(plan: Plan, store: RunStore, run_ids) -> None:
     for number, arm in enumerate(plan.arms):
         for run in arm.runs:
             if run.id in run_ids:
-                fails = arm.values["kind"] == "fails" and run.seed % 2
-                rows = learning_rows(
-                    10_000 * number + run.seed, 0.1 if fails else arm.values["top"], questions=2000
-                )
+                fails = arm.name.startswith("fails") and run.seed % 2
+                top = 0.1 if fails else arm.values["top"]
+                rows = learning_rows(10_000 * number + run.seed, top, questions=2000)
                 write_run(store, run, arm.declared, rows)
 
 

@@ -38,6 +38,7 @@ SUPPORTED = sys.platform == "linux"
 LOST = 255
 """The exit code of a process whose server was killed, as the real one is unknown."""
 
+GONE = "the fork server that starts the runs was killed"
 MESSAGE_BYTES = 2**17
 MOST_DESCRIPTORS = 8
 
@@ -87,10 +88,10 @@ class ForkServer:
                 sent = [theirs.fileno(), stdout, stderr, *keep]
                 socket.send_fds(self._socket, [request], sent)
             except (BrokenPipeError, ConnectionResetError):
-                raise ServerGone from None
+                raise ServerGone(GONE) from None
         pid, descriptors, *_ = socket.recv_fds(answers, MESSAGE_BYTES, 1)
         if not pid:
-            raise ServerGone
+            raise ServerGone(GONE)
         return WarmProcess(int(pid), descriptors[0], answers)
 
     def has_ended(self) -> bool:
@@ -99,10 +100,7 @@ class ForkServer:
 
 
 class ServerGone(ConnectionError):
-    """The fork server has ended unexpectedly."""
-
-    def __init__(self):
-        super().__init__("the fork server that starts the runs was killed")
+    """The fork server, which starts the runs, was killed."""
 
 
 class WarmProcess:

@@ -36,8 +36,7 @@ from trl_ablate.study.report.sharpening import sharpening_table
 from trl_ablate.study.report.success_pictures import successes_picture
 from trl_ablate.study.report.tuned import TunedRuns, split
 from trl_ablate.study.report.xray_section import xray_section
-from trl_ablate.study.runs import analysis_of
-from trl_ablate.study.schedule import up_to_next_look
+from trl_ablate.study.runs import analysis_of, up_to_next_look
 from trl_ablate.study.store import RunStore, id_of
 
 CURVES_ABOUT = (

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from trl_ablate.study.factors import level_text
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.curves import Run
-from trl_ablate.study.runs import score
-from trl_ablate.study.schedule import Tuned, tuned
+from trl_ablate.study.runs import Tuned, score, tuned
 from trl_ablate.study.tuning import Tuning
 
 
