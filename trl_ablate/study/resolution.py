@@ -47,7 +47,7 @@ def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
             check_success(study, [outcome.config for _, outcome in arms])
     keys = sorted({key for arm, outcome in arms for key in _declared(arm, outcome)})
     first = resolved[0]
-    asked = study.asked() | {"profile": first.profile}
+    asked: dict[str, Any] = study.asked() | {"profile": first.profile}
     return Plan(
         **asked,
         study=study.name,

@@ -48,8 +48,8 @@ def store(tmp_path) -> RunStore:
     return RunStore(tmp_path)
 
 
-def next_pass(plan: Plan, store: RunStore, *how) -> list[str]:
-    return StudyRuns(plan, store).of_pass(*(how or (True,)))
+def next_pass(plan: Plan, store: RunStore, decided: bool = True, failed=()) -> list[str]:
+    return StudyRuns(plan, store).of_pass(decided, failed)
 
 
 def seeds_of(plan: Plan, run_ids) -> dict[str, list[int]]:
