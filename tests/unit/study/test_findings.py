@@ -14,7 +14,7 @@ from trl_ablate import ConfigurationError
 from trl_ablate.cli.findings import main, pages_of
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.study.definition import load_study
-from trl_ablate.study.questions_list import LIST, Question, read_findings, studies_of
+from trl_ablate.study.questions_list import LIST, Question, read_findings
 from trl_ablate.study.report.findings_page import BEGIN, END, README_HEADING
 from trl_ablate.study.report.findings_pictures import draw_answers
 from trl_ablate.study.report.found_answers import find
@@ -358,7 +358,7 @@ def test_the_shipped_list_names_arms_of_its_studies_with_expectations():
         if row.part in ("question", "control"):
             assert set(row.arms) <= set(study.expect), row.study
     of_chains = {path.parent.name for path in LIST.parent.glob("chains*/study.yaml")}
-    assert of_chains | {"gym_objective"} == set(studies_of(rows))
+    assert of_chains | {"gym_objective"} == {study for row in rows for study in row.studies}
 
 
 def test_planted_reports_have_the_shape_of_real_ones(tmp_path):
