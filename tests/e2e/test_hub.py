@@ -20,7 +20,6 @@ from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import append_jsonl, write_json
 
 TOKEN = "hf_" + "WriteTokenOfTheTester0123456789ab"
-READ_ONLY = "hf_" + "ReadTokenOfTheTester00123456789ab"
 REPO = "tester/std_dev_off-seed3"
 CAPTURED: dict = {"capture_output": True, "text": True}
 COMMIT = f"POST /api/models/{REPO}/commit"
@@ -36,8 +35,7 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    people = {TOKEN: "tester", READ_ONLY: "tester"}
-    with HubEndpoint(people, read_only=(READ_ONLY,), part=40_000) as endpoint:
+    with HubEndpoint({TOKEN: "tester"}) as endpoint:
         monkeypatch.setattr(constants, "ENDPOINT", endpoint.url)
         yield endpoint
 
@@ -49,7 +47,7 @@ def finished_run(tmp_path_factory) -> Path:
     from safetensors.torch import load_file, save_file
 
     path = tmp_path_factory.mktemp("runs") / "run"
-    tiny_model = save_tiny_qwen2(tmp_path_factory.mktemp("tiny"), num_hidden_layers=2)  # two parts
+    tiny_model = save_tiny_qwen2(tmp_path_factory.mktemp("tiny"), num_hidden_layers=2)
     for name, step in (("checkpoint_best", 0.5), ("checkpoint_last", 1.0), ("checkpoint-8", 1.0)):
         shutil.copytree(tiny_model, path / name)
         weights = path / name / "model.safetensors"
@@ -150,7 +148,7 @@ def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(
     assert hub.repositories[REPO].private
     assert hub.commits(REPO) == 1
     uploads = hub.uploads()
-    assert len(uploads) == len(set(uploads)) == 5  # two models in two parts each, and a picture
+    assert len(uploads) == len(set(uploads)) == 3  # two models, and a picture
     local = [str(run.path / name) for name in ("checkpoint_best", "checkpoint_last")]
     remote = [REPO, f"{REPO}#checkpoint_best", f"{REPO}#checkpoint_last"]
     root, best, last, local_best, local_last = load([*remote, *local], tmp_path / "cache")

@@ -29,7 +29,7 @@ LARGE = (".safetensors", ".png")
 
 @dataclass
 class Fault:
-    """The answer to requests whose `METHOD /path` matches, so many times."""
+    """The status that requests whose `METHOD /path` matches get, so many times."""
 
     pattern: str
     status: int
@@ -55,14 +55,11 @@ class Repository:
 class HubEndpoint:
     """`with HubEndpoint(tokens={"hf_...": "owner"}) as hub:` serves at `hub.url`."""
 
-    def __init__(
-        self, tokens: dict[str, str], read_only: tuple[str, ...] = (), part: int = 1 << 30
-    ):
-        self.tokens, self.read_only, self.part = tokens, read_only, part
+    def __init__(self, tokens: dict[str, str], read_only: tuple[str, ...] = ()):
+        self.tokens, self.read_only = tokens, read_only
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
         """Content by SHA-256 (large files) or git's SHA-1 (others)."""
-        self.parts: dict[str, dict[int, bytes]] = {}
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         self.received: list[bytes] = []
@@ -143,10 +140,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.path = unquote(urlsplit(self.path).path)
         line = f"{self.command} {self.path}"
         self.hub.requests.append(line)
-        fault = self.hub.fault_for(line)
         self.body = self._read_body(int(self.headers.get("Content-Length") or 0))
         self.hub.received.append(self.body)
-        if fault:
+        if fault := self.hub.fault_for(line):
             self._answer(fault.status, {"error": "made to fail"}, {})
             return
         try:
@@ -301,31 +297,16 @@ def _batch(request: _Handler, repo: str):
     hub, answers = request.hub, []
     for wanted in json.loads(request.body)["objects"]:
         oid, size = wanted["oid"], wanted["size"]
-        upload: dict = {"href": f"{hub.url}/objects/{oid}"}
-        if size > hub.part:
-            count = -(-size // hub.part)
-            parts = {str(n): f"{hub.url}/objects/{oid}/{n}" for n in range(1, count + 1)}
-            header = {"chunk_size": str(hub.part), **parts}
-            upload = {"href": f"{hub.url}/complete/{oid}", "header": header}
+        upload = {"href": f"{hub.url}/objects/{oid}"}
         actions = {} if oid in hub.objects else {"actions": {"upload": upload}}
         answers.append({"oid": oid, "size": size, **actions})
     return {"transfer": "basic", "objects": answers}
 
 
-def _put(request: _Handler, oid: str, part: str | None = None):
-    if part is not None:
-        request.hub.parts.setdefault(oid, {})[int(part)] = request.body
-        return 200, b"", {"ETag": f'"part-{part}"'}
+def _put(request: _Handler, oid: str):
     if request.hub.keep_large(request.body) != oid:
         raise Refusal(400, "the content does not have this hash")
     return 200, b"", {}
-
-
-def _complete(request: _Handler, oid: str):
-    parts = request.hub.parts.pop(oid)
-    if request.hub.keep_large(b"".join(parts[n] for n in sorted(parts))) != oid:
-        raise Refusal(400, "the parts do not have this hash")
-    return {}
 
 
 def _commit(request: _Handler, repo: str, revision: str):
@@ -408,7 +389,6 @@ _ROUTES: list[tuple[str, Callable]] = [
     (rf"GET /api/{_KIND}/{_REPO}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?", _tree),
     (rf"GET /api/{_KIND}/{_REPO}(?:/revision/(?P<revision>[^/]+))?", _info),
     (r"POST /(?:datasets/)?(?P<repo>[^/]+/[^/]+?)\.git/info/lfs/objects/batch", _batch),
-    (r"PUT /objects/(?P<oid>\w+)(?:/(?P<part>\d+))?", _put),
-    (r"POST /complete/(?P<oid>\w+)", _complete),
+    (r"PUT /objects/(?P<oid>\w+)", _put),
     (rf"(?:GET|HEAD) /(?:datasets/)?{_REPO}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", _resolve),
 ]
