@@ -19,8 +19,6 @@ from trl_ablate.run.masking import MASK, Masker, known_secrets
 from trl_ablate.run.provenance import git_state
 from trl_ablate.training.callbacks import RolloutWriter
 
-ARMS = sorted(SHIPPED.glob("*.yaml"))
-PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))
 TOKEN, OTHER = "hf_" + "Zz9Yy8Xx7Ww6Vv5Uu4Tt3Ss2Rr1Qq0Pp9", "not-of-the-usual-shape-0123456789"
 
 
@@ -28,14 +26,11 @@ def resolve(**settings):
     return load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_no_recipe_trusts_remote_code(profile):
+def test_no_recipe_trusts_remote_code():
     assert AblationConfig.__dataclass_fields__["trust_remote_code"].default is False
-    for arm in ARMS:
-        resolved = load_recipe(arm, profile)
-        assert resolved.config.trust_remote_code is False
-        assert "trust_remote_code" not in (resolved.settings.get("model_init_kwargs") or {})
-        assert not any("trust_remote_code" in said for said in resolved.warnings)
+    files = [*SHIPPED.rglob("*.yaml")]
+    assert len(files) > 50
+    assert not [file for file in files if "trust_remote_code" in file.read_text("utf-8")]
 
 
 @pytest.mark.parametrize(

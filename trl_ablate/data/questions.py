@@ -89,20 +89,7 @@ def load_questions(task: TaskArguments, part: Part) -> Dataset:
             f"dataset {name!r}, split {split!r}, has no usable rows left; look at "
             "what it holds, and at what levels, subjects and filter leave out."
         )
-    _report_repeats(questions, name)
     return _to_dataset(questions if made else draw(questions, size, seed, name), name)
-
-
-def _report_repeats(questions: list[dict[str, Any]], name: str) -> None:
-    """Warn about rows that are equal in every column: they count more than once."""
-    seen: set[str] = set()
-    repeats = [row for row in questions if (text := repr(row)) in seen or seen.add(text)]
-    if repeats:
-        logger.warning(
-            "dataset %r: %d of %d rows repeat an earlier row in every column, the first is %r; "
-            "remove them if they should not count more than once",
-            name, len(repeats), len(questions), _beginning(repeats[0]),
-        )  # fmt: skip
 
 
 def to_prompts(

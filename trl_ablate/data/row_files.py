@@ -147,7 +147,7 @@ def _read_json(path: Path) -> Iterator[Row]:
             place = f"{path}, line {number}"
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                row = _json_row(place, json.loads(text), "\\ud" in text.lower()) if text else None
+                row = _json_row(place, json.loads(text)) if text else None
             except UnicodeDecodeError as error:
                 row = Row(place, defect=f"not UTF-8 (byte {error.start + 1} of the line)")
             except (ValueError, RecursionError) as error:
@@ -156,11 +156,10 @@ def _read_json(path: Path) -> Iterator[Row]:
                 yield row
 
 
-def _json_row(place: str, values: Any, maybe_half: bool = True) -> Row:
-    """The row of a parsed value; `maybe_half` looks for halves of surrogate pairs in it."""
+def _json_row(place: str, values: Any) -> Row:
+    """The row of a parsed value."""
     try:
-        if maybe_half:
-            json.dumps(values, ensure_ascii=False).encode()
+        json.dumps(values, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])[1:-1]
         return Row(place, defect=f"text with {half}, which is half of a surrogate pair")

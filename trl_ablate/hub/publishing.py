@@ -54,7 +54,7 @@ def push_run(
     finished = read_run(run, secret)
     files = everything_but_the_card(finished)
     if show:
-        show(sizes(files) | {CARD: 0})
+        show(sizes(files))
     try:
         return _publish(finished, files, HfApi(token=secret), repo_id, private, revision)
     except PublishError as error:
@@ -65,18 +65,16 @@ def push_run(
 
 
 def files_of(run: RunDirectory) -> dict[str, int]:
-    """Path and bytes of every file that publishing the run would upload; uses no network.
-
-    The card's size is given as 0: its text depends on what the Hub has about the base model.
-    """
-    return sizes(everything_but_the_card(read_run(run))) | {CARD: 0}
+    """Path and bytes of every file that publishing the run would upload; uses no network."""
+    return sizes(everything_but_the_card(read_run(run)))
 
 
 def sizes(files: Mapping[str, Source]) -> dict[str, int]:
+    """Those of the files, and 0 of the card, whose text depends on what the Hub has."""
     return {
         path: source.stat().st_size if isinstance(source, Path) else len(source)
         for path, source in sorted(files.items())
-    }
+    } | {CARD: 0}
 
 
 def check_token(token: str | None = None) -> str:

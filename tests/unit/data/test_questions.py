@@ -288,13 +288,6 @@ def test_a_byte_order_mark_and_a_whole_pair_are_no_defects(tmp_path):
     assert load(write_lines(tmp_path / "a.jsonl", line))["question"][:] == ["a \U0001f600"]
 
 
-def test_repeated_rows_are_reported(tmp_path, caplog):
-    source = write_lines(tmp_path / "a.jsonl", *ROWS[:2], {**ROWS[0], "level": 9}, ROWS[1])
-    with caplog.at_level(logging.WARNING):
-        assert len(load(source)) == 4
-    assert "1 of 4 rows repeat an earlier row in every column, the first is '2+2?'" in caplog.text
-
-
 def test_answers_are_read_only_where_a_reward_of_ours_compares_them(tmp_path):
     source = write_lines(tmp_path / "a.jsonl", {**GOOD, "answer": "so #### 2"}, {"question": "2?"})
     assert load(source, **OWN_REWARD)["answer"][:] == ["so #### 2", None]

@@ -195,19 +195,17 @@ def test_an_async_row_that_raises_is_ungraded_and_none_and_nan_are_too():
     assert metrics == {"grader/mine/ungraded": 2.0, "grader/mine/errors": 0.0}
 
 
-def test_what_a_failed_call_logged_is_dropped():
-    def function(completions, log_metric, log_extra, environments, **kwargs):
-        log_metric("mine", 1.0)
-        log_extra("text", list(completions))
+def test_what_is_logged_for_a_row_alone_is_dropped():
+    def function(completions, log_metric, environments, **kwargs):
         if "bad" in completions:
             raise ValueError("bad")
+        log_metric("mine", 1.0)
         return [float(environments[0])] * len(completions)
 
     both = guarded(Calls("mine", function))
-    rewards, metrics, extra = logged_call(both, ["good", "bad"], environments=[3, 4])
-    assert rewards == [3.0, None] and "mine" not in metrics and extra == {}
-    _, metrics, extra = logged_call(both, ["good"], environments=[3])
-    assert metrics["mine"] == 1.0 and extra == {"text": ["good"]}
+    rewards, metrics, _ = logged_call(both, ["good", "bad"], environments=[3, 4])
+    assert rewards == [3.0, None] and "mine" not in metrics
+    assert logged_call(both, ["good"], environments=[3])[1]["mine"] == 1.0
 
 
 def raises(completions, **kwargs):
@@ -325,7 +323,6 @@ def test_a_wrong_entry_is_refused_in_one_sentence(file, tmp_path, entries, sente
 @pytest.mark.parametrize(
     ("entry", "given", "sentence"),
     [
-        ("answer", {"form": None}, "set `reward` to one of r1_zero"),
         ("{}:of_state", {"timeout": 1.0}, "needs trainer_state, which cannot be passed"),
         ("{}:lengths", {"timeout": 1.0}, "a row cannot be passed to a worker process"),
     ],

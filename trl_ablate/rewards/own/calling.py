@@ -2,7 +2,7 @@
 
 TRL passes lists: prompts, completions, completion ids, and every column of the data set. If a call
 raises, the function is called again for each row alone, and a row that raises again is ungraded
-(None), which is not 0. None and NaN are ungraded, too. What a call logs is kept only if it returns.
+(None), which is not 0. None and NaN are ungraded, too. What is logged for a row alone is dropped.
 
 An error on every row of a call, and rewards of the wrong number or type, are errors of the function
 and not of a row: they raise a `RewardError` with one sentence.
@@ -129,15 +129,13 @@ async def _rewards(calls: Calls, given: Mapping[str, Any], is_async: bool) -> li
         return await output if is_async else output
 
     completions = given["completions"]
-    kept: list[tuple[Callable[..., None], str, Any]] = []
     whole: Any = None
     rows: list[Any] = []
     errors: dict[int, str] = {}
     with in_this_process(calls.name, calls.file):
         try:
-            whole = await output_of({**given, **_keeping(given, kept)})
+            whole = await output_of(given)
         except Exception:
-            kept.clear()
             for index, row in enumerate(_each_row(given)):
                 try:
                     rows.append(await output_of(row))
@@ -149,19 +147,7 @@ async def _rewards(calls: Calls, given: Mapping[str, Any], is_async: bool) -> li
         rewards = [checked(calls.name, row, [text])[0] for row, text in pairs]
     else:
         rewards = checked(calls.name, whole, completions)
-    for log, name, value in kept:
-        log(name, value)
     return calls.settled(rewards, errors, given)
-
-
-def _keeping(given: Mapping[str, Any], kept: list[Any]) -> dict[str, Any]:
-    """TRL's two log functions, replaced by ones that keep what they are given."""
-
-    def keeping(log: Callable[..., None]) -> Callable[[str, Any], None]:
-        return lambda name, value: kept.append((log, name, value))
-
-    logs = {name: given.get(name) for name in ("log_metric", "log_extra")}
-    return {name: None if log is None else keeping(log) for name, log in logs.items()}
 
 
 def _each_row(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -93,23 +93,16 @@ def _own(
 ) -> Callable[..., Any]:
     """A reward of this package. Those of one format share the grading of a batch, which the first
     of them logs."""
-    form = _form(path if path in graders else graders[0], tools.form) if graders else None
+    form = None
+    if graders:
+        named = path if path in graders else graders[0]
+        form = named if named in TEMPLATES else tools.form
+        assert form is not None  # a task refuses `answer` and `format` without a form
     batch = batches.setdefault(form, GradedRewards(form, tools.grader))
     if path == "eos_penalty":
         return batch.eos_penalty(tools.eos_token_ids, tools.special_token_ids)
     part = {"answer": "answer_reward", "format": "format_reward"}.get(path, "reward")
     return batch.marks(path, part, logs=path == graders[0])
-
-
-def _form(path: str, form: str | None) -> str:
-    if path in TEMPLATES:
-        return path
-    if form is None:
-        raise ConfigurationError(
-            f"reward '{path}' reads answers in the format of a template, and the recipe's template "
-            f"is its own; set `reward` to one of {', '.join(TEMPLATES)}"
-        )
-    return form
 
 
 def calls_of(spec: RewardSpec) -> Calls:
