@@ -12,7 +12,7 @@ from typing import Any
 
 from trl_ablate.run.json_files import read_object
 from trl_ablate.study.questions_list import Question
-from trl_ablate.study.report.numbers import MIXED, NOTHING, number, within
+from trl_ablate.study.report.numbers import MIXED, NOTHING, number, signed, within
 from trl_ablate.study.report.verdicts import MOSTLY
 from trl_ablate.study.verdict import WORDS, Verdict
 from trl_ablate.study.xray_file import XRAY, KnownXray, read_xray
@@ -20,6 +20,7 @@ from trl_ablate.study.xray_file import XRAY, KnownXray, read_xray
 Json = Mapping[str, Any]
 
 CANNOT_SAY = "cannot say"
+NO_EFFECT = "no effect is distinguishable"
 FAILING = (Verdict.FAILS_MORE, Verdict.FAILS_LESS)
 FAILS_PAGE = " ‡"
 ONLY_RESCALES = "only rescales"
@@ -97,6 +98,12 @@ class ArmFound:
             return f"{self.words} {self.kind}"
         disagree = bool(self.details.get("disagreement"))
         return f"{self.words} is {self.kind}" + " (two tests disagree)" * disagree
+
+    @property
+    def expected(self) -> str:
+        """A verdict, or the size of the difference."""
+        given = self.details["expected"]
+        return signed(given) if isinstance(given, (int, float)) else given or NOTHING
 
     @property
     def effect_on_learning(self) -> str:
@@ -193,6 +200,79 @@ class Found:
         counts = sorted({arm.numbers["pairs"] for arm in self.arms})
         ends = dict.fromkeys([counts[0], counts[-1]]) if counts else ()
         return " to ".join(map(str, ends)) or NOTHING
+
+    @property
+    def answer(self) -> str:
+        """The verdicts in brief."""
+        if self.effects:
+            strong = ", ".join(effect.brief for effect in self.strong_effects)
+            return strong or NO_EFFECT
+        if self.is_in_words:
+            return "; ".join(arm.brief for arm in self.arms)
+        kinds = dict.fromkeys(arm.kind for arm in self.arms)
+        arms = {kind: [arm.words for arm in self.arms if arm.kind == kind] for kind in kinds}
+        return "; ".join(f"{kind}: {', '.join(words)}" for kind, words in arms.items())
+
+    @property
+    def numbers(self) -> str:
+        """The differences of the answer."""
+        if self.effects:
+            found = "; ".join(effect.estimate for effect in self.strong_effects)
+        elif self.is_in_words:
+            found = "; ".join(arm.difference for arm in self.arms)
+        else:
+            best = max(self.arms, key=lambda arm: arm.numbers["difference"] or -math.inf)
+            found = f"{best.words} {best.difference}"
+        mixed = bool(self.report and self.report["details"]["mixed"])
+        return found + MIXED * (mixed and MIXED.strip() not in found)
+
+    @property
+    def xray(self) -> str:
+        """What the X-ray says of the headline."""
+        return self.headline.xray.verdict if self.headline and self.headline.xray else NOTHING
+
+    @property
+    def in_brief(self) -> str:
+        """The headline alone, for a short page."""
+        if self.headline:
+            return f"{self.headline.brief}, {self.headline.difference}"
+        sentences = [effect.sentence for effect in self.strong_effects if effect.sentence]
+        return sentences[0].partition(". ")[0] if sentences else NO_EFFECT
+
+    @property
+    def of_effects(self) -> str:
+        """The sentences of the effects that are seen, interactions first."""
+        strong = [effect for effect in self.effects if effect.is_strong and effect.sentence]
+        strong.sort(key=lambda effect: not effect.is_interaction)
+        return " ".join(str(each.sentence) for each in strong) or f"{NO_EFFECT.capitalize()}."
+
+    @property
+    def passes(self) -> Json:
+        """Arm -> how its pass@1 and pass@k rise."""
+        return self.report["details"]["passes"] if self.report else {}
+
+    @property
+    def not_run(self) -> str:
+        missing = f" {'; '.join(self.missing)}" * bool(self.is_run and self.missing)
+        return f"{self.asked.question}{missing} ({self.asked.study})"
+
+    @property
+    def over_worlds(self) -> Iterator[tuple[str, list[EffectFound | None], str]]:
+        """The effects that have a verdict in the first world: name, in each world, sign kept."""
+        each = [{effect.name: effect for effect in world.effects} for world in self.worlds]
+        for name, first in each[0].items() if each else ():
+            if first.is_strong:
+                effects = [known.get(name) for known in each]
+                yield name, effects, _sign_kept(effects)
+
+
+def _sign_kept(effects: Sequence[EffectFound | None]) -> str:
+    """An interval that contains 0 shows no sign."""
+    first, *others = (effect for effect in effects if effect is not None)
+    if any(effect.is_strong and effect.sign != first.sign for effect in others):
+        return "no"
+    same = all(effect.sign == first.sign and effect.excludes_0 for effect in others)
+    return "yes" if others and same else CANNOT_SAY
 
 
 def read_report(folder: Path) -> Json | None:
