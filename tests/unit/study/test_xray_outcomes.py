@@ -51,7 +51,7 @@ def test_an_outcome_is_against_the_arm_that_the_gradient_is_compared_with(files)
 def test_the_command(files, tmp_path, capsys):
     word = f"{files[0]}={files[1]}"
     assert main(["xray", "--outcomes", word, "--output", str(tmp_path / "out")]) == 0
-    assert "Rank correlation of distance and outcome over 4 arms: 1.00" in capsys.readouterr().out
+    assert "Rank correlation of distance and outcome over 4 arms: +1.00" in capsys.readouterr().out
     assert (tmp_path / "out" / "OUTCOMES.md").read_text() == markdown(pairs_of(*files))
     assert (tmp_path / "out" / "outcomes.png").read_bytes().startswith(b"\x89PNG")
 
@@ -67,7 +67,8 @@ def test_the_correlation_and_its_bootstrap_are_those_of_scipy():
     distances, differences = rng.random(12), rng.normal(size=12).round(1)  # with ties
     pairs = [Pair("s", str(n), "x", *both, 0, 1, True)
              for n, both in enumerate(zip(distances, differences, strict=True))]  # fmt: skip
-    draws = np.random.default_rng(0).integers(0, 12, (2000, 12))
+    draw = np.random.default_rng(0)
+    draws = [draw.integers(0, 12, 12) for _ in range(2000)]
     values = [stats.spearmanr(distances[d], abs(differences[d])).statistic for d in draws]
     assert correlation(pairs).value == pytest.approx(
         stats.spearmanr(distances, abs(differences)).statistic
@@ -75,3 +76,12 @@ def test_the_correlation_and_its_bootstrap_are_those_of_scipy():
     assert [correlation(pairs).low, correlation(pairs).high] == pytest.approx(
         list(np.quantile(values, [0.025, 0.975]))
     )
+
+
+def test_the_bootstrap_draws_whole_studies():
+    """Two studies of three arms: with both, the correlation is 0.886; with one twice, 0.5 or 1."""
+    places = [("a", 1, 1), ("a", 2, 3), ("a", 3, 2), ("b", 4, 4), ("b", 5, 5), ("b", 6, 6)]
+    pairs = [Pair(study, str(x), "x", float(x), y / 10, 0, 1, True) for study, x, y in places]
+    found = correlation(pairs)
+    assert (found.low, found.high) == pytest.approx((0.5, 1.0))
+    assert found.value == pytest.approx(1 - 6 * 2 / (6 * 35))

@@ -6,13 +6,13 @@ For each arm with an entry in `xray.json` and runs in a study's `runs.csv`:
     outcome     |mean final value of the arm's runs - that of the reference's runs|
 
 and over all arms the rank correlation of the two (Spearman), with the 95 % interval of a seeded
-bootstrap over arms. An arm of several studies counts once per study.
+bootstrap over studies. An arm of several studies counts once per study.
 """
 
 import csv
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,14 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.picture import INK, PALETTE, STYLE, png_of
 from trl_ablate.run.untrusted import for_markdown, for_picture, markdown_table
 from trl_ablate.study.report.found_answers import Found, with_xray
+from trl_ablate.study.report.numbers import within
 from trl_ablate.study.xray_file import read_xray
 
 DRAWS = 2_000
 LEAST = 4
 """Arms for a rank correlation."""
+CATASTROPHE = 0.3
+"""A difference beyond this is seen without statistics."""
 FINAL = "final_"
 LINE, LETTER = 0.027, 0.0066
 """Room of a label, as a share of the axes."""
@@ -126,17 +129,29 @@ def correlation(pairs: Sequence[Pair]) -> Correlation | None:
     if len(pairs) < LEAST:
         return None
     table_A2 = np.array([(pair.distance, pair.outcome) for pair in pairs])
-    draws = np.random.default_rng(0).integers(0, len(pairs), (DRAWS, len(pairs)))
-    low, high = np.nanquantile(_spearman(table_A2[draws]), [0.025, 0.975])
+    drawn = [_spearman(table_A2[places]) for places in _draws([pair.study for pair in pairs])]
+    low, high = np.nanquantile(drawn, [0.025, 0.975])
     return Correlation(float(_spearman(table_A2)), float(low), float(high), len(pairs))
 
 
-def _spearman(table_A2: np.ndarray) -> np.ndarray:
-    """Over the next to last axis; NaN where all values of a column are equal."""
-    ranks = stats.rankdata(table_A2, axis=-2)
-    x, y = np.moveaxis(ranks - ranks.mean(axis=-2, keepdims=True), -1, 0)
+def _draws(studies: Sequence[str]) -> Iterator[np.ndarray]:
+    """Places of arms for the bootstrap: whole studies, as their arms share a reference and seeds;
+    single arms if there is one study."""
+    names = np.array(studies)
+    units = [np.flatnonzero(names == name) for name in dict.fromkeys(studies)]
+    if len(units) == 1:
+        units = [np.array([place]) for place in range(len(names))]
+    draw = np.random.default_rng(0)
+    for _ in range(DRAWS):
+        yield np.concatenate([units[i] for i in draw.integers(0, len(units), len(units))])
+
+
+def _spearman(table_A2: np.ndarray) -> float:
+    """NaN where all values of a column are equal. scipy's own would also test for 0 each time."""
+    ranks = stats.rankdata(table_A2, axis=0)
+    x, y = (ranks - ranks.mean(axis=0)).T
     with np.errstate(invalid="ignore"):
-        return (x * y).sum(-1) / np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+        return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
 
 
 def markdown(pairs: Sequence[Pair]) -> str:
@@ -154,19 +169,24 @@ def markdown(pairs: Sequence[Pair]) -> str:
 
 
 def sentence(pairs: Sequence[Pair]) -> str:
-    """The correlation over all arms, and without those that take more steps per batch."""
-    alike = [pair for pair in pairs if pair.on_policy]
-    text = f"Rank correlation of distance and outcome over {_text(pairs)}."
-    return text if len(alike) == len(pairs) else (
-        f"{text} With as many optimizer steps per batch as the reference: {_text(alike)}."
-    )  # fmt: skip
+    """The correlation over all arms, and without those that take more steps per batch, or that
+    nobody needs an X-ray for."""
+    parts = [f"Rank correlation of distance and outcome over {_text(pairs)}."]
+    others = {
+        "With as many optimizer steps per batch as the reference": [
+            p for p in pairs if p.on_policy
+        ],
+        f"Without outcomes above {CATASTROPHE}": [p for p in pairs if p.outcome <= CATASTROPHE],
+    }
+    parts += [f"{which}: {_text(of)}." for which, of in others.items() if len(of) < len(pairs)]
+    return " ".join(parts)
 
 
 def _text(pairs: Sequence[Pair]) -> str:
     found = correlation(pairs)
     if found is None:
         return f"{len(pairs)} arm{'s' * (len(pairs) != 1)}: too few"
-    return f"{found.arms} arms: {found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    return f"{found.arms} arms: {within(found.value, found.low, found.high, 2)}"
 
 
 def scatter(pairs: Sequence[Pair]) -> bytes:
