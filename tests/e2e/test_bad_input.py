@@ -86,13 +86,12 @@ def test_bad_input_is_one_sentence(case, folder, capsys, monkeypatch):
     assert re.search(sentence, said), said
 
 
-def test_rows_that_repeat_are_reported(folder, capsys, caplog):
+def test_rows_that_repeat_are_reported(folder, capsys):
     rows = [ROW] * 3 + [{**ROW, "question": "What is 2+1?"}]
     write_jsonl(folder / "data" / "train.jsonl", rows)
     code, out, _ = checked(folder, capsys)
     assert code == 0
     assert "1 questions occur more than once, first: What is 1+2?" in out
-    assert "2 of 4 rows repeat an earlier row in every column" in caplog.text
 
 
 def test_code_of_a_model_needs_trust_remote_code(folder, capsys, tmp_path, tiny_model, monkeypatch):
