@@ -267,10 +267,13 @@ def stays_away(completions, **kwargs):
 def forked(completions, seconds):
     if not os.path.exists(__file__ + ".pids"):  # once: processes that come back would fork again
         open(__file__ + ".pids", "w").close()
-        if os.fork() == 0:
+        child = os.fork()
+        if child == 0:
             with open(__file__ + ".pids", "w") as file:
                 file.write(str(os.getpid()))
             time.sleep(seconds)
+        elif seconds == 0:
+            os.waitpid(child, 0)
     return [float(len(text)) for text in completions]
 """
 

@@ -114,7 +114,8 @@ def large(folder, runs, steps):
 MEASURED = """
 import sys, time
 from pathlib import Path
-from tests.unit.run.test_logged import RunStore, make_plan, report_study
+from tests.unit.run.test_logged import RunStore, make_plan
+from trl_ablate.study.report.making import report_study
 folder, runs, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 plan = make_plan({"a": {"x": 1}, "b": {"x": 2}}, seeds=range(runs // 2), grpo_steps=steps)
 began = time.process_time()
