@@ -31,7 +31,7 @@ def add_options(parser: Parser) -> None:
         "recipe", nargs="?", metavar="RECIPE",
         help="take its settings, where none is given; a name or a path",
     )  # fmt: skip
-    parser.add_argument("--profile", default="h100", help="of the recipe; default: h100")
+    parser.add_argument("--profile", help="default: the recipe's own, or else h100")
     parser.add_argument("--json", action="store_true", help="print JSON")
     for name, option in OPTIONS.items():
         parser.add_argument(
@@ -67,7 +67,9 @@ def run(options: argparse.Namespace) -> int:
     if options.recipe:
         from trl_ablate.recipe.resolving import load_recipe
 
-        resolved = load_recipe(options.recipe, options.profile)
+        resolved = load_recipe(options.recipe, options.profile or "auto")
+        if options.profile is None and resolved.profile_reason != "as asked":
+            resolved = load_recipe(options.recipe, "h100")
         named = {"model_name_or_path": given["model"]} if "model" in given else {}
         of_recipe = from_recipe({**resolved.settings, **named}, resolved.profile)
     answer = plan(Setup(**{**of_recipe, **given}))

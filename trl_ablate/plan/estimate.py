@@ -138,7 +138,8 @@ class Estimate:
         """Of the parts of each phase of a step."""
         return {
             "rollout": {
-                **self.generated(self.setup.rollouts), "weights to the engine": self._sync(),
+                **self.generated(self.setup.rollouts, self.setup.sharing),
+                "weights to the engine": self._sync(),
             },
             "training": self._training(),
             "rest": {"rewards, text, sleep": self.setup.other_s},
@@ -169,11 +170,13 @@ class Estimate:
         setup, shape = self.setup, self.shape
         row, squares, share, more = float(self.longest), float(self.longest) ** 2, 1.0, 1.0
         if not setup.padded:
-            row = setup.prompt_tokens + setup.mean_length
-            squares = row**2 + setup.spread * setup.mean_length**2
+            row = setup.prompt_tokens / setup.sharing + setup.mean_length
+            squares = (
+                setup.prompt_tokens + setup.mean_length
+            ) ** 2 + setup.spread * setup.mean_length**2
             share, more = CAUSAL, 1 / (1 - setup.padding_left)
         positions = setup.rollouts * row * more
-        completed = positions - setup.rollouts * setup.prompt_tokens
+        completed = positions - setup.rollouts * setup.prompt_tokens / setup.sharing
         matrices = 2.0 * shape.layers * shape.of_a_layer * positions
         head = 2.0 * shape.embedding * completed
         attended = setup.rollouts * squares * more * share
@@ -227,8 +230,9 @@ class Estimate:
         gathered = 2.0 * gathers * self.shape.parameters
         return microbatches * (gathered + float(count * setup.epochs)) * share / speed
 
-    def generated(self, count: int) -> dict[str, float]:
-        """Seconds of the parts of generating this many completions on all cards."""
+    def generated(self, count: int, sharing: int = 1) -> dict[str, float]:
+        """Seconds of the parts of generating this many completions on all cards, where `sharing`
+        have one prompt."""
         setup, shape = self.setup, self.shape
         rows, compute = count / setup.gpus, self.gpu.flops * setup.mfu
         length, matrices = setup.mean_length, shape.layers * shape.of_a_layer
@@ -240,7 +244,7 @@ class Estimate:
         operations = 2.0 * (matrices + shape.embedding) * (rows * length) / compute
         overhead = setup.decode_ms / 1e3 if self.by_vllm else shape.layers * setup.layer_ms / 1e3
         return {
-            "prompts": 2.0 * matrices * rows * setup.prompt_tokens / compute,
+            "prompts": 2.0 * matrices * rows * setup.prompt_tokens / sharing / compute,
             "decoding": max(memory_bound, operations) + steps * overhead,
         }
 

@@ -24,7 +24,7 @@ SAME = {
 
 TASKS: dict[str, dict[str, Any]] = {
     "miniature/words": {
-        "prompt_tokens": 54, "mean_length": 34, "spread": 0.2, "eval_questions": 1200,
+        "prompt_tokens": 54, "mean_length": 17, "spread": 0.4, "eval_questions": 1200,
     },
 }  # fmt: skip
 """What is known of the texts of a dataset; measured with the base of the profile `smollm2`."""
@@ -49,6 +49,12 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
     found["engine"] = "vllm" if given.get("use_vllm") else "transformers"
     found["lora_rank"] = given.get("lora_r", 0) if given.get("use_peft") else 0
     found["padded"] = given.get("trim_microbatches") is False
+    if (
+        "num_generations" in given
+        and given.get("share_prompts") is not False
+        and not found["padded"]
+    ):
+        found["sharing"] = min(given["num_generations"], found.get("microbatch", 1))
     if {"generation_batch_size", "optimizer_batch_size"} <= given.keys():
         found["optimizer_steps"] = given["generation_batch_size"] // given["optimizer_batch_size"]
     if given.get("eval_strategy") == "steps" and {"grpo_steps", "eval_steps"} <= given.keys():

@@ -57,6 +57,7 @@ class Setup:
     logit_chunk: int = assumed(256, "tokens of a chunk of logits")
     padded: bool = assumed(False, "true: rows padded to the longest, as stock TRL does")
     padding_left: float = assumed(0.06, "padding that trimming and regrouping leave", 0)
+    sharing: int = assumed(1, "completions of one prompt in a pass that computes it once")
     extra_forwards: int = assumed(
         0, "forward passes for old or reference log-probabilities; with vLLM TRL makes 1", 0
     )

@@ -121,6 +121,7 @@ def test_operations_by_hand():
     # 36 positions of 12; matrices 2·288 each, head 2·40 for 21 of them, attention 4·2·4·12² a row
     assert of_tiny(**sizes, padded=True).forward() == 36 * 576 + 21 * 80 + 3 * 32 * 144
     assert of_tiny(**sizes).forward() == 36 * 576 + 21 * 80 + 3 * 32 * 144 / 2
+    assert of_tiny(**sizes, sharing=5).forward() == 24 * 576 + 21 * 80 + 3 * 32 * 144 / 2
     passes = [of_tiny(**{name: 1}).passes for name in ("padded", "checkpointing", "lora_rank")]
     assert passes == [3, 4, 2]
 

@@ -6,6 +6,7 @@ of numbers, so that what carries over is arithmetic in words.
 
 | level | what it takes |
 |---|---|
+| `0` | one operation, asked for outright |
 | `1` | one operation |
 | `1d` | one operation, beside a number that does not matter |
 | `2` | two operations |
@@ -22,7 +23,7 @@ from typing import NamedTuple, NoReturn
 from trl_ablate.miniature.world import Lesson, Question, Shape, Split, World
 
 SIZES: dict[Split, int] = {"train": 6000, "validation": 1200}
-SHARES = {"1": 0.5, "1d": 0.15, "2": 0.2, "2u": 0.05, "3": 0.1}
+SHARES = {"0": 0.4, "1": 0.3, "1d": 0.1, "2": 0.1, "2u": 0.05, "3": 0.05}
 """Of the problems at each level."""
 HELD_OUT = 4
 """One set of numbers in so many is held out."""
@@ -44,6 +45,8 @@ class Phrases(NamedTuple):
     less: tuple[str, ...]
     asides: tuple[str, ...]
     questions: tuple[str, ...]
+    sums: tuple[str, ...]
+    differences: tuple[str, ...]
     units: tuple[tuple[int, str], ...]
     """How many parts a unit has, and the whole problem."""
 
@@ -58,6 +61,9 @@ PHRASES: dict[Split, Phrases] = {
         less=("{a} gives {n} away.", "{a} loses {n}.", "{b} takes {n} from {a}."),
         asides=("{b} has {n} {t}.", "{a} is {n} years old."),
         questions=("How many {t} does {a} have now?", "How many {t} does {a} have in the end?"),
+        sums=("{a} asks {b}: What is {n} plus {m}?", "{a} adds {n} and {m}. What is the result?"),
+        differences=("{a} asks {b}: What is {n} minus {m}?",
+                     "{a} takes {m} from {n}. What remains?"),
         units=(
             (7, "{a} is away for {m} weeks and {n} days. How many days is that?"),
             (12, "{a} has {m} dozen {t} and {n} more. How many {t} is that?"),
@@ -73,6 +79,8 @@ PHRASES: dict[Split, Phrases] = {
         less=("Then {n} of them break.", "{a} sells {n} {t}."),
         asides=("{b} lives {n} miles away.", "It rains for {n} hours."),
         questions=("How many {t} are there now?", "How many {t} are left with {a}?"),
+        sums=("Help {a}: what is the sum of {n} and {m}?", "{a} works out {n} + {m}. What is it?"),
+        differences=("Help {a}: how much is {n} less {m}?", "{a} works out {n} - {m}. What is it?"),
         units=(
             (4, "{a} waits {m} hours and {n} quarters of an hour. How many quarter-hours is this?"),
             (10, "{a} pays {m} dimes and {n} cents. What is this in cents?"),
@@ -107,6 +115,14 @@ def after_event(rng: random.Random, said: Phrases, before: Problem) -> Problem:
     return Problem((*before.sentences, sentence), (*before.numbers, n), answer)
 
 
+def bare(rng: random.Random, said: Phrases) -> Problem:
+    """One operation, asked for outright; its first number is the larger one."""
+    m, n = sorted(rng.sample(FIRST, 2))
+    goes = rng.random() < 0.5
+    sentence = rng.choice(said.differences if goes else said.sums)
+    return Problem((_filled(sentence, n, m),), (n, m), n - m if goes else n + m)
+
+
 def in_units(rng: random.Random, said: Phrases) -> Problem:
     n, m, (parts, text) = rng.choice(NEXT), rng.choice(NEXT), rng.choice(said.units)
     return Problem((_filled(text, n, m),), (n, m), parts * m + n)
@@ -114,8 +130,8 @@ def in_units(rng: random.Random, said: Phrases) -> Problem:
 
 def drawn(rng: random.Random, level: str, said: Phrases) -> Problem:
     """A random problem of a level, whose people and things have no names yet."""
-    if level == "2u":
-        return in_units(rng, said)
+    if level in ("0", "2u"):
+        return (bare if level == "0" else in_units)(rng, said)
     operations = int(level[0])
     packed = rng.random() < 0.3
     found = opening(rng, said, packed)
