@@ -173,17 +173,6 @@ def test_resuming_what_had_reached_its_end_trains_no_further(tmp_path, whole):
     assert not list(output.glob(".checkpoint*"))
 
 
-def test_resuming_what_had_logged_but_not_saved_is_refused(tmp_path):
-    output = tmp_path / "run"
-    process = start(output, ON_POLICY, "--save_steps", "100")
-    wait_for_step(output, process)
-    process.kill()
-    rows = (output / "metrics.jsonl").read_bytes()
-    refused = finish(start(output, ON_POLICY, "--resume"), code=2)
-    assert "no whole checkpoint to resume from" in refused
-    assert (output / "metrics.jsonl").read_bytes() == rows
-
-
 def again(output: Path) -> str:
     """A run that has logged rows and saved nothing can only start over."""
     run = RunDirectory(output)
