@@ -35,7 +35,7 @@ DIGESTS = {
     "chains-noisy": ("02f95c1e2b9a6973", TAUGHT),  # the noise is in the data, not in the base
     "formats": (CHAINS, "42e94850b35edd55"),
     "calculator": ("8832d7c35712fcd4", "d28d521941b439fb"),
-    "words": ("cab6777a9b30ab53", None),
+    "words": ("c8560a93d61da06e", None),
 }
 """Of the questions, and of the taught texts: what all studies were made with."""
 
@@ -263,6 +263,16 @@ STARTS = rf"has {N} \w+\.|starts the day with {N}|owns {N}|There are {N}"
 PACKS = rf"{N} bags with {N}|{N} packs of {N}|{N} boxes with {N}|On {N} days \w+ gets {N}"
 COMES = rf"buys {N} more|\w+ gives \w+ {N} more|finds {N}|gets {N} new|adds {N} \w+ to"
 GOES = rf"gives {N} away|loses {N}|takes {N} from|{N} of them break|sells {N}"
+OUTRIGHT = {
+    "plus": 1,
+    "adds": 1,
+    "sum of": 1,
+    "+": 1,
+    "minus": -1,
+    "takes": -1,
+    "less": -1,
+    "-": -1,
+}
 UNITS = {"weeks": 7, "dozen": 12, "hours and": 4, "dimes": 10}
 
 
@@ -272,11 +282,15 @@ def numbers_in(pattern: str, sentence: str) -> list[int]:
 
 
 def solved(question: str) -> tuple[int, int, int, tuple[int, ...]]:
-    """The answer; how many operations, and sentences that do not matter; the numbers that do."""
+    """The answer; operations and needless sentences of a story; the numbers that matter."""
     for word, parts in UNITS.items():
         if word in question:
             m, n = map(int, re.findall(N, question))
             return m * parts + n, 2, 0, (min(m, n), max(m, n))
+    if not re.search("has|owns|There are|starts|buys|fills|gets", question):  # asked for outright
+        (sign,) = {sign for word, sign in OUTRIGHT.items() if word in question}
+        n, m = sorted(map(int, re.findall(N, question)), reverse=True)
+        return n + sign * m, 0, 0, (m, n)
     first, *others = re.split(r"(?<=\.) ", question)[:-1]
     packs, starts = numbers_in(PACKS, first), numbers_in(STARTS, first)
     value, operations = (packs[0] * packs[1], 1) if packs else (starts[0], 0)
