@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from scipy.stats import ttest_ind
 
 from tests.support.factorial_study import factorial_plan, write_factorial
 from trl_ablate.study.report.analysis import analyse
@@ -19,6 +20,9 @@ from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore
 
 FACTORS = {"scale": ["group", "none"], "norm": ["mean", "constant"], "lr": [1e-5, 1e-4]}
+
+
+SCALE_AND_NORM = [(("scale", 1),), (("norm", 1),)]
 
 
 def matters_only_at_a_high_rate(cell) -> float:
@@ -105,7 +109,13 @@ def test_entries_for_the_json_file(planted):
     assert interaction["factors"] == ["scale", "lr"]
     assert interaction["levels"] == [["group", "none"], [1e-5, 1e-4]]
     for entry in entries:
-        assert {*entry} - {"factor", "factors"} == {"levels", "estimate", "low", "high", "verdict"}
+        assert {*entry} - {"factor", "factors", "by_cell"} == {
+            "levels",
+            "estimate",
+            "low",
+            "high",
+            "verdict",
+        }
         assert entry["low"] < entry["estimate"] < entry["high"]
 
 
@@ -119,6 +129,26 @@ def test_collapsed_cells_are_named_with_what_rests_on_them(tmp_path):
     assert "Collapsed: group--constant--1e-05 (3 of 3 runs), group--constant--0.0001 (3" in said
     assert "Verdicts that rest on the collapsed runs: " in said
     assert "norm (worse; without them not distinguishable" in said
+    assert "on average" not in said
+    assert "norm: constant instead of mean, cell by cell: " in said
+    assert "in the 2 of 4 pairs of cells in which no run collapsed" in said
+
+
+def test_an_effect_that_depends_on_another_is_said_by_cells_as_welch_has_it(planted):
+    plan, store = planted
+    found = factorial(plan, planned_runs(plan, store))
+    (scale, norm) = (effect for effect in found.effects if effect.term in SCALE_AND_NORM)
+    assert found.by_cell(scale) and not found.by_cell(norm)
+    assert [entry.get("by_cell", False) for entry in entries_of(found)][:3] == [True, False, True]
+    pairs = found.pairs(("scale", 1))
+    assert {*pairs} == {
+        f"norm = {n}, lr = {r}" for n in ("mean", "constant") for r in ("1e-05", "0.0001")
+    }
+    test = ttest_ind(found.outcomes["none--mean--0.0001"], found.outcomes["group--mean--0.0001"],
+                     equal_var=False)  # fmt: skip
+    one = pairs["norm = mean, lr = 0.0001"]
+    limits = test.confidence_interval(0.95**0.25)
+    assert (one.low, one.high) == pytest.approx((limits.low, limits.high))
 
 
 def test_collapses_that_decide_nothing_are_named_too(planted, tmp_path):

@@ -62,7 +62,7 @@ def test_every_shipped_study_is_proven(path):
     assert plan.profile.startswith(("miniature", "smollm2", "h100"))
     at_each_level = len(plan.arms) // 2 if plan.design else 1
     assert len(study.seeds) * at_each_level >= 3
-    assert all(arm.grpo_steps > 0 and arm.evaluations > 1 for arm in plan.arms)
+    assert all(arm.grpo_steps > 0 and arm.evaluations > 0 for arm in plan.arms)
 
 
 @pytest.mark.parametrize("study", FIRST_SEEDS)

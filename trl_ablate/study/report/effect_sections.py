@@ -1,12 +1,14 @@
 """The sections of a factorial report: its effects as sentences and as a table."""
 
+from collections.abc import Mapping
+
 from trl_ablate.study.factors import alias_lines, relation_text
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.document import Block, Columns, Items, Section, Text, table
 from trl_ablate.study.report.effects import Effect, Estimate, Level
 from trl_ablate.study.report.factorial import Factorial
-from trl_ablate.study.report.numbers import NOTHING, p_value, p_words, within
+from trl_ablate.study.report.numbers import NOTHING, p_value, p_words, signed, within
 from trl_ablate.study.report.stats import ALPHA
 from trl_ablate.study.report.verdicts import caveats
 from trl_ablate.study.verdict import Verdict
@@ -82,6 +84,8 @@ def _main(effect: Effect, found: Factorial) -> str:
     (level,) = effect.term
     if effect.found is None:
         return f"{found.name(effect.term)}: {effect.verdict}."
+    if found.by_cell(effect):
+        return _cell_by_cell(level, found.pairs(level), found)
     reference = found.level(found.reference(level[0]))
     numbers = _numbers(effect.found)
     if effect.verdict.differs:
@@ -95,6 +99,22 @@ def _main(effect: Effect, found: Factorial) -> str:
     also = f" This estimate also contains {names}, which these cells cannot separate from it."
     said = f"{level[0]}: on average {found.level(level)} {verdict} ({numbers})."
     return said + also * bool(names)
+
+
+def _cell_by_cell(level: Level, pairs: Mapping[str, Estimate | None], found: Factorial) -> str:
+    """What a level changes in cells that are alike otherwise; for averages that mislead."""
+    calm = {place: each for place, each in pairs.items() if each}
+    said = f"{level[0]}: {found.change(level)}, cell by cell: "
+    if not calm:
+        return f"{said}a run collapsed in each of {len(pairs)} pairs of cells."
+    sizes = sorted(each.estimate for each in calm.values())
+    seen = {place: each for place, each in calm.items() if each.is_seen}
+    most = max(seen, key=lambda place: abs(seen[place].estimate), default=None)
+    largest = f", most with {most}: {_numbers(seen[most])}" if most else ""
+    return (
+        f"{said}{signed(sizes[0])} to {signed(sizes[-1])} in the {len(calm)} of {len(pairs)} pairs "
+        f"of cells in which no run collapsed, seen in {len(seen)} of them{largest}."
+    )
 
 
 def _interaction(effect: Effect, found: Factorial) -> str:

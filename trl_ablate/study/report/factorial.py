@@ -1,14 +1,17 @@
 """The effects of a factorial study, from its runs: estimates, labels, and what collapses change."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from trl_ablate.study.factors import Design, level_text, product_text
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.effects import Effect, Estimate, Fit, Level, Observation, Term
+from trl_ablate.study.report.stats import ALPHA
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,42 @@ class Factorial:
     """The same without the runs that collapsed; None if none did, or if all did."""
     collapsed: dict[str, tuple[int, int]]
     """Cell with collapsed runs -> their number, and that of all its runs with an outcome."""
+    outcomes: Mapping[str, Sequence[float]]
+    """Cell -> what its runs ended at."""
+
+    @property
+    def averages_mislead(self) -> bool:
+        """Whether a run collapsed, or cells differ in ways that the model has not or in spread."""
+        from scipy.stats import levene
+
+        misfit = self.fit.misfit_p() if self.fit else None
+        repeated = [values for values in self.outcomes.values() if len(values) > 2]
+        spread = float(levene(*repeated).pvalue) if len(repeated) > 1 else None
+        return bool(self.collapsed) or any(p is not None and p < ALPHA for p in (misfit, spread))
+
+    def by_cell(self, effect: Effect) -> bool:
+        """Whether a main effect is said cell by cell: its average misleads or has no meaning."""
+        depends = any(
+            other.is_interaction and other.verdict.differs and set(effect.term) < set(other.term)
+            for other in self.effects
+        )
+        misleads = depends or self.averages_mislead
+        return not effect.is_interaction and misleads and bool(self.pairs(effect.term[0]))
+
+    def pairs(self, level: Level) -> dict[str, Estimate | None]:
+        """The cells with this level against those with the reference, by what they share: Welch's
+        interval, together 95 % over the pairs; None if a run of either collapsed."""
+        factor, cells = level[0], self.design.cells
+        first = self.value(self.reference(factor))
+        found = {}
+        for name, cell in cells.items():
+            others = [other for other, values in cells.items() if values == {**cell, factor: first}]
+            both = [self.outcomes[each] for each in (name, *others) if len(self.outcomes[each]) > 1]
+            if index_of(self.design.factors[factor], cell[factor]) == level[1] and len(both) == 2:
+                shared = (f"{key} = {level_text(cell[key])}" for key in cell if key != factor)
+                found[", ".join(shared)] = None if {name, *others} & {*self.collapsed} else both
+        confidence = (1 - ALPHA) ** (1 / max(1, len(found)))
+        return {place: both and welch(both, confidence) for place, both in found.items()}
 
     @property
     def effects(self) -> list[Effect]:
@@ -75,8 +114,8 @@ def factorial(plan: Plan, runs: Sequence[Run]) -> Factorial:
         raise ValueError(f"study {plan.study} has no factors")
     positions: Counter[str] = Counter()
     every, calm = [], []
+    outcomes: dict[str, list[float]] = {cell: [] for cell in design.cells}
     collapsed: Counter[str] = Counter()
-    ended: Counter[str] = Counter()
     for run in runs:
         position, summary = positions[run.arm], run.outcome(plan.primary_metric)
         positions[run.arm] += 1
@@ -85,7 +124,7 @@ def factorial(plan: Plan, runs: Sequence[Run]) -> Factorial:
         cell = design.cells[run.arm]
         levels = {name: index_of(design.factors[name], value) for name, value in cell.items()}
         every.append(Observation(levels, position, summary.value(plan.decide_on)))
-        ended[run.arm] += 1
+        outcomes[run.arm].append(every[-1].value)
         if summary.collapsed:
             collapsed[run.arm] += 1
         else:
@@ -95,8 +134,18 @@ def factorial(plan: Plan, runs: Sequence[Run]) -> Factorial:
         design=design,
         fit=Fit(every, counts) if every else None,
         calm_fit=Fit(calm, counts) if calm and len(calm) < len(every) else None,
-        collapsed={cell: (number, ended[cell]) for cell, number in collapsed.items()},
+        collapsed={cell: (number, len(outcomes[cell])) for cell, number in collapsed.items()},
+        outcomes=outcomes,
     )
+
+
+def welch(both: Sequence[Sequence[float]], confidence: float) -> Estimate:
+    """The difference of two means, whose spreads may differ."""
+    from scipy.stats import ttest_ind
+
+    test: Any = ttest_ind(*both, equal_var=False)
+    low, high = test.confidence_interval(confidence)
+    return Estimate(float(np.mean(both[0]) - np.mean(both[1])), low, high, test.pvalue)
 
 
 def entries_of(found: Factorial) -> list[dict[str, Any]]:
@@ -120,6 +169,7 @@ def _entry(found: Factorial, effect: Effect) -> dict[str, Any]:
         "low": estimate and estimate.low,
         "high": estimate and estimate.high,
         "verdict": effect.verdict,
+        **({"by_cell": True} if found.by_cell(effect) else {}),
         **({"aliases": [found.name(term) for term in effect.aliases]} if effect.aliases else {}),
     }
 

@@ -132,12 +132,19 @@ class EffectFound:
 
     @property
     def brief(self) -> str:
+        if self.is_by_cell:
+            return f"{self.name} depends on the cell"
         raises = self.numbers["verdict"] == Verdict.BETTER
         return f"{self.name} {'raises' if raises else 'lowers'} it"
 
     @property
     def is_interaction(self) -> bool:
         return "factors" in self.numbers
+
+    @property
+    def is_by_cell(self) -> bool:
+        """Whether an average over cells would mislead."""
+        return bool(self.numbers.get("by_cell"))
 
     @property
     def estimate(self) -> str:
@@ -217,7 +224,9 @@ class Found:
     def numbers(self) -> str:
         """The differences of the answer."""
         if self.effects:
-            found = "; ".join(effect.estimate for effect in self.strong_effects)
+            found = (
+                "; ".join(e.estimate for e in self.strong_effects if not e.is_by_cell) or NOTHING
+            )
         elif self.is_in_words:
             found = "; ".join(arm.difference for arm in self.arms)
         else:
