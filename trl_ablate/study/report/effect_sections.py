@@ -232,22 +232,11 @@ def _collapses(found: Factorial) -> list[str]:
     if not found.collapsed:
         return []
     cells = ", ".join(f"{cell} ({k} of {n} runs)" for cell, (k, n) in found.collapsed.items())
-    notes = [
+    return [
         f"Collapsed: {cells}. These runs count with what they ended at, so effects mix how often "
         "runs collapse with how well the others do, and their intervals, which assume one spread "
         "for all cells, are approximate."
     ]
-    changed = found.changed_without_collapses()
-    if changed:
-        named = "; ".join(
-            f"{found.name(effect.term)} ({effect.verdict}; without them {calm.verdict}"
-            + (f", {_numbers(calm.found)})" if calm.found else ")")
-            for effect, calm in changed
-        )
-        notes.append(f"Verdicts that rest on the collapsed runs: {named}.")
-    elif found.calm_fit is not None:
-        notes.append("Without the collapsed runs, every verdict is the same.")
-    return notes
 
 
 def _numbers(found: Estimate | None) -> str:

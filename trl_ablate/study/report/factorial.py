@@ -1,4 +1,4 @@
-"""The effects of a factorial study, from its runs: estimates, labels, and what collapses change."""
+"""The effects of a factorial study, from its runs: estimates, labels, and effects cell by cell."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,6 @@ class Factorial:
     design: Design
     fit: Fit | None
     """None if no run has an outcome."""
-    calm_fit: Fit | None
-    """The same without the runs that collapsed; None if none did, or if all did."""
     collapsed: dict[str, tuple[int, int]]
     """Cell with collapsed runs -> their number, and that of all its runs with an outcome."""
     outcomes: Mapping[str, Sequence[float]]
@@ -97,14 +95,6 @@ class Factorial:
         known = {at: effect for at, effect in found.items() if effect}
         return known if len(known) == 2 else None
 
-    def changed_without_collapses(self) -> list[tuple[Effect, Effect]]:
-        """Effects whose verdict is another one without the runs that collapsed."""
-        if self.calm_fit is None:
-            return []
-        calm = {effect.term: effect for effect in self.calm_fit.effects}
-        pairs = [(e, calm[e.term]) for e in self.effects if e.term in calm]
-        return [(e, without) for e, without in pairs if e.verdict != without.verdict]
-
 
 def factorial(plan: Plan, runs: Sequence[Run]) -> Factorial:
     """Fit the effects of a study with a design to its runs, whose arms are the cells. Runs of a
@@ -113,7 +103,7 @@ def factorial(plan: Plan, runs: Sequence[Run]) -> Factorial:
     if design is None:
         raise ValueError(f"study {plan.study} has no factors")
     positions: Counter[str] = Counter()
-    every, calm = [], []
+    every: list[Observation] = []
     outcomes: dict[str, list[float]] = {cell: [] for cell in design.cells}
     collapsed: Counter[str] = Counter()
     for run in runs:
@@ -127,13 +117,10 @@ def factorial(plan: Plan, runs: Sequence[Run]) -> Factorial:
         outcomes[run.arm].append(every[-1].value)
         if summary.collapsed:
             collapsed[run.arm] += 1
-        else:
-            calm.append(every[-1])
     counts = {name: len(found) for name, found in design.factors.items()}
     return Factorial(
         design=design,
         fit=Fit(every, counts) if every else None,
-        calm_fit=Fit(calm, counts) if calm and len(calm) < len(every) else None,
         collapsed={cell: (number, len(outcomes[cell])) for cell, number in collapsed.items()},
         outcomes=outcomes,
     )
