@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import starmap
 from operator import itemgetter
+from pathlib import Path
 
 from trl_ablate.study.decision import EXACT
 from trl_ablate.study.planned import Plan, silent_differences
@@ -124,7 +125,9 @@ def caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
 
 def _miniature(millions: float, dataset: str) -> str:
     family = dataset.removeprefix("miniature/").partition("-")[0]
-    task = f"{TASKS[family]} ({dataset})" if family in TASKS else dataset
+    place = Path(dataset)
+    shown = "/".join(place.parts[-2:]) if place.is_absolute() else dataset
+    task = f"{TASKS[family]} ({dataset})" if family in TASKS else shown
     return f"a {millions:.2g} M parameter model on {task}"
 
 
