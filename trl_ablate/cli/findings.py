@@ -100,6 +100,7 @@ def pages_of(chosen: Path, readme: Path | None):
     """The answers, and the text of every page by its file."""
     from trl_ablate.study.questions_list import read_findings
     from trl_ablate.study.report import findings_page as page
+    from trl_ablate.study.report.calibration import predictions
     from trl_ablate.study.report.found_answers import find
     from trl_ablate.study.report.xray_outcomes import pairs_of_answers
 
@@ -108,7 +109,7 @@ def pages_of(chosen: Path, readme: Path | None):
     has_answers = any(arm.numbers["low"] is not None for arm in page.answered_arms(found))
     pictures = [page.PICTURE] * has_answers + [page.SCATTER] * bool(pairs_of_answers(found))
 
-    pages = {folder / "FINDINGS.md": page.findings_page(found, pictures)}
+    pages = {folder / "FINDINGS.md": page.findings_page(found, pictures, predictions(folder))}
     table = folder / "ANSWERS.md"
     if table.is_file():
         pages[table] = page.between_markers(

@@ -11,6 +11,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown
+from trl_ablate.study.report.calibration import Prediction, right_share
 from trl_ablate.study.report.found_answers import ONLY_RESCALES, ArmFound, Found, with_xray
 from trl_ablate.study.report.numbers import NOTHING, within
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
@@ -24,7 +25,9 @@ README_HEADING = "## Answers so far\n"
 PICTURE, SCATTER = "findings.png", "xray.png"
 
 
-def findings_page(found: Sequence[Found], pictures: Collection[str]) -> str:
+def findings_page(
+    found: Sequence[Found], pictures: Collection[str], foretold: Sequence[Prediction]
+) -> str:
     """FINDINGS.md, with those of the pictures that are drawn."""
     page = _rendered(
         "FINDINGS.md.j2",
@@ -32,6 +35,8 @@ def findings_page(found: Sequence[Found], pictures: Collection[str]) -> str:
         studies=_studies(found),
         rescaling=_rescaling(found),
         xrays=_xrays(found),
+        foretold=foretold,
+        right_share=foretold and right_share(foretold),
         correlation=sentence(pairs_of_answers(found)),
         picture=PICTURE if PICTURE in pictures else None,
         scatter=SCATTER if SCATTER in pictures else None,
