@@ -38,9 +38,13 @@ def predictions(studies: Path) -> list[Prediction]:
     if not (studies / FILE).is_file():
         return []
     rows = yaml.safe_load((studies / FILE).read_text(encoding="utf-8"))["rows"]
-    reports = ((row, read_report(studies / row["study"])) for row in rows)
-    known = ((row, report and foretold(report, row["arm"])) for row, report in reports)
-    return [_compared(row, predicts, studies) for row, predicts in known if predicts]
+    found = []
+    for row in rows:
+        report = read_report(studies / row["study"])
+        predicts = foretold(report, row["arm"]) if report else None
+        if predicts:
+            found.append(_compared(row, predicts, studies))
+    return found
 
 
 def foretold(report: Mapping, arm: str) -> str | None:
