@@ -35,6 +35,7 @@ def test_the_training_phase_is_the_same_in_less_time(tmp_path):
     assert rows["trl_ablate"]["padded"] < rows["stock TRL"]["padded"] / 4
 
 
+@pytest.mark.long  # gradients and passes: tests/contract/test_generation.py
 def test_the_correction_costs_no_forward_pass_of_its_own(tmp_path):
     rows, facts = bench(tmp_path, "train", "--corrected", "--rows", 16, "--rounds", 2)
     assert facts["gradient norms, relative"] < 1e-5
