@@ -27,7 +27,7 @@ from trl_ablate.trainer.decoding import (
     without_ended_rows,
 )
 from trl_ablate.trainer.packed import Packed, packed_weights
-from trl_ablate.trainer.short_forward import ShortForward, may_be_short
+from trl_ablate.trainer.short_forward import CACHE, ShortForward, may_be_short
 from trl_ablate.trainer.temporary import replaced
 
 EOS, PAD = 1, 0
@@ -213,7 +213,7 @@ def test_known_models_have_a_short_forward_pass(architecture, heads):
 
 def model_inputs(model, inputs: dict) -> dict:
     positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    more = {"position_ids": positions, "past_key_values": DynamicCache(config=model.config)}
+    more = {"position_ids": positions, CACHE: DynamicCache(config=model.config)}
     return {"attention_mask": inputs["attention_mask"], "use_cache": True, **more}
 
 

@@ -23,7 +23,7 @@ from transformers.generation import GenerationConfig, GenerationMode
 
 from trl_ablate.trainer.generation import CompletionCriteria
 from trl_ablate.trainer.packed import packed_weights
-from trl_ablate.trainer.short_forward import ShortForward, may_be_short
+from trl_ablate.trainer.short_forward import CACHE, ShortForward, may_be_short
 from trl_ablate.trainer.temporary import replaced
 
 BY_ROW = frozenset(
@@ -53,7 +53,7 @@ BY_ROW_INPUTS = frozenset(("attention_mask", "position_ids"))
 ROUNDING, ROUNDING_MIXED = 1e-4, 0.03
 """How far a row's logits may be from the model's, relative to their norm; in mixed precision."""
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
-OTHERS = frozenset(("past_key_values", "use_cache", "logits_to_keep"))
+OTHERS = frozenset((CACHE, "use_cache", "logits_to_keep"))
 NOT_FINITE = "probability tensor contains either `inf`, `nan` or element < 0"
 """What `torch.multinomial` raises, by which a training that diverged is known."""
 LEAVE = 0.125
@@ -121,7 +121,7 @@ def ends_by_row(criteria: Iterable[object], processors: Iterable[object]) -> boo
 
 def has_rows(inputs: dict[str, Any], count: int) -> bool:
     """Whether rows can be taken out of the cache, which is empty, and out of the inputs."""
-    cache = inputs.get("past_key_values")
+    cache = inputs.get(CACHE)
     return (
         type(cache) is DynamicCache
         and all(type(layer) in LAYERS for layer in cache.layers)
@@ -209,7 +209,7 @@ class ModelForward:
         outputs = self._model(**step, return_dict=True)
         logits_NV = outputs.logits[:, -1].to(torch.float32, copy=True)  # the others may be large
         if times > 1:
-            outputs.past_key_values.batch_repeat_interleave(times)
+            outputs[CACHE].batch_repeat_interleave(times)
             logits_NV = logits_NV.repeat_interleave(times, dim=0)
         self.inputs = self._model._update_model_kwargs_for_generation(outputs, self.inputs)
         return logits_NV
@@ -223,7 +223,7 @@ class ModelForward:
         return outputs.logits[:, -1].to(torch.float32, copy=True)
 
     def keep(self, kept_M: torch.Tensor) -> None:
-        self.inputs["past_key_values"].batch_select_indices(kept_M)
+        self.inputs[CACHE].batch_select_indices(kept_M)
         for name in BY_ROW_INPUTS & self.inputs.keys():
             self.inputs[name] = self.inputs[name][kept_M]
 

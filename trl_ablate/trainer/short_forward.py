@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers.cache_utils import DynamicLayer
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 from trl_ablate.trainer.packed import Packed, product, product_dtype
 
@@ -20,7 +21,9 @@ HOMES = frozenset(f"transformers.models.{name}.modeling_{name}" for name in ("ll
 """Where the models that `ShortForward` computes, and their modules, are defined."""
 ACTIVATIONS = "transformers.activations"
 COMMON = frozenset((nn.Embedding, nn.Linear, nn.ModuleList, nn.SiLU))
-INPUTS = {"attention_mask", "position_ids", "logits_to_keep", "past_key_values", "use_cache"}
+CACHE = ALL_CACHE_NAMES[0]
+"""The cache's name among a model's inputs and outputs: transformers 5.24 has another one."""
+INPUTS = {"attention_mask", "position_ids", "logits_to_keep", CACHE, "use_cache"}
 ROOM = 32
 """Columns by which a cache grows at least, when it is full."""
 
@@ -43,9 +46,7 @@ class ShortForward:
         self._positions_M = inputs["position_ids"][:, -1]
         self._layers = [
             Layer(layer, cached)
-            for layer, cached in zip(
-                self._inner.layers, inputs["past_key_values"].layers, strict=True
-            )
+            for layer, cached in zip(self._inner.layers, inputs[CACHE].layers, strict=True)
         ]
         places = torch.arange(longest, device=mask_MP.device)[None]
         self._cos_LD, self._sin_LD = (
@@ -142,7 +143,7 @@ def may_be_short(model: Any, inputs: dict[str, Any]) -> bool:
         and model.config._attn_implementation == "sdpa"
         and model.model.rotary_emb.rope_type == "default"
         and not (model.training and model.config.attention_dropout)
-        and all(type(layer) is DynamicLayer for layer in inputs["past_key_values"].layers)
+        and all(type(layer) is DynamicLayer for layer in inputs[CACHE].layers)
         and len({one.bias is None for one in projections(model)}) == 1
     )
 
