@@ -25,6 +25,7 @@ QUICK = [
 def run(capsys, monkeypatch):
     """`run(*words)`: how `trl-ablate train` ends in this process."""
     monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(train, "spare_models", lambda: None)  # it would hold for the tests after
 
     def run(*words: object) -> Ended:
         return Ended(train.main([str(word) for word in words]), *capsys.readouterr())
