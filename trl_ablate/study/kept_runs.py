@@ -8,7 +8,7 @@ JSON. With it a study continues on another machine, and its numbers can be compu
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ def beside(study: Path) -> Path:
 
 def keep(plan: Plan, store: RunStore, file: Path) -> int:
     """Write the finished runs of a plan to a file, and those of them that it has already and the
-    store does not; returns their number. The same runs make the same bytes."""
+    store does not; returns their number. The same runs make the same bytes. Of trials of tuning,
+    which only choose a value, the evaluations are kept alone."""
     from pyarrow import parquet
 
     wanted = plan.runs()
@@ -62,6 +63,9 @@ def keep(plan: Plan, store: RunStore, file: Path) -> int:
         for run_id in wanted
         if store.state(run_id).done
     }
+    for trial in {run.id for arm in plan.arms for run in arm.runs[: plan.trials]} & runs.keys():
+        evaluations = [row for row in runs[trial].rows if plan.primary_metric in row]
+        runs[trial] = replace(runs[trial], rows=evaluations)
     table, part = _table(runs), part_of(file)
     numbers = [field.name for field in table.schema if field.type == "float"]
     texts = list(set(table.column_names) - set(numbers))

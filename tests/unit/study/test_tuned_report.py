@@ -13,6 +13,7 @@ from tests.support.synthetic_study import learning_rows, write_run
 from tests.support.tuned_study import tuned_plan
 from trl_ablate.study.estimate import estimate
 from trl_ablate.study.factors import read_design
+from trl_ablate.study.kept_runs import keep, kept, restore
 from trl_ablate.study.outline import grid
 from trl_ablate.study.planned import Plan, PlannedRun
 from trl_ablate.study.report.curves import planned_runs
@@ -65,6 +66,17 @@ def test_both_answers_and_why_they_differ(done, tmp_path):
         "other: worse at its reference's lr (2), not distinguishable at its own best (1): the "
         "verdict depends on the lr." in shared
     )
+
+
+def test_of_trials_the_evaluations_are_kept_and_the_report_is_the_same(done, tmp_path):
+    (plan, store), file = done, tmp_path / "runs.parquet"
+    keep(plan, store, file)
+    trials = {run.id for arm in plan.arms for run in arm.runs[: plan.trials]}
+    for run_id, run in kept(file).items():
+        evaluated = [plan.primary_metric in row for row in run.rows]
+        assert any(evaluated) and (all(evaluated) == (run_id in trials))
+    restore(file, other := RunStore(tmp_path / "runs"), plan.runs())
+    assert report(plan, other, tmp_path / "there") == report(plan, store, tmp_path / "here")
 
 
 def test_trials_stand_in_a_table_of_their_own_and_in_no_answer(done, tmp_path):
