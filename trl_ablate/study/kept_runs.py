@@ -31,6 +31,8 @@ READ = re.compile(
 )
 """The metrics that are kept, besides the study's own."""
 
+MECHANISM = re.compile("style/|advantages/weight/")
+
 
 TEXTS = ("run", "settings", "record")
 """The columns that are text; all others are metrics."""
@@ -53,7 +55,8 @@ def beside(study: Path) -> Path:
 def keep(plan: Plan, store: RunStore, file: Path) -> int:
     """Write the finished runs of a plan to a file, and those of them that it has already and the
     store does not; returns their number. The same runs make the same bytes. Of trials of tuning,
-    which only choose a value, the evaluations are kept alone."""
+    which only choose a value, the evaluations are kept alone, and of an arm's runs the first
+    alone has what a picture of its mechanism shows."""
     from pyarrow import parquet
 
     wanted = plan.runs()
@@ -63,9 +66,15 @@ def keep(plan: Plan, store: RunStore, file: Path) -> int:
         for run_id in wanted
         if store.state(run_id).done
     }
-    for trial in {run.id for arm in plan.arms for run in arm.runs[: plan.trials]} & runs.keys():
-        evaluations = [row for row in runs[trial].rows if plan.primary_metric in row]
-        runs[trial] = replace(runs[trial], rows=evaluations)
+    for arm in plan.arms:
+        for position, run_id in enumerate(run.id for run in arm.runs):
+            if run_id not in runs or position == plan.trials:
+                continue
+            if position < plan.trials:
+                rows = [row for row in runs[run_id].rows if plan.primary_metric in row]
+            else:
+                rows = [_without_mechanism(row) for row in runs[run_id].rows]
+            runs[run_id] = replace(runs[run_id], rows=rows)
     table, part = _table(runs), part_of(file)
     numbers = [field.name for field in table.schema if field.type == "float"]
     texts = list(set(table.column_names) - set(numbers))
@@ -134,6 +143,10 @@ def _of_run(store: RunStore, run_id: str, metric: str) -> Kept:
         for row in run.metrics()
     ]
     return Kept(settings, text, rows)
+
+
+def _without_mechanism(row: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if not MECHANISM.match(name)}
 
 
 def _table(runs: Mapping[str, Kept]) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.synthetic_study import learning_rows, write_run, write_study
 from trl_ablate import ConfigurationError
-from trl_ablate.run.json_files import read_object, write_json
+from trl_ablate.run.json_files import append_jsonl, read_object, write_json
 from trl_ablate.study.kept_runs import keep, kept, restore
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore
@@ -49,6 +49,18 @@ def test_only_finished_runs_are_kept_and_stay_kept(study, tmp_path):
     assert sorted(kept(file)) == sorted([third, *others])
     shutil.rmtree(store.directory(third).path)
     assert keep(plan, store, file) == 4
+
+
+def test_one_run_of_an_arm_has_its_mechanism(study, tmp_path):
+    (plan, store), file = study, tmp_path / "runs.parquet"
+    for run_id in plan.runs():
+        metrics = store.directory(run_id).metrics_file
+        append_jsonl(metrics, {"step": 99, "style/full": 0.5, "advantages/weight/q1": 0.2})
+    keep(plan, store, file)
+    rows = {run_id: run.rows[-1] for run_id, run in kept(file).items()}
+    shown = {run_id for run_id, row in rows.items() if "style/full" in row}
+    assert shown == {arm.runs[0].id for arm in plan.arms}
+    assert all(row["step"] == 99 for row in rows.values())
 
 
 def test_machine_and_folders_are_not_kept(study, tmp_path):
