@@ -1,5 +1,6 @@
 """The miniature without training: sums, corpus, tokenizer, lessons, cache key."""
 
+import ast
 import hashlib
 import json
 from functools import partial
@@ -130,6 +131,21 @@ def test_a_lesson_warms_up_and_cools_down():
     assert factors[-1] == pytest.approx(1 / 40)
     flat = Lesson(3, 1, 1, 1, warmup=0, cooldown_share=0.0)
     assert [flat.rate_factor(step) for step in range(3)] == [1.0] * 3
+
+
+def test_every_python_computes_the_same_key():
+    """Versions differ in how they write an f-string with quotes inside its braces."""
+    folder = cache.SHIPPED.parent
+    for file in {*folder.rglob("*.py")} - {folder / name for name in cache.KEEPERS}:
+        strings = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.JoinedStr)]
+        inside = [v.value for s in strings for v in s.values if isinstance(v, ast.FormattedValue)]
+        quoted = [n for value in inside for n in ast.walk(value) if is_text(n)]
+        assert not quoted, f"{file.name}:{quoted[0].lineno}: take the quotes out of the braces"
+
+
+def is_text(node: ast.AST) -> bool:
+    constant = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return constant or isinstance(node, ast.JoinedStr)
 
 
 @pytest.mark.parametrize("world", ["chains", "chains-hard", "formats", "sums"])

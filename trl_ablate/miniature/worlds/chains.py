@@ -41,7 +41,8 @@ class Chain:
 
     @property
     def text(self) -> str:
-        return f"What is {self.start}{''.join(f'{move:+d}' for move in self.moves)}?"
+        moves = "".join(f"{move:+d}" for move in self.moves)
+        return f"What is {self.start}{moves}?"
 
     @property
     def answer(self) -> int:
