@@ -64,7 +64,7 @@ def test_the_findings_come_out_of_their_runs(tmp_path):
     ids = [[run["id"] for run in arm["runs"][:2]] for arm in plan["arms"]]
     ends = [[last_reward(store.directory(name)) for name in of_arm] for of_arm in ids]
     expected = sum(b - a for a, b in zip(*ends, strict=True)) / 2
-    (shown,) = re.findall(r"No std [^(]*\(([+−]\d\.\d{3})", page)
+    (shown,) = re.findall(r"no std (?:\| grpo \| )?([+−]\d\.\d{3})", page)
     assert float(shown.replace("−", "-")) == pytest.approx(expected, abs=6e-4)
     before = page
     done("findings", chosen)  # from the reports alone

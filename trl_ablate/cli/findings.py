@@ -109,7 +109,9 @@ def pages_of(chosen: Path, readme: Path | None):
     has_answers = any(arm.numbers["low"] is not None for arm in page.answered_arms(found))
     pictures = [page.PICTURE] * has_answers + [page.SCATTER] * bool(pairs_of_answers(found))
 
-    pages = {folder / "FINDINGS.md": page.findings_page(found, pictures, predictions(folder))}
+    pages = {
+        folder / "FINDINGS.md": page.findings_page(found, pictures, predictions(folder), folder)
+    }
     table = folder / "ANSWERS.md"
     if table.is_file():
         pages[table] = page.between_markers(

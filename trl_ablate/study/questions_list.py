@@ -31,6 +31,10 @@ class Question:
     """References that are no answers, in words."""
     why: dict[str, str] = field(default_factory=dict)
     """Verdict -> a reason."""
+    overturned_by: str = ""
+    """What would overturn the headline; such a question stands first on the page."""
+    replaced_by: str = ""
+    """A study that asks the same with more runs: the answers stand in its report alone."""
     readme: bool = False
     worlds: dict[str, str] = field(default_factory=dict)
     """Study -> its world, for an answer that is looked for in several worlds."""

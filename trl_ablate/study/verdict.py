@@ -46,6 +46,10 @@ class Verdict(StrEnum):
     def matters(self) -> bool:
         return self.differs or self is Verdict.COLLAPSE
 
+    @property
+    def is_answer(self) -> bool:
+        return self.matters or self is Verdict.EQUIVALENT
+
 
 Judge = Literal["paired", "two_part"]
 """Differences by seed, or the share of runs that succeed and the mean of those (`two_part`)."""

@@ -94,46 +94,65 @@ def section(page: str, title: str) -> str:
 SHOWN = "+0.100 [+0.050, +0.150]"
 
 
+@pytest.mark.parametrize("verdict", ["better", "worse", "equivalent"])
+def test_a_decided_arm_is_a_row(written, verdict):
+    arms = {"a": arm(verdict, expected=-0.05)}
+    pages = written([asked(arms={"a": "it"}), asked("two")], {"one": report(arms)})
+    row = f"| [What of one?](one/REPORT.md) | it | grpo | {SHOWN} | 5 pairs | {verdict} | −0.050 |"
+    assert section(pages["FINDINGS.md"], "Decided").splitlines()[-1] == row
+    assert "## Not decided" not in pages["FINDINGS.md"]
+
+
 @pytest.mark.parametrize(
-    ("verdict", "title", "words"),
-    [
-        ("better", "What matters", "is better than grpo ({})"),
-        ("worse", "What matters", "is worse than grpo ({})"),
-        ("equivalent", "What does not", "is equivalent to grpo within 0.050 ({})"),
-        ("not decided", "Not decided", "is not decided against grpo ({})"),
-        ("undecided", "Not decided yet",
-         "is undecided against grpo ({}); the next look is at 8 seeds"),
-        ("not distinguishable", "Not decided yet",
-         "is not distinguishable from grpo ({})"),
-        ("too few seeds", "Not decided yet", "has too few seeds for a verdict ({} against grpo)"),
-    ],
-)  # fmt: skip
-def test_every_verdict_has_its_sentence_and_its_section(written, verdict, title, words):
-    pages = written([asked(arms={"a": "it"})], {"one": report({"a": arm(verdict)})})
-    assert section(pages["FINDINGS.md"], title) == f"- It {words.format(f'{SHOWN}, 5 seeds')}."
-    assert "Not run yet" not in pages["FINDINGS.md"]
+    "verdict", ["not decided", "undecided", "not distinguishable", "too few seeds"]
+)
+def test_an_open_arm_is_named_with_its_interval(written, verdict):
+    arms = {"a": arm(verdict), "b": arm(verdict, disagreement="the t test finds it")}
+    rows = [asked(arms={"a": "it", "b": "that"})]
+    page = written(rows, {"one": report(arms)})["FINDINGS.md"].replace("\n  ", " ")
+    assert section(page, "Not decided") == (
+        f"- [What of one?](one/REPORT.md) it {SHOWN} (5 pairs); that {SHOWN} (5 pairs, two tests "
+        "disagree)."
+    )
+    assert "## Decided" not in page and "Not run yet" not in page
 
 
-def test_two_tests_that_disagree_decide_nothing(written):
-    disagree = "the t test finds a difference, and the exact sign-flip test does not"
-    arms = {"a": arm("not decided", disagreement=disagree)}
-    pages = written([asked(arms={"a": "it"}, readme=True)], {"one": report(arms)})
-    found = section(pages["FINDINGS.md"], "Not decided")
-    assert found == f"- It is not decided against grpo ({SHOWN}, 5 seeds); {disagree}."
-    assert "| it is not decided (two tests disagree) |" in pages["ANSWERS.md"]
+def test_what_matters_most_stands_first_with_what_would_overturn_it(written):
+    rows = [asked(arms={"a": "it"}, overturned_by="other runs.", why={"worse": "It sees less."})]
+    page = written(rows, {"one": report({"a": arm("worse")})})["FINDINGS.md"]
+    assert section(page, "First") == (
+        f"1. **What of one?** It is worse than grpo ({SHOWN}, 5 seeds). It sees less. Overturned "
+        "by: other runs."
+    )
+
+
+def test_a_study_that_another_replaces_has_no_rows(written):
+    rows = [asked(arms={"a": "it"}, replaced_by="two"), asked("two", arms={"a": "it"})]
+    found = {name: report({"a": arm("worse")}) for name in ("one", "two")}
+    pages = written(rows, found)
+    assert "one/REPORT.md" not in pages["FINDINGS.md"] and "two/REPORT.md" in pages["FINDINGS.md"]
+    assert "one/REPORT.md" in pages["ANSWERS.md"]
+
+
+def test_a_list_has_sentences_of_its_own(written, tmp_path):
+    own = '{% extends "findings.md.j2" %}{% block limits %}## Limits\n\n- One.\n{% endblock %}'
+    (tmp_path / "FINDINGS.md.j2").write_text(own)
+    page = written([asked(arms={"a": "it"})], {"one": report({"a": arm("worse")})})["FINDINGS.md"]
+    assert section(page, "Limits") == "- One." and "| it | grpo |" in page
 
 
 def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):
     arms = {"a": arm("not decided", -0.6, collapsed=[4, 5]), "b": arm("worse", collapsed=[2, 5])}
     why = {"better": "It sees more.", "collapse": "It sees less."}
-    rows = [asked(arms={"a": "this", "b": "that"}, why=why)]
+    rows = [asked(arms={"a": "this", "b": "that"}, why=why, overturned_by="more runs.")]
     pages = written(rows, {"one": report(arms, mixed=["a"])})
-    lines = section(pages["FINDINGS.md"], "What matters").splitlines()
     shown = "−0.600 [−0.650, −0.550] †"
-    assert lines[0] == (
-        f"- This collapses in 4 of 5 runs ({shown}, 5 seeds against grpo). It sees less."
+    assert section(pages["FINDINGS.md"], "First").startswith(
+        f"1. **What of one?** This collapses in 4 of 5 runs ({shown}, 5 seeds against grpo). It "
+        "sees less."
     )
-    assert lines[1].startswith("- That is worse than grpo")
+    rows = section(pages["FINDINGS.md"], "Decided").splitlines()[-2:]
+    assert [row.split(" | ")[-2] for row in rows] == ["collapse", "worse"]
     assert "| this collapses; that is worse | −0.600 [−0.650, −0.550] †;" in pages["ANSWERS.md"]
 
 
@@ -152,9 +171,7 @@ def test_claims_are_corrected_over_the_page(written):
             "FINDINGS.md"
         ]
 
-    line = (
-        "fails more often than grpo (−0.100 [−0.150, −0.050]{}, 5 seeds; 20 of 32 runs succeed, 63 "
-    )
+    line = "| −0.100 [−0.150, −0.050]{} | 20 of 32, 63 of 64 | fails more often |"
     assert line.format("") in page(0)
     assert line.format(" ‡") in page(4)
 
@@ -170,31 +187,12 @@ def test_main_effects_and_interactions_have_the_sentences_of_the_report(written)
     ]  # fmt: skip
     pages = written([asked(part="factors")], {"one": report({}, effects)})
     assert section(pages["FINDINGS.md"], "What depends on what") == (
-        "- What of one? baseline matters more with norm = mean. On average none is worse."
+        "- [What of one?](one/REPORT.md) baseline matters more with norm = mean."
     )
     assert (
         "| [What of one?](one/REPORT.md) | baseline none × norm constant raises it, baseline none "
         "lowers it | +0.500 [+0.400, +0.600]; −0.300 [−0.400, −0.200] | 48 runs |"
     ) in pages["ANSWERS.md"]
-
-
-@pytest.mark.parametrize(
-    ("verdict", "area", "ends"),
-    [
-        ("better", "better", "ends higher"),
-        ("equivalent", "better", "only faster"),
-        ("equivalent", "not distinguishable", "neither"),
-        ("worse", "better", "ends lower"),
-        ("not distinguishable", "not distinguishable", "cannot say"),
-        ("fails more often", "worse", "fails more often"),
-    ],
-)
-def test_papers_say_whether_they_end_higher_or_are_only_faster(written, verdict, area, ends):
-    found = arm(verdict, expected=-0.05, agreement="yes", area={"verdict": area})
-    pages = written([asked(part="papers")], {"one": report({"dapo": found})})
-    row = f"| dapo | grpo | {SHOWN} | −0.050 | {verdict} | yes | {ends} |"
-    assert row in section(pages["FINDINGS.md"], "Papers")
-    assert f"| {verdict}: dapo | dapo +0.100 [" in pages["ANSWERS.md"]
 
 
 def test_which_effects_keep_their_sign_in_other_worlds(written):
@@ -209,31 +207,20 @@ def test_which_effects_keep_their_sign_in_other_worlds(written):
     }
     rows = [asked(part="carry", worlds={"one": "small", "two": "large", "three": "other"})]
     pages = written(rows, reports)
-    table = section(pages["FINDINGS.md"], "Does it carry over?").splitlines()
+    table = section(pages["FINDINGS.md"], "In other worlds").splitlines()
     assert table[0] == "| effect | small | large | other | keeps its sign |"
     assert [line.split(" | ")[0][2:] + ":" + line.split(" | ")[-1][:-2] for line in table[2:]] == [
         "a 1:yes", "b 1:no", "c 1:cannot say",
     ]  # fmt: skip
-    misleads = section(pages["FINDINGS.md"], "Where small worlds mislead")
-    assert misleads == "- b 1 changes its sign in another world."
     assert section(pages["FINDINGS.md"], "Not run yet") == "- What of one? other (three)"
     assert "(two/REPORT.md)" in pages["ANSWERS.md"] and "(three/study.yaml)" in pages["ANSWERS.md"]
 
 
-def test_pass_at_k_and_what_only_rescales(written, tmp_path):
-    rise = {"first": 0.2, "rise": 0.1, "low": 0.05, "high": 0.15}
-    passes = {"grpo": {"k": 8, "one": rise, "many": rise, "verdict": "more able"}}
+def test_what_the_x_ray_says_of_the_headline(written, tmp_path):
     write_xray(tmp_path / "one", {"a": [("only rescales", 0.99, 0)]})
-    rows = [asked(arms={"a": "it"}), asked("two", part="passes")]
-    pages = written(rows, {"one": report({"a": arm("equivalent")}),
-                           "two": report({"a": arm("better")}, passes=passes)})  # fmt: skip
-    page = pages["FINDINGS.md"]
-    assert f"| grpo | {SHOWN} | {SHOWN} | 8 | more able |" in section(page, "Sharper or more able")
-    assert section(page, "What only rescales").startswith(
-        "- The X-ray finds that it only rescales the gradient. It is equivalent to grpo"
-    )
+    pages = written([asked(arms={"a": "it"})], {"one": report({"a": arm("equivalent")})})
     assert "| only rescales |" in pages["ANSWERS.md"]
-    assert "| only rescales | 0 | 1 | 0 |" in section(page, "X-ray and outcomes")
+    assert "| only rescales | 0 | 1 | 0 |" in section(pages["FINDINGS.md"], "X-ray and outcomes")
 
 
 def test_an_x_ray_at_two_points_and_its_scatter(written, tmp_path):
@@ -273,7 +260,7 @@ def test_a_study_without_runs_is_not_run_yet(written):
     assert section(pages["FINDINGS.md"], "Not run yet") == (
         "- What of one? (one)\n- What of two? (two)"
     )
-    assert "What matters" not in pages["FINDINGS.md"]
+    assert "## " not in pages["FINDINGS.md"].partition("## Not run yet")[0]
     assert "| [What of one?](one/study.yaml) | not run yet |" in pages["ANSWERS.md"]
     assert pages["ANSWERS.md"].startswith("# Studies\n") and pages["ANSWERS.md"].endswith("\nend\n")
     assert "\nold\n" not in pages["ANSWERS.md"]
@@ -291,8 +278,8 @@ def test_arms_and_factors_whose_runs_are_yet_to_come_are_not_run_yet(written):
     assert section(page, "Not run yet") == (
         "- What of one? (one)\n- What of two? the one (two)\n- What of three? (three)"
     )
-    words = "- The other has too few seeds for a verdict (–, 1 seed against grpo)."
-    assert section(page, "Not decided yet") == words and "What depends on what" not in page
+    words = "- [What of two?](two/REPORT.md) the other – (1 pair)."
+    assert section(page, "Not decided") == words and "What depends on what" not in page
 
 
 def test_the_readme_is_rewritten_once_four_questions_have_answers(written):

@@ -1,7 +1,8 @@
-"""The pages of the findings: FINDINGS.md, the table of answers, README's section. Pure.
+"""The pages of the findings: FINDINGS.md, the table of answers, README's section.
 
-The sentences stand in templates, which choose rows by their verdicts. Studies without runs appear
-as not run yet.
+The sentences stand in templates, which choose rows by their verdicts. A list with a FINDINGS.md.j2
+beside it fills the blocks of ours with sentences of its own. Studies without runs appear as not run
+yet.
 """
 
 import re
@@ -12,7 +13,7 @@ from typing import Any
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown
 from trl_ablate.study.report.calibration import Prediction, right_share
-from trl_ablate.study.report.found_answers import ONLY_RESCALES, ArmFound, Found, with_xray
+from trl_ablate.study.report.found_answers import ArmFound, Found, with_xray
 from trl_ablate.study.report.numbers import NOTHING, within
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
 from trl_ablate.study.verdict import Verdict
@@ -23,17 +24,23 @@ BEGIN, END = "<!-- findings: begin -->", "<!-- findings: end -->"
 README_ROWS = 4
 README_HEADING = "## Answers so far\n"
 PICTURE, SCATTER = "findings.png", "xray.png"
+TEMPLATES, OWN = Path(__file__).parent / "templates", "FINDINGS.md.j2"
 
 
 def findings_page(
-    found: Sequence[Found], pictures: Collection[str], foretold: Sequence[Prediction]
+    found: Sequence[Found],
+    pictures: Collection[str],
+    foretold: Sequence[Prediction],
+    folder: Path,
 ) -> str:
-    """FINDINGS.md, with those of the pictures that are drawn."""
+    """FINDINGS.md of the list in a folder, with those of the pictures that are drawn."""
     page = _rendered(
-        "FINDINGS.md.j2",
+        OWN if (folder / OWN).is_file() else "findings.md.j2",
+        folder,
         found=found,
         studies=_studies(found),
-        rescaling=_rescaling(found),
+        decided=_by_question(found, decided=True),
+        open=_by_question(found, decided=False),
         xrays=_xrays(found),
         foretold=foretold,
         right_share=foretold and right_share(foretold),
@@ -47,6 +54,13 @@ def findings_page(
     return _EMPTY_SECTION.sub("", page) + "\n"
 
 
+def _by_question(found: Sequence[Found], *, decided: bool) -> list[tuple[Found, list[ArmFound]]]:
+    """The questions with their arms that are decided, or open; no question without such arms."""
+    rows = [(row, row.arms) for row in found if not row.asked.replaced_by]
+    chosen = [(row, [arm for arm in arms if arm.kind.is_answer == decided]) for row, arms in rows]
+    return [(row, arms) for row, arms in chosen if arms]
+
+
 def leaderboard(found: Sequence[Found]) -> str:
     """The table of all questions."""
     return _rendered("ANSWERS.md.j2", studies=_studies(found)).strip()
@@ -58,7 +72,7 @@ def readme_section(found: Sequence[Found]) -> str | None:
     return _rendered("README.md.j2", shown=shown) if len(shown) == README_ROWS else None
 
 
-def _rendered(template: str, **values: Any) -> str:
+def _rendered(template: str, folder: Path = TEMPLATES, **values: Any) -> str:
     """What a template shows is escaped for Markdown; the brackets of intervals need none."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -69,7 +83,7 @@ def _rendered(template: str, **values: Any) -> str:
         return Markup(_INTERVAL.sub(r"[\1]", for_markdown(value)))
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"), undefined=StrictUndefined,
+        loader=FileSystemLoader([folder, TEMPLATES]), undefined=StrictUndefined,
         autoescape=True, finalize=shown, trim_blocks=True,
     )  # fmt: skip
     return environment.get_template(template).render(**values)
@@ -107,12 +121,6 @@ def _replaced(page: str, begin: str, text: str, end: str, complaint: str) -> str
 def answered_arms(found: Sequence[Found]) -> list[ArmFound]:
     """The arms of the answers that are sentences."""
     return [arm for row in found if row.is_in_words for arm in row.arms]
-
-
-def _rescaling(found: Sequence[Found]) -> list[ArmFound]:
-    """Each arm once."""
-    arms = [arm for arm in answered_arms(found) if arm.xray and arm.xray.kind == ONLY_RESCALES]
-    return [*{arm.arm: arm for arm in reversed(arms)}.values()][::-1]
 
 
 def _xrays(found: Sequence[Found]) -> dict[str, list[int]]:

@@ -23,7 +23,6 @@ CANNOT_SAY = "cannot say"
 NO_EFFECT = "no effect is distinguishable"
 FAILING = (Verdict.FAILS_MORE, Verdict.FAILS_LESS)
 FAILS_PAGE = " ‡"
-ONLY_RESCALES = "only rescales"
 OTHER_STEPS = "another number of optimizer steps per batch"
 
 
@@ -76,6 +75,20 @@ class ArmFound:
         return f"; {k} of {n} runs succeed, {other_k} of {other_n} of {self.against}"
 
     @property
+    def runs(self) -> str:
+        """How many runs say so: pairs, or those that succeed, of the arm and of its reference."""
+        if not self.numbers.get("successes"):
+            pairs = self.numbers["pairs"]
+            return f"{pairs} pair{'s' * (pairs != 1)}"
+        return ", ".join(f"{k} of {n}" for k, n in self.numbers["successes"])
+
+    @property
+    def in_short(self) -> str:
+        disagree = bool(self.details.get("disagreement"))
+        runs = self.runs + ", two tests disagree" * disagree
+        return f"{self.words} {self.difference} ({runs})"
+
+    @property
     def sentence(self) -> str:
         seeds, (collapsed, ended) = self.numbers["pairs"], self.numbers["collapsed"]
         words = WORDS[self.kind].findings.format(
@@ -104,17 +117,6 @@ class ArmFound:
         """A verdict, or the size of the difference."""
         given = self.details["expected"]
         return signed(given) if isinstance(given, (int, float)) else given or NOTHING
-
-    @property
-    def effect_on_learning(self) -> str:
-        """Whether it ends higher, is only faster, or neither."""
-        if self.kind in FAILING:
-            return self.kind
-        if self.kind.matters:
-            return "ends higher" if self.kind == Verdict.BETTER else "ends lower"
-        if (self.details["area"] or {}).get("verdict") == Verdict.BETTER:
-            return "only faster"
-        return "neither" if self.kind == Verdict.EQUIVALENT else CANNOT_SAY
 
 
 @dataclass(frozen=True)
@@ -247,18 +249,6 @@ class Found:
             return f"{self.headline.brief}, {self.headline.difference}"
         sentences = [effect.sentence for effect in self.strong_effects if effect.sentence]
         return sentences[0].partition(". ")[0] if sentences else NO_EFFECT
-
-    @property
-    def of_effects(self) -> str:
-        """The sentences of the effects that are seen, interactions first."""
-        strong = [effect for effect in self.effects if effect.is_strong and effect.sentence]
-        strong.sort(key=lambda effect: not effect.is_interaction)
-        return " ".join(str(each.sentence) for each in strong) or f"{NO_EFFECT.capitalize()}."
-
-    @property
-    def passes(self) -> Json:
-        """Arm -> how its pass@1 and pass@k rise."""
-        return self.report["details"]["passes"] if self.report else {}
 
     @property
     def not_run(self) -> str:
