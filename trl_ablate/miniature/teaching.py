@@ -36,15 +36,15 @@ def taught(
     """A new model taught the world's lessons, or the model at `start` taught right solutions."""
     from transformers import Qwen2ForCausalLM
 
-    lesson = world.lessons()[stage]
+    lesson, texts = world.lessons()[stage], 10 * world.seed
     if start is not None:
         model = Qwen2ForCausalLM.from_pretrained(start)
-        teach(model, tokenizer, right_solutions(world, seed=0), lesson, on_step)
+        teach(model, tokenizer, right_solutions(world, seed=texts), lesson, on_step)
         return model
-    model = new_model(tokenizer, world.shape)
+    model = new_model(tokenizer, world.shape, world.seed)
     if world.first_lesson is not None:
-        teach(model, tokenizer, right_texts(world, seed=2), world.first_lesson, on_step)
-    teach(model, tokenizer, corpus(world, seed=0), lesson, on_step)
+        teach(model, tokenizer, right_texts(world, seed=texts + 2), world.first_lesson, on_step)
+    teach(model, tokenizer, corpus(world, seed=texts), lesson, on_step)
     return model
 
 

@@ -115,6 +115,8 @@ class World:
     """What the base model is taught before that, on right solutions: a model that has first seen
     what is right needs a fraction of the texts."""
     sft_lessons: Mapping[Stage, Lesson] = field(default_factory=SFT_LESSONS.copy)
+    seed: int = 0
+    """Of the base's first weights and of its texts: with another, another base of the same task."""
     usual_sizes: Mapping[Split, int] = field(default_factory=dict)
     """Questions of a split that are used if no size is given; without an entry, all."""
 

@@ -207,13 +207,26 @@ def test_which_effects_keep_their_sign_in_other_worlds(written):
     }
     rows = [asked(part="carry", worlds={"one": "small", "two": "large", "three": "other"})]
     pages = written(rows, reports)
-    table = section(pages["FINDINGS.md"], "In other worlds").splitlines()
-    assert table[0] == "| effect | small | large | other | keeps its sign |"
+    table = section(pages["FINDINGS.md"], "Other bases and worlds").splitlines()
+    assert table[0] == "| What of one? | small | large | other | same |"
     assert [line.split(" | ")[0][2:] + ":" + line.split(" | ")[-1][:-2] for line in table[2:]] == [
         "a 1:yes", "b 1:no", "c 1:cannot say",
     ]  # fmt: skip
     assert section(pages["FINDINGS.md"], "Not run yet") == "- What of one? other (three)"
     assert "(two/REPORT.md)" in pages["ANSWERS.md"] and "(three/study.yaml)" in pages["ANSWERS.md"]
+
+
+def test_which_arms_keep_their_verdict_on_other_bases(written):
+    kinds = {"a": ("worse", "worse"), "b": ("worse", "equivalent"), "c": ("worse", "undecided")}
+    reports = {
+        study: report({name: arm(pair[n]) for name, pair in kinds.items()})
+        for n, study in enumerate(("one", "two"))
+    }
+    rows = [asked(part="carry", worlds={"one": "first", "two": "second"})]
+    page = written(rows, reports)["FINDINGS.md"]
+    found = section(page, "Other bases and worlds").splitlines()[2:]
+    assert [line.split(" | ")[-1] for line in found] == ["yes |", "no |", "cannot say |"]
+    assert found[0].startswith(f"| a | worse, {SHOWN} (5 pairs) | worse, {SHOWN} (5 pairs) |")
 
 
 def test_what_the_x_ray_says_of_the_headline(written, tmp_path):
@@ -340,7 +353,7 @@ def test_the_shipped_list_names_arms_of_its_studies_with_expectations():
     rows = read_findings(LIST)
     for row in rows:
         study = load_study(Path(LIST.parent / row.study / "study.yaml"))
-        names = {found.name for found in study.arms}
+        names = {found.name.partition("--")[0] for found in study.arms}  # tuned: one at each value
         assert set(row.arms) <= names
         if row.part in ("question", "control"):
             assert set(row.arms) <= set(study.expect), row.study
@@ -381,7 +394,7 @@ def test_real_factorial_and_tuned_reports_are_read(tmp_path):
         report_study(plan, write(plan, tmp_path / f"runs_{name}"), file, file.parent)
     asked_of = [Question("Q?", "factors", "one"), Question("Q?", "papers", "two")]
     one, two = find(asked_of, tmp_path)
-    assert [effect.name for effect in one.strong_effects][0] == "scale none"
+    assert [effect.words for effect in one.strong_effects][0] == "scale none"
     assert all(effect.sentence for effect in one.strong_effects)
     assert [(found.arm, found.against, found.kind) for found in two.arms] == [
         ("b", "grpo", "worse")

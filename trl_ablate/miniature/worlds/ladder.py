@@ -1,4 +1,5 @@
-"""Variants of the world of chains: larger models, rare success, wrong references, easy format."""
+"""Variants of the world of chains: larger models, other bases, rare success, wrong references, easy
+format."""
 
 from __future__ import annotations
 
@@ -41,6 +42,12 @@ def _larger(name: str, shape: Shape, first_steps: int, steps: int, rate: float) 
 MEDIUM = _larger("chains-0.4m", Shape(128, 2, 4, 384), first_steps=220, steps=100, rate=0.02)
 LARGE = _larger("chains-3m", Shape(256, 4, 8, 768), first_steps=140, steps=80, rate=0.02)
 
+BASE_B, BASE_C = (
+    replace(CHAINS, name=name, files=FILES, seed=seed)
+    for seed, name in enumerate(("chains-b", "chains-c"), 1)
+)
+"""The same questions for models that began with other weights and read other texts."""
+
 HARD = replace(
     CHAINS,
     name="chains-hard",
@@ -78,4 +85,4 @@ FORMATS = replace(
 """For the templates that reward the format apart from the answer (`reasoning`, `think`): a format
 without a right answer pays a third, and it is found first."""
 
-WORLDS = (MEDIUM, LARGE, HARD, NOISY, FORMATS)
+WORLDS = (MEDIUM, LARGE, BASE_B, BASE_C, HARD, NOISY, FORMATS)

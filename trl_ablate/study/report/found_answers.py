@@ -104,6 +104,21 @@ class ArmFound:
         return f"{words[:1].upper()}{words[1:]}"
 
     @property
+    def is_strong(self) -> bool:
+        return self.kind.is_answer
+
+    @property
+    def estimate(self) -> str:
+        return f"{self.kind}, {self.difference} ({self.runs})"
+
+    def kept(self, others: Sequence["ArmFound"]) -> str:
+        """Whether the others have the same verdict; one that is open says nothing."""
+        kinds = {other.kind for other in others}
+        if any(kind.is_answer and kind != self.kind for kind in kinds):
+            return "no"
+        return "yes" if kinds == {self.kind} else CANNOT_SAY
+
+    @property
     def brief(self) -> str:
         if self.kind == Verdict.COLLAPSE:
             return f"{self.words} collapses"
@@ -123,7 +138,7 @@ class ArmFound:
 class EffectFound:
     """The answer on one effect of a factorial study."""
 
-    name: str
+    words: str
     numbers: Json
     """Its entry among the effects of `report.json`."""
     sentence: str | None
@@ -135,9 +150,9 @@ class EffectFound:
     @property
     def brief(self) -> str:
         if self.is_by_cell:
-            return f"{self.name} depends on the cell"
+            return f"{self.words} depends on the cell"
         raises = self.numbers["verdict"] == Verdict.BETTER
-        return f"{self.name} {'raises' if raises else 'lowers'} it"
+        return f"{self.words} {'raises' if raises else 'lowers'} it"
 
     @property
     def is_interaction(self) -> bool:
@@ -162,6 +177,13 @@ class EffectFound:
     def sign(self) -> int:
         estimate = self.numbers["estimate"] or 0.0
         return (estimate > 0) - (estimate < 0)
+
+    def kept(self, others: Sequence["EffectFound"]) -> str:
+        """Whether the others have the same sign; an interval that contains 0 shows none."""
+        if any(other.is_strong and other.sign != self.sign for other in others):
+            return "no"
+        same = all(other.sign == self.sign and other.excludes_0 for other in others)
+        return "yes" if others and same else CANNOT_SAY
 
 
 @dataclass(frozen=True)
@@ -256,22 +278,14 @@ class Found:
         return f"{self.asked.question}{missing} ({self.asked.study})"
 
     @property
-    def over_worlds(self) -> Iterator[tuple[str, list[EffectFound | None], str]]:
-        """The effects that have a verdict in the first world: name, in each world, sign kept."""
-        each = [{effect.name: effect for effect in world.effects} for world in self.worlds]
+    def over_worlds(self) -> Iterator[tuple[str, list[ArmFound | EffectFound | None], str]]:
+        """What has an answer in the first world: name, in each world, whether it keeps its sign,
+        or an arm its verdict."""
+        each = [{of.words: of for of in (*world.arms, *world.effects)} for world in self.worlds]
         for name, first in each[0].items() if each else ():
             if first.is_strong:
-                effects = [known.get(name) for known in each]
-                yield name, effects, _sign_kept(effects)
-
-
-def _sign_kept(effects: Sequence[EffectFound | None]) -> str:
-    """An interval that contains 0 shows no sign."""
-    first, *others = (effect for effect in effects if effect is not None)
-    if any(effect.is_strong and effect.sign != first.sign for effect in others):
-        return "no"
-    same = all(effect.sign == first.sign and effect.excludes_0 for effect in others)
-    return "yes" if others and same else CANNOT_SAY
+                known = [found.get(name) for found in each]
+                yield name, known, first.kept([other for other in known[1:] if other])
 
 
 def read_report(folder: Path) -> Json | None:
@@ -323,7 +337,7 @@ def with_xray(found: Sequence[Found]) -> Iterator[tuple[str, ArmFound, XrayFound
 
 def _with_worlds(asked: Question, folder: Path) -> Found:
     each = [
-        _found(Question(f"{asked.question} {world}", asked.part, study), folder)
+        _found(Question(f"{asked.question} {world}", asked.part, study, asked.arms), folder)
         for study, world in asked.worlds.items()
     ]
     return Found(asked, None, worlds=each)
