@@ -111,7 +111,7 @@ class ArmFound:
     def estimate(self) -> str:
         return f"{self.kind}, {self.difference} ({self.runs})"
 
-    def kept(self, others: Sequence["ArmFound"]) -> str:
+    def kept(self, others: Sequence[Any]) -> str:
         """Whether the others have the same verdict; one that is open says nothing."""
         kinds = {other.kind for other in others}
         if any(kind.is_answer and kind != self.kind for kind in kinds):
@@ -178,7 +178,7 @@ class EffectFound:
         estimate = self.numbers["estimate"] or 0.0
         return (estimate > 0) - (estimate < 0)
 
-    def kept(self, others: Sequence["EffectFound"]) -> str:
+    def kept(self, others: Sequence[Any]) -> str:
         """Whether the others have the same sign; an interval that contains 0 shows none."""
         if any(other.is_strong and other.sign != self.sign for other in others):
             return "no"
