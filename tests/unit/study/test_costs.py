@@ -125,6 +125,7 @@ def test_the_record_has_the_parameters_of_every_arm(tmp_path):
     assert set(record["arms"]) == {"b"} and set(record["curves"]) == {"grpo", "b"}
     assert set(record["arms"]["b"]) == {
         "verdict", "difference", "low", "high", "pairs", "collapsed", "equivalence_margin",
+        "p_difference", "p_equivalent",
     }  # fmt: skip
     assert 0.5 < record["curves"]["b"]["A"] < 0.7 < record["curves"]["grpo"]["A"] < 0.9
     assert set(record["curves"]["b"]) == {"A", "B", "C_mid"}

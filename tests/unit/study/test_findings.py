@@ -37,7 +37,7 @@ def arm(verdict: str, difference: float | None = 0.1, **other: Any) -> dict[str,
     entry = {
         "verdict": verdict, "difference": difference, "low": difference - 0.05 if known else None,
         "high": difference + 0.05 if known else None, "pairs": 5, "collapsed": [0, 5],
-        "equivalence_margin": 0.05,
+        "equivalence_margin": 0.05, "p_difference": 0.001, "p_equivalent": 0.001,
     }  # fmt: skip
     for key, value in other.items():
         (entry if key in entry else details)[key] = value

@@ -2,22 +2,27 @@
 
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from tests.support.synthetic_study import METRIC, flat_run
+from trl_ablate.study.nominal import error_over_looks, nominal_level
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.stats import (
     Pairs,
     detectable_difference,
     holm,
     judge,
+    judge_at_looks,
     paired_p,
     pairs_of,
     t_interval,
 )
+from trl_ablate.study.verdict import Verdict
 
 SAME = "not distinguishable"
 STUDIES = 500
@@ -38,6 +43,28 @@ def test_an_interval_and_a_p_value_as_scipy_has_them():
     assert (one.mean, one.low, one.high, one.half_width) == (0.5, None, None, None)
     assert (equal.low, equal.high) == pytest.approx((0.1, 0.1), abs=1e-12)
     assert (paired_p([0.0, 0.0, 0.0]), paired_p([0.1, 0.1, 0.1])) == (1.0, 0.0)
+
+
+def test_p_values_of_a_page_are_those_of_the_tests():
+    values, margin = [0.01, 0.03, -0.02, 0.02, 0.0, 0.04, -0.01, 0.02, 0.01], 0.04
+    alone = judge({"a": Pairs(values)}, margin)["a"]
+    below = stats.ttest_1samp(values, margin, alternative="less").pvalue
+    assert alone.p_values == pytest.approx((stats.ttest_1samp(values, 0).pvalue, below))
+    assert judge({"a": Pairs(values[:5])}, margin)["a"].p_values[1] == 1.0
+
+
+def test_p_values_over_looks_say_what_the_verdict_says():
+    rng, looks = np.random.default_rng(0), (3, 5, 8, 12)
+    least = error_over_looks(looks, 2 * nominal_level(looks, 0.05)) / 2
+    assert least == pytest.approx(0.05, abs=0.006)
+    kinds = Counter()
+    for shift, spread in ((0.0, 0.02), (0.0, 0.2), (0.1, 0.1), (-0.05, 0.05)) * 15:
+        found = judge_at_looks({"a": Pairs(rng.normal(shift, spread, 12).tolist())}, looks, 0.05)
+        (differs, same), verdict = found["a"].p_values, found["a"].verdict
+        kinds[verdict] += 1
+        assert (differs <= 0.05) == (verdict.differs or found["a"].exact_disagrees)
+        assert (same <= least * 1.001) == (verdict is Verdict.EQUIVALENT) or verdict.differs
+    assert kinds[Verdict.EQUIVALENT] > 5 and kinds[Verdict.BETTER] > 5 and len(kinds) == 4
 
 
 def test_holm_by_hand():

@@ -303,7 +303,7 @@ def find(rows: Sequence[Question], folder: Path) -> list[Found]:
 
 def _marked(found: Sequence[Found]) -> list[Found]:
     """The answers; those claims are marked that fail Benjamini and Hochberg's correction over the
-    page, of every arm whose report has p-values that hold over looks and parts."""
+    page, over all arms of all questions. Its p-values hold over looks and parts."""
     entries = [arm.numbers for row in found for arm in row.arms if "p_difference" in arm.numbers]
     if not entries:
         return [*found]
@@ -316,7 +316,7 @@ def _marked(found: Sequence[Found]) -> list[Found]:
 
     def fails(arm: ArmFound) -> bool:
         kind = kinds[arm.kind is Verdict.EQUIVALENT]
-        return arm.kind.is_final and corrected.get((id(arm.numbers), kind), 0.0) > ALPHA
+        return arm.kind.is_answer and corrected.get((id(arm.numbers), kind), 0.0) > ALPHA
 
     return [
         replace(row, arms=[replace(arm, fails_page=fails(arm)) for arm in row.arms])

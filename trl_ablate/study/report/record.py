@@ -2,7 +2,7 @@
 
     {"reference", "metric",
      "arms": {arm: {"verdict", "difference", "low", "high", "pairs", "collapsed": [k, n],
-                    "equivalence_margin"}},
+                    "equivalence_margin", "p_difference", "p_equivalent"}},
      "effects": [{"factor" or "factors", "levels", "estimate", "low", "high", "verdict"}],
      "curves": {arm: {"A", "B", "C_mid"}},
      "details": {"question", "runs", "margin", "means": {arm: mean}, "mixed": [arm],
@@ -12,8 +12,9 @@
                  "passes": {arm: {"k", "one", "many", "verdict"}}}}
 
 `arms` has every arm that is compared, with "threshold", "successes" (of the arm and of its
-reference), "shares_p", "p_difference" and "p_equivalent" where runs are judged in two parts, which
-`benjamini_hochberg` takes; numbers that are not known are null. `details` is what the
+reference) and "shares_p" where runs are judged in two parts. The two p-values hold over all looks
+and parts, of one arm alone: `benjamini_hochberg` takes those of a page. Numbers that are not known
+are null. `details` is what the
 pages about several studies need besides: `area` and `tokens` are the comparisons by the area under
 the curve and at equal generated tokens.
 """
@@ -100,12 +101,16 @@ def _compared(found: Comparison) -> dict[str, Any]:
 
 def _arm(name: str, analysis: Analysis) -> dict[str, Any]:
     comparison, arm = analysis.decisive[name], analysis.arm(name)
+    of = comparison.two_part
+    differs, same = (of.p_difference, of.p_equivalent) if of else comparison.p_values
     return {
         **_compared(comparison),
         "pairs": comparison.n,
         "collapsed": [arm.collapsed, arm.ended],
         "equivalence_margin": analysis.margin,
-        **(_two_part(comparison.two_part) if comparison.two_part else {}),
+        "p_difference": min(1.0, differs),
+        "p_equivalent": min(1.0, same),
+        **(_two_part(of) if of else {}),
     }
 
 
@@ -115,6 +120,4 @@ def _two_part(found: TwoPart) -> dict[str, Any]:
         "threshold": found.threshold,
         "successes": shares and [shares.arm, shares.reference],
         "shares_p": shares and shares.p,
-        "p_difference": min(1.0, found.p_difference),
-        "p_equivalent": min(1.0, found.p_equivalent),
     }

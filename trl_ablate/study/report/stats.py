@@ -16,11 +16,13 @@ import numpy as np
 from scipy import optimize, special
 
 from trl_ablate.study.decision import EXACT, NORMAL, can_reach, decide, is_within, sign_flip_p
-from trl_ablate.study.two_part import TwoPart
+from trl_ablate.study.nominal import error_over_looks
+from trl_ablate.study.two_part import FEWEST, TwoPart
 from trl_ablate.study.verdict import Verdict
 
 ALPHA = 0.05
 POWER = 0.8
+LEAST_P = 1e-9
 MIN_SEEDS = 3
 """Fewest pairs of runs for a verdict: two differences show too little of the spread."""
 
@@ -57,7 +59,10 @@ class Pairs:
     def unbroken(self) -> "Pairs":
         """The pairs before the first that is missing: looks count these alone, so that a verdict
         stays when a missing run is done later."""
-        return Pairs(self.differences[: self.first], self.collapsed[: self.first])
+        return self.first_of(self.first)
+
+    def first_of(self, n: int | None) -> "Pairs":
+        return Pairs(self.differences[:n], self.collapsed[:n])
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,9 @@ class Comparison:
     """The number of seeds at which an undecided comparison may be decided."""
     two_part: TwoPart | None = None
     """Of runs that are not paired: `difference` is that of the runs that succeed."""
+    p_values: tuple[float, float] = (1.0, 1.0)
+    """Of "no difference" and "not equivalent", over all looks and for this arm alone, so that they
+    are valid for a correction over the claims of a page."""
 
     @property
     def n(self) -> int:
@@ -111,6 +119,25 @@ def paired_p(differences: Sequence[float]) -> float:
         return 1.0 if mean == 0 else 0.0
     t = abs(mean) / (spread / math.sqrt(len(differences)))
     return float(2 * special.stdtr(len(differences) - 1, -t))
+
+
+def p_over_looks(
+    pairs: Pairs, margin: float | None, exact: float | None, looks: Sequence[int] = ()
+) -> tuple[float, float]:
+    """The p-values of a difference and of equivalence; without looks, of one look."""
+    values, n = pairs.differences, len(pairs.differences)
+
+    def over_looks(p: float) -> float:
+        return p if len(looks) < 2 else error_over_looks(tuple(looks), min(1.0, max(LEAST_P, p)))
+
+    if n < MIN_SEEDS:
+        return 1.0, 1.0
+    differs = over_looks(_p(pairs, exact))
+    if margin is None or pairs.is_mixed or n < FEWEST:
+        return differs, 1.0
+    error, distance = _std(values) / math.sqrt(n), margin - abs(statistics.fmean(values))
+    beyond = float(special.stdtr(n - 1, -distance / error)) if error else float(distance <= 0)
+    return differs, over_looks(2 * beyond) / 2
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -196,6 +223,7 @@ def judge(arms: Mapping[str, Pairs], margin: float | None = None) -> dict[str, C
             leans_on=EXACT if is_exact or pairs.is_mixed else NORMAL,
             exact_p=exact[name],
             exact_disagrees=differs and not confirmed,
+            p_values=p_over_looks(pairs, margin, exact[name]),
         )
     return found
 
@@ -243,6 +271,7 @@ def judge_at_looks(
             exact_p=found.exact_p,
             exact_disagrees=found.exact_disagrees,
             next_look=None if found.is_final else next((n for n in looks if n > found.n), None),
+            p_values=p_over_looks(whole.first_of(found.n), margin, found.exact_p, looks),
         )
     return compared
 
