@@ -81,15 +81,20 @@ def write_reports(chosen: Path, runs: Path) -> None:
 
 def write_pages(chosen: Path, readme: Path | None) -> list[Path]:
     """Write the pages beside the list, and the section of README; returns the written files."""
-    from trl_ablate.study.report.findings_page import PICTURE, SCATTER, answered_arms
-    from trl_ablate.study.report.findings_pictures import draw_answers
+    from trl_ablate.study.report.calibration import contrasts
+    from trl_ablate.study.report.findings_page import PICTURE, SCALES, SCATTER, answered_arms
+    from trl_ablate.study.report.findings_pictures import draw_answers, draw_scales
     from trl_ablate.study.report.xray_outcomes import pairs_of_answers, scatter
 
     found, pages = pages_of(chosen, readme)
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")
-    pairs = pairs_of_answers(found)
-    drawn = {PICTURE: draw_answers(answered_arms(found)), SCATTER: pairs and scatter(pairs)}
+    pairs, compared = pairs_of_answers(found), contrasts(chosen.parent)
+    drawn = {
+        PICTURE: draw_answers(answered_arms(found)),
+        SCATTER: pairs and scatter(pairs),
+        SCALES: compared and draw_scales(compared),
+    }
     pictures = {chosen.parent / name: picture for name, picture in drawn.items() if picture}
     for path, picture in pictures.items():
         path.write_bytes(picture)
@@ -100,7 +105,7 @@ def pages_of(chosen: Path, readme: Path | None):
     """The answers, and the text of every page by its file."""
     from trl_ablate.study.questions_list import read_findings
     from trl_ablate.study.report import findings_page as page
-    from trl_ablate.study.report.calibration import predictions
+    from trl_ablate.study.report.calibration import contrasts
     from trl_ablate.study.report.found_answers import find
     from trl_ablate.study.report.xray_outcomes import pairs_of_answers
 
@@ -109,15 +114,14 @@ def pages_of(chosen: Path, readme: Path | None):
     has_answers = any(arm.numbers["low"] is not None for arm in page.answered_arms(found))
     pictures = [page.PICTURE] * has_answers + [page.SCATTER] * bool(pairs_of_answers(found))
 
-    pages = {
-        folder / "FINDINGS.md": page.findings_page(found, pictures, predictions(folder), folder)
-    }
+    compared = contrasts(folder)
+    pages = {folder / "FINDINGS.md": page.findings_page(found, pictures, compared, folder)}
     table = folder / "ANSWERS.md"
     if table.is_file():
         pages[table] = page.between_markers(
             table.read_text(encoding="utf-8"), page.leaderboard(found)
         )
-    section = page.readme_section(found)
+    section = page.readme_section(found, compared)
     if readme is not None and section is not None:
         pages[readme] = page.with_section(readme.read_text(encoding="utf-8"), section)
     return found, pages

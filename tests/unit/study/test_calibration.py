@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from tests.conftest import REPOSITORY
-from trl_ablate.study.report.calibration import FILE, foretold, predictions, right_share
+from trl_ablate.study.report.calibration import FILE, contrasts, foretold, right_share
 from trl_ablate.study.report.found_answers import read_report
 
 STUDIES = REPOSITORY / "recipes" / "studies"
@@ -20,17 +20,17 @@ B,new,0,9,0.1
 """
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["arm"])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["words"])
 def test_what_is_foretold_follows_from_the_study(row):
-    assert foretold(read_report(STUDIES / row["study"]) or {}, row["arm"]) == row["predicts"]
+    assert foretold(read_report(STUDIES / row["study"]) or {}, row["arm"]) == row.get("predicts")
 
 
 def test_a_comparison_by_hand(tmp_path):
     (tmp_path / "published").mkdir()
     (tmp_path / "published" / "runs.csv").write_text(RUNS)
-    contrasts = [["runs.csv", group, "new", "plain"] for group in ("A", "B")]
+    both = [["runs.csv", group, "new", "plain"] for group in ("A", "B")]
     rows = [
-        {"study": name, "arm": "new", "words": name, "published": contrasts}
+        {"study": name, "arm": "new", "words": name, "published": both}
         for name in ("worse", "collapsed", "equal")
     ]
     (tmp_path / FILE).write_text(yaml.safe_dump({"rows": rows}))
@@ -40,9 +40,14 @@ def test_a_comparison_by_hand(tmp_path):
         (tmp_path / name / "report.json").write_text(
             f'{{"arms": {{"new": {{"verdict": "{verdict}", "collapsed": [{collapsed}, 3]}}}}}}'
         )
-    lower, fails = predictions(tmp_path)
-    assert (lower.predicts, fails.predicts) == ("lower", "fails")
+    lower, fails, nothing = contrasts(tmp_path)
+    assert (lower.predicts, fails.predicts, nothing.predicts) == ("lower", "fails", None)
+    assert lower.published == {
+        "runs A": (pytest.approx(-0.05), 2),
+        "runs B": (pytest.approx(-0.8), 1),
+    }
+    assert nothing.published == lower.published and nothing.right == {}
     # in A: means 0.4 and 0.45; a run fails below the median of 0.3 and 0.2, which one of new does
     assert [*lower.right.values()] == [True, True] and [*fails.right.values()] == [True, True]
     assert right_share([lower]).startswith("2 of 2 contrasts came as foretold: 100 %")
-    assert predictions(tmp_path / "nowhere") == []
+    assert contrasts(tmp_path / "nowhere") == []

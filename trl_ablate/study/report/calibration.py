@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import yaml
 
@@ -20,11 +21,19 @@ NO_OUTCOME = {"arm", "group", "experiment", "seed", "step", "response_length"}
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What is foretold of an arm, and whether each published contrast has it."""
+class Contrast:
+    """One comparison at several scales: our toy's, our small model's if it is run, published ones.
+
+    The first two are entries of a `report.json`.
+    """
 
     words: str
-    predicts: str
+    toy: Mapping[str, Any]
+    small: Mapping[str, Any] | None
+    published: Mapping[str, tuple[float, int]]
+    """File and group -> the difference of the means at the end, and the arm's runs."""
+    predicts: str | None
+    """What the toy foretells of the arm."""
     right: Mapping[str, bool]
     """File and group -> whether it came so."""
 
@@ -33,18 +42,13 @@ class Prediction:
         return ", ".join(name for name, came in self.right.items() if not came) or NOTHING
 
 
-def predictions(studies: Path) -> list[Prediction]:
-    """Those of studies that have a report with a verdict; none without the file."""
+def contrasts(studies: Path) -> list[Contrast]:
+    """Those of studies that have a report; none without the file."""
     if not (studies / FILE).is_file():
         return []
     rows = yaml.safe_load((studies / FILE).read_text(encoding="utf-8"))["rows"]
-    found = []
-    for row in rows:
-        report = read_report(studies / row["study"])
-        predicts = foretold(report, row["arm"]) if report else None
-        if predicts:
-            found.append(_compared(row, predicts, studies))
-    return found
+    with_reports = [(row, read_report(studies / row["study"])) for row in rows]
+    return [_compared(row, report, studies) for row, report in with_reports if report]
 
 
 def foretold(report: Mapping, arm: str) -> str | None:
@@ -55,7 +59,7 @@ def foretold(report: Mapping, arm: str) -> str | None:
     return ("fails" if 2 * collapsed > runs else "lower") if worse else None
 
 
-def right_share(found: Sequence[Prediction]) -> str:
+def right_share(found: Sequence[Contrast]) -> str:
     """How many contrasts came as foretold, with the exact 95 % interval."""
     from scipy.stats import binomtest
 
@@ -69,17 +73,24 @@ def right_share(found: Sequence[Prediction]) -> str:
     )
 
 
-def _compared(row: Mapping, predicts: str, studies: Path) -> Prediction:
-    right = {}
+def _compared(row: Mapping, report: Mapping, studies: Path) -> Contrast:
+    predicts, right, published = foretold(report, row["arm"]), {}, {}
     for file, group, arm, against in row["published"]:
         runs = _ends((studies / FILE).parent / file, group)
         of, reference = runs[arm], runs[against]
         least = median(first + (last - first) / 2 for first, last in reference)
         failed = [mean(last < least for _, last in each) for each in (of, reference)]
-        lower = mean(last for _, last in of) < mean(last for _, last in reference)
+        difference = mean(last for _, last in of) - mean(last for _, last in reference)
         name = f"{Path(file).stem} {group}".strip()
-        right[name] = {"lower": lower, "fails": failed[0] > failed[1]}[predicts]
-    return Prediction(row["words"], predicts, right)
+        published[name] = (difference, len(of))
+        if predicts:
+            right[name] = {"lower": difference < 0, "fails": failed[0] > failed[1]}[predicts]
+    study, arm = row.get("small", (None, None))
+    small = read_report(studies / study) if study else None
+    return Contrast(
+        row["words"], report["arms"][row["arm"]], small and small["arms"][arm], published,
+        predicts, right,
+    )  # fmt: skip
 
 
 def _ends(file: Path, group: str) -> dict[str, list[tuple[float, float]]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown
-from trl_ablate.study.report.calibration import Prediction, right_share
+from trl_ablate.study.report.calibration import Contrast, right_share
 from trl_ablate.study.report.found_answers import ArmFound, Found, with_xray
 from trl_ablate.study.report.numbers import NOTHING, within
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
@@ -23,17 +23,18 @@ _EMPTY_SECTION = re.compile(r"^## [^\n]+\n+(?=## |\Z)", re.MULTILINE)
 BEGIN, END = "<!-- findings: begin -->", "<!-- findings: end -->"
 README_ROWS = 4
 README_HEADING = "## Answers so far\n"
-PICTURE, SCATTER = "findings.png", "xray.png"
+PICTURE, SCATTER, SCALES = "findings.png", "xray.png", "scales.png"
 TEMPLATES, OWN = Path(__file__).parent / "templates", "FINDINGS.md.j2"
 
 
 def findings_page(
     found: Sequence[Found],
     pictures: Collection[str],
-    foretold: Sequence[Prediction],
+    compared: Sequence[Contrast],
     folder: Path,
 ) -> str:
     """FINDINGS.md of the list in a folder, with those of the pictures that are drawn."""
+    foretold = [each for each in compared if each.predicts]
     page = _rendered(
         OWN if (folder / OWN).is_file() else "findings.md.j2",
         folder,
@@ -44,6 +45,7 @@ def findings_page(
         xrays=_xrays(found),
         foretold=foretold,
         right_share=foretold and right_share(foretold),
+        scales=SCALES if compared else None,
         correlation=sentence(pairs_of_answers(found)),
         picture=PICTURE if PICTURE in pictures else None,
         scatter=SCATTER if SCATTER in pictures else None,
@@ -66,10 +68,12 @@ def leaderboard(found: Sequence[Found]) -> str:
     return _rendered("ANSWERS.md.j2", studies=_studies(found)).strip()
 
 
-def readme_section(found: Sequence[Found]) -> str | None:
+def readme_section(found: Sequence[Found], compared: Sequence[Contrast]) -> str | None:
     """The section of README; None as long as too few of its questions have an answer."""
     shown = [row for row in found if row.asked.readme and row.is_run][:README_ROWS]
-    return _rendered("README.md.j2", shown=shown) if len(shown) == README_ROWS else None
+    if len(shown) < README_ROWS:
+        return None
+    return _rendered("README.md.j2", shown=shown, scales=SCALES if compared else None)
 
 
 def _rendered(template: str, folder: Path = TEMPLATES, **values: Any) -> str:

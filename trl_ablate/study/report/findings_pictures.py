@@ -1,14 +1,17 @@
-"""The picture of the findings: every answer with an interval, and where the two sizes differ."""
+"""The pictures of the findings: every answer with an interval, and contrasts at several scales."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trl_ablate.run.picture import FAINT, INK, STYLE
 from trl_ablate.run.untrusted import for_picture
+from trl_ablate.study.report.calibration import Contrast
 from trl_ablate.study.report.found_answers import ArmFound
 from trl_ablate.study.report.lines import LABEL_SIZE, gutter
 from trl_ablate.study.report.pictures import DPI, PALETTE, png_of
@@ -17,6 +20,8 @@ from trl_ablate.study.verdict import Verdict
 WIDTH, ROW, EDGE, RIGHT = 10.4, 0.25, 0.5, 1.2
 SECOND_LINE = 0.13
 LETTERS = 72
+NEAR = 0.07
+"""Points nearer than this would have their labels in each other."""
 TITLE = (
     "Final evaluation reward minus that of {usual}, or of the arm named; a cross: runs collapsed"
 )
@@ -58,6 +63,56 @@ def draw_answers(arms: Sequence[ArmFound]) -> bytes | None:
             fontsize=10, fontweight="bold", parse_math=False,
         )  # fmt: skip
         return png_of(figure)
+
+
+def draw_scales(contrasts: Sequence[Contrast]) -> bytes:
+    """The same contrasts side by side: ours with intervals, published ones as points, each with its
+    source; hollow where the arm has one run."""
+    ours = {"our toy, 0.1 M": [each.toy for each in contrasts],
+            "our SmolLM2, 135 M": [each.small for each in contrasts]}  # fmt: skip
+    ours = {title: found for title, found in ours.items() if any(found)}
+    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "both", "axes.spines.left": False}):
+        height = 1.6 * ROW * len(contrasts) + 2 * EDGE
+        figure = Figure((WIDTH, height), dpi=DPI)
+        panels = figure.subplots(1, len(ours) + 1, sharex=True, sharey=True)
+        for axes, (title, found) in zip(panels, ours.items(), strict=False):
+            axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
+            for row, of in enumerate(found):
+                if of and of["low"] is not None:
+                    axes.hlines(row, of["low"], of["high"], color=PALETTE[0], linewidth=2.2)
+                    axes.plot([of["difference"]], [row], "o", color=PALETTE[0], markersize=6)
+        panels[-1].set_title("published, 1 to 1.5 B", loc="left", fontsize=10, fontweight="bold")
+        for row, each in enumerate(contrasts):
+            _draw_published(panels[-1], row, each)
+        for axes in panels:
+            axes.axvline(0, color=INK, linewidth=1)
+        labels = [for_picture(each.words, LETTERS) for each in contrasts]
+        panels[0].set_yticks(range(len(contrasts)), labels, parse_math=False)
+        panels[0].set_ylim(len(contrasts) - 0.5, -0.6)
+        figure.supxlabel("difference of the reward at the end; hollow: one run", fontsize=10)
+        figure.tight_layout()
+        return png_of(figure)
+
+
+def _draw_published(axes: Axes, row: int, contrast: Contrast) -> None:
+    """A point each; neighbours have their labels above and below in turn."""
+    above, before = True, -math.inf
+    for name, (difference, runs) in sorted(contrast.published.items(), key=lambda each: each[1]):
+        face = PALETTE[1] if runs > 1 else "none"
+        axes.plot([difference], [row], "o", color=PALETTE[1], markerfacecolor=face, markersize=6)
+        above = not above if difference - before < NEAR else True
+        before = difference
+        axes.annotate(
+            _source(name),
+            (difference, row), xytext=(0, 5 if above else -5), textcoords="offset points",
+            ha="center", va="bottom" if above else "top", fontsize=LABEL_SIZE - 1.5, color=INK,
+        )  # fmt: skip
+
+
+def _source(name: str) -> str:
+    """`A` of `olmo_a A`, `math` of `qwen_math baselines`."""
+    file, _, group = name.partition(" ")
+    return for_picture(group if len(group) == 1 else file.rpartition("_")[2])
 
 
 def _label(arm: ArmFound, usual: str) -> str:
