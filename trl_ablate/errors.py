@@ -32,12 +32,14 @@ def brief(what: object, limit: int = 80) -> str:
     return shortened("".join(shown), limit)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest known name, or an empty text."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """`; did you mean 'x'?` for the closest known name, and what else to do."""
     from difflib import get_close_matches  # seldom needed
 
     close = get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    if not close:
+        return otherwise and f"; {otherwise}"
+    return f"; did you mean '{close[0]}'?" + (otherwise and f" Otherwise {otherwise}")
 
 
 class RewardError(RuntimeError):

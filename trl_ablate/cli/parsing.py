@@ -66,7 +66,8 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{message}; see `{self.prog} --help`")
+        see = " See" if message.endswith("?") else "; see"
+        raise ConfigurationError(f"{message}{see} `{self.prog} --help`")
 
     def add_profile(self) -> None:
         """The option of the commands that resolve a recipe for a machine."""

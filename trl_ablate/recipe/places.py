@@ -31,6 +31,9 @@ def shipped_studies() -> dict[str, Path]:
     return {path.parent.name: path for path in sorted(SHIPPED.glob("studies/*/study.yaml"))}
 
 
+OTHERWISE = "give a path to a .yaml file, or a name that `trl-ablate recipes` lists"
+
+
 def _path(path: Path, what: str, shipped: dict[str, Path]) -> Path:
     if os.path.isfile(path):
         return path
@@ -39,8 +42,7 @@ def _path(path: Path, what: str, shipped: dict[str, Path]) -> Path:
         return shipped[path.name]
     if bare and path.name and not os.path.exists(path):
         raise ConfigurationError(
-            f"{what} '{brief(path)}' does not exist{nearest(path.name, shipped)}; give a path to a "
-            f".yaml file, or a name that `trl-ablate recipes` lists"
+            f"{what} '{brief(path)}' does not exist" + nearest(path.name, shipped, OTHERWISE)
         )
     meant = path.parent.name if path.name == "study.yaml" else path.stem
     if meant in shipped and not os.path.exists(path):

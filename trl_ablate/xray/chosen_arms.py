@@ -77,8 +77,8 @@ def chosen(arms: Sequence[XrayArm], reference: str | None) -> XrayArm:
     names = {arm.name: arm for arm in arms}
     if reference not in names:
         raise ConfigurationError(
-            f"--reference {reference} is not among the arms{nearest(reference, names)}; name one "
-            f"of {', '.join(names)}"
+            f"--reference {reference} is not among the arms"
+            + nearest(reference, names, f"name one of {', '.join(names)}")
         )
     return names[reference]
 

@@ -32,8 +32,8 @@ TABLE = [
     ("publish {empty}/absent", "does not exist; give the folder of a run"),
     ("publish run --pubic", "unknown option '--pubic'; did you mean '--public'?"),
     ("publish", "the following arguments are required: RUN_DIR"),
-    ("recipes std_dev_of", "recipe 'std_dev_of' does not exist; did you mean 'std_dev_off'?; give "
-     "a path to a .yaml file, or a name that `trl-ablate recipes` lists"),
+    ("recipes std_dev_of", "recipe 'std_dev_of' does not exist; did you mean 'std_dev_off'? "
+     "Otherwise give a path to a .yaml file, or a name that `trl-ablate recipes` lists"),
     ("recipes there/grpo.yaml", "recipe there/grpo.yaml does not exist; for the shipped recipe "
      "write grpo"),
     ("recipes --all", "unknown option '--all'; see `trl-ablate recipes --help`"),

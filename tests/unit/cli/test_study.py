@@ -61,7 +61,7 @@ def test_a_plan_begins_with_its_question(where, capsys):
          "or hf_jobs"),
         (["--jobs", "0"], "--jobs is 0; it takes 1 or more"),
         (["--retries", "-1"], "--retries is -1; it takes 0 or more"),
-        (["--job", "2"], "unknown option '--job'; did you mean '--jobs'?; see `trl-ablate study "
+        (["--job", "2"], "unknown option '--job'; did you mean '--jobs'? See `trl-ablate study "
          "run --help`"),
         (["--only", "{run}", "--engine", "ray", "--ray_address", "ray://there:1"],
          "--ray_address ray://there:1 is an address of Ray Client; run on the cluster's head "
