@@ -13,7 +13,7 @@ from trl_ablate.recipe.strict import check_value, read_mapping
 from trl_ablate.study.definition import checked
 
 Part = Literal["question", "factors", "papers", "control", "passes", "carry"]
-Kind = Literal["better", "worse", "collapse", "equivalent"]
+Kind = Literal["better", "worse", "collapse", "equivalent", "fails more often"]
 
 LIST = SHIPPED / "studies" / "findings.yaml"
 

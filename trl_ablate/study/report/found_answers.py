@@ -91,10 +91,11 @@ class ArmFound:
     @property
     def sentence(self) -> str:
         seeds, (collapsed, ended) = self.numbers["pairs"], self.numbers["collapsed"]
+        difference = f"{self.difference}, " * (self.numbers["difference"] is not None)
         words = WORDS[self.kind].findings.format(
             arm=self.words,
             other=self.against,
-            numbers=f"{self.difference}, {seeds} seed{'s' * (seeds != 1)}{self.successes}",
+            numbers=f"{difference}{seeds} seed{'s' * (seeds != 1)}{self.successes}",
             margin=number(self.numbers["equivalence_margin"]),
             also=f"; {why}" if (why := self.details.get("disagreement")) else "",
             next_look=self.details["next_look"],
@@ -267,8 +268,10 @@ class Found:
     @property
     def in_brief(self) -> str:
         """The headline alone, for a short page."""
-        if self.headline:
-            return f"{self.headline.brief}, {self.headline.difference}"
+        if arm := self.headline:
+            if arm.kind in FAILING:
+                return f"{arm.brief} than {arm.against}{arm.successes}"
+            return f"{arm.brief}, {arm.difference}"
         sentences = [effect.sentence for effect in self.strong_effects if effect.sentence]
         return sentences[0].partition(". ")[0] if sentences else NO_EFFECT
 
