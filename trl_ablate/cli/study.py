@@ -162,7 +162,7 @@ def plan(options: argparse.Namespace) -> int:
         total(options)
         return DONE
     from trl_ablate.study.engines.local import engine_of
-    from trl_ablate.study.estimate import probe
+    from trl_ablate.study.expected_hours import probe
     from trl_ablate.study.outline import show_plan
 
     Termination().listen()

@@ -15,7 +15,7 @@ from trl_ablate.recipe.places import study_path
 if TYPE_CHECKING:
     from trl_ablate.study.definition import Study
     from trl_ablate.study.engines import Engine
-    from trl_ablate.study.estimate import Share
+    from trl_ablate.study.expected_hours import Share
     from trl_ablate.study.runner import Outcome
     from trl_ablate.study.runs import StudyRuns
     from trl_ablate.study.store import RunStore
@@ -159,7 +159,7 @@ def show_total(studies: Sequence["StudyRuns"], slots: int) -> None:
     """Print a line for each study, and the runs and hours of all."""
     from rich.table import Table
 
-    from trl_ablate.study.estimate import total_of
+    from trl_ablate.study.expected_hours import total_of
 
     shares, total = total_of(studies)
     table = Table(box=None, padding=(0, 3, 0, 0))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import MARK, RunDirectory
-from trl_ablate.study.estimate import probe_name
+from trl_ablate.study.expected_hours import probe_name
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore, bytes_in
 

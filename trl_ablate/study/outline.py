@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trl_ablate.run.fitting import FirstThatFits
-from trl_ablate.study.estimate import PROBE_STEPS, Estimate, estimate
+from trl_ablate.study.expected_hours import PROBE_STEPS, Estimate, estimate
 from trl_ablate.study.factors import Design, alias_lines, level_text, relation_text
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, setting, silent_differences
 from trl_ablate.study.runs import Finished, StudyRuns, bounds, tuning_of

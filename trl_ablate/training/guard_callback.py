@@ -13,8 +13,8 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trl_ablate.guard.arguments import GuardArguments
+from trl_ablate.guard.remedies import verdict
 from trl_ablate.guard.rules import Alert, Guard, replay
-from trl_ablate.guard.verdict import verdict
 from trl_ablate.metrics import translated
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import append_jsonl

@@ -13,7 +13,7 @@ from tests.support.tuned_study import tuned_plan
 from trl_ablate import ConfigurationError
 from trl_ablate.cli import study_runs
 from trl_ablate.cli.study import main
-from trl_ablate.study.estimate import Share, estimate, total_of
+from trl_ablate.study.expected_hours import Share, estimate, total_of
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.runner import Outcome

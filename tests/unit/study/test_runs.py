@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.support.synthetic_study import learning_rows, make_plan, write_run, write_study
 from trl_ablate.study.cleaning import find_rubbish, remove
-from trl_ablate.study.estimate import PROBE_STEPS, estimate, measure, probe, probe_name
+from trl_ablate.study.expected_hours import PROBE_STEPS, estimate, measure, probe, probe_name
 from trl_ablate.study.outline import grid
 from trl_ablate.study.planned import PlannedRun
 from trl_ablate.study.runs import StudyRuns

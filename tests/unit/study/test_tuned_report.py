@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.support.synthetic_study import learning_rows, write_run
 from tests.support.tuned_study import tuned_plan
-from trl_ablate.study.estimate import estimate
+from trl_ablate.study.expected_hours import estimate
 from trl_ablate.study.factors import read_design
 from trl_ablate.study.kept_runs import keep, kept, restore
 from trl_ablate.study.outline import grid

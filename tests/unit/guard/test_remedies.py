@@ -12,8 +12,8 @@ from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.evidence import PICKS, evidence, repeated
+from trl_ablate.guard.remedies import REMEDIES, remedy, verdict
 from trl_ablate.guard.rules import Alert, replay
-from trl_ablate.guard.verdict import REMEDIES, remedy, verdict
 from trl_ablate.metrics import READ_BY
 
 WELL, BAD = {"loss": 0.1, "reward": 1.0}, {"loss": 0.1, "reward": 0.2}
