@@ -6,6 +6,7 @@ yet.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ def findings_page(
         studies=_studies(found),
         decided=_by_question(found, decided=True),
         open=_by_question(found, decided=False),
+        came=Counter(arm.details["agreement"] for row in found for arm in row.arms),
         xrays=_xrays(found),
         foretold=foretold,
         right_share=foretold and right_share(foretold),

@@ -23,7 +23,7 @@ LETTERS = 72
 NEAR = 0.07
 """Points nearer than this would have their labels in each other."""
 TITLE = (
-    "Final evaluation reward minus that of {usual}, or of the arm named; a cross: runs collapsed"
+    "Evaluation reward minus that of {usual}, or of the arm named; a cross: runs collapsed"
 )
 
 

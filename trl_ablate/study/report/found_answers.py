@@ -270,7 +270,7 @@ class Found:
         """The headline alone, for a short page."""
         if arm := self.headline:
             if arm.kind in FAILING:
-                return f"{arm.brief} than {arm.against}{arm.successes}"
+                return f"{arm.brief}: {arm.successes[2:]}"
             return f"{arm.brief}, {arm.difference}"
         sentences = [effect.sentence for effect in self.strong_effects if effect.sentence]
         return sentences[0].partition(". ")[0] if sentences else NO_EFFECT

@@ -63,7 +63,11 @@ def numbers_of(
             "runs": sum(arm.ended for arm in analysis.arms),
             "margin": analysis.margin,
             "means": {clean(name): mean for name, mean in means.items()},
-            "mixed": [clean(arm.name) for arm in analysis.arms if arm.is_mixed],
+            "mixed": [
+                clean(arm.name)
+                for arm in analysis.arms
+                if arm.is_mixed and analysis.judge == "paired"  # two parts are made for such arms
+            ],
             "arms": _details(analysis, plan, clean),
             "sentences": [text and clean(text) for text in sentences],
             "passes": {clean(name): each for name, each in rises(analysis).items()},

@@ -31,7 +31,7 @@ def successes_picture(analysis: Analysis) -> list[Picture]:
         figure = Figure((WIDTH, height + 2 * EDGE), dpi=DPI)
         rest = WIDTH - left - SHARES_WIDTH - GAP - RIGHT
         shares = _panel(figure, left, SHARES_WIDTH, height, "share of runs that succeed")
-        title = f"difference of the mean where runs succeed ({analysis.outcome_name})"
+        title = "difference of the mean where runs succeed"
         means = _panel(figure, left + SHARES_WIDTH + GAP, rest, height, title)
         shares.set_xlim(-0.03, 1.03)
         shares.set_yticks(range(len(shown)), labels, parse_math=False)
