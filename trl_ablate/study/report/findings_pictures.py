@@ -22,9 +22,7 @@ SECOND_LINE = 0.13
 LETTERS = 72
 NEAR = 0.07
 """Points nearer than this would have their labels in each other."""
-TITLE = (
-    "Evaluation reward minus that of {usual}, or of the arm named; a cross: runs collapsed"
-)
+TITLE = "Evaluation reward minus that of {usual}, or of the arm named; a cross: runs collapsed"
 
 
 def draw_answers(arms: Sequence[ArmFound]) -> bytes | None:
