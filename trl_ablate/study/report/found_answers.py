@@ -106,7 +106,8 @@ class ArmFound:
 
     @property
     def is_strong(self) -> bool:
-        return self.kind.is_answer
+        """Whether it stands beside other worlds: every arm does, but not every effect."""
+        return True
 
     @property
     def estimate(self) -> str:
@@ -115,9 +116,9 @@ class ArmFound:
     def kept(self, others: Sequence[Any]) -> str:
         """Whether the others have the same verdict; one that is open says nothing."""
         kinds = {other.kind for other in others}
-        if any(kind.is_answer and kind != self.kind for kind in kinds):
+        if len({kind for kind in {*kinds, self.kind} if kind.is_answer}) > 1:
             return "no"
-        return "yes" if kinds == {self.kind} else CANNOT_SAY
+        return "yes" if kinds == {self.kind} and self.kind.is_answer else CANNOT_SAY
 
     @property
     def brief(self) -> str:
@@ -282,8 +283,8 @@ class Found:
 
     @property
     def over_worlds(self) -> Iterator[tuple[str, list[ArmFound | EffectFound | None], str]]:
-        """What has an answer in the first world: name, in each world, whether it keeps its sign,
-        or an arm its verdict."""
+        """The arms, and the effects that are seen in the first world: name, in each world, whether
+        an effect keeps its sign, or an arm its verdict."""
         each = [{of.words: of for of in (*world.arms, *world.effects)} for world in self.worlds]
         for name, first in each[0].items() if each else ():
             if first.is_strong:
