@@ -31,9 +31,6 @@ READ = re.compile(
 )
 """The metrics that are kept, besides the study's own."""
 
-MECHANISM = re.compile("style/|advantages/weight/")
-
-
 TEXTS = ("run", "settings", "record")
 """The columns that are text; all others are metrics."""
 
@@ -54,9 +51,8 @@ def beside(study: Path) -> Path:
 
 def keep(plan: Plan, store: RunStore, file: Path) -> int:
     """Write the finished runs of a plan to a file, and those of them that it has already and the
-    store does not; returns their number. The same runs make the same bytes. Of trials of tuning,
-    which only choose a value, the evaluations are kept alone, and of an arm's runs the first
-    alone has what a picture of its mechanism shows."""
+    store does not; returns their number. The same runs make the same bytes. Not all runs are kept
+    with all metrics (`_rows_of`)."""
     from pyarrow import parquet
 
     wanted = plan.runs()
@@ -68,13 +64,9 @@ def keep(plan: Plan, store: RunStore, file: Path) -> int:
     }
     for arm in plan.arms:
         for position, run_id in enumerate(run.id for run in arm.runs):
-            if run_id not in runs or position == plan.trials:
-                continue
-            if position < plan.trials:
-                rows = [row for row in runs[run_id].rows if plan.primary_metric in row]
-            else:
-                rows = [_without_mechanism(row) for row in runs[run_id].rows]
-            runs[run_id] = replace(runs[run_id], rows=rows)
+            if run_id in runs:
+                rows = _rows_of(plan, position - plan.trials, runs[run_id].rows)
+                runs[run_id] = replace(runs[run_id], rows=rows)
     table, part = _table(runs), part_of(file)
     numbers = [field.name for field in table.schema if field.type == "float"]
     texts = list(set(table.column_names) - set(numbers))
@@ -145,8 +137,17 @@ def _of_run(store: RunStore, run_id: str, metric: str) -> Kept:
     return Kept(settings, text, rows)
 
 
-def _without_mechanism(row: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if not MECHANISM.match(name)}
+def _rows_of(plan: Plan, position: int, rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Of trials, before 0, the evaluations: they only choose a value. The first run of an arm alone
+    has what a picture of its mechanism shows, and those after the first look of a study in two
+    parts, which is large, have no gradient norms and times of steps."""
+    if position < 0:
+        return [row for row in rows if plan.primary_metric in row]
+    beyond = plan.judge == "two_part" and position >= plan.looks[0]
+    dropped = ("style/", "advantages/weight/") * (position > 0) + ("grad_norm", "seconds") * beyond
+    return [
+        {name: value for name, value in row.items() if not name.startswith(dropped)} for row in rows
+    ]
 
 
 def _table(runs: Mapping[str, Kept]) -> Any:

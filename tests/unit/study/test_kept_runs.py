@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -61,6 +62,15 @@ def test_one_run_of_an_arm_has_its_mechanism(study, tmp_path):
     shown = {run_id for run_id, row in rows.items() if "style/full" in row}
     assert shown == {arm.runs[0].id for arm in plan.arms}
     assert all(row["step"] == 99 for row in rows.values())
+
+
+def test_two_parts_keep_no_gradient_norm_beyond_the_first_look(study, tmp_path):
+    (plan, store), file = study, tmp_path / "runs.parquet"
+    for run_id in plan.runs():
+        append_jsonl(store.directory(run_id).metrics_file, {"step": 99, "grad_norm": 0.5})
+    keep(replace(plan, judge="two_part", looks=(2, 3)), store, file)
+    have = {run_id for run_id, run in kept(file).items() if "grad_norm" in run.rows[-1]}
+    assert have == {run.id for arm in plan.arms for run in arm.runs[:2]}
 
 
 def test_machine_and_folders_are_not_kept(study, tmp_path):
