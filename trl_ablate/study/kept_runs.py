@@ -140,13 +140,18 @@ def _of_run(store: RunStore, run_id: str, metric: str) -> Kept:
 def _rows_of(plan: Plan, position: int, rows: list[dict[str, float]]) -> list[dict[str, float]]:
     """Of trials, before 0, the evaluations: they only choose a value. The first run of an arm alone
     has what a picture of its mechanism shows, and those after the first look of a study in two
-    parts, which is large, have no gradient norms."""
+    parts, which is large, have no gradient norms, and times to the second."""
     if position < 0:
         return [row for row in rows if plan.primary_metric in row]
     beyond = plan.judge == "two_part" and position >= plan.looks[0]
     dropped = ("style/", "advantages/weight/") * (position > 0) + ("grad_norm",) * beyond
     return [
-        {name: value for name, value in row.items() if not name.startswith(dropped)} for row in rows
+        {
+            name: float(round(value)) if beyond and name == "seconds" else value
+            for name, value in row.items()
+            if not name.startswith(dropped)
+        }
+        for row in rows
     ]
 
 
