@@ -3,10 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Literal, NoReturn
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, nearest
 from trl_ablate.named_code import CodePlace, code_place
 
 MATH_REWARDS = ("answer", "format", "r1_zero", "question_only", "last_number")
@@ -92,9 +91,8 @@ def _spec(entry: Any, what: str) -> RewardSpec:
         refuse(f"the name of {shown} is {str(name)[:80]!r}; give a text without control characters")
     spec = RewardSpec(path, float(weight), dict(kwargs), name)
     if spec.kind == "model" and not _looks_like_a_model(path):
-        close = get_close_matches(path, [*OWN_REWARDS, *TRL_REWARDS], n=1)
-        meant = f"did you mean '{close[0]}'? Otherwise " if close else ""
-        refuse(f"{shown} is no reward; {meant}give {_allowed()}")
+        meant = nearest(path, [*OWN_REWARDS, *TRL_REWARDS], f"give {_allowed()}")
+        refuse(f"{shown} is no reward{meant}")
     if kwargs and spec.kind in ("model", "own"):
         names = ", ".join(map(str, kwargs))[:80]
         refuse(f"{shown} takes no kwargs, but has {names!r}; remove them")

@@ -22,15 +22,10 @@ def test_the_notebook_answers_its_question(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     notebook.cells = [c for c in notebook.cells if "install" not in c.metadata.get("tags", ())]
-    nbclient.NotebookClient(
-        notebook, timeout=900, resources={"metadata": {"path": tmp_path}}
-    ).execute()
-    assert (
-        json.loads((tmp_path / "report" / "report.json").read_text())["arms"]["no_baseline"][
-            "pairs"
-        ]
-        == 3
-    )
+    place = {"metadata": {"path": tmp_path}}
+    nbclient.NotebookClient(notebook, timeout=900, resources=place).execute()
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["arms"]["no_baseline"]["pairs"] == 3
     shown = str(notebook.cells[-2].outputs)
     assert "no_baseline is worse than with_baseline" in shown and "image/png" in shown
     assert not [o for c in notebook.cells for o in c.get("outputs", ()) if o.output_type == "error"]

@@ -13,6 +13,7 @@ from scipy import stats
 
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.study.definition import load_study
+from trl_ablate.study.factors import SEPARATOR
 from trl_ablate.study.kept_runs import beside, kept
 from trl_ablate.study.resolution import resolve_plan
 
@@ -29,7 +30,7 @@ def main(study: str) -> None:
         if len(signs) >= FEWEST and signs[:, 2].mean() > LOW:
             found.append((len(signs), *correlations(signs)))
             shown = "  ".join(f"{r:+.2f}" for r in found[-1][1:])
-            name = arm.name.partition("--")[0]
+            name = arm.name.partition(SEPARATOR)[0]
             sys.stdout.write(f"{name:24} {len(signs):3} runs  {shown}\n")
     weights = np.array([n - 3 for n, *_ in found])
     for name, column in (("entropy", 1), ("reward", 2), ("entropy at equal reward", 3)):

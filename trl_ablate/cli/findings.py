@@ -81,15 +81,14 @@ def write_reports(chosen: Path, runs: Path) -> None:
 
 def write_pages(chosen: Path, readme: Path | None) -> list[Path]:
     """Write the pages beside the list, and the section of README; returns the written files."""
-    from trl_ablate.study.report.calibration import contrasts
     from trl_ablate.study.report.findings_page import PICTURE, SCALES, SCATTER, answered_arms
     from trl_ablate.study.report.findings_pictures import draw_answers, draw_scales
     from trl_ablate.study.report.xray_outcomes import pairs_of_answers, scatter
 
-    found, pages = pages_of(chosen, readme)
+    found, compared, pages = pages_of(chosen, readme)
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")
-    pairs, compared = pairs_of_answers(found), contrasts(chosen.parent)
+    pairs = pairs_of_answers(found)
     drawn = {
         PICTURE: draw_answers(answered_arms(found)),
         SCATTER: pairs and scatter(pairs),
@@ -102,7 +101,7 @@ def write_pages(chosen: Path, readme: Path | None) -> list[Path]:
 
 
 def pages_of(chosen: Path, readme: Path | None):
-    """The answers, and the text of every page by its file."""
+    """The answers, the contrasts with published runs, and the text of every page by its file."""
     from trl_ablate.study.questions_list import read_findings
     from trl_ablate.study.report import findings_page as page
     from trl_ablate.study.report.calibration import contrasts
@@ -124,4 +123,4 @@ def pages_of(chosen: Path, readme: Path | None):
     section = page.readme_section(found, compared)
     if readme is not None and section is not None:
         pages[readme] = page.with_section(readme.read_text(encoding="utf-8"), section)
-    return found, pages
+    return found, compared, pages

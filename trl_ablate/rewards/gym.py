@@ -10,10 +10,9 @@ column has to hold what the task knows about it. reasoning-gym is optional
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, nearest
 from trl_ablate.named_code import one_line
 from trl_ablate.reward_specs import GYM
 from trl_ablate.rewards.extract import extract
@@ -82,10 +81,9 @@ def create(task: str, config: Mapping[str, Any]) -> Any:
             "pip install 'trl-ablate[gym]'"
         ) from error
     if task not in DATASETS:
-        close = get_close_matches(task, DATASETS, n=1)
-        meant = f"did you mean '{close[0]}'?" if close else "its documentation lists the tasks"
+        meant = nearest(task, DATASETS) or "; its documentation lists the tasks"
         raise ConfigurationError(
-            f"dataset '{GYM}{task[:80]}' is not a task of reasoning-gym; {meant}"
+            f"dataset '{GYM}{task[:80]}' is not a task of reasoning-gym{meant}"
         )
     given = dict(config)
     if task == "composite" and "datasets" in given:

@@ -77,7 +77,7 @@ def written(tmp_path):
         (tmp_path / "findings.yaml").write_text(json.dumps({"rows": rows}))
         (tmp_path / "ANSWERS.md").write_text(MARKED)
         (tmp_path / "TOP.md").write_text(README)
-        _, pages = pages_of(tmp_path / "findings.yaml", tmp_path / "TOP.md")
+        *_, pages = pages_of(tmp_path / "findings.yaml", tmp_path / "TOP.md")
         return {path.name: text.replace("\\", "") for path, text in pages.items()}
 
     return written
@@ -341,7 +341,7 @@ def test_a_page_without_markers_is_refused(tmp_path, capsys):
 
 
 def test_the_committed_pages_are_those_of_the_committed_reports():
-    _, pages = pages_of(LIST, SHIPPED.parent / "README.md")
+    *_, pages = pages_of(LIST, SHIPPED.parent / "README.md")
     assert {"FINDINGS.md", "ANSWERS.md"} <= {path.name for path in pages}
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, f"run trl-ablate findings: {path} differs"

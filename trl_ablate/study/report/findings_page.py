@@ -15,7 +15,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown
 from trl_ablate.study.report.calibration import Contrast, right_share
 from trl_ablate.study.report.found_answers import ArmFound, Found, with_xray
-from trl_ablate.study.report.numbers import NOTHING, within
+from trl_ablate.study.report.numbers import NOTHING
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
 from trl_ablate.study.verdict import Verdict
 
@@ -52,7 +52,6 @@ def findings_page(
         picture=PICTURE if PICTURE in pictures else None,
         scatter=SCATTER if SCATTER in pictures else None,
         nothing=NOTHING,
-        within=within,
     )
     page = re.sub(r"\n{3,}", "\n\n", page).strip()
     return _EMPTY_SECTION.sub("", page) + "\n"

@@ -105,11 +105,6 @@ class ArmFound:
         return f"{words[:1].upper()}{words[1:]}"
 
     @property
-    def is_strong(self) -> bool:
-        """Whether it stands beside other worlds: every arm does, but not every effect."""
-        return True
-
-    @property
     def estimate(self) -> str:
         return f"{self.kind}, {self.difference} ({self.runs})"
 
@@ -286,10 +281,10 @@ class Found:
         """The arms, and the effects that are seen in the first world: name, in each world, whether
         an effect keeps its sign, or an arm its verdict."""
         each = [{of.words: of for of in (*world.arms, *world.effects)} for world in self.worlds]
-        for name, first in each[0].items() if each else ():
-            if first.is_strong:
-                known = [found.get(name) for found in each]
-                yield name, known, first.kept([other for other in known[1:] if other])
+        for world in self.worlds[:1]:
+            for first in (*world.arms, *(effect for effect in world.effects if effect.is_strong)):
+                known = [found.get(first.words) for found in each]
+                yield first.words, known, first.kept([other for other in known[1:] if other])
 
 
 def read_report(folder: Path) -> Json | None:

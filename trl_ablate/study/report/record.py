@@ -105,8 +105,7 @@ def _compared(found: Comparison) -> dict[str, Any]:
 
 def _arm(name: str, analysis: Analysis) -> dict[str, Any]:
     comparison, arm = analysis.decisive[name], analysis.arm(name)
-    of = comparison.two_part
-    differs, same = (of.p_difference, of.p_equivalent) if of else comparison.p_values
+    differs, same = comparison.p_values
     return {
         **_compared(comparison),
         "pairs": comparison.n,
@@ -114,7 +113,7 @@ def _arm(name: str, analysis: Analysis) -> dict[str, Any]:
         "equivalence_margin": analysis.margin,
         "p_difference": min(1.0, differs),
         "p_equivalent": min(1.0, same),
-        **(_two_part(of) if of else {}),
+        **(_two_part(comparison.two_part) if comparison.two_part else {}),
     }
 
 

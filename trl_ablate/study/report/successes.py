@@ -77,6 +77,7 @@ def _comparison(name: str, found: TwoPart, looks: Sequence[int], compared: int) 
         leans_on=LEANS_ON,
         next_look=next((n for n in looks if n > found.n), None) if waits else None,
         two_part=found,
+        p_values=(found.p_difference, found.p_equivalent),
     )
 
 
