@@ -48,10 +48,9 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
 
 def _on_paper(resolved: "Resolved") -> list[str]:
     """What `trl-ablate plan` says of the recipe; nothing if it knows no such model or card."""
-    from trl_ablate.plan.gpus import GIB
-    from trl_ablate.plan.planning import plan
-    from trl_ablate.plan.resolved_settings import from_recipe
-    from trl_ablate.plan.setup import Setup
+    from trl_ablate.plan.estimate import plan
+    from trl_ablate.plan.setup import Setup, from_recipe
+    from trl_ablate.plan.sizes import GIB
 
     try:
         given = from_recipe(resolved.settings, resolved.profile)

@@ -19,11 +19,9 @@ from typing import Any
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import Command, Parser
 from trl_ablate.cli.terminal import console, table
-from trl_ablate.plan.gpus import GIB, GPUS
-from trl_ablate.plan.planning import Answer, plan, word
-from trl_ablate.plan.resolved_settings import from_recipe
-from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, allowed, meaning
-from trl_ablate.plan.shapes import MODELS
+from trl_ablate.plan.estimate import Estimate, plan, word
+from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, allowed, from_recipe, meaning
+from trl_ablate.plan.sizes import GIB, GPUS, MODELS
 
 
 def add_options(parser: Parser) -> None:
@@ -87,7 +85,7 @@ def _finite(value: Any) -> Any:
     return None if value == float("inf") else value
 
 
-def show(answer: Answer, given: dict[str, Any], of_recipe: dict[str, Any]) -> None:
+def show(answer: Estimate, given: dict[str, Any], of_recipe: dict[str, Any]) -> None:
     setup = answer.setup
     cards = f"{setup.gpus} × {setup.gpu}, {answer.gpu.memory / GIB:.0f} GiB each"
     console.print(f"{setup.model}: {answer.shape.parameters / 1e9:.2f} B parameters, on {cards}\n")
@@ -107,7 +105,7 @@ def show(answer: Answer, given: dict[str, Any], of_recipe: dict[str, Any]) -> No
     _show_assumptions(answer, given, of_recipe)
 
 
-def _show_times(answer: Answer) -> None:
+def _show_times(answer: Estimate) -> None:
     parts = {
         f"{phase}: {part}": f"{seconds:.1f}"
         for phase, found in answer.seconds.items()
@@ -124,7 +122,7 @@ def _show_times(answer: Answer) -> None:
     )
 
 
-def _show_assumptions(answer: Answer, given: dict[str, Any], of_recipe: dict[str, Any]) -> None:
+def _show_assumptions(answer: Estimate, given: dict[str, Any], of_recipe: dict[str, Any]) -> None:
     rows = {}
     for name in OPTIONS:
         origin = "given" if name in given else "recipe" if name in of_recipe else "default"

@@ -1,4 +1,4 @@
-"""Bytes on one card, and seconds of the phases of one rollout batch.
+"""Bytes on one card, seconds of the phases of one rollout batch, and what would fit.
 
 Training: a forward pass takes 2 operations per parameter and token and 4 · width · context per
 layer for attention, half of it where no padding is masked, as causal attention then skips half; a
@@ -11,13 +11,15 @@ a batch has as many steps as its longest row, times the number of waves if the c
 for all rows at once.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from trl_ablate.plan.gpus import GIB, Gpu
-from trl_ablate.plan.setup import Setup
-from trl_ablate.plan.shapes import Shape
+from trl_ablate.plan.setup import Setup, check
+from trl_ablate.plan.sizes import GIB, GPUS, Gpu, Shape, shape_of
 
+ROOM = 0.95
+"""Of a card's memory: the rest is lost to fragmentation."""
 WIDTH = {"float32": 4, "bfloat16": 2}
 STATES = {"adamw": 8, "adamw_bf16": 4, "adamw_8bit": 2}
 """Bytes of both of Adam's states for one parameter."""
@@ -264,3 +266,81 @@ class Estimate:
             link = self.gpu.link * self.setup.link_use
             seconds += self.width * self.shape.parameters / link
         return seconds
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """Why it does not fit, one sentence each; empty if it fits."""
+        memory, problems = self.gpu.memory, []
+        for name, parts in (("training", self.bytes_training), ("the rollout", self.bytes_rollout)):
+            if (total := sum(parts.values())) > ROOM * memory:
+                problems.append(
+                    f"{name} needs {total / GIB:.1f} GiB on a card, of which {ROOM:.0%} of "
+                    f"{memory / GIB:.1f} GiB can be used"
+                )
+        if self.by_vllm and self.cache_tokens < self.longest:
+            problems.append(
+                f"the engine's share of {self.setup.engine_share * memory / GIB:.1f} GiB holds its "
+                f"weights and {max(0.0, self.cache_tokens):.0f} tokens, not one row of "
+                f"{self.longest}"
+            )
+        return problems
+
+    @cached_property
+    def changes(self) -> list[str]:
+        """Single changes that save memory and with which it would fit, the cheapest first."""
+        if not self.problems:
+            return []
+        setup, less = self.setup, {"microbatch": 1, "checkpointing": True}
+        tried: list[dict[str, Any]] = [
+            {"sleep": True},
+            {"microbatch": 1},
+            {"checkpointing": True},
+            {"engine_share": min(0.9, setup.engine_share + 0.2)},
+            {"optimizer": "adamw_8bit"},
+            {"lora_rank": 16},
+            {**less, "optimizer": "adamw_8bit"},
+        ]
+        if setup.gpus > 1:
+            tried += [{"sharding": "zero3"}, {**less, "sharding": "zero3"}]
+        elif setup.rollouts % (8 * setup.microbatch) == 0:
+            tried += [{"gpus": 8, "sharding": "zero3"}]
+        helpful = [
+            change
+            for change in tried
+            if (changed := replace(setup, **change)) != setup and not _estimate(changed).problems
+        ]
+        return [" ".join(f"--{key} {word(one)}" for key, one in each.items()) for each in helpful]
+
+    def to_dict(self) -> dict[str, Any]:
+        fits = not self.problems
+        return {
+            "assumptions": asdict(self.setup),
+            "gpu": asdict(self.gpu),
+            "parameters": self.shape.parameters,
+            "trained_parameters": self.trained,
+            "bytes_training": self.bytes_training,
+            "bytes_rollout": self.bytes_rollout,
+            "cache_tokens": self.cache_tokens,
+            "seconds": self.seconds,
+            "seconds_per_step": self.step if fits else None,
+            "seconds_per_evaluation": self.evaluation if fits else None,
+            "seconds_of_the_run": self.run if fits else None,
+            "fits": fits,
+            "problems": self.problems,
+            "changes": self.changes,
+        }
+
+
+def plan(setup: Setup) -> Estimate:
+    """The answer to one question; raises a `ConfigurationError` for values that cannot be."""
+    check(setup)
+    return _estimate(setup)
+
+
+def _estimate(setup: Setup) -> Estimate:
+    return Estimate(setup, shape_of(setup.model), GPUS[setup.gpu])
+
+
+def word(value: object) -> str:
+    """A value as its option has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

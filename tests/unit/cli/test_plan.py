@@ -7,8 +7,7 @@ import pytest
 
 from trl_ablate.cli.plan import main
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.plan.resolved_settings import from_recipe, size_in
-from trl_ablate.plan.setup import OPTIONS
+from trl_ablate.plan.setup import OPTIONS, from_recipe, size_in
 
 SHARDED = ["--model", "7B", "--gpus", "8", "--sharding", "zero3"]
 

@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.plan.estimate import Estimate
-from trl_ablate.plan.gpus import GIB, GPUS, Gpu
-from trl_ablate.plan.planning import plan
+from trl_ablate.plan.estimate import Estimate, plan
 from trl_ablate.plan.setup import OPTIONS, Setup
-from trl_ablate.plan.shapes import MODELS, Shape, shape_of
+from trl_ablate.plan.sizes import GIB, GPUS, MODELS, Gpu, Shape, shape_of
 from trl_ablate.recipe.places import SHIPPED
 
 PUBLISHED_ERROR = 0.25
