@@ -10,6 +10,7 @@ from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError, brief, nearest
 from trl_ablate.estimates import metric_names
 from trl_ablate.prompts.templates import TEMPLATES, is_own
+from trl_ablate.rewards.own.chosen import template_specs
 from trl_ablate.task import TaskArguments
 
 SIGNIFICAND_BITS = {"bfloat16": 8, "float16": 11}
@@ -82,10 +83,10 @@ def _check_reference(config: AblationConfig) -> None:
 
 def reward_names(task: TaskArguments) -> tuple[str, ...]:
     """The names of the task's reward functions, as far as they are known before any is imported."""
-    if task.own_rewards:
-        return tuple(one.name or one.path for one in task.own_rewards)
-    penalty = ("eos_penalty",) if task.eos_penalty > 0 else ()
-    return (*TEMPLATES[task.reward or task.template].rewards, *penalty)
+    specs = task.own_rewards
+    if not specs and task.form is not None:
+        specs = template_specs(task.form, task.eos_penalty)
+    return tuple(one.name or one.path for one in specs)
 
 
 def _check_controls(config: AblationConfig, task: TaskArguments) -> None:

@@ -1,19 +1,15 @@
 """From completions to rewards, and the reward functions with the signature that TRL calls."""
 
-import atexit
 import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypedDict
 
-from trl_ablate.errors import REWARD_RAISED, ConfigurationError, RewardError
+from trl_ablate.errors import REWARD_RAISED, RewardError
 from trl_ablate.named_code import line_of, one_line
 from trl_ablate.prompts.templates import get_template
 from trl_ablate.rewards.extract import extract
 from trl_ablate.rewards.grading.grader import MathGrader
 from trl_ablate.task import TaskArguments
-
-LogMetric = Callable[[str, float], None]
-LogExtra = Callable[[str, list[Any]], None]
 
 
 class Score(TypedDict):
@@ -24,12 +20,8 @@ class Score(TypedDict):
     answer_reward: float | None
 
 
-@functools.cache
-def _default_grader() -> MathGrader:
-    """The grader for calls that pass none: created at the first call, closed at exit."""
-    grader = MathGrader()
-    atexit.register(grader.close)
-    return grader
+_default_grader = functools.cache(MathGrader)
+"""The grader for calls that pass none: created at the first call, closed at exit."""
 
 
 def score(template: str, completion: str, gold: str, *, grader: MathGrader | None = None) -> Score:
@@ -80,10 +72,7 @@ class RewardFunction(Protocol):
         prompts: list[Any],
         completions: list[Any],
         completion_ids: list[list[int]],
-        answer: list[str],
-        log_metric: LogMetric | None = None,
-        log_extra: LogExtra | None = None,
-        **kwargs: Any,
+        **columns: Any,
     ) -> list[float | None]: ...
 
 
@@ -92,49 +81,6 @@ def grader_of(task: TaskArguments) -> MathGrader:
     return MathGrader(
         workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
     )
-
-
-def build_rewards(
-    template: str,
-    *,
-    grader: MathGrader,
-    eos_token_ids: Collection[int] = (),
-    special_token_ids: Collection[int] = (),
-    eos_penalty: float = 0.0,
-) -> tuple[list[RewardFunction], list[float]]:
-    """A template's reward functions and their weights, for `GRPOTrainer` and `GRPOConfig`.
-
-    Each function returns 0 or 1 (`eos_penalty`: 0 or -1), which TRL multiplies by its weight. The
-    functions share one grading of the batch, and the first function logs it: the metrics
-    `format_reward` and `answer_reward` (means over the graded completions), `grader/timeouts`,
-    `grader/restarts` and `grader/ungraded` (counts of this batch), and the columns `format_reward`
-    and `answer_reward`.
-
-    Every function returns None for an ungraded completion, even if it needs no grader itself: with
-    the format reward alone, the completion would look like a wrong answer.
-    """
-    form = get_template(template)
-    if eos_penalty < 0:
-        raise ConfigurationError(
-            f"eos_penalty={eos_penalty!r} is negative and would reward repeated end-of-sequence "
-            "tokens; it is subtracted from the reward, so give 0 or more."
-        )
-    if eos_penalty > 0 and not eos_token_ids:
-        raise ConfigurationError(
-            f"eos_penalty={eos_penalty!r} needs eos_token_ids; pass the tokenizer's "
-            "end-of-sequence token ids, or set eos_penalty to 0."
-        )
-    graded = GradedRewards(template, grader)
-    parts = ("reward",) if len(form.rewards) == 1 else ("format_reward", "answer_reward")
-    functions = [
-        graded.marks(name, part, logs=part == parts[0])
-        for name, part in zip(form.rewards, parts, strict=True)
-    ]
-    weights = list(form.reward_weights)
-    if eos_penalty > 0:
-        functions.append(graded.eos_penalty(eos_token_ids, special_token_ids))
-        weights.append(eos_penalty)
-    return functions, weights
 
 
 class GradedRewards:
@@ -152,41 +98,38 @@ class GradedRewards:
         self._counts: dict[str, int] = {}
         """How the grader's counters have changed during the batch."""
 
-    def marks(self, name: str, part: str, *, logs: bool) -> RewardFunction:
-        """1 if `part` of the score is above 0, else 0, None if ungraded; `logs` logs the batch."""
-
-        def mark(
-            prompts, completions, completion_ids, answer, log_metric=None, log_extra=None, **_
-        ):
-            scores = self._graded(completions, answer)
-            if logs:
-                self._log(log_metric, log_extra)
-            return [None if each["reward"] is None else float(each[part] > 0) for each in scores]
-
-        return _named(name, mark)
-
-    def eos_penalty(
-        self, eos_token_ids: Collection[int], special_token_ids: Collection[int]
+    def function(
+        self, name: str, value: Callable[[Score, Sequence[int]], float], *, logs: bool = False
     ) -> RewardFunction:
-        """-1 if a completion abuses end-of-sequence tokens, 0 if not, None if ungraded."""
-        eos, special = frozenset(eos_token_ids), frozenset(special_token_ids)
+        """`value` of each completion's score and token ids; `logs` logs the batch.
+
+        None for an ungraded completion, even if the value needs no grading: with the format reward
+        alone, the completion would look like a wrong answer.
+        """
 
         def mark(
             prompts, completions, completion_ids, answer=(), log_metric=None, log_extra=None, **_
         ):
-            marks = [-float(abuses_eos(ids, eos, special)) for ids in completion_ids]
-            if self._template is None:
-                return marks
-            pairs = zip(self._graded(completions, answer), marks, strict=True)
-            return [None if each["reward"] is None else mark for each, mark in pairs]
+            try:
+                scores = self._graded(completions, answer)
+                if logs:
+                    self._log(log_metric, log_extra)
+                pairs = zip(scores, completion_ids, strict=True)
+                return [None if one["reward"] is None else value(one, ids) for one, ids in pairs]
+            except Exception as error:
+                line, file = line_of(error, None)
+                said = REWARD_RAISED.format(name=name, error=one_line(error), line=line, file=file)
+                raise RewardError(said) from error
 
-        return _named("eos_penalty", mark)
+        mark.__name__ = name
+        return mark
 
     def _graded(self, completions: Sequence[Any], golds: Sequence[str]) -> list[Score]:
         """The scores of a batch; graded only if it differs from the last batch."""
+        if self._template is None:
+            return [_score(True, True, ())] * len(completions)
         batch = ([completion_text(completion) for completion in completions], list(golds))
         if batch != self._batch:
-            assert self._template is not None
             before = self._counters()
             self._scores = score_batch(self._template, *batch, grader=self._grader)
             self._counts = {name: n - before[name] for name, n in self._counters().items()}
@@ -196,8 +139,13 @@ class GradedRewards:
     def _counters(self) -> dict[str, int]:
         return {name: getattr(self._grader, name) for name in ("timeouts", "restarts", "ungraded")}
 
-    def _log(self, log_metric: LogMetric | None, log_extra: LogExtra | None) -> None:
-        """Log the last batch. A mean without graded completions is not logged."""
+    def _log(
+        self,
+        log_metric: Callable[[str, float], None] | None,
+        log_extra: Callable[[str, list[Any]], None] | None,
+    ) -> None:
+        """Log the last batch: means over the graded completions, counts, and columns. A mean
+        without graded completions is not logged."""
         graded = [each for each in self._scores if each["reward"] is not None]
         for name in ("format_reward", "answer_reward"):
             if log_metric is not None and graded:
@@ -234,19 +182,3 @@ def completion_text(completion: Any) -> str:
     if isinstance(content, list):  # the parts of a multimodal message
         return "".join(part.get("text", "") for part in content)
     return content or ""
-
-
-def _named(name: str, function: Callable[..., Any]) -> RewardFunction:
-    """The function with the name that TRL logs and that its errors print."""
-
-    @functools.wraps(function)
-    def named(*args: Any, **kwargs: Any) -> list[float | None]:
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            line, file = line_of(error, None)
-            said = REWARD_RAISED.format(name=name, error=one_line(error), line=line, file=file)
-            raise RewardError(said) from error
-
-    named.__name__ = name
-    return named

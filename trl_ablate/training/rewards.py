@@ -3,6 +3,7 @@ the style in which a world's questions are answered."""
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
@@ -10,9 +11,9 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 from trl_ablate.miniature.registry import is_miniature, world_of_data
 from trl_ablate.miniature.world import Task
 from trl_ablate.recipe.resolving import Resolved
-from trl_ablate.rewards import MathGrader, build_rewards
+from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.functions import RewardFunction, completion_text
-from trl_ablate.rewards.own.chosen import Rewards, Tools, chosen_rewards
+from trl_ablate.rewards.own.chosen import Rewards, Tools, chosen_rewards, template_specs
 from trl_ablate.rewards.own.model import ModelReward
 from trl_ablate.task import TaskArguments
 from trl_ablate.training.models import one_sentence
@@ -31,28 +32,27 @@ def task_rewards(
     Args:
         called_by_trl: reward models stay models, which TRL calls; else they become functions.
     """
-    ends = {
-        "eos_token_ids": (cast(int, tokenizer.eos_token_id),),
-        "special_token_ids": tuple(tokenizer.all_special_ids),
-    }
     if task.only_environment_rewards:
         return Rewards([], [])
-    if not task.own_rewards:
-        form = cast(str, task.form)
-        functions, weights = build_rewards(
-            form, grader=grader, eos_penalty=task.eos_penalty, **ends
-        )
-        functions = with_styles_logged(functions, task.dataset)
-        return Rewards(functions, weights, {functions[0].__name__: ["answer"]})
 
     def load(name: str) -> Any:
         model = _model(name, resolved)
         kwargs = cast(Any, resolved.config.chat_template_kwargs)
         return model if called_by_trl else ModelReward(model, kwargs)
 
-    limits = {"timeout": task.reward_timeout, "workers": task.reward_workers}
-    tools = Tools(grader, task.form, load, **ends, **limits)
-    return chosen_rewards(task.own_rewards, tools)
+    tools = Tools(
+        grader,
+        task.form,
+        load,
+        eos_token_ids=(cast(int, tokenizer.eos_token_id),),
+        special_token_ids=tuple(tokenizer.all_special_ids),
+        timeout=task.reward_timeout,
+        workers=task.reward_workers,
+    )
+    if task.own_rewards:
+        return chosen_rewards(task.own_rewards, tools)
+    made = chosen_rewards(template_specs(cast(str, task.form), task.eos_penalty), tools)
+    return replace(made, functions=with_styles_logged(made.functions, task.dataset))
 
 
 def rewards_of_sets(

@@ -262,10 +262,9 @@ def test_eos_penalty():
     marks, *_ = call(functions[1], [r1("5"), r1("5"), r1("5"), r1("hang")], ["5"] * 4, ids)
     # The ungraded completion gets None: with a number, its reward would no longer be ungraded.
     assert marks == [0.0, -1.0, -1.0, None]
-    with pytest.raises(ConfigurationError, match=r"eos_penalty=0\.5 needs eos_token_ids"):
-        build_rewards("r1_zero", grader=grader, eos_penalty=0.5)
-    with pytest.raises(ConfigurationError, match=r"eos_penalty=-1\.0"):
-        build_rewards("r1_zero", grader=grader, eos_token_ids=[1], eos_penalty=-1.0)
+    for wrong in ({"eos_penalty": 0.5}, {"eos_token_ids": [1], "eos_penalty": -1.0}):
+        with pytest.raises(ConfigurationError, match=r"eos_penalty=.* needs eos_token_ids; give 0"):
+            build_rewards("r1_zero", grader=grader, **wrong)
 
 
 def test_a_reward_that_raises_names_itself_and_the_line():

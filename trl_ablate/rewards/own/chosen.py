@@ -10,9 +10,9 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError, RewardError
 from trl_ablate.named_code import load_code
-from trl_ablate.prompts.templates import TEMPLATES
+from trl_ablate.prompts.templates import TEMPLATES, get_template
 from trl_ablate.reward_specs import MATH_REWARDS, TRL_FACTORIES, TRL_REWARDS, RewardSpec
-from trl_ablate.rewards.functions import GradedRewards
+from trl_ablate.rewards.functions import GradedRewards, RewardFunction, abuses_eos
 from trl_ablate.rewards.grading.grader import MathGrader
 from trl_ablate.rewards.grading.pool import WorkerPool
 from trl_ablate.rewards.own.calling import Calls, Reward, columns_by_row, guarded
@@ -62,6 +62,41 @@ class Tools:
     workers: int = 2
 
 
+def template_specs(template: str, eos_penalty: float = 0.0) -> list[RewardSpec]:
+    """A template's own rewards as entries of `reward_funcs`."""
+    form = get_template(template)
+    worth = dict(zip(form.rewards, form.reward_weights, strict=True))
+    penalty = {"eos_penalty": eos_penalty} if eos_penalty else {}
+    return [RewardSpec(name, weight) for name, weight in {**worth, **penalty}.items()]
+
+
+def build_rewards(
+    template: str,
+    *,
+    grader: MathGrader,
+    eos_token_ids: Collection[int] = (),
+    special_token_ids: Collection[int] = (),
+    eos_penalty: float = 0.0,
+) -> tuple[list[Any], list[float]]:
+    """A template's reward functions and their weights, for `GRPOTrainer` and `GRPOConfig`.
+
+    Each function returns 0 or 1 (`eos_penalty`: 0 or -1), which TRL multiplies by its weight, or
+    None for an ungraded completion. The functions share one grading of the batch, and the first
+    function logs it: the metrics `format_reward` and `answer_reward` (means over the graded
+    completions), `grader/timeouts`, `grader/restarts` and `grader/ungraded` (counts of this batch),
+    and the columns `format_reward` and `answer_reward`.
+    """
+    if eos_penalty < 0 or (eos_penalty and not eos_token_ids):
+        raise ConfigurationError(
+            f"eos_penalty={eos_penalty!r} is subtracted from the reward and needs eos_token_ids; "
+            "give 0 or more, and the tokenizer's end-of-sequence token ids."
+        )
+    ends = {"eos_token_ids": eos_token_ids, "special_token_ids": special_token_ids}
+    tools = Tools(grader, template, load_model=lambda name: None, **ends)  # it names no model
+    made = chosen_rewards(template_specs(template, eos_penalty), tools)
+    return made.functions, made.weights
+
+
 def chosen_rewards(specs: Sequence[RewardSpec], tools: Tools) -> Rewards:
     """The rewards that `reward_funcs` lists, in its order."""
     graders = [spec.path for spec in specs if spec.path in MATH_REWARDS]
@@ -70,9 +105,8 @@ def chosen_rewards(specs: Sequence[RewardSpec], tools: Tools) -> Rewards:
     needs: dict[str, list[str]] = {}
     for spec in specs:
         if spec.kind == "own":
-            function = _own(spec.path, graders, tools, batches)
-            name = function.__name__ = spec.name or spec.path
-            needed = ["answer"] if spec.path in MATH_REWARDS else []
+            function = _own(spec, graders, tools, batches)
+            name, needed = function.__name__, ["answer"] if spec.path in MATH_REWARDS else []
         elif spec.kind == "model":
             function, name, needed = tools.load_model(spec.path), spec.path, []
         else:
@@ -89,20 +123,24 @@ def chosen_rewards(specs: Sequence[RewardSpec], tools: Tools) -> Rewards:
 
 
 def _own(
-    path: str, graders: Sequence[str], tools: Tools, batches: dict[str | None, GradedRewards]
-) -> Callable[..., Any]:
-    """A reward of this package. Those of one format share the grading of a batch, which the first
-    of them logs."""
-    form = None
+    spec: RewardSpec,
+    graders: Sequence[str],
+    tools: Tools,
+    batches: dict[str | None, GradedRewards],
+) -> RewardFunction:
+    """A reward of this package: 0 or 1, the penalty 0 or -1. Those of one format share the grading
+    of a batch, which the first of them logs."""
+    form, path, name = None, spec.path, spec.name or spec.path
     if graders:
         named = path if path in graders else graders[0]
         form = named if named in TEMPLATES else tools.form
         assert form is not None  # a task refuses `answer` and `format` without a form
     batch = batches.setdefault(form, GradedRewards(form, tools.grader))
     if path == "eos_penalty":
-        return batch.eos_penalty(tools.eos_token_ids, tools.special_token_ids)
+        eos, special = frozenset(tools.eos_token_ids), frozenset(tools.special_token_ids)
+        return batch.function(name, lambda _, ids: -float(abuses_eos(ids, eos, special)))
     part = {"answer": "answer_reward", "format": "format_reward"}.get(path, "reward")
-    return batch.marks(path, part, logs=path == graders[0])
+    return batch.function(name, lambda one, _: float(one[part] > 0), logs=path == graders[0])
 
 
 def calls_of(spec: RewardSpec) -> Calls:
