@@ -1,8 +1,8 @@
-"""Write FINDINGS.md, the table in ANSWERS.md beside it, and README's section on answers,
-from the report.json of the studies in a list.
+"""Write FINDINGS.md and README's section on answers from the report.json of the studies in a list.
 
 LIST names the questions and their studies, which are folders beside it; default: the shipped one.
-Studies without a report appear as not run yet.
+Studies without a report appear as not run yet. Templates beside it (FINDINGS.md.j2 and others) are
+pages of its own.
 
 examples:
   trl-ablate study run --all --until decided --runs runs
@@ -114,12 +114,8 @@ def pages_of(chosen: Path, readme: Path | None):
     pictures = [page.PICTURE] * has_answers + [page.SCATTER] * bool(pairs_of_answers(found))
 
     compared = contrasts(folder)
-    pages = {folder / "FINDINGS.md": page.findings_page(found, pictures, compared, folder)}
-    table = folder / "ANSWERS.md"
-    if table.is_file():
-        pages[table] = page.between_markers(
-            table.read_text(encoding="utf-8"), page.leaderboard(found)
-        )
+    pages = page.findings_pages(found, pictures, compared, folder)
+    pages = {folder / name: text for name, text in pages.items()}
     section = page.readme_section(found, compared)
     if readme is not None and section is not None:
         pages[readme] = page.with_section(readme.read_text(encoding="utf-8"), section)

@@ -15,7 +15,7 @@ from trl_ablate.cli.findings import main, pages_of
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.questions_list import LIST, Question, read_findings
-from trl_ablate.study.report.findings_page import BEGIN, END, README_HEADING
+from trl_ablate.study.report.findings_page import README_HEADING
 from trl_ablate.study.report.findings_pictures import draw_answers
 from trl_ablate.study.report.found_answers import find
 from trl_ablate.study.report.making import report_study
@@ -23,7 +23,6 @@ from trl_ablate.study.store import RunStore
 
 STUDY = "question: Is it so?\narms: [grpo.yaml]\nseeds: [0]\n"
 README = f"# Top\n\n{README_HEADING}\nold rows\n\n## Switches\n\nlast\n"
-MARKED = f"# Studies\n\n{BEGIN}\nold\n{END}\n\nend\n"
 
 
 def arm(verdict: str, difference: float | None = 0.1, **other: Any) -> dict[str, Any]:
@@ -75,7 +74,6 @@ def written(tmp_path):
         for name, found in reports.items():
             (tmp_path / name / "report.json").write_text(json.dumps(found))
         (tmp_path / "findings.yaml").write_text(json.dumps({"rows": rows}))
-        (tmp_path / "ANSWERS.md").write_text(MARKED)
         (tmp_path / "TOP.md").write_text(README)
         *_, pages = pages_of(tmp_path / "findings.yaml", tmp_path / "TOP.md")
         return {path.name: text.replace("\\", "") for path, text in pages.items()}
@@ -131,14 +129,19 @@ def test_a_study_that_another_replaces_has_no_rows(written):
     found = {name: report({"a": arm("worse")}) for name in ("one", "two")}
     pages = written(rows, found)
     assert "one/REPORT.md" not in pages["FINDINGS.md"] and "two/REPORT.md" in pages["FINDINGS.md"]
-    assert "one/REPORT.md" in pages["ANSWERS.md"]
 
 
-def test_a_list_has_sentences_of_its_own(written, tmp_path):
-    own = '{% extends "findings.md.j2" %}{% block limits %}## Limits\n\n- One.\n{% endblock %}'
-    (tmp_path / "FINDINGS.md.j2").write_text(own)
-    page = written([asked(arms={"a": "it"})], {"one": report({"a": arm("worse")})})["FINDINGS.md"]
-    assert section(page, "Limits") == "- One." and "| it | grpo |" in page
+def test_a_list_has_pages_and_sentences_of_its_own(written, tmp_path):
+    ours, main = '{% extends "findings.md.j2" %}', 'decided | {}attr("0.is_main") | list'
+    limits = "{% block limits %}## Limits\n\n- One.\n{% endblock %}"
+    for name, kind in {"FINDINGS": "select", "MORE": "reject"}.items():
+        chosen = f"{{% set decided = {main.format(kind)} %}}"
+        (tmp_path / f"{name}.md.j2").write_text(ours + chosen + limits)
+    rows = [asked(arms={"a": "it"}, overturned_by="runs."), asked("two", arms={"a": "that"})]
+    pages = written(rows, {name: report({"a": arm("worse")}) for name in ("one", "two")})
+    for name, mine, other in (("FINDINGS.md", "it", "that"), ("MORE.md", "that", "it")):
+        assert section(pages[name], "Limits") == "- One."
+        assert f"| {mine} | grpo |" in pages[name] and f"| {other} | grpo |" not in pages[name]
 
 
 def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):
@@ -153,7 +156,6 @@ def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):
     )
     rows = section(pages["FINDINGS.md"], "Decided").splitlines()[-2:]
     assert [row.split(" | ")[-2] for row in rows] == ["collapse", "worse"]
-    assert "| this collapses; that is worse | −0.600 [−0.650, −0.550] †;" in pages["ANSWERS.md"]
 
 
 def test_claims_are_corrected_over_the_page(written):
@@ -189,10 +191,6 @@ def test_main_effects_and_interactions_have_the_sentences_of_the_report(written)
     assert section(pages["FINDINGS.md"], "What depends on what") == (
         "- [What of one?](one/REPORT.md) baseline matters more with norm = mean."
     )
-    assert (
-        "| [What of one?](one/REPORT.md) | baseline none × norm constant raises it, baseline none "
-        "lowers it | +0.500 [+0.400, +0.600]; −0.300 [−0.400, −0.200] | 48 runs |"
-    ) in pages["ANSWERS.md"]
 
 
 def test_which_effects_keep_their_sign_in_other_worlds(written):
@@ -208,12 +206,12 @@ def test_which_effects_keep_their_sign_in_other_worlds(written):
     rows = [asked(part="carry", worlds={"one": "small", "two": "large", "three": "other"})]
     pages = written(rows, reports)
     table = section(pages["FINDINGS.md"], "Other bases and worlds").splitlines()
-    assert table[0] == "| What of one? | small | large | other | same |"
+    worlds = "[small](one/REPORT.md) | [large](two/REPORT.md) | other"
+    assert table[0] == f"| What of one? | {worlds} | same |"
     assert [line.split(" | ")[0][2:] + ":" + line.split(" | ")[-1][:-2] for line in table[2:]] == [
         "a 1:yes", "b 1:no", "c 1:cannot say",
     ]  # fmt: skip
     assert section(pages["FINDINGS.md"], "Not run yet") == "- What of one? other (three)"
-    assert "(two/REPORT.md)" in pages["ANSWERS.md"] and "(three/study.yaml)" in pages["ANSWERS.md"]
 
 
 def test_which_arms_keep_their_verdict_on_other_bases(written):
@@ -232,7 +230,6 @@ def test_which_arms_keep_their_verdict_on_other_bases(written):
 def test_what_the_x_ray_says_of_the_headline(written, tmp_path):
     write_xray(tmp_path / "one", {"a": [("only rescales", 0.99, 0)]})
     pages = written([asked(arms={"a": "it"})], {"one": report({"a": arm("equivalent")})})
-    assert "| only rescales |" in pages["ANSWERS.md"]
     assert "| only rescales | 0 | 1 | 0 |" in section(pages["FINDINGS.md"], "X-ray and outcomes")
 
 
@@ -242,7 +239,6 @@ def test_an_x_ray_at_two_points_and_its_scatter(written, tmp_path):
     write_xray(tmp_path / "one", xrays, {"b": "x"}, steps={"c": 4})
     found = {"one": report({"a": arm("worse", -0.3), "b": arm("better"), "c": arm("worse")})}
     pages = written([asked(arms={"a": "it", "b": "that", "c": "more"})], found)
-    assert "| inert; base + 8 steps: reweights length, noisier |" in pages["ANSWERS.md"]
     text = section(pages["FINDINGS.md"], "X-ray and outcomes")
     assert "| reweights | 1 | 0 | 0 |" in text
     assert "| another number of optimizer steps per batch | 1 | 0 | 0 |" in text
@@ -274,9 +270,6 @@ def test_a_study_without_runs_is_not_run_yet(written):
         "- What of one? (one)\n- What of two? (two)"
     )
     assert "## " not in pages["FINDINGS.md"].partition("## Not run yet")[0]
-    assert "| [What of one?](one/study.yaml) | not run yet |" in pages["ANSWERS.md"]
-    assert pages["ANSWERS.md"].startswith("# Studies\n") and pages["ANSWERS.md"].endswith("\nend\n")
-    assert "\nold\n" not in pages["ANSWERS.md"]
 
 
 def test_arms_and_factors_whose_runs_are_yet_to_come_are_not_run_yet(written):
@@ -328,16 +321,6 @@ def test_wrong_lists_are_refused(tmp_path, row, complaint):
     (tmp_path / "findings.yaml").write_text(json.dumps({"rows": [row]}))
     with pytest.raises(ConfigurationError, match=re.escape(complaint)):
         read_findings(tmp_path / "findings.yaml")
-
-
-def test_a_page_without_markers_is_refused(tmp_path, capsys):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "study.yaml").write_text(STUDY)
-    (tmp_path / "findings.yaml").write_text(json.dumps({"rows": [asked()]}))
-    (tmp_path / "ANSWERS.md").write_text("# Mine\n")
-    assert main([str(tmp_path / "findings.yaml")]) == 2
-    assert "add them where the table shall stand" in " ".join(capsys.readouterr().err.split())
-    assert (tmp_path / "ANSWERS.md").read_text() == "# Mine\n"
 
 
 def test_the_committed_pages_are_those_of_the_committed_reports():

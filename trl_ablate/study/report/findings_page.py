@@ -1,8 +1,8 @@
-"""The pages of the findings: FINDINGS.md, the table of answers, README's section.
+"""The pages of the findings: those of a list, and README's section.
 
-The sentences stand in templates, which choose rows by their verdicts. A list with a FINDINGS.md.j2
-beside it fills the blocks of ours with sentences of its own. Studies without runs appear as not run
-yet.
+The sentences stand in templates, which choose rows by their verdicts. A list's own templates beside
+it, `FINDINGS.md.j2` and others, extend ours and are pages each; without any, ours is FINDINGS.md.
+Studies without runs appear as not run yet.
 """
 
 import re
@@ -21,29 +21,28 @@ from trl_ablate.study.verdict import Verdict
 
 _INTERVAL = re.compile(r"\\\[([+−]\d+\.\d+, [+−]\d+\.\d+)\\\]")
 _EMPTY_SECTION = re.compile(r"^## [^\n]+\n+(?=## |\Z)", re.MULTILINE)
-BEGIN, END = "<!-- findings: begin -->", "<!-- findings: end -->"
 README_ROWS = 4
 README_HEADING = "## Answers so far\n"
 PICTURE, SCATTER, SCALES = "findings.png", "xray.png", "scales.png"
-TEMPLATES, OWN = Path(__file__).parent / "templates", "FINDINGS.md.j2"
+TEMPLATES = Path(__file__).parent / "templates"
 
 
-def findings_page(
+def findings_pages(
     found: Sequence[Found],
     pictures: Collection[str],
     compared: Sequence[Contrast],
     folder: Path,
-) -> str:
-    """FINDINGS.md of the list in a folder, with those of the pictures that are drawn."""
+) -> dict[str, str]:
+    """Name and text of the pages of the list in a folder, with those of the pictures that are
+    drawn."""
     foretold = [each for each in compared if each.predicts]
-    page = _rendered(
-        OWN if (folder / OWN).is_file() else "findings.md.j2",
-        folder,
+    values = dict(
         found=found,
-        studies=_studies(found),
+        studies=[each for row in found for each in (row.worlds[1:] or [row])],
         decided=_by_question(found, decided=True),
         open=_by_question(found, decided=False),
         came=Counter(arm.details["agreement"] for row in found for arm in row.arms),
+        carried=[row for row in found if row.worlds],
         xrays=_xrays(found),
         foretold=foretold,
         right_share=foretold and right_share(foretold),
@@ -53,8 +52,15 @@ def findings_page(
         scatter=SCATTER if SCATTER in pictures else None,
         nothing=NOTHING,
     )
+    own = sorted(path.name for path in folder.glob("*.md.j2"))
+    pages = {name[:-3]: name for name in own} or {"FINDINGS.md": "findings.md.j2"}
+    return {name: _tidy(_rendered(each, folder, **values)) for name, each in pages.items()}
+
+
+def _tidy(page: str) -> str:
+    """Without sections that have no content, and without double empty lines."""
     page = re.sub(r"\n{3,}", "\n\n", page).strip()
-    return _EMPTY_SECTION.sub("", page) + "\n"
+    return _EMPTY_SECTION.sub("", page).strip() + "\n"
 
 
 def _by_question(found: Sequence[Found], *, decided: bool) -> list[tuple[Found, list[ArmFound]]]:
@@ -62,11 +68,6 @@ def _by_question(found: Sequence[Found], *, decided: bool) -> list[tuple[Found, 
     rows = [(row, row.arms) for row in found if not row.asked.replaced_by]
     chosen = [(row, [arm for arm in arms if arm.kind.is_answer == decided]) for row, arms in rows]
     return [(row, arms) for row, arms in chosen if arms]
-
-
-def leaderboard(found: Sequence[Found]) -> str:
-    """The table of all questions."""
-    return _rendered("ANSWERS.md.j2", studies=_studies(found)).strip()
 
 
 def readme_section(found: Sequence[Found], compared: Sequence[Contrast]) -> str | None:
@@ -94,33 +95,15 @@ def _rendered(template: str, folder: Path = TEMPLATES, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def _studies(found: Sequence[Found]) -> list[Found]:
-    """Every study once: of a question in several worlds, those after the first."""
-    return [each for row in found for each in (row.worlds[1:] or [row])]
-
-
-def between_markers(page: str, text: str) -> str:
-    """A page with the text between its markers replaced."""
-    return _replaced(
-        page, BEGIN, f"\n{text}\n", END, f"the page has no lines {BEGIN} and {END}; add them where "
-        "the table shall stand",
-    )  # fmt: skip
-
-
 def with_section(readme: str, section: str) -> str:
     """README with its section on answers replaced."""
-    return _replaced(
-        readme, README_HEADING, f"{section}\n", "\n## ",
-        f"the README has no section '{README_HEADING.strip()}' before another one; add it",
-    )  # fmt: skip
-
-
-def _replaced(page: str, begin: str, text: str, end: str, complaint: str) -> str:
-    before, found, rest = page.partition(begin)
-    _, next_found, after = rest.partition(end)
-    if not (found and next_found):
-        raise ConfigurationError(complaint)
-    return f"{before}{begin}{text}{end}{after}"
+    before, found, rest = readme.partition(README_HEADING)
+    _, end, after = rest.partition("\n## ")
+    if not (found and end):
+        raise ConfigurationError(
+            f"the README has no section '{README_HEADING.strip()}' before another one; add it"
+        )
+    return f"{before}{README_HEADING}{section}\n{end}{after}"
 
 
 def answered_arms(found: Sequence[Found]) -> list[ArmFound]:

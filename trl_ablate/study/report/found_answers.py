@@ -145,22 +145,6 @@ class EffectFound:
         return Verdict(self.numbers["verdict"]).differs
 
     @property
-    def brief(self) -> str:
-        if self.is_by_cell:
-            return f"{self.words} depends on the cell"
-        raises = self.numbers["verdict"] == Verdict.BETTER
-        return f"{self.words} {'raises' if raises else 'lowers'} it"
-
-    @property
-    def is_interaction(self) -> bool:
-        return "factors" in self.numbers
-
-    @property
-    def is_by_cell(self) -> bool:
-        """Whether an average over cells would mislead."""
-        return bool(self.numbers.get("by_cell"))
-
-    @property
     def estimate(self) -> str:
         of = self.numbers
         return NOTHING if of["estimate"] is None else within(of["estimate"], of["low"], of["high"])
@@ -201,6 +185,11 @@ class Found:
         return bool(self.arms or self.effects)
 
     @property
+    def is_main(self) -> bool:
+        """Whether it stands first, or its study is judged in two parts."""
+        return bool(self.asked.overturned_by) or any(arm.successes for arm in self.arms)
+
+    @property
     def is_in_words(self) -> bool:
         """Whether its answers are sentences about arms."""
         return self.asked.part in ("question", "control")
@@ -228,38 +217,6 @@ class Found:
         counts = sorted({arm.numbers["pairs"] for arm in self.arms})
         ends = dict.fromkeys([counts[0], counts[-1]]) if counts else ()
         return " to ".join(map(str, ends)) or NOTHING
-
-    @property
-    def answer(self) -> str:
-        """The verdicts in brief."""
-        if self.effects:
-            strong = ", ".join(effect.brief for effect in self.strong_effects)
-            return strong or NO_EFFECT
-        if self.is_in_words:
-            return "; ".join(arm.brief for arm in self.arms)
-        kinds = dict.fromkeys(arm.kind for arm in self.arms)
-        arms = {kind: [arm.words for arm in self.arms if arm.kind == kind] for kind in kinds}
-        return "; ".join(f"{kind}: {', '.join(words)}" for kind, words in arms.items())
-
-    @property
-    def numbers(self) -> str:
-        """The differences of the answer."""
-        if self.effects:
-            found = (
-                "; ".join(e.estimate for e in self.strong_effects if not e.is_by_cell) or NOTHING
-            )
-        elif self.is_in_words:
-            found = "; ".join(arm.difference for arm in self.arms)
-        else:
-            best = max(self.arms, key=lambda arm: arm.numbers["difference"] or -math.inf)
-            found = f"{best.words} {best.difference}"
-        mixed = bool(self.report and self.report["details"]["mixed"])
-        return found + MIXED * (mixed and MIXED.strip() not in found)
-
-    @property
-    def xray(self) -> str:
-        """What the X-ray says of the headline."""
-        return self.headline.xray.verdict if self.headline and self.headline.xray else NOTHING
 
     @property
     def in_brief(self) -> str:
