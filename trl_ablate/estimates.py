@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import NO_VARIANCE
 
 Row = dict
@@ -30,6 +31,12 @@ TRL_METRICS = (
     "steps_per_second",
 )
 """The metrics of TRL's evaluation whose names do not depend on reward functions or tools."""
+
+GROUP = "group"
+"""Key of a row's group: the value that its question has in the column `eval_by`."""
+MOST_GROUPS = 50
+WHOLE_SET_ONLY = ("mean_length", "truncated", "ungraded")
+"""Metrics that groups do not have, as they do not measure answers."""
 
 MAIN = ""
 """Key of the main evaluation set: its metric names contain no set name."""
@@ -62,6 +69,25 @@ def standard_errors(rows: Sequence[Row], samples: int = 1) -> dict[str, float]:
     """The standard error of each mean in `summary`."""
     values = per_prompt(rows, samples)
     return {name: standard_error(values_P) for name, values_P in values.items() if values_P}
+
+
+def by_group(rows: Sequence[Row], samples: int, column: str | None) -> dict[str, float]:
+    """The metrics of each group, as `reward/level=3`, in the order of the groups' names."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if GROUP in row:
+            groups.setdefault(row[GROUP], []).append(row)
+    if len(groups) > MOST_GROUPS:
+        raise ConfigurationError(
+            f"eval_by is '{column}', which has {len(groups)} values in the eval questions, such as "
+            f"'{min(groups)}'; name a column with at most {MOST_GROUPS}"
+        )
+    return {
+        f"{name}/{column}={group}": value
+        for group in sorted(groups)
+        for name, value in summary(groups[group], samples).items()
+        if name not in WHOLE_SET_ONLY
+    }
 
 
 def per_prompt(rows: Sequence[Row], samples: int) -> dict[str, list[float]]:

@@ -18,7 +18,7 @@ from transformers import (
     LogitsProcessor,
 )
 
-from trl_ablate.trainer import packed
+from trl_ablate.trainer import short_forward
 from trl_ablate.trainer.decoding import (
     decode,
     exponential_draws,
@@ -26,8 +26,13 @@ from trl_ablate.trainer.decoding import (
     repeats,
     without_ended_rows,
 )
-from trl_ablate.trainer.packed import Packed, packed_weights
-from trl_ablate.trainer.short_forward import CACHE, ShortForward, may_be_short
+from trl_ablate.trainer.short_forward import (
+    CACHE,
+    Packed,
+    ShortForward,
+    may_be_short,
+    packed_weights,
+)
 from trl_ablate.trainer.temporary import replaced
 
 EOS, PAD = 1, 0
@@ -92,7 +97,7 @@ def widths(model, inputs: dict, settings: GenerationConfig) -> list[int]:
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("least", [1, packed.LEAST], ids=["packed", "plain"])
+@pytest.mark.parametrize("least", [1, short_forward.LEAST], ids=["packed", "plain"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
     "settings",
@@ -106,7 +111,7 @@ def widths(model, inputs: dict, settings: GenerationConfig) -> list[int]:
     ids=str,
 )
 def test_the_tokens_and_the_draws_are_those_of_generate(architecture, settings, least, monkeypatch):
-    monkeypatch.setattr(packed, "LEAST", least)
+    monkeypatch.setattr(short_forward, "LEAST", least)
     (theirs, their_draw), (ours, our_draw) = both(
         model_of(architecture), prompts(), config(**settings)
     )
@@ -116,7 +121,7 @@ def test_the_tokens_and_the_draws_are_those_of_generate(architecture, settings, 
 
 def test_packed_weights_last_for_one_generation(monkeypatch):
     """Each packs the weights that the model has then, adapters' included, and leaves no trace."""
-    monkeypatch.setattr(packed, "LEAST", 1)
+    monkeypatch.setattr(short_forward, "LEAST", 1)
     base = model_of("llama")
     linear = sum(type(one) is torch.nn.Linear for one in base.modules())
     model: Any = get_peft_model(base, LoraConfig(r=2, init_lora_weights=False))
@@ -154,7 +159,7 @@ def test_a_product_of_packed_weights_is_that_of_the_layer(autocast, change, is_p
     layer, x = torch.nn.Linear(384, 512), torch.randn(3, 2, 384)
     if change is not None:
         change(layer)
-    if autocast == torch.bfloat16 and not packed.has_bf16_products():
+    if autocast == torch.bfloat16 and not short_forward.has_bf16_products():
         pytest.skip("this processor has no products in bfloat16")
     model = torch.nn.ModuleList([layer])
     with torch.no_grad(), torch.autocast("cpu", autocast, enabled=autocast is not None):

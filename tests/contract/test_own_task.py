@@ -7,10 +7,10 @@ from datasets import Dataset
 from tests.contract.alike import logged, weights
 from tests.support.trainers import PROMPTS
 from trl_ablate.errors import ConfigurationError, RewardError
+from trl_ablate.estimates import by_group
 from trl_ablate.reward_specs import reward_specs
 from trl_ablate.rewards import MathGrader
-from trl_ablate.rewards.own.chosen import Tools, chosen_rewards
-from trl_ablate.trainer.evaluation_parts import RewardsOfSet, by_group
+from trl_ablate.rewards.own.chosen import Rewards, Tools, chosen_rewards
 
 FILE = """
 def even(completions, level, **kwargs):
@@ -72,7 +72,7 @@ def test_an_evaluation_by_a_column_and_with_rewards_of_a_set(both, file):
     sets = {"": questions(6), "apart": questions(4)}
     pair = both(reward_funcs=[even], train_dataset=questions(), eval_dataset=sets)
     trainer = pair.one_shot(eval_by="level")
-    trainer.rewards_of_sets = {"apart": RewardsOfSet.of([long, even], [0.5, 0.0])}
+    trainer.rewards_of_sets = {"apart": Rewards([long, even], [0.5, 0.0])}
     metrics = trainer.evaluate()
     parts = [metrics[f"eval_reward/level={level}"] for level in range(3)]
     assert metrics["eval_reward"] == pytest.approx(sum(parts) / 3)  # two questions of each

@@ -21,7 +21,7 @@ from tests.contract.test_architectures import (
 )
 from tests.contract.test_loss_metrics import rollouts_of_unequal_length
 from trl_ablate import AblationConfig, ConfigurationError
-from trl_ablate.trainer import forward_passes, logit_tiles
+from trl_ablate.trainer import forward_passes
 from trl_ablate.trainer.shared_prompts import computed_tokens
 
 VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40,
@@ -178,7 +178,7 @@ def response_tokens(trainer) -> int:
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_few_rows_of_logits_at_once_have_the_same_bits(monkeypatch, bf16, softcap):
-    monkeypatch.setattr(logit_tiles, "LOGITS_AT_ONCE", 3 * 512)
+    monkeypatch.setattr(forward_passes, "LOGITS_AT_ONCE", 3 * 512)
     draw = torch.Generator().manual_seed(0)
     hidden_MH = torch.randn(41, 16, generator=draw)
     weight_VH = torch.randn(1200, 16, generator=draw)
@@ -199,7 +199,7 @@ def test_few_rows_of_logits_at_once_have_the_same_bits(monkeypatch, bf16, softca
 
     whole = results(ChunkedLogProbFunction)
     monkeypatch.setattr(chunked_logprob, "_backward_tile", counted)
-    for one, other in zip(whole, results(logit_tiles.LogProbsByRows), strict=True):
+    for one, other in zip(whole, results(forward_passes.LogProbsByRows), strict=True):
         assert torch.equal(one, other)
 
     assert rows == 2 * [*13 * [3], 2] + [*5 * [8], 1]  # of 512, 512 and 176 columns

@@ -19,6 +19,7 @@ from tests.support.hostile import FEW, HOSTILE
 from tests.support.synthetic_study import METRIC, learning_rows, make_plan, write_run
 from trl_ablate.cli import check, evaluate
 from trl_ablate.cli.terminal import show_end, show_findings, show_recipe
+from trl_ablate.estimates import by_group
 from trl_ablate.hub.card import model_card
 from trl_ablate.hub.contents import FinishedRun
 from trl_ablate.metrics import stderr_of
@@ -29,7 +30,7 @@ from trl_ablate.study.outline import LiveGrid, grid, show_plan
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
-from trl_ablate.trainer.evaluation_parts import by_group, of_question
+from trl_ablate.trainer.one_shot import of_question
 from trl_ablate.training.checking import Checked, Graded
 from trl_ablate.training.machine import Finding
 

@@ -23,7 +23,7 @@ from trl_ablate.run.json_files import write_json
 from trl_ablate.run.provenance import provenance
 from trl_ablate.run.untrusted import SafeConsole
 from trl_ablate.trainer.ablation import AblationTrainer
-from trl_ablate.trainer.phases import peak_memory, reset_peak_memory
+from trl_ablate.trainer.update import peak_memory, reset_peak_memory
 
 STOCK, OURS = "stock TRL", "trl_ablate"
 

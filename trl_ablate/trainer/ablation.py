@@ -37,6 +37,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from trl_ablate.config import AblationConfig, own_config
+from trl_ablate.rewards.own.chosen import Rewards as RewardsOfSet
 from trl_ablate.trainer import carried
 from trl_ablate.trainer.architectures import check_packs, may_move_rows, may_share
 from trl_ablate.trainer.batching import (
@@ -50,7 +51,6 @@ from trl_ablate.trainer.batching import (
 )
 from trl_ablate.trainer.decoding import without_ended_rows
 from trl_ablate.trainer.engine import engine_as_configured
-from trl_ablate.trainer.evaluation_parts import RewardsOfSet
 from trl_ablate.trainer.forward_passes import (
     Passes,
     is_text_forward,
@@ -72,8 +72,9 @@ from trl_ablate.trainer.groups import (
     with_advantages,
 )
 from trl_ablate.trainer.loss_metrics import RatioSums, RowMetrics, metric_sums, sums_of_ratio
-from trl_ablate.trainer.loss_pass import HELD, LossPass
-from trl_ablate.trainer.loss_terms import (
+from trl_ablate.trainer.loss_pass import (
+    HELD,
+    LossPass,
     added_terms,
     bonus_of_kept_groups,
     kl_in_reward,
@@ -81,13 +82,23 @@ from trl_ablate.trainer.loss_terms import (
 )
 from trl_ablate.trainer.mismatch import MismatchCorrection
 from trl_ablate.trainer.one_shot import apart_from_training, check_sets, evaluate_one_shot
-from trl_ablate.trainer.phases import StepPhases
 from trl_ablate.trainer.resampling import Resampling, check_dataset
-from trl_ablate.trainer.rollouts import Described, counted, describe, rollout_rows, without
+from trl_ablate.trainer.rollouts import (
+    Described,
+    Setting,
+    counted,
+    describe,
+    rollout_rows,
+    without,
+)
 from trl_ablate.trainer.sampler import Sampler, check_text, forward_truncated, sampler_logps
-from trl_ablate.trainer.setting import Setting
 from trl_ablate.trainer.temporary import replaced
-from trl_ablate.trainer.update import GRPOStepClock, IdleSteps, with_zero_gradients
+from trl_ablate.trainer.update import (
+    GRPOStepClock,
+    IdleSteps,
+    StepPhases,
+    with_zero_gradients,
+)
 
 
 class AblationTrainer(GRPOTrainer):
@@ -129,6 +140,7 @@ class AblationTrainer(GRPOTrainer):
         if args.group_filter == "resample":
             check_dataset(self.train_dataset)
         self.rewards_of_sets: dict[str, RewardsOfSet] = {}
+        """Of the evaluation sets that have their own."""
         self._rewards_NF = torch.empty(0)
         self.generated_tokens = 0
         self.idle_steps = IdleSteps(self._metrics["train"], self._setting().total)

@@ -22,8 +22,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationConfig, GenerationMode
 
 from trl_ablate.trainer.generation import CompletionCriteria
-from trl_ablate.trainer.packed import packed_weights
-from trl_ablate.trainer.short_forward import CACHE, ShortForward, may_be_short
+from trl_ablate.trainer.short_forward import CACHE, ShortForward, may_be_short, packed_weights
 from trl_ablate.trainer.temporary import replaced
 
 BY_ROW = frozenset(

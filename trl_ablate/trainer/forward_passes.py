@@ -1,8 +1,9 @@
 """The forward pass of a microbatch, in the way that computes fewest tokens. Same log-probabilities.
 
 The rows are moved to the left and trimmed, packed behind one another, or share their prompts
-(`shared_prompts.py`). The LM head computes the tokens of responses only. Rows whose advantage is 0
-take no backward pass: their log-probabilities are only needed for what is logged.
+(`shared_prompts.py`). The LM head computes the tokens of responses only, on a CPU a few rows of
+logits at a time. Rows whose advantage is 0 take no backward pass: their log-probabilities are only
+needed for what is logged.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +14,11 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from trl.kernels import chunked_logprob
+from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils as trl_utils
 
 from trl_ablate.trainer.batching import width_of
-from trl_ablate.trainer.logit_tiles import LogProbsByRows
 from trl_ablate.trainer.shared_prompts import (
     Found,
     computed_tokens,
@@ -34,6 +36,8 @@ PADDING_OF_A_BLOCK = 256
 WORTH = 0.7
 """Prompts are shared if this share of the positions, or less, is left: one long row costs more of
 a small model. With 0.78 left, the miniature's shape took 1.28 times as long as without sharing."""
+LOGITS_AT_ONCE = 2**19
+"""2 MiB in float32: sixteen rows of TRL's widest tile."""
 TEXT_FORWARD = frozenset(("compute_entropy", "compute_aux_loss"))
 
 
@@ -264,3 +268,39 @@ def without_gradient_of(
                 parts.append(passes(ids_NL[rows], mask_NL[rows], *more))
             places.append(rows)
     return joined(parts, places)
+
+
+class LogProbsByRows(ChunkedLogProbFunction):
+    """TRL's log-probabilities and entropies, and their gradients, a few rows at a time.
+
+    TRL's LM head makes the logits of all tokens and a part of the vocabulary, a tile, and takes
+    about ten operations from there, each with a new tensor of the tile's size. With a real
+    vocabulary that costs a CPU as much as the product that made the logits; a few rows stay in its
+    cache. Every operation is of one row, so that the bits are the same.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        fold = by_rows(chunked_logprob._forward_tile)
+        with replaced(chunked_logprob, _forward_tile=fold):
+            return ChunkedLogProbFunction.forward(ctx, *inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        fold = by_rows(chunked_logprob._backward_tile)
+        with replaced(chunked_logprob, _backward_tile=fold):
+            return ChunkedLogProbFunction.backward(ctx, *gradients)
+
+
+def by_rows(fold: Callable[..., None]) -> Callable[..., None]:
+    """TRL's `fold(tile, stride, *values of each row, first column, number of columns)`, which
+    changes the tile or the values in place, for a few rows after another."""
+
+    def folded(tile: torch.Tensor, stride: int, *values: Any, **settings: Any) -> None:
+        *of_rows, first, columns = values
+        at_once = max(1, LOGITS_AT_ONCE // columns)
+        for start in range(0, len(tile), at_once):
+            rows = slice(start, start + at_once)
+            fold(tile[rows], stride, *(one[rows] for one in of_rows), first, columns, **settings)
+
+    return folded

@@ -25,8 +25,7 @@ from trl_ablate.controls import flipped, placebo_reward
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.losses import prompt_weights
 from trl_ablate.trainer.batching import BONUS_WEIGHTS, ROW_WEIGHTS, Batch, response_mask
-from trl_ablate.trainer.rollouts import counted, without
-from trl_ablate.trainer.setting import Setting
+from trl_ablate.trainer.rollouts import Setting, counted, without
 
 MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 """TRL's loss types that divide by the number of rows, and so by the dropped ones, too."""

@@ -12,8 +12,8 @@ sizes, and no question counts twice.
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -21,22 +21,26 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers.trainer_utils import speed_metrics
-from trl.trainer.utils import strip_images_from_messages
+from trl.trainer.utils import get_callable_name, is_async_callable, strip_images_from_messages
 
 from trl_ablate.advantages import weighted_reward
 from trl_ablate.checks import check_best_metric
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import (
     GRADED,
+    GROUP,
     MAIN,
     Row,
+    by_group,
     merged,
     metric_name,
     reward_metrics,
     summary,
 )
 from trl_ablate.metrics import NO_VARIANCE
-from trl_ablate.trainer.evaluation_parts import by_group, of_question, own_rewards
+from trl_ablate.named_code import waited_for
+from trl_ablate.rewards.own.chosen import Rewards
+from trl_ablate.run.untrusted import on_one_line
 from trl_ablate.trainer.generation import evaluation_generation_kwargs, sampling_by
 from trl_ablate.trainer.rollouts import completion_metrics
 from trl_ablate.trainer.seeding import own_randomness
@@ -45,6 +49,37 @@ from trl_ablate.trainer.temporary import replaced
 READ_AT_ONCE = 64
 Metrics = dict[str, Any]
 """Metric values by name; None if no completion has the metric."""
+
+
+def own_rewards(trainer: Any, key: str) -> AbstractContextManager[None]:
+    """Until the end of the block, the trainer grades with the rewards of the set, if it has any."""
+    own: Rewards | None = trainer.rewards_of_sets.get(key)
+    if own is None:
+        return nullcontext()
+    return replaced(
+        trainer,
+        reward_funcs=[_plain(one) for one in own.functions],
+        reward_func_names=[get_callable_name(one) for one in own.functions],
+        reward_weights=torch.tensor(own.weights).to(trainer.reward_weights),
+        reward_processing_classes=[None] * len(own.functions),
+    )
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An async function as a plain one: TRL has an event loop only if the trainer's rewards need
+    it."""
+    if not is_async_callable(function):
+        return function
+    return lambda **given: waited_for(function(**given))
+
+
+def of_question(question: Mapping[str, Any], column: str | None) -> dict[str, Any]:
+    """The entries of a row that name its question and its group, as far as its set has them."""
+    found = {"question": question["question"]} if "question" in question else {}
+    if column is not None and column in question:
+        value = question[column]
+        found[GROUP] = "none" if value is None else on_one_line(str(value))
+    return found
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from trl_ablate.advantages import has_variance
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer.batching import PROMPT_KEYS, SCALAR_KEYS, is_text
 from trl_ablate.trainer.groups import Scored
-from trl_ablate.trainer.rollouts import counted
-from trl_ablate.trainer.setting import Setting
+from trl_ablate.trainer.rollouts import Setting, counted
 
 logger = logging.getLogger(__name__)
 

@@ -1,21 +1,51 @@
 """Rows, lengths and ends of the completions of a rollout batch, and their metrics."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
 from trl_ablate.advantages import weighted_reward
+from trl_ablate.config import AblationConfig
 from trl_ablate.metrics import LENGTH_SPREAD, ONLY_SPECIAL, TURNS
 from trl_ablate.trainer.batching import response_mask
 from trl_ablate.trainer.generation import StopStrings
-from trl_ablate.trainer.setting import Setting
 
 REPORTED = ("ground_truth", "format_reward", "answer_reward")
 """Columns that a reward function may report; None where it does not."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The trainer's configuration, processes and metrics, in training or in an evaluation: what the
+    parts of a step read of it, instead of the trainer itself."""
+
+    config: AblationConfig
+    accelerator: Accelerator
+    metrics: MutableMapping[str, list[float]]
+    """Of this mode: lists of values by name, whose mean TRL logs."""
+    training: bool
+    group: int
+    """Completions per prompt."""
+
+    def gather(self, local: torch.Tensor) -> torch.Tensor:
+        """The rows of all processes."""
+        gathered: Any = self.accelerator.gather(local)
+        return gathered
+
+    def total(self, local: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes."""
+        reduced: Any = self.accelerator.reduce(local, reduction="sum")
+        return reduced
+
+    def local_rows(self, rows: int) -> slice:
+        """The place of this process's rows, of which each has so many, among those of all."""
+        first = self.accelerator.process_index * rows
+        return slice(first, first + rows)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,8 @@ question is sent with a seed.
 """
 
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -64,50 +62,40 @@ def _asks_a_server(trainer: Any) -> bool:
     return server and trainer.accelerator.is_main_process
 
 
-def _seeded_requests(client: Any, first_seed: int) -> AbstractContextManager[None]:
-    """Let TRL's vLLM client send every question as a request with its own seed."""
-    one_by_one = partial(_one_by_one, client.generate, SeedDealer(first_seed))
-    return replaced(client, generate=one_by_one)
+@contextmanager
+def _seeded_requests(client: Any, seed: int):
+    """Let TRL's vLLM client send every question as a request with its own seed.
 
-
-class SeedDealer:
-    """Hands out ranges of seeds that do not overlap."""
-
-    def __init__(self, first: int):
-        self._next = first
-
-    def deal(self, count: int, each: int) -> list[int]:
-        """The first seeds of `count` ranges that are `each` long."""
-        start, self._next = self._next, self._next + count * each
-        return list(range(start, self._next, each))
-
-
-def _one_by_one(
-    generate: Callable[..., dict[str, Any]],
-    seeds: SeedDealer,
-    prompts: list,
-    features: list | None = None,
-    n: int = 1,
-    generation_kwargs: dict[str, Any] | None = None,
-    **sampling: Any,
-) -> dict[str, Any]:
-    """TRL's `VLLMClient.generate` with one request per prompt. vLLM samples the n completions of a
-    request with its seed, seed + 1, and so on; with one seed for all prompts, all would be sampled
-    with the same noise.
+    vLLM samples the n completions of a request with its seed, seed + 1, and so on; with one seed
+    for all prompts, all would be sampled with the same noise.
     """
+    generate = client.generate
 
-    def ask(index: int, seed: int) -> dict[str, Any]:
-        return generate(
-            prompts=[prompts[index]],
-            features=None if features is None else [features[index]],
-            n=n,
-            generation_kwargs={**(generation_kwargs or {}), "seed": seed},
-            **sampling,
-        )
+    def one_by_one(
+        prompts: list,
+        features: list | None = None,
+        n: int = 1,
+        generation_kwargs: dict[str, Any] | None = None,
+        **sampling: Any,
+    ) -> dict[str, Any]:
+        nonlocal seed
 
-    with ThreadPoolExecutor(max_workers=min(REQUESTS_AT_ONCE, len(prompts))) as requests:
-        answers = list(requests.map(ask, range(len(prompts)), seeds.deal(len(prompts), n)))
-    return {
-        key: None if value is None else [row for answer in answers for row in answer[key]]
-        for key, value in answers[0].items()
-    }
+        def ask(index: int, seed: int) -> dict[str, Any]:
+            return generate(
+                prompts=[prompts[index]],
+                features=None if features is None else [features[index]],
+                n=n,
+                generation_kwargs={**(generation_kwargs or {}), "seed": seed},
+                **sampling,
+            )
+
+        first, seed = seed, seed + len(prompts) * n
+        with ThreadPoolExecutor(max_workers=min(REQUESTS_AT_ONCE, len(prompts))) as requests:
+            answers = list(requests.map(ask, range(len(prompts)), range(first, seed, n)))
+        return {
+            key: None if value is None else [row for answer in answers for row in answer[key]]
+            for key, value in answers[0].items()
+        }
+
+    with replaced(client, generate=one_by_one):
+        yield

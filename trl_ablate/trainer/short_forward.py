@@ -1,12 +1,18 @@
-"""The forward pass of one token per row, for Llama and Qwen2 models on a CPU.
+"""Decoding on a CPU: packed weights, and the forward pass of one token per row of known models.
 
-There, a model spends much of its time not on arithmetic, but on what its forward pass does around
-it: masks, configuration, and a copy of the whole cache for each token. `ShortForward` does the
+A product of a few rows takes up to half of its time for the layout of its weights. oneDNN makes the
+same product of weights that were packed once. They are a copy: they are made for one generation, in
+which no weight changes, and freed at its end.
+
+And a model spends much of its time not on arithmetic, but on what its forward pass does around it:
+masks, configuration, and a copy of the whole cache for each token. `ShortForward` does the
 arithmetic alone; attention of one query a row is two products of matrices. It is used only for
-models whose every part is known, without hooks or adapters, and the trainer's decoding compares its
-first logits with the model's own.
+Llama and Qwen2 models whose every part is known, without hooks or adapters, and `decoding.py`
+compares its first logits with the model's own.
 """
 
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -15,8 +21,11 @@ from torch.nn import functional
 from transformers.cache_utils import DynamicLayer
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from trl_ablate.trainer.packed import Packed, product, product_dtype
+from trl_ablate.trainer.temporary import replaced
 
+Product = Callable[[torch.Tensor], torch.Tensor]
+LEAST = 2**17
+"""Weights of a matrix from which packing pays: below, the call itself takes longer."""
 HOMES = frozenset(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2"))
 """Where the models that `ShortForward` computes, and their modules, are defined."""
 ACTIVATIONS = "transformers.activations"
@@ -26,6 +35,63 @@ CACHE = ALL_CACHE_NAMES[0]
 INPUTS = {"attention_mask", "position_ids", "logits_to_keep", CACHE, "use_cache"}
 ROOM = 32
 """Columns by which a cache grows at least, when it is full."""
+
+
+class Packed:
+    """`functional.linear` with one weight, without gradient; in autocast's type, if that is on."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int):
+        self._dtype = product_dtype(weight)
+        packed = weight.detach().to(self._dtype)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(packed, rows)
+        self._bias = None if bias is None else bias.detach().to(self._dtype)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(self._dtype)
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+
+
+def product(weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> Product:
+    """The product of about `rows` rows with a weight: packed, where that is faster."""
+    if gains(weight):
+        return Packed(weight, bias, rows)
+    return lambda x: functional.linear(x, weight, bias)
+
+
+def product_dtype(weight: torch.Tensor) -> torch.dtype:
+    """That of autocast, but not bfloat16 where the processor has to imitate it: float32 is exact
+    and takes a third of the time."""
+    if not torch.is_autocast_enabled("cpu"):
+        return weight.dtype
+    dtype = torch.get_autocast_dtype("cpu")
+    return torch.float32 if dtype == torch.bfloat16 and not has_bf16_products() else dtype
+
+
+def gains(weight: torch.Tensor) -> bool:
+    """Whether packing this weight pays."""
+    return (
+        type(weight.data) is torch.Tensor  # not one that is spread over processes
+        and weight.device.type == "cpu"
+        and weight.numel() >= LEAST
+        and torch.backends.mkldnn.is_available()
+        and product_dtype(weight) in (torch.float32, torch.bfloat16)
+    )
+
+
+def has_bf16_products() -> bool:
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+@contextmanager
+def packed_weights(model: nn.Module, rows: int):
+    """Let the linear layers of a model, adapters' included, use packed weights."""
+    with ExitStack() as stack:
+        linear: list[Any] = [one for one in model.modules() if type(one) is nn.Linear]
+        for one in linear:
+            if "forward" not in vars(one) and not torch.is_grad_enabled() and gains(one.weight):
+                forward = Packed(one.weight, one.bias, rows)
+                stack.enter_context(replaced(one, forward=forward))
+        yield
 
 
 class ShortForward:

@@ -40,7 +40,6 @@ from trl_ablate.rewards.own.model import ModelReward
 from trl_ablate.study.engines import THREAD_VARIABLES
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
-from trl_ablate.trainer.evaluation_parts import RewardsOfSet
 from trl_ablate.training.dashboard import tolerated_integrations
 from trl_ablate.training.models import (
     check_finite,
@@ -173,9 +172,7 @@ def put_together(
         for function in one.functions:
             if isinstance(function, ModelReward):
                 function.model.to(trainer.accelerator.device)
-    trainer.rewards_of_sets = {
-        name: RewardsOfSet.of(one.functions, one.weights) for name, one in apart.items()
-    }
+    trainer.rewards_of_sets = apart
     check_finite(
         cast(PreTrainedModel, trainer.model), str(model) if isinstance(model, str) else "the model"
     )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trl_ablate.trainer import phases
+from trl_ablate.trainer import update
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ class Training:
 def step_on(device: str) -> dict[str, list[float]]:
     metrics = {name: [] for name in ("time/rollout", "time/reward", "time/train", "time/step",
                                      "memory/peak_after_train")}  # fmt: skip
-    step = phases.StepPhases(metrics, memory=True)
+    step = update.StepPhases(metrics, memory=True)
     step.on_step_begin(Training(device), None, None)
     step.on_step_end(Training(device), None, None)
     return metrics
@@ -41,7 +41,7 @@ def test_a_training_on_the_cpu_asks_the_gpu_nothing(cuda_calls):
     metrics = step_on("cpu")
     assert cuda_calls == []
     assert metrics["memory/peak_after_train"] == [
-        pytest.approx(phases.peak_memory(torch.device("cpu")) / 2**30, rel=0.5)
+        pytest.approx(update.peak_memory(torch.device("cpu")) / 2**30, rel=0.5)
     ]
 
 

@@ -5,7 +5,6 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
 from trl_ablate import ConfigurationError, load_recipe
-from trl_ablate.trainer.evaluation_parts import RewardsOfSet
 from trl_ablate.training.models import load_tokenizer
 from trl_ablate.training.rewards import rewards_of_sets, task_rewards
 
@@ -63,7 +62,7 @@ def test_a_reward_model_grades_a_set_apart(make_trainer, tiny_model, judge):
     (found,) = rewards_of_sets(recipe, tokenizer, None).values()  # pyright: ignore
     trainer = make_trainer(reward=[str(judge)], num_generations_eval=2)
     trainer.eval_dataset = {"": trainer.eval_dataset, "apart": trainer.eval_dataset}
-    trainer.rewards_of_sets = {"apart": RewardsOfSet.of(found.functions, found.weights)}
+    trainer.rewards_of_sets = {"apart": found}
     metrics = trainer.evaluate()
     assert metrics["eval_apart_reward"] == 2 * metrics["eval_apart_rewards/judge/mean"] != 0
     prompts, texts = ["a b", "1+1="], ["2", "a much longer completion 1234"]
