@@ -31,6 +31,7 @@ PAGES = {
     str(page.relative_to(REPOSITORY)): page.read_text(encoding="utf-8")
     for page in [
         *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / ".github").glob("*.md"),
         *(REPOSITORY / "recipes").rglob("*.md"),
         *(REPOSITORY / "trl_ablate").rglob("*.md"),
     ]

@@ -153,7 +153,7 @@ def test_weights_are_saved_as_safetensors_only(make_trainer, tmp_path):
 
 
 def test_every_line_of_the_threat_model_names_tests_that_exist():
-    page = (REPOSITORY / "SECURITY.md").read_text("utf-8")
+    page = (REPOSITORY / ".github" / "SECURITY.md").read_text("utf-8")
     lines = re.findall(r"^\| (?!from|---)(.+) \|$", page, re.MULTILINE)
     found = [re.findall(r"`(tests/\S+\.py)::(\w+)`", line.rpartition(" | ")[2]) for line in lines]
     assert len(lines) > 15 and all(found)

@@ -11,8 +11,8 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-ROOT = Path(__file__).resolve().parents[1]
-PATTERNS = ("*.md", "recipes/**/*.md", "trl_ablate/**/*.md")
+ROOT = Path(__file__).resolve().parents[3]
+PATTERNS = ("*.md", ".github/*.md", "recipes/**/*.md", "trl_ablate/**/*.md")
 LINK = re.compile(r"\]\(([^)#\s]+)")
 PICTURE = re.compile(r"!\[([^\]]+)\]\(([^)]+)\)")
 
