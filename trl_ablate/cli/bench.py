@@ -12,6 +12,7 @@ import argparse
 import os
 import shlex
 import warnings
+from collections.abc import Iterator
 from dataclasses import Field, fields
 from importlib import import_module
 from pathlib import Path
@@ -23,16 +24,18 @@ from trl_ablate.bench.gpu.part_runs import Results
 from trl_ablate.bench.gpu.parts import PARTS, Setup, page
 from trl_ablate.bench.modes import MODES, PRESETS
 from trl_ablate.cli.ending import DONE, FAILED
-from trl_ablate.cli.parsing import Command, Parser, at_least_one
+from trl_ablate.cli.parsing import Option, Parser, at_least, command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.json_files import read_object
 
+GPU = "what no CPU can show, part by part, in ten minutes"
 
-def add_options(parser: Parser) -> None:
+
+def add_modes(parser: Parser) -> None:
     modes = parser.add_subparsers(title="modes", metavar="MODE", required=True)
-
-    def add(name: str, text: str) -> Parser:
+    texts = {name: mode.text for name, mode in MODES.items()}
+    for name, text in (texts | {"gpu": GPU}).items():
         mode = modes.add_parser(
             name, help=text, description=f"Measure {text}.",
             usage=f"trl-ablate bench {name} [options]",
@@ -40,22 +43,22 @@ def add_options(parser: Parser) -> None:
         output = Path(f"bench-{name}.json")
         mode.add_argument("--output", type=Path, default=output, help=f"JSON; default: {output}")
         mode.set_defaults(parser=mode, mode=name)
-        return mode
+        for add in OF_GPU if name == "gpu" else options_of(MODES[name].options):
+            add(mode)
 
-    for name, (_, text, options) in MODES.items():
-        mode = add(name, text)
-        for each in fields(options):
-            add_option(mode, each)
-        if "cap" in names_of(options):
-            mode.add_argument("--preset", choices=PRESETS, help="other defaults for the sizes")
-    add_gpu(add("gpu", "what no CPU can show, part by part, in ten minutes"))
+
+def options_of(kind: type) -> Iterator[Option]:
+    """The options of a mode."""
+    yield from map(option_of, fields(kind))
+    if "cap" in names_of(kind):
+        yield option("--preset", choices=PRESETS, help="other defaults for the sizes")
 
 
 def names_of(options: type) -> list[str]:
     return [each.name for each in fields(options)]
 
 
-def add_option(parser: Parser, each: Field) -> None:
+def option_of(each: Field) -> Option:
     """The option of a field, without its default. Counts are at least 1, but for a seed."""
     given: dict[str, Any] = {"help": each.metadata["help"], "default": argparse.SUPPRESS}
     kind = next((one for one in get_args(each.type) if one is not NoneType), each.type)
@@ -64,9 +67,9 @@ def add_option(parser: Parser, each: Field) -> None:
     elif get_origin(each.type) is Literal:
         given["choices"] = get_args(each.type)
     else:
-        given["type"] = at_least_one if kind is int and each.name != "seed" else kind
+        given["type"] = at_least(1) if kind is int and each.name != "seed" else kind
         given |= {"nargs": "+"} if get_origin(each.type) is list else {}
-    parser.add_argument(f"--{each.name}", **given)
+    return option(f"--{each.name}", **given)
 
 
 def asked(options: argparse.Namespace) -> Any:
@@ -76,7 +79,8 @@ def asked(options: argparse.Namespace) -> Any:
     return kind(**{name: given[name] for name in names_of(kind) if name in given})
 
 
-def run(options: argparse.Namespace) -> int:
+@command(add_modes, stopped="only finished parts of `bench gpu` are kept")
+def main(options: argparse.Namespace) -> int:
     if not options.output.parent.is_dir():
         raise ConfigurationError(
             f"the folder of --output {options.output} does not exist; create it, or give another"
@@ -95,18 +99,15 @@ def run(options: argparse.Namespace) -> int:
     return DONE
 
 
-def add_gpu(parser: Parser) -> None:
-    parser.add_argument(
+OF_GPU = (
+    option(
         "--parts", nargs="+", metavar="PART", default=list(PARTS), help=f"of {', '.join(PARTS)}"
-    )
-    parser.add_argument(
-        "--budget", type=at_least_one, default=600, metavar="SECONDS", help="default: 600"
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--toy", action="store_true", help="a miniature model and few rollouts")
-    parser.add_argument(
-        "--resume", action="store_true", help="keep the finished parts in --output; run the others"
-    )
+    ),
+    option("--budget", type=at_least(1), default=600, metavar="SECONDS", help="default: 600"),
+    option("--device", choices=("cuda", "cpu"), default="cuda"),
+    flag("--toy", "a miniature model and few rollouts"),
+    flag("--resume", "keep the finished parts in --output; run the others"),
+)
 
 
 def run_gpu(options: argparse.Namespace) -> int:
@@ -123,7 +124,7 @@ def run_gpu(options: argparse.Namespace) -> int:
     try:
         part_runs.run(options.parts, results, options.budget, tell=console.print)
     except KeyboardInterrupt:
-        console.print(f"continue with: {command(options)}")
+        console.print(f"continue with: {again(options)}")
         raise
     report(options, results)
     return DONE if results.all_well else FAILED
@@ -148,10 +149,10 @@ def report(options: argparse.Namespace, results: Results) -> None:
     beside.write_text(text, encoding="utf-8")
     console.print(f"written to {options.output} and {beside}")
     if not results.all_well:
-        console.print(f"repeat what is not ok with: {command(options)}")
+        console.print(f"repeat what is not ok with: {again(options)}")
 
 
-def command(options: argparse.Namespace) -> str:
+def again(options: argparse.Namespace) -> str:
     """The command that continues this run."""
     words = ["trl-ablate", "bench", "gpu", "--resume", "--output", str(options.output)]
     words += ["--device", options.device] if options.device != "cuda" else []
@@ -159,6 +160,3 @@ def command(options: argparse.Namespace) -> str:
     words += ["--budget", str(options.budget)] if options.budget != 600 else []
     words += ["--parts", *options.parts] if options.parts != list(PARTS) else []
     return shlex.join(words)
-
-
-main = Command(add_options, run, stopped="only finished parts of `bench gpu` are kept")

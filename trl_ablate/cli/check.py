@@ -13,9 +13,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, FAILED
-from trl_ablate.cli.parsing import Command, Parser
+from trl_ablate.cli.parsing import PROFILE, at_least, command, option
 from trl_ablate.cli.terminal import console, line
-from trl_ablate.errors import ConfigurationError, RewardError
+from trl_ablate.errors import RewardError
 
 if TYPE_CHECKING:
     from trl_ablate.training.checking import Checked
@@ -24,17 +24,21 @@ QUESTIONS = 200
 EXAMPLES_SHOWN = 3
 
 
-def add_options(parser: Parser) -> None:
-    parser.add_profile()
-    parser.add_argument(
-        "--questions", type=int, default=QUESTIONS, help=f"to grade (default {QUESTIONS})"
-    )
-
-
-def run(options: argparse.Namespace, words: list[str]) -> int:
+@command(
+    PROFILE,
+    option(
+        "--questions", type=at_least(1), default=QUESTIONS, help=f"to grade (default {QUESTIONS})"
+    ),
+    stopped="nothing was changed",
+    settings="RECIPE [options] [--key value ...]",
+    codes=(
+        "the reward tells right answers from wrong ones",
+        "it does not, or a reward function failed",
+        "the command, the recipe or the data",
+    ),
+)
+def main(options: argparse.Namespace, words: list[str]) -> int:
     recipe = options.parser.take_recipe(words, "my_task/recipe.yaml")
-    if options.questions < 1:
-        raise ConfigurationError(f"--questions is {options.questions}; give 1 or more")
     from trl_ablate.recipe.resolving import load_recipe
     from trl_ablate.rewards import grader_of
     from trl_ablate.training.checking import check_recipe
@@ -98,16 +102,3 @@ def show_rewards(found: "Checked") -> None:
 
 def _number(value: float | None) -> str:
     return "ungraded" if value is None else f"{value:.3f}"
-
-
-main = Command(
-    add_options,
-    run,
-    stopped="nothing was changed",
-    settings="RECIPE [options] [--key value ...]",
-    codes=(
-        "the reward tells right answers from wrong ones",
-        "it does not, or a reward function failed",
-        "the command, the recipe or the data",
-    ),
-)

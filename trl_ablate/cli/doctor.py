@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, FAILED
-from trl_ablate.cli.parsing import Command, Parser, leading
+from trl_ablate.cli.parsing import PROFILE, command, leading
 from trl_ablate.cli.terminal import show_findings, show_recipe
 from trl_ablate.errors import ConfigurationError
 
@@ -23,11 +23,17 @@ if TYPE_CHECKING:
 DEFAULT_RECIPE = "grpo"
 
 
-def add_options(parser: Parser) -> None:
-    parser.add_profile()
-
-
-def run(options: argparse.Namespace, words: list[str]) -> int:
+@command(
+    PROFILE,
+    stopped="nothing was changed",
+    settings="[RECIPE] [options] [--key value ...]",
+    codes=(
+        "the recipe can run here",
+        "it cannot: something is missing",
+        "the command or the recipe",
+    ),
+)
+def main(options: argparse.Namespace, words: list[str]) -> int:
     from trl_ablate.training import machine as checks
 
     recipe = next(iter(leading(words)), DEFAULT_RECIPE)
@@ -64,16 +70,3 @@ def _on_paper(resolved: "Resolved") -> list[str]:
         f"{needed:.1f} GiB of memory, {answer.step:.0f} s a step, {answer.run / 60:.0f} min on "
         f"{answer.gpu.source.split(';')[0]}, otherwise idle; see `trl-ablate plan`"
     ]
-
-
-main = Command(
-    add_options,
-    run,
-    stopped="nothing was changed",
-    settings="[RECIPE] [options] [--key value ...]",
-    codes=(
-        "the recipe can run here",
-        "it cannot: something is missing",
-        "the command or the recipe",
-    ),
-)

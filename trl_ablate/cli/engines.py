@@ -4,14 +4,10 @@ message names that engine."""
 import argparse
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.parsing import Parser, at_least
 from trl_ablate.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from trl_ablate.study.engines import Engine
-    from trl_ablate.study.planned import Plan
 
 ENGINES = ("local", "ray", "modal", "hf_jobs", "slurm")
 IMAGE = f"python:3.{sys.version_info.minor}"
@@ -22,7 +18,7 @@ OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
                         "help": "address of the cluster; default: this machine's, or a new one"},
     },
     ("ray", "slurm"): {
-        "cpus_per_run": {"metavar": "N", "type": int, "default": 1,
+        "cpus_per_run": {"metavar": "N", "type": at_least(1), "default": 1,
                          "help": "CPUs of a run; default: 1"},
     },
     ("modal",): {
@@ -73,11 +69,6 @@ def check_engine(options: argparse.Namespace) -> None:
                     f"--{name} does not apply to --engine {options.engine}; use it with --engine "
                     f"{' or '.join(engines)}"
                 )
-
-
-def make_engine(options: argparse.Namespace, plan: "Plan") -> "Engine":
-    """The chosen engine."""
-    return engine_module(options.engine).make(options, plan)
 
 
 def engine_module(name: str) -> Any:

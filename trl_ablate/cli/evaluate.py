@@ -21,7 +21,7 @@ from rich.table import Table
 from trl_ablate.cli import terminal
 from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.imports import to_keep
-from trl_ablate.cli.parsing import Command, Parser
+from trl_ablate.cli.parsing import command, flag, group, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN, pass_rates
@@ -37,31 +37,39 @@ SETTINGS = {
 """Short options of the command line, and the settings that they set."""
 
 
-def add_options(parser: Parser) -> None:
-    parser.add_argument(
+@command(
+    option(
         "checkpoint", metavar="CHECKPOINT", help="a model's folder, a run's, a Hub id, or miniature"
-    )
-    how = parser.add_argument_group("what to evaluate on")
-    how.add_argument("--dataset", help="math, gsm8k, miniature, a Hub id, or a path")
-    how.add_argument("--samples", help="completions per question")
-    how.add_argument("--temperature", help="0 is greedy; default: as in training")
-    how.add_argument("--top_p", help="default: as in training")
-    where = parser.add_argument_group("whose settings to use")
-    where.add_argument("--recipe", help="path or shipped name; default: the run's recipe, or grpo")
-    where.add_argument(
-        "--profile", default="auto", help="of the recipe: h100, rtx4090, miniature, auto, a path"
-    )
-    out = parser.add_argument_group("what to write")
-    out.add_argument("--output", type=Path, help="write the numbers to this JSON file")
-    out.add_argument(
-        "--completions", action="store_true", help="write every completion next to it, as JSONL"
-    )
-    out.add_argument(
-        "--per_question", type=Path, help="write the pass rate of each question to this JSONL file"
-    )
-
-
-def run(options: argparse.Namespace, words: list[str]) -> int:
+    ),
+    group(
+        "what to evaluate on",
+        option("--dataset", help="math, gsm8k, miniature, a Hub id, or a path"),
+        option("--samples", help="completions per question"),
+        option("--temperature", help="0 is greedy; default: as in training"),
+        option("--top_p", help="default: as in training"),
+    ),
+    group(
+        "whose settings to use",
+        option("--recipe", help="path or shipped name; default: the run's recipe, or grpo"),
+        option(
+            "--profile",
+            default="auto",
+            help="of the recipe: h100, rtx4090, miniature, auto, a path",
+        ),
+    ),
+    group(
+        "what to write",
+        option("--output", type=Path, help="write the numbers to this JSON file"),
+        flag("--completions", "write every completion next to it, as JSONL"),
+        option(
+            "--per_question",
+            type=Path,
+            help="write the pass rate of each question to this JSONL file",
+        ),
+    ),
+    settings="CHECKPOINT [options] [--key value ...]",
+)
+def main(options: argparse.Namespace, words: list[str]) -> int:
     check_output(options)
     for short, setting in SETTINGS.items():
         if (given := vars(options)[short]) is not None:
@@ -133,10 +141,3 @@ def write_completions(file: Path, found: Mapping[str, Any]) -> None:
     rows = ({"set": key or "main", **row} for key, one in found.items() for row in one.rows)
     write_jsonl(file, (masker.value(row) for row in rows))
     console.print(f"written: {file}")
-
-
-main = Command(
-    add_options,
-    run,
-    settings="CHECKPOINT [options] [--key value ...]",
-)

@@ -15,20 +15,18 @@ import shutil
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE
-from trl_ablate.cli.parsing import Command, Parser
+from trl_ablate.cli.parsing import command, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
 
 
-def add_options(parser: Parser) -> None:
-    parser.add_argument("list", metavar="LIST", nargs="?", type=Path, help="a findings.yaml")
-    parser.add_argument(
-        "--runs", metavar="FOLDER", type=Path, help="first write the reports of these runs"
-    )
-
-
-def run(options: argparse.Namespace) -> int:
+@command(
+    option("list", metavar="LIST", nargs="?", type=Path, help="a findings.yaml"),
+    option("--runs", metavar="FOLDER", type=Path, help="first write the reports of these runs"),
+    stopped="the pages were not written",
+)
+def main(options: argparse.Namespace) -> int:
     from trl_ablate.study.questions_list import LIST
 
     chosen = options.list or LIST
@@ -42,9 +40,6 @@ def run(options: argparse.Namespace) -> int:
     for path in write_pages(chosen, SHIPPED.parent / "README.md" if chosen == LIST else None):
         console.print(str(path))
     return DONE
-
-
-main = Command(add_options, run, stopped="the pages were not written")
 
 
 def write_reports(chosen: Path, runs: Path) -> None:

@@ -14,15 +14,15 @@ examples:
   trl-ablate inspect my_project --run grpo-1 --guard_reward_factor 3
 """
 
-import argparse
 import math
 import typing
+from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, FAILED
-from trl_ablate.cli.parsing import Command, Parser
+from trl_ablate.cli.parsing import command, flag, option
 from trl_ablate.cli.terminal import console, line
 from trl_ablate.errors import ConfigurationError, nearest
 from trl_ablate.guard.arguments import GuardArguments
@@ -39,16 +39,7 @@ BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 
 
-def add_options(parser: Parser) -> None:
-    parser.add_argument("path", metavar="PATH", help="log of a run")
-    parser.add_argument("--run", help="name of one run, if the log has several; default: all")
-    parser.add_argument("--picture", type=Path, help="PNG file to draw the curves of one run into")
-    parser.add_argument("--overwrite", action="store_true", help="replace the PNG file")
-    for name in HINTS:
-        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-
-
-def thresholds(options: argparse.Namespace) -> GuardArguments:
+def thresholds(options: Namespace) -> GuardArguments:
     """The guard's settings among the options."""
     given = {name: value for name, value in vars(options).items() if name in HINTS}
     return GuardArguments(
@@ -59,7 +50,16 @@ def thresholds(options: argparse.Namespace) -> GuardArguments:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+@command(
+    option("path", metavar="PATH", help="log of a run"),
+    option("--run", help="name of one run, if the log has several; default: all"),
+    option("--picture", type=Path, help="PNG file to draw the curves of one run into"),
+    flag("--overwrite", "replace the PNG file"),
+    *[option(f"--{name}", default=SUPPRESS, help=SUPPRESS) for name in HINTS],
+    stopped="nothing was changed",
+    codes=("no rule fired", "a rule fired", "the command or the log"),
+)
+def main(options: Namespace) -> int:
     arguments = thresholds(options)
     logs = chosen(read_logs(options.path), options.run)
     check_picture(options, logs)
@@ -81,7 +81,7 @@ def chosen(logs: list[Log], name: str | None) -> list[Log]:
     return found
 
 
-def check_picture(options: argparse.Namespace, logs: list[Log]) -> None:
+def check_picture(options: Namespace, logs: list[Log]) -> None:
     """Refuse before anything is printed."""
     file: Path | None = options.picture
     if file is None:
@@ -141,11 +141,3 @@ def draw(log: Log, found: Replay, file: Path) -> None:
         raise ConfigurationError("--picture: the log has no reward to draw; leave the option out")
     file.write_bytes(picture)
     line(f"  curves: {file}")
-
-
-main = Command(
-    add_options,
-    run,
-    stopped="nothing was changed",
-    codes=("no rule fired", "a rule fired", "the command or the log"),
-)

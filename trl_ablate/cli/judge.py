@@ -17,35 +17,33 @@ import json
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE
-from trl_ablate.cli.parsing import Command, Parser, at_least_one
+from trl_ablate.cli.parsing import at_least, command, flag, option
 from trl_ablate.cli.terminal import console, line, show_document
 
-OPTIONS = {
-    "--metric": {"help": "metric that decides; default: the usual one that is there"},
-    "--reference": {"metavar": "ARM", "help": "default: the first arm"},
-    "--arm": {"metavar": "COLUMN", "help": "column of tables that has the arm"},
-    "--seed": {"metavar": "COLUMN", "help": "column of tables that has the seed"},
-    "--group": {"metavar": "COLUMN", "help": "column of tables that has the group"},
-    "--names": {"metavar": "REGEX", "help": "arm, seed and group in the runs' names"},
-    "--base": {"type": float, "help": "outcome before training; default: that at step 0"},
-    "--threshold": {"type": float,
-                    "help": "outcome from which on a run succeeds; default: the base and half of "
-                    "what the median run of the reference gains"},
-    "--margin": {"type": float, "help": "difference within which arms are equivalent"},
-    "--questions": {"type": at_least_one,
-                    "help": "questions of an evaluation, if the metric is a share"},
-    "--out": {"metavar": "FOLDER", "type": Path, "help": "write the page and pictures here"},
-    "--json": {"action": "store_true", "help": "print the numbers as JSON instead"},
-}  # fmt: skip
 
-
-def add_options(parser: Parser) -> None:
-    parser.add_argument("files", metavar="FILE", nargs="+", help="logs or tables of runs")
-    for name, how in OPTIONS.items():
-        parser.add_argument(name, **how)
-
-
-def run(options: argparse.Namespace) -> int:
+@command(
+    option("files", metavar="FILE", nargs="+", help="logs or tables of runs"),
+    option("--metric", help="metric that decides; default: the usual one that is there"),
+    option("--reference", metavar="ARM", help="default: the first arm"),
+    option("--arm", metavar="COLUMN", help="column of tables that has the arm"),
+    option("--seed", metavar="COLUMN", help="column of tables that has the seed"),
+    option("--group", metavar="COLUMN", help="column of tables that has the group"),
+    option("--names", metavar="REGEX", help="arm, seed and group in the runs' names"),
+    option("--base", type=float, help="outcome before training; default: that at step 0"),
+    option(
+        "--threshold", type=float,
+        help="outcome from which on a run succeeds; default: the base and half of what the median "
+        "run of the reference gains",
+    ),
+    option("--margin", type=float, help="difference within which arms are equivalent"),
+    option(
+        "--questions", type=at_least(1),
+        help="questions of an evaluation, if the metric is a share",
+    ),
+    option("--out", metavar="FOLDER", type=Path, help="write the page and pictures here"),
+    flag("--json", "print the numbers as JSON instead"),
+)  # fmt: skip
+def main(options: argparse.Namespace) -> int:
     from trl_ablate.study.report.foreign_runs import Naming, metric_of, read_runs
     from trl_ablate.study.report.judged_arms import Rules, judge_runs
     from trl_ablate.study.report.judged_page import judged_document, judged_numbers
@@ -67,6 +65,3 @@ def run(options: argparse.Namespace) -> int:
         for path in write_files(document, numbers, options.out):
             console.print(str(path))
     return DONE
-
-
-main = Command(add_options, run)

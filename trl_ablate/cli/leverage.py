@@ -12,30 +12,23 @@ import argparse
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE
-from trl_ablate.cli.parsing import Command, Parser
+from trl_ablate.cli.parsing import RUNS, command, flag, option
 from trl_ablate.cli.study_runs import known
 from trl_ablate.cli.terminal import console
 
 
-def add_options(parser: Parser) -> None:
-    parser.add_argument(
+@command(
+    option(
         "study", metavar="STUDY", nargs="?", default="leverage",
         help="a study's name, a study.yaml, or its folder; default: leverage",
-    )  # fmt: skip
-    parser.add_argument(
-        "--runs", metavar="FOLDER", type=Path, default=Path("runs"), help="folder of all runs"
-    )
-    parser.add_argument("--profile", help="profile to use instead of the study's own")
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, default=Path("LEVERAGE.md"), help="page to write"
-    )
-    parser.add_argument(
-        "--keep_runs", action="store_true",
-        help="keep the finished runs beside the study, as `findings --runs` does",
-    )  # fmt: skip
-
-
-def run(options: argparse.Namespace) -> int:
+    ),
+    RUNS,
+    option("--profile", help="profile to use instead of the study's own"),
+    option("--out", metavar="FILE", type=Path, default=Path("LEVERAGE.md"), help="page to write"),
+    flag("--keep_runs", "keep the finished runs beside the study, as `findings --runs` does"),
+    stopped="the page was not written",
+)  # fmt: skip
+def main(options: argparse.Namespace) -> int:
     from trl_ablate.recipe.places import study_path
     from trl_ablate.study.kept_runs import beside, keep
     from trl_ablate.study.report.curves import planned_runs
@@ -51,6 +44,3 @@ def run(options: argparse.Namespace) -> int:
         keep(plan, store, beside(study_path(options.study)))
     console.print(str(options.out))
     return DONE
-
-
-main = Command(add_options, run, stopped="the page was not written")

@@ -28,6 +28,26 @@ COMMANDS = {
 }
 
 
+USAGE = """\
+usage: trl-ablate COMMAND …
+
+The ablation lab for GRPO on top of TRL.
+
+commands:
+{commands}
+
+examples:
+  trl-ablate train quickstart
+  trl-ablate train std_dev_off --profile rtx4090 --seed 1
+  trl-ablate study plan chains
+  accelerate launch -m trl_ablate train std_dev_off
+
+`trl-ablate COMMAND --help` shows the options of a command.
+
+{exit_codes}
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code.
 
@@ -42,40 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"trl-ablate {_version()}\n")
         return 0
     if command not in COMMANDS:
-        sys.stderr.write(f"error: {unknown(command)}\n")
+        meant = nearest(command, COMMANDS) or f"; use one of {', '.join(COMMANDS)}"
+        sys.stderr.write(f"error: '{brief(command)}' is not a command{meant}\n")
         return REFUSED
     return import_module(f"trl_ablate.cli.{command}").main(words)
 
 
 def usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}   {text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: trl-ablate COMMAND …",
-            "",
-            "The ablation lab for GRPO on top of TRL.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "examples:",
-            "  trl-ablate train quickstart",
-            "  trl-ablate train std_dev_off --profile rtx4090 --seed 1",
-            "  trl-ablate study plan chains",
-            "  accelerate launch -m trl_ablate train std_dev_off",
-            "",
-            "`trl-ablate COMMAND --help` shows the options of a command.",
-            "",
-            EXIT_CODES_OF_TRAINING,
-            "",
-        ]
-    )
-
-
-def unknown(command: str) -> str:
-    shown, meant = brief(command), nearest(command, COMMANDS)
-    return f"'{shown}' is not a command{meant or '; use one of ' + ', '.join(COMMANDS)}"
+    lines = [f"  {name:<{max(map(len, COMMANDS))}}   {text}" for name, text in COMMANDS.items()]
+    return USAGE.format(commands="\n".join(lines), exit_codes=EXIT_CODES_OF_TRAINING)
 
 
 def _version() -> str:

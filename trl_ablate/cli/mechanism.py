@@ -13,19 +13,19 @@ import argparse
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE
-from trl_ablate.cli.parsing import Command, Parser
+from trl_ablate.cli.parsing import command, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 
 
-def add_options(parser: Parser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder, or TITLE=FOLDER")
-    parser.add_argument(
+@command(
+    option("runs", metavar="RUN", nargs="+", help="a run's folder, or TITLE=FOLDER"),
+    option(
         "--out", metavar="FILE", type=Path, default=Path("mechanism.png"), help="picture to write"
-    )
-
-
-def run(options: argparse.Namespace) -> int:
+    ),
+    stopped="the picture was not written",
+)
+def main(options: argparse.Namespace) -> int:
     from trl_ablate.run.directory import RunDirectory
     from trl_ablate.study.report.answer_styles import draw_mechanism
 
@@ -39,6 +39,3 @@ def run(options: argparse.Namespace) -> int:
     options.out.write_bytes(draw_mechanism(rows))
     console.print(str(options.out))
     return DONE
-
-
-main = Command(add_options, run, stopped="the picture was not written")

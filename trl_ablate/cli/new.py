@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE
-from trl_ablate.cli.parsing import Command, Parser
+from trl_ablate.cli.parsing import command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 
@@ -28,12 +28,12 @@ ROWS = {"train": 160, "validation": 40}
 SEED = 0
 
 
-def add_options(parser: Parser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="to create")
-    parser.add_argument("--world", action="store_true", help="a world in place of a task")
-
-
-def run(options: argparse.Namespace) -> int:
+@command(
+    option("folder", metavar="FOLDER", type=Path, help="to create"),
+    flag("--world", "a world in place of a task"),
+    stopped="the folder is not complete",
+)
+def main(options: argparse.Namespace) -> int:
     folder: Path = options.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} exists already; give the name of a new folder")
@@ -70,6 +70,3 @@ def sums(count: int) -> Iterator[dict[str, object]]:
     for a, b in random.Random(SEED).sample(pairs, count):
         carries = (a % 10 + b % 10 > 9) + (a + b > 99)
         yield {"question": f"What is {a}+{b}?", "answer": str(a + b), "level": carries}
-
-
-main = Command(add_options, run, stopped="the folder is not complete")

@@ -2,9 +2,8 @@
 
 The docstring of a command's file is its help: what it does, and examples.
 
-    def add_options(parser): parser.add_argument("name", …)
-    def run(options): …
-    main = Command(add_options, run)
+    @command(option("name", …), flag("--public", …), stopped="nothing was written")
+    def main(options): …
 
 A wrong argument raises a `ConfigurationError` with one sentence, like every other refusal; argparse
 alone would print its usage and end the process.
@@ -12,8 +11,10 @@ alone would print its usage and end the process.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from trl_ablate.errors import ConfigurationError, brief, nearest
@@ -37,43 +38,72 @@ def exit_codes(
 EXIT_CODES, EXIT_CODES_OF_TRAINING = exit_codes(), exit_codes(training=True)
 
 
-def at_least_one(text: str) -> int:
-    """A count on a command line."""
-    try:
-        count = int(text)
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number of at least 1")
-    return count
+def at_least(least: int) -> Callable[[str], int]:
+    """Reads a count on a command line."""
+
+    def read(text: str) -> int:
+        with suppress(ValueError):
+            if int(text) >= least:
+                return int(text)
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number of at least {least}")
+
+    return read
+
+
+Option = Callable[[Any], object]
+"""Adds options to a parser or to a group of its options."""
+
+
+def option(*names: str, **how: Any) -> Option:
+    """An option or an argument, as argparse's `add_argument` takes it."""
+    return lambda parser: parser.add_argument(*names, **how)
+
+
+def flag(name: str, text: str) -> Option:
+    return option(name, action="store_true", help=text)
+
+
+def group(title: str, *options: Option, exclusive: bool = False) -> Option:
+    """Options under a title of the help; `exclusive`: of which one can be given."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        made = parser.add_argument_group(title)
+        place = made.add_mutually_exclusive_group() if exclusive else made
+        for each in options:
+            each(place)
+
+    return add
+
+
+PROFILE = option(
+    "--profile", default="auto", help="h100, rtx4090, miniature, auto (default), or a path"
+)
+"""Of the commands that resolve a recipe for a machine."""
+RUNS = option(
+    "--runs", metavar="FOLDER", type=Path, default=Path("runs"),
+    help="folder of all runs; default: runs",
+)  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that accepts no abbreviated options and raises one-sentence errors.
 
     Args:
-        examples: commands that the help shows.
-        exit_codes: the help's text on exit codes; None: no text.
+        text: what the command does, and examples, as the docstring of its file has them.
+        exit_codes: the help's text on exit codes.
     """
 
-    def __init__(
-        self, examples: Iterable[str] = (), exit_codes: str | None = EXIT_CODES, **arguments: Any
-    ):
-        shown = "\n  ".join(["examples:", *examples]) if examples else None
-        arguments.setdefault("epilog", "\n\n".join(filter(None, (shown, exit_codes))))
+    def __init__(self, text: str | None = None, exit_codes: str = EXIT_CODES, **arguments: Any):
+        what, examples, shown = (text or "").strip().partition("examples:\n")
+        arguments = {"description": what.rstrip() or None} | arguments
         super().__init__(
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **arguments
-        )
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=f"{examples}{shown}\n\n{exit_codes}".lstrip(), **arguments,
+        )  # fmt: skip
 
     def error(self, message: str) -> NoReturn:
         see = " See" if message.endswith("?") else "; see"
         raise ConfigurationError(f"{message}{see} `{self.prog} --help`")
-
-    def add_profile(self) -> None:
-        """The option of the commands that resolve a recipe for a machine."""
-        self.add_argument(
-            "--profile", default="auto", help="h100, rtx4090, miniature, auto (default), or a path"
-        )
 
     def take_recipe(self, words: list[str], example: str) -> str:
         """Take the recipe, which comes first, from the words of a command."""
@@ -81,16 +111,13 @@ class Parser(argparse.ArgumentParser):
             self.error(f"missing RECIPE, which comes first, such as {example}")
         return words.pop(0)
 
-    def options(self) -> list[str]:
-        """The names of all options, such as `--x`."""
-        return [name for action in self._actions for name in action.option_strings]
-
     def refuse(self, words: list[str]) -> None:
         """Refuse words that are neither an option nor an argument."""
         if words:
             name = words[0].partition("=")[0]
             what = "option" if name.startswith("-") else "argument"
-            self.error(f"unknown {what} '{brief(name)}'{nearest(name, self.options())}")
+            known = [option for action in self._actions for option in action.option_strings]
+            self.error(f"unknown {what} '{brief(name)}'{nearest(name, known)}")
 
 
 @dataclass(frozen=True)
@@ -99,9 +126,9 @@ class Command:
     it returns its exit code.
 
     Args:
-        options: adds the options to a parser.
         run: does the work with the parsed options; if the command takes settings, also with the
             words that are none of its options.
+        options: of the command.
         stopped: what Ctrl-C leaves.
         settings: the usage, such as `RECIPE [options] [--key value ...]`, of a command that takes
             settings.
@@ -109,8 +136,8 @@ class Command:
         codes: what its exit codes 0, 1 and 2 mean.
     """
 
-    options: Callable[[Parser], object]
     run: Callable[..., int]
+    options: Sequence[Option]
     stopped: str = "nothing was written"
     settings: str | None = None
     resumable: bool = False
@@ -128,16 +155,21 @@ class Command:
         module = sys.modules[self.run.__module__]
         prog = f"trl-ablate {module.__name__.rpartition('.')[2]}"
         usage = self.settings and f"{prog} {self.settings}"
-        text, _, examples = (module.__doc__ or "").strip().partition("\n\nexamples:\n  ")
         codes = exit_codes(*self.codes, training=self.resumable)
-        parser = Parser(examples.split("\n  "), codes, prog=prog, usage=usage, description=text)
+        parser = Parser(module.__doc__, codes, prog=prog, usage=usage)
         parser.set_defaults(parser=parser)
-        self.options(parser)
+        for add in self.options:
+            add(parser)
         options, words = parser.parse_known_args(argv)
         if self.settings:
             return options, words
         options.parser.refuse(words)
         return (options,)
+
+
+def command(*options: Option, **how: Any) -> Callable[[Callable[..., int]], Command]:
+    """Makes a function a `Command` with these options."""
+    return lambda run: Command(run, options, **how)
 
 
 def leading(words: list[str]) -> list[str]:

@@ -17,27 +17,11 @@ import json
 from typing import Any
 
 from trl_ablate.cli.ending import DONE, FAILED
-from trl_ablate.cli.parsing import Command, Parser
+from trl_ablate.cli.parsing import command, flag, option
 from trl_ablate.cli.terminal import console, table
 from trl_ablate.plan.estimate import Estimate, plan, word
 from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, allowed, from_recipe, meaning
 from trl_ablate.plan.sizes import GIB, GPUS, MODELS
-
-
-def add_options(parser: Parser) -> None:
-    parser.add_argument(
-        "recipe", nargs="?", metavar="RECIPE",
-        help="take its settings, where none is given; a name or a path",
-    )  # fmt: skip
-    parser.add_argument("--profile", help="default: the recipe's own, or else h100")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    for name, option in OPTIONS.items():
-        parser.add_argument(
-            f"--{name}",
-            default=argparse.SUPPRESS,
-            help=f"{meaning(name)}; default: {word(option.default)}".replace("%", "%%"),
-            **_reading(name),
-        )
 
 
 def _reading(name: str) -> dict[str, Any]:
@@ -59,7 +43,22 @@ def _boolean(text: str) -> bool:
     return text == "true"
 
 
-def run(options: argparse.Namespace) -> int:
+@command(
+    option(
+        "recipe", nargs="?", metavar="RECIPE",
+        help="take its settings, where none is given; a name or a path",
+    ),
+    option("--profile", help="default: the recipe's own, or else h100"),
+    flag("--json", "print JSON"),
+    *[
+        option(
+            f"--{name}", default=argparse.SUPPRESS, **_reading(name),
+            help=f"{meaning(name)}; default: {word(each.default)}".replace("%", "%%"),
+        )
+        for name, each in OPTIONS.items()
+    ],
+)  # fmt: skip
+def main(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name in OPTIONS}
     of_recipe = {}
     if options.recipe:
@@ -135,6 +134,3 @@ def _show_assumptions(answer: Estimate, given: dict[str, Any], of_recipe: dict[s
         f"{gpu.flops / 1e12:.4g} TFLOP/s in bfloat16, {gpu.link / 1e9:.0f} GB/s to other cards "
         f"({gpu.source})"
     )
-
-
-main = Command(add_options, run)

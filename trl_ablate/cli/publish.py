@@ -12,22 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE
-from trl_ablate.cli.parsing import Command, Parser
+from trl_ablate.cli.parsing import command, flag, option
 from trl_ablate.cli.terminal import console, table
 from trl_ablate.run.directory import RunDirectory
 
 
-def add_options(parser: Parser) -> None:
-    parser.add_argument(
-        "run_dir", metavar="RUN_DIR", type=Path, help="folder of a run: runs/std_dev_off-seed0"
-    )
-    parser.add_argument("--repo_id", help="OWNER/NAME; default: arm and seed, under your name")
-    parser.add_argument("--public", action="store_true", help="make the repository public")
-    parser.add_argument("--revision", help="branch to publish to; default: main")
-    parser.add_argument("--dry_run", action="store_true", help="list the files and upload nothing")
-
-
-def run(options: argparse.Namespace) -> int:
+@command(
+    option("run_dir", metavar="RUN_DIR", type=Path, help="folder of a run: runs/std_dev_off-seed0"),
+    option("--repo_id", help="OWNER/NAME; default: arm and seed, under your name"),
+    flag("--public", "make the repository public"),
+    option("--revision", help="branch to publish to; default: main"),
+    flag("--dry_run", "list the files and upload nothing"),
+    stopped="publishing again continues where this stopped",
+)
+def main(options: argparse.Namespace) -> int:
     from trl_ablate.hub import files_of, push_run
 
     run = RunDirectory(options.run_dir)
@@ -51,10 +49,3 @@ def show_files(files: Mapping[str, int]) -> None:
         path: f"{size:,} bytes" if size else "made from the run" for path, size in files.items()
     }
     console.print(table(f"{len(files)} files to publish", rows))
-
-
-main = Command(
-    add_options,
-    run,
-    stopped="publishing again continues where this stopped",
-)

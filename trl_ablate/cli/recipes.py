@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE
-from trl_ablate.cli.parsing import Command, Parser
+from trl_ablate.cli.parsing import command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.recipe.places import SHIPPED, recipe_path, shipped_studies
 from trl_ablate.recipe.strict import read_mapping
@@ -41,14 +41,12 @@ OTHER = "other"
 NAME_WIDTH = 29
 
 
-def add_options(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="of a recipe to print, or its path")
-    parser.add_argument(
-        "--markdown", action="store_true", help="tables of what each recipe changes, as Markdown"
-    )
-
-
-def run(options: argparse.Namespace) -> int:
+@command(
+    option("name", metavar="NAME", nargs="?", help="of a recipe to print, or its path"),
+    flag("--markdown", "tables of what each recipe changes, as Markdown"),
+    stopped="the list is not complete",
+)
+def main(options: argparse.Namespace) -> int:
     if options.name is not None:
         path = recipe_path(options.name)
         read_mapping(path, "recipe")
@@ -106,6 +104,3 @@ def header(recipe: str, key: str) -> str:
     """A line such as `# Question: …` at the top of a recipe, and those that continue it."""
     found = re.search(rf"^# {key}: *(.+(?:\n#(?! ?\w+:) .*)*)", recipe, re.MULTILINE)
     return " ".join(re.sub(r"\n#", " ", found[1]).split()) if found else ""
-
-
-main = Command(add_options, run, stopped="the list is not complete")

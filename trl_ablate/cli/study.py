@@ -1,14 +1,24 @@
-"""`trl-ablate study plan | run | status | fetch | restore | report | clean STUDY`: arms × seeds."""
+"""Compare arms over several seeds.
+
+STUDY is a shipped study's name (`trl-ablate recipes` lists them), a study.yaml, or its folder.
+
+examples:
+  trl-ablate study plan chains
+  trl-ablate study run chains --jobs 2
+  trl-ablate study report chains
+  trl-ablate study run --all --until decided --max_hours 10
+  trl-ablate study run recipes/studies/chains/study.yaml --engine slurm | sbatch
+"""
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, exit_code_of
-from trl_ablate.cli.engines import add_engine, check_engine, engine_module, make_engine
-from trl_ablate.cli.parsing import Parser
+from trl_ablate.cli.engines import add_engine, check_engine, engine_module
+from trl_ablate.cli.parsing import RUNS, Option, Parser, at_least, flag, option
 from trl_ablate.cli.study_runs import (
     ended,
     executed,
@@ -28,19 +38,6 @@ from trl_ablate.study.questions_list import LIST
 if TYPE_CHECKING:
     from trl_ablate.study.runs import StudyRuns
 
-DESCRIPTION = """\
-Compare arms over several seeds.
-
-STUDY is a shipped study's name (`trl-ablate recipes` lists them), a study.yaml, or its folder."""
-
-EXAMPLES = (
-    "trl-ablate study plan chains",
-    "trl-ablate study run chains --jobs 2",
-    "trl-ablate study report chains",
-    "trl-ablate study run --all --until decided --max_hours 10",
-    "trl-ablate study run recipes/studies/chains/study.yaml --engine slurm | sbatch",
-)
-
 EXIT_CODES = """\
 exit codes:
   0     done
@@ -52,40 +49,28 @@ exit codes:
 
 OF_ONE_STUDY = ("only", "detach", "xray", "probe", "profile")
 """Options that do not go with --all."""
-LEAST = {"jobs": 1, "cpus_per_run": 1, "retries": 0}
-"""The smallest value of options that count."""
 
-FLAG = {"action": "store_true"}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "runs": {"metavar": "FOLDER", "type": Path, "default": Path("runs"),
-             "help": "folder of all runs; default: runs"},
-    "profile": {"help": "profile to use instead of the study's own"},
-    "jobs": {"metavar": "N", "type": int,
-             "help": "runs at once; default: one per free GPU, or per core for the miniature, or "
-             "one"},
-    "price_per_hour": {"metavar": "PRICE", "type": float, "help": "of one GPU, for the cost"},
-    "probe": FLAG | {"help": "measure two steps of one run for the estimate"},
-    "xray": FLAG | {"help": "compare the arms' gradients on the same rollouts first"},
-    "all": {"metavar": "LIST", "nargs": "?", "type": Path, "const": LIST,
-            "help": "all studies of a list instead; default: the shipped findings.yaml"},
-    "retries": {"metavar": "N", "type": int, "default": 1,
-                "help": "how often a failed run is tried again; default: 1"},
-    "max_hours": {"metavar": "HOURS", "type": float,
-                  "help": "stop after this time; wall-clock hours"},
-    "only": {"metavar": "RUN", "help": "run only this one; skip it if another process holds it"},
-    "until": {"choices": ("decided",),
-              "help": "add seeds, look by look, only where a comparison is undecided"},
-    "keep_checkpoints": FLAG | {"help": "also fetch checkpoints"},
-    "curves": {"metavar": "CSV", "type": Path, "help": "report a CSV of any curves instead"},
-    "metric": {"default": "eval_reward", "help": "primary metric of --curves"},
-    "reference": {"metavar": "CSV", "type": Path,
-                  "help": "CSV of published curves to draw as well"},
-    "out": {"metavar": "FOLDER", "type": Path,
-            "help": "folder to write to; default: the study's own"},
-    "checkpoints": FLAG | {"help": "also remove checkpoint-N"},
-    "results": FLAG | {"help": "also remove finished runs"},
-    "yes": FLAG | {"help": "remove; without it, only print what would be removed"},
-}  # fmt: skip
+JOBS = option(
+    "--jobs", metavar="N", type=at_least(1),
+    help="runs at once; default: one per free GPU, or per core for the miniature, or one",
+)  # fmt: skip
+ALL = option(
+    "--all", metavar="LIST", nargs="?", type=Path, const=LIST,
+    help="all studies of a list instead; default: the shipped findings.yaml",
+)  # fmt: skip
+
+COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int], Sequence[Option], str]] = {}
+"""Name -> its help, its function, its options, and how it takes a study."""
+
+
+def subcommand(text: str, *options: Option, study: str = "STUDY"):
+    """Makes a function a command of `study`."""
+
+    def declare(run: Callable[[argparse.Namespace], int]):
+        COMMANDS[run.__name__] = text, run, options, study
+        return run
+
+    return declare
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,46 +84,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    parser = Parser(EXAMPLES, EXIT_CODES, prog="trl-ablate study", description=DESCRIPTION)
+    parser = Parser(__doc__, EXIT_CODES, prog="trl-ablate study")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    def add(command: Callable, text: str, own: str = "") -> Parser:
-        """A command with some of the options; one that may lack its STUDY has `--all` or
-        `--curves`."""
-        name, optional = command.__name__, {"all", "curves"} & {*own.split()}
+    for name, (text, run, options, study) in COMMANDS.items():
         added = commands.add_parser(
             name, help=text, description=text, exit_codes=EXIT_CODES,
-            usage=f"trl-ablate study {name} {'[STUDY]' if optional else 'STUDY'} [options]",
+            usage=f"trl-ablate study {name} {study} [options]",
         )  # fmt: skip
         added.add_argument(
-            "study", metavar="STUDY", nargs="?" if optional else None,
+            "study", metavar="STUDY", nargs="?" if study == "[STUDY]" else None,
             help="a shipped study's name, a study.yaml, or its folder",
         )  # fmt: skip
-        for option in ("runs", "profile", *own.split()):
-            added.add_argument(f"--{option}", **OPTIONS[option])
-        added.set_defaults(command=command, parser=added)
-        return added
-
-    text = "Print arms, proof, runs, time and cost. Starts no run but a probe."
-    add(plan, text, "jobs price_per_hour probe xray all")
-    text = "Do all runs; runs that are done already are skipped."
-    add_engine(add(run, text, "jobs retries max_hours only until all"))
-    add(status, "Print the state of every run.")
-    add(fetch, "Download finished runs of Modal or Hugging Face.", "keep_checkpoints")
-    text = "Put the finished runs that are kept beside a study (runs.parquet) into --runs."
-    add(restore, text, "all")
-    text = "Write REPORT.md, report.html, report.json, pictures, runs.csv."
-    add(report, text, "curves metric reference out")
-    text = "Remove leftovers of probes, failed and interrupted runs."
-    add(clean, text, "checkpoints results yes")
+        RUNS(added)
+        added.add_argument("--profile", help="profile to use instead of the study's own")
+        for add in options:
+            add(added)
+        added.set_defaults(command=run, parser=added)
     options, unknown = parser.parse_known_args(words)
     options.parser.refuse(unknown)
-    for name, least in LEAST.items():
-        value = vars(options).get(name)
-        if value is not None and value < least:
-            raise ConfigurationError(f"--{name} is {value}; it takes {least} or more")
-    if options.command is run:
-        check_engine(options)
     return options
 
 
@@ -156,6 +119,15 @@ def check_one(options: argparse.Namespace) -> None:
         )
 
 
+@subcommand(
+    "Print arms, proof, runs, time and cost. Starts no run but a probe.",
+    JOBS,
+    option("--price_per_hour", metavar="PRICE", type=float, help="of one GPU, for the cost"),
+    flag("--probe", "measure two steps of one run for the estimate"),
+    flag("--xray", "compare the arms' gradients on the same rollouts first"),
+    ALL,
+    study="[STUDY]",
+)
 def plan(options: argparse.Namespace) -> int:
     check_one(options)
     if options.all:
@@ -187,18 +159,41 @@ def total(options: argparse.Namespace) -> list["StudyRuns"]:
     return studies
 
 
+@subcommand(
+    "Do all runs; runs that are done already are skipped.",
+    JOBS,
+    option(
+        "--retries", metavar="N", type=at_least(0), default=1,
+        help="how often a failed run is tried again; default: 1",
+    ),
+    option(
+        "--max_hours", metavar="HOURS", type=float, help="stop after this time; wall-clock hours"
+    ),
+    option(
+        "--only", metavar="RUN", help="run only this one; skip it if another process holds it"
+    ),
+    option(
+        "--until", choices=("decided",),
+        help="add seeds, look by look, only where a comparison is undecided",
+    ),
+    ALL,
+    add_engine,
+    study="[STUDY]",
+)  # fmt: skip
 def run(options: argparse.Namespace) -> int:
+    check_engine(options)
     check_one(options)
     Termination().listen()  # SIGTERM stops the study and its runs as Ctrl-C does; the runs save
     if options.all:
         studies = total(options)
-        return run_all(studies, make_engine(options, studies[0].plan), options)
+        engine = engine_module(options.engine).make(options, studies[0].plan)
+        return run_all(studies, engine, options)
     opened = known if options.only else resolve
     runs = opened(options.study, options.runs, options.profile)
     only = only_of(options, runs)
     if options.engine == "slurm":
         return run_on_slurm(options, runs, only)
-    engine = make_engine(options, runs.plan)
+    engine = engine_module(options.engine).make(options, runs.plan)
     how = {"retries": options.retries, "max_hours": options.max_hours}
     if options.until and not options.detach:
         outcome = run_passes([runs], engine, until_decided=True, **how)
@@ -246,6 +241,18 @@ def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str]
     return DONE
 
 
+@subcommand("Print the state of every run.")
+def status(options: argparse.Namespace) -> int:
+    from trl_ablate.study.outline import grid
+
+    console.print(grid(known(options.study, options.runs, options.profile)))
+    return DONE
+
+
+@subcommand(
+    "Download finished runs of Modal or Hugging Face.",
+    flag("--keep_checkpoints", "also fetch checkpoints"),
+)
 def fetch(options: argparse.Namespace) -> int:
     runs = known(options.study, options.runs, options.profile)
     away = [run_id for run_id in runs.plan.runs() if runs.store.away(run_id).exists()]
@@ -259,13 +266,11 @@ def fetch(options: argparse.Namespace) -> int:
     return max(codes)
 
 
-def status(options: argparse.Namespace) -> int:
-    from trl_ablate.study.outline import grid
-
-    console.print(grid(known(options.study, options.runs, options.profile)))
-    return DONE
-
-
+@subcommand(
+    "Put the finished runs that are kept beside a study (runs.parquet) into --runs.",
+    ALL,
+    study="[STUDY]",
+)
 def restore(options: argparse.Namespace) -> int:
     """Put the runs that are kept beside a study, or beside all of a list, into the runs folder."""
     from trl_ablate.study import kept_runs
@@ -282,6 +287,16 @@ def restore(options: argparse.Namespace) -> int:
     return DONE
 
 
+@subcommand(
+    "Write REPORT.md, report.html, report.json, pictures, runs.csv.",
+    option("--curves", metavar="CSV", type=Path, help="report a CSV of any curves instead"),
+    option("--metric", default="eval_reward", help="primary metric of --curves"),
+    option("--reference", metavar="CSV", type=Path, help="CSV of published curves to draw as well"),
+    option(
+        "--out", metavar="FOLDER", type=Path, help="folder to write to; default: the study's own"
+    ),
+    study="[STUDY]",
+)
 def report(options: argparse.Namespace) -> int:
     from trl_ablate.study.report.foreign_runs import read_curves
     from trl_ablate.study.report.making import report_curves, report_study
@@ -308,6 +323,12 @@ def report_folder(study: Path) -> Path:
     return Path(study.parent.name) if installed else study.parent
 
 
+@subcommand(
+    "Remove leftovers of probes, failed and interrupted runs.",
+    flag("--checkpoints", "also remove checkpoint-N"),
+    flag("--results", "also remove finished runs"),
+    flag("--yes", "remove; without it, only print what would be removed"),
+)
 def clean(options: argparse.Namespace) -> int:
     from trl_ablate.study.cleaning import find_rubbish, remove
 

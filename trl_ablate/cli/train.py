@@ -11,27 +11,34 @@ examples:
 """
 
 import argparse
+import os
 import sys
+from collections.abc import Sequence
 
 from trl_ablate.cli.ending import DONE, PREEMPTED
 from trl_ablate.cli.imports import put_off, spare_models, to_keep
-from trl_ablate.cli.parsing import Command, Parser
+from trl_ablate.cli.parsing import PROFILE, command, flag, group
 from trl_ablate.cli.terminal import console, show_end, show_recipe, show_refusal
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.places import recipe_path
 from trl_ablate.run import directory
 from trl_ablate.run.termination import Termination, end_with_launcher
 
 
-def add_options(parser: Parser) -> None:
-    parser.add_profile()
-    parser.add_argument(
-        "--dry_run", action="store_true", help="print the resolved settings instead of training"
-    )
-    existing = parser.add_argument_group("a run in output_dir").add_mutually_exclusive_group()
-    existing.add_argument("--resume", action="store_true", help="continue it")
-    existing.add_argument("--overwrite", action="store_true", help="replace it")
-
-
-def run(options: argparse.Namespace, words: list[str]) -> int:
+@command(
+    PROFILE,
+    flag("--dry_run", "print the resolved settings instead of training"),
+    group(
+        "a run in output_dir",
+        flag("--resume", "continue it"),
+        flag("--overwrite", "replace it"),
+        exclusive=True,
+    ),
+    stopped="what was finished is kept",
+    settings="RECIPE [options] [--key value ...]",
+    resumable=True,
+)
+def main(options: argparse.Namespace, words: list[str]) -> int:
     termination = Termination().listen()
     end_with_launcher()
     recipe = options.parser.take_recipe(words, "std_dev_off")
@@ -39,7 +46,6 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
     if options.dry_run:
         spare_models()
     with to_keep():
-        from trl_ablate.cli.several import refuse_several
         from trl_ablate.recipe.resolving import load_recipe
 
     refuse_several(recipe, words)
@@ -67,10 +73,24 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
     return DONE
 
 
-main = Command(
-    add_options,
-    run,
-    stopped="what was finished is kept",
-    settings="RECIPE [options] [--key value ...]",
-    resumable=True,
-)
+def refuse_several(recipe: str, words: Sequence[str]) -> None:
+    """Refuse several values for a setting that takes one, with the study that compares them."""
+    from trl_ablate.recipe.overrides import takes_one_of, words_of_settings
+
+    several = {
+        name: f"[{', '.join(values)}]"
+        for name, values in words_of_settings(words)
+        if takes_one_of(name, values)
+    }
+    if not several:
+        return
+    given = ", ".join(f"{name}: {values}" for name, values in several.items())
+    seeds = several.pop("seed", "[0, 1, 2]")
+    factors = ", ".join(f"{name}: {values}" for name, values in several.items())
+    path = recipe if os.path.exists(recipe) else recipe_path(recipe).name
+    arms = f"recipe: {path}\nfactors: {{{factors}}}" if several else f"arms: [{path}]"
+    raise ConfigurationError(
+        f"a run has one value of each setting, and this one is given {{{given}}}; give one, or "
+        "compare them in a study.yaml, with the other settings as `overrides: {key: value}`:\n\n"
+        f"question: Which is better?\n{arms}\nseeds: {seeds}"
+    )

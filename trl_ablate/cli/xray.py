@@ -18,41 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE
-from trl_ablate.cli.parsing import Command, Parser, at_least_one, leading
+from trl_ablate.cli.parsing import at_least, command, leading, option
 from trl_ablate.cli.terminal import line
 
 if TYPE_CHECKING:
     from trl_ablate.study.planned import Plan
     from trl_ablate.study.store import RunStore
     from trl_ablate.xray import Xray
-
-
-def add_options(parser: Parser) -> None:
-    parser.add_argument("--profile", help="default: that of the study or the recipe, or `auto`")
-    parser.add_argument(
-        "--checkpoint", metavar="FOLDER", type=Path, action="append", default=[],
-        help="checkpoint-N of a run, several times for several; default: the reference's start",
-    )  # fmt: skip
-    parser.add_argument("--reference", metavar="ARM", help="default: the first arm")
-    parser.add_argument(
-        "--batches", type=at_least_one, default=8, help="rollout batches; default: 8"
-    )
-    parser.add_argument(
-        "--drift", type=int, default=0, metavar="K",
-        help="also K optimizer steps of the reference away, where clipping shows",
-    )  # fmt: skip
-    parser.add_argument(
-        "--outcomes", metavar="XRAY.JSON=RUNS.CSV", nargs="+",
-        help="instead: compare distances in X-rays with those in the outcomes of studies",
-    )  # fmt: skip
-    parser.add_argument(
-        "--rollouts", metavar="PATH", type=Path,
-        help="rollouts to use: a folder of an earlier X-ray, or a run's rollouts/STEP.jsonl",
-    )  # fmt: skip
-    parser.add_argument("--xray_seed", type=int, default=0, help="of questions and rollouts")
-    parser.add_argument(
-        "--output", metavar="FOLDER", type=Path, help="default: xray-FIRST_ARM; continued from"
-    )
 
 
 def show_for_plan(study: Path, profile: str | None, planned: "Plan", store: "RunStore") -> None:
@@ -110,7 +82,36 @@ def folder_for(arm: str) -> Path:
     return Path(f"xray-{Path(arm.partition('+')[0]).resolve().name.removesuffix('.yaml')}")
 
 
-def run(options: argparse.Namespace, words: list[str]) -> int:
+@command(
+    option("--profile", help="default: that of the study or the recipe, or `auto`"),
+    option(
+        "--checkpoint", metavar="FOLDER", type=Path, action="append", default=[],
+        help="checkpoint-N of a run, several times for several; default: the reference's start",
+    ),
+    option("--reference", metavar="ARM", help="default: the first arm"),
+    option(
+        "--batches", type=at_least(1), default=8, help="rollout batches; default: 8"
+    ),
+    option(
+        "--drift", type=int, default=0, metavar="K",
+        help="also K optimizer steps of the reference away, where clipping shows",
+    ),
+    option(
+        "--outcomes", metavar="XRAY.JSON=RUNS.CSV", nargs="+",
+        help="instead: compare distances in X-rays with those in the outcomes of studies",
+    ),
+    option(
+        "--rollouts", metavar="PATH", type=Path,
+        help="rollouts to use: a folder of an earlier X-ray, or a run's rollouts/STEP.jsonl",
+    ),
+    option("--xray_seed", type=int, default=0, help="of questions and rollouts"),
+    option(
+        "--output", metavar="FOLDER", type=Path, help="default: xray-FIRST_ARM; continued from"
+    ),
+    stopped="the same command continues from what is stored",
+    settings="ARMS [options] [--key value ...]",
+)  # fmt: skip
+def main(options: argparse.Namespace, words: list[str]) -> int:
     arms = leading(words)
     if options.outcomes:
         if arms or words:
@@ -140,11 +141,3 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
         line(result.summary())
         line(f"written to {output}: xray.json, XRAY.md, xray.png")
     return DONE
-
-
-main = Command(
-    add_options,
-    run,
-    stopped="the same command continues from what is stored",
-    settings="ARMS [options] [--key value ...]",
-)

@@ -25,11 +25,8 @@ from trl_ablate.run.untrusted import (
 )
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
-PICTURE = "curves.png"
 TAGS = ("trl", "trl-ablate", "grpo", "reinforcement-learning")
 MINIATURE = "miniature"
-MINIATURE_LICENCE = {"license": "apache-2.0"}
-"""The miniature is made by this package, and has the same licence."""
 
 Licence = Mapping[str, str]
 """`license` of the Hub's metadata, and `license_name` and `license_link` where it is `other`."""
@@ -64,9 +61,7 @@ def model_card(run: FinishedRun, repo_id: str, licence: Licence | None, *, pictu
         settings=yaml.safe_dump(run.config.get("settings") or {}, allow_unicode=True).rstrip(),
         terms=(licence or {}).get("license_name") or (licence or {}).get("license"),
         dataset=dataset_id(run.config),
-        space=hub_id(space if "/" in space else f"{repo_id.partition('/')[0]}/{space}")
-        if space
-        else None,
+        space=space and hub_id(space if "/" in space else f"{repo_id.partition('/')[0]}/{space}"),
     )
     return run.masker.text(shown)
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import where_it_stands
 from trl_ablate.run.json_files import read_object
 from trl_ablate.run.masking import Masker, known_secrets
+from trl_ablate.run.picture import draw_curves
 
 Source = Path | bytes
 """A local file, unchanged, or content that was created or cleaned for publishing."""
@@ -23,6 +23,7 @@ BEST_NOTE = "best.json"
 """Metric, value and step in `checkpoint_best`; not repeated at the root."""
 OVER = ("finished", "stopped", "failed")
 """The states of a run that has ended."""
+PICTURE = "curves.png"
 
 _MODEL_FILE = re.compile(
     r"(adapter_)?model(-\d{5}-of-\d{5})?\.safetensors|(adapter_)?model\.safetensors\.index\.json"
@@ -32,8 +33,6 @@ _MODEL_FILE = re.compile(
 )
 """The files that transformers and PEFT write for a model and its tokenizer; other files beside them
 are not published."""
-_CONFIG_PARTS = ("config", "model", "settings", "task")
-"""Parts of `resolved_config.json` that the card reads."""
 _KEY_ROLLOUTS = 4
 """Number of rollout files published besides the best step's: first, last, and evenly between."""
 
@@ -88,7 +87,7 @@ class FinishedRun:
         return max(self.evaluations, key=lambda row: row["eval_reward"], default=None)
 
     def files(self) -> dict[str, Source]:
-        """Path in the repository -> content, without the card and the picture."""
+        """Path in the repository -> content, without the card, which depends on the Hub."""
         run = RunDirectory(self.path)
         published: dict[str, Source] = {
             "run.json": _json(self.record),
@@ -101,7 +100,9 @@ class FinishedRun:
         for name, files in self.checkpoints.items():
             published |= {f"{name}/{file}": self._checked(at) for file, at in files.items()}
         root = self.checkpoints[self.chosen].items()
-        return published | {name: file for name, file in root if name != BEST_NOTE}
+        published |= {name: file for name, file in root if name != BEST_NOTE}
+        picture = draw_curves(self.rows)
+        return published | ({} if picture is None else {PICTURE: picture})
 
     def _cleaned(self, file: Path) -> bytes:
         """The whole lines of a JSONL file, without secrets."""
@@ -125,7 +126,8 @@ def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
                 f"{file} does not exist; give the folder of a run of `trl-ablate train`"
             )
     record, config = run.read(), read_object(run.config_file)
-    missing = [name for name in _CONFIG_PARTS if not isinstance(config.get(name), dict)]
+    needed = ("config", "model", "settings", "task")  # by the card
+    missing = [name for name in needed if not isinstance(config.get(name), dict)]
     if missing:
         raise ConfigurationError(
             f"{run.config_file} has no {', '.join(missing)}; restore the file that the run wrote"
@@ -157,18 +159,14 @@ def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
 
 def key_rollouts(files: list[Path], best: dict[str, Any] | None) -> list[Path]:
     """The first, the last, evenly spaced ones between, and the one nearest the best evaluation."""
-    files = sorted(files, key=_step_of)
+    steps = {int(file.stem.removeprefix("step_")): file for file in files}
+    ordered, gaps = sorted(steps), _KEY_ROLLOUTS - 1
     if len(files) <= _KEY_ROLLOUTS:
-        return files
-    gaps = _KEY_ROLLOUTS - 1
-    chosen = {files[round(i * (len(files) - 1) / gaps)] for i in range(_KEY_ROLLOUTS)}
+        return [steps[step] for step in ordered]
+    chosen = {ordered[round(i * (len(files) - 1) / gaps)] for i in range(_KEY_ROLLOUTS)}
     if best is not None:
-        chosen.add(min(files, key=lambda file: abs(_step_of(file) - best["step"])))
-    return sorted(chosen, key=_step_of)
-
-
-def _step_of(file: Path) -> int:
-    return int(file.stem.removeprefix("step_"))
+        chosen.add(min(ordered, key=lambda step: abs(step - best["step"])))
+    return [steps[step] for step in sorted(chosen)]
 
 
 def _model_files(folder: Path) -> dict[str, Path]:
@@ -176,23 +174,12 @@ def _model_files(folder: Path) -> dict[str, Path]:
     check_seal(_own(folder))
     named = [file for file in sorted(folder.iterdir()) if _MODEL_FILE.fullmatch(file.name)]
     files = {file.name: _own(file) for file in named}
-    missing = [shard for shard in _shards(files) if shard not in files]
-    if missing or not any(name.endswith(".safetensors") for name in files):
+    if not any(name.endswith(".safetensors") for name in files):
         raise ConfigurationError(
-            f"{folder} is not a complete model: "
-            f"{', '.join(missing) or 'a .safetensors file'} is missing "
-            "(only safetensors files are published)"
+            f"{folder} is not a complete model: a .safetensors file is missing (only safetensors "
+            "files are published)"
         )
     return files
-
-
-def _shards(files: dict[str, Path]) -> Iterator[str]:
-    for name, file in files.items():
-        if name.endswith(".safetensors.index.json"):
-            weights = read_object(file).get("weight_map")
-            if not isinstance(weights, dict):
-                raise ConfigurationError(f"{file} has no weight_map; save the model again")
-            yield from sorted(set(map(str, weights.values())))
 
 
 def _own(path: Path) -> Path:

@@ -13,21 +13,14 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import RepoFile
 
 from trl_ablate.errors import PublishError
-from trl_ablate.hub.card import (
-    MINIATURE_LICENCE,
-    PICTURE,
-    Licence,
-    base_model,
-    hub_id,
-    is_miniature,
-    model_card,
-)
+from trl_ablate.hub.card import Licence, base_model, hub_id, is_miniature, model_card
 from trl_ablate.hub.client import failures_in_words, patiently, require_token
-from trl_ablate.hub.contents import FinishedRun, Source, read_run
+from trl_ablate.hub.contents import PICTURE, FinishedRun, Source, read_run
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.picture import draw_curves
 
 CARD = "README.md"
+MINIATURE_LICENCE = {"license": "apache-2.0"}
+"""The miniature is made by this package, and has the same licence."""
 ROOT_MODEL = (".safetensors", ".safetensors.index.json", "adapter_config.json")
 """Endings of the files that decide which weights `from_pretrained` finds at the root."""
 
@@ -52,7 +45,7 @@ def push_run(
     """
     secret = require_token(token)
     finished = read_run(run, secret)
-    files = everything_but_the_card(finished)
+    files = finished.files()
     if show:
         show(sizes(files))
     try:
@@ -66,7 +59,7 @@ def push_run(
 
 def files_of(run: RunDirectory) -> dict[str, int]:
     """Path and bytes of every file that publishing the run would upload; uses no network."""
-    return sizes(everything_but_the_card(read_run(run)))
+    return sizes(read_run(run).files())
 
 
 def sizes(files: Mapping[str, Source]) -> dict[str, int]:
@@ -107,13 +100,6 @@ def _publish(
         if was_private and not private:
             patiently(lambda: api.update_repo_settings(name, private=False))
     return f"{api.endpoint}/{name}" + (f"/tree/{revision}" if revision else "")
-
-
-def everything_but_the_card(run: FinishedRun) -> dict[str, Source]:
-    """The files of the repository that do not depend on data from the Hub."""
-    files = run.files()
-    picture = draw_curves(run.rows)
-    return files if picture is None else {**files, PICTURE: picture}
 
 
 def _open_repository(api: HfApi, repo_id: str, private: bool, revision: str | None) -> bool:

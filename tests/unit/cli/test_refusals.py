@@ -39,7 +39,7 @@ TABLE = [
     ("recipes --all", "unknown option '--all'; see `trl-ablate recipes --help`"),
     ("recipes grpo rloo", "unknown argument 'rloo'; see `trl-ablate recipes --help`"),
     ("check", "missing RECIPE, which comes first, such as my_task/recipe.yaml"),
-    ("check grpo --questions 0", "--questions is 0; give 1 or more"),
+    ("check grpo --questions 0", "argument --questions: '0' is no whole number of at least 1"),
     ("train --dry_run", "missing RECIPE, which comes first, such as std_dev_off"),
     ("xray --batches 2", "missing ARMS, which come first, such as grpo std_dev_off"),
 ]  # fmt: skip

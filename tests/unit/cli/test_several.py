@@ -3,7 +3,7 @@
 import pytest
 
 from trl_ablate.cli.main import main
-from trl_ablate.cli.several import refuse_several
+from trl_ablate.cli.train import refuse_several
 from trl_ablate.study.definition import load_study
 
 

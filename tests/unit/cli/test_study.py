@@ -59,8 +59,10 @@ def test_a_plan_begins_with_its_question(where, capsys):
         (["--cpus_per_run", "2", "--engine=slurm", "--keep_checkpoints"],
          "--keep_checkpoints does not apply to --engine slurm; use it with --engine ray or modal "
          "or hf_jobs"),
-        (["--jobs", "0"], "--jobs is 0; it takes 1 or more"),
-        (["--retries", "-1"], "--retries is -1; it takes 0 or more"),
+        (["--jobs", "0"], "argument --jobs: '0' is no whole number of at least 1; see `trl-ablate "
+         "study run --help`"),
+        (["--retries", "-1"], "argument --retries: '-1' is no whole number of at least 0; see "
+         "`trl-ablate study run --help`"),
         (["--job", "2"], "unknown option '--job'; did you mean '--jobs'? See `trl-ablate study "
          "run --help`"),
         (["--only", "{run}", "--engine", "ray", "--ray_address", "ray://there:1"],
