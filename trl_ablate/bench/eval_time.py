@@ -47,13 +47,13 @@ def bench(asked: Evaluation) -> Result:
         reward = build_rewards("r1_zero", grader=grader)[0][0]
         built = {name: _build(size, reward, dataset) for name, size in sizes.items()}
         ways = {name: lambda _, own=own: own.evaluate() for name, own in built.items()}
-        seconds, _ = alternate(ways, asked.rounds)
+        found = alternate(ways, asked.rounds)
         theirs, mine = {}, {}
         for size, seen in ((max(asked.batches), theirs), (None, mine)):
             _build(size, recording(reward, seen), dataset, top_k=1).evaluate()
     rows = [
-        {**timed(name, "s", taken), "ratio to ours": ratio(taken, seconds[ours])}
-        for name, taken in seconds.items()
+        {**timed(name, "s", one.seconds), "ratio to ours": ratio(one.seconds, found[ours].seconds)}
+        for name, one in found.items()
     ]
     both = theirs.keys() & mine.keys()
     facts = {
@@ -75,11 +75,12 @@ def _build(size: int | None, reward: Callable, dataset: Any, *, top_k: int = 0) 
         top_k=top_k,
         **({} if size else {"evaluation": "one_shot"}),
     )
-    parts = dict(
+    return trainer_of(
+        size is not None,
+        settings,
         model=model,
         reward_funcs=reward,
         train_dataset=dataset,
         eval_dataset=dataset,
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
     )
-    return trainer_of(size is not None, settings, parts)

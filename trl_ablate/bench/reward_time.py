@@ -63,14 +63,14 @@ def bench(asked: Grading) -> Result:
             "math-verify, one process": lambda number: _one_by_one(*batches[number]),
             f"trl_ablate, {asked.workers} workers": lambda number: grader.grade(*batches[number]),
         }
-        seconds, verdicts = alternate(ways, asked.rounds, warmup=2)
+        found = alternate(ways, asked.rounds, warmup=2)
     rows = [
-        {**timed(name, "s", taken), "answers/s": asked.count / median(taken)}
-        for name, taken in seconds.items()
+        {**timed(name, "s", one.seconds), "answers/s": asked.count / median(one.seconds)}
+        for name, one in found.items()
     ]
-    theirs, mine = (sum(each, []) for each in verdicts.values())
+    theirs, mine = (sum(one.returned, []) for one in found.values())
     facts = {
-        "ratio": ratio(*seconds.values()),
+        "ratio": ratio(*(one.seconds for one in found.values())),
         "answers": len(mine),
         "verdicts that differ": sum(a != b for a, b in zip(theirs, mine, strict=True)),
     }

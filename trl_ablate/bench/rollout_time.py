@@ -4,7 +4,6 @@ Both generate the same tokens, alternately for several rounds. A row ends at a l
 prompt states, so that any distribution of lengths can be measured.
 """
 
-import time
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, St
 from trl_ablate.bench.modes import Rollout
 from trl_ablate.bench.positions import Positions, fewest
 from trl_ablate.bench.synthetic import lengths_of, model_and_tokenizer
-from trl_ablate.bench.timing import OURS, Result, alternate, median, ratio, timed
+from trl_ablate.bench.timing import OURS, Measured, Result, alternate, compared, median
 from trl_ablate.trainer import decoding
 from trl_ablate.trainer.temporary import replaced
 
@@ -41,11 +40,18 @@ def bench(asked: Rollout) -> Result:
     model: Any = model_and_tokenizer(asked.model_shape, asked.model_name_or_path)[0].eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     lengths_N = [length for length in lengths_of(asked)[::group] for _ in range(group)]
-    seconds, done = compare(
+    found = compare(
         model, lengths_N, group=group, prompt_length=asked.prompt_length, rounds=asked.rounds
     )
-    theirs, ours = (each[-1] for each in done.values())
-    table = rows_of(seconds, done, sum(lengths_N))
+    theirs, ours = (one.returned[-1] for one in found.values())
+    table = [
+        {
+            **compared(name, "s/batch", one, found[THEIRS]),
+            "tokens/s": sum(lengths_N) / median(one.seconds),
+            "positions": one.returned[-1].positions,
+        }
+        for name, one in found.items()
+    ]
     least = fewest([asked.prompt_length] * (rows // group), lengths_N, [False] * rows)
     title = (
         f"rollouts of {rows} completions of {sum(lengths_N) / rows:.0f} tokens (longest "
@@ -58,26 +64,24 @@ def bench(asked: Rollout) -> Result:
 
 
 class Rollouts(NamedTuple):
-    """One batch: its tokens, the processor's seconds, the positions that the model computed."""
+    """One batch: its tokens, and the positions that the model computed."""
 
     ids: torch.Tensor
-    cpu: float
     positions: int
 
 
 def compare(
     model: PreTrainedModel, lengths_N: list[int], *, group: int, prompt_length: int, rounds: int
-) -> tuple[dict[str, list[float]], dict[str, list[Rollouts]]]:
-    """Generate `rounds` times in both ways, after a time that is not counted: seconds, batches."""
+) -> dict[str, Measured]:
+    """Generate `rounds` times in both ways, after a time that is not counted."""
     prompts_NS = prompts(lengths_N, group, prompt_length).to(model.device)
 
     def way(**how: Any):
         def once(number: int) -> Rollouts:
             torch.manual_seed(number)
-            began, positions = time.process_time(), Positions()
-            with positions.of(model), torch.no_grad():
+            with (positions := Positions()).of(model), torch.no_grad():
                 ids = generate(model, prompts_NS, max(lengths_N), how)
-            return Rollouts(ids, time.process_time() - began, positions.total())
+            return Rollouts(ids, positions.total())
 
         return once
 
@@ -118,20 +122,3 @@ def prompts(lengths_N: list[int], group: int, prompt_length: int) -> torch.Tenso
     prompts_NS = prompts_PS.repeat_interleave(group, dim=0)
     prompts_NS[:, 0], prompts_NS[:, 1] = stated_N // BASE + 1, stated_N % BASE + 1
     return prompts_NS
-
-
-def rows_of(
-    seconds: dict[str, list[float]], done: dict[str, list[Rollouts]], tokens: int
-) -> list[dict[str, Any]]:
-    """The table: seconds of a rollout batch, their spread, and the ratio of each round."""
-    cpu = {way: [one.cpu for one in done[way]][-len(taken) :] for way, taken in seconds.items()}
-    return [
-        {
-            **timed(way, "s/batch", taken, seconds[THEIRS]),
-            "CPU s": median(cpu[way]),
-            "CPU ratio": ratio(cpu[THEIRS], cpu[way]),
-            "tokens/s": tokens / median(taken),
-            "positions": done[way][-1].positions,
-        }
-        for way, taken in seconds.items()
-    ]

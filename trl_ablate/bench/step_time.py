@@ -25,10 +25,8 @@ from trl_ablate.bench.timing import (
     STOCK,
     Measured,
     Result,
+    compared,
     measure,
-    median,
-    ratio,
-    timed,
     trainer_of,
 )
 from trl_ablate.data.questions import load_questions, to_prompts
@@ -81,9 +79,7 @@ def model_folder(shape: str, world: str) -> str:
 def _row(name: str, one: Measured, first: Measured) -> dict[str, Any]:
     parts = {part: one.logged(f"time/{part}") for part in ("rollout", "reward", "train")}
     return {
-        **timed(name, "s/step", one.seconds, first.seconds),
-        "CPU s/step": median(one.cpu),
-        "CPU ratio": ratio(first.cpu, one.cpu),
+        **compared(name, "s/step", one, first),
         **{f"s {part}": "" if found is None else found for part, found in parts.items()},
         "tokens": one.logged(LENGTH),
         "positions": one.positions_of_step(*parts_computed()),
@@ -107,10 +103,11 @@ def _build(stock: bool, model: str, rewards: Any, load: Step) -> GRPOTrainer:
     )
     dataset = f"miniature/{load.world}"
     task = TaskArguments(dataset=dataset, train_size=2048, prompt_style="short")
-    parts = dict(
+    return trainer_of(
+        stock,
+        settings,
         model=model,
         reward_funcs=rewards,
         train_dataset=to_prompts(load_questions(task, "train"), task),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
     )
-    return trainer_of(stock, settings, parts)

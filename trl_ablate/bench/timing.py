@@ -33,9 +33,9 @@ Result = tuple[str, list[dict[str, Any]], dict[str, Any]]
 
 @dataclass
 class Measured:
-    """One trainer over all rounds: seconds of the counted steps, those of the processor in all
-    threads, what they logged; the gradient norms and positions of all steps; the weights at the
-    end."""
+    """One way, or one trainer, over all rounds: seconds of what is counted, and those of the
+    processor in all threads; what a way returned each time; of a trainer what the counted steps
+    logged, the gradient norms and positions of all steps, the weights at the end."""
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -44,6 +44,7 @@ class Measured:
     weights: list[torch.Tensor] = field(default_factory=list)
     peak: float = 0.0
     positions: Positions = field(default_factory=Positions)
+    returned: list[Any] = field(default_factory=list)
 
     def logged(self, name: str) -> float | None:
         found = [row[name] for row in self.logs if name in row]
@@ -61,17 +62,17 @@ class Measured:
 
 def alternate(
     ways: Mapping[str, Callable[[int], Any]], rounds: int, warmup: int = 0
-) -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
-    """Call each way with the number of the round: the seconds of the counted rounds, which come
-    after `warmup` others, and what was returned in all rounds."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    returned: dict[str, list[Any]] = {name: [] for name in ways}
+) -> dict[str, Measured]:
+    """Call each way with the number of the round; the first `warmup` rounds are not timed."""
+    found = {name: Measured() for name in ways}
     for number in range(warmup + rounds):
         for name, way in ways.items():
-            began = now()
-            returned[name].append(way(number))
-            seconds[name] += [now() - began] if number >= warmup else []
-    return seconds, returned
+            began, cpu = now(), time.process_time()
+            found[name].returned.append(way(number))
+            if number >= warmup:
+                found[name].seconds.append(now() - began)
+                found[name].cpu.append(time.process_time() - cpu)
+    return found
 
 
 def timed(
@@ -102,7 +103,7 @@ class StepTimer(TrainerCallback):
         self.seconds.append((now() - wall, time.process_time() - cpu))
 
 
-def trainer_of(stock: bool, settings: Mapping[str, Any], parts: Mapping[str, Any]) -> GRPOTrainer:
+def trainer_of(stock: bool, settings: Mapping[str, Any], **parts: Any) -> GRPOTrainer:
     """A trainer that saves and reports nothing, and logs every step. `parts`: its model, data, …"""
     kind: Any
     kind, config = (GRPOTrainer, GRPOConfig) if stock else (AblationTrainer, AblationConfig)
@@ -146,6 +147,15 @@ def median(values: Sequence[float]) -> float:
 def spread(values: Sequence[float]) -> float:
     """The largest minus the smallest."""
     return max(values) - min(values)
+
+
+def compared(what: str, unit: str, one: Measured, first: Measured) -> dict[str, Any]:
+    """The columns of a comparison: medians, and ratios to the first."""
+    return {
+        **timed(what, unit, one.seconds, first.seconds),
+        "CPU s": median(one.cpu),
+        "CPU ratio": ratio(first.cpu, one.cpu),
+    }
 
 
 def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:

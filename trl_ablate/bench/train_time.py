@@ -26,10 +26,9 @@ from trl_ablate.bench.timing import (
     STOCK,
     Measured,
     Result,
+    compared,
     measure,
     median,
-    ratio,
-    spread,
     trainer_of,
 )
 from trl_ablate.trainer.temporary import replaced
@@ -106,13 +105,8 @@ def rows_of(found: Mapping[str, Measured], load: Workload) -> list[dict[str, Any
     first = next(iter(found.values()))
     return [
         {
-            "what": name,
-            "s/step": median(one.seconds),
+            **compared(name, "s/step", one, first),
             "fastest": min(one.seconds),
-            "spread": spread(one.seconds),
-            "ratio": ratio(first.seconds, one.seconds),
-            "CPU s": median(one.cpu),
-            "CPU ratio": ratio(first.cpu, one.cpu),
             "tokens/s": sum(load.lengths_N) / median(one.seconds),
             "positions": one.positions_of_step("train"),
             "padded": load.padded(one),
@@ -148,14 +142,15 @@ def _build(
         vllm_mode="server",
         vllm_importance_sampling_mode="token_truncate",
     )
-    parts = dict(
-        model=model,
-        reward_funcs=partial(synthetic.length_reward, group=load.group, idle=load.idle),
-        train_dataset=synthetic.prompts(load.rows * (load.steps + 1) // load.group),
-        processing_class=tokenizer,
-        rollout_func=synthetic.Replay(
-            load.lengths_N, len(tokenizer), load.prompt_length, load.group
-        ),
-    )
     with replaced(grpo_trainer, VLLMGeneration=synthetic.NoEngine):
-        return trainer_of(stock, settings | dict(given), parts)
+        return trainer_of(
+            stock,
+            settings | dict(given),
+            model=model,
+            reward_funcs=partial(synthetic.length_reward, group=load.group, idle=load.idle),
+            train_dataset=synthetic.prompts(load.rows * (load.steps + 1) // load.group),
+            processing_class=tokenizer,
+            rollout_func=synthetic.Replay(
+                load.lengths_N, len(tokenizer), load.prompt_length, load.group
+            ),
+        )

@@ -19,9 +19,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from trl_ablate.bench.gpu import part_runs
-from trl_ablate.bench.gpu.part_runs import Results
-from trl_ablate.bench.gpu.parts import PARTS, Setup, page
+from trl_ablate.bench.gpu import parts
+from trl_ablate.bench.gpu.parts import PARTS, Results, Setup, page
 from trl_ablate.bench.modes import MODES, PRESETS
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import Option, Parser, at_least, command, flag, option
@@ -111,52 +110,37 @@ OF_GPU = (
 
 
 def run_gpu(options: argparse.Namespace) -> int:
+    check_gpu(options)
+    setup = Setup(options.device, options.toy)
+    results = (Results.continued if options.resume else Results)(options.output, setup)
+    given = [word for word in options.words if word != "--resume"]
+    again = shlex.join(["trl-ablate", "bench", *given, "--resume"])
+    try:
+        parts.run(options.parts, results, options.budget, tell=console.print)
+    except KeyboardInterrupt:
+        console.print(f"continue with: {again}")
+        raise
+    beside = options.output.with_suffix(".md")
+    beside.write_text(page(read_object(results.file)), encoding="utf-8")
+    console.print(f"written to {options.output} and {beside}")
+    if all(map(results.has, results.parts)):
+        return DONE
+    console.print(f"repeat what is not ok with: {again}")
+    return FAILED
+
+
+def check_gpu(options: argparse.Namespace) -> None:
+    """Refuse what cannot run here, before anything is started."""
     if wrong := [name for name in options.parts if name not in PARTS]:
         raise ConfigurationError(f"'{wrong[0]}' is not a part of bench gpu; use {', '.join(PARTS)}")
-    setup = Setup(options.device, options.toy)
-    if setup.device == "cpu" and not setup.toy:
+    if options.device == "cpu" and not options.toy:
         raise ConfigurationError(
             "a model of 1.5 B parameters takes hours on a CPU; add --toy to --device cpu"
         )
-    if setup.device == "cuda":
-        check_card()
-    results = (Results.continued if options.resume else Results)(options.output, setup)
-    try:
-        part_runs.run(options.parts, results, options.budget, tell=console.print)
-    except KeyboardInterrupt:
-        console.print(f"continue with: {again(options)}")
-        raise
-    report(options, results)
-    return DONE if results.all_well else FAILED
-
-
-def check_card() -> None:
     import torch
 
-    if not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(
             "torch finds no GPU here; run this on a machine with one, or give --device cpu --toy "
             "to try the same code at toy size"
         )
-
-
-def report(options: argparse.Namespace, results: Results) -> None:
-    """Write the page beside the JSON."""
-    if not results.file.exists():
-        return
-    text = page(read_object(results.file))
-    beside = options.output.with_suffix(".md")
-    beside.write_text(text, encoding="utf-8")
-    console.print(f"written to {options.output} and {beside}")
-    if not results.all_well:
-        console.print(f"repeat what is not ok with: {again(options)}")
-
-
-def again(options: argparse.Namespace) -> str:
-    """The command that continues this run."""
-    words = ["trl-ablate", "bench", "gpu", "--resume", "--output", str(options.output)]
-    words += ["--device", options.device] if options.device != "cuda" else []
-    words += ["--toy"] if options.toy else []
-    words += ["--budget", str(options.budget)] if options.budget != 600 else []
-    words += ["--parts", *options.parts] if options.parts != list(PARTS) else []
-    return shlex.join(words)

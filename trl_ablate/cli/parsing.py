@@ -157,10 +157,11 @@ class Command:
         usage = self.settings and f"{prog} {self.settings}"
         codes = exit_codes(*self.codes, training=self.resumable)
         parser = Parser(module.__doc__, codes, prog=prog, usage=usage)
-        parser.set_defaults(parser=parser)
+        given = sys.argv[1:] if argv is None else [*argv]
+        parser.set_defaults(parser=parser, words=given)
         for add in self.options:
             add(parser)
-        options, words = parser.parse_known_args(argv)
+        options, words = parser.parse_known_args(given)
         if self.settings:
             return options, words
         options.parser.refuse(words)

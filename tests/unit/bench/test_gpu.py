@@ -15,9 +15,8 @@ import psutil
 import pytest
 
 from tests.conftest import REPOSITORY
-from trl_ablate.bench.gpu import part_runs
-from trl_ablate.bench.gpu.part_runs import Results, check_card
-from trl_ablate.bench.gpu.parts import PARTS, NotHere, Part, Setup, page
+from trl_ablate.bench.gpu import parts as gpu
+from trl_ablate.bench.gpu.parts import PARTS, NotHere, Part, Results, Setup, check_card, page
 from trl_ablate.cli import bench
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer.temporary import replaced
@@ -44,9 +43,9 @@ from trl_ablate.errors import ConfigurationError
 """
 START = """
 import sys, planted
-from trl_ablate.bench.gpu import part_runs
-part_runs.PARTS = {sys.argv[1]: part_runs.Part("planted", "", 1.0)}
-part_runs.measure_into(*sys.argv[1:])
+from trl_ablate.bench.gpu import parts
+parts.PARTS = {sys.argv[1]: parts.Part("planted", "", 1.0)}
+parts.measure_into(*sys.argv[1:])
 """
 
 
@@ -71,8 +70,8 @@ def start(tmp_path):
 
 def measured(tmp_path, start, *names, budget=100.0, results=None):
     results = results or Results(tmp_path / "gpu.json", TOY)
-    with replaced(part_runs, PARTS=LIMITS, fresh=start):
-        part_runs.run(names, results, budget, tell=print)
+    with replaced(gpu, PARTS=LIMITS, fresh=start):
+        gpu.run(names, results, budget, tell=print)
     return json.loads(results.file.read_text())["parts"]
 
 
@@ -114,7 +113,7 @@ def running_in_group_of(process: subprocess.Popen) -> list[psutil.Process]:
 
 
 def test_the_budget_limits_a_part_and_the_number_of_parts(tmp_path, start, monkeypatch):
-    monkeypatch.setattr(part_runs, "LEAST", 3.0)
+    monkeypatch.setattr(gpu, "LEAST", 3.0)
     monkeypatch.setitem(LIMITS, "hangs", Part("planted", "hangs", 60.0))
     parts = measured(tmp_path, start, "hangs", "good", budget=4.0)
     assert parts["hangs"]["reason"] == "not finished after 4 s; killed"
@@ -125,7 +124,7 @@ def test_the_budget_limits_a_part_and_the_number_of_parts(tmp_path, start, monke
 def test_a_continued_run_repeats_only_what_is_not_finished(tmp_path, start):
     measured(tmp_path, start, "good", "raises", "absent")
     results = Results.continued(tmp_path / "gpu.json", TOY)
-    assert not results.all_well
+    assert not results.has("raises") and results.has("absent")
     start.started.clear()
     parts = measured(tmp_path, start, "good", "raises", "absent", "wrong", results=results)
     assert start.started == ["raises", "wrong"]
@@ -145,13 +144,12 @@ def test_ctrl_c_kills_the_part_keeps_the_finished_and_prints_how_to_continue(
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         return start("hangs" if part == "step" else "good", setup, result, log)
 
-    monkeypatch.setattr(part_runs, "fresh", begin)
+    monkeypatch.setattr(gpu, "fresh", begin)
     words = ["gpu", "--device", "cpu", "--toy", "--parts", "gradients", "step", "--output"]
     assert bench.main([*words, str(output)]) == 130
     printed = capsys.readouterr()
-    command = "trl-ablate bench gpu --resume --output"
-    assert f"continue with: {command} '{output}' --device cpu --toy" in printed.out
-    assert printed.out.strip().endswith("--parts gradients step")
+    given = "gpu --device cpu --toy --parts gradients step --output"
+    assert f"continue with: trl-ablate bench {given} '{output}' --resume\n" in printed.out
     assert printed.err == "stopped; only finished parts of `bench gpu` are kept\n"
     parts = json.loads(output.read_text())["parts"]
     assert {name: one["status"] for name, one in parts.items()} == {"gradients": "ok"}
@@ -160,7 +158,7 @@ def test_ctrl_c_kills_the_part_keeps_the_finished_and_prints_how_to_continue(
 
 @pytest.mark.parametrize(("planted", "code"), [("good", 0), ("absent", 0), ("wrong", 1)])
 def test_the_exit_code_and_the_page(tmp_path, start, monkeypatch, planted, code):
-    monkeypatch.setattr(part_runs, "fresh", lambda part, *more: start(planted, *more))
+    monkeypatch.setattr(gpu, "fresh", lambda part, *more: start(planted, *more))
     output = tmp_path / "gpu.json"
     words = ["gpu", "--device", "cpu", "--toy", "--parts", "head", "--output", str(output)]
     assert bench.main(words) == code
@@ -238,8 +236,8 @@ def test_parts_that_a_card_is_too_small_for_are_skipped(monkeypatch, gib, skippe
 
 def test_on_a_cpu_a_part_sees_no_gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    monkeypatch.setattr(part_runs.subprocess, "Popen", lambda words, env, **how: env)
+    monkeypatch.setattr(gpu.subprocess, "Popen", lambda words, env, **how: env)
     for setup, seen in ((TOY, ""), (Setup("cuda", False), "3")):
         with (tmp_path / "log").open("wb") as log:
-            found = dict(part_runs.fresh("head", setup, tmp_path / "x", log))  # pyright: ignore
+            found = dict(gpu.fresh("head", setup, tmp_path / "x", log))  # pyright: ignore
         assert found["CUDA_VISIBLE_DEVICES"] == seen

@@ -1,17 +1,27 @@
 """Every mode of the bench alternates, and reports medians and spreads."""
 
-import torch
-
-from trl_ablate.bench import reward_time, rollout_time, scale_time, step_time, train_time
+from trl_ablate.bench import reward_time, scale_time, step_time
 from trl_ablate.bench.modes import Grading, Scale, Step
-from trl_ablate.bench.timing import Measured, median, ratio, spread
+from trl_ablate.bench.timing import Measured, alternate, compared, ratio
 
 
-def test_a_ratio_is_of_pairs_so_that_a_passing_load_does_not_show():
-    ours = [1.0, 1.1, 4.0, 1.0]
-    theirs = [2.0, 2.2, 8.0, 2.0]  # the third pair was measured while another program ran
+def test_a_comparison_has_medians_spreads_and_ratios_of_pairs():
+    """So that a passing load does not show: another program ran during the third pair."""
+    ours, theirs = [1.0, 1.1, 4.0, 1.0], [2.0, 2.2, 8.0, 2.0]
     assert ratio(theirs, ours) == 2
-    assert (median(ours), spread(ours)) == (1.05, 3.0)
+    row = compared("ours", "s", Measured(ours, [3.0] * 4), Measured(theirs, [9.0] * 4))
+    assert row == {
+        "what": "ours", "s": 1.05, "spread": 3.0, "ratio": 2, "CPU s": 3.0, "CPU ratio": 3.0,
+    }  # fmt: skip
+
+
+def test_ways_alternate_and_their_warm_up_is_not_timed():
+    calls = []
+    ways = {name: lambda number, name=name: calls.append((name, number)) or number for name in "ab"}
+    found = alternate(ways, rounds=2, warmup=1)
+    assert calls == [(name, number) for number in range(3) for name in "ab"]
+    for one in found.values():
+        assert len(one.seconds) == len(one.cpu) == 2 and one.returned == [0, 1, 2]
 
 
 def test_whole_steps_alternate_from_the_same_weights(monkeypatch):
@@ -34,7 +44,7 @@ def test_whole_steps_alternate_from_the_same_weights(monkeypatch):
     assert built == 3 * [(True, "folder"), (False, "folder")]
     assert (stock["s/step"], stock["spread"], stock["ratio"]) == (3.0, 2.0, 1.0)
     assert (ours["s/step"], ours["spread"], ours["ratio"]) == (1.0, 0.0, 3.0)
-    assert (stock["CPU s/step"], ours["CPU s/step"], ours["CPU ratio"]) == (3.0, 2.0, 1.5)
+    assert (stock["CPU s"], ours["CPU s"], ours["CPU ratio"]) == (3.0, 2.0, 1.5)
 
 
 def test_every_round_of_scale_measures_all_points(monkeypatch):
@@ -60,19 +70,3 @@ def test_grading_has_a_spread_without_its_warm_up():
     assert [row["what"] for row in rows] == ["math-verify, one process", "trl_ablate, 1 workers"]
     assert all(row["spread"] >= 0 and row["s"] > 0 for row in rows)
     assert facts["verdicts that differ"] == 0 and facts["answers"] == 4 * 8
-
-
-def test_tables_of_rounds_have_medians_spreads_and_ratios_of_pairs():
-    theirs, ours = [2.0, 8.0, 2.0], [1.0, 4.0, 1.0]
-    found = {"stock": Measured(theirs, theirs), "ours": Measured(ours, ours)}
-    training = train_time.rows_of(found, train_time.Workload([10, 10]))
-    seconds = {"transformers": theirs, "trl_ablate": ours}
-    done = {
-        name: [rollout_time.Rollouts(torch.empty(0), cpu, 1) for cpu in [99.0, *taken]]
-        for name, taken in seconds.items()
-    }
-    generating = rollout_time.rows_of(seconds, done, 20)
-    for rows, unit in ((training, "s/step"), (generating, "s/batch")):
-        assert [row[unit] for row in rows] == [2.0, 1.0]
-        assert [row["spread"] for row in rows] == [6.0, 3.0]
-        assert [row["ratio"] for row in rows] == [row["CPU ratio"] for row in rows] == [1.0, 2.0]

@@ -49,7 +49,7 @@ def shown_log() -> None:
 
 
 CASES = {
-    "bench step": (shown_step, ["s/step", "12.35", "CPU s/step", "s rollout", "1.235", "0.01235",
+    "bench step": (shown_step, ["s/step", "12.35", "CPU s", "s rollout", "1.235", "0.01235",
                                 "peak", "GiB", "0.0115"]),
     "bench train": (shown_train, ["trl_ablate, extra forward", "peak", "GiB", "0.115"]),
     "evaluate": (shown_sets, ["olympiad_bench", "0.500 ± 0.012", "reward/g=[b]3"]),

@@ -78,9 +78,10 @@ def _rollouts(setup: Setup, model: PreTrainedModel, load: Workload) -> tuple[str
     if setup.device == "cuda" and find_spec("vllm") is not None:
         return "vLLM", [_seconds_of_vllm(setup, load)] * 2
     there: Any = cast(Any, model).to(setup.device).eval()
-    sizes = {"group": 1, "prompt_length": load.prompt_length, "rounds": 1}
-    seconds, _ = rollout_time.compare(there, load.lengths_N, **sizes)
-    return "transformers", [median(taken) for taken in seconds.values()]
+    found = rollout_time.compare(
+        there, load.lengths_N, group=1, prompt_length=load.prompt_length, rounds=1
+    )
+    return "transformers", [median(one.seconds) for one in found.values()]
 
 
 def _seconds_of_vllm(setup: Setup, load: Workload) -> float:
@@ -105,10 +106,10 @@ def _seconds_of_vllm(setup: Setup, load: Workload) -> float:
         for n in load.lengths_N
     ]
     ways = {"vLLM": lambda _: engine.generate(prompts, sampling_params=forced, use_tqdm=False)}
-    seconds, done = alternate(ways, rounds=1, warmup=1)
-    if [len(one.outputs[0].token_ids) for one in done["vLLM"][-1]] != load.lengths_N:
+    found = alternate(ways, rounds=1, warmup=1)["vLLM"]
+    if [len(one.outputs[0].token_ids) for one in found.returned[-1]] != load.lengths_N:
         raise RuntimeError("the engine did not generate the forced lengths")
-    return median(seconds["vLLM"])
+    return median(found.seconds)
 
 
 def engine(setup: Setup) -> Found:
@@ -179,12 +180,9 @@ def resume(setup: Setup) -> Found:
         max((a - b).abs().max().item() for a, b in zip(whole, other, strict=True))
         for other in (again, resumed)
     ]
-    names = ("a second run without a stop", "resumed")
+    names, column = ("a second run without a stop", "resumed"), "largest difference of a weight"
     return Found(
-        [
-            {"what": n, "largest difference of a weight": d}
-            for n, d in zip(names, differ, strict=True)
-        ],
+        [{"what": name, column: one} for name, one in zip(names, differ, strict=True)],
         {
             "two runs without a stop end in the same bits": differ[0] == 0,
             "the resumed run ends in the bits of the run without a stop": differ[1] == 0,
@@ -213,13 +211,14 @@ def _trainer(
         num_generations=8,
         max_steps=steps,
     )
-    parts = dict(
+    return trainer_of(
+        False,
+        sizes | settings,
         model=model,
         reward_funcs=synthetic.length_reward,
         train_dataset=synthetic.prompts(80),
         processing_class=tokenizer,
     )
-    return trainer_of(False, sizes | settings, parts)
 
 
 def sigterm(setup: Setup) -> Found:
