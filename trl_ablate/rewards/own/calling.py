@@ -8,14 +8,10 @@ An error on every row of a call, and rewards of the wrong number or type, are er
 and not of a row: they raise a `RewardError` with one sentence.
 """
 
-import ctypes
 import inspect
 import logging
 import math
-import mmap
 import os
-import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,10 +23,14 @@ from trl_ablate.named_code import line_of, one_line
 logger = logging.getLogger(__name__)
 
 PER_ROW = ("prompts", "completions", "completion_ids")
-FROM_TRAINER = ("trainer_state", "log_extra", "log_metric", "environments")
-PR_SET_PDEATHSIG = 1
+LOGS = ("log_metric", "log_extra")
+FROM_TRAINER = ("trainer_state", "environments", *LOGS)
 
 Reward = float | None
+
+
+def not_logged(name: str, value: Any) -> None:
+    """A log function for calls whose log is dropped."""
 
 
 @dataclass
@@ -153,7 +153,7 @@ async def _rewards(calls: Calls, given: Mapping[str, Any], is_async: bool) -> li
 def _each_row(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The arguments of a call for each row alone; what a row logs is dropped."""
     shared = {name: given[name] for name in FROM_TRAINER if name in given}
-    shared |= {name: not_logged for name in ("log_metric", "log_extra") if name in shared}
+    shared |= {name: not_logged for name in LOGS if name in shared}
     for index, row in enumerate(columns_by_row(given)):
         if shared.get("environments") is not None:
             row["environments"] = [given["environments"][index]]
@@ -167,10 +167,6 @@ def columns_by_row(given: Mapping[str, Any]) -> list[dict[str, Any]]:
         {name: [values[index]] for name, values in columns.items()}
         for index in range(len(given["completions"]))
     ]
-
-
-def not_logged(name: str, value: Any) -> None:
-    """A log function for calls whose log is dropped."""
 
 
 def checked(name: str, output: Any, completions: Sequence[Any]) -> list[Reward]:
@@ -208,54 +204,27 @@ def shown(value: Any) -> str:
     return shortened(repr(value), 80)
 
 
-_END = os._exit
-_CAME_BACK = mmap.mmap(-1, 1)
-"""A byte that forked processes share with this one."""
-_running = 0
-"""How many calls are running."""
-
-
 @contextmanager
 def in_this_process(name: str, file: str | None) -> Iterator[None]:
-    """Raise a `RewardError` if the function `name` exits, or has come back in a forked process.
+    """Raise a `RewardError` if the function `name` exits. A process that it has forked ends when it
+    comes back from the function: it would train in the same folder."""
+    own, end = os.getpid(), os._exit
 
-    A process that the function forks may do work, and ends with this program. One that comes back
-    from the function would train in the same folder: it is ended, and the next call is an error.
-    """
-    global _running
-    own = os.getpid()
-
-    def end(code: int = 0) -> None:
+    def leave(code: int = 0) -> None:
         if os.getpid() == own:
             raise SystemExit(code)
-        _END(code)
+        end(code)
 
-    os._exit, _running = end, _running + 1  # pyright: ignore[reportAttributeAccessIssue]
+    os._exit = leave  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
-        if os.getpid() != own:
-            _CAME_BACK[0] = 1
     except SystemExit as error:
         if os.getpid() != own:
-            _END(error.code if isinstance(error.code, int) else 0 if error.code is None else 1)
+            end(error.code if isinstance(error.code, int) else int(error.code is not None))
         line, where = line_of(error, file)
         sentence = REWARD_RAISED.format(name=name, error=one_line(error), line=line, file=where)
         raise RewardError(sentence) from error
     finally:
         if os.getpid() != own:
-            _END(1)
-        os._exit, _running = _END, _running - 1
-    if _CAME_BACK[0]:
-        _CAME_BACK[0] = 0
-        raise RewardError(
-            f"reward function '{name}' forks, and the new process came back from it; end that "
-            "process with os._exit, or use multiprocessing, then rerun with --resume"
-        )
-
-
-def _end_with_this_process() -> None:
-    if _running and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-os.register_at_fork(after_in_child=_end_with_this_process)
+            end(1)
+        os._exit = end
