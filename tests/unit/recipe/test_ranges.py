@@ -10,18 +10,13 @@ from hypothesis import strategies as st
 from trl_ablate import AblationConfig, ConfigurationError, load_recipe
 from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.fields import CHOICES, RANGES, USUAL, choices, known_fields
-from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.settings import Range
 from trl_ablate.training.machine import check_device
-from trl_ablate.training.rehearsal import (
-    check_generation_config,
-    check_loader,
-    check_optimizer,
-)
+from trl_ablate.training.rehearsal import check_generation_config, check_loader, check_optimizer
 
 
 def resolve(**settings):
-    return load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
+    return load_recipe("grpo", "miniature", settings)
 
 
 @pytest.mark.parametrize(
@@ -55,86 +50,64 @@ def test_what_would_raise_under_way_does_not_resolve(settings, said):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
+COSINE = {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"x": 1}}
+LOADER = "dataloader_multiprocessing_context"
+REFUSED = {
+    check_device: [
         ({"use_liger_kernel": True}, "use_liger_kernel is true, but liger-kernel is not installed"),
         ({"report_to": "wandb"}, "report_to is 'wandb', which is not installed"),
+        ({"cache_implementation": "offloaded"}, "'offloaded', .*this machine has no GPU"),
+        ({"cache_implementation": "offloaded_hybrid"}, "'offloaded_hybrid', .*has no GPU"),
+        ({"cache_implementation": "quantized"}, "'quantized', .*optimum-quanto is not installed"),
+        ({"fsdp": "full_shard"}, "fsdp .* several processes.*accelerate launch"),
     ],
-)
-def test_what_is_not_installed_is_refused_before_anything_is_loaded(settings, said, monkeypatch):
-    monkeypatch.setattr("trl_ablate.training.machine.is_here", lambda package: False)
-    with pytest.raises(ConfigurationError, match=said):
-        check_device(resolve(**settings))
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
+    check_optimizer: [
         ({"optim": "galore_adamw"}, "optim is 'galore_adamw', .*galore_torch"),
         ({"optim_args": "x"}, "optim is 'adamw_torch_fused', with optim_args 'x', "),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_type is 'warmup_stable_d"),
-        (
-            {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"x": 1}},
-            "lr_scheduler_type is 'cosine', with lr_scheduler_kwargs {'x': 1}, .*argument 'x'",
-        ),
+        (COSINE, "is 'cosine', with lr_scheduler_kwargs {'x': 1}, .*argument 'x'"),
     ],
-)
-def test_an_optimizer_that_cannot_be_made_is_refused_before_the_model_is_loaded(settings, said):
-    with pytest.raises(ConfigurationError, match=said):
-        check_optimizer(resolve(**settings).config)
+    check_quantization: [({"load_in_4bit": True}, "load_in_4bit needs use_peft: quantized weight")],
+    check_loader: [
+        ({"dataloader_persistent_workers": True}, "persistent_workers .*cannot be made here"),
+        ({LOADER: "fork"}, f"{LOADER} .*cannot be made here"),
+        ({LOADER: "x", "dataloader_num_workers": 1}, f"{LOADER} .*cannot be made here"),
+    ],
+    check_generation_config: [
+        ({"generation_kwargs": {"max_new_tokens": 0}}, "generation_kwargs is .*max_new.* greater"),
+    ],
+}
+ACCEPTED = {
+    check_device: [{"cache_implementation": "dynamic"}],
+    check_optimizer: [
+        {"optim": "adamw_torch", "lr_scheduler_type": "linear"},
+        {"optim": "sgd", "lr_scheduler_type": "cosine"},
+        {"optim": "adamw_bnb_8bit", "lr_scheduler_type": "reduce_lr_on_plateau"},
+    ],
+    check_quantization: [{"load_in_4bit": True, "use_peft": True}],
+    check_loader: [{"dataloader_num_workers": 1, "dataloader_prefetch_factor": 2}],
+    check_generation_config: [{"generation_kwargs": {"do_sample": False}}],
+}
 
 
 @pytest.mark.parametrize(
-    ("cache", "said"),
-    [("offloaded", "this machine has no GPU"), ("offloaded_hybrid", "this machine has no GPU"),
-     ("quantized", "optimum-quanto is not installed")],
-)  # fmt: skip
-def test_a_cache_that_cannot_be_made_here_is_refused(cache, said, monkeypatch):
+    ("check", "settings", "said"),
+    [(check, *case) for check, cases in REFUSED.items() for case in cases]
+    + [(check, settings, None) for check, cases in ACCEPTED.items() for settings in cases],
+)
+def test_what_cannot_be_made_is_refused_before_anything_is_loaded(
+    check, settings, said, monkeypatch
+):
+    monkeypatch.setattr("trl_ablate.training.machine.is_here", lambda package: False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("transformers.utils.is_optimum_quanto_available", lambda: False)
-    with pytest.raises(ConfigurationError, match=f"cache_implementation is '{cache}', .*{said}"):
-        check_device(resolve(cache_implementation=cache))
-    check_device(resolve(cache_implementation="dynamic"))
-
-
-def test_fsdp_needs_several_processes():
-    with pytest.raises(ConfigurationError, match="fsdp .* several processes.*accelerate launch"):
-        check_device(resolve(fsdp="full_shard"))
-
-
-def test_quantized_weights_are_not_trained():
-    with pytest.raises(ConfigurationError, match="load_in_4bit needs use_peft: quantized weights"):
-        check_quantization(resolve(load_in_4bit=True).model)
-    check_quantization(resolve(load_in_4bit=True, use_peft=True).model)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"dataloader_persistent_workers": True},
-        {"dataloader_multiprocessing_context": "fork"},
-        {"dataloader_multiprocessing_context": "x", "dataloader_num_workers": 1},
-    ],
-)
-def test_a_data_loader_that_cannot_be_made_is_refused(settings):
-    with pytest.raises(ConfigurationError, match=rf"{next(iter(settings))} .*cannot be made here"):
-        check_loader(resolve(**settings).config)
-    check_loader(resolve(dataloader_num_workers=1, dataloader_prefetch_factor=2).config)
-
-
-def test_generation_settings_that_transformers_refuses_are_refused():
-    with pytest.raises(ConfigurationError, match="generation_kwargs is .*max_new_tokens.* greater"):
-        check_generation_config(resolve(generation_kwargs={"max_new_tokens": 0}).config)
-    check_generation_config(resolve(generation_kwargs={"do_sample": False}).config)
-
-
-@pytest.mark.parametrize(
-    ("optim", "schedule"),
-    [("adamw_torch", "linear"), ("sgd", "cosine"), ("adamw_bnb_8bit", "reduce_lr_on_plateau")],
-)
-def test_optimizers_that_are_here_pass(optim, schedule):
-    check_optimizer(resolve(optim=optim, lr_scheduler_type=schedule).config)
+    resolved = resolve(**settings)
+    parts = {check_device: resolved, check_quantization: resolved.model}
+    if said is None:
+        check(parts.get(check, resolved.config))
+        return
+    with pytest.raises(ConfigurationError, match=said):
+        check(parts.get(check, resolved.config))
 
 
 def test_an_optimizer_whose_steps_need_a_gpu_is_refused_on_a_cpu(monkeypatch):

@@ -110,8 +110,8 @@ class MathGrader:
             (None if answer is None else answer.strip(), str(gold).strip())
             for answer, gold in zip(answers, golds, strict=True)
         ]
-        if self._pool.owner != os.getpid():
-            self._start_anew_in_forked_child()
+        if self._pool.owner != os.getpid():  # forked: these workers, and a held lock, are others'
+            self._pool, self._lock = WorkerPool(*self._pool_settings), threading.Lock()
         with self._lock:
             decided = {pair: self._decided(*pair) for pair in pairs}
             compare = [
@@ -144,9 +144,3 @@ class MathGrader:
         if (answer, gold) in self._verdicts:
             return self._verdicts[answer, gold]
         return cheap_verdict(self._read(answer), self._read(gold))
-
-    def _start_anew_in_forked_child(self) -> None:
-        """A forked child must not use its parent's workers, nor wait for its copy of the lock."""
-        self._pool.abandon_to_parent()
-        self._pool = WorkerPool(*self._pool_settings)
-        self._lock = threading.Lock()

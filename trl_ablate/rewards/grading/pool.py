@@ -77,8 +77,7 @@ class WorkerPool:
     """Worker processes that answer one batch at a time. They start with the first requests: each
     takes a second or two of CPU time to load sympy, and many trainings never need one.
 
-    A pool belongs to the process that created it: a forked child must call `abandon_to_parent` and
-    create its own.
+    A pool belongs to the process that created it: a forked child must create its own.
 
     Attributes:
         own: what the workers call, if not math-verify; see `worker.py`.
@@ -107,38 +106,25 @@ class WorkerPool:
     def pids(self) -> list[int]:
         return [worker.process.pid for worker in self._workers]
 
-    def start(self, requests: int) -> None:
-        """Start missing workers, at most one for each request; do not wait until they are ready."""
-        while len(self._workers) < min(self._size, requests):
-            self._workers.append(Worker(self._arguments, self._start_timeout))
-
     def run(self, requests: Sequence[Sequence[Any]]) -> list[Outcome]:
         """The outcome of each request, such as (answer, gold); returns when all are known."""
+        allowed = _ATTEMPTS * self._timeout + _GRACE_SECONDS
         outcomes = [Outcome() for _ in requests]
         queue = deque(range(len(requests)))
         with self._lock:
             try:
                 while left := len(queue) + sum(one.item is not None for one in self._workers):
-                    self.start(left)
+                    while len(self._workers) < min(self._size, left):
+                        self._workers.append(Worker(self._arguments, self._start_timeout))
                     for worker in self._workers:
                         if worker.ready and worker.item is None and queue:
                             item = queue.popleft()
-                            worker.ask(item, requests[item], self._deadline())
+                            worker.ask(item, requests[item], time.monotonic() + allowed)
                     self._listen(outcomes, queue)
             except BaseException:
                 _end(self._workers, self.owner)  # or the next batch would receive their reports
                 raise
         return outcomes
-
-    def abandon_to_parent(self) -> None:
-        """In a forked child: forget the parent's workers without ending them."""
-        for worker in self._workers:
-            worker.connection.close()
-            worker.process.returncode = 0
-        self._workers.clear()
-
-    def _deadline(self) -> float:
-        return time.monotonic() + _ATTEMPTS * self._timeout + _GRACE_SECONDS
 
     def _listen(self, outcomes: list[Outcome], queue: deque[int]) -> None:
         """Receive reports, and replace workers that ended or missed their deadline."""

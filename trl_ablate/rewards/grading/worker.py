@@ -97,15 +97,14 @@ def rewarding(spec: dict[str, Any]) -> Work:
     from trl_ablate.errors import RewardError
     from trl_ablate.named_code import waited_for
     from trl_ablate.reward_specs import RewardSpec
-    from trl_ablate.rewards.own.calling import checked, in_this_process, not_logged
+    from trl_ablate.rewards.own.calling import LOGS, checked, in_this_process, not_logged
     from trl_ablate.rewards.own.chosen import calls_of
 
     calls = calls_of(RewardSpec(**spec))
 
     def reward(packed: bytes) -> dict[str, Any]:
-        row = pickle.loads(packed)
+        row = {**pickle.loads(packed), **dict.fromkeys(LOGS, not_logged)}
         completion = row["completions"][0] if "completions" in row else None
-        row |= {"log_metric": not_logged, "log_extra": not_logged}
         try:
             with in_this_process(calls.name, calls.file):
                 output = waited_for(calls.function(**calls.arguments(row)))
@@ -119,29 +118,6 @@ def rewarding(spec: dict[str, Any]) -> Work:
     return reward
 
 
-class Fork:
-    """The process that works. It may die at any time; the watcher replaces it."""
-
-    def __init__(self, work: Work, memory_limit: int) -> None:
-        self.connection, theirs = Pipe()
-        self.used = False
-        self.pid = os.fork()
-        if self.pid == 0:
-            self.connection.close()
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            if sys.platform == "linux":
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            limit_memory(memory_limit)
-            _serve(work, theirs)
-        theirs.close()
-
-    def end(self) -> int:
-        """Kill it; the exit code, or the signal below 0."""
-        os.kill(self.pid, signal.SIGKILL)
-        self.connection.close()
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 def _serve(work: Work, connection: Connection) -> NoReturn:
     while True:
         try:
@@ -152,13 +128,6 @@ def _serve(work: Work, connection: Connection) -> NoReturn:
             os._exit(OUT_OF_MEMORY)
 
 
-def limit_memory(limit: int) -> None:
-    """Limit the address space. Without that limit (macOS), only the deadline protects."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
 class Watcher:
     """The original process: keeps one fork running while the parent lives."""
 
@@ -167,7 +136,7 @@ class Watcher:
     ) -> None:
         self._pool, self._work, self._memory_limit = pool, work, memory_limit
         self._parent, self._timeout = parent, timeout
-        self._fork = Fork(work, memory_limit)
+        self._fork()
         signal.signal(signal.SIGTERM, lambda *_: self._quit())
 
     def run(self) -> None:
@@ -178,33 +147,49 @@ class Watcher:
                 self._pool.send(self._answered(self._pool.recv()))
         self._quit()
 
+    def _fork(self) -> None:
+        """Start the process that works. It may die at any time, and is then replaced."""
+        self._connection, theirs = Pipe()
+        self._used = False
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._connection.close()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            with suppress(ValueError, OSError):  # without a limit (macOS), the deadline protects
+                resource.setrlimit(resource.RLIMIT_AS, (self._memory_limit, self._memory_limit))
+            _serve(self._work, theirs)
+        theirs.close()
+
+    def _end_fork(self) -> int:
+        """Kill it; the exit code, or the signal below 0."""
+        os.kill(self._pid, signal.SIGKILL)
+        self._connection.close()
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
     def _answered(self, request: tuple[Any, ...]) -> tuple[Any, bool, int]:
         for replaced in range(ATTEMPTS):
-            was_used, self._fork.used = self._fork.used, True
+            was_used, self._used = self._used, True
             with suppress(OSError):  # it has died, as its connection shows
-                self._fork.connection.send(request)
+                self._connection.send(request)
             try:
                 return self._result(), False, replaced
-            except TimeoutError:
-                self._replace()
-                return None, True, replaced + 1
-            except (EOFError, OSError):
+            except (EOFError, OSError) as error:  # a TimeoutError is an OSError
+                timed_out, code = isinstance(error, TimeoutError), self._end_fork()
+                self._fork()
                 # If earlier requests used a part of the memory, another fork may have enough.
-                if self._replace() == OUT_OF_MEMORY and not was_used:
-                    return None, False, replaced + 1
+                if timed_out or (code == OUT_OF_MEMORY and not was_used):
+                    return None, timed_out, replaced + 1
         return None, False, ATTEMPTS
-
-    def _replace(self) -> int:
-        code = self._fork.end()
-        self._fork = Fork(self._work, self._memory_limit)
-        return code
 
     def _result(self) -> Any:
         end = time.monotonic() + self._timeout
         while (left := end - time.monotonic()) > 0:
-            ready = wait([self._pool, self._fork.connection], min(1.0, left))
-            if self._fork.connection in ready:
-                return self._fork.connection.recv()
+            ready = wait([self._pool, self._connection], min(1.0, left))
+            if self._connection in ready:
+                return self._connection.recv()
             if ready or os.getppid() != self._parent:
                 self._quit()
         raise TimeoutError
@@ -212,7 +197,7 @@ class Watcher:
     def _quit(self) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with suppress(OSError):  # the fork has just ended
-            self._fork.end()
+            self._end_fork()
         os._exit(0)
 
 
