@@ -13,8 +13,8 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from trl_ablate import AblationConfig, AblationTrainer, GuardCallback
 from trl_ablate.cli.inspect import main as inspect
-from trl_ablate.guard.evidence import evidence
 from trl_ablate.guard.logs import read_logs
+from trl_ablate.guard.remedies import evidence
 from trl_ablate.guard.rules import Alert
 from trl_ablate.run.json_files import read_jsonl
 

@@ -13,10 +13,10 @@ from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.config import AblationConfig
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.strict import parse_yaml
-from trl_ablate.run import provenance
+from trl_ablate.run import identity
 from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.identity import git_state
 from trl_ablate.run.masking import MASK, Masker, known_secrets
-from trl_ablate.run.provenance import git_state
 from trl_ablate.training.callbacks import RolloutWriter
 
 TOKEN, OTHER = "hf_" + "Zz9Yy8Xx7Ww6Vv5Uu4Tt3Ss2Rr1Qq0Pp9", "not-of-the-usual-shape-0123456789"
@@ -137,8 +137,8 @@ def test_no_rollout_that_is_kept_holds_a_token(tmp_path):
 
 def test_a_long_diff_is_cut_between_lines(monkeypatch):
     line = f"+token = '{TOKEN}'\n"
-    monkeypatch.setattr(provenance, "_git", lambda folder, *words: line * 3000)
-    state = provenance.git_state(None)  # type: ignore
+    monkeypatch.setattr(identity, "_git", lambda folder, *words: line * 3000)
+    state = identity.git_state(None)  # type: ignore
     assert state is not None and state["diff"].endswith(line)
     assert 100_000 - len(line) < len(state["diff"]) <= 100_000
 

@@ -18,10 +18,9 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_ablate.bench.positions import Positions
 from trl_ablate.config import AblationConfig
 from trl_ablate.metrics import GRAD_NORM
-from trl_ablate.run.fitting import FirstThatFits
+from trl_ablate.run.identity import provenance
 from trl_ablate.run.json_files import write_json
-from trl_ablate.run.provenance import provenance
-from trl_ablate.run.untrusted import SafeConsole
+from trl_ablate.run.untrusted import FirstThatFits, SafeConsole
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.update import peak_memory, reset_peak_memory
 

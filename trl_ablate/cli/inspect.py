@@ -26,9 +26,8 @@ from trl_ablate.cli.parsing import command, flag, option
 from trl_ablate.cli.terminal import console, line
 from trl_ablate.errors import ConfigurationError, nearest
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.evidence import evidence
 from trl_ablate.guard.logs import Log, read_logs
-from trl_ablate.guard.remedies import verdict
+from trl_ablate.guard.remedies import evidence, verdict
 from trl_ablate.guard.rules import Replay, replay
 from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.recipe.strict import check_value, parse_yaml

@@ -1,4 +1,4 @@
-"""Which settings may change when a run is resumed, and which make it another run. No torch.
+"""What identifies a run: its settings, the code that ran, and the machine. No torch.
 
 A run is defined by what it computes. Settings of its place, of saving, logging and publishing, and
 of the machine may change from one start to the next; each change is recorded in `run.json`. Any
@@ -6,11 +6,22 @@ other change makes another run.
 """
 
 import json
+import os
+import platform
+import subprocess
+import time
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.switches import named
+
+STACK = ("trl-ablate", "trl", "transformers", "torch", "accelerate", "peft", "datasets", "vllm")
+
+DIFF_LIMIT = 100_000
+"""Characters of an uncommitted change that are kept with a run."""
 
 NOT_WRITTEN = {"evaluation": "one_shot"}
 """What the records of runs do not contain that were made when it was the default. To keep the ids
@@ -74,3 +85,55 @@ def check_same_run(folder: object, changed: Mapping[str, list[Any]], schedule: s
 
 def described(changed: Mapping[str, list[Any]]) -> str:
     return ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
+
+
+def provenance() -> dict[str, Any]:
+    """Where a run comes from: code, versions, machine."""
+    return {
+        "git": git_state(Path(__file__).parent),
+        "versions": {name: found for name in STACK if (found := _version(name))},
+        "python": platform.python_version(),
+        "host": platform.node(),
+        "cpus": os.cpu_count(),
+        "started": utc_now(),
+    }
+
+
+def utc_now() -> str:
+    """The time as records write it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def git_state(folder: Path) -> dict[str, str] | None:
+    """Commit and uncommitted change of the code that ran; None outside a checkout."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit.strip(), "diff": _whole_lines(_git(folder, "diff", "HEAD") or "")}
+
+
+def _whole_lines(diff: str) -> str:
+    """The diff, cut at a line end if it is too long: half a token would not be masked."""
+    return diff if len(diff) <= DIFF_LIMIT else diff[: diff.rfind("\n", 0, DIFF_LIMIT) + 1]
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -11,20 +11,25 @@ Each place that shows them takes the function that is named after it:
     for_html        element content and quoted attributes
     for_picture     on one line, and short enough for a label
 
-`SafeConsole` applies the first to everything that it prints, and ignores markup. No torch.
+`SafeConsole` applies the first to everything that it prints, and ignores markup. `FirstThatFits` is
+a table that is not cut. No torch.
 """
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 LABEL_LETTERS = 40
 """How many letters of a name a picture shows."""
+UNLIMITED = 10_000
+"""Columns of a terminal in which every table has room."""
 
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed
@@ -108,6 +113,20 @@ class SafeConsole(Console):
         for segment in super().render(renderable, options):
             safe = segment.text if segment.control else for_terminal(segment.text)
             yield Segment(safe, segment.style, segment.control)
+
+
+class FirstThatFits:
+    """Of several forms of a table, the first that has room; if none has, the last one. A table that
+    is cut hides numbers."""
+
+    def __init__(self, *forms: Table):
+        self._forms = forms
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        unlimited = options.update(max_width=UNLIMITED)
+        widths = ((form, Measurement.get(console, unlimited, form)) for form in self._forms)
+        fitting = (form for form, width in widths if width.maximum <= options.max_width)
+        yield next(fitting, self._forms[-1])
 
 
 def _escaped(found: re.Match[str]) -> str:

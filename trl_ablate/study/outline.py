@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trl_ablate.run.fitting import FirstThatFits
+from trl_ablate.run.untrusted import FirstThatFits
 from trl_ablate.study.expected_hours import PROBE_STEPS, Estimate, estimate
 from trl_ablate.study.factors import Design, alias_lines, level_text, relation_text
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, setting, silent_differences

@@ -21,8 +21,8 @@ from trl_ablate.rewards import MathGrader, grader_of
 from trl_ablate.run.checkpoints import check_seal
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import where_it_stands
+from trl_ablate.run.identity import provenance
 from trl_ablate.run.masking import Masker, known_secrets
-from trl_ablate.run.provenance import provenance
 from trl_ablate.switches import named
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.one_shot import evaluations

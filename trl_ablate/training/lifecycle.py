@@ -33,9 +33,15 @@ from trl_ablate.run.checkpoints import (
 from trl_ablate.run.claim import Mode, claimed, delete
 from trl_ablate.run.directory import PREEMPTED, Outcome, RunDirectory
 from trl_ablate.run.failures import ENDED_EARLY, EndedEarly, ended_by_exit, is_divergence
-from trl_ablate.run.identity import changed_settings, check_same_run, described, portable
+from trl_ablate.run.identity import (
+    changed_settings,
+    check_same_run,
+    described,
+    portable,
+    provenance,
+    utc_now,
+)
 from trl_ablate.run.masking import Masker, known_secrets
-from trl_ablate.run.provenance import provenance, utc_now
 from trl_ablate.run.termination import Termination
 from trl_ablate.run.untrusted import on_one_line
 from trl_ablate.trainer.ablation import AblationTrainer

@@ -19,9 +19,8 @@ from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import grader_of
 from trl_ablate.xray.chosen_arms import XrayArm, arms_of, chosen, out_of_reach, scores_again
 from trl_ablate.xray.drawing import drawn, wait
-from trl_ablate.xray.figures import figures_of, floor_of
+from trl_ablate.xray.figures import Verdict, figures_of, floor_of, verdict_of
 from trl_ablate.xray.gradients import TakenGradients, key_of
-from trl_ablate.xray.judging import Verdict, verdict_of
 from trl_ablate.xray.taking import ADAM_EPS, Point, stored_divisors, take, walk
 from trl_ablate.xray.trainer import Sources
 from trl_ablate.xray.xray_page import AtPoint, Xray, XrayedPoint

@@ -26,8 +26,7 @@ from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.trainer.temporary import replaced
 from trl_ablate.training.building import put_together
 from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
-from trl_ablate.xray.gradients import GradientTaker, TakenGradients, divisors_of
-from trl_ablate.xray.pushes import BY, Pushes
+from trl_ablate.xray.gradients import BY, GradientTaker, Pushes, TakenGradients, divisors_of
 from trl_ablate.xray.trainer import Sources, XrayTrainer
 
 ADAM_EPS = 1e-8

@@ -14,9 +14,8 @@ from trl_ablate.run.json_files import write_json
 from trl_ablate.run.untrusted import for_markdown, markdown_table
 from trl_ablate.study.report.xray_section import label_of
 from trl_ablate.study.xray_file import XRAY
-from trl_ablate.xray.figures import ArmFigures, Directions, Interval
-from trl_ablate.xray.judging import NAMED, RULES, Verdict
-from trl_ablate.xray.pushes import BY
+from trl_ablate.xray.figures import NAMED, RULES, ArmFigures, Directions, Interval, Verdict
+from trl_ablate.xray.gradients import BY
 
 PAGE = Path(__file__).with_name("xray_page.md.j2")
 LOST = ("clipped", "masked", "dropped")

@@ -11,8 +11,7 @@ from trl_ablate.cli.inspect import main
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.evidence import PICKS, evidence, repeated
-from trl_ablate.guard.remedies import REMEDIES, remedy, verdict
+from trl_ablate.guard.remedies import PICKS, REMEDIES, evidence, remedy, repeated, verdict
 from trl_ablate.guard.rules import Alert, replay
 from trl_ablate.metrics import READ_BY
 

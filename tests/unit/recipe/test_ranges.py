@@ -11,8 +11,8 @@ from trl_ablate import AblationConfig, ConfigurationError, load_recipe
 from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.fields import CHOICES, RANGES, USUAL, choices, known_fields
 from trl_ablate.settings import Range
+from trl_ablate.training.building import check_generation_config, check_loader, check_optimizer
 from trl_ablate.training.machine import check_device
-from trl_ablate.training.rehearsal import check_generation_config, check_loader, check_optimizer
 
 
 def resolve(**settings):

@@ -8,10 +8,15 @@ import pytest
 import torch
 
 from trl_ablate.study.report.stats import t_interval
-from trl_ablate.xray.figures import by_module, directions, figures_of, floor_of, jackknife
-from trl_ablate.xray.gradients import TakenGradients, cell_of, divisors_of
-from trl_ablate.xray.judging import verdict_of
-from trl_ablate.xray.pushes import BY
+from trl_ablate.xray.figures import (
+    by_module,
+    directions,
+    figures_of,
+    floor_of,
+    jackknife,
+    verdict_of,
+)
+from trl_ablate.xray.gradients import BY, TakenGradients, cell_of, divisors_of
 
 REFERENCE_BM = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, -1.0]])
 """A common direction of length 1, and noise of length 1 across it."""

@@ -20,8 +20,8 @@ from typing import IO, Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.failures import message_of
+from trl_ablate.run.identity import provenance
 from trl_ablate.run.json_files import read_object, write_json
-from trl_ablate.run.provenance import provenance
 from trl_ablate.run.untrusted import for_markdown, markdown_table
 
 LEAST = 5.0

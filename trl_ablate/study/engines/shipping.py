@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import part_of, put_back, replace_folder
+from trl_ablate.run.identity import git_state
 from trl_ablate.run.masking import Masker, known_secrets
-from trl_ablate.run.provenance import git_state
 from trl_ablate.study.engines import PROGRAM, Job
 from trl_ablate.study.engines.local import LocalProcess
 from trl_ablate.study.engines.own_files import own_files
