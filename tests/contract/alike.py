@@ -92,8 +92,8 @@ def tokenizer_of(model: str, chat_template: str | None = None) -> Any:
     return tokenizer
 
 
-def weights(trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+def weights(trainer, model: str = "model") -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in getattr(trainer, model).parameters()])
 
 
 def logged(trainer) -> list[dict[str, float]]:
@@ -145,41 +145,33 @@ def refused_alike(pair: Both, said: str, **settings) -> None:
     assert errors[0] == errors[1]
 
 
-def draw_completions(rows: list[int], call: int, cap: int, tool: bool) -> dict[str, list]:
-    """Token ids, an engine's log-probabilities and the tokens that are not a tool's, for each row.
-
-    They depend on the row and the call alone. Seven in ten rows end in the end-of-sequence token
-    (id 0 here is replaced by the caller's); one in five has the full length.
-    """
-    ids, logps, own = [], [], []
-    for row in rows:
-        draw = random.Random(f"{call}-{row}")
-        length = cap if draw.random() < 0.2 else draw.randint(1, cap)
-        ended = draw.random() < 0.7
-        ids.append([draw.randint(5, 200) for _ in range(length - ended)] + [0] * ended)
-        logps.append([-5.3 + draw.gauss(0, 0.3) for _ in range(length)])
-        first = draw.randint(1, length)
-        own.append([int(not tool or t < first or t > first + 1) for t in range(length)])
-    return {"completion_ids": ids, "logprobs": logps, "env_mask": own}
-
-
 class Script:
-    """Returns rollouts instead of generating them: as an engine, or as a `rollout_func`."""
+    """Returns rollouts instead of generating them: as an engine, or as a `rollout_func`.
+
+    A completion depends on its row and the number of the call alone. Seven in ten end in the
+    end-of-sequence token, one in five has the full length `cap`. With a `tool`, two of its tokens
+    are the tool's.
+    """
 
     def __init__(self, eos: int, cap: int, tool: bool = False):
-        self._eos = eos
-        self._cap = cap
-        self._tool = tool
+        self._eos, self._cap, self._tool = eos, cap, tool
         self._calls = 0
 
     def rollouts(self, count: int) -> dict[str, list]:
-        first = int(os.environ.get("RANK", "0")) * count
-        drawn = draw_completions(
-            list(range(first, first + count)), self._calls, self._cap, self._tool
-        )
+        drawn = zip(*map(self._completion, range(count)), strict=True)
         self._calls += 1
-        ids = [[self._eos if i == 0 else i for i in row] for row in drawn["completion_ids"]]
-        return {**drawn, "completion_ids": ids}
+        return dict(zip(("completion_ids", "logprobs", "env_mask"), map(list, drawn), strict=True))
+
+    def _completion(self, row: int) -> tuple[list, list, list]:
+        row += int(os.environ.get("RANK", "0")) * 1000
+        draw = random.Random(f"{self._calls}-{row}")
+        length = self._cap if draw.random() < 0.2 else draw.randint(1, self._cap)
+        ended = draw.random() < 0.7
+        ids = [draw.randint(5, 200) for _ in range(length - ended)] + [self._eos] * ended
+        logps = [-5.3 + draw.gauss(0, 0.3) for _ in range(length)]
+        first = draw.randint(1, length)
+        own = [int(not self._tool or t < first or t > first + 1) for t in range(length)]
+        return ids, logps, own
 
     def rollout_func(self, prompts: list, trainer: Any) -> dict[str, list]:
         prompt_ids = [trainer.processing_class(text=prompt)["input_ids"] for prompt in prompts]
@@ -199,6 +191,40 @@ class Script:
 def unequal(prompts, trainer):
     """A `rollout_func` whose completions are of unequal length, the same in every call."""
     return Script(trainer.processing_class.eos_token_id, 8).rollout_func(prompts, trainer)
+
+
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+
+def draw_settings(one: random.Random) -> dict[str, Any]:
+    """Random settings of TRL's loss and logging that go together."""
+    loss_type = one.choice(["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"])
+    entropy = [
+        *[{}] * 3,
+        {"entropy_coef": 0.01},
+        {
+            "use_adaptive_entropy": True,
+            "entropy_coef": 0.01,
+            "entropy_target": one.choice([1.0, 4.0, 5.2]),
+            "entropy_coef_delta": 0.005,
+        },
+        {"top_entropy_quantile": 0.5},
+    ]
+    return {
+        "loss_type": loss_type,
+        "num_iterations": one.randint(1, 3),
+        "gradient_accumulation_steps": one.randint(1, 6),
+        "logging_steps": one.randint(1, 3),
+        "importance_sampling_level": one.choice(["token", "token", "sequence"]),
+        "vllm_importance_sampling_mode": one.choice(MODES[:2] if loss_type == "vespo" else MODES),
+        "beta": one.choice([0.0, 0.1]),
+        "scale_rewards": one.choice(["group", "batch", "none"]),
+        "mask_truncated_completions": one.random() < 0.4,
+        "off_policy_mask_threshold": one.choice([None, None, 0.01]),
+        "shuffle_dataset": one.random() < 0.7,
+        "optim": one.choice(["sgd", "adamw_torch"]),
+        **one.choice(entropy),
+    }
 
 
 def sometimes(completions, **kwargs):

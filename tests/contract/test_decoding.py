@@ -146,7 +146,7 @@ def test_packed_weights_last_for_one_generation(monkeypatch):
         (None, None, True),
         (torch.bfloat16, None, True),
         (torch.float16, None, False),
-        (None, torch.nn.Module.bfloat16, True),
+        (None, torch.nn.Module.bfloat16, short_forward.has_bf16_products()),
         (None, torch.nn.Module.double, False),
         (None, lambda one: setattr(one, "forward", torch.zeros_like), False),
         (None, lambda one: torch.nn.utils.parametrizations.weight_norm(one), False),

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset, IterableDataset, IterableDatasetDict
 from trl import GRPOTrainer
 
-from tests.contract.alike import ROWS, SHIPPED, check_alike, digits, logged, weights
+from tests.contract.alike import ROWS, check_alike, digits, logged, weights
 from tests.support.rows import without_times
 from trl_ablate import ConfigurationError
 from trl_ablate.estimates import metric_names
@@ -143,40 +143,19 @@ def test_by_default_evaluation_is_stocks_to_the_bit(both, settings):
     assert steps == [row["step"] for row in evaluated]
 
 
-def test_a_trainer_without_any_switch_evaluates_as_stock_does(both):
-    mine, theirs = both().ours(**SHIPPED).evaluate(), both().stock().evaluate()
-    assert set(theirs) - set(mine) <= {"eval_model_preparation_time"}
-    check_alike(mine, {name: theirs[name] for name in set(theirs) & set(mine)})
-
-
-@SLOW
-@pytest.mark.parametrize("kind", ["stream", "dict", "IterableDatasetDict"])
-def test_sets_given_to_evaluate(both, kind):
-    """A trainer without its own set; by default, the numbers equal stock's."""
-    rows = Dataset.from_list(ROWS[:3])
-    stream = rows.to_iterable_dataset()
-    data = {
-        "stream": stream,
-        "dict": {"a": rows, "b": rows},
-        "IterableDatasetDict": IterableDatasetDict({"a": stream, "b": stream}),
-    }[kind]
-    pair = both(eval_dataset=None)
-    size = {"per_device_eval_batch_size": 4}
-    mine, theirs = pair.ours(**size).evaluate(data), pair.stock(**size).evaluate(data)
-    check_alike(mine, {name: value for name, value in theirs.items() if "preparation" not in name})
-    one_shot = pair.one_shot(**size).evaluate(data)
-    for name in ("eval",) if kind == "stream" else ("eval_a", "eval_b"):
-        assert f"{name}_loss" in mine and f"{name}_reward" in one_shot
-
-
-def test_a_stream_to_evaluate_on(both):
+@pytest.mark.parametrize("several", [False, True], ids=["stream", "streams by name"])
+def test_streams(both, several):
+    """In one shot as of a set; by default as stock, also given to a trainer without a set."""
     rows = Dataset.from_list(ROWS[:5])
-    whole = both(**SCRIPTED).one_shot().evaluate()
-    stream = both(**{**SCRIPTED, "eval_dataset": rows.to_iterable_dataset()})
-    streamed = stream.one_shot(per_device_eval_batch_size=4).evaluate()
-    assert without_times(streamed) == pytest.approx(without_times(whole), abs=1e-6)
-    theirs = stream.stock().evaluate()
-    check_alike(whole, {name: value for name, value in theirs.items() if name not in OF_A_LOSS})
+    stream = rows.to_iterable_dataset()
+    data = IterableDatasetDict({"a": stream, "b": stream}) if several else stream
+    pair, size = both(**SCRIPTED, eval_dataset=None), {"per_device_eval_batch_size": 4}
+    theirs = pair.stock(**size).evaluate(data)
+    theirs = {name: value for name, value in theirs.items() if "preparation" not in name}
+    check_alike(pair.ours(**size).evaluate(data), theirs)
+    found = pair.one_shot(**size).evaluate(data)
+    whole = both(**SCRIPTED).one_shot().evaluate({"a": rows, "b": rows} if several else rows)
+    assert without_times(found) == pytest.approx(without_times(whole), abs=1e-6)
 
 
 def test_sets_by_name(both):
@@ -197,21 +176,33 @@ def test_sets_by_name(both):
         trainer.evaluate("d")
 
 
+NOTHING, SOME = Dataset.from_dict({"prompt": []}), Dataset.from_list(ROWS[:3])
+BEST = {**WATCHED, "save_strategy": "best"}
+KEPT = {**BEST, "save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
+
+
+@pytest.mark.parametrize(
+    ("sets", "settings", "said"),
+    [
+        ({"a": NOTHING}, WATCHED, "'a' is empty"),
+        ({"": SOME, "b": SOME}, {**WATCHED, "evaluation": "trl"},
+         "under the same names.*remove eval_sets .b."),  # stock logs all of them as `eval_reward`
+        ({"a": SOME}, BEST, "'eval_reward', but every .*'eval_a_reward'"),
+        (SOME, {**KEPT, "metric_for_best_model": "loss"}, "'one_shot' computes no loss"),
+        (SOME, {**KEPT, "metric_for_best_model": "eval_loss"}, "'one_shot' computes no loss"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_evaluated_is_refused_before_the_training(both, sets, settings, said):
+    with pytest.raises(ConfigurationError, match=said):
+        both(eval_dataset=sets).ours(**{"evaluation": "one_shot", **settings})
+
+
 def test_an_empty_set_is_not_replaced_by_the_default_one(both):
-    trainer, nothing = both().one_shot(), Dataset.from_dict({"prompt": []})
-    for empty in (nothing, IterableDataset.from_generator(lambda: iter(())), {}, {"a": nothing}):
+    trainer, stream = both().one_shot(), IterableDataset.from_generator(lambda: iter(()))
+    for empty in (NOTHING, stream, {}, {"a": NOTHING}):
         with pytest.raises(ConfigurationError, match="is empty; give one with questions"):
             trainer.evaluate(empty)
     assert not trainer.state.log_history
-    with pytest.raises(ConfigurationError, match="'a' is empty"):
-        both(eval_dataset={"a": nothing}).one_shot(**WATCHED)
-
-
-def test_what_is_evaluated_is_one_set_or_several_with_names(both):
-    """Stock would log all sets beside the main one as `eval_reward`."""
-    rows = Dataset.from_list(ROWS[:3])
-    with pytest.raises(ConfigurationError, match="under the same names.*remove eval_sets .b."):
-        both(eval_dataset={"": rows, "b": rows}).ours(**WATCHED)
     with pytest.raises(ConfigurationError, match="there is no evaluation set; pass"):
         both(eval_dataset=None).one_shot().evaluate()
 
@@ -273,26 +264,12 @@ def test_a_plateau_is_one_of_the_reward(both, course, halved):
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 2**halved)
 
 
-@pytest.mark.parametrize("metric", ["loss", "eval_loss"])
-def test_a_loss_that_is_not_computed_decides_nothing(both, metric):
-    settings = {
-        **WATCHED,
-        "save_strategy": "steps",
-        "save_steps": 1,
-        "load_best_model_at_end": True,
-    }
-    with pytest.raises(ConfigurationError, match="'one_shot' computes no loss"):
-        both().one_shot(**settings, metric_for_best_model=metric)
-    kept = both().ours(**settings)
+def test_what_is_best_by_default(both):
+    """Without a loss the reward; with one, as in stock, the loss. A named set can decide."""
+    kept = both().ours(**KEPT)
     assert (kept.args.metric_for_best_model, kept.args.greater_is_better) == ("loss", False)
-
-
-def test_a_best_metric_that_no_named_set_has_is_refused(both):
-    settings = {**WATCHED, "save_strategy": "best"}
-    pair = both(eval_dataset={"a": Dataset.from_list(ROWS[:3])})
-    with pytest.raises(ConfigurationError, match="'eval_reward', but every .*'eval_a_reward'"):
-        pair.one_shot(**settings)
-    assert pair.one_shot(**settings, best_metric="eval_a_reward").args.greater_is_better
+    named = both(eval_dataset={"a": SOME}).one_shot(**BEST, best_metric="eval_a_reward")
+    assert named.args.greater_is_better
 
 
 def test_the_completion_log_shows_the_evaluation_and_training_keeps_its_own(both):

@@ -221,14 +221,17 @@ def test_environments_of_which_some_grade(both, tiny_model, calling):
     assert ours.reward_weights.tolist() == [0.5, 1.0]
 
 
-def test_what_environments_are_refused(both, tiny_model, calling):
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (None, "requires a `train_dataset`"),
+        (Dataset.from_list([{"environment": "strange"}] * 16), "not among the environments"),
+    ],
+)
+def test_what_environments_are_refused(both, tiny_model, calling, data, said):
     calling("add")
     several = {"environment_factory": {"counter": Counter, "plain": Plain}}
-    nothing = chat(both, tiny_model, **several, train_dataset=None)
-    refused_alike(nothing, "requires a `train_dataset`", **LONG)
-    strange = Dataset.from_list([{"environment": "strange"}] * 16)
-    pair = chat(both, tiny_model, **several, train_dataset=strange)
-    refused_alike(pair, "not among the environments", **LONG)
+    refused_alike(chat(both, tiny_model, **several, train_dataset=data), said, **LONG)
 
 
 # Images

@@ -18,12 +18,12 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, TrainerCallback
 
+from tests.contract.alike import draw_settings
 from tests.support.rows import without_times
 from trl_ablate.config import SURROGATE_LOSS_TYPES
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.carried import counts_the_steps_of_this_call
 
-MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 CONFIGS = range(int(os.environ.get("TRL_ABLATE_CONFIGS", "24")))
 
 
@@ -60,73 +60,41 @@ class Case:
 def drawn(number: int) -> Case:
     """The case with this number."""
     one = random.Random(number)
-    batches = batch_settings(one)
-    per_rollout = batches.pop("questions_per_rollout")
-    questions = one.randint(per_rollout, 4 * per_rollout + 2)
+    settings = {**draw_settings(one), **batch_settings(one)}
+    per_rollout = settings.pop("questions_per_rollout")
     adapter = one.choice(["none", "none", "none", "none", "new", "same"])
-    settings = {
-        **batches,
+    surrogates = [None, "probability"]
+    if settings["off_policy_mask_threshold"] is None:
+        surrogates.append("one_sided")
+    samplers = [
+        *[{}] * 2,
+        {"rollout_staleness": one.choice([1, 3])},
+        {"sampler_dtype": one.choice(["bfloat16", "int8"])},
+        {"top_p": 0.8, "correct_truncation": True},
+    ]
+    settings |= {
+        "seed": number,
         "max_completion_length": one.choice([3, 8]),
-        "logging_steps": one.randint(1, 4),
         "logging_first_step": one.random() < 0.3,
-        "loss_type": one.choice(
-            ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
-        ),
-        "importance_sampling_level": one.choice(["token", "sequence"]),
-        "beta": one.choice([0.0, 0.1]),
-        "scale_rewards": one.choice(["group", "batch", "none"]),
         "lr_scheduler_type": one.choice(["linear", "cosine", "constant"]),
-        "optim": one.choice(["adamw_torch", "sgd"]),
-        "shuffle_dataset": one.random() < 0.8,
-        "mask_truncated_completions": one.random() < 0.3,
         "trim_microbatches": one.random() < 0.7,
         "regroup_by_length": one.random() < 0.7,
-        "seed": number,
-        **one.choice(
-            [
-                {},
-                {"entropy_coef": 0.01},
-                {
-                    "use_adaptive_entropy": True,
-                    "entropy_target": one.choice([1.0, 4.0, 5.2]),
-                    "entropy_coef_delta": 0.005,
-                },
-                {"top_entropy_quantile": 0.5},
-            ]
-        ),
+        "cast_lm_head_to_fp32": adapter == "none" and one.random() < 0.3,
+        "hard_group_exponent": one.choice([0.0, 0.5]),
+        "sampler_gap_limit": one.choice([None, 0.01]),
+        "covariance_kl": one.choice([0.0, 0.5]),
+        "baseline": one.choice(["group_mean", "group_token_mean", "best_of_others"]),
+        "dataloader_num_workers": int(one.random() < 0.1),
+        **one.choice(samplers),
     }
+    if settings["loss_type"] in SURROGATE_LOSS_TYPES:
+        settings["surrogate"] = one.choice(surrogates)
     if settings["beta"] and adapter == "none" and one.random() < 0.5:
         settings |= {"sync_ref_model": True, "ref_model_sync_steps": 2}
     if one.random() < 0.3:
         settings |= {"eval_strategy": "steps", "eval_steps": 1}
-    if one.random() < 0.1:
-        settings["dataloader_num_workers"] = 1
-    stop = one.randint(1, settings["max_steps"] - 1)
-    modes = MODES[:2] if settings["loss_type"] == "vespo" else MODES
-    settings |= {
-        "off_policy_mask_threshold": one.choice([None, None, 0.01]),
-        "cast_lm_head_to_fp32": adapter == "none" and one.random() < 0.3,
-        **one.choice(
-            [
-                {},
-                {},
-                {"rollout_staleness": one.choice([1, 3])},
-                {"sampler_dtype": one.choice(["bfloat16", "int8"])},
-                {"top_p": 0.8, "correct_truncation": True},
-            ]
-        ),
-        "vllm_importance_sampling_mode": one.choice(modes),
-        **one.choice([{}, {"baseline": "group_token_mean"}, {"baseline": "best_of_others"}]),
-        "hard_group_exponent": one.choice([0.0, 0.5]),
-        "sampler_gap_limit": one.choice([None, 0.01]),
-        "covariance_kl": one.choice([0.0, 0.5]),
-    }
-    surrogates = [None, "probability"]
-    if settings["off_policy_mask_threshold"] is None:
-        surrogates.append("one_sided")
-    if settings["loss_type"] in SURROGATE_LOSS_TYPES:
-        settings["surrogate"] = one.choice(surrogates)
-    return Case(settings, questions, stop, adapter)
+    asked = one.randint(per_rollout, 4 * per_rollout + 2)
+    return Case(settings, asked, one.randint(1, settings["max_steps"] - 1), adapter)
 
 
 def batch_settings(one: random.Random) -> dict[str, Any]:

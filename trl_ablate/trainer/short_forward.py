@@ -68,13 +68,14 @@ def product_dtype(weight: torch.Tensor) -> torch.dtype:
 
 
 def gains(weight: torch.Tensor) -> bool:
-    """Whether packing this weight pays."""
+    """Whether packing this weight pays. oneDNN refuses bfloat16 on some processors without it."""
+    types = (torch.float32, torch.bfloat16) if has_bf16_products() else (torch.float32,)
     return (
         type(weight.data) is torch.Tensor  # not one that is spread over processes
         and weight.device.type == "cpu"
         and weight.numel() >= LEAST
         and torch.backends.mkldnn.is_available()
-        and product_dtype(weight) in (torch.float32, torch.bfloat16)
+        and product_dtype(weight) in types
     )
 
 
