@@ -6,7 +6,6 @@ import pandas
 import pytest
 import torch
 from datasets import Dataset, IterableDataset, IterableDatasetDict
-from trl import GRPOTrainer
 
 from tests.contract.alike import ROWS, check_alike, digits, logged, weights
 from tests.support.rows import without_times
@@ -90,20 +89,6 @@ def test_metrics_do_not_depend_on_how_questions_are_batched(both):
     assert wrong["eval_completions/mean_length"] != pytest.approx(
         whole["eval_completions/mean_length"]
     )
-
-
-def test_nothing_is_run_forward_for_a_loss(both, monkeypatch):
-    trainer, passes = both().one_shot(beta=0.1, num_iterations=2), []
-    score = GRPOTrainer._get_per_token_logps_and_entropies
-    monkeypatch.setattr(
-        GRPOTrainer,
-        "_get_per_token_logps_and_entropies",
-        lambda *args, **kwargs: passes.append(1) or score(*args, **kwargs),
-    )
-    trainer.evaluate()
-    assert not passes
-    trainer.train()
-    assert passes
 
 
 WATCHED = {"eval_strategy": "steps", "eval_steps": 1}
@@ -282,15 +267,3 @@ def test_the_completion_log_shows_the_evaluation_and_training_keeps_its_own(both
     before = trainer.latest_rollouts()
     trainer.evaluate()
     assert trainer.latest_rollouts() == before
-
-
-@pytest.mark.parametrize("evaluation", ["one_shot", "trl"])
-def test_pythons_generator_goes_on_as_it_was(both, evaluation):
-    def reward(completions, **kwargs):
-        return [random.random() for _ in completions]
-
-    trainer = both(reward_funcs=reward).ours(evaluation=evaluation)
-    before = random.getstate()
-    first, second = (trainer.evaluate()["eval_reward"] for _ in range(2))
-    kept = random.getstate() == before
-    assert (kept, first == second) == ((True, True) if evaluation == "one_shot" else (False, False))

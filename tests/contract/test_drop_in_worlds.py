@@ -9,7 +9,6 @@ import random
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from PIL import Image
 from transformers import (
     AutoProcessor,
@@ -190,50 +189,6 @@ def test_evaluation_has_environments_of_its_own(both, tiny_model, calling):
     assert [one.resets for one in pool] == resets
 
 
-class Plain:
-    """Grades nothing itself."""
-
-    def reset(self, **row):
-        return " Play."
-
-    def play(self, number: int) -> int:
-        """Plays a number.
-
-        Args:
-            number: What is played.
-        """
-        return number
-
-
-def test_environments_of_which_some_grade(both, tiny_model, calling):
-    """A class gives one reward even if it has several names; the function has a weight."""
-    calling("add")
-    names = ["counter", "again", "plain", "plain"] * 4
-    pair = chat(
-        both,
-        tiny_model,
-        environment_factory={"counter": Counter, "again": Counter, "plain": Plain},
-        train_dataset=Dataset.from_list([{"environment": name} for name in names]),
-        eval_dataset=None,
-    )
-    ours, _ = train_alike(pair, reward_weights=[0.5], **LONG)
-    assert ours.reward_func_names == ["said", "Counter"]
-    assert ours.reward_weights.tolist() == [0.5, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (None, "requires a `train_dataset`"),
-        (Dataset.from_list([{"environment": "strange"}] * 16), "not among the environments"),
-    ],
-)
-def test_what_environments_are_refused(both, tiny_model, calling, data, said):
-    calling("add")
-    several = {"environment_factory": {"counter": Counter, "plain": Plain}}
-    refused_alike(chat(both, tiny_model, **several, train_dataset=data), said, **LONG)
-
-
 # Images
 
 
@@ -316,38 +271,19 @@ def looking(seeing):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "settings"),
+    "settings",
     [
-        ({}, {"beta": 0.1}),
-        pytest.param({"peft_config": LoraConfig(target_modules=["q_proj"])}, {}, marks=SLOW),
+        {"beta": 0.1},
         pytest.param(
-            {},
-            {
-                "steps_per_generation": 4,
-                "pad_to_multiple_of": 7,
-                "log_multimodal": False,
-                "log_completions": True,
-            },
+            {"steps_per_generation": 4, "pad_to_multiple_of": 7, "log_completions": True},
             marks=SLOW,
         ),
     ],
-    ids=["reference", "adapter", "off-policy"],
+    ids=["reference", "off-policy"],
 )
-def test_images_under_settings(both, seeing, arguments, settings):
-    ours, stock = train_both_ways(both(**looking(seeing), **arguments), **settings)
+def test_images_under_settings(both, seeing, settings):
+    ours, stock = train_both_ways(both(**looking(seeing)), **settings)
     assert len(ours._logs["images"]) == len(stock._logs["images"])
-
-
-@SLOW
-def test_several_images_and_none_to_a_prompt(both, seeing):
-    pictures = [Image.new("RGB", (16, 16), (i * 30, 90, 10)) for i in range(3)]
-    prompt = [{"role": "user", "content": "Which colours?"}]
-    for counts in ([2] * 8, [1, 2, 3, 1] * 2):
-        rows = [{"prompt": prompt, "images": pictures[:count]} for count in counts]
-        data = {**looking(seeing), "train_dataset": Dataset.from_list(rows)}
-        train_both_ways(both(**data))
-    text = Dataset.from_list([{"prompt": prompt}] * 8)
-    train_both_ways(both(**{**looking(seeing), "train_dataset": text}))
 
 
 def test_images(both, seeing):

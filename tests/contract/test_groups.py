@@ -17,7 +17,7 @@ from tests.contract.formulas import (
     logps_of,
     scored,
 )
-from trl_ablate import AblationConfig, ConfigurationError
+from trl_ablate import ConfigurationError
 from trl_ablate.losses import loss_denominator
 from trl_ablate.trainer.batching import weigh_microbatches
 from trl_ablate.trainer.resampling import fill
@@ -198,14 +198,24 @@ def test_resampling_fills_the_batch_with_groups_of_fresh_prompts(make_trainer):
 
 
 def test_resampled_rows_stay_together(make_trainer):
-    """Prompt, completion, masks and advantage of each row are those of one rollout."""
+    """Prompt, completion, masks and advantage of each row are those of one rollout; further rounds
+    generate what is missing alone."""
+    sizes = []
+
+    def reward(completions, prompts, **kwargs):
+        sizes.append(len(completions))
+        return by_prompt(completions, prompts)
+
     trainer = make_trainer(
-        reward=by_prompt, group_filter="resample", max_resample_rounds=20, stop=["1", "2", "a"],
+        reward=reward, group_filter="resample", max_resample_rounds=20, stop=["1", "2", "a"],
         max_completion_length=30, generation_batch_size=16,
     )  # fmt: skip
     trainer.model.train()
-    inputs = [dict(trainer.train_dataset[4 + i // 4]) for i in range(16)]  # 15+18 … 18+21
-    output = trainer._generate_and_score_completions(inputs)
+    chosen = [0, 12, 13, 14]  # 11+14, and three prompts that have variance
+    output = trainer._generate_and_score_completions(
+        [dict(trainer.train_dataset[chosen[i // 4]]) for i in range(16)]
+    )
+    assert sizes[0] == 16 and set(sizes[1:]) == {4}
     logged = trainer.latest_rollouts()
     decode = trainer.processing_class.decode
     for i, row in enumerate(logged):
@@ -235,22 +245,6 @@ def test_rows_of_a_narrower_round_are_padded_with_ratio_one(make_trainer):
     output = generated(trainer)
     padding = output["importance_sampling_ratio"][output["completion_mask"] == 0]
     assert len(padding) >= 4 * (12 - 5) and (padding == 1).all()
-
-
-def test_resampling_asks_for_what_is_missing_only(make_trainer):
-    sizes = []
-
-    def reward(completions, prompts, **kwargs):
-        sizes.append(len(completions))
-        return by_prompt(completions, prompts)
-
-    trainer = make_trainer(reward=reward, group_filter="resample", generation_batch_size=16)
-    trainer.model.train()
-    chosen = [0, 12, 13, 14]  # 11+14, and three prompts that have variance
-    trainer._generate_and_score_completions(
-        [dict(trainer.train_dataset[chosen[i // 4]]) for i in range(16)]
-    )
-    assert sizes[0] == 16 and set(sizes[1:]) == {4}
 
 
 @pytest.mark.parametrize(
@@ -363,32 +357,6 @@ def test_the_gate_decides_which_groups_have_variance(make_trainer):
 def test_the_gate_is_a_reward_function(make_trainer):
     with pytest.raises(ConfigurationError, match="'verdict', but the reward functions are digits"):
         make_trainer(outcome_gate="verdict")
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"positive_weight": 0.0, "negative_weight": 0.0}, "both 0, so no completion has a grad"),
-        ({"positive_weight": -1.0}, "positive_weight is -1.0; it has to be 0 or more"),
-        ({"advantage_clip": 0.0}, "advantage_clip is 0.0; it has to be more than 0"),
-        ({"reward_noise": 1.5}, "reward_noise is 1.5; it has to be at least 0 and at most 1"),
-        ({"group_filter": "keep"}, "group_filter is 'keep'; allowed: none, drop, resample"),
-        ({"placebo": "sugar"}, "placebo is 'sugar'; allowed: random, length, constant, None"),
-        ({"max_resample_rounds": 0}, "max_resample_rounds is 0; it has to be at least 1"),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum", "group_filter": "drop"},
-            "group_filter drop acts on the sum of the rewards",
-        ),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum", "overlong_penalty": 0.5},
-            "overlong_penalty 0.5 acts on the sum of the rewards",
-        ),
-        ({"overlong_share": 0.0}, "overlong_share is 0.0; it has to be more than 0 and at most 1"),
-    ],
-)
-def test_refused_in_one_sentence(settings, told):
-    with pytest.raises(ConfigurationError, match=told):
-        AblationConfig(output_dir="unused", use_cpu=True, bf16=False, **settings)
 
 
 def test_sign_weights_act_on_trls_own_advantages_too(make_trainer):

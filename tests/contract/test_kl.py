@@ -12,7 +12,6 @@ from tests.contract.formulas import (
     logps_of,
     nearby,
 )
-from trl_ablate import AblationConfig, ConfigurationError
 from trl_ablate.losses import kl_to_reference, loss_denominator
 from trl_ablate.trainer.batching import ROW_WEIGHTS
 
@@ -234,11 +233,3 @@ def test_the_filter_does_not_look_at_the_kl(make_trainer):
     )  # fmt: skip
     trainer.train()
     assert trainer.state.log_history[0]["rollouts/used"] == 0
-
-
-def test_normalised_rewards_take_no_kl():
-    with pytest.raises(ConfigurationError, match="kl_in reward acts on the sum of the rewards"):
-        AblationConfig(
-            output_dir="unused", use_cpu=True, bf16=False, kl_in="reward",
-            multi_objective_aggregation="normalize_then_sum",
-        )  # fmt: skip

@@ -22,7 +22,6 @@ from tests.contract.formulas import (
     nearby,
     scored,
 )
-from trl_ablate import AblationConfig, ConfigurationError
 from trl_ablate.losses import clipped_log_ratio, loss_denominator, prompt_weights
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.strict import read_mapping
@@ -258,13 +257,6 @@ def test_the_weight_of_a_prompt_by_hand():
     assert prompt_weights(tokens, kept).tolist() == pytest.approx([0, 0.5, 0])
     assert prompt_weights(tokens, ~kept & kept).tolist() == [0, 0, 0]
     assert prompt_weights(torch.full((3, 4), 7), torch.ones(3).bool()).tolist() == [1, 1, 1]
-
-
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "sapo", "luspo"])
-def test_a_mean_over_prompts_is_built_on_one_over_tokens(loss_type):
-    with pytest.raises(ConfigurationError, match="built on loss_type 'dapo'"):
-        AblationConfig(output_dir="unused", use_cpu=True, bf16=False,
-                       length_norm="prompt", loss_type=loss_type)  # fmt: skip
 
 
 @pytest.mark.parametrize(

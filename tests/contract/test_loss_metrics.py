@@ -100,22 +100,6 @@ def test_a_cap_on_the_ratio_counts_as_clipping(make_trainer):
     assert 0.05 < capped[1]["clip_fraction"] < 0.6
 
 
-def test_what_counts_in_whole_steps_is_refused_where_there_are_none(make_trainer):
-    from trl_ablate import ConfigurationError
-
-    uneven = {"steps_per_generation": 4, "gradient_accumulation_steps": 3}
-    with pytest.raises(ConfigurationError, match="grpo_steps 2 needs whole optimizer steps"):
-        make_trainer(**uneven, grpo_steps=2, max_steps=-1)
-    with pytest.raises(ConfigurationError, match="grpo_steps 3 does not fill its last"):
-        make_trainer(
-            steps_per_generation=2, gradient_accumulation_steps=4, grpo_steps=3, max_steps=-1
-        )
-    taken = make_trainer(
-        steps_per_generation=2, gradient_accumulation_steps=4, grpo_steps=4, max_steps=-1
-    )
-    assert taken.args.max_steps == 2
-
-
 def test_sums_stay_off_devices_without_float64(make_trainer, monkeypatch):
     """As on Apple's GPUs: the sums are never moved to the device."""
     from accelerate import Accelerator

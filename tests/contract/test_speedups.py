@@ -20,7 +20,7 @@ from tests.contract.test_architectures import (
     small_model,
 )
 from tests.contract.test_loss_metrics import rollouts_of_unequal_length
-from trl_ablate import AblationConfig, ConfigurationError
+from trl_ablate import ConfigurationError
 from trl_ablate.trainer import forward_passes
 from trl_ablate.trainer.shared_prompts import computed_tokens
 
@@ -348,9 +348,3 @@ def test_two_deterministic_runs_end_in_the_same_bits(make_trainer, as_before):
     moved = (one - start).abs().max()
     assert moved > 3e-5
     assert (one - as_drawn).abs().max() < 5e-6 * moved
-
-
-def test_a_server_is_not_made_deterministic(tmp_path):
-    with pytest.raises(ConfigurationError, match="VLLM_BATCH_INVARIANT=1"):
-        AblationConfig(output_dir=str(tmp_path), use_cpu=True, deterministic=True,
-                       use_vllm=True, vllm_mode="server")  # fmt: skip

@@ -53,25 +53,6 @@ def grades(values):
     return reward
 
 
-def rollout_with_a_tool(prompts, trainer):
-    """Completions of at least four tokens; the second and third came from a tool."""
-    lengths = [4 + i % 5 for i in range(len(prompts))]
-    return {
-        "prompt_ids": [trainer.processing_class(text=prompt)["input_ids"] for prompt in prompts],
-        "completion_ids": [[20 + i + t for t in range(n)] for i, n in enumerate(lengths)],
-        "logprobs": [[-1.0] * n for n in lengths],
-        "env_mask": [[1, 0, 0] + [1] * (n - 3) for n in lengths],
-    }
-
-
-def test_ratios_leave_out_what_a_tool_wrote(make_trainer):
-    trainer = make_trainer(extras={"rollout_func": rollout_with_a_tool}, num_iterations=2)
-    trainer.train()
-    logged = [row["mean_ratio"] for row in trainer.state.log_history if "mean_ratio" in row]
-    assert logged[0] == pytest.approx(1.0, abs=1e-6)
-    assert logged[1] != pytest.approx(1.0, abs=1e-6)
-
-
 TWO_STEPS = {"max_steps": 2, "epsilon": 0.01, "optim": "sgd", "learning_rate": 1.0}
 _PLAIN: dict[str, torch.Tensor] = {}
 """The weights of trainings that several switches are compared with, by their settings."""
@@ -231,39 +212,6 @@ def test_off_policy_arithmetic(make_trainer, epochs, train_batch, steps):
     trainer.train()
     assert trainer.state.global_step == 2 * steps
     assert rollouts == [16, 16]
-
-
-def test_evaluation_counts_every_row_once_and_none_that_is_ungraded(make_trainer):
-    trainer = make_trainer(
-        reward=lambda completions, prompts, **_: [float("11+" in prompt) for prompt in prompts],
-        num_generations_eval=2,
-        per_device_eval_batch_size=4,
-    )
-    metrics = trainer.evaluate()
-    assert metrics["eval_reward"] == pytest.approx(1 / 5)
-    assert metrics["eval_ungraded"] == 0.0
-    trainer = make_trainer(
-        reward=lambda completions, prompts, **_: [None if "11+" in p else 1.0 for p in prompts],
-        num_generations_eval=1,
-    )
-    metrics = trainer.evaluate()
-    assert (metrics["eval_reward"], metrics["eval_ungraded"]) == (1.0, pytest.approx(1 / 5))
-
-
-def test_several_samples_a_prompt_give_avg_and_pass(make_trainer):
-    """The two samples of a prompt are graded 1 and 0; those of the prompt with 11+ are both 0."""
-    trainer = make_trainer(
-        reward=lambda completions, prompts, **_: [
-            float(i % 2 == 0 and "11+" not in prompt) for i, prompt in enumerate(prompts)
-        ],
-        num_generations_eval=2,
-    )
-    metrics = trainer.evaluate()
-    assert metrics["eval_avg@2"] == metrics["eval_pass@1"] == pytest.approx(2 / 5)
-    assert metrics["eval_pass@2"] == pytest.approx(4 / 5)
-    assert metrics["eval_reward_stderr"] == pytest.approx((0.2 / 4) ** 0.5 / 5**0.5)
-    trainer.num_generations_eval = 1
-    assert not [name for name in trainer.evaluate() if "@" in name]
 
 
 class EvaluationsSeen(TrainerCallback):

@@ -30,6 +30,7 @@ def test_the_defaults_are_stock_trl():
         ("microbatch", "dr_grpo"),
         ("token", "dapo"),
         ("nonzero", "dapo"),
+        ("prompt", "dapo"),
     ],
 )
 def test_a_length_norm_chooses_the_loss_type_it_rides_on(length_norm, loss_type):
@@ -87,10 +88,16 @@ def test_accumulation_counts_processes(monkeypatch):
         ({"baseline": "best_of_others", "num_generations": 1}, "num_generations is 1"),
         ({"baseline": "best_of_others", "best_of": 9}, "best_of is 9, but a group has 8"),
         (
-            {"hard_group_exponent": 1.0, "multi_objective_aggregation": "normalize_then_sum"},
-            "hard_group_exponent 1.0 acts on the sum of the rewards",
+            {
+                "kl_in": "reward",
+                "hard_group_exponent": 1.0,
+                "multi_objective_aggregation": "normalize_then_sum",
+            },
+            "hard_group_exponent 1.0 and kl_in reward acts on the sum of the rewards",
         ),
         ({"advantage_eps": -1e-6}, "it has to be 0 or more"),
+        ({"placebo": "sugar"}, "placebo is 'sugar'; allowed: random, length, constant, None"),
+        ({"reward_noise": 1.5}, "reward_noise is 1.5; it has to be at least 0 and at most 1"),
         ({"length_norm_constant": 0.0, "length_norm": "constant"}, "has to be more than 0"),
         ({"surrogate": "no_clip", "delta": 2.0}, "delta 2.0 does"),
         ({"surrogate": "probability", "delta": 2.0}, "surrogate 'probability' does not limit"),

@@ -6,8 +6,8 @@ GPT-2 does, the log-probabilities change. So they do with an adapter that puts l
 the row, as the padding changes their distance to the prompt. Packed rows stand behind one another:
 a model with a state that runs along the row (Mamba, convolutions) would carry it into the next one.
 
-All architectures listed here were tested (`tests/contract/test_architectures.py`, `test_packing.py`
-and `test_shared_prompts.py`); all others keep TRL's padding.
+All architectures listed here were tested (`tests/contract/test_architectures.py`); all others keep
+TRL's padding.
 """
 
 import logging
