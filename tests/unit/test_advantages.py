@@ -76,40 +76,57 @@ def test_two_groups_of_two(baseline, scale, expected):
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float32))
 
 
-def test_one_success_in_eight_has_the_unbiased_deviation():
-    # mean 1/8; variance (49/64 + 7/64) / 7 = 1/8, so 7/8 / sqrt(1/8) = 2.4749;
-    # the population's variance 7/64 would make it 2.6458
-    got = compute_advantages(torch.tensor([1.0] + [0.0] * 7), 8, eps=0.0)
-    assert got[0].item() == pytest.approx(7 / 8 / math.sqrt(1 / 8), rel=1e-6)
-    assert got[1].item() == pytest.approx(-1 / 8 / math.sqrt(1 / 8), rel=1e-6)
-
-
-def test_eps_is_added_to_the_deviation():
-    got = compute_advantages(torch.tensor(TWO_GROUPS), 2, eps=1.0)
-    assert got[0].item() == pytest.approx(0.5 / (1 / S2 + 1), rel=1e-6)
-
-
 # Ungraded: 1 ? 0 ? | 1 ? ? ? | ? ? ? ?. Graded group means 1/2, 1, none; batch mean 2/3.
 UNGRADED = [1.0, NAN, 0.0, NAN, 1.0, NAN, NAN, NAN, NAN, NAN, NAN, NAN]
+EIGHT = [1.0, *[0.0] * 7]
+CLOSE = [0.0, 0.0, 0.0, 6.8e-38]  # their deviation underflows to 0
+WHITENED = {"baseline": "token_mean", "scale": "token_std"}
 
 
 @pytest.mark.parametrize(
-    ("baseline", "scale", "expected"),
+    ("rewards", "group", "switches", "expected"),
     [
-        ("group_mean", "none", [0.5, 0, -0.5, 0, 0, 0, 0, 0]),
-        ("group_mean", "group", [0.5 * S2, 0, -0.5 * S2, 0, 0, 0, 0, 0]),
-        (
-            "leave_one_out",
-            "none",
-            [1, 0, -1, 0, 0, 0, 0, 0],
-        ),  # only one is graded: so 0
-        ("batch_mean", "none", [1 / 3, 0, -2 / 3, 0, 1 / 3, 0, 0, 0]),
-        ("none", "none", [1, 0, 0, 0, 1, 0, 0, 0]),
+        (UNGRADED, 4, {}, [0.5, 0, -0.5, *[0] * 9]),
+        (UNGRADED, 4, {"scale": "group"}, [0.5 * S2, 0, -0.5 * S2, *[0] * 9]),
+        # the one that is graded alone has no others
+        (UNGRADED, 4, {"baseline": "leave_one_out"}, [1, 0, -1, *[0] * 9]),
+        (UNGRADED, 4, {"baseline": "batch_mean"}, [1 / 3, 0, -2 / 3, 0, 1 / 3, *[0] * 7]),
+        (UNGRADED, 4, {"baseline": "none"}, [1, 0, 0, 0, 1, *[0] * 7]),
+        # mean 1/8; variance (49/64 + 7/64) / 7 = 1/8, so 7/8 / sqrt(1/8) = 2.4749;
+        # the population's variance 7/64 would make it 2.6458
+        (EIGHT, 8, {"scale": "group"}, [7 / 8 * math.sqrt(8), *[-1 / 8 * math.sqrt(8)] * 7]),
+        (TWO_GROUPS, 2, {"scale": "group", "eps": 1.0},
+         [0.5 / (1 / S2 + 1), -0.5 / (1 / S2 + 1), 0, 0]),
+        (CLOSE, 4, {"scale": "group"}, [0, 0, 0, 0]),
+        # r - group mean is 1/2, -1/2, 0, 0; weighted by 3, 1, 2, 2 tokens: (3/2 - 1/2) / 8 = 1/8
+        (TWO_GROUPS, 2, {"baseline": "group_then_batch", "tokens_N": [3, 1, 2, 2]},
+         [0.375, -0.625, -0.125, -0.125]),
+        # graded: 1 0 | 1, so r - group mean is 1/2, -1/2, 0; with 2, 1, 1 tokens: 1/2 / 4 = 1/8
+        ([1, 0, NAN, 1, NAN, NAN], 3,
+         {"baseline": "group_then_batch", "tokens_N": [2, 1, 100, 1, 100, 100]},
+         [0.375, -0.625, 0, -0.125, 0, 0]),
+        # graded 1 0 with 3 and 1 tokens: 3/4; 1 alone: 1; a group without tokens has no mean
+        ([1, 0, NAN, 1, NAN, NAN, 1, 0, 0], 3,
+         {"baseline": "group_token_mean", "tokens_N": [3, 1, 100, 2, 100, 100, 0, 0, 0]},
+         [0.25, -0.75, 0, 0, 0, 0, 0, 0, 0]),
+        (TWO_GROUPS, 2, {**WHITENED, "tokens_N": [0, 0, 0, 0]}, [0, 0, 0, 0]),
+        # the only other reward has no tokens
+        (TWO_GROUPS, 2, {**WHITENED, "tokens_N": [2, 0, 3, 1]}, [0, 0, 0, 0]),
+        # mean 1/2, deviation 1/√2
+        (TWO_GROUPS, 2, {**WHITENED, "tokens_N": [1, 1, 0, 0]}, [1 / S2, -1 / S2, 1 / S2, 1 / S2]),
+        # a group whose mean is not above zero is not scaled up
+        *(([r, r, 1.0, 0.0], 2, {"baseline": "none", "scale": "group_mean"}, [0, 0, 2, 0])
+          for r in (0.0, -1.0)),
+        # shaping within the equal outcomes 1 and 1; an ungraded outcome takes none
+        ([1.0, NAN, 1.0, 0.0], 4, {"shaping_N": [1.0, 50.0, 3.0, 7.0]},
+         [1 / 3 - 1, 0, 1 / 3 + 1, -2 / 3]),
     ],
-)
-def test_ungraded_completions_have_no_advantage_and_no_say(baseline, scale, expected):
-    got = compute_advantages(torch.tensor(UNGRADED), 4, baseline=baseline, scale=scale, eps=0.0)
-    torch.testing.assert_close(got, torch.tensor([*expected, 0, 0, 0, 0], dtype=torch.float32))
+)  # fmt: skip
+def test_ungraded_and_uneven_completions_by_hand(rewards, group, switches, expected):
+    tensors = {k: torch.tensor(v) if isinstance(v, list) else v for k, v in switches.items()}
+    how = {"scale": "none", "eps": 0.0, **tensors}
+    got = compute_advantages(torch.tensor(rewards), group, **how)
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -189,12 +206,6 @@ def test_equals_trl_to_the_bit_where_no_group_is_constant(scale, rewards):
     assert torch.equal(compute_advantages(rewards, 4, scale=scale), theirs)
 
 
-def test_a_deviation_that_underflows_divides_by_nothing():
-    close = torch.tensor([0.0, 0.0, 0.0, 6.8e-38])
-    assert compute_advantages(close, 4, eps=0.0).tolist() == [0.0] * 4
-    assert compute_advantages(close, 4, eps=1.0)[3] > 0
-
-
 def test_rows_that_are_no_whole_groups_are_refused():
     with pytest.raises(ValueError, match="5 rewards are not whole groups of 4"):
         compute_advantages(torch.zeros(5), 4)
@@ -204,18 +215,6 @@ def test_rows_that_are_no_whole_groups_are_refused():
 def test_unknown_choices_are_refused_by_name(wrong):
     with pytest.raises(ValueError, match="allowed"):
         compute_advantages(torch.zeros(4), 4, **wrong)
-
-
-def test_the_second_mean_is_over_tokens():
-    # r - group mean is 1/2, -1/2, 0, 0; weighted by 3, 1, 2, 2 tokens: (3/2 - 1/2) / 8 = 1/8
-    got = compute_advantages(
-        torch.tensor(TWO_GROUPS),
-        2,
-        baseline="group_then_batch",
-        scale="none",
-        tokens_N=torch.tensor([3, 1, 2, 2]),
-    )
-    assert got.tolist() == [0.375, -0.625, -0.125, -0.125]
 
 
 def test_whitened_over_tokens_long_wrong_answers_count_more():
@@ -248,34 +247,6 @@ def test_centred_over_tokens_sums_to_zero_over_them(baseline, rewards, tokens):
     if whitened.any():  # else no two different values have tokens
         square = (whitened**2 * tokens_N).sum()
         assert square.item() == pytest.approx(sum(tokens) - 1, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        ([0, 0, 0, 0], [0, 0, 0, 0]),  # nothing to compare, and no gradient
-        ([2, 0, 3, 1], [0, 0, 0, 0]),  # the only other reward has no tokens
-        ([1, 1, 0, 0], [0.5**0.5, -(0.5**0.5), 0.5**0.5, 0.5**0.5]),  # mean 1/2, deviation 1/√2
-    ],
-)
-def test_completions_without_tokens_have_no_say_in_statistics_over_tokens(tokens, expected):
-    got = compute_advantages(
-        torch.tensor(TWO_GROUPS), 2, baseline="token_mean", scale="token_std", eps=0.0,
-        tokens_N=torch.tensor(tokens),
-    )  # fmt: skip
-    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float32))
-
-
-def test_ungraded_completions_have_no_tokens_in_the_second_mean():
-    # graded: 1 0 | 1, so r - group mean is 1/2, -1/2, 0; with 2, 1, 1 tokens: 1/2 / 4 = 1/8
-    got = compute_advantages(
-        torch.tensor([1, 0, NAN, 1, NAN, NAN]),
-        3,
-        baseline="group_then_batch",
-        scale="none",
-        tokens_N=torch.tensor([2, 1, 100, 1, 100, 100]),
-    )
-    assert got.tolist() == [0.375, -0.625, 0, -0.125, 0, 0]
 
 
 @pytest.mark.parametrize("best_of", [None, 2, 3, 4])
@@ -315,18 +286,6 @@ def test_k_times_its_mean_is_the_gradient_of_the_best_of_k(best_of):
     torch.testing.assert_close(found, expected)
 
 
-def test_the_group_s_mean_over_tokens():
-    # graded 1 0 with 3 and 1 tokens: 3/4; 1 alone: 1; a group without tokens has no mean
-    got = compute_advantages(
-        torch.tensor([1, 0, NAN, 1, NAN, NAN, 1, 0, 0]),
-        3,
-        baseline="group_token_mean",
-        scale="none",
-        tokens_N=torch.tensor([3, 1, 100, 2, 100, 100, 0, 0, 0]),
-    )
-    assert got.tolist() == [0.25, -0.75, 0, 0, 0, 0, 0, 0, 0]
-
-
 @given(st.floats(-3, 3, width=32), st.lists(st.integers(0, 9), min_size=4, max_size=4))
 @settings(deadline=None)
 def test_equal_rewards_equal_their_mean_over_tokens(reward, tokens):
@@ -335,13 +294,6 @@ def test_equal_rewards_equal_their_mean_over_tokens(reward, tokens):
         tokens_N=torch.tensor(tokens),
     )  # fmt: skip
     assert (got == 0).all()
-
-
-@pytest.mark.parametrize("reward", [0.0, -1.0])
-def test_a_group_without_a_mean_above_zero_is_not_scaled_up(reward):
-    rewards = torch.tensor([reward, reward, 1.0, 0.0])
-    got = compute_advantages(rewards, 2, baseline="none", scale="group_mean", eps=0.0)
-    assert got.tolist() == [0, 0, 2, 0]
 
 
 # Group 1: outcomes 1 1 0 0 with shaping 3 1 4 0; group 2: all outcomes 1, shaping 1 2 3 4.
@@ -396,13 +348,6 @@ def test_a_penalty_makes_no_outcomes_unequal(scale, expected):
         OUTCOMES, 4, scale=scale, eps=0.0, shaping_N=SHAPING, penalty_N=PENALTY
     )
     torch.testing.assert_close(got, expected)
-
-
-def test_an_ungraded_outcome_takes_no_shaping():
-    rewards = torch.tensor([1.0, NAN, 1.0, 0.0])
-    shaping = torch.tensor([1.0, 50.0, 3.0, 7.0])
-    got = compute_advantages(rewards, 4, scale="none", shaping_N=shaping)
-    torch.testing.assert_close(got, torch.tensor([1 / 3 - 1, 0, 1 / 3 + 1, -2 / 3]))
 
 
 @pytest.mark.parametrize(
