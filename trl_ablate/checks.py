@@ -158,6 +158,12 @@ def check_generation(config: Any) -> None:
             for name, only in ONE_SEQUENCE.items()
         ),
         (
+            config.deterministic and config.use_vllm and config.vllm_mode == "server",
+            "deterministic does not reach a vLLM server, which reads its own environment; use "
+            "vllm_mode 'colocate', or start the server with VLLM_BATCH_INVARIANT=1 and set "
+            "full_determinism",
+        ),
+        (
             "seed" in given,
             "a seed in generation_kwargs would give every completion of a group the same "
             "tokens; remove it and use --seed",
@@ -179,18 +185,6 @@ def _check_known_sampler(config: Any, given: Mapping[str, Any]) -> None:
             f"{' and '.join(others)} changes the sampling distribution, whose log-probabilities "
             "rollout_staleness, sampler_dtype and correct_truncation need; remove it, or use the "
             "settings temperature, top_p, top_k and min_p",
-        )
-    )
-
-
-def check_determinism(config: Any) -> None:
-    """A server reads its own environment."""
-    _refuse(
-        (
-            config.deterministic and config.use_vllm and config.vllm_mode == "server",
-            "deterministic does not reach a vLLM server, which is another process; use vllm_mode "
-            "'colocate', or start the server with VLLM_BATCH_INVARIANT=1 and set "
-            "full_determinism",
         )
     )
 

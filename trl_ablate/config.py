@@ -13,7 +13,6 @@ from trl import GRPOConfig
 
 from trl_ablate.checks import (
     check_batches,
-    check_determinism,
     check_evaluation,
     check_generation,
     check_switches,
@@ -64,7 +63,6 @@ class AblationConfig(Switches, GRPOConfig):
         super().__post_init__()
         check_batches(self)
         check_generation(self)
-        check_determinism(self)
         check_evaluation(self)
         if self.grpo_steps is not None and self.max_steps <= 0:
             self.max_steps = int(self.grpo_steps / self.grpo_steps_per_optimizer_step)

@@ -343,7 +343,7 @@ class AblationTrainer(GRPOTrainer):
             self.model.train(training)  # continuous batching leaves it in training mode
             if not self.use_vllm:
                 completion_ids = [self.stop.cut(ids) for ids in completion_ids]
-            if training and self.sampler.differs and logprobs is None:
+            if training and self.args.sampler_differs and logprobs is None:
                 check_text(images)
                 logprobs = self._sampler_logps(prompt_ids, completion_ids)
         return completion_ids, logprobs
@@ -351,7 +351,7 @@ class AblationTrainer(GRPOTrainer):
     @contextmanager
     def _sampling_weights(self):
         """Until the end of the block, the model has the sampler's weights, if it has its own."""
-        if not (self.sampler.exchanges and self.model.training):
+        if not (self.args.exchanges_weights and self.model.training):
             yield
             return
         model: Any = self.accelerator.unwrap_model(self.model)

@@ -25,7 +25,7 @@ from trl_ablate.controls import flipped, placebo_reward
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.losses import prompt_weights
 from trl_ablate.trainer.batching import BONUS_WEIGHTS, ROW_WEIGHTS, Batch, response_mask
-from trl_ablate.trainer.rollouts import Setting, counted, without
+from trl_ablate.trainer.rollouts import Setting, counted, quarters_by_length, without
 
 MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 """TRL's loss types that divide by the number of rows, and so by the dropped ones, too."""
@@ -247,19 +247,13 @@ def weight_by_length(
 
     The advantages take the factor of their row in the loss, if it has one (`length_norm` 'prompt').
     The weight of a completion is |A|, times its tokens if the loss is a sum over tokens
-    (`per_token`) and not a mean over them. Completions without tokens are left out; an empty
-    quarter is not logged. If all weights are 0, so are the shares.
+    (`per_token`) and not a mean over them. If all weights are 0, so are the shares.
     """
-    has_tokens_N = tokens_N > 0
-    weights_N, tokens_N = advantages_N[has_tokens_N].abs().float(), tokens_N[has_tokens_N]
-    if per_token:
-        weights_N = weights_N * tokens_N
-    quarters = torch.tensor_split(weights_N[torch.argsort(tokens_N, stable=True)], 4)
-    whole = weights_N.sum()
+    weights_N = advantages_N.abs().float() * (tokens_N if per_token else 1)
+    whole = weights_N[tokens_N > 0].sum()
     return {
-        f"advantages/weight/q{place}": (quarter.sum() / whole).item() if whole > 0 else 0.0
-        for place, quarter in enumerate(quarters, start=1)
-        if len(quarter)
+        f"advantages/weight/{name}": (quarter.sum() / whole).item() if whole > 0 else 0.0
+        for name, quarter in quarters_by_length(weights_N, tokens_N).items()
     }
 
 

@@ -6,7 +6,7 @@ quartiles and maxima cannot be combined from parts.
 """
 
 from collections.abc import Callable
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from trl_ablate.losses import importance_ratio
 from trl_ablate.metrics import SAMPLING_GAP
 from trl_ablate.trainer.batching import Batch
 from trl_ablate.trainer.loss_pass import LossPass
+from trl_ablate.trainer.rollouts import quarters_by_length
 
 SAMPLING_LOGPS = "sampling_per_token_logps"
 NO_BOUNDS: dict[str, Any] = {"mode": "token_truncate", "low": None, "high": None}
@@ -46,8 +47,8 @@ class MismatchCorrection:
 
     def __init__(self, config: AblationConfig):
         self.saves_a_forward = config.saves_a_forward
-        self._differs = config.sampler_differs
         self._limit = config.sampler_gap_limit if config.knows_sampler else None
+        self._watched = config.sampler_differs or self._limit is not None
         self._without_engine = config.sampler_differs and not config.use_vllm
         self._bounds = {
             "mode": config.vllm_importance_sampling_mode,
@@ -75,24 +76,19 @@ class MismatchCorrection:
         shown = loss_pass.shown
         if self._limit is not None and SAMPLING_LOGPS in loss_pass.inputs:
             loss_pass.reject_far_rows(self._limit)
-        if not self.saves_a_forward:
-            return
-        shown["importance_sampling_ratio"] = self.ratio(
-            loss_pass.logps_NT, shown, loss_pass.mask_NT
-        )
+        if self.saves_a_forward:
+            ratio = self.ratio(loss_pass.logps_NT, shown, loss_pass.mask_NT)
+            shown["importance_sampling_ratio"] = ratio
 
     def ratio(self, logps_NT: torch.Tensor, batch: Batch, mask_NT: torch.Tensor) -> torch.Tensor:
         """See `losses.importance_ratio`."""
-        return importance_ratio(
-            logps_NT, batch["sampling_per_token_logps"], mask_NT, **self._bounds
-        )
+        return importance_ratio(logps_NT, batch[SAMPLING_LOGPS], mask_NT, **self._bounds)
 
     def record(self, loss_pass: LossPass) -> None:
         """Record one microbatch, if it was corrected or its sampler differs on purpose."""
         inputs, bounds = loss_pass.inputs, self._bounds
         ratio = loss_pass.shown.get("importance_sampling_ratio")
-        watched = self._differs or self._limit is not None
-        uncorrected = ratio is None and watched and SAMPLING_LOGPS in inputs
+        uncorrected = ratio is None and self._watched and SAMPLING_LOGPS in inputs
         if uncorrected:
             ratio, bounds = torch.ones_like(loss_pass.logps_NT), NO_BOUNDS
         if ratio is None:
@@ -120,7 +116,7 @@ class MismatchCorrection:
             return {}
         rows_NF = gather(torch.cat(self._rows)).cpu()
         gaps = gather(torch.stack(self._gaps)).cpu() if self._gaps else None
-        of_gap = {} if gaps is None else gap_metrics(gaps.view(-1, len(self._gaps), len(Gap)))
+        of_gap = {} if gaps is None else gap_metrics(gaps.view(-1, len(self._gaps), len(GAPS)))
         self._rows, self._gaps = [], []
         return {**of_gap, **held_by_length(rows_NF), **effective_sample_size(rows_NF)}
 
@@ -164,22 +160,22 @@ def mismatch_rows(
     return torch.stack([facts[fact].float() for fact in Fact], dim=1)
 
 
-class Gap(StrEnum):
-    """TRL's metrics of the mismatch, under TRL's names."""
-
-    MEAN = SAMPLING_GAP
-    MAX = "sampling/sampling_logp_difference/max"
-    RATIO_MIN = "sampling/importance_sampling_ratio/min"
-    RATIO_MEAN = "sampling/importance_sampling_ratio/mean"
-    RATIO_MAX = "sampling/importance_sampling_ratio/max"
+GAPS: dict[str, Callable[..., torch.Tensor]] = {
+    SAMPLING_GAP: torch.mean,
+    "sampling/sampling_logp_difference/max": torch.amax,
+    "sampling/importance_sampling_ratio/min": torch.amin,
+    "sampling/importance_sampling_ratio/mean": torch.mean,
+    "sampling/importance_sampling_ratio/max": torch.amax,
+}
+"""TRL's metrics of the mismatch, by TRL's names, and what makes one number of all processes'."""
 
 
 def local_gap(rows_NF: torch.Tensor) -> torch.Tensor:
-    """The metrics of `Gap`, in that order, over one process's part of a rollout batch; 0 without
+    """The metrics of `GAPS`, in that order, over one process's part of a rollout batch; 0 without
     tokens. If whole sequences are corrected, completions without tokens count, as in TRL."""
     total = rows_NF.sum(dim=0)
     if total[Fact.RATIO_COUNT] == 0:
-        return torch.zeros(len(Gap), device=rows_NF.device)
+        return torch.zeros(len(GAPS), device=rows_NF.device)
     return torch.stack(
         [
             total[Fact.GAP_SUM] / total[Fact.GAP_COUNT].clamp(min=1),
@@ -194,32 +190,18 @@ def local_gap(rows_NF: torch.Tensor) -> torch.Tensor:
 def gap_metrics(gaps_PB5: torch.Tensor) -> dict[str, float]:
     """Metrics over P processes and B rollout batches, as in TRL: first the mean or extreme over
     the processes, then the mean over the batches."""
-    over_processes = {
-        Gap.MEAN: gaps_PB5.mean(dim=0),
-        Gap.MAX: gaps_PB5.amax(dim=0),
-        Gap.RATIO_MIN: gaps_PB5.amin(dim=0),
-        Gap.RATIO_MEAN: gaps_PB5.mean(dim=0),
-        Gap.RATIO_MAX: gaps_PB5.amax(dim=0),
-    }
-    return {
-        name.value: over_processes[name][:, place].mean().item() for place, name in enumerate(Gap)
-    }
+    columns = zip(GAPS.items(), gaps_PB5.unbind(dim=2), strict=True)
+    return {name: over(gaps_PB, dim=0).mean().item() for (name, over), gaps_PB in columns}
 
 
 def held_by_length(rows_NF: torch.Tensor) -> dict[str, float]:
     """`sampling/dropped/q1` (shortest quarter of the completions) to `q4` (longest): mean HELD.
 
     These four numbers show whether a sequence-level correction affects long completions more than
-    short ones. Completions without tokens are left out; an empty quarter is not logged.
+    short ones.
     """
-    rows_NF = rows_NF[rows_NF[:, Fact.LENGTH] > 0]
-    order = torch.argsort(rows_NF[:, Fact.LENGTH], stable=True)
-    quarters = torch.tensor_split(rows_NF[order, Fact.HELD], 4)
-    return {
-        f"sampling/dropped/q{place}": quarter.mean().item()
-        for place, quarter in enumerate(quarters, start=1)
-        if len(quarter)
-    }
+    quarters = quarters_by_length(rows_NF[:, Fact.HELD], rows_NF[:, Fact.LENGTH])
+    return {f"sampling/dropped/{name}": held.mean().item() for name, held in quarters.items()}
 
 
 def effective_sample_size(rows_NF: torch.Tensor) -> dict[str, float]:

@@ -149,6 +149,17 @@ def completion_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> di
     return {**lengths, **truncation_metrics(lengths_N, truncated_N)}
 
 
+def quarters_by_length(values_N: torch.Tensor, tokens_N: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Values of the completions, in quarters from the shortest (`q1`) to the longest (`q4`).
+
+    Completions without tokens are left out, and so is a quarter without completions.
+    """
+    has_tokens_N = tokens_N > 0
+    order = torch.argsort(tokens_N[has_tokens_N], stable=True)
+    quarters = torch.tensor_split(values_N[has_tokens_N][order], 4)
+    return {f"q{place}": each for place, each in enumerate(quarters, start=1) if len(each)}
+
+
 def length_spread(lengths_N: torch.Tensor, num_generations: int) -> float:
     """How much responses to one question differ in length: the standard deviation (ddof 1) of a
     group's lengths, averaged over the groups, as a share of the mean length (0 if all are empty).

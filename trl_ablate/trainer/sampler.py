@@ -37,8 +37,6 @@ class Sampler:
     def __init__(self, config: AblationConfig):
         self._staleness = config.rollout_staleness
         self._dtype = config.sampler_dtype
-        self.exchanges = config.exchanges_weights
-        self.differs = config.sampler_differs
         self._kept: deque[Weights] = deque(maxlen=self._staleness + 1)
         """Copies at the start of the last GRPO steps, the oldest first."""
         self._kept_at = -1
