@@ -14,6 +14,7 @@ from trl_ablate.study.definition import load_study
 from trl_ablate.study.kept_runs import beside, restore
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.resolution import resolve_plan
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 HEAD = """
@@ -88,7 +89,7 @@ KEPT = [
 @pytest.mark.parametrize("file", KEPT, ids=lambda file: file.parent.name)
 def test_committed_numbers_come_out_of_committed_runs(file, tmp_path):
     plan, store = resolve_plan(load_study(file)), RunStore(tmp_path / "runs")
-    restored = restore(beside(file), store, plan.runs())
+    restored = restore(StudyRuns(plan, store), beside(file))
     committed = read_object(file.parent / "report.json")
     assert len(restored) >= committed["details"]["runs"] > 0  # more: trials of tuned arms
     report_study(plan, store, file, tmp_path)

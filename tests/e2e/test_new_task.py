@@ -10,7 +10,7 @@ from tests.conftest import REPOSITORY
 from tests.support.warm import warm
 from trl_ablate.cli import check, new
 from trl_ablate.study.engines import Job
-from trl_ablate.study.engines.shipping import begin, pack
+from trl_ablate.study.engines.shipping import pack, working
 
 FEW = [
     "--grpo_steps", "2", "--eval_steps", "2", "--report_to", "none",
@@ -127,6 +127,7 @@ def test_its_runs_train_where_only_their_bundle_is(folder, tmp_path):
     shutil.rmtree(folder)
     home = tmp_path / "there"
     (home / "empty").mkdir(parents=True)
-    assert begin(bundle, home, code=REPOSITORY, cwd=home / "empty").wait() == 0
+    with working(bundle, home, code=REPOSITORY, cwd=home / "empty") as process:
+        assert process.wait() == 0
     rows = [json.loads(line) for line in (home / "run" / "metrics.jsonl").open()]
     assert "rewards/correct/mean" in rows[-1] or "rewards/correct/mean" in rows[-2]

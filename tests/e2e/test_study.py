@@ -4,52 +4,42 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
-from types import SimpleNamespace
+from argparse import Namespace
 
 import pytest
 
-from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
+from tests.support.drive_study import FAKE_IMPORTS
 from tests.support.studies import (
+    FAILING,
     SECONDS,
+    check_failures,
     children,
     drive,
     kill_at_random,
     numbers,
+    run_here,
     starts,
+    undisturbed,
     wait_for,
 )
 from tests.support.synthetic_study import METRIC, make_plan
 from tests.support.warm import warm
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
-from trl_ablate.study.engines.local import LocalEngine, engine_of, free_gpus
+from trl_ablate.study.engines.local import LocalEngine, free_gpus, make
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
-from trl_ablate.study.runner import Outcome, Runner
 from trl_ablate.study.store import RunStore
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
 
 
-def run_here(store: RunStore, arms: dict, **options) -> Outcome:
-    warm = options.pop("warm", FAKE_IMPORTS)
-    machine = {key: options.pop(key) for key in ("of_one_core",) if key in options}
-    engine = LocalEngine(options.pop("jobs", 2), **machine, command=FAKE_TRAIN, warm=warm)
-    return Runner(make_plan(arms), store, engine, **options).run()
-
-
-def undisturbed(folder: Path, arms: dict) -> list:
-    """The study's numbers where nothing is killed and nothing waits."""
-    hasty = {name: settings | {"pause": 0.0} for name, settings in arms.items()}
-    store = RunStore(folder)
-    run_here(store, hasty)
-    return numbers(store, hasty)
-
-
-@pytest.mark.parametrize(
+WARM_OR_COLD = pytest.mark.parametrize(
     "start",
     [pytest.param(FAKE_IMPORTS, id="warm"), pytest.param(None, id="cold", marks=pytest.mark.slow)],
 )
+
+
+@WARM_OR_COLD
 def test_every_run_once_and_then_none(tmp_path, start):
     arms = {"a": {"top": 0.8}, "b": {"top": 0.5}, "a_again": {"top": 0.8}}
     store = RunStore(tmp_path)
@@ -64,39 +54,14 @@ def test_every_run_once_and_then_none(tmp_path, start):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "start",
-    [
-        pytest.param(FAKE_IMPORTS, id="warm"),
-        pytest.param(None, id="cold"),
-    ],
-)
+@WARM_OR_COLD
 def test_failures_are_retried_recorded_and_do_not_stop_the_others(tmp_path, start):
-    arms = {
-        "well": {"top": 0.8},
-        "once": {"top": 0.7, "fails": 1},
-        "always": {"top": 0.6, "fails": 99},
-        "killed": {"top": 0.5, "dies": 99},
-        "nothing": {"top": 0.4, "never_starts": 99},
-    }
+    arms = FAILING | {"once": {"top": 0.7, "fails": 1}}
     store = RunStore(tmp_path)
     outcome = run_here(store, arms, retries=1, warm=start)
-    plan = make_plan(arms)
-    states = {arm.name: [store.state(run.id) for run in arm.runs] for arm in plan.arms}
-    assert {name: {s.status for s in found} for name, found in states.items()} == {
-        "well": {"finished"},
-        "once": {"finished"},
-        "always": {"failed"},
-        "killed": {"failed"},
-        "nothing": {"failed"},
-    }
+    check_failures(store, arms)
     assert len(outcome.failed) == 9 and len(outcome.done) == 6
     assert sorted(starts(store.path).values()) == [1] * 3 + [2] * 12
-    assert states["always"][0].reason == "RuntimeError: out of luck"
-    assert (states["killed"][0].reason or "").startswith("killed by signal 9")
-    assert states["nothing"][0].reason == "exit code 1; error: no such profile"
-    log = store.log(plan.arms[2].runs[0].id).read_text()
-    assert log.count("--- attempt") == 2 and "Traceback" in log
 
 
 def test_a_run_that_is_refused_is_not_tried_again(tmp_path):
@@ -190,9 +155,11 @@ def test_free_gpus_are_those_that_nobody_uses(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("cores", "slots"), [(1, 1), (2, 2), (64, 8)])
 def test_runs_of_the_miniature_take_a_core_each(monkeypatch, cores, slots):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    assert engine_of(SimpleNamespace(for_gpu=False, of_one_core=True), None).slots == slots
-    assert engine_of(SimpleNamespace(for_gpu=False, of_one_core=True), 3).slots == 3
-    assert engine_of(SimpleNamespace(for_gpu=False, of_one_core=False), None).slots == 1
+
+    def slots_of(jobs: int | None, of_one_core: bool) -> int:
+        return make(Namespace(jobs=jobs), Namespace(for_gpu=False, of_one_core=of_one_core)).slots
+
+    assert slots_of(None, True) == slots and slots_of(3, True) == 3 and slots_of(None, False) == 1
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from trl_ablate.cli import study as command
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.engines import detached, hf_jobs, shipping
 from trl_ablate.study.runner import Runner
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 TOKEN = "hf_" + "WriteTokenOfTheTester0123456789ab"
@@ -52,7 +53,7 @@ def options(*words):
 
 def runner(store, arms, *words, **how):
     plan = make_plan(arms)
-    return Runner(plan, store, hf_jobs.make(options(*words), plan), **how)
+    return Runner(StudyRuns(plan, store), hf_jobs.make(options(*words), plan), **how)
 
 
 @pytest.mark.slow
@@ -71,8 +72,9 @@ def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
     assert store.away_by_engine(left) == {"hf_jobs": left}
     for process, _ in hub.jobs.values():
         process.wait()
-    engine = hf_jobs.fetching(make_plan(ARMS), checkpoints=False)
-    done = Runner(make_plan(ARMS), store, engine, retries=0, stay=False, only=left).run().done
+    study = StudyRuns(make_plan(ARMS), store)
+    engine = hf_jobs.fetching(study.plan, checkpoints=False)
+    done = Runner(study, engine, retries=0, stay=False, only=left).run().done
     assert sorted(done) == sorted(left) and not list(store.path.glob("*.away"))
     assert len(hub.jobs) == 3  # fetching has started none
     assert numbers(store, ARMS) == undisturbed(tmp_path / "calm", ARMS)
@@ -131,12 +133,3 @@ def test_what_cannot_start_a_job_is_refused(hub, monkeypatch, words, sentence):
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(ConfigurationError, match=sentence):
         hf_jobs.make(options(*words), make_plan(ARMS))
-
-
-def test_the_command_takes_the_options_of_the_engine(capsys):
-    words = ["run", "std_dev", "--engine", "hf_jobs", "--flavor", "t4-small", "--detach"]
-    given = command.parse(words)
-    assert (given.flavor, given.detach, given.timeout) == ("t4-small", True, "12h")
-    with pytest.raises(ConfigurationError, match="--flavor does not apply to --engine modal"):
-        command.parse(["run", "std_dev", "--engine", "modal", "--flavor", "t4-small"])
-    assert "torch" in " ".join(hf_jobs.install())

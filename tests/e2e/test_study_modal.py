@@ -17,6 +17,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.engines import shipping
 from trl_ablate.study.engines.shipping import Bundle
 from trl_ablate.study.runner import Outcome, Runner
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 modal = pytest.importorskip(
@@ -79,7 +80,8 @@ def here(tmp_path, monkeypatch):
 
 
 def run_there(here: Here, store: RunStore, arms: dict, **options) -> Outcome:
-    return Runner(make_plan(arms), store, DetachedEngine(here, slots=6), **options).run()
+    study = StudyRuns(make_plan(arms), store)
+    return Runner(study, DetachedEngine(here, study.plan), **options).run()
 
 
 def test_started_left_and_fetched(tmp_path, here):

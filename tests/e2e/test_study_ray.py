@@ -12,7 +12,9 @@ import tempfile
 import pytest
 
 from tests.support.studies import (
+    FAILING,
     SECONDS,
+    check_failures,
     children,
     drive,
     kill_at_random,
@@ -79,8 +81,7 @@ def nodes(scratch):
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory):
     """The numbers of the study when processes of this machine do it."""
-    hasty = {name: settings | {"pause": 0.0} for name, settings in ARMS.items()}
-    return undisturbed(tmp_path_factory.mktemp("calm"), hasty)
+    return undisturbed(tmp_path_factory.mktemp("calm"), ARMS)
 
 
 def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, calm):
@@ -129,17 +130,6 @@ def test_ctrl_c_ends_the_runs_and_the_study_goes_on_later(tmp_path, nodes, scrat
 
 @pytest.mark.long
 def test_failures_come_home_with_their_reason(tmp_path, nodes):
-    arms = {"well": {"top": 0.8}, "always": {"top": 0.6, "fails": 99}}
-    arms |= {"killed": {"top": 0.5, "dies": 99}, "nothing": {"top": 0.4, "never_starts": 99}}
     store = RunStore(tmp_path / "runs")
-    assert drive(store, arms, "--ray_address", nodes.address).wait(SECONDS) == 1
-    plan = make_plan(arms)
-    states = {arm.name: store.state(arm.runs[0].id) for arm in plan.arms}
-    assert {name: state.reason for name, state in states.items()} == {
-        "well": None,
-        "always": "RuntimeError: out of luck",
-        "killed": "killed by signal 9; it printed nothing",
-        "nothing": "exit code 1; error: no such profile",
-    }
-    assert states["killed"].record["attempts"] == 2
-    assert store.log(plan.arms[1].runs[0].id).read_text().count("Traceback") == 2
+    assert drive(store, FAILING, "--ray_address", nodes.address).wait(SECONDS) == 1
+    check_failures(store, FAILING)

@@ -42,9 +42,9 @@ def sbatch(tmp_path, monkeypatch):
 
 
 def script_for(store: RunStore) -> str:
-    plan = make_plan(ARMS)
+    study = StudyRuns(make_plan(ARMS), store)
     command = [sys.executable, str(DRIVER), str(store.path), json.dumps(ARMS)]
-    return array_job(plan, StudyRuns(plan, store).to_start, store, command, cpus=2, at_once=3)
+    return array_job(study, study.to_start, command, cpus=2, at_once=3)
 
 
 @pytest.mark.slow
@@ -130,7 +130,8 @@ def start_task(script: str) -> subprocess.Popen:
 
 def test_a_gpu_for_every_run_of_a_gpu_profile_and_the_whole_script(tmp_path):
     plan, store = replace(make_plan(ARMS), for_gpu=True), RunStore(tmp_path / "a b")
-    script = array_job(plan, ["x-seed0", "x-seed1"], store, ["true", "a b"], cpus=2)
+    study = StudyRuns(plan, store)
+    script = array_job(study, ["x-seed0", "x-seed1"], ["true", "a b"], cpus=2)
     assert (
         script
         == f"""#!/bin/bash
@@ -150,7 +151,7 @@ cd {Path.cwd()}
 exec true 'a b' --only "$run"
 """
     )
-    assert "--gres" not in array_job(make_plan(ARMS), ["x-seed0"], store, ["true"])
+    assert "--gres" not in array_job(StudyRuns(make_plan(ARMS), store), ["x-seed0"], ["true"])
 
 
 def test_what_sbatch_says_is_passed_on(tmp_path, sbatch, monkeypatch):

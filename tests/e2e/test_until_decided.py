@@ -66,10 +66,10 @@ def test_moved_to_another_engine_between_looks_it_reaches_the_same_verdicts(
     """The first look as an array job, the others by processes of this machine."""
     store, arms = RunStore(tmp_path / "runs"), paused(0.0)
     store.path.mkdir()
-    plan = plan_of(arms, [3, 5])
-    first = StudyRuns(plan, store).of_pass(True)
+    study = StudyRuns(plan_of(arms, [3, 5]), store)
+    first = study.of_pass(True)
     command = [sys.executable, str(DRIVER), str(store.path), json.dumps(arms)]
-    submit(array_job(plan, first, store, command, cpus=1, at_once=2))
+    submit(array_job(study, first, command, cpus=1, at_once=2))
     assert len(first) == 9 and set(starts(store.path)) == set(first)
     assert drive(store, arms, *LOOKS).wait(SECONDS) == 0
     assert set(starts(store.path).values()) == {1}

@@ -34,14 +34,12 @@ def main() -> int:
     parser.add_argument("--looks", type=json.loads, default=[], help="seeds until decided")
     options = parser.parse_args()
     Termination().listen()
-    plan = plan_of(options.arms, options.looks)
-    store = RunStore(options.runs)
+    runs = StudyRuns(plan_of(options.arms, options.looks), RunStore(options.runs))
     try:
-        if plan.looks:
-            runs = StudyRuns(plan, store)
+        if runs.plan.looks:
             how = {"until_decided": True, "retries": 1, "max_hours": None}
             return ended("made_up", runs, run_passes([runs], engine(options), **how))
-        outcome = Runner(plan, store, engine(options), only=options.only, say=say).run()
+        outcome = Runner(runs, engine(options), only=options.only, say=say).run()
     except KeyboardInterrupt:
         return 130
     return 1 if outcome.failed else 3 if outcome.left else 0

@@ -9,15 +9,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
 from tests.support.fake_train import alive
 from tests.support.synthetic_study import METRIC, make_plan
 from trl_ablate.study.engines.local import LocalEngine
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.curves import planned_runs
-from trl_ablate.study.runner import Runner
+from trl_ablate.study.runner import Outcome, Runner
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore, id_of
 
 DRIVER = Path(__file__).with_name("drive_study.py")
@@ -56,17 +59,63 @@ def wait_for(condition, seconds: float = 30.0):
     return found
 
 
-def numbers(store: RunStore, arms: dict):
-    """The study's table: every run's name, status and curve."""
-    runs = planned_runs(make_plan(arms), store)
-    return [(run.name, run.status, run.series[METRIC].values) for run in runs]
+def numbers(store: RunStore, study: dict | Plan):
+    """The study's table: the name, status and curve of every run that has one."""
+    runs = planned_runs(plan_of(study), store)
+    return [
+        (run.name, run.status, run.series[METRIC].values) for run in runs if METRIC in run.series
+    ]
+
+
+def plan_of(study: dict | Plan) -> Plan:
+    """The plan of a study that is given by its arms."""
+    return make_plan(study) if isinstance(study, dict) else study
+
+
+def run_here(
+    store: RunStore,
+    study: dict | Plan,
+    *,
+    jobs: int = 2,
+    of_one_core: bool = False,
+    warm: Sequence[str] | None = FAKE_IMPORTS,
+    **options: Any,
+) -> Outcome:
+    """Do a study, or that of these arms, by processes of this machine."""
+    engine = LocalEngine(jobs, of_one_core=of_one_core, command=FAKE_TRAIN, warm=warm)
+    return Runner(StudyRuns(plan_of(study), store), engine, **options).run()
 
 
 def undisturbed(folder: Path, arms: dict):
-    """The study's table when processes of this machine do it, in a store of its own."""
-    store = RunStore(folder)
-    Runner(make_plan(arms), store, LocalEngine(jobs=3, command=FAKE_TRAIN, warm=FAKE_IMPORTS)).run()
-    return numbers(store, arms)
+    """The study's table where nothing is killed and nothing waits, in a store of its own."""
+    hasty = {name: settings | {"pause": 0.0} for name, settings in arms.items()}
+    run_here(store := RunStore(folder), hasty, jobs=3)
+    return numbers(store, hasty)
+
+
+FAILING = {
+    "well": {"top": 0.8},
+    "always": {"top": 0.6, "fails": 99},
+    "killed": {"top": 0.5, "dies": 99},
+    "nothing": {"top": 0.4, "never_starts": 99},
+}
+
+
+def check_failures(store: RunStore, arms: dict) -> None:
+    """After a study of these failing arms, and of others: each has its reason and its attempts."""
+    plan = make_plan(arms)
+    states = {arm.name: [store.state(run.id) for run in arm.runs] for arm in plan.arms}
+    reasons = {
+        "always": "RuntimeError: out of luck",
+        "killed": "killed by signal 9",
+        "nothing": "exit code 1; error: no such profile",
+    }
+    for name, found in states.items():
+        assert {state.status for state in found} == {"failed" if name in reasons else "finished"}
+        assert all((state.reason or "").startswith(reasons.get(name, "")) for state in found), name
+    assert {state.record["attempts"] for state in states["killed"]} == {2}
+    log = store.log(plan.arms[1].runs[0].id).read_text()
+    assert log.count("--- attempt") == log.count("Traceback") == 2
 
 
 def kill_at_random(

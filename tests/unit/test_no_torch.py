@@ -11,7 +11,7 @@ from tests.conftest import REPOSITORY
 
 LIGHT = ["run", "guard", "prompts", "study", "hub", "data", "miniature", "plan"]
 """Rooms of which every module is light, but for `HEAVY`."""
-HEAVY = ["study.resolution", "study.beforehand"]
+HEAVY = ["study.resolution"]
 
 PROGRAM = """
 import importlib, json, pkgutil, sys

@@ -26,7 +26,7 @@ from trl_ablate.metrics import stderr_of
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.masking import Masker
 from trl_ablate.run.untrusted import SafeConsole, for_terminal
-from trl_ablate.study.outline import LiveGrid, grid, show_plan
+from trl_ablate.study.outline import grid, show_plan
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
@@ -282,7 +282,7 @@ def shown(text: str, folder: Path) -> str:
     store = RunStore(folder / "runs")
     show_plan(console, StudyRuns(plan, store), 1)
     console.print(grid(StudyRuns(plan, store)))
-    LiveGrid(StudyRuns(plan, store), console).say(text)
+    console.print(text)
     return file.getvalue()
 
 

@@ -72,5 +72,10 @@ def check_engine(options: argparse.Namespace) -> None:
 
 
 def engine_module(name: str) -> Any:
-    """The module of an engine, which is imported now."""
-    return import_module(f"trl_ablate.study.engines.{name}")
+    """The module of an engine, which is imported now; some need a package of their own."""
+    try:
+        return import_module(f"trl_ablate.study.engines.{name}")
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"--engine {name}: there is no module '{error.name}'; pip install 'trl-ablate[{name}]'"
+        ) from error

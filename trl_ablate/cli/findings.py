@@ -54,14 +54,13 @@ def write_reports(chosen: Path, runs: Path) -> None:
     for file in files_of(chosen):
         study = known(file, runs)
         plan, store = study.plan, study.store
-        restore(beside(file), store, plan.runs())
+        restore(study, beside(file))
         xray = xray_folder(store, plan.study) / XRAY
         if xray.is_file():
             shutil.copyfile(xray, file.parent / XRAY)
-        states = {run_id: store.state(run_id) for run_id in plan.runs()}
+        states, finished = study.states, len(study.done)
         if any(all(states[run.id].status == "to do" for run in arm.runs) for arm in plan.arms):
             continue
-        finished = sum(state.done for state in states.values())
         before = (read_report(file.parent) or {}).get("details", {}).get("runs", 0)
         if finished < before:
             console.print(
@@ -70,7 +69,7 @@ def write_reports(chosen: Path, runs: Path) -> None:
             )
             continue
         report_study(plan, store, file, file.parent)
-        keep(plan, store, beside(file))
+        keep(study, beside(file))
         console.print(f"report of {plan.study}: {finished} runs")
 
 

@@ -36,11 +36,10 @@ def main(options: argparse.Namespace) -> int:
     from trl_ablate.study.report.worlds_table import leverage_page
 
     runs = known(options.study, options.runs, options.profile)
-    plan, store = runs.plan, runs.store
     command = f"trl-ablate study run {options.study}; trl-ablate leverage {options.study}"
-    page = leverage_page(plan, planned_runs(plan, store), command)
+    page = leverage_page(runs.plan, planned_runs(runs.plan, runs.store), command)
     options.out.write_text(write_markdown(page), encoding="utf-8")
     if options.keep_runs:
-        keep(plan, store, beside(study_path(options.study)))
+        keep(runs, beside(study_path(options.study)))
     console.print(str(options.out))
     return DONE

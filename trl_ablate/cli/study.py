@@ -133,13 +133,13 @@ def plan(options: argparse.Namespace) -> int:
     if options.all:
         total(options)
         return DONE
-    from trl_ablate.study.engines.local import engine_of
+    from trl_ablate.study.engines import local
     from trl_ablate.study.expected_hours import probe
     from trl_ablate.study.outline import show_plan
 
     Termination().listen()
     runs = resolve(options.study, options.runs, options.profile)
-    engine = engine_of(runs.plan, options.jobs)
+    engine = local.make(options, runs.plan)
     if options.probe:
         probe(runs, engine, console.print)
     show_plan(console, runs, engine.slots, options.price_per_hour)
@@ -152,10 +152,10 @@ def plan(options: argparse.Namespace) -> int:
 
 def total(options: argparse.Namespace) -> list["StudyRuns"]:
     """The studies of the list; what they need is printed."""
-    from trl_ablate.study.engines.local import engine_of
+    from trl_ablate.study.engines import local
 
     studies = [known(file, options.runs) for file in files_of(options.all)]
-    show_total(studies, engine_of(studies[0].plan, options.jobs).slots)
+    show_total(studies, local.make(options, studies[0].plan).slots)
     return studies
 
 
@@ -228,9 +228,8 @@ def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str]
         return DONE
     study = study_path(options.study)
     command = slurm.study_command(study, runs.store, "--retries", str(options.retries))
-    script = slurm.array_job(
-        runs.plan, chosen, runs.store, command, cpus=options.cpus_per_run, at_once=options.jobs
-    )
+    cpus, at_once = options.cpus_per_run, options.jobs
+    script = slurm.array_job(runs, chosen, command, cpus=cpus, at_once=at_once)
     if options.submit:
         console.print(f"submitted {len(chosen)} runs as job {slurm.submit(script)}")
     else:
@@ -280,7 +279,7 @@ def restore(options: argparse.Namespace) -> int:
         file = kept_runs.beside(study)
         if file.is_file():
             runs = known(study, options.runs)
-            restored = kept_runs.restore(file, runs.store, runs.plan.runs())
+            restored = kept_runs.restore(runs, file)
             console.print(f"{runs.plan.study}: {len(restored)} runs restored")
         elif not options.all:
             raise ConfigurationError(f"there is no {file}, so no run is kept of this study")

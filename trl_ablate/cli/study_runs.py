@@ -67,11 +67,12 @@ def files_of(chosen: Path) -> list[Path]:
 
 
 def executed(runs: "StudyRuns", engine: "Engine", **how) -> "Outcome":
-    from trl_ablate.study.outline import LiveGrid
+    from trl_ablate.study.outline import live_grid
     from trl_ablate.study.runner import Runner
 
-    with LiveGrid(runs, console) as live:
-        return Runner(runs.plan, runs.store, engine, say=live.say, watch=live.redraw, **how).run()
+    with live_grid(runs, console) as redraw:
+        how |= {"say": console.print, "watch": redraw}
+        return Runner(runs, engine, **how).run()
 
 
 def run_passes(

@@ -33,11 +33,10 @@ from typing import Any, overload
 import numpy as np
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.looks import LOOKS, check_looks, check_margin, finite_numbers
 from trl_ablate.study.nominal import critical_t, nominal_level
 from trl_ablate.study.two_part import FEWEST, TwoPart, judge_two_parts
 from trl_ablate.study.two_part import LOOKS as TWO_PART_LOOKS
-from trl_ablate.study.verdict import Verdict
+from trl_ablate.study.verdict import LOOKS, Verdict, check_looks, check_margin, finite_numbers
 
 LEVEL = 0.05
 MOST_FLIPPED = 30

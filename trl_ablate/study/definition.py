@@ -39,9 +39,8 @@ from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.recipe.places import SHIPPED, SUFFIXES
 from trl_ablate.recipe.strict import check_value, nearest, read_mapping
 from trl_ablate.study.factors import Design, read_design
-from trl_ablate.study.looks import check_looks, check_margin
 from trl_ablate.study.tuning import Statistic, Tuning, make_tuning
-from trl_ablate.study.verdict import Expectation, Judge
+from trl_ablate.study.verdict import Expectation, Judge, check_looks, check_margin
 
 RESERVED = ("arm", "extends", "output_dir", "profile", "run_name", "seed", "study")
 """Settings that the study sets for every run."""
@@ -72,9 +71,11 @@ class Asked:
     """If the study tunes, its arms are the candidates."""
 
 
-FOUND = ("looks", "threshold", "design", "tuning")
-"""What `Asked` has under other keys than a study file."""
-AS_GIVEN = {key: hint for key, hint in get_type_hints(Asked).items() if key not in FOUND}
+AS_GIVEN = {
+    key: hint
+    for key, hint in get_type_hints(Asked).items()
+    if key not in ("looks", "threshold", "design", "tuning")  # which a study file states otherwise
+}
 KEYS: dict[str, Any] = AS_GIVEN | {
     "arms": list[str] | dict,
     "seeds": list[int] | dict,
@@ -131,12 +132,15 @@ def load_study(path: Path) -> Study:
     """Read and check a study; raises `ConfigurationError` if anything in it is wrong."""
     what = f"study {path}"
     given = checked(read_mapping(path, "study"), KEYS, what)
-    design = _design(given, what)
+    _check_together(given, what)
+    design = None
+    if "factors" in given:
+        _check_free(given["factors"], what)
+        design = read_design(given["factors"], str(given.get("fraction", "1")), what)
     for key in ("question", "arms", "seeds"):
         if not given.get(key) and not (design and key == "arms"):
             raise ConfigurationError(f"{what} has no `{key}`; add it")
     looks, seeds = _looks_and_seeds(given["seeds"], f"{what}: seeds")
-    _check_kind(given, looks, what)
     overrides = given.get("overrides", {})
     _check_free(overrides, what)
     if design:
@@ -158,22 +162,30 @@ def load_study(path: Path) -> Study:
     return _with_candidates(study, given["tune"], what) if "tune" in given else study
 
 
-def _check_kind(given: Mapping[str, Any], looks: Sequence[int], what: str) -> None:
+def _check_together(given: Mapping[str, Any], what: str) -> None:
     """Refuse keys that do not go together."""
-    two_part = given.get("judge") == "two_part"
-    for key in ("reference_seeds", "success"):
-        if key in given and not two_part:
-            raise ConfigurationError(f"{what}: {key} needs `judge: two_part`; add it")
-    if two_part and "factors" in given:
-        raise ConfigurationError(
-            f"{what} has factors, whose effects are not judged in two parts; remove `judge`"
-        )
-    fixed = [key for key in ("factors", "tune") if key in given]
-    if looks and fixed and not two_part:
-        raise ConfigurationError(
-            f"{what} has looks and {fixed[0]}, which need a fixed number of seeds; give `seeds` as "
-            "a list"
-        )
+    two_part, factors = given.get("judge") == "two_part", "factors" in given
+    looks = isinstance(given.get("seeds"), dict) and not two_part
+    both = given.get("factors", {}).keys() & given.get("overrides", {}).keys()
+    only = "applies to `factors` only; remove it, or give factors"
+    fixed = "which need a fixed number of seeds; give `seeds` as a list"
+    pooled = "needs `judge: two_part`; add it"
+    for holds, sentence in (
+        (not two_part and "reference_seeds" in given, f"reference_seeds {pooled}"),
+        (not two_part and "success" in given, f"success {pooled}"),
+        (not factors and "fraction" in given, f"'fraction' {only}"),
+        (not factors and "recipe" in given, f"'recipe' {only}"),
+        (factors and "arms" in given, "it has both `arms` and `factors`; keep one: the "
+         "combinations of the factors are the arms"),
+        (factors and two_part, "it has factors, whose effects are not judged in two parts; remove "
+         "`judge`"),
+        (looks and factors, f"it has looks and factors, {fixed}"),
+        (looks and "tune" in given, f"it has looks and tune, {fixed}"),
+        (both, f"'{', '.join(sorted(both))}' is a factor and an override, which would replace all "
+         "its levels; remove one of the two"),
+    ):  # fmt: skip
+        if holds:
+            raise ConfigurationError(f"{what}: {sentence}")
 
 
 def _with_more_seeds(arm: Arm, number: int, what: str) -> Arm:
@@ -186,41 +198,18 @@ def _with_more_seeds(arm: Arm, number: int, what: str) -> Arm:
     return replace(arm, seeds=(*own, *range(after, after + number - len(own))))
 
 
-def _design(given: Mapping[str, Any], what: str) -> Design | None:
-    """The factorial design of a study that has `factors` in place of `arms`."""
-    if "factors" not in given:
-        for key in ("fraction", "recipe"):
-            if key in given:
-                raise ConfigurationError(
-                    f"{what}: '{key}' applies to `factors` only; remove it, or give factors"
-                )
-        return None
-    if "arms" in given:
-        raise ConfigurationError(
-            f"{what} has both `arms` and `factors`; keep one: the combinations of the factors are "
-            "the arms"
-        )
-    _check_free(given["factors"], what)
-    for key in given["factors"]:
-        if key in given.get("overrides", {}):
-            raise ConfigurationError(
-                f"{what}: '{key}' is a factor and an override, which would replace all its levels; "
-                "remove one of the two"
-            )
-    return read_design(given["factors"], str(given.get("fraction", "1")), what)
-
-
 def _arms(given: list[str] | dict[str, Any], seeds: tuple[int, ...], study: Path) -> list[Arm]:
-    if isinstance(given, dict):
-        return [_arm(name, entry, seeds, study) for name, entry in given.items()]
-    names = [_stem(name) for name in given]
-    for place, name in enumerate(names):
-        if name in names[:place]:
-            raise ConfigurationError(
-                f"study {study}: arm '{name}' occurs twice; give one of the two another name "
-                "(arms: a mapping of names to recipes)"
-            )
-    return [_arm(name, entry, seeds, study) for name, entry in zip(names, given, strict=True)]
+    """An arm that is given as a recipe has the name of its file; `lr_1.5e-5` is a whole name."""
+    if isinstance(given, list):
+        names = [Path(name).stem if name.endswith(SUFFIXES) else Path(name).name for name in given]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigurationError(
+                    f"study {study}: arm '{name}' occurs twice; give one of the two another name "
+                    "(arms: a mapping of names to recipes)"
+                )
+        given = dict(zip(names, given, strict=True))
+    return [_arm(name, entry, seeds, study) for name, entry in given.items()]
 
 
 def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
@@ -241,12 +230,6 @@ def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
             f"position, so give {len(seeds)}"
         )
     return Arm(name, find_recipe(given["recipe"], study), overrides, own)
-
-
-def _stem(name: str) -> str:
-    """The name of an arm that is given as a recipe: the file name without its suffix, or the given
-    name itself (`lr_1.5e-5`)."""
-    return Path(name).stem if name.endswith(SUFFIXES) else Path(name).name
 
 
 def _references(

@@ -160,37 +160,32 @@ def typical(found: Sequence[Measured]) -> Measured | None:
 
 
 def probe(runs: StudyRuns, engine: Engine, say: Callable[[str], None]) -> None:
-    """Probe the first arm that can be probed, unless an arm has been measured.
+    """Run two steps of the first arm that can be measured so, unless an arm has been measured.
 
     A failed probe is reported and leaves its arm unmeasured. Ctrl-C ends the current probe.
     """
     if any(measured_arms(runs).values()):
         return
+    store, options = runs.store, (f"--grpo_steps={PROBE_STEPS}", "--report_to=none", "--overwrite")
     for arm in runs.plan.arms:
-        if _probe(arm, runs.store, engine, say):
+        name = probe_name(arm.runs[0])
+        lock = store.lock(name)
+        if not lock.acquire():
+            say(f"{arm.name} is being probed by another process; skipped")
+            continue
+        say(f"{arm.name}: probing {PROBE_STEPS} steps")
+        target = store.directory(name).path, store.log(name), lock.descriptor, store.away(name)
+        process = engine.start(Job((*arm.runs[0].words, *options), *target), 0)
+        try:
+            code = process.wait()
+        finally:
+            process.ask_to_end()
+            process.end()
+            lock.remove()
+        if code != 0:
+            say(f"{arm.name}: probe failed: {last_line(store.log(name))}")
+        if measure(store, name) is not None:
             return
-
-
-def _probe(arm: PlannedArm, store: RunStore, engine: Engine, say: Callable[[str], None]) -> bool:
-    """Run two steps of an arm; whether that measured it."""
-    name = probe_name(arm.runs[0])
-    lock = store.lock(name)
-    if not lock.acquire():
-        say(f"{arm.name} is being probed by another process; skipped")
-        return False
-    say(f"{arm.name}: probing {PROBE_STEPS} steps")
-    words = (*arm.runs[0].words, f"--grpo_steps={PROBE_STEPS}", "--report_to=none", "--overwrite")
-    target = store.directory(name).path, store.log(name), lock.descriptor, store.away(name)
-    process = engine.start(Job(words, *target), 0)
-    try:
-        code = process.wait()
-    finally:
-        process.ask_to_end()
-        process.end()
-        lock.remove()
-    if code != 0:
-        say(f"{arm.name}: probe failed: {last_line(store.log(name))}")
-    return measure(store, name) is not None
 
 
 def probe_name(run: PlannedRun) -> str:

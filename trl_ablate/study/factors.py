@@ -4,19 +4,25 @@
     fraction: 1/2                 only with three or more factors of two levels
 
 The first level of every factor is the reference cell. A fraction halves the cells of the two-level
-factors; factors with more levels are crossed with all of them. Pure.
+factors; factors with more levels are crossed with all of them.
+
+In a fraction the levels are coded -1 (first) and +1 (second). A *word* is a set of factors whose
+product of codes is the same in every cell that runs; the set of all words is the defining relation.
+An effect cannot be separated from its product with any word: they are *aliases*. Pure.
+
+Source: Box, Hunter and Hunter, Statistics for Experimenters, 2nd edition, chapter 6.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
+from math import prod
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.fraction import Word, aliases_of, defining_words, in_fraction
 
 MAX_CELLS = 256
 HALVINGS = {"1": 0, "1/2": 1, "1/4": 2, "1/8": 3, "1/16": 4}
@@ -27,6 +33,8 @@ LEAST_RESOLUTION = 3
 MAX_LETTERS = 80
 SEPARATOR = "--"
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+Word = frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -175,3 +183,43 @@ def _same(level: Any, other: Any) -> bool:
 def _key(value: Any) -> str:
     """Equal for equal settings only: `1` and `true` are equal in Python."""
     return json.dumps(value, sort_keys=True)
+
+
+def defining_words(names: Sequence[str], halvings: int) -> tuple[Word, ...]:
+    """The words of the fraction 1 / 2^halvings with the fewest short words (minimum aberration),
+    shortest first. The last `halvings` factors follow from products of the others."""
+    basic, derived = names[: len(names) - halvings], names[len(names) - halvings :]
+    products = [
+        frozenset(chosen)
+        for size in range(len(basic), 0, -1)
+        for chosen in combinations(basic, size)
+    ]
+    relations = (
+        _all_products([product | {name} for product, name in zip(chosen, derived, strict=True)])
+        for chosen in combinations(products, halvings)
+    )
+    best = min(relations, key=lambda words: _aberration(words, len(names)), default=())
+    return tuple(sorted(best, key=lambda word: (len(word), [name not in word for name in names])))
+
+
+def in_fraction(codes: Mapping[str, int], words: Iterable[Word]) -> bool:
+    """Whether a cell is in the fraction: the product over each word is that of the reference."""
+    return all(prod(codes[name] for name in word) == (-1) ** len(word) for word in words)
+
+
+def aliases_of(effect: Word, words: Iterable[Word]) -> list[Word]:
+    """The effects that the fraction cannot separate from this one, shortest first."""
+    return sorted((effect ^ word for word in words), key=lambda alias: (len(alias), sorted(alias)))
+
+
+def _all_products(generators: Sequence[Word]) -> tuple[Word, ...]:
+    found: list[Word] = []
+    for generator in generators:
+        found += [generator, *(generator ^ word for word in found)]
+    return tuple(found)
+
+
+def _aberration(words: Iterable[Word], longest: int) -> list[int]:
+    """The number of words of each length, from 1 on."""
+    lengths = [len(word) for word in words]
+    return [lengths.count(length) for length in range(1, longest + 1)]

@@ -17,7 +17,8 @@ from trl_ablate.metrics import stderr_of
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import part_of, replace_folder
 from trl_ablate.run.json_files import read_object, write_jsonl
-from trl_ablate.study.planned import Plan, PlannedRun
+from trl_ablate.study.planned import Plan
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 OF_THE_MACHINE = ("command", "host")
@@ -49,19 +50,15 @@ def beside(study: Path) -> Path:
     return study.with_name("runs.parquet")
 
 
-def keep(plan: Plan, store: RunStore, file: Path) -> int:
-    """Write the finished runs of a plan to a file, and those of them that it has already and the
+def keep(study: StudyRuns, file: Path) -> int:
+    """Write the finished runs of a study to a file, and those of them that it has already and the
     store does not; returns their number. The same runs make the same bytes. Not all runs are kept
     with all metrics (`_rows_of`)."""
     from pyarrow import parquet
 
-    wanted = plan.runs()
+    plan, wanted = study.plan, study.plan.runs()
     runs = {run_id: run for run_id, run in kept(file).items() if run_id in wanted}
-    runs |= {
-        run_id: _of_run(store, run_id, plan.primary_metric)
-        for run_id in wanted
-        if store.state(run_id).done
-    }
+    runs |= {run_id: _of_run(study.store, run_id, plan.primary_metric) for run_id in study.done}
     for arm in plan.arms:
         for position, run_id in enumerate(run.id for run in arm.runs):
             if run_id in runs:
@@ -96,9 +93,10 @@ def kept(file: Path) -> dict[str, Kept]:
     return runs
 
 
-def restore(file: Path, store: RunStore, wanted: Mapping[str, PlannedRun]) -> list[str]:
-    """Put the runs of a file that are not done into the store, if they are wanted;
-    returns their ids. A run that a process works on is left alone."""
+def restore(study: StudyRuns, file: Path) -> list[str]:
+    """Put those runs of a file into the store that the study has and that are not done; returns
+    their ids. A run that a process works on is left alone."""
+    store, wanted = study.store, study.plan.runs()
     runs, restored = kept(file), []
     for run_id in sorted(wanted.keys() & runs.keys()):
         lock = store.lock(run_id)

@@ -1,6 +1,7 @@
 """Print a plan, for a check before the study starts, and the grid of its runs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import mean
 from typing import NamedTuple
 
@@ -13,8 +14,8 @@ from trl_ablate.run.untrusted import FirstThatFits
 from trl_ablate.study.expected_hours import PROBE_STEPS, Estimate, estimate
 from trl_ablate.study.factors import Design, alias_lines, level_text, relation_text
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, setting, silent_differences
-from trl_ablate.study.runs import Finished, StudyRuns, bounds, tuning_of
-from trl_ablate.study.tuning import trials_per_arm
+from trl_ablate.study.runs import Finished, StudyRuns, bounds
+from trl_ablate.study.tuning import Tuning, trials_per_arm
 
 SPREADS = (0.8, 1.0, 1.25)
 """Standard deviations between runs, as shares of the margin, for which power is printed."""
@@ -55,7 +56,7 @@ def _parts(runs: StudyRuns) -> Iterator[RenderableType]:
     else:
         yield from _design(plan, plan.design)
     if plan.tuning:
-        yield Text(f"{tuning_text(plan, runs.finished)}\n")
+        yield Text(f"{tuning_text(plan, plan.tuning, runs.finished)}\n")
     if plan.design is None and plan.equivalence_margin:
         yield from power_lines(plan, plan.equivalence_margin)
     yield from _remarks(plan)
@@ -66,7 +67,7 @@ def _parts(runs: StudyRuns) -> Iterator[RenderableType]:
 def power_lines(plan: Plan, margin: float) -> Iterator[Text]:
     """The power of every comparison for the margin that the study asks about."""
     from trl_ablate.study.nominal import nominal_level
-    from trl_ablate.study.power import level_of_means, power_of
+    from trl_ablate.study.two_part import level_of_means, power_of
 
     n = min(len(arm.runs) for arm in plan.arms) - plan.trials
     looks, compared = plan.looks or (n,), len(plan.pairs)
@@ -162,9 +163,8 @@ def _what_it_takes(expected: Estimate, plan: Plan, slots: int, price: float | No
     return words
 
 
-def tuning_text(plan: Plan, finished: Finished) -> str:
+def tuning_text(plan: Plan, tuning: Tuning, finished: Finished) -> str:
     """The number of trials and of other runs, for people."""
-    tuning = tuning_of(plan)
     least, most = (len(runs) for runs in bounds(plan, finished))
     halved = ", half of the values left after each" if tuning.halving else ""
     both = "" if plan.pool else " and at its reference's best"
@@ -244,26 +244,12 @@ def _alone(cell: Cell) -> Text:
     return Text(" ").join([cell.mark, *(Text(word) for word in words if word)])
 
 
-class LiveGrid:
-    """The grid, redrawn at the bottom of the terminal. Without a terminal, only lines are
-    printed."""
-
-    def __init__(self, runs: StudyRuns, console: Console):
-        self._runs, self._console = runs, console
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-
-    def __enter__(self) -> "LiveGrid":
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        if self._live:
-            self._live.stop()
-
-    def redraw(self) -> None:
-        if self._live:
-            self._live.update(grid(self._runs.again()), refresh=True)
-
-    def say(self, text: str) -> None:
-        self._console.print(text)
+@contextmanager
+def live_grid(runs: StudyRuns, console: Console) -> Iterator[Callable[[], None]]:
+    """A function that draws the grid anew at the bottom of the terminal; elsewhere it does
+    nothing."""
+    if not console.is_terminal:
+        yield lambda: None
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda: live.update(grid(runs.again()), refresh=True)

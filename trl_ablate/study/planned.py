@@ -57,11 +57,6 @@ class PlannedArm:
     evaluations: int
     runs: tuple[PlannedRun, ...]
 
-    @property
-    def silent(self) -> dict[str, str]:
-        """Declared differences without an effect, and the reason."""
-        return {key: self.inert[key] for key in self.declared if key in self.inert}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Asked):
@@ -188,8 +183,9 @@ def silent_differences(plan: Plan) -> list[str]:
     """One sentence for each reason why declared differences have no effect."""
     arms: dict[tuple[str, str], list[str]] = {}
     for arm in plan.arms:
-        for key, why in arm.silent.items():
-            arms.setdefault((key, why), []).append(arm.name)
+        for key in arm.declared:
+            if key in arm.inert:
+                arms.setdefault((key, arm.inert[key]), []).append(arm.name)
     return [
         f"The declared {key} of {', '.join(names)} has no effect here: {why}"
         for (key, why), names in arms.items()

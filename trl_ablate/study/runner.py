@@ -1,4 +1,4 @@
-"""Execute all runs of a plan: skip, start, retry, wait, stop. No torch.
+"""Execute the runs of a study: skip, start, retry, wait, stop. No torch.
 
 The runner stores no state of its own: it reads everything from the run directories. So it can be
 killed at any time and started again. A run that fails is retried, then left as failed, while the
@@ -16,9 +16,9 @@ from trl_ablate.run.checkpoints import latest_whole_checkpoint
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.termination import Terminated
 from trl_ablate.study.engines import Engine, Job, Process
-from trl_ablate.study.planned import Plan, PlannedRun, in_order
-from trl_ablate.study.runs import next_runs, outcome_of
-from trl_ablate.study.store import RunLock, RunStore
+from trl_ablate.study.planned import PlannedRun, in_order
+from trl_ablate.study.runs import StudyRuns, next_runs, outcome_of
+from trl_ablate.study.store import RunLock
 
 POLL_SECONDS = 0.5
 
@@ -47,7 +47,7 @@ class Outcome:
 
 
 class Runner:
-    """Executes a plan.
+    """Executes the runs of a study.
 
     Args:
         retries: how often a failed run is retried.
@@ -62,8 +62,7 @@ class Runner:
 
     def __init__(
         self,
-        plan: Plan,
-        store: RunStore,
+        runs: StudyRuns,
         engine: Engine,
         *,
         retries: int = 1,
@@ -74,12 +73,12 @@ class Runner:
         say: Callable[[str], None] = lambda text: None,
         watch: Callable[[], None] = lambda: None,
     ):
-        self._store, self._engine = store, engine
+        self._plan, self._store, self._engine = runs.plan, runs.store, engine
         self._retries, self._say, self._watch = retries, say, watch
         self._until = None if max_hours is None else time.monotonic() + max_hours * 3600
         self._stay, self._waits_for_others = stay, waits_for_others or only is None
-        self._plan, self._schedules = plan, only is None
-        chosen = [] if only is None else [run for run in in_order(plan) if run.id in only]
+        self._schedules = only is None
+        chosen = [] if only is None else [run for run in in_order(runs.plan) if run.id in only]
         self._waiting = deque((run, 1) for run in chosen)
         self._met = {run.id for run in chosen}
         self._ended: dict[str, float | None] = {}

@@ -13,11 +13,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.looks import reference_runs
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, in_order
 from trl_ablate.study.report.curves import Run, planned_run, planned_runs
 from trl_ablate.study.store import RunStore, State
 from trl_ablate.study.tuning import Standing, Tuning, standing
+from trl_ablate.study.verdict import reference_runs
 
 if TYPE_CHECKING:
     from trl_ablate.study.report.analysis import Analysis
@@ -75,16 +75,6 @@ def up_to_next_look(plan: Plan, analysis: "Analysis") -> dict[str, int]:
     return seeds
 
 
-def compared(plan: Plan, finished: Finished) -> dict[str, Sequence[PlannedRun]]:
-    """The runs of each arm that are compared: with tuning, those at its best value, once it is
-    known."""
-    runs = plan.runs_of
-    if plan.tuning is None:
-        return runs
-    found = tuned(plan, finished)
-    return {each.arm: runs[each.best][plan.trials :] if each.best else () for each in found}
-
-
 def look_of(plan: Plan, wanted: Container[str]) -> int:
     """The number of the look that needs these runs, from 0 on; 0 without looks."""
     places = [n for arm in plan.arms for n, run in enumerate(arm.runs) if run.id in wanted]
@@ -93,13 +83,14 @@ def look_of(plan: Plan, wanted: Container[str]) -> int:
 
 def tuned(plan: Plan, finished: Finished) -> list[Tuned]:
     """The tuning of every arm so far."""
-    tuning, runs = tuning_of(plan), plan.runs_of
+    tuning, runs = plan.tuning, plan.runs_of
+    assert tuning is not None, f"study {plan.study} has no tuning"
     found: dict[str, Standing] = {}
     for arm, candidates in tuning.arms.items():
         trials = {
             (value, seed): runs[name][seed].id
             for value, name in enumerate(candidates)
-            for seed in range(len(tuning.seeds))
+            for seed in range(plan.trials)
         }
         ended = {trial: finished[run_id] for trial, run_id in trials.items() if run_id in finished}
         found[arm] = standing(tuning, ended)
@@ -108,9 +99,8 @@ def tuned(plan: Plan, finished: Finished) -> list[Tuned]:
         chosen = found[of].chosen
         return None if chosen is None else tuning.arms[arm][chosen]
 
-    two_part = plan.judge == "two_part"
     return [
-        Tuned(arm, each, best(arm, arm), None if two_part else best(arm, plan.reference_of(arm)))
+        Tuned(arm, each, best(arm, arm), None if plan.pool else best(arm, plan.reference_of(arm)))
         for arm, each in found.items()
     ]
 
@@ -118,35 +108,24 @@ def tuned(plan: Plan, finished: Finished) -> list[Tuned]:
 def bounds(plan: Plan, finished: Finished) -> tuple[list[PlannedRun], list[PlannedRun]]:
     """The runs that the study needs in the best and in the worst case, given what has finished.
 
-    Best: all arms that are still tuned have the same best value. Worst: each differs from its
-    reference.
+    Best: all arms that are still tuned prefer the first value. Worst: each prefers another value
+    than its reference.
     """
-    if plan.tuning is None:
-        return in_order(plan), in_order(plan)
-    return _in_case(plan, finished, same=True), _in_case(plan, finished, same=False)
-
-
-def _in_case(plan: Plan, finished: Finished, *, same: bool) -> list[PlannedRun]:
-    """The runs, if tuning that is not complete prefers the first value in every arm (`same`), or
-    another value than in the arm's reference."""
-    tuning, ended = tuning_of(plan), dict(finished)
-    for name, candidates in tuning.arms.items():
-        favourite = 0 if same or _depth(plan, name) % 2 == 0 else len(candidates) - 1
-        for value, candidate in enumerate(candidates):
-            for run in plan.runs_of[candidate][: len(tuning.seeds)]:
-                ended.setdefault(run.id, PREFERRED if value == favourite else 0.0)
-    return needed(plan, ended)
+    cases = dict(finished), dict(finished)
+    for name, candidates in plan.tuning.arms.items() if plan.tuning else ():
+        last = len(candidates) - 1 if _depth(plan, name) % 2 else 0
+        for ended, favourite in zip(cases, (0, last), strict=True):
+            for value, candidate in enumerate(candidates):
+                for run in plan.runs_of[candidate][: plan.trials]:
+                    ended.setdefault(run.id, PREFERRED if value == favourite else 0.0)
+    best, worst = (needed(plan, ended) for ended in cases)
+    return best, worst
 
 
 def _depth(plan: Plan, arm: str) -> int:
     """The number of references between an arm and the first one."""
     reference = plan.reference_of(arm)
     return 0 if reference == arm else 1 + _depth(plan, reference)
-
-
-def tuning_of(plan: Plan) -> Tuning:
-    assert plan.tuning is not None, f"study {plan.study} has no tuning"
-    return plan.tuning
 
 
 @dataclass(frozen=True)
@@ -223,14 +202,17 @@ class StudyRuns:
         return [run.id for run in runs if run.id not in failed]
 
     def _of_next_look(self, ended: Finished) -> list[PlannedRun]:
-        """The trials that have not ended; after them, the runs of the next look."""
-        of_arm = compared(self.plan, ended)
-        tuning = self.plan.tuning
-        if tuning and not all(of_arm.values()):
-            return [run for run in next_runs(self.plan, ended) if run.seed in tuning.seeds]
-        seeds = up_to_next_look(self.plan, self.analysis)
+        """The trials that have not ended; after them, the runs of the next look: with tuning, those
+        at each arm's best value."""
+        plan, of_arm = self.plan, self.plan.runs_of
+        if plan.tuning:
+            best = {each.arm: each.best for each in tuned(plan, ended)}
+            if not all(best.values()):
+                return [run for run in next_runs(plan, ended) if run.seed in plan.tuning.seeds]
+            of_arm = {arm: of_arm[name][plan.trials :] for arm, name in best.items() if name}
+        seeds = up_to_next_look(plan, self.analysis)
         wanted = {run.id for arm, own in of_arm.items() for run in own[: seeds[arm]]}
-        return [run for run in in_order(self.plan) if run.id in wanted - self.done]
+        return [run for run in in_order(plan) if run.id in wanted - self.done]
 
     def check_has_looks(self) -> None:
         if not self.plan.looks:

@@ -5,8 +5,14 @@ from itertools import product
 import pytest
 
 from trl_ablate import ConfigurationError
-from trl_ablate.study.factors import alias_lines, read_design, relation_text
-from trl_ablate.study.fraction import aliases_of, defining_words, in_fraction
+from trl_ablate.study.factors import (
+    alias_lines,
+    aliases_of,
+    defining_words,
+    in_fraction,
+    read_design,
+    relation_text,
+)
 
 
 def two_levels(names: str) -> dict[str, list]:

@@ -11,6 +11,7 @@ from trl_ablate import ConfigurationError
 from trl_ablate.run.json_files import append_jsonl, read_object, write_json
 from trl_ablate.study.kept_runs import keep, kept, restore
 from trl_ablate.study.report.making import report_study
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 ARMS = {"a": {"top": 0.6}, "b": {"top": 0.7}}
@@ -29,14 +30,15 @@ def other(tmp_path):
 
 def test_the_report_elsewhere_is_the_same(study, other, tmp_path):
     (plan, store), file = study, tmp_path / "runs.parquet"
-    assert keep(plan, store, file) == 6
-    assert sorted(restore(file, other, plan.runs())) == sorted(plan.runs())
-    assert restore(file, other, plan.runs()) == []
+    elsewhere = StudyRuns(plan, other)
+    assert keep(StudyRuns(plan, store), file) == 6
+    assert sorted(restore(elsewhere, file)) == sorted(plan.runs())
+    assert restore(elsewhere, file) == []
     for made_of, out in ((store, "here"), (other, "there")):
         report_study(plan, made_of, tmp_path / "study.yaml", tmp_path / out)
     for name in ("report.json", "runs.csv"):
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
-    keep(plan, other, tmp_path / "again.parquet")  # the same runs are the same bytes
+    keep(elsewhere, tmp_path / "again.parquet")  # the same runs are the same bytes
     assert (tmp_path / "again.parquet").read_bytes() == file.read_bytes()
 
 
@@ -46,31 +48,27 @@ def test_only_finished_runs_are_kept_and_stay_kept(study, tmp_path):
     first, second, third, *others = plan.runs()
     for run_id, status in ((first, "failed"), (second, "running")):
         store.directory(run_id).update(status=status)
-    assert keep(plan, store, file) == 4
+    assert keep(StudyRuns(plan, store), file) == 4
     assert sorted(kept(file)) == sorted([third, *others])
     shutil.rmtree(store.directory(third).path)
-    assert keep(plan, store, file) == 4
+    assert keep(StudyRuns(plan, store), file) == 4
 
 
-def test_one_run_of_an_arm_has_its_mechanism(study, tmp_path):
+def test_which_metrics_are_kept_depends_on_the_place_of_a_run(study, tmp_path):
+    """The first run of an arm has its mechanism; of two parts, those up to the first look have
+    gradient norms."""
     (plan, store), file = study, tmp_path / "runs.parquet"
+    row = {"step": 99, "style/full": 0.5, "advantages/weight/q1": 0.2, "grad_norm": 0.5}
     for run_id in plan.runs():
-        metrics = store.directory(run_id).metrics_file
-        append_jsonl(metrics, {"step": 99, "style/full": 0.5, "advantages/weight/q1": 0.2})
-    keep(plan, store, file)
-    rows = {run_id: run.rows[-1] for run_id, run in kept(file).items()}
-    shown = {run_id for run_id, row in rows.items() if "style/full" in row}
-    assert shown == {arm.runs[0].id for arm in plan.arms}
-    assert all(row["step"] == 99 for row in rows.values())
-
-
-def test_two_parts_keep_no_gradient_norm_beyond_the_first_look(study, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.parquet"
-    for run_id in plan.runs():
-        append_jsonl(store.directory(run_id).metrics_file, {"step": 99, "grad_norm": 0.5})
-    keep(replace(plan, judge="two_part", looks=(2, 3)), store, file)
-    have = {run_id for run_id, run in kept(file).items() if "grad_norm" in run.rows[-1]}
-    assert have == {run.id for arm in plan.arms for run in arm.runs[:2]}
+        append_jsonl(store.directory(run_id).metrics_file, row)
+    for judge, looks, with_norms in (("paired", (), 3), ("two_part", (2, 3), 2)):
+        keep(StudyRuns(replace(plan, judge=judge, looks=looks), store), file)
+        rows = {run_id: run.rows[-1] for run_id, run in kept(file).items()}
+        for arm in plan.arms:
+            for place, run in enumerate(arm.runs):
+                dropped = {"style/full", "advantages/weight/q1"} if place else set()
+                dropped |= set() if place < with_norms else {"grad_norm"}
+                assert rows[run.id].keys() == row.keys() - dropped
 
 
 def test_machine_and_folders_are_not_kept(study, tmp_path):
@@ -81,7 +79,7 @@ def test_machine_and_folders_are_not_kept(study, tmp_path):
     run.write_config({**settings, "config": {"output_dir": str(run.path.resolve())}})
     record = {"host": "secret-name", "command": ["train", "--x"]}
     write_json(run.run_file, {**read_object(run.run_file), **record})
-    keep(plan, store, file)
+    keep(StudyRuns(plan, store), file)
     run = kept(file)[run_id]
     whole = run.settings + run.record
     assert str(tmp_path) not in whole and "secret-name" not in whole and '"command"' not in whole
@@ -90,13 +88,13 @@ def test_machine_and_folders_are_not_kept(study, tmp_path):
 
 def test_what_is_done_in_use_or_not_asked_for_is_left_alone(study, other, tmp_path):
     (plan, store), file = study, tmp_path / "runs.parquet"
-    keep(plan, store, file)
-    in_use, done, asked, *_ = plan.runs()
+    keep(StudyRuns(plan, store), file)
+    wanted = replace(plan, arms=plan.arms[:1])
+    in_use, done, asked = wanted.runs()
     assert other.lock(in_use).acquire()
     write_run(other, plan.runs()[done], ARMS["a"], learning_rows(7, top=0.1))
     before = other.directory(done).metrics_file.read_bytes()
-    wanted = {run_id: plan.runs()[run_id] for run_id in (in_use, done, asked)}
-    assert restore(file, other, wanted | {"unknown-seed0": wanted[done]}) == [asked]
+    assert restore(StudyRuns(wanted, other), file) == [asked]
     assert other.directory(done).metrics_file.read_bytes() == before
     folders = [path.name for path in other.path.iterdir() if path.is_dir()]
     assert sorted(folders) == sorted([done, f"a-{asked}"])
@@ -105,7 +103,7 @@ def test_what_is_done_in_use_or_not_asked_for_is_left_alone(study, other, tmp_pa
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
 def test_a_damaged_file_is_one_sentence(study, tmp_path, share):
     (plan, store), file = study, tmp_path / "runs.parquet"
-    keep(plan, store, file)
+    keep(StudyRuns(plan, store), file)
     whole = file.read_bytes()
     file.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(ConfigurationError, match=r"runs\.parquet is damaged .* take it from git"):

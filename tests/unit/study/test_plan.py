@@ -33,7 +33,11 @@ TUNE = SMALL + "arms: [grpo.yaml, std_dev_off.yaml]\ntune: {learning_rate: [1e-5
 
 
 def shipped(study: str):
-    return resolve_plan(load_study(SHIPPED / "studies" / study / "study.yaml"))
+    return planned(SHIPPED / "studies" / study / "study.yaml")
+
+
+def planned(path, **how):
+    return resolve_plan(load_study(path), **how)
 
 
 def id_of(recipe, overrides=(), seed: int = 0) -> str:
@@ -106,12 +110,12 @@ def test_arms_that_differ_where_they_do_not_declare_it_are_refused(write):
         second="extends: other.yaml\nbeta: 0.02\n",
     )
     with pytest.raises(ConfigurationError, match="'first' and 'second' differ in 'temperature'"):
-        resolve_plan(load_study(study))
+        planned(study)
     write(study.read_text(), second="extends: one.yaml\nbeta: 0.02\n")
-    plan = resolve_plan(load_study(study))
+    plan = planned(study)
     assert [arm.declared for arm in plan.arms] == [{"beta": 0.01}, {"beta": 0.02}]
     write(study.read_text(), second="extends: other.yaml\nbeta: 0.02\ntemperature: 0.7\n")
-    plan = resolve_plan(load_study(study))
+    plan = planned(study)
     assert plan.arms[1].declared == {"beta": 0.02, "temperature": 0.7}
     assert plan.arms[0].values == {"beta": 0.01, "temperature": 1.0}
 
@@ -123,18 +127,18 @@ def test_an_own_base_is_under_the_profile_and_an_arm_that_it_is_itself_is_not(wr
         first="extends: own.yaml\n",
         second="extends: own.yaml\nbeta: 0.02\n",
     )
-    assert [arm.grpo_steps for arm in resolve_plan(load_study(study)).arms] == [60, 60]
+    assert [arm.grpo_steps for arm in planned(study).arms] == [60, 60]
     alone = write(SMALL + "arms: [own.yaml]\n")
-    assert [arm.grpo_steps for arm in resolve_plan(load_study(alone)).arms] == [3]
+    assert [arm.grpo_steps for arm in planned(alone).arms] == [3]
     mixed = write(SMALL + "arms: [own.yaml, second.yaml]\n")
     with pytest.raises(ConfigurationError, match="'own' and 'second' differ in 'grpo_steps'"):
-        resolve_plan(load_study(mixed))
+        planned(mixed)
 
 
 def test_where_a_recipe_reports_to_is_nothing_that_a_study_compares(write):
     text = "extends: grpo.yaml\nreport_to: none\noutput_dir: elsewhere\n"
     study = write(SMALL + "arms: [a.yaml, b.yaml]\n", a=text, b=text + "scale_rewards: none\n")
-    plan = resolve_plan(load_study(study))
+    plan = planned(study)
     assert [arm.declared for arm in plan.arms] == [{}, {"scale_rewards": "none"}]
 
 
@@ -143,7 +147,7 @@ def test_overrides_reach_every_arm(write):
         SMALL + "arms: {a: grpo.yaml, b: {recipe: grpo.yaml, overrides: {temperature: 0.7}}}\n"
         "overrides: {grpo_steps: 8, max_grad_norm: 0.5}\n"
     )
-    plan = resolve_plan(load_study(study))
+    plan = planned(study)
     assert [arm.grpo_steps for arm in plan.arms] == [8, 8]
     assert [arm.declared for arm in plan.arms] == [{}, {"temperature": 0.7}]
     for arm in plan.arms:
@@ -181,9 +185,9 @@ def test_a_plan_refuses_what_its_runs_would_refuse(write, tmp_path, case):
     broken = f"extends: grpo.yaml\nreward: r1_zero\n{settings}"
     study = write(SMALL + "arms: [grpo.yaml, broken.yaml]\n", broken=broken)
     with pytest.raises(ConfigurationError, match=f"arm 'broken': .*{said}"):
-        resolve_plan(load_study(study), to_run=True)
+        planned(study, to_run=True)
     assert main(["plan", str(study), "--runs", str(tmp_path / "runs")]) == 2
-    assert resolve_plan(load_study(study)).arms  # for the report of runs that are done
+    assert planned(study).arms  # for the report of runs that are done
 
 
 @pytest.mark.parametrize(
@@ -207,7 +211,7 @@ def test_what_cannot_be_planned(write, text, complaint):
     """`mine` has a profile of its own, which it does not declare."""
     file = write(text, mine="extends: grpo.yaml\nprofile: rtx4090\nbeta: 0.1\n")
     with pytest.raises(ConfigurationError) as raised:
-        resolve_plan(load_study(file))
+        planned(file)
     assert complaint in str(raised.value)
 
 
@@ -249,44 +253,16 @@ def test_evaluations_are_foreseen_for_fractions_too(write, eval_steps, evaluatio
     study = write(
         SMALL + f"arms: [grpo.yaml]\noverrides: {{grpo_steps: 10, eval_steps: {eval_steps}}}\n"
     )
-    assert resolve_plan(load_study(study)).arms[0].evaluations == evaluations
+    assert planned(study).arms[0].evaluations == evaluations
 
 
-@pytest.mark.parametrize(
-    ("study", "millions", "dataset"),
-    [
-        ("chains_objective_3m", 3.5, "miniature/chains-3m"),
-        ("gym_objective", 0.13, "miniature/gym-chain_sum"),
-        ("std_dev", 0.37, "miniature/sums"),
-    ],
-)
-def test_a_plan_knows_whose_answers_it_gives(study, millions, dataset):
-    ((found, questions),) = shipped(study).miniatures
-    assert float(f"{found:.2g}") == millions and questions == dataset
-
-
-@pytest.mark.parametrize(
-    ("study", "arm", "differs"),
-    [
-        ("baselines", "no_baseline", {"baseline", "surrogate"}),  # the surrogate is inert there
-        ("baselines", "no_baseline_half_lr", {"learning_rate"}),
-        ("papers", "dapo", {"length_norm", "loss_type", "epsilon_high",
-                            "mask_truncated_completions"}),
-        ("papers", "gspo", {"epsilon", "epsilon_high", "importance_sampling_level"}),
-        ("papers", "cispo", {"length_norm", "loss_type", "epsilon_high", "surrogate"}),
-    ],
-)  # fmt: skip
-def test_shipped_arms_are_compared_with_their_match(study, arm, differs):
-    """Changes that a paper's arm needs but does not study (smaller batch, no std) are in both."""
-    plan = shipped(study)
-    values = {planned.name: planned.values for planned in plan.arms}
-    ours, reference = values[arm], values[plan.against[arm]]
-    assert {key for key in ours if ours[key] != reference[key]} == differs
-    assert plan.notes
+def test_a_plan_knows_whose_answers_it_gives():
+    ((size, dataset),) = shipped("std_dev").miniatures
+    assert (round(size, 2), dataset) == (0.37, "miniature/sums")
 
 
 def test_a_cell_is_the_recipe_with_its_levels_and_nothing_else_differs(write):
-    plan = resolve_plan(load_study(write(FACTORS)))
+    plan = planned(write(FACTORS))
     levels = list(product(("group", "none"), (1e-5, 3e-5)))
     assert [arm.name for arm in plan.arms] == [f"{scale}--{rate:g}" for scale, rate in levels]
     for arm, (scale, rate) in zip(plan.arms, levels, strict=True):
@@ -298,28 +274,25 @@ def test_a_cell_is_the_recipe_with_its_levels_and_nothing_else_differs(write):
     assert plan.compared > 200
 
 
-def test_cells_share_the_runs_of_studies_with_arms(write):
-    """grpo.yaml gives both keys: the cell of its own values has the run ids of the arm `grpo`."""
-    text = FACTORS.replace("[1e-5, 3e-5]", "[3e-5, 1e-5]").replace("miniature", "miniature-sums")
-    assert resolve_plan(load_study(write(text))).arms[0].runs[0].id == FIRST_SEEDS["std_dev"][0]
-
-
 def test_a_level_that_is_the_default_shares_the_runs_of_an_arm_without_it(write):
     """grpo.yaml does not mention group_filter, whose default is none; zero_var_resample does."""
     text = SMALL + "factors: {group_filter: [none, resample], num_generations: [8, 4]}\n"
-    cells = resolve_plan(load_study(write(text))).arms
+    cells = planned(write(text)).arms
     text = SMALL + "arms: [grpo.yaml, zero_var_resample.yaml, group_size_4.yaml]\n"
-    arms = resolve_plan(load_study(write(text))).arms
+    arms = planned(write(text)).arms
     assert [cells[place].runs[1].id for place in (0, 2, 1)] == [arm.runs[1].id for arm in arms]
     assert [cell.values["group_filter"] for cell in cells] == ["none"] * 2 + ["resample"] * 2
     text = SMALL + "recipe: zero_var_resample.yaml\nfactors: {group_filter: [none, resample]}\n"
-    cells = resolve_plan(load_study(write(text))).arms  # a default that the recipe replaces
+    cells = planned(write(text)).arms  # a default that the recipe replaces
     assert [cell.values["group_filter"] for cell in cells] == ["none", "resample"]
+    # grpo.yaml gives both keys: the cell of its own values has the run ids of the arm `grpo`
+    text = FACTORS.replace("[1e-5, 3e-5]", "[3e-5, 1e-5]").replace("miniature", "miniature-sums")
+    assert planned(write(text)).arms[0].runs[0].id == FIRST_SEEDS["std_dev"][0]
 
 
 def test_illegal_cells_are_excluded_and_named(write, printed):
     path = write(ILLEGAL)
-    plan = resolve_plan(load_study(path))
+    plan = planned(path)
     assert plan.design is not None
     assert len(plan.arms) == len(plan.design.cells) == 6
     assert set(plan.design.excluded) == {"no_clip--4--0", "no_clip--4--0.1"}
@@ -342,9 +315,9 @@ def test_a_fraction_prints_its_levels_its_defining_relation_and_aliases(write, p
     assert "scale_rewards × learning_rate = length_norm × temperature" in text
 
 
-def test_candidates_have_tuning_seeds_first_and_the_studys_after_them(write, printed):
+def test_candidates_have_tuning_seeds_first_and_the_studys_after_them(write, printed, capsys):
     path = write(TUNE.replace("miniature", "miniature-sums"))
-    plan = resolve_plan(load_study(path))
+    plan = planned(path)
     assert plan.tuning is not None
     assert plan.tuning.arms["std_dev_off"] == [
         "std_dev_off--learning_rate_1e-05", "std_dev_off--learning_rate_3e-05",
@@ -357,12 +330,7 @@ def test_candidates_have_tuning_seeds_first_and_the_studys_after_them(write, pri
     text = printed("plan", path)
     assert "tuning: 4 runs of each of 2 arms (2 values of learning_rate, 2 tuning" in text
     assert "12 to 14 runs in all" in text and "14 runs: 0 done, 14 to do" in text
-
-
-def test_the_first_array_job_has_the_trials(write, capsys):
-    path = write(TUNE)
-    words = ["run", str(path), "--runs", str(path.parent / "runs"), "--engine", "slurm"]
-    assert main(words) == 0
+    assert main(["run", str(path), "--runs", str(path.parent / "runs"), "--engine", "slurm"]) == 0
     captured = capsys.readouterr()
     assert "#SBATCH --array=0-7\n" in captured.out and "-seed10001" in captured.out
     assert "more runs follow from these outcomes: then run this command again" in captured.err
@@ -370,7 +338,7 @@ def test_the_first_array_job_has_the_trials(write, capsys):
 
 def test_factors_can_be_tuned(write):
     text = ILLEGAL + "tune: {learning_rate: [1e-5, 3e-5], seeds: 1, halving: true}\n"
-    plan = resolve_plan(load_study(write(text)))
+    plan = planned(write(text))
     assert plan.design is not None and plan.tuning is not None
     assert len(plan.design.cells) == len(plan.tuning.arms) == 6 and len(plan.arms) == 12
     assert len(plan.design.excluded) == 2

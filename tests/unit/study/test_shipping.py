@@ -6,13 +6,15 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE
 from trl_ablate.run.folders import put_back, where_it_stands
 from trl_ablate.study.engines import PROGRAM, Job
-from trl_ablate.study.engines.shipping import Landing, Piece, copy_code, pack
+from trl_ablate.study.engines.detached import requirements
+from trl_ablate.study.engines.shipping import copy_code, pack
 
 
 def job(folder: Path) -> Job:
@@ -36,10 +38,10 @@ def archive(**files: str) -> bytes:
 def test_cut_off_between_the_renames_the_former_run_stays_until_the_next(
     tmp_path, monkeypatch, cut
 ):
+    ray = pytest.importorskip("trl_ablate.study.engines.ray")
     one = job(tmp_path)
-    landing = Landing(one)
-    landing.begin()
-    landing.take(Piece("archive", archive(new="the end")))
+    process = ray.RayProcess(object, one)
+    process.take(("archive", archive(new="the end")))
     renames, real = [], os.replace
 
     def replace(*paths):
@@ -50,15 +52,15 @@ def test_cut_off_between_the_renames_the_former_run_stays_until_the_next(
 
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(KeyboardInterrupt):
-        landing.take(Piece("ended"))
+        process.take(0)
     monkeypatch.undo()
     assert (where_it_stands(one.directory) / "run.json").exists()
     put_back(one.directory)
     assert [path.name for path in one.directory.iterdir()] == ["run.json"]
-    landing.begin()
-    landing.take(Piece("archive", archive(new="the end")))
-    landing.take(Piece("ended", code=3))
-    assert landing.code == 3
+    process = ray.RayProcess(object, one)
+    process.take(("archive", archive(new="the end")))
+    process.take(3)
+    assert process.poll() == 3
     assert [path.name for path in one.directory.parent.iterdir()] == ["run"]
     assert (one.directory / "new").read_text() == "the end"
 
@@ -74,6 +76,7 @@ def test_what_travels_is_the_package_as_it_is_installed(tmp_path):
     assert not list(tmp_path.rglob("report.json"))
     base = miniature.build().relative_to(PACKAGE)
     assert sorted(os.listdir(tmp_path / "trl_ablate" / base)) == sorted(os.listdir(PACKAGE / base))
+    assert {"torch", "vllm"} <= {Requirement(line).name for line in requirements("vllm")}
 
 
 OWN = """

@@ -70,12 +70,12 @@ def test_both_answers_and_why_they_differ(done, tmp_path):
 
 def test_of_trials_the_evaluations_are_kept_and_the_report_is_the_same(done, tmp_path):
     (plan, store), file = done, tmp_path / "runs.parquet"
-    keep(plan, store, file)
+    keep(StudyRuns(plan, store), file)
     trials = {run.id for arm in plan.arms for run in arm.runs[: plan.trials]}
     for run_id, run in kept(file).items():
         evaluated = [plan.primary_metric in row for row in run.rows]
         assert any(evaluated) and (all(evaluated) == (run_id in trials))
-    restore(file, other := RunStore(tmp_path / "runs"), plan.runs())
+    restore(StudyRuns(plan, other := RunStore(tmp_path / "runs")), file)
     assert report(plan, other, tmp_path / "there") == report(plan, store, tmp_path / "here")
 
 

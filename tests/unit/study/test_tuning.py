@@ -146,5 +146,6 @@ def test_the_bounds_hold_whatever_the_trials_show():
             sizes.add(len(needed(empty, finished)))
             assert bounds(empty, finished)[0] == bounds(empty, finished)[1]
         assert (least, most) == (min(sizes), max(sizes))
-    text = tuning_text(tuned_plan({"a": [1, 2, 3], "b": [4, 5, 6]}), {})
+    plan = tuned_plan({"a": [1, 2, 3], "b": [4, 5, 6]})
+    text = tuning_text(plan, plan.tuning, {})
     assert "6 runs of each of 2 arms" in text and "18 to 21 runs in all" in text

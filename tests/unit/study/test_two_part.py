@@ -15,10 +15,11 @@ from tests.support.planted_truths import (
 )
 from trl_ablate import ConfigurationError
 from trl_ablate.study import decide
-from trl_ablate.study.power import check_decides, power_of
 from trl_ablate.study.two_part import (
     SHARES_PART,
+    check_decides,
     half_way,
+    power_of,
     spent,
     welch,
 )

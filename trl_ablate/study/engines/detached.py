@@ -18,6 +18,7 @@ from trl_ablate.run.folders import part_of, put_back, replace_folder
 from trl_ablate.run.json_files import read_object, write_json
 from trl_ablate.study.engines import SECONDS_TO_END, Job, Process
 from trl_ablate.study.engines.shipping import Bundle, beside, pack, short
+from trl_ablate.study.planned import Plan
 
 SECONDS_BETWEEN_QUESTIONS = 10.0
 
@@ -51,17 +52,17 @@ class Service(Protocol):
 
 
 class DetachedEngine:
-    """Calls of a service, one for each run.
+    """Calls of a service, one for each run of a plan; the service decides how many run at once.
 
     Args:
-        slots: how many calls may exist at once; the service decides how many run.
         checkpoints: whether to fetch checkpoints, too; else they stay in the results.
     """
 
     in_place = False
 
-    def __init__(self, service: Service, *, slots: int, checkpoints: bool = False):
-        self.slots, self._service, self._checkpoints = slots, service, checkpoints
+    def __init__(self, service: Service, plan: Plan, *, checkpoints: bool = False):
+        self.slots = len(plan.runs())
+        self._service, self._checkpoints = service, checkpoints
 
     def start(self, job: Job, slot: int) -> "DetachedProcess":
         """Continue the run's existing call, or make one."""

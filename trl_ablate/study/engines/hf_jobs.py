@@ -78,12 +78,11 @@ def make(options: Namespace, plan: Plan) -> DetachedEngine:
         "secrets": {name: os.environ[name] for name in options.secrets},
     }
     service = JobsService(asked, options.namespace)
-    return DetachedEngine(service, slots=len(plan.runs()), checkpoints=options.keep_checkpoints)
+    return DetachedEngine(service, plan, checkpoints=options.keep_checkpoints)
 
 
 def fetching(plan: Plan, *, checkpoints: bool) -> DetachedEngine:
-    """An engine that downloads finished runs and starts none."""
-    return DetachedEngine(JobsService(), slots=len(plan.runs()), checkpoints=checkpoints)
+    return DetachedEngine(JobsService(), plan, checkpoints=checkpoints)
 
 
 class JobsService:
@@ -136,31 +135,30 @@ class JobsService:
     def answer(self, call: str) -> int | None:
         """The code that the job has uploaded; a job that ended without one has failed. While the
         Hub cannot be asked, nothing is known."""
+        namespace, job_id = call.split("/")
         try:
-            return self._answer(call)
+            job = self._api.inspect_job(job_id=job_id, namespace=namespace)
+            stage = next((name for name in OVER if name == job.status.stage), None)
+            if stage is None:
+                return None
+            file = f"{(job.environment or {})['TRL_ABLATE_FOLDER']}/{ENDED}"
+            with tempfile.TemporaryDirectory() as scratch:
+                try:
+                    found = self._api.hf_hub_download(
+                        _repo_of(call), file, repo_type=REPO_TYPE, local_dir=scratch
+                    )
+                except RemoteEntryNotFoundError:
+                    reason = job.status.message or "no reason is given"
+                    raise RuntimeError(
+                        f"job {call} ended as {stage}: {reason}; its log is at {job.url}"
+                    ) from None
+                return int(Path(found).read_text())
         except HfHubHTTPError as error:
             if error.response.status_code in PASSING:
                 return None
             raise
         except (HTTPError, LocalEntryNotFoundError):
             return None
-
-    def _answer(self, call: str) -> int | None:
-        namespace, job_id = call.split("/")
-        job = self._api.inspect_job(job_id=job_id, namespace=namespace)
-        stage = next((name for name in OVER if name == job.status.stage), None)
-        if stage is None:
-            return None
-        file = f"{(job.environment or {})['TRL_ABLATE_FOLDER']}/{ENDED}"
-        with tempfile.TemporaryDirectory() as scratch:
-            try:
-                found = self._api.hf_hub_download(
-                    _repo_of(call), file, repo_type=REPO_TYPE, local_dir=scratch
-                )
-            except RemoteEntryNotFoundError:
-                what = f"job {call} ended as {stage}: {job.status.message or 'no reason is given'}"
-                raise RuntimeError(f"{what}; its log is at {job.url}") from None
-            return int(Path(found).read_text())
 
     def download(self, call: str, folder: str, target: Path, checkpoints: bool) -> None:
         disable_progress_bars()

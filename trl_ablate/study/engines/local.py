@@ -32,11 +32,7 @@ FREE_SHARE = 0.05
 
 
 def make(options: Namespace, plan: Plan) -> "LocalEngine":
-    return engine_of(plan, options.jobs)
-
-
-def engine_of(plan: Plan, jobs: int | None) -> "LocalEngine":
-    return LocalEngine(jobs, on_gpu=plan.for_gpu, of_one_core=plan.of_one_core)
+    return LocalEngine(options.jobs, on_gpu=plan.for_gpu, of_one_core=plan.of_one_core)
 
 
 class LocalEngine:
@@ -161,9 +157,7 @@ def free_gpus() -> list[str]:
         return []
     if answer.returncode != 0:
         return []
-    rows = [
-        [cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line
-    ]
+    rows = [line.split(", ") for line in answer.stdout.splitlines() if line]
     free = [index for index, used, total in rows if float(used) < FREE_SHARE * float(total)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

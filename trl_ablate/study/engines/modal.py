@@ -12,17 +12,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import modal
+
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.engines.detached import DetachedEngine, requirements
 from trl_ablate.study.engines.shipping import CODE, NOT_CODE, Bundle, working
 from trl_ablate.study.planned import Plan
-
-try:
-    import modal
-except ModuleNotFoundError as error:
-    raise ConfigurationError(
-        f"--engine modal: there is no module '{error.name}'; pip install 'trl-ablate[modal]'"
-    ) from error
 
 APP = "trl-ablate"
 IMAGE = "nvidia/cuda:12.8.1-devel-ubuntu22.04"
@@ -34,12 +29,11 @@ LONGEST = 24 * 3600
 
 def make(options: Namespace, plan: Plan) -> DetachedEngine:
     service = ModalService(options.gpu if plan.for_gpu else None, options.jobs)
-    return DetachedEngine(service, slots=len(plan.runs()), checkpoints=options.keep_checkpoints)
+    return DetachedEngine(service, plan, checkpoints=options.keep_checkpoints)
 
 
 def fetching(plan: Plan, *, checkpoints: bool) -> DetachedEngine:
-    """An engine that downloads finished runs and starts none."""
-    return DetachedEngine(ModalService(None, None), slots=len(plan.runs()), checkpoints=checkpoints)
+    return DetachedEngine(ModalService(), plan, checkpoints=checkpoints)
 
 
 def train_run(
@@ -53,7 +47,6 @@ def train_run(
     run starts over. Returns the exit code."""
     home = Path(results, folder)
     shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
     with working(bundle, home, code=Path(code), cwd=Path(cwd)) as process:
         exit_code = process.wait()
     if not modal.is_local():
@@ -96,8 +89,14 @@ class ModalService:
 
     name = "modal"
 
-    def __init__(self, gpu: str | None, at_once: int | None):
-        check_token()
+    def __init__(self, gpu: str | None = None, at_once: int | None = None):
+        try:
+            modal.Client.from_env()
+        except modal.exception.AuthError as error:
+            raise ConfigurationError(
+                "--engine modal: Modal has no token; run `modal token new`, or set MODAL_TOKEN_ID "
+                "and MODAL_TOKEN_SECRET"
+            ) from error
         self._app, self._function = build_app(gpu, at_once)
         self._deployed = False
         self._results = modal.Volume.from_name(f"{APP}-results", create_if_missing=True)
@@ -126,13 +125,3 @@ class ModalService:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 with (target / name).open("wb") as file:
                     file.writelines(self._results.read_file(entry.path))
-
-
-def check_token() -> None:
-    try:
-        modal.Client.from_env()
-    except modal.exception.AuthError as error:
-        raise ConfigurationError(
-            "--engine modal: Modal has no token; run `modal token new`, or set MODAL_TOKEN_ID "
-            "and MODAL_TOKEN_SECRET"
-        ) from error

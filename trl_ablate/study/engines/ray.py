@@ -9,32 +9,32 @@ an optional dependency: this module is imported only when it is chosen.
 
 import logging
 import os
+import shutil
 import signal
+import tarfile
 import tempfile
 import time
 from argparse import Namespace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, Job, Process
-from trl_ablate.study.engines.shipping import Bundle, Landing, copy_code, pack, perform, short
-from trl_ablate.study.planned import Plan
+import ray
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    RayError,
+    RayTaskError,
+    TaskCancelledError,
+    WorkerCrashedError,
+)
 
-try:
-    import ray
-    from ray.exceptions import (
-        NodeDiedError,
-        ObjectLostError,
-        RayError,
-        RayTaskError,
-        TaskCancelledError,
-        WorkerCrashedError,
-    )
-except ModuleNotFoundError as error:
-    raise ConfigurationError(
-        f"--engine ray: there is no module '{error.name}'; pip install 'trl-ablate[ray]'"
-    ) from error
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.folders import part_of, put_back, replace_folder
+from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, Job, Process
+from trl_ablate.study.engines.shipping import Bundle, beside, copy_code, pack, short, working
+from trl_ablate.study.planned import Plan
 
 LOST = (NodeDiedError, WorkerCrashedError, ObjectLostError, RayTaskError)
 """Errors of a node. A training has no others: it is a process of its own, with an exit code."""
@@ -43,6 +43,13 @@ LOSSES = 5
 PAUSE = 2.0
 """Seconds before a lost run is restarted, twice as many each time: more than Ray's minute in all,
 so that a node that breaks with its head does not use up the queue."""
+PIECE_SECONDS = 0.5
+PIECE_BYTES = 16 * 2**20
+CHECKED: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+"""For `extractall`: nothing outside the folder. Python before 3.11.4 cannot check that."""
+
+Piece = tuple[str, bytes] | int
+"""A part of a run's results: what was added to its log, metrics or archive; or the exit code."""
 
 
 def make(options: Namespace, plan: Plan) -> "RayEngine":
@@ -106,63 +113,135 @@ class RayEngine:
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": threads},
         )
-        return RayProcess(task, pack(job), Landing(job), self._checkpoints)
+        bundle = pack(job)
+        return RayProcess(lambda: task.remote(bundle, self._checkpoints), job)
 
 
 class RayProcess(Process):
-    """A task, and the stream of pieces that it sends."""
+    """A task, and the stream of pieces that it sends: log and metrics while they grow, then the
+    whole directory, which appears complete."""
 
-    def __init__(self, task: Any, bundle: Bundle, landing: Landing, checkpoints: bool):
-        self._submit = lambda: task.remote(bundle, checkpoints)
-        self._landing, self._losses, self._begins_at = landing, 0, 0.0
+    def __init__(self, submit: Callable[[], Any], job: Job):
+        self._submit, self._directory = submit, RunDirectory(job.directory)
+        self._files = {
+            "log": job.log,
+            "metrics": self._directory.metrics_file,
+            "archive": beside(job.directory, "tar"),
+        }
+        self._code: int | None = None
+        self._losses, self._begins_at = 0, 0.0
         self._pieces: Any = None  # while it waits for its restart
         self._begin()
 
     def _begin(self) -> None:
-        self._landing.begin()
+        """Start with an empty directory; files of an earlier attempt are deleted."""
+        self._clear()
+        shutil.rmtree(self._directory.path, ignore_errors=True)
+        self._directory.path.mkdir(parents=True)
+        self._directory.update(status="running", reason=None)
         self._pieces = self._submit()
 
     def poll(self) -> int | None:
         if self._pieces is None and time.monotonic() >= self._begins_at:
             self._begin()
-        while (
-            self._pieces and self._landing.code is None and ray.wait([self._pieces], timeout=0)[0]
-        ):
-            self._take()
-        return self._landing.code
+        while self._pieces and self._code is None and ray.wait([self._pieces], timeout=0)[0]:
+            self._receive()
+        return self._code
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         try:
             piece: Any = ray.get(next(self._pieces))
-            self._landing.take(piece)
+            self.take(piece)
         except LOST as loss:
             self._losses += 1
             if self._losses > LOSSES:
-                self._landing.give_up(1, f"lost {self._losses} times: {short(loss)}")
+                self._give_up(1, f"lost {self._losses} times: {short(loss)}")
             else:
-                self._landing.say(f"--- node lost, restarted on another: {short(loss)}")
+                self._say(f"--- node lost, restarted on another: {short(loss)}")
                 self._begins_at = time.monotonic() + PAUSE * 2 ** (self._losses - 1)
                 self._pieces = None
         except TaskCancelledError:
-            self._landing.give_up(-signal.SIGINT, "--- cancelled")
+            self._give_up(-signal.SIGINT, "--- cancelled")
         except (RayError, StopIteration) as error:
-            self._landing.give_up(1, f"Ray: {short(error)}")
+            self._give_up(1, f"Ray: {short(error)}")
+
+    def take(self, piece: Piece) -> None:
+        if isinstance(piece, tuple):
+            kind, data = piece
+            with self._files[kind].open("ab") as file:
+                file.write(data)
+            return
+        part = part_of(self._directory.path)
+        part.mkdir(exist_ok=True)  # a run that wrote nothing has an empty archive
+        with tarfile.open(self._files["archive"]) as tar:
+            tar.extractall(part, **CHECKED)
+        replace_folder(self._directory.path)
+        self._files["archive"].unlink()
+        self._code = piece
+
+    def _give_up(self, code: int, reason: str) -> None:
+        """The run ended without sending its directory back."""
+        self._say(reason)
+        self._clear()
+        self._code = code
+
+    def _clear(self) -> None:
+        """Delete incomplete files beside the directory."""
+        put_back(self._directory.path)
+        self._files["archive"].unlink(missing_ok=True)
+
+    def _say(self, text: str) -> None:
+        with self._files["log"].open("a", encoding="utf-8") as log:
+            log.write(f"{text}\n")
 
     def ask_to_end(self) -> None:
-        if self._landing.code is None and self._pieces:
+        if self._code is None and self._pieces:
             ray.cancel(self._pieces)
-        elif self._landing.code is None:
-            self._landing.give_up(-signal.SIGINT, "--- cancelled")
+        elif self._code is None:
+            self._give_up(-signal.SIGINT, "--- cancelled")
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
         """Wait, then cancel the task; the training ends with the task's worker."""
         until = time.monotonic() + patience
         while self.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
-        if self._landing.code is None:
+        if self._code is None:
             if self._pieces:
                 ray.cancel(self._pieces, force=True)
-            self._landing.give_up(-signal.SIGKILL, "--- cancelled")
+            self._give_up(-signal.SIGKILL, "--- cancelled")
+
+
+def perform(bundle: Bundle, checkpoints: bool) -> Iterator[Piece]:
+    """Do a run in a scratch folder of this machine, and send its results back."""
+    with tempfile.TemporaryDirectory(prefix=f"{bundle.name}-") as scratch:
+        home, code = Path(scratch), Path.cwd()
+        directory = RunDirectory(home / bundle.name)
+        files = {"log": home / f"{bundle.name}.log", "metrics": directory.metrics_file}
+        sent = dict.fromkeys(files, 0)
+
+        def added() -> Iterator[Piece]:
+            """What the training has appended to these files."""
+            for kind, path in files.items():
+                data = path.read_bytes()[sent[kind] :] if path.exists() else b""
+                sent[kind] += len(data)
+                if data:
+                    yield kind, data
+
+        with working(bundle, home, code=code, cwd=code) as process:
+            while process.poll() is None:
+                time.sleep(PIECE_SECONDS)
+                yield from added()
+        yield from added()
+        archive = home / "archive.tar"
+        with tarfile.open(archive, "w") as tar:
+            for path in sorted(directory.path.rglob("*")):
+                name = path.relative_to(directory.path)
+                if path.is_file() and (checkpoints or not name.parts[0].startswith("checkpoint")):
+                    tar.add(path, str(name))
+        with archive.open("rb") as file:
+            while data := file.read(PIECE_BYTES):
+                yield "archive", data
+        yield process.wait()
 
 
 def connect(address: str | None) -> None:

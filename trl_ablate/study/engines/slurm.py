@@ -19,7 +19,7 @@ from pathlib import Path
 from jinja2 import StrictUndefined, Template
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.planned import Plan
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 SECONDS_AHEAD = 300
@@ -37,9 +37,8 @@ def study_command(study: Path, store: RunStore, *options: str) -> list[str]:
 
 
 def array_job(
-    plan: Plan,
-    runs: Sequence[str],
-    store: RunStore,
+    study: StudyRuns,
+    chosen: Sequence[str],
     command: Sequence[str],
     *,
     cpus: int = 1,
@@ -48,14 +47,14 @@ def array_job(
     """The batch script.
 
     Args:
-        runs: ids, in the order of the array's indices.
+        chosen: ids of runs, in the order of the array's indices.
         command: the command of a task, without `--only RUN`.
         cpus: the number for each run.
         at_once: how many tasks may run at the same time; None: Slurm decides.
     """
-    folder = str(store.path.resolve())
+    folder = str(study.store.path.resolve())
     return SCRIPT.render(
-        plan=plan, runs=runs, cpus=cpus, at_once=at_once, seconds_ahead=SECONDS_AHEAD,
+        plan=study.plan, runs=chosen, cpus=cpus, at_once=at_once, seconds_ahead=SECONDS_AHEAD,
         folder=folder, quoted_folder=shlex.quote(folder), here=shlex.quote(str(Path.cwd())),
         command=shlex.join(command),
     )  # fmt: skip

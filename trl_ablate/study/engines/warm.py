@@ -88,19 +88,15 @@ class ForkServer:
                 sent = [theirs.fileno(), stdout, stderr, *keep]
                 socket.send_fds(self._socket, [request], sent)
             except (BrokenPipeError, ConnectionResetError):
-                raise ServerGone(GONE) from None
+                raise ConnectionError(GONE) from None
         pid, descriptors, *_ = socket.recv_fds(answers, MESSAGE_BYTES, 1)
         if not pid:
-            raise ServerGone(GONE)
+            raise ConnectionError(GONE)
         return WarmProcess(int(pid), descriptors[0], answers)
 
     def has_ended(self) -> bool:
         """Whether the server was killed."""
         return self._server.poll() is not None
-
-
-class ServerGone(ConnectionError):
-    """The fork server, which starts the runs, was killed."""
 
 
 class WarmProcess:

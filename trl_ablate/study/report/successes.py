@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.definition import Statistic
-from trl_ablate.study.looks import reference_runs
 from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import NOTHING, difference, interval, number, p_value, p_words
 from trl_ablate.study.report.stats import ALPHA, Comparison, Interval, t_interval
 from trl_ablate.study.two_part import Shares, TwoPart, clopper_pearson, judge_two_parts
-from trl_ablate.study.verdict import Verdict
+from trl_ablate.study.verdict import Verdict, reference_runs
 
 if TYPE_CHECKING:
     from trl_ablate.study.report.analysis import Analysis, ArmResult
