@@ -1,8 +1,6 @@
 """Words of a command line: text stays unchanged, and every value can be written as words."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -31,21 +29,6 @@ texts = st.one_of(
     st.sampled_from(ODD),
     st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=12),
 )
-
-
-def from_recipe(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
-    file = folder / "arm.yaml"
-    file.write_text(json.dumps(values), encoding="utf-8")
-    return checked(read_mapping(file, "recipe"), file)
-
-
-def from_study(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """The settings from the words of a study's run."""
-    study = {"question": "q", "arms": ["grpo.yaml"], "seeds": [0], "profile": "miniature"}
-    file = folder / "study.yaml"
-    file.write_text(json.dumps({**study, "overrides": values}), encoding="utf-8")
-    words = resolve_plan(load_study(file)).arms[0].runs[0].words
-    return read_overrides(words[1:])
 
 
 @pytest.mark.parametrize(
@@ -90,15 +73,18 @@ def test_a_word_for_a_text_is_that_text(words, key, value):
     assert read_overrides(words) == {key: value}
 
 
-@pytest.mark.parametrize("word", ["a\0", "\udcff", "\x1b[31m"])
-def test_a_word_that_no_recipe_can_hold_is_refused(word):
-    with pytest.raises(ConfigurationError, match=r"--run_name .* is not a readable character"):
-        read_overrides(["--run_name", word])
-
-
-def test_two_words_for_one_text_are_refused():
-    with pytest.raises(ConfigurationError, match=r"it takes text or null"):
-        read_overrides(["--run_name", "my", "run"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a\0"], "--run_name .* is not a readable character"),
+        (["\udcff"], "--run_name .* is not a readable character"),
+        (["\x1b[31m"], "--run_name .* is not a readable character"),
+        (["my", "run"], "it takes text or null"),
+    ],
+)
+def test_words_that_are_no_text_are_refused(words, said):
+    with pytest.raises(ConfigurationError, match=said):
+        read_overrides(["--run_name", *words])
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -122,23 +108,26 @@ def test_two_words_for_one_text_are_refused():
 @example({"eval_sets": {"😀": "\u2028"}})
 def test_words_and_recipe_give_the_same_values(tmp_path, values):
     assert read_overrides(as_words(values)) == values
-    assert from_recipe(tmp_path, values) == values
+    file = tmp_path / "arm.yaml"
+    file.write_text(json.dumps(values), encoding="utf-8")
+    assert checked(read_mapping(file, "recipe"), file) == values
 
 
 def test_a_study_hands_texts_on_as_they_are(tmp_path):
     texts = [text for text in ODD if text]
     values = {"stop": texts, "project": "null", "vllm_structured_outputs_regex": "null"}
-    assert from_study(tmp_path, values).items() >= values.items()
-    recipe = tmp_path / "one.yaml"
-    recipe.write_text(json.dumps({**values, "extends": "grpo.yaml"}), encoding="utf-8")
-    direct = load_recipe(recipe, "miniature").settings
-    words = load_recipe(SHIPPED / "grpo.yaml", "miniature", as_words(values)).settings
-    assert {key: direct[key] for key in values} == {key: words[key] for key in values} == values
+    study = {"question": "q", "arms": ["grpo.yaml"], "seeds": [0], "profile": "miniature"}
+    file = tmp_path / "study.yaml"
+    file.write_text(json.dumps({**study, "overrides": values}), encoding="utf-8")
+    words = resolve_plan(load_study(file)).arms[0].runs[0].words
+    assert read_overrides(words[1:]).items() >= values.items()
+    found = load_recipe("grpo", "miniature", as_words(values)).settings
+    assert {key: found[key] for key in values} == values
 
 
 def test_every_setting_has_words():
     """Every resolved setting of a shipped recipe can be given on a command line."""
     for recipe in sorted(SHIPPED.glob("*.yaml")):
-        given = {key: value for key, value in read_mapping(recipe, "recipe").items()}
+        given = read_mapping(recipe, "recipe")
         given = checked({k: v for k, v in given.items() if k in known_fields()}, recipe)
         assert read_overrides(as_words(given)) == given
