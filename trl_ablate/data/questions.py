@@ -27,7 +27,7 @@ from trl_ablate.data.filters import by_pass_rate, columns_of, filtered, of_these
 from trl_ablate.data.row_files import BadRowError, Columns, read_source, to_question
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature, problems, world_of_data
-from trl_ablate.prompts.writing import prompt_writer
+from trl_ablate.prompts.templates import prompt_writer
 from trl_ablate.reward_specs import GYM
 from trl_ablate.rewards.gym import gym_rows
 from trl_ablate.task import TaskArguments

@@ -1,24 +1,32 @@
-"""The prompt templates: prompt text, stop strings, and reward functions.
+"""The prompt templates: prompt text, stop strings, rewards; and prompts by a file of the user.
 
 These three belong together: a model that is asked for `<answer>` tags but rewarded for `\\boxed{}`
 learns nothing. Code that overrides one part can compare with `TEMPLATES[name]` and warn about the
-others.
+others. The texts are files in `prompts/`, and in `prompts/short/` for very small models, for which
+the long prompt would cost more than the answer.
 
-The texts are files in `prompts/`, and in `prompts/short/` for very small models, for which the
-long prompt would cost more than the answer. This module imports neither torch nor trl.
+In a user's `.txt` file `{question}` and the name of any other column in braces are replaced by the
+row's value; `{{name}}` stands for `{name}` itself, and braces around anything but a name are text.
+A `.jinja` file gets the columns as variables, in Jinja's sandbox. No torch.
 """
 
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from trl_ablate.errors import ConfigurationError
 
 TemplateName = Literal["r1_zero", "question_only", "last_number", "reasoning_xml", "think_xml"]
 PromptStyle = Literal["full", "short"]
 
+Prompt = str | list[dict[str, str]]
+Writer = Callable[[Mapping[str, Any]], Prompt]
+
 PROMPT_DIR = Path(__file__).parent
+_FIELD = re.compile(r"\{\{(?P<literal>\w+)\}\}|\{(?P<name>[A-Za-z_]\w*)\}")
 
 
 @dataclass(frozen=True)
@@ -83,20 +91,121 @@ def prompt_text(name: str, style: str = "full") -> str:
     return (folder / f"{template.name}.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
-def render(template_name: str, question: str, style: str = "full") -> str | list[dict[str, str]]:
-    """TRL's `prompt` column for one question: a string, or messages if it is conversational.
+def prompt_writer(
+    template: str, style: str, system_prompt: str | None, columns: Collection[str] | None
+) -> Writer:
+    """The function from a row to TRL's `prompt`: a text, or messages.
 
     The question is inserted unchanged: braces and backslashes in it have no special meaning.
+
+    Args:
+        template: the name of a template, or a file.
+        system_prompt: makes messages of the prompt; an empty one leaves the system message out.
+            None: a string for a file, and the template's own messages for a template that has some.
+        columns: of the data set, which the file may name. None: unknown, so it may name any.
     """
-    text = prompt_text(template_name, style)
-    if not get_template(template_name).conversational:
-        return text.replace("{question}", question)
-    system, user = system_and_user(text)
-    content = user.replace("{question}", question)
-    return [{"role": "system", "content": system}, {"role": "user", "content": content}]
+    system = None
+    if is_own(template):
+        write = _file_writer(template, columns)
+    else:
+        user = prompt_text(template, style)
+        if get_template(template).conversational:
+            first, _, last = user.rpartition("\n\n")
+            system, user = (first, last) if "{question}" in last else (user, "{question}")
+
+        def write(row: Mapping[str, Any]) -> str:
+            return user.replace("{question}", row["question"])
+
+    system = system if system_prompt is None else system_prompt
+    if system is None:
+        return write
+    before = [{"role": "system", "content": system}] if system else []
+    return lambda row: [*before, {"role": "user", "content": write(row)}]
 
 
-def system_and_user(text: str) -> tuple[str, str]:
-    """The two messages of a conversational template's text; `{question}` is in the second one."""
-    system, _, user = text.rpartition("\n\n")
-    return (system, user) if "{question}" in user else (text, "{question}")
+def render(template: str, question: str, style: str = "full") -> Prompt:
+    """The prompt of one question by one of our templates."""
+    return prompt_writer(template, style, None, None)({"question": question})
+
+
+def _file_writer(template: str, columns: Collection[str] | None) -> Callable[..., str]:
+    """The text of a row by a file of the user."""
+    text = _read(template)
+    if template.endswith(".jinja"):
+        return _jinja_writer(template, text, columns)
+    named = [found["name"] for found in _FIELD.finditer(text) if found["name"]]
+    _check_fields(template, named, columns)
+
+    def filled(found: re.Match[str], row: Mapping[str, Any]) -> str:
+        if found["literal"]:
+            return f"{{{found['literal']}}}"
+        value = row[found["name"]]
+        if value is None:
+            raise ConfigurationError(
+                f"template {template} names the column '{found['name']}', which is empty for the "
+                f"question {str(row['question'])[:80]!r}; fill it, or leave such rows out "
+                "with filter"
+            )
+        return str(value)
+
+    return lambda row: _FIELD.sub(lambda found: filled(found, row), text)
+
+
+def _jinja_writer(template: str, text: str, columns: Collection[str] | None) -> Callable[..., str]:
+    from jinja2 import StrictUndefined, TemplateError, meta
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    try:
+        named = meta.find_undeclared_variables(environment.parse(text))
+        compiled = environment.from_string(text)
+    except TemplateError as error:
+        raise ConfigurationError(
+            f"template {template} is not a Jinja template ({error}); correct it"
+        ) from error
+    _check_fields(template, sorted(named), columns)
+
+    def write(row: Mapping[str, Any]) -> str:
+        try:
+            return compiled.render(**row)
+        except Exception as error:  # of the template's own code
+            raise ConfigurationError(
+                f"template {template} cannot write the prompt of {row.get('question')!r:.80} "
+                f"({type(error).__name__}: {error}); correct it"
+            ) from error
+
+    return write
+
+
+def _read(template: str) -> str:
+    try:
+        return Path(template).read_text(encoding="utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"template {template} is not UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"there is no template file {template}; create it, or correct the path, which is "
+            "relative to the recipe"
+            if isinstance(error, FileNotFoundError)
+            else f"template {template} cannot be read: {error.strerror}; give another file"
+        ) from error
+
+
+def _check_fields(template: str, named: Sequence[str], columns: Collection[str] | None) -> None:
+    """Refuse a file that shows no question, or names a column that does not exist."""
+    unknown = [name for name in named if columns is not None and name not in columns]
+    if columns is not None and unknown:
+        literal = "" if template.endswith(".jinja") else f", or write {{{{{unknown[0]}}}}} for text"
+        raise ConfigurationError(
+            f"template {template} names the column '{unknown[0]}', which the data do not have; "
+            f"they have {', '.join(columns)}; correct the name{literal}"
+        )
+    if "question" not in named:
+        raise ConfigurationError(
+            f"template {template} does not contain {{question}}, so that all prompts would be the "
+            "same; add it where the question goes"
+        )

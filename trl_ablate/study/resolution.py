@@ -27,7 +27,7 @@ from trl_ablate.data.row_files import is_on_the_hub
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import in_full, is_miniature, millions_of_parameters
 from trl_ablate.named_code import check_file, code_place
-from trl_ablate.prompts.writing import prompt_writer
+from trl_ablate.prompts.templates import prompt_writer
 from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.overrides import as_word, as_words
 from trl_ablate.recipe.places import beside_or_shipped, suitable_profile

@@ -5,8 +5,13 @@ from typing import get_args
 import pytest
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.prompts.templates import TEMPLATES, TemplateName, prompt_text, render
-from trl_ablate.prompts.writing import prompt_writer
+from trl_ablate.prompts.templates import (
+    TEMPLATES,
+    TemplateName,
+    prompt_text,
+    prompt_writer,
+    render,
+)
 
 R1_ZERO = (
     "A conversation between User and Assistant. The User asks a question, and the Assistant "
