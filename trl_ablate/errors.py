@@ -13,11 +13,6 @@ class ConfigurationError(ValueError):
 REFUSED = 2
 """The exit code of a command that ends with a `ConfigurationError`."""
 
-REWARD_RAISED = (
-    "reward function '{name}' raised {error} (line {line} of {file}); fix it, then rerun with "
-    "--resume"
-)
-
 
 def shortened(text: str, limit: int) -> str:
     """The text on one line, and not longer than `limit`."""

@@ -78,25 +78,6 @@ def test_check_finds_repeated_and_shared_questions(folder, capsys):
     assert "160 questions are both trained on and evaluated on" in printed
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "code", "sentence"),
-    [
-        ("def correct(", "def corect(", 2, "has no 'correct'; it has brief, corect, given; did"),
-        ("answer, **kwargs)", "gold, **kwargs)", 2, "needs the column 'gold', but the train"),
-        ("[float(given", "[1 / 0 or float(given", 1, "'correct' failed on all 160 rows of a call"),
-        ("import re", "import re_", 2, "reward.py cannot be imported: ModuleNotFoundError"),
-    ],
-)
-def test_check_reports_a_broken_reward_in_one_sentence(
-    folder, capsys, before, after, code, sentence
-):
-    file = folder / "reward.py"
-    file.write_text(file.read_text().replace(before, after))
-    assert check.main([str(folder / "recipe.yaml")]) == code
-    printed = "".join(capsys.readouterr())
-    assert sentence in printed and "Traceback" not in printed
-
-
 @pytest.mark.slow
 def test_it_trains_in_miniature(folder, tmp_path):
     output = tmp_path / "run"
@@ -113,9 +94,7 @@ def test_it_trains_in_miniature(folder, tmp_path):
     file = folder / "reward.py"
     file.write_text(file.read_text() + "\n# changed\n")
     again = warm("train", folder / "recipe.yaml", *FEW, "--output_dir", output, "--resume").wait()
-    assert (
-        again.code == 2 and "cannot be resumed with other settings (reward_funcs" in again.printed
-    )
+    assert again.code == 2 and "resumed with other settings (reward_funcs" in again.printed
 
 
 @pytest.mark.slow

@@ -4,11 +4,10 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypedDict
 
-from trl_ablate.errors import REWARD_RAISED, RewardError
-from trl_ablate.named_code import line_of, one_line
 from trl_ablate.prompts.templates import get_template
 from trl_ablate.rewards.extract import extract
 from trl_ablate.rewards.grading.grader import MathGrader
+from trl_ablate.rewards.own.calling import raised
 from trl_ablate.task import TaskArguments
 
 
@@ -117,9 +116,7 @@ class GradedRewards:
                 pairs = zip(scores, completion_ids, strict=True)
                 return [None if one["reward"] is None else value(one, ids) for one, ids in pairs]
             except Exception as error:
-                line, file = line_of(error, None)
-                said = REWARD_RAISED.format(name=name, error=one_line(error), line=line, file=file)
-                raise RewardError(said) from error
+                raise raised(name, error) from error
 
         mark.__name__ = name
         return mark

@@ -19,6 +19,11 @@ from trl_ablate.rewards.grading.reading import read
 OnTimeout = Literal["none", "zero"]
 
 _CACHED = 8192
+MAX_LENGTH = 1000
+"""Answers with more characters are wrong, unless they equal the reference answer. The longest of
+those in MATH has 159. A much longer text is not an answer but an attack on the parser; it must not
+be ungraded, as that would exclude it from the loss. A reference answer that is too long is compared
+as text only; any other answer to it is ungraded."""
 
 
 class MathGrader:
@@ -35,11 +40,6 @@ class MathGrader:
         on_timeout: the verdict on an item that timed out or crashed its workers: `"none"` leaves it
             ungraded (None), `"zero"` makes it wrong (False).
         memory_limit_mb: limit of a worker's address space.
-        max_length: answers with more characters are wrong, unless they equal the reference answer.
-            The longest reference answer in MATH has 159 characters. A much longer text is not an
-            answer but an attack on the parser; it must not be ungraded, as that would exclude it
-            from the loss. A reference answer that is too long is compared as text only; any other
-            answer to it is ungraded.
         start_timeout: seconds that a worker may take to load math-verify.
 
     Attributes:
@@ -54,7 +54,6 @@ class MathGrader:
         *,
         on_timeout: OnTimeout = "none",
         memory_limit_mb: int = 1024,
-        max_length: int = 1000,
         start_timeout: float = 60.0,
     ) -> None:
         if workers < 1:
@@ -71,7 +70,6 @@ class MathGrader:
         self.ungraded = 0
         self._without_verdict = None if on_timeout == "none" else False
         self._pool_settings = (workers, timeout, memory_limit_mb * 2**20, start_timeout)
-        self._max_length = max_length
         self._closed = False
         self._verdicts: dict[tuple[str, str], bool] = {}
         self._read = lru_cache(_CACHED)(read)
@@ -117,7 +115,7 @@ class MathGrader:
             compare = [
                 (answer, gold)
                 for (answer, gold), verdict in decided.items()
-                if answer is not None and verdict is None and len(gold) <= self._max_length
+                if answer is not None and verdict is None and len(gold) <= MAX_LENGTH
             ]
             outcomes = self._pool.run(
                 [for_algebra(self._read(answer), self._read(gold)) for answer, gold in compare]
@@ -137,9 +135,9 @@ class MathGrader:
         """The verdict where it needs no worker."""
         if answer is None or answer == gold:
             return answer == gold
-        if len(gold) > self._max_length:
+        if len(gold) > MAX_LENGTH:
             return None
-        if len(answer) > self._max_length or not answer or not gold:
+        if len(answer) > MAX_LENGTH or not answer or not gold:
             return False
         if (answer, gold) in self._verdicts:
             return self._verdicts[answer, gold]

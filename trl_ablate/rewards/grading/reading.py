@@ -95,7 +95,7 @@ class Reading:
 
 
 def read(text: str) -> Reading:
-    """Parse an answer of bounded length (see `MathGrader`'s `max_length`)."""
+    """Parse an answer of bounded length (see `grader.MAX_LENGTH`)."""
     tidied = tidy(text)
     named = _NAMED.fullmatch(tidied)
     whole = named["value"].strip() if named else tidied

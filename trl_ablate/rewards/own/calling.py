@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_ablate.errors import REWARD_RAISED, RewardError, shortened
+from trl_ablate.errors import RewardError, shortened
 from trl_ablate.named_code import line_of, one_line
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,15 @@ Reward = float | None
 
 def not_logged(name: str, value: Any) -> None:
     """A log function for calls whose log is dropped."""
+
+
+def raised(name: str, error: BaseException, file: str | None = None) -> RewardError:
+    """The error of a run whose reward function raised; `file` is the function's."""
+    line, where = line_of(error, file)
+    return RewardError(
+        f"reward function '{name}' raised {one_line(error)} (line {line} of {where}); fix it, then "
+        "rerun with --resume"
+    )
 
 
 @dataclass
@@ -221,9 +230,7 @@ def in_this_process(name: str, file: str | None) -> Iterator[None]:
     except SystemExit as error:
         if os.getpid() != own:
             end(error.code if isinstance(error.code, int) else int(error.code is not None))
-        line, where = line_of(error, file)
-        sentence = REWARD_RAISED.format(name=name, error=one_line(error), line=line, file=where)
-        raise RewardError(sentence) from error
+        raise raised(name, error, file) from error
     finally:
         if os.getpid() != own:
             end(1)
