@@ -21,7 +21,6 @@ from trl_ablate.run.json_files import append_jsonl, write_json
 
 TOKEN = "hf_" + "WriteTokenOfTheTester0123456789ab"
 REPO = "tester/std_dev_off-seed3"
-CAPTURED: dict = {"capture_output": True, "text": True}
 COMMIT = f"POST /api/models/{REPO}/commit"
 
 
@@ -59,28 +58,16 @@ def finished_run(tmp_path_factory) -> Path:
         (path / "rollouts").mkdir(exist_ok=True)
         rollout = path / "rollouts" / f"step_{step:06d}.jsonl"
         append_jsonl(rollout, {"prompt": "2+2=?", "response": f"</think> {step}", "reward": 0.0})
-        row = {
-            "step": step,
-            "grpo_step": step,
-            "seconds": step,
-            "eval_reward": step * (4 - step) / 9,
-        }
-        append_jsonl(path / "metrics.jsonl", {**row, "eval_reward_stderr": 0.02, "entropy": 0.3})
+        row = {"step": step, "grpo_step": step, "seconds": step, "entropy": 0.3,
+               "eval_reward": step * (4 - step) / 9, "eval_reward_stderr": 0.02}  # fmt: skip
+        append_jsonl(path / "metrics.jsonl", row)
     write_json(path / "resolved_config.json", resolved_config())
-    write_json(path / "run.json", record())
-    return path
-
-
-def record() -> dict:
     git = {"commit": "a" * 40, "diff": "-secret plan\n+other plan\n"}
-    return {
-        "status": "finished",
-        "arm": "std_dev_off",
-        "seed": 3,
-        "git": git,
-        "command": ["scripts/train.py", "std_dev_off"],
-        "host": "workstation-of-somebody",
-    }
+    command = ["scripts/train.py", "std_dev_off"]
+    record = {"status": "finished", "arm": "std_dev_off", "seed": 3, "git": git, "command": command,
+              "host": "workstation-of-somebody"}  # fmt: skip
+    write_json(path / "run.json", record)
+    return path
 
 
 def resolved_config() -> dict:
@@ -97,23 +84,6 @@ def resolved_config() -> dict:
 @pytest.fixture
 def run(finished_run, tmp_path) -> RunDirectory:
     return RunDirectory(Path(shutil.copytree(finished_run, tmp_path / "run")))
-
-
-def environment(hub: HubEndpoint, home: Path, **more: str) -> dict[str, str]:
-    """Variables of another process that talks to the endpoint."""
-    return {
-        **os.environ,
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(home),
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_TOKEN": TOKEN,
-        **more,
-    }
-
-
-def publish_command(run: RunDirectory, *words: str) -> list[str]:
-    return [sys.executable, "scripts/publish.py", str(run.path), *words]
 
 
 def load(places: list[str], cache: Path) -> list[str]:
@@ -138,11 +108,15 @@ def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(
     from huggingface_hub import constants
 
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{repo_id}")
-    there = hub.url + "".join(template[1:])
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", there)
+    url = hub.url + "".join(template[1:])
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
     before = contents(run.path)
-    env = loud(environment(hub, tmp_path / "home", HF_HUB_DISABLE_PROGRESS_BARS="1"))
-    done = subprocess.run(publish_command(run), cwd=REPOSITORY, env=env, **CAPTURED)
+    there = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0",
+             "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "scripts/publish.py", str(run.path)],
+        cwd=REPOSITORY, env=loud({**os.environ, **there}), capture_output=True, text=True,
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert f"published: {hub.url}/{REPO}" in done.stdout
     assert hub.repositories[REPO].private
@@ -253,11 +227,8 @@ def test_a_revision_is_a_branch_of_its_own(hub, run):
 
 
 def test_the_card_takes_the_licence_of_the_base_model(hub, run):
-    licence = {
-        "license": "other",
-        "license_name": "research",
-        "license_link": "https://example.org",
-    }
+    link = "https://example.org"
+    licence = {"license": "other", "license_name": "research", "license_link": link}
     hub.create("somebody/base-model", private=False, card=licence)
     push_run(run)
     card = hub.files(REPO)["README.md"].decode()

@@ -38,53 +38,47 @@ def installed(built, tmp_path_factory) -> Path:
     return folder
 
 
-def run(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command of the installed package, in an empty folder."""
-    return subprocess.run(
-        [*words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+@pytest.fixture
+def run(installed, tmp_path):
+    """`run(*words)`: what `trl-ablate` of the installed package prints, in an empty folder."""
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
 
+    def run(*words: str, program=(sys.executable, "-m", "trl_ablate")) -> str:
+        done = subprocess.run(
+            [*program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True,
+            timeout=120,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
 
-MODULE = (sys.executable, "-m", "trl_ablate")
+    return run
 
 
 @pytest.mark.slow
-def test_a_study_is_planned(installed, tmp_path):
-    done = run(installed, tmp_path, *MODULE, "study", "plan", "std_dev")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "10 runs: 0 done, 10 to do" in done.stdout
+def test_a_study_is_planned(run, tmp_path):
+    assert "10 runs: 0 done, 10 to do" in run("study", "plan", "std_dev")
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 @pytest.mark.slow
-def test_a_new_task_resolves(installed, tmp_path):
-    done = run(installed, tmp_path, *MODULE, "new", "my_task")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_a_new_task_resolves(run, installed):
+    run("new", "my_task")
     starter = Path("trl_ablate", "cli", "starter")
     assert names(installed / starter, "*.*") >= names(REPOSITORY / starter, "*.[pty]*")
-    done = run(installed, tmp_path, *MODULE, "train", "my_task/recipe.yaml", "--dry_run")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("recipe.yaml on profile 'miniature'")
-    assert "reward_funcs" in done.stdout  # its recipe extends a shipped one
+    printed = run("train", "my_task/recipe.yaml", "--dry_run")
+    assert printed.startswith("recipe.yaml on profile 'miniature'")
+    assert "reward_funcs" in printed  # its recipe extends a shipped one
 
 
-def test_the_console_command_lists_what_is_shipped(installed, tmp_path):
-    done = run(installed, tmp_path, str(installed / "bin" / "trl-ablate"), "recipes")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_the_console_command_lists_what_is_shipped(run, installed):
+    printed = run("recipes", program=[str(installed / "bin" / "trl-ablate")])
     for path in (REPOSITORY / "recipes").glob("*.yaml"):
-        assert f"  {path.stem} " in done.stdout
+        assert f"  {path.stem} " in printed
 
 
-def test_the_package_is_the_installed_one_and_holds_every_yaml(installed, tmp_path):
-    done = run(
-        installed, tmp_path, sys.executable, "-c", "import trl_ablate as t; print(t.__file__)"
-    )
-    assert Path(done.stdout.strip()).is_relative_to(installed)
+def test_the_package_is_the_installed_one_and_holds_every_yaml(run, installed):
+    program = [sys.executable, "-c", "import trl_ablate; print(trl_ablate.__file__)"]
+    assert Path(run(program=program).strip()).is_relative_to(installed)
     recipes, shipped = REPOSITORY / "recipes", installed / "trl_ablate" / "shipped"
     kinds = (".yaml", ".jinja")  # and what they name
     assert names(shipped) == {name for name in names(recipes) if name.endswith(kinds)}

@@ -23,18 +23,13 @@ ARMS = [words[2] for line in COMMANDS if (words := line.split())[1] == "train" a
 STUDIES = re.findall(r"for STUDY in (.+?);", PAGE)[0].split()
 
 
-def here(cell: str) -> list[dict[str, str]]:
-    """The settings of a cell; a list of alternatives, if it ends in other values of the first."""
-    given = re.findall(r"`(\w+): ([^`]+)`", cell)
-    others = re.findall(r"`(\w+)`(?!:)", cell) if " or `" in cell else []
-    return [dict(given), *({given[0][0]: value} for value in others)]
-
-
 @pytest.mark.parametrize("cell", [cell for _, cell in ROWS])
 def test_every_setting_resolves(cell):
-    recipe = re.match(r"recipe `(\w+)`", cell)
-    assert recipe or here(cell)[0], cell
-    for settings in here(cell):
+    """The settings of a cell, and alternatives, if it ends in other values of the first."""
+    recipe, found = re.match(r"recipe `(\w+)`", cell), re.findall(r"`(\w+): ([^`]+)`", cell)
+    others = re.findall(r"`(\w+)`(?!:)", cell) if " or `" in cell else []
+    assert recipe or found, cell
+    for settings in [dict(found), *({found[0][0]: value} for value in others)]:
         given = {name: parse_yaml(value) for name, value in settings.items()}
         file = SHIPPED / f"{recipe[1] if recipe else 'grpo'}.yaml"
         config = load_recipe(file, "miniature", given).config

@@ -12,17 +12,16 @@ import pytest
 import yaml
 
 from tests.conftest import REPOSITORY
+from trl_ablate.bench import modes
 from trl_ablate.cli.main import COMMANDS
+from trl_ablate.cli.study import COMMANDS as OF_A_STUDY
 from trl_ablate.config import AblationConfig
 from trl_ablate.guard.rules import Action, GuardArguments
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.settings import choices
 from trl_ablate.task import TaskArguments
 
-MODES = {
-    "study": ("plan", "run", "status", "fetch", "restore", "report", "clean"),
-    "bench": ("train", "eval", "reward", "step", "scale", "xray", "rollout", "gpu", "MODE"),
-}
+MODES = {"study": {*OF_A_STUDY}, "bench": {*modes.MODES, "gpu", "MODE"}}
 RECIPES = {
     path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in SHIPPED.glob("*.yaml")
 }
@@ -55,13 +54,9 @@ def broken_links(text: str, folder: Path) -> Iterator[str]:
     for link in re.findall(r"(?<!\\)\]\(([^)\s]+)\)", FENCED.sub("", text)):
         target, _, anchor = link.partition("#")
         file = folder / target
-        if link.startswith("https://"):
+        if link.startswith("https://") or (file.exists() and not anchor):
             continue
-        if (
-            not file.exists()
-            or anchor
-            and anchor not in anchors(file.read_text("utf-8") if target else text)
-        ):
+        if not file.exists() or anchor not in anchors(file.read_text("utf-8") if target else text):
             yield link
 
 
@@ -79,8 +74,6 @@ def unknown_names(text: str) -> Iterator[str]:
     dotted = re.findall(r"\btrl_ablate(?:\.\w+)+", text)
     for module, names in re.findall(r"\bfrom (trl_ablate[.\w]*) import (\w+(?:, \w+)*)", text):
         dotted += [f"{module}.{name}" for name in names.split(", ")]
-    for names in re.findall(r"\btrl_ablate\.\{([^}]+)\}", text):
-        dotted += [f"trl_ablate.{name.strip()}" for name in names.split(",")]
     for name in dotted:
         parent, _, last = name.rpartition(".")
         try:

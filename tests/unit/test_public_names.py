@@ -32,16 +32,10 @@ PUBLIC = {
     ("module", "name"), [(module, name) for module, names in PUBLIC.items() for name in names]
 )
 def test_a_public_name_keeps_its_path_and_is_described(module, name):
-    assert inspect.getdoc(getattr(importlib.import_module(module), name))
-
-
-def test_names_at_the_top_are_those_of_their_modules():
-    import trl_ablate
-
-    assert set(trl_ablate.__all__) == set(PUBLIC["trl_ablate"])
-    for name in trl_ablate.__all__:
-        home = importlib.import_module(getattr(trl_ablate, name).__module__)
-        assert getattr(home, name) is getattr(trl_ablate, name)
+    found = getattr(importlib.import_module(module), name)
+    assert inspect.getdoc(found)
+    if module == "trl_ablate":  # the name is that of its own module, not of a copy
+        assert found is getattr(importlib.import_module(found.__module__), name)
 
 
 def test_settings_of_a_checkpoint_of_0_1_can_be_read():

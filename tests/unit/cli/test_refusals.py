@@ -53,15 +53,3 @@ def test_a_wrong_word(tmp_path, capsys, monkeypatch, words, sentence):
     assert (code, printed.out) == (2, "")
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
     assert sentence.format(empty=tmp_path) in printed.err
-
-
-def test_trouble_with_the_hub_is_a_failure(tmp_path, capsys, monkeypatch):
-    import trl_ablate.hub
-    from trl_ablate.hub import PublishError
-
-    def push_run(run, **how) -> str:
-        raise PublishError(f"the Hub refused {run.path.name}")
-
-    monkeypatch.setattr(trl_ablate.hub, "push_run", push_run)
-    assert main(["publish", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"error: the Hub refused {tmp_path.name}\n"

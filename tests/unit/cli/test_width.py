@@ -53,8 +53,7 @@ CASES = {
                                 "peak", "GiB", "0.0115"]),
     "bench train": (shown_train, ["trl_ablate, extra forward", "peak", "GiB", "0.115"]),
     "evaluate": (shown_sets, ["olympiad_bench", "0.500 ± 0.012", "reward/g=[b]3"]),
-    "plan": (lambda: plan.main(["--model", "1.5B"]),
-             []),
+    "plan": (lambda: plan.main(["--model", "1.5B"]), []),
     "table": (lambda: terminal.console.print(terminal.table("done", {"run": ("layer", LONG)})), []),
     "inspect": (shown_log, ["highest 14", "lowest -0.00014"]),
 }  # fmt: skip
