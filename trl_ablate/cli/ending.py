@@ -55,17 +55,14 @@ def exit_code_of(work: Callable[[], int], *, stopped: str, resumable: bool = Fal
             sys.stdout.flush()
             return code
         except Terminated:
-            if not resumable:
-                return _ended(f"stopped by SIGTERM; {stopped}", INTERRUPTED)
-            return _ended(
-                "ended by SIGTERM; --resume continues from the last checkpoint", PREEMPTED
-            )
+            if resumable:
+                sentence = "ended by SIGTERM; --resume continues from the last checkpoint"
+                return _ended(sentence, PREEMPTED)
+            return _ended(f"stopped by SIGTERM; {stopped}", INTERRUPTED)
         except KeyboardInterrupt:
             return _ended(f"stopped; {stopped}", INTERRUPTED)
-        except PublishError as error:
-            return _ended(f"error: {error}", FAILED)
         except ConfigurationError as error:
-            return _ended(f"error: {error}", REFUSED)
+            return _ended(f"error: {error}", FAILED if isinstance(error, PublishError) else REFUSED)
         except Exception as error:
             sentence, code = _known(error, resumable)
             if sentence is None:

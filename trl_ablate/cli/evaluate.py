@@ -28,13 +28,8 @@ from trl_ablate.estimates import MAIN, pass_rates
 from trl_ablate.metrics import stderr_of
 from trl_ablate.run.json_files import write_json, write_jsonl
 
-SETTINGS = {
-    "dataset": "dataset",
-    "samples": "num_generations_eval",
-    "temperature": "eval_temperature",
-    "top_p": "eval_top_p",
-}
-"""Short options of the command line, and the settings that they set."""
+SETTINGS = ("dataset", "num_generations_eval", "eval_temperature", "eval_top_p")
+"""What short options set."""
 
 
 @command(
@@ -44,9 +39,9 @@ SETTINGS = {
     group(
         "what to evaluate on",
         option("--dataset", help="math, gsm8k, miniature, a Hub id, or a path"),
-        option("--samples", help="completions per question"),
-        option("--temperature", help="0 is greedy; default: as in training"),
-        option("--top_p", help="default: as in training"),
+        option("--samples", dest=SETTINGS[1], help="completions per question"),
+        option("--temperature", dest=SETTINGS[2], help="0 is greedy; default: as in training"),
+        option("--top_p", dest=SETTINGS[3], help="default: as in training"),
     ),
     group(
         "whose settings to use",
@@ -71,8 +66,8 @@ SETTINGS = {
 )
 def main(options: argparse.Namespace, words: list[str]) -> int:
     check_output(options)
-    for short, setting in SETTINGS.items():
-        if (given := vars(options)[short]) is not None:
+    for setting in SETTINGS:
+        if (given := vars(options)[setting]) is not None:
             words += [f"--{setting}", given]
     with to_keep():
         from trl_ablate.training.evaluating import describe, evaluate, find_checkpoint, to_evaluate

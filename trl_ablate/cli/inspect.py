@@ -40,13 +40,12 @@ WIDTH = 60
 
 def thresholds(options: Namespace) -> GuardArguments:
     """The guard's settings among the options."""
-    given = {name: value for name, value in vars(options).items() if name in HINTS}
-    return GuardArguments(
-        **{
-            name: check_value(f"--{name}", parse_yaml(value), HINTS[name])
-            for name, value in given.items()
-        }
-    )
+    given = {
+        name: check_value(f"--{name}", parse_yaml(value), HINTS[name])
+        for name, value in vars(options).items()
+        if name in HINTS
+    }
+    return GuardArguments(**given)
 
 
 @command(
@@ -60,24 +59,20 @@ def thresholds(options: Namespace) -> GuardArguments:
 )
 def main(options: Namespace) -> int:
     arguments = thresholds(options)
-    logs = chosen(read_logs(options.path), options.run)
+    logs = read_logs(options.path)
+    names = [log.name for log in logs]
+    logs = [log for log in logs if options.run in (None, log.name)]
+    if not logs:
+        raise ConfigurationError(
+            f"--run is '{options.run}', but the log has the runs {', '.join(names)[:300]}"
+            f"{nearest(options.run, names)}"
+        )
     check_picture(options, logs)
     beside = Path(options.path) if len(logs) == 1 else None
     fired = [show(log, replay(log.rows, arguments), beside) for log in logs]
     if options.picture is not None:
         draw(logs[0], fired[0], options.picture)
     return FAILED if any(one.alerts for one in fired) else DONE
-
-
-def chosen(logs: list[Log], name: str | None) -> list[Log]:
-    found = [log for log in logs if name in (None, log.name)]
-    if not found:
-        names = [log.name for log in logs]
-        raise ConfigurationError(
-            f"--run is '{name}', but the log has the runs {', '.join(names)[:300]}"
-            f"{nearest(str(name), names)}"
-        )
-    return found
 
 
 def check_picture(options: Namespace, logs: list[Log]) -> None:

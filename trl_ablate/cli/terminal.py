@@ -12,13 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import SafeConsole
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
     from trl_ablate.run.directory import RunDirectory
-    from trl_ablate.study.report.document import Document, Grid
+    from trl_ablate.study.report.document import Document
     from trl_ablate.training.machine import Finding
 
 WIDE = 1000
@@ -81,31 +80,18 @@ def show_recipe(resolved: Resolved, everything: bool) -> None:
         console.print(f"warning: {warning}")
     if not everything:
         return
-    layers = resolved.layers
-    shown = {key: (layers.get(key, "derived"), str(value))
-             for key, value in sorted(resolved.settings.items())}  # fmt: skip
+    layers, settings = resolved.layers, sorted(resolved.settings.items())
+    shown = {key: (layers.get(key, "derived"), str(value)) for key, value in settings}
     console.print(table("settings", shown))
     declared = {key: f"{old} -> {new}" for key, (old, new) in resolved.changes.items()}
     console.print(table("declared changes from the base", declared or {"none": ""}))
     console.print(table("inert knobs", resolved.inert or {"none": ""}))
 
 
-def show_refusal(resolved: Resolved) -> None:
-    """Print why this machine would refuse to train the recipe, if it would."""
-    from trl_ablate.training.machine import check_device
-
-    try:
-        check_device(resolved)
-    except ConfigurationError as error:
-        console.print(f"would be refused here: {error}")
-
-
 def show_findings(findings: list[Finding]) -> int:
     """Print every finding, then the command that fixes each one that stops a run."""
-    unneeded = {True: "", False: " (not needed)"}
-    console.print(
-        table("here", {each.what: each.found + unneeded[each.needed] for each in findings})
-    )
+    rows = {each.what: each.found + " (not needed)" * (not each.needed) for each in findings}
+    console.print(table("here", rows))
     missing = [finding for finding in findings if finding.stops]
     for finding in missing:
         console.print(f"missing: {finding.what}; fix: {finding.fix}")
@@ -121,20 +107,15 @@ def show_end(directory: RunDirectory) -> None:
     if record.get("reason"):
         rows[record["status"]] = record["reason"]
     if evaluations:
-        stderr = evaluations[-1].get("eval_reward_stderr")  # TRL's own evaluation has none
         best = max(evaluations, key=lambda row: row["eval_reward"])
-        rows |= {
-            "eval reward, first": f"{evaluations[0]['eval_reward']:.3f}",
-            "eval reward, best": f"{best['eval_reward']:.3f} at step {best['step']}",
-            "eval reward, last": f"{evaluations[-1]['eval_reward']:.3f}"
-            + (f" ± {stderr:.3f}" if stderr is not None else ""),
-        }
+        rows["eval reward, first"] = f"{evaluations[0]['eval_reward']:.3f}"
+        rows["eval reward, best"] = f"{best['eval_reward']:.3f} at step {best['step']}"
+        rows["eval reward, last"] = f"{evaluations[-1]['eval_reward']:.3f}"
+        if "eval_reward_stderr" in evaluations[-1]:  # TRL's own evaluation has none
+            rows["eval reward, last"] += f" ± {evaluations[-1]['eval_reward_stderr']:.3f}"
     if directory.checkpoint_last.exists():
         rows["model"] = str(directory.checkpoint_last)
-    rows |= {
-        "metrics": str(directory.metrics_file),
-        "dashboard": "trackio show",
-    }
+    rows |= {"metrics": str(directory.metrics_file), "dashboard": "trackio show"}
     console.print(table("done", rows))
 
 
@@ -150,17 +131,13 @@ def show_document(document: Document) -> None:
                 for item in shown.items:
                     line(f"  {item}")
             if block.kind == "grid":
-                SafeConsole(soft_wrap=True, width=WIDE).print(_grid(shown))
-
-
-def _grid(block: Grid) -> Table:
-    grid = Table(box=None, padding=(0, 2, 0, 0))
-    for position, name in enumerate(block.header):
-        right = position >= block.numbers_from
-        grid.add_column(name, justify="right" if right else "left", no_wrap=True)
-    for row in block.rows:
-        grid.add_row(*map(escape, row))
-    return grid
+                grid = Table(box=None, padding=(0, 2, 0, 0))
+                for position, name in enumerate(shown.header):
+                    right = position >= shown.numbers_from
+                    grid.add_column(name, justify="right" if right else "left", no_wrap=True)
+                for row in shown.rows:
+                    grid.add_row(*map(escape, row))
+                SafeConsole(soft_wrap=True, width=WIDE).print(grid)
 
 
 def table(

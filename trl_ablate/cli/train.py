@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from trl_ablate.cli.ending import DONE, PREEMPTED
 from trl_ablate.cli.imports import put_off, spare_models, to_keep
 from trl_ablate.cli.parsing import PROFILE, command, flag, group
-from trl_ablate.cli.terminal import console, show_end, show_recipe, show_refusal
+from trl_ablate.cli.terminal import console, show_end, show_recipe
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import recipe_path
 from trl_ablate.run import directory
@@ -54,7 +54,12 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
     if is_main:
         show_recipe(resolved, everything=options.dry_run)
     if options.dry_run:
-        show_refusal(resolved)
+        from trl_ablate.training.machine import check_device
+
+        try:
+            check_device(resolved)
+        except ConfigurationError as error:
+            console.print(f"would be refused here: {error}")
         return DONE
     with to_keep():
         from trl_ablate.training import lifecycle

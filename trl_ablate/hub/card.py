@@ -87,9 +87,7 @@ def is_miniature(name: str | None) -> bool:
 
 def dataset_id(config: Mapping[str, Any]) -> str | None:
     """The dataset's id on the Hub, or None for files and the miniature."""
-    from trl_ablate.data.questions import (
-        NAMED_DATASETS,  # imports pyarrow, which `import card` does not need
-    )
+    from trl_ablate.data.questions import NAMED_DATASETS  # imports pyarrow, which others spare
 
     name = config["task"]["dataset"]
     return NAMED_DATASETS[name].hub_id if name in NAMED_DATASETS else hub_id(name)
@@ -110,20 +108,21 @@ def _metadata(run: FinishedRun, repo_id: str, licence: Licence | None) -> str:
         data[key] = on_one_line(str(value))
     if base:
         data["base_model_relation"] = "adapter" if run.is_adapter else "finetune"
-    return data.to_yaml() + "\n"
+    return data.to_yaml()
 
 
 def _eval_results(run: FinishedRun, dataset: str | None) -> list[EvalResult] | None:
-    """The published model's reward, for the list of results that the Hub shows."""
-    row = _published_evaluation(run)
+    """The reward of the model at the repository's root, for the list that the Hub shows."""
+    row = run.best_evaluation if run.chosen == BEST else next(reversed(run.evaluations), None)
     if row is None or dataset is None:
         return None
+    task = run.config["task"]
     return [
         EvalResult(
             task_type="text-generation",
             dataset_type=dataset,
-            dataset_name=run.config["task"]["dataset"],
-            dataset_split=on_one_line(run.config["task"]["eval_split"] or "validation"),
+            dataset_name=task["dataset"],
+            dataset_split=on_one_line(task["eval_split"] or "validation"),
             metric_type="reward",
             metric_name="reward per completion",
             metric_value=round(row["eval_reward"], 4),
@@ -131,15 +130,8 @@ def _eval_results(run: FinishedRun, dataset: str | None) -> list[EvalResult] | N
     ]
 
 
-def _published_evaluation(run: FinishedRun) -> dict[str, Any] | None:
-    """The evaluation of the model that the repository's root holds."""
-    if run.chosen == BEST:
-        return run.best_evaluation
-    return run.evaluations[-1] if run.evaluations else None
-
-
 def _changes(changes: Mapping[str, Sequence[Any]]) -> str:
-    rows = [[_cell(key), _cell(old), _cell(new)] for key, (old, new) in changes.items()]
+    rows = [list(map(_cell, (key, *values))) for key, values in changes.items()]
     return markdown_table(("setting", "base", "here"), rows) if rows else ""
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.hf_api import RepoFile
 
 from trl_ablate.errors import PublishError
 from trl_ablate.hub.card import Licence, base_model, hub_id, is_miniature, model_card
@@ -49,7 +48,7 @@ def push_run(
     if show:
         show(sizes(files))
     try:
-        return _publish(finished, files, HfApi(token=secret), repo_id, private, revision)
+        return _publish(finished, files, secret, repo_id, private, revision)
     except PublishError as error:
         raise PublishError(
             f"not published: {finished.masker.text(str(error))}. The run in {run.path} is "
@@ -72,24 +71,20 @@ def sizes(files: Mapping[str, Source]) -> dict[str, int]:
 
 def check_token(token: str | None = None) -> str:
     """Name of the token's owner, so that a missing or wrong token is found before a long run."""
-    return _owner(HfApi(token=require_token(token)))
-
-
-def _owner(api: HfApi) -> str:
     with failures_in_words("the repository"):
-        return patiently(api.whoami)["name"]
+        return patiently(HfApi(token=require_token(token)).whoami)["name"]
 
 
 def _publish(
     run: FinishedRun,
     files: dict[str, Source],
-    api: HfApi,
+    secret: str,
     repo_id: str | None,
     private: bool,
     revision: str | None,
 ) -> str:
-    name = repo_id or run.name
-    name = name if "/" in name else f"{_owner(api)}/{name}"
+    api, name = HfApi(token=secret), repo_id or run.name
+    name = name if "/" in name else f"{check_token(secret)}/{name}"
     with failures_in_words(name):
         was_private = _open_repository(api, name, private, revision)
         licence = licence_of(run, api)
@@ -141,9 +136,8 @@ def _commit(
 ) -> None:
     """Commit what the repository needs to contain `files`; the client leaves out files that the Hub
     has, and makes no commit if it has all."""
-    head = api.model_info(repo_id, revision=revision).sha
-    tree = api.list_repo_tree(repo_id, recursive=True, revision=revision)
-    present = [entry.path for entry in tree if isinstance(entry, RepoFile)]
+    head = api.model_info(repo_id, revision=revision)
+    present = [each.rfilename for each in head.siblings or []]
     additions = [CommitOperationAdd(path, source) for path, source in files.items()]
     deletions = [CommitOperationDelete(path, is_folder=False) for path in _stale(present, files)]
     once = dict(zip(files.values(), additions, strict=True))  # equal files at the root and below it
@@ -155,7 +149,7 @@ def _commit(
         operations=[*additions, *deletions],
         commit_message=title,
         revision=revision,
-        parent_commit=head,
+        parent_commit=head.sha,
     )
 
 
