@@ -6,6 +6,7 @@ import pandas
 import pytest
 import torch
 from datasets import Dataset, IterableDataset, IterableDatasetDict
+from transformers import TrainerCallback
 
 from tests.contract.alike import ROWS, check_alike, digits, logged, weights
 from tests.support.rows import without_times
@@ -144,12 +145,18 @@ def test_streams(both, several):
 
 
 def test_sets_by_name(both):
-    """transformers' metric names; one set of a dict can be evaluated alone, with its prefix."""
+    """transformers' metric names; one set of a dict can be evaluated alone, with its prefix. All
+    sets together are one row and one call of the callbacks."""
     halves = {"a": Dataset.from_list(ROWS[:3]), "b": Dataset.from_list(ROWS[3:8])}
-    trainer = both(**SCRIPTED, eval_dataset=halves).one_shot()
+    seen = []
+    callback = TrainerCallback()
+    callback.on_evaluate = lambda *_, metrics, **__: seen.append(metrics)
+    trainer = both(**SCRIPTED, eval_dataset=halves, callbacks=[callback]).one_shot()
     alone = {name: trainer.evaluate(half)["eval_reward"] for name, half in halves.items()}
     assert alone["a"] != alone["b"]
     every = trainer.evaluate()
+    assert len(trainer.state.log_history) == len(seen) == 3 and seen[-1] == every
+    assert trainer.state.log_history[-1].items() >= every.items()
     assert {name: every[f"eval_{name}_reward"] for name in halves} == alone
     assert "eval_reward" not in every
     assert trainer.evaluate("b")["eval_reward"] == alone["b"]

@@ -1,149 +1,66 @@
-"""Every switch of `AblationTrainer` has an effect, and its steps and logs are counted right."""
+"""The switches reach the advantages; steps, phases, stop strings and checkpoints of a training."""
 
+import math
 import time
 from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
-from tests.contract.alike import weights
-from tests.support.trainers import digits
 from trl_ablate import AblationConfig
-from trl_ablate.advantages import compute_advantages, weighted_reward
-from trl_ablate.run.directory import RunDirectory
+from trl_ablate.advantages import compute_advantages, signed_and_clipped, weighted_reward
 from trl_ablate.settings import choices
 from trl_ablate.switches import Baseline, LengthNorm, Scale, Surrogate
 from trl_ablate.trainer.rollouts import describe
-from trl_ablate.training.callbacks import BestCheckpoint
 
 VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
 """Makes the random model end its completions at different lengths."""
 
 
-NO_CLIP = {"surrogate": "no_clip", "num_iterations": 3}
-WITH_KL = {"beta": 0.5, "num_iterations": 2}
-NO_SCALE = {"scale_rewards": "none", "baseline": "none"}
+SWITCHES_OF_ADVANTAGES = [
+    *({"baseline": baseline} for baseline in choices(Baseline)),
+    *({"scale_rewards": scale, "baseline": "half"} for scale in choices(Scale)),
+    {"baseline": "best_of_others", "best_of": 2},
+    {"advantage_eps": 0.5},
+    {"positive_weight": 0.5, "negative_weight": 0.25, "advantage_clip": 0.4},
+]
 
 
-def trained(trainer):
-    trainer.train()
-    return weights(trainer)
+def advantages(rewards, tokens, *, baseline="group_mean", scale_rewards="group",
+               advantage_eps=1e-4, best_of=None, positive_weight=1.0, negative_weight=1.0,
+               advantage_clip=None):  # fmt: skip
+    """Those of two groups of four, with the defaults of `AblationConfig`."""
+    found = compute_advantages(rewards, 4, baseline=baseline, scale=scale_rewards,
+                               eps=advantage_eps, tokens_N=tokens, best_of=best_of)  # fmt: skip
+    return signed_and_clipped(found, positive_weight=positive_weight,
+                              negative_weight=negative_weight, clip=advantage_clip)  # fmt: skip
 
 
-WHOLE = {"overlong_share": 1.0}
-TIED = {"max_completion_length": 2, "num_generations": 2}
-"""Some groups have equal rewards."""
+REWARDS = [0.9, 0.0, 0.2, None, 1.0, 0.7, 0.0, 1.0]
 
 
-def lengths(completions, **kwargs):
-    return [float(len(text)) for text in completions]
-
-
-TWO_REWARDS = {"reward": [digits, lengths]}
-
-
-def grades(values):
-    """A reward function that returns `values` in turn, again and again."""
-
-    def reward(completions, **kwargs):
-        return [values[i % len(values)] for i in range(len(completions))]
-
-    return reward
-
-
-TWO_STEPS = {"max_steps": 2, "epsilon": 0.01, "optim": "sgd", "learning_rate": 1.0}
-_PLAIN: dict[str, torch.Tensor] = {}
-"""The weights of trainings that several switches are compared with, by their settings."""
-
-
-@pytest.fixture
-def trained_plainly(make_trainer):
-    def plainly(settings):
-        key = repr(settings)
-        if key not in _PLAIN:
-            _PLAIN[key] = trained(make_trainer(**TWO_STEPS, **settings))
-        return _PLAIN[key]
-
-    return plainly
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("switch", "plain"),
-    [
-        ({"baseline": "none"}, {}),
-        ({"baseline": "leave_one_out"}, {}),
-        ({"baseline": "batch_mean"}, {}),
-        ({"scale_rewards": "batch"}, {}),
-        ({"scale_rewards": "none"}, {}),
-        ({"baseline": "group_then_batch", **VARIED}, VARIED),
-        ({"baseline": "group_token_mean", **VARIED}, VARIED),
-        ({"baseline": "best_of_others"}, {}),
-        ({"baseline": "best_of_others", "best_of": 2}, {"baseline": "best_of_others"}),
-        ({"baseline": "half"}, {}),
-        ({"scale_rewards": "group_mean"}, {}),
-        ({"scale_rewards": "advantage_std"}, {"scale_rewards": "batch"}),
-        ({"baseline": "token_mean", **VARIED}, {"baseline": "batch_mean", **VARIED}),
-        ({"scale_rewards": "token_std", **VARIED}, {"scale_rewards": "advantage_std", **VARIED}),
-        ({"length_norm": "nonzero", **TIED}, {"length_norm": "token", **TIED}),
-        ({"advantage_eps": 0.5}, {}),
-        ({"positive_weight": 0.5}, {}),
-        ({"negative_weight": 0.0}, {}),
-        ({"advantage_clip": 0.5}, {}),
-        ({"reward_noise": 0.5, "scale_rewards": "none", "baseline": "none"}, NO_SCALE),
-        ({"placebo": "random", **NO_SCALE}, NO_SCALE),
-        ({"placebo": "length", **NO_SCALE, **VARIED}, {**NO_SCALE, **VARIED}),
-        ({"placebo": "constant", **NO_SCALE}, NO_SCALE),
-        ({"group_filter": "drop", **TIED}, TIED),
-        ({"group_filter": "resample", **TIED}, TIED),
-        ({"hard_group_exponent": 1.0}, {}),
-        ({"outcome_gate": "digits", **TWO_REWARDS}, TWO_REWARDS),
-        ({"overlong_penalty": 1.0, **WHOLE, **VARIED}, VARIED),
-        (
-            {"overlong_penalty": 1.0, **WHOLE, **VARIED},
-            {"overlong_penalty": 1.0, "overlong_share": 0.5, **VARIED},
-        ),
-        ({"correct_truncation": True, "top_p": 0.5}, {"top_p": 0.5}),
-        ({"length_norm": "mean"}, {"length_norm": "token"}),
-        ({"length_norm": "constant"}, {"length_norm": "mean"}),
-        ({"length_norm": "constant", "length_norm_constant": 3.0}, {"length_norm": "constant"}),
-        ({"length_norm": "microbatch", **VARIED}, {"length_norm": "constant", **VARIED}),
-        ({"surrogate": "no_clip", "num_iterations": 3}, {"num_iterations": 3}),
-        ({"surrogate": "reinforce", "num_iterations": 3}, {"num_iterations": 3}),
-        ({"surrogate": "geometric", "num_iterations": 3}, {"num_iterations": 3}),
-        ({"surrogate": "probability", "num_iterations": 3, "epsilon_high": 1e-6}, NO_CLIP),
-        (
-            {"surrogate": "one_sided", "num_iterations": 3},
-            {"surrogate": "reinforce", "num_iterations": 3},
-        ),
-        ({"length_norm": "prompt", **VARIED}, {"length_norm": "token", **VARIED}),
-        ({"covariance_kl": 1.0, "num_iterations": 3}, {"num_iterations": 3}),
-        (
-            {"covariance_kl": 1.0, "covariance_share": 0.5, "num_iterations": 3},
-            {"covariance_kl": 1.0, "num_iterations": 3},
-        ),
-        ({"kl_estimator": "k1", **WITH_KL}, WITH_KL),
-        ({"kl_estimator": "k2", **WITH_KL}, WITH_KL),
-        ({"kl_in": "reward", **WITH_KL}, WITH_KL),
-        ({"rollout_staleness": 1}, {}),
-        ({"sampler_dtype": "float8_e4m3fn"}, {}),
-        (
-            {"sampler_dtype": "float8_e4m3fn", "sampler_gap_limit": 1e-4},
-            {"sampler_dtype": "float8_e4m3fn"},
-        ),
-        ({"optimizer_batch_size": 4, "generation_batch_size": 8}, {}),
-        (VARIED, {"max_completion_length": 40}),
-        ({**VARIED, "min_tokens": 9}, VARIED),
-    ],
-    ids=lambda settings: (
-        ",".join(f"{k}={v}" for k, v in settings.items() if k != "reward") or "default"
-    ),
+    "switches", SWITCHES_OF_ADVANTAGES, ids=lambda one: ",".join(map(str, one.values()))
 )
-def test_ignoring_a_switch_would_show(make_trainer, trained_plainly, switch, plain):
-    switched = trained(make_trainer(**TWO_STEPS, **switch))
-    assert not torch.equal(switched, trained_plainly(plain))
+def test_advantages_reach_the_loss_and_the_log(make_trainer, switches):
+    """With each switch, and none of them is ignored."""
+    trainer = make_trainer(
+        reward=lambda completions, **kwargs: REWARDS * (len(completions) // 8),
+        generation_batch_size=8, **VARIED, **switches,
+    )  # fmt: skip
+    trainer.model.train()
+    output = trainer._generate_and_score_completions(
+        [trainer.train_dataset[i // 4] for i in range(8)]
+    )
+    rewards = torch.tensor([math.nan if one is None else one for one in REWARDS])
+
+    tokens = torch.tensor(trainer.described.lengths)
+    expected = advantages(rewards, tokens, **switches)
+    torch.testing.assert_close(output["advantages"], expected)
+    assert list(trainer._logs["advantages"]) == pytest.approx(expected.tolist())
+    is_default = switches == {"baseline": "group_mean"}
+    assert torch.allclose(expected, advantages(rewards, tokens)) == is_default
 
 
 SWITCHES = {
@@ -160,25 +77,6 @@ def test_every_two_switches_go_together(tmp_path, one, other):
         chosen = dict(zip((one, other), values, strict=True))
         config = AblationConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **chosen)
         assert [getattr(config, name) for name in chosen] == list(values)
-
-
-@pytest.mark.parametrize("baseline", ["leave_one_out", "batch_mean"])
-def test_advantages_reach_the_loss_and_the_log(make_trainer, baseline):
-    trainer = make_trainer(
-        reward=grades([1.0, 0.0, 0.0, None, 1.0, 1.0, 0.0, 1.0]),
-        baseline=baseline,
-        scale_rewards="none",
-        generation_batch_size=8,
-    )
-    trainer.model.train()
-    inputs = [trainer.train_dataset[i // 4] for i in range(8)]
-    output = trainer._generate_and_score_completions(inputs)
-    nan = float("nan")
-    expected = compute_advantages(
-        torch.tensor([1, 0, 0, nan, 1, 1, 0, 1]), 4, baseline=baseline, scale="none"
-    )
-    torch.testing.assert_close(output["advantages"], expected)
-    assert list(trainer._logs["advantages"]) == pytest.approx(expected.tolist())
 
 
 def test_rewards_are_weighted_before_they_become_advantages():
@@ -212,54 +110,6 @@ def test_off_policy_arithmetic(make_trainer, epochs, train_batch, steps):
     trainer.train()
     assert trainer.state.global_step == 2 * steps
     assert rollouts == [16, 16]
-
-
-class EvaluationsSeen(TrainerCallback):
-    def __init__(self):
-        self.seen = []
-
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        self.seen.append(metrics)
-
-
-def with_eval_sets(make_trainer, **settings):
-    trainer = make_trainer(num_generations_eval=1, **settings)
-    halves = trainer.eval_dataset, trainer.train_dataset.select(range(8, 12))
-    trainer.eval_dataset = {"": halves[0], "other": halves[1]}
-    return trainer
-
-
-def test_one_evaluation_of_several_sets_is_one_row_and_one_call(make_trainer):
-    alone = make_trainer(num_generations_eval=1).evaluate()
-    seen = EvaluationsSeen()
-    trainer = with_eval_sets(make_trainer, extras={"callbacks": [seen]})
-    metrics = trainer.evaluate()
-    assert seen.seen == [metrics]
-    (row,) = trainer.state.log_history
-    assert row.items() >= metrics.items()
-    assert metrics["eval_reward"] == alone["eval_reward"]
-    assert set(metrics) == set(alone) | {n.replace("eval_", "eval_other_") for n in alone}
-    assert metrics["eval_other_reward"] != metrics["eval_reward"]
-
-
-def test_a_named_set_decides_which_checkpoint_is_best(make_trainer, tmp_path):
-    """Its rewards are 0.1, 0.3, 0.2, while those of the main set rise: the second is kept."""
-    others = iter([0.1, 0.3, 0.2])
-
-    def reward(completions, prompts, **_):
-        value = next(others) if "19+" in prompts[0] else float(len(seen.seen))
-        return [value] * len(prompts)
-
-    run, seen = RunDirectory(tmp_path / "kept"), EvaluationsSeen()
-    run.path.mkdir(parents=True, exist_ok=True)
-    best = BestCheckpoint(run, "eval_other_reward")
-    trainer = with_eval_sets(make_trainer, reward=reward, extras={"callbacks": [best, seen]})
-    best.attach(trainer)
-    for step in range(3):
-        trainer.state.global_step = step
-        trainer.evaluate()
-    assert [row["eval_reward"] for row in seen.seen] == [0.0, 1.0, 2.0]
-    assert run.best() == {"metric": "eval_other_reward", "value": pytest.approx(0.3), "step": 1}
 
 
 def test_a_stop_string_ends_a_completion_and_stays_in_it(make_trainer):

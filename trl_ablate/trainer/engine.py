@@ -10,7 +10,6 @@ cannot be loaded. Here the weights stay unpacked.
 
 import os
 import socket
-from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -42,9 +41,19 @@ def engine_as_configured(config: AblationConfig):
             os.environ["VLLM_BATCH_INVARIANT"] = "1"  # read whenever the engine chooses a kernel
         settings: dict[str, Any] = {}
         if current_platform.is_cpu():
-            settings = cpu_settings(config)
+            settings = {
+                "dtype": "bfloat16" if config.bf16 else "float32",  # as the trainer
+                "enforce_eager": True,  # compilation is slow
+                "kv_cache_memory_bytes": CPU_KV_CACHE,
+            }
             changes.enter_context(unpacked_weights())
-        changes.enter_context(replaced(vllm_generation, LLM=_seeded(config.seed, settings)))
+        build = vllm_generation.LLM
+
+        def engine(*args, **kwargs):  # TRL passes the rank as the seed
+            seed = engine_seed(config.seed, kwargs["seed"])
+            return build(*args, **{**kwargs, "seed": seed, **settings})
+
+        changes.enter_context(replaced(vllm_generation, LLM=engine))
         yield
 
 
@@ -65,15 +74,6 @@ def engine_seed(seed: int, rank: int) -> int:
     return (seed * SEED_STRIDE + rank) % 2**32
 
 
-def cpu_settings(config: AblationConfig) -> dict[str, Any]:
-    """Settings for a CPU: the trainer's precision, a small cache, no slow compilation."""
-    return {
-        "dtype": "bfloat16" if config.bf16 else "float32",
-        "enforce_eager": True,
-        "kv_cache_memory_bytes": CPU_KV_CACHE,
-    }
-
-
 @contextmanager
 def unpacked_weights():
     """Let vLLM's CPU layers use the original weight, which a weight sync updates."""
@@ -89,13 +89,3 @@ def unpacked_weights():
 
     with replaced(utils, dispatch_cpu_unquantized_gemm=plain):
         yield
-
-
-def _seeded(seed: int, settings: dict[str, Any]) -> Callable:
-    """vLLM's `LLM`, built with our settings, and with our seed instead of the rank from TRL."""
-    build = vllm_generation.LLM
-
-    def engine(*args, **kwargs):
-        return build(*args, **{**kwargs, "seed": engine_seed(seed, kwargs["seed"]), **settings})
-
-    return engine
