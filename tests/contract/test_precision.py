@@ -6,7 +6,6 @@ import torch
 from peft import LoraConfig
 from transformers import BitsAndBytesConfig
 
-from tests.contract.alike import weights
 from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate import load_recipe
 from trl_ablate.recipe.agreement import TYPICAL_WEIGHT, smallest_learning_rate
@@ -75,15 +74,6 @@ def test_the_rule_separates_most_weights_from_few(dtype):
     ]
     assert shares[0] < 0.5 < shares[1]
     assert smallest_learning_rate("float32") == 0
-
-
-def test_8_bit_adamw_learns(make_trainer):
-    trainer = make_trainer(optim="adamw_bnb_8bit")
-    before = weights(trainer).clone()
-    trainer.train()
-    assert not torch.equal(weights(trainer), before)
-    assert type(trainer.optimizer.optimizer).__module__.startswith("bitsandbytes")
-    assert trainer.optimizer.optimizer.args.optim_bits == 8
 
 
 def test_an_adapter_over_4_bit_weights_learns(make_trainer):
