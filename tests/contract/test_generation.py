@@ -269,17 +269,6 @@ def test_an_engine_is_asked_once_and_nothing_is_run_forward(scripted, monkeypatc
     assert trainer.vllm_importance_sampling_correction
 
 
-def test_evaluation_parameters_are_given_back_when_it_fails(make_trainer):
-    def broken(**_):
-        raise RuntimeError("no reward today")
-
-    trainer = make_trainer(reward=broken, eval_temperature=0.5)
-    kept = trainer.generation_config, trainer.generation_kwargs
-    with pytest.raises(RuntimeError, match="today"):
-        trainer.evaluate()
-    assert (trainer.generation_config, trainer.generation_kwargs) == kept
-
-
 def test_the_seed_decides_the_rollouts_of_transformers(make_trainer):
     def rollouts(seed):
         trainer = make_trainer(seed=seed)

@@ -292,12 +292,6 @@ def test_a_placebo_makes_the_advantages_and_leaves_the_logged_rewards(make_train
         assert not torch.equal(first, trainer._generate_and_score_completions(inputs)["advantages"])
 
 
-def test_controls_leave_evaluation_alone(make_trainer):
-    plain = make_trainer(reward=by_prompt, num_generations_eval=1).evaluate()
-    noisy = make_trainer(reward=by_prompt, num_generations_eval=1, reward_noise=1.0).evaluate()
-    assert noisy["eval_reward"] == plain["eval_reward"]
-
-
 def outcome(completions, **kwargs):
     return [1.0, 1.0, 0.0, 0.0] * (len(completions) // 4)
 

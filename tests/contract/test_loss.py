@@ -141,19 +141,11 @@ def test_the_off_policy_mask(trainer_with, batch, surrogate):
     assert_same(ours, gradients(without._compute_loss(without.model, batch), without.model))
 
 
-@pytest.mark.parametrize("off_policy", [False, True])
-def test_surrogates_differ_off_policy_alone(trainer_with, batch, off_policy):
-    found = []
-    for surrogate in SURROGATES:
-        trainer = trainer_with(surrogate=surrogate, length_norm="mean")
-        if off_policy:
-            batch["old_per_token_logps"] = nearby(trainer.model, batch, 0.0) - 0.5
-        found.append(gradients(trainer._compute_loss(trainer.model, batch), trainer.model))
-    for one, other in [(0, 1), (0, 2), (1, 2)]:
-        if off_policy:
-            assert (found[one] - found[other]).abs().max() > 0.05 * found[0].abs().max()
-        else:
-            assert_same(found[other], found[one])
+def test_on_policy_surrogates_have_one_gradient(trainer_with, batch):
+    trainers = [trainer_with(surrogate=one, length_norm="mean") for one in SURROGATES]
+    first, *others = [gradients(one._compute_loss(one.model, batch), one.model) for one in trainers]
+    for other in others:
+        assert_same(other, first)
 
 
 def test_length_norm_constant_defaults_to_max_completion_length(make_trainer, batch):
@@ -163,13 +155,6 @@ def test_length_norm_constant_defaults_to_max_completion_length(make_trainer, ba
         trainer.current_gradient_accumulation_steps = 1
         losses.append(trainer._compute_loss(trainer.model, batch).item())
     assert losses[0] == losses[1]
-
-
-def test_the_switches_are_put_back_after_the_loss(trainer_with, batch):
-    trainer = trainer_with(surrogate="no_clip", length_norm="microbatch")
-    trainer._compute_loss(trainer.model, batch)
-    assert trainer.max_completion_length == 12
-    assert (trainer.epsilon_low, trainer.epsilon_high) == (EPSILON, EPSILON)
 
 
 @pytest.mark.parametrize(("surrogate", "clipped"), [("clip", 8 / 18), ("no_clip", 0)])
