@@ -121,17 +121,18 @@ class AblationTrainer(GRPOTrainer):
             args.stop or (), self._tokenizer, self.eos_token_ids, args.min_tokens
         )
         config: Any = self.model.config
-        self._trims = args.trim_microbatches and may_move_rows(
-            self.model, aux_loss=self.aux_loss_enabled
-        )
+        trims = args.trim_microbatches and may_move_rows(self.model, aux_loss=self.aux_loss_enabled)
         if args.padding_free:
-            check_packs(config.model_type, trimmed=self._trims)
-        self._passes = Passes(
-            multiple=args.trimmed_to_multiple_of,
-            least_saved=positions_of_a_pass(self.accelerator),
-            packs=args.padding_free,
-            shares=self._trims and args.shares_prompts and may_share(self.model),
-        )
+            check_packs(config.model_type, trimmed=trims)
+        self._passes: Passes | None = None
+        """How forward passes are made; None: with TRL's padding."""
+        if trims:
+            self._passes = Passes(
+                multiple=args.trimmed_to_multiple_of,
+                least_saved=positions_of_a_pass(self.accelerator),
+                packs=args.padding_free,
+                shares=args.shares_prompts and may_share(self.model),
+            )
         self._training_logs = self._logs
         factories: Any = self.environment_factories
         self.evaluation_environments = {name: [] for name in factories or ()}
@@ -262,13 +263,11 @@ class AblationTrainer(GRPOTrainer):
                 weigh_microbatches(microbatches, key, self._setting().total)
         if self.aux_loss_enabled or not all(map(is_text, microbatches)):
             return inputs
-        passes = self._passes if self._trims else None
         self._buffered_inputs, padding = without_needless_padding(
             microbatches,
             self.args.regrouped_together,
-            passes.multiple if passes else None,
-            passes,
-            idle_apart=self._trims and self.args.skip_idle_rows,
+            self._passes,
+            idle_apart=self._passes is not None and self.args.skip_idle_rows,
         )
         for name, value in padding.items():
             self._metrics["train"][name].append(value)
@@ -298,7 +297,7 @@ class AblationTrainer(GRPOTrainer):
     ):
         forward = partial(super()._get_per_token_logps_and_entropies, **kwargs)
         rows = (input_ids, attention_mask, logits_to_keep, batch_size)
-        if self._trims and is_text_forward(kwargs):
+        if self._passes is not None and is_text_forward(kwargs):
             passes = partial(self._passes, of_responses(forward, model))
             idle_N = self._idle_rows()
             result = passes(*rows) if idle_N is None else without_gradient_of(idle_N, passes, *rows)

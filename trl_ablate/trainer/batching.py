@@ -70,14 +70,13 @@ def weigh_microbatches(microbatches: list[Batch], key: str, total: Callable[[Any
 
 
 def without_needless_padding(
-    microbatches: list[Batch], together: int, multiple: int | None, passes: Any, idle_apart: bool
+    microbatches: list[Batch], together: int, passes: Any, idle_apart: bool
 ) -> tuple[list[Batch], dict[str, float]]:
     """Regroup and trim one rollout batch; also return its padded share before and after.
 
     Args:
         together: number of microbatches to regroup together; 1: do not regroup.
-        multiple: round trimmed widths up to a multiple of this; None: do not trim.
-        passes: the forward passes, which know how many positions they compute.
+        passes: the forward passes, which know how many positions they compute; None: do not trim.
         idle_apart: rows whose advantage is 0 come first.
     """
     drawn = padded_fraction(microbatches)
@@ -85,8 +84,8 @@ def without_needless_padding(
         orders = (by_length, by_prompt) if passes and passes.shares else (by_length,)
         regrouped = [regroup(microbatches, together, order, idle_apart) for order in orders]
         microbatches = min(regrouped, key=partial(computed_positions, passes=passes))
-    if multiple is not None:
-        microbatches = [trim(batch, multiple) for batch in microbatches]
+    if passes is not None:
+        microbatches = [trim(batch, passes.multiple) for batch in microbatches]
     left = padded_fraction(microbatches, passes)
     return microbatches, {"padding/fraction_drawn": drawn, "padding/fraction": left}
 
