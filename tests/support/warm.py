@@ -49,6 +49,13 @@ class Ended:
     def printed(self) -> str:
         return self.stdout + self.stderr
 
+    @property
+    def error(self) -> str:
+        """The one sentence that reports an error, where there is no traceback."""
+        assert "Traceback" not in self.printed, self.printed
+        (line,) = [line for line in self.stderr.splitlines() if line.startswith("error: ")]
+        return line.removeprefix("error: ")
+
 
 class Running:
     """A process that has been started."""

@@ -12,7 +12,6 @@ from trl_ablate import miniature
 from trl_ablate.miniature import cache, corpus
 from trl_ablate.miniature.tokens import TAGS
 from trl_ablate.miniature.world import Lesson
-from trl_ablate.miniature.worlds import sums
 from trl_ablate.miniature.worlds.sums import SUMS
 
 problems = partial(miniature.problems, world="sums")
@@ -33,42 +32,11 @@ def test_a_seed_shuffles_and_a_longer_list_begins_with_the_shorter_one():
     assert once != problems("validation", 64, seed=2)
 
 
-def test_the_splits_share_no_problem_even_with_the_operands_swapped():
-    train, validation = ({frozenset(pair) for pair in sums.operands(s)} for s in sums.SPLITS)
-    assert not train & validation
-    assert len(train) + len(validation) == 90 * 91 // 2
-
-
 def test_too_many_problems_or_an_unknown_split_are_refused_by_name():
     with pytest.raises(ValueError, match="size is 99999; the validation set of sums has"):
         problems("validation", 99_999)
     with pytest.raises(ValueError, match="split is 'test'; allowed are 'train' and 'validation'"):
         problems("test", 1)  # pyright: ignore[reportArgumentType]
-
-
-# Corpus
-
-
-@pytest.mark.parametrize(
-    ("template", "worked", "guessed"),
-    [
-        ("r1_zero", " 1+2=3 </think> <answer>3</answer>", " </think> <answer>3</answer>"),
-        ("question_only", " 1+2=3 \\boxed{3}", " \\boxed{3}"),
-        (
-            "reasoning_xml",
-            "<reasoning>1+2=3</reasoning>\n<answer>3</answer>",
-            "<reasoning></reasoning>\n<answer>3</answer>",
-        ),
-        (
-            "think_xml",
-            "<think>1+2=3</think>\n<answer>3</answer>",
-            "<think></think>\n<answer>3</answer>",
-        ),
-    ],
-)
-def test_the_format_each_template_asks_for(template, worked, guessed):
-    assert corpus.in_format(template, " 1+2=3", 3) == worked
-    assert corpus.in_format(template, "", 3) == guessed
 
 
 # Tokenizer
@@ -84,27 +52,17 @@ def test_the_corpus_survives_the_tokenizer(tokenizer):
     assert tokenizer.decode(tokenizer(string).input_ids) == string
 
 
-def test_digits_are_single_and_tags_are_one_token_that_is_not_special(tokenizer):
+def test_the_tokens_of_digits_tags_and_turns(tokenizer):
     assert len(tokenizer("90210").input_ids) == 5
     for tag in TAGS:
         ids = tokenizer(tag).input_ids
         assert len(ids) == 1
         assert tokenizer.decode(ids, skip_special_tokens=True) == tag
-
-
-def test_pad_and_end_are_two_tokens_and_padding_is_on_the_left(tokenizer):
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-    assert tokenizer.padding_side == "left"
-    assert tokenizer("1<|end|>").input_ids[-1] == tokenizer.eos_token_id
-
-
-def test_the_chat_template_is_short_and_ends_a_turn(tokenizer):
-    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert rendered == "<|system|>S<|user|>U<|assistant|>"
-    messages.append({"role": "assistant", "content": "A"})
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert rendered == "<|system|>S<|user|>U<|assistant|>A<|end|>"
+    assert tokenizer("1<|end|>").input_ids[-1] == tokenizer.eos_token_id != tokenizer.pad_token_id
+    turns = [{"role": role, "content": role[0]} for role in ("system", "user", "assistant")]
+    asked = tokenizer.apply_chat_template(turns[:2], tokenize=False, add_generation_prompt=True)
+    assert asked == "<|system|>s<|user|>u<|assistant|>"
+    assert tokenizer.apply_chat_template(turns, tokenize=False) == f"{asked}a<|end|>"
 
 
 def test_auto_tokenizer_reads_it_back_the_same(tokenizer, tmp_path):

@@ -1,12 +1,10 @@
-"""The worlds' questions, answers and styles: none has changed, and what they are meant to be."""
+"""The worlds' questions, answers and styles: the digests hold every question and every taught text,
+and so all shares of styles, slips and levels that studies were made with."""
 
 import hashlib
 import json
 import random
-import re
 import sys
-from collections import Counter, defaultdict
-from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -17,9 +15,8 @@ from trl_ablate.miniature import corpus
 from trl_ablate.miniature.registry import WORLDS
 from trl_ablate.miniature.tokens import tokenizer_of
 from trl_ablate.miniature.worlds import calculator, sums
-from trl_ablate.miniature.worlds.chains import ANSWERED, STYLES, Chain, written
+from trl_ablate.miniature.worlds.chains import ANSWERED, written
 from trl_ablate.miniature.worlds.gym_tasks import ChainSum, worked
-from trl_ablate.miniature.worlds.words import SHARES, problems_of
 from trl_ablate.prompts.templates import render
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.task import TaskArguments
@@ -55,6 +52,13 @@ def test_the_questions_and_texts_of_a_world_are_what_they_always_were(name):
     assert (questions, texts) == DIGESTS[name]
 
 
+def test_the_answers_of_chains_are_the_values_of_their_questions():
+    for question, answer, level in ANSWERED.questions("validation"):
+        chain = question.removeprefix("What is ").removesuffix("?")
+        assert eval(chain) == int(answer)  # digits, + and - only
+        assert level == str(sum(chain.count(sign) for sign in "+-"))
+
+
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_world_is_whole(name):
     if name.startswith("gym-"):
@@ -67,32 +71,6 @@ def test_every_world_is_whole(name):
     if world.template_shares:
         asked = {text.question for text in islice(corpus.corpus(world, seed=3), 3000)}
         assert not held_out & asked
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "slips", "expected"),
-    [
-        (47, 38, {}, (" 7+8=15, 4+3+1=8", 85)),
-        (41, 38, {"ones_slip": 2}, (" 1+8=11, 4+3+1=8", 81)),  # a slip can make a carry
-        (47, 38, {"tens_slip": -2}, (" 7+8=15, 4+3+1=6", 65)),
-    ],
-)
-def test_a_sum_is_carried_through_to_the_answer(a, b, slips, expected):
-    assert sums.work_out(a, b, **slips) == expected
-
-
-def value_of(question: str) -> int:
-    return eval(question.removeprefix("What is ").removesuffix("?"))  # digits, + and - only
-
-
-def test_chains_have_right_answers_and_enough_questions_of_every_level():
-    assert (Chain(4, (5, -7)).text, Chain(4, (5, -7)).answer) == ("What is 4+5-7?", 2)
-    for question, answer, level in ANSWERED.questions("validation"):
-        assert value_of(question) == int(answer)
-        assert level == str(sum(question.count(sign) for sign in "+-"))
-    levels = Counter(question.level for question in ANSWERED.questions("validation"))
-    assert sum(levels.values()) >= 1112  # 0.5 / sqrt(1112) = 0.015
-    assert levels["1"] >= 10 and all(levels[str(level)] == 180 for level in range(3, 9))
 
 
 @pytest.mark.parametrize(
@@ -113,49 +91,6 @@ def test_the_style_of_a_chain(completion, style):
     if style:
         steps = written(style, (5, -7), [4, 9, 2])
         assert steps == {"direct": "", "terse": " +5=9-7=2", "full": " 4+5=9, 9-7=2"}[style]
-
-
-def test_a_slip_is_as_likely_as_declared_and_carried_on():
-    """Of the terse steps after a right value."""
-    slips, moves = defaultdict(int), defaultdict(int)
-    rng = random.Random(3)
-    for _ in range(20_000):
-        chain = ANSWERED.training_chain(rng)
-        values = ANSWERED._values(rng, chain, 1.0)
-        for before, move, after in zip(values, chain.moves, values[1:], strict=False):
-            assert 0 <= after <= ANSWERED.largest
-            if 2 <= before + move <= ANSWERED.largest - 2:  # a slip is never undone by the limits
-                moves[move] += 1
-                slips[move] += after != before + move
-    for move, count in moves.items():
-        share = ANSWERED.slips["+" if move > 0 else "-"][abs(move) - 1]
-        if count > 500:
-            assert slips[move] / count == pytest.approx(share, abs=0.05), move
-
-
-def test_direct_answers_are_right_by_their_share_or_a_value_that_the_last_move_leads_to():
-    rng = random.Random(3)
-    never = replace(ANSWERED, style_shares={"direct": 1.0}, direct_right=(0.0,))
-    for question, steps, answer in (never.attempt(rng) for _ in range(5000)):
-        last = int(question.removesuffix("?")[-2:])
-        assert steps == "" and 0 <= answer <= 9 and 0 <= answer - last <= 9
-    always = replace(never, direct_right=(0.0, 1.0))
-    for question, _, answer in (always.attempt(rng) for _ in range(2000)):
-        if sum(question.count(sign) for sign in "+-") > 1:
-            assert answer == value_of(question)
-
-
-def test_shares_of_the_noise_of_the_styles_and_of_right_solutions():
-    right, noisy = (WORLDS[n].task.questions("train") for n in ("chains", "chains-noisy"))
-    wrong = [n.answer != r.answer for n, r in zip(noisy, right, strict=True)]
-    assert sum(wrong) / len(wrong) == pytest.approx(0.2, abs=0.02)
-    rng = random.Random(3)
-    styles = Counter(ANSWERED.style_of(ANSWERED.attempt(rng).steps) for _ in range(20_000))
-    for style, share in ANSWERED.style_shares.items():
-        assert styles[style] / styles.total() == pytest.approx(share, abs=0.015)
-    solutions = [ANSWERED.right(rng) for _ in range(2000)]
-    assert all(value_of(each.question) == each.answer for each in solutions)
-    assert {ANSWERED.style_of(each.steps) for each in solutions} == set(STYLES)
 
 
 # The calculator
@@ -253,74 +188,6 @@ def test_right_chain_sums_are_right_and_attempts_are_at_times():
     tried = [task.attempt(rng) for _ in range(4000)]
     right = sum(str(each.answer) == answers[each.question] for each in tried) / len(tried)
     assert right == pytest.approx(0.34, abs=0.03)
-
-
-# Word problems: every answer is found again by a reader of sentences that shares no code
-
-N = r"(\d+)"
-ROWS = {split: problems_of(split) for split in sums.SPLITS}
-STARTS = rf"has {N} \w+\.|starts the day with {N}|owns {N}|There are {N}"
-PACKS = rf"{N} bags with {N}|{N} packs of {N}|{N} boxes with {N}|On {N} days \w+ gets {N}"
-COMES = rf"buys {N} more|\w+ gives \w+ {N} more|finds {N}|gets {N} new|adds {N} \w+ to"
-GOES = rf"gives {N} away|loses {N}|takes {N} from|{N} of them break|sells {N}"
-OUTRIGHT = {
-    "plus": 1,
-    "adds": 1,
-    "sum of": 1,
-    "+": 1,
-    "minus": -1,
-    "takes": -1,
-    "less": -1,
-    "-": -1,
-}
-UNITS = {"weeks": 7, "dozen": 12, "hours and": 4, "dimes": 10}
-
-
-def numbers_in(pattern: str, sentence: str) -> list[int]:
-    found = re.search(pattern, sentence)
-    return [int(group) for group in found.groups() if group] if found else []
-
-
-def solved(question: str) -> tuple[int, int, int, tuple[int, ...]]:
-    """The answer; operations and needless sentences of a story; the numbers that matter."""
-    for word, parts in UNITS.items():
-        if word in question:
-            m, n = map(int, re.findall(N, question))
-            return m * parts + n, 2, 0, (min(m, n), max(m, n))
-    if not re.search("has|owns|There are|starts|buys|fills|gets", question):  # asked for outright
-        (sign,) = {sign for word, sign in OUTRIGHT.items() if word in question}
-        n, m = sorted(map(int, re.findall(N, question)), reverse=True)
-        return n + sign * m, 0, 0, (m, n)
-    first, *others = re.split(r"(?<=\.) ", question)[:-1]
-    packs, starts = numbers_in(PACKS, first), numbers_in(STARTS, first)
-    value, operations = (packs[0] * packs[1], 1) if packs else (starts[0], 0)
-    numbers, aside = packs or starts, 0
-    for sentence in others:
-        comes, goes = numbers_in(COMES, sentence), numbers_in(GOES, sentence)
-        value, numbers = value + sum(comes) - sum(goes), numbers + comes + goes
-        operations, aside = operations + bool(comes or goes), aside + (not comes and not goes)
-    return value, operations, aside, tuple(sorted(numbers))
-
-
-def test_an_independent_reader_finds_every_answer_and_level():
-    for question, answer, level in (*ROWS["train"], *ROWS["validation"]):
-        value, operations, aside, _ = solved(question)
-        assert (str(value), value > 0) == (answer, True), question
-        assert (operations, aside) == (int((level or "")[0]), int(level == "1d")), question
-
-
-def test_held_out_word_problems_are_new_and_of_every_level():
-    numbers = {split: {solved(row.question)[3] for row in rows} for split, rows in ROWS.items()}
-    assert not numbers["train"] & numbers["validation"]
-    phrases = {
-        split: {re.sub(r"\d+", "#", part) for row in rows for part in row.question.split(". ")}
-        for split, rows in ROWS.items()
-    }
-    assert not phrases["train"] & phrases["validation"]
-    for split, size in (("train", 6000), ("validation", 1200)):
-        assert len({row.question for row in ROWS[split]}) == size
-        counts = Counter(row.level for row in ROWS[split])
-        assert {level: count / size for level, count in counts.items()} == SHARES
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -46,18 +45,6 @@ def test_it_ends_the_program_once_and_is_only_noted_in_training(tmp_path, handle
     other.noted_only = True
     signal.raise_signal(signal.SIGTERM)
     assert termination.came and other.came
-
-
-def test_behind_the_last_step_there_is_nothing_to_end():
-    from trl_ablate.training.callbacks import Preemption
-
-    termination = Termination()
-    termination.came = True
-    args = SimpleNamespace(world_size=1)
-    for step, ends in ((3, True), (4, False)):
-        preemption, control = Preemption(termination), SimpleNamespace(should_save=False)
-        preemption.on_step_end(args, SimpleNamespace(global_step=step, max_steps=4), control)
-        assert preemption.ended_run is control.should_save is ends
 
 
 CHILD = """

@@ -51,23 +51,6 @@ def test_control_characters_become_visible_and_the_rest_stays(text, shown):
     assert for_terminal(shown) == shown
 
 
-@pytest.mark.parametrize(
-    "text, markdown",
-    [
-        ("# a #", r"\# a \#"),
-        ("C# and #3", r"C# and \#3"),
-        ("- a\n- b", r"\- a - b"),
-        ("12) a", r"12\) a"),
-        ("a|b", r"a\|b"),
-        ("a_b _c_", r"a_b \_c\_"),
-        ("&lt; & &", r"\&lt; & &"),
-        ("$x$ <b>", r"\$x\$ \<b\>"),
-    ],
-)
-def test_text_in_markdown(text, markdown):
-    assert for_markdown(text) == markdown
-
-
 def document(text: str) -> str:
     """The text in every place of a Markdown document."""
     line, code = for_markdown(text), markdown_code(text)
@@ -139,13 +122,6 @@ def test_a_terminal_gets_no_control_characters_and_no_markup(text):
     for line in for_terminal(text).expandtabs(8).split("\n"):
         assert left.count(line.strip()) >= 2  # the text, and the coloured one
     left.encode()
-
-
-def test_a_console_leaves_the_colours_and_cursor_moves_of_rich():
-    assert "\x1b[33m" in printed(Text("x", "yellow"))
-    file = io.StringIO()
-    SafeConsole(file=file, force_terminal=True).show_cursor(False)
-    assert file.getvalue() == "\x1b[?25l"
 
 
 def test_a_long_label_shows_both_ends():

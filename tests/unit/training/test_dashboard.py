@@ -1,10 +1,10 @@
 """No dashboard can end a run: an integration that raises is reported once and dropped; and what is
 sent to trackio."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
-import torch
 import trackio
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import integration_utils
@@ -13,8 +13,6 @@ from transformers.trainer_callback import CallbackHandler
 from trl_ablate import hub, load_recipe
 from trl_ablate.errors import ConfigurationError, PublishError
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.rewards.own.chosen import Rewards
-from trl_ablate.training.building import put_together
 from trl_ablate.training.dashboard import (
     Tolerated,
     export_static,
@@ -28,35 +26,17 @@ HAPPENED = "the disk of the dashboard is full, hf_" + "aB3dE6gH9jK2mN5pQ8rS1tU4v
 
 
 class Raising(TrainerCallback):
-    """An integration that raises in one event, and counts all."""
+    """An integration that counts all events, and raises in one."""
 
-    event = "on_log"
+    def __init__(self, event: str | None = None):
+        self._event, self.seen = event, []
+        for name in EVENTS:
+            setattr(self, name, partial(self._happened, name))
 
-    def __init__(self):
-        self.seen = []
-
-
-def _record(event):
-    def record(self, args, state, control, **kwargs):
+    def _happened(self, event, args, state, control, **kwargs):
         self.seen.append(event)
-        if event == self.event:
+        if event == self._event:
             raise OSError(HAPPENED)
-
-    return record
-
-
-for _event in EVENTS:
-    setattr(Raising, _event, _record(_event))
-
-
-@pytest.fixture
-def offered(monkeypatch):
-    """`offered(name, callback)` registers an integration with transformers."""
-
-    def offer(name, callback):
-        monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, name, callback)
-
-    return offer
 
 
 def arguments(*names):
@@ -64,12 +44,9 @@ def arguments(*names):
 
 
 @pytest.mark.parametrize("event", ["on_init_end", "on_log", "on_train_end"])
-def test_an_integration_that_raises_is_reported_once_and_left_alone(
-    event, offered, monkeypatch, caplog
-):
-    monkeypatch.setattr(Raising, "event", event)
-    offered("broken", Raising)
-    offered("whole", type("Whole", (Raising,), {"event": None}))
+def test_an_integration_that_raises_is_reported_once_and_left_alone(event, monkeypatch, caplog):
+    for name, made in (("broken", partial(Raising, event)), ("whole", Raising)):
+        monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, name, made)
     args = arguments("broken", "whole")
     with tolerated_integrations(args) as callbacks:
         assert args.report_to == []
@@ -113,26 +90,6 @@ def test_an_integration_whose_package_is_missing_is_left_out(caplog, monkeypatch
     assert [callback.name for callback in callbacks] == args.report_to == ["trackio"]
     (said,) = caplog.messages
     assert "reporting to wandb has stopped (RuntimeError: " in said
-
-
-def test_a_trainer_of_a_recipe_has_tolerated_integrations(monkeypatch):
-    """`put_together` passes the callbacks to the trainer, and the trainer adds none of its own."""
-    import trl_ablate.training.building as building
-
-    given = {}
-
-    def stand_in(**arguments):
-        given.update(arguments, seen=list(arguments["args"].report_to))
-        return SimpleNamespace(remove_callback=lambda callback: None, model=torch.nn.Linear(1, 1))
-
-    monkeypatch.setattr(building, "task_rewards", lambda *parts: Rewards([], []))
-    monkeypatch.setattr(building, "check_columns", lambda *parts: None)
-    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", {"report_to": "trackio"})
-    mine = TrainerCallback()
-    put_together(resolved, None, "m", None, None, None, [mine], kind=stand_in)  # type: ignore
-    first, second = given["callbacks"]
-    assert isinstance(first, Tolerated) and first.name == "trackio" and second is mine
-    assert given["seen"] == [] and resolved.config.report_to == ["trackio"]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 """Tools, environments and rollout functions by path: they reach TRL's trainer as they are."""
 
 import pytest
+from transformers import TrainerCallback
 
 from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.rewards.own.chosen import Rewards
+from trl_ablate.training import building
 from trl_ablate.training.building import environment_of, explained
+from trl_ablate.training.dashboard import Tolerated
 
 FILE = '''
 def add(a: int, b: int) -> int:
@@ -50,24 +54,26 @@ def test_they_are_imported_from_files_beside_the_recipe(recipe):
     assert environment_of(load_recipe("grpo", "miniature").task) == {}
 
 
-def test_they_reach_the_trainer(recipe, monkeypatch):
-    import trl_ablate.training.building as building
-    from trl_ablate.rewards.own.chosen import Rewards
-
-    given = {}
+def test_they_and_the_callbacks_reach_the_trainer(recipe, monkeypatch):
+    """It adds none of the integrations of `report_to` itself."""
+    given, mine = {}, TrainerCallback()
 
     def refuse(**arguments):
-        given.update(arguments)
+        given.update(arguments, reports_to=arguments["args"].report_to)
         raise ValueError("tools need\na chat template")
 
     monkeypatch.setattr(building, "task_rewards", lambda *parts: Rewards([], []))
     monkeypatch.setattr(building, "check_columns", lambda *parts: None)
-    resolved = load_recipe(recipe, overrides={"tools": ["world.py:add"]})
+    settings = {"tools": ["world.py:add"], "report_to": "trackio"}
+    resolved, parts = load_recipe(recipe, overrides=settings), (None, "m", None, None, None, [mine])
     with pytest.raises(ConfigurationError, match="TRL refuses tools of this recipe: ValueError: t"):
-        building.put_together(resolved, None, "m", None, None, None, kind=refuse)  # type: ignore
+        building.put_together(resolved, *parts, kind=refuse)  # type: ignore
     with pytest.raises(ValueError, match="^other$"), explained({}):
         raise ValueError("other")
     assert given["tools"][0](2, 3) == 5 and "rollout_func" not in given
+    first, second = given["callbacks"]
+    assert isinstance(first, Tolerated) and first.name == "trackio" and second is mine
+    assert given["reports_to"] == [] and resolved.config.report_to == ["trackio"]
 
 
 @pytest.mark.parametrize(
