@@ -42,18 +42,17 @@ def build(
     folder is given that does not have it."""
     if stage not in STAGES:
         raise ValueError(f"stage is {stage!r}; allowed are {', '.join(STAGES)}")
-    return _build(world_named(world), stage, cache_dir, progress)
-
-
-def _build(world: World, stage: Stage, cache_dir: str | Path | None, progress: bool) -> Path:
-    name = f"{world.name}/{stage}-{key_of(world)}"
+    world = world_named(world)
+    name = f"{world.name}/{stage}-{cache_key(world)}"
     if cache_dir is None and (SHIPPED / name).is_dir():
         return SHIPPED / name
     home = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
     folder = home / "miniature" / name
     if folder.is_dir():
         return folder
-    start = None if stage == "base" else _build(world, "base", cache_dir, progress)
+    start = None
+    if stage != "base":
+        start = build(world=world, cache_dir=cache_dir, progress=progress)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         if not folder.is_dir():
@@ -69,14 +68,9 @@ def default_cache_dir() -> Path:
 
 
 def cache_key(world: str | World = DEFAULT) -> str:
-    """The cache key of the world, given by its name or itself."""
-    return key_of(world_named(world))
-
-
-def key_of(world: World) -> str:
     """A short hash of what determines the weights: this package's code, the world's files, and
     the prompts that the base model is trained on."""
-    digest = hashlib.sha256()
+    world, digest = world_named(world), hashlib.sha256()
     package = resources.files("trl_ablate.miniature")
     sources = [
         entry
@@ -84,20 +78,16 @@ def key_of(world: World) -> str:
         if entry.name.endswith(".py") and entry.name not in KEEPERS
     ]
     for source in (*sorted(sources, key=lambda entry: entry.name), *map(Path, world.files)):
-        code = _normalised(source.read_text(encoding="utf-8"))
+        code = ast.unparse(_Bare().visit(ast.parse(source.read_text(encoding="utf-8"))))
         digest.update(source.name.encode() + b"\0" + code.encode())
     for template in world.template_shares:
         digest.update(template.encode() + b"\0" + prompt_text(template, "short").encode())
     return digest.hexdigest()[:12]
 
 
-def _normalised(source: str) -> str:
-    """The code without imports, comments, docstrings and layout: they cannot affect a weight."""
-    return ast.unparse(_Bare().visit(ast.parse(source)))
-
-
 class _Bare(ast.NodeTransformer):
-    """Removes imports, and statements that are just a string."""
+    """Removes imports, and statements that are just a string: like comments and layout, they cannot
+    affect a weight."""
 
     def visit_Import(self, node: ast.Import) -> None:
         return None
@@ -126,7 +116,7 @@ def _make(world: World, stage: Stage, start: Path | None, folder: Path, progress
     shutil.rmtree(partial, ignore_errors=True)  # left by a build that was killed
     words = tokenizer_of(world)
     shown = _live_line(world, stage, folder) if progress else nullcontext(lambda loss: None)
-    with shown as on_step, _no_bars_of_transformers():
+    with shown as on_step, no_bars_of_transformers():
         model = taught(world, stage, words, start, on_step)
         model.save_pretrained(partial)
         words.save_pretrained(partial)
@@ -157,7 +147,7 @@ def _live_line(world: World, stage: Stage, folder: Path) -> Iterator[Callable[[f
 
 
 @contextmanager
-def _no_bars_of_transformers() -> Iterator[None]:
+def no_bars_of_transformers() -> Iterator[None]:
     """Hide transformers' progress bars for small files, which would break the progress line."""
     from transformers.utils import logging
 

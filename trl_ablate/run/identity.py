@@ -109,12 +109,10 @@ def git_state(folder: Path) -> dict[str, str] | None:
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    return {"commit": commit.strip(), "diff": _whole_lines(_git(folder, "diff", "HEAD") or "")}
-
-
-def _whole_lines(diff: str) -> str:
-    """The diff, cut at a line end if it is too long: half a token would not be masked."""
-    return diff if len(diff) <= DIFF_LIMIT else diff[: diff.rfind("\n", 0, DIFF_LIMIT) + 1]
+    diff = _git(folder, "diff", "HEAD") or ""
+    if len(diff) > DIFF_LIMIT:
+        diff = diff[: diff.rfind("\n", 0, DIFF_LIMIT) + 1]  # half a token would not be masked
+    return {"commit": commit.strip(), "diff": diff}
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -110,7 +110,10 @@ def check_optimizer(config: AblationConfig) -> None:
             return
         optimizer = made(layer.parameters(), **arguments)
         if config.use_cpu:  # some take their steps on a GPU only
-            _take_a_step(layer, optimizer)
+            if hasattr(optimizer, "train"):  # those without a schedule
+                optimizer.train()
+            layer(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
     _check_schedule(config, optimizer)
 
 
@@ -132,13 +135,6 @@ def check_generation_config(config: AblationConfig) -> None:
     if not config.use_vllm:
         with _made(f"generation_kwargs is {brief(repr(given))}"):
             GenerationConfig(**given)
-
-
-def _take_a_step(layer: torch.nn.Module, optimizer: Any) -> None:
-    if hasattr(optimizer, "train"):  # those without a schedule
-        optimizer.train()
-    layer(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
 
 
 def _check_schedule(config: AblationConfig, optimizer: torch.optim.Optimizer) -> None:

@@ -116,12 +116,13 @@ def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Chec
     weights = resolved.config.reward_weights or rewards.weights
     grade = partial(_graded, rewards.functions, torch.tensor(weights), tokenizer, rows)
     form, reference = _reference(grade, rows, task.form)
+    texts = _texts(train)
     return Checked(
         sizes={"train": len(train), "eval": len(evaluated)},
         columns=train.column_names,
         prompts=[_shown(row["prompt"], tokenizer, resolved) for row in rows[:SHOWN]],
-        repeated=_repeated(_texts(train)),
-        shared=sorted(set(_texts(train)) & set(_texts(evaluated))),
+        repeated=[text for text, count in Counter(texts).items() if count > 1],
+        shared=sorted({*texts} & {*_texts(evaluated)}),
         questions=rows,
         format=form,
         reference=reference,
@@ -197,7 +198,3 @@ def _shown(prompt: Any, tokenizer: PreTrainedTokenizerBase, resolved: Resolved) 
 def _texts(dataset: Dataset) -> list[str]:
     column = "question" if "question" in dataset.column_names else "prompt"
     return [str(text) for text in dataset[column]]
-
-
-def _repeated(texts: Sequence[str]) -> list[str]:
-    return [text for text, count in Counter(texts).items() if count > 1]

@@ -8,11 +8,9 @@ late, so that the doctor can report a missing one.
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distributions, requires
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,17 +106,19 @@ def check_packages(
     for line in requirements:
         requirement = Requirement(line)
         name = canonicalize_name(requirement.name)
-        extra = next((e for e in ("vllm", "") if _applies(requirement, e)), None)
+        marker = requirement.marker
+        applies = (e for e in ("vllm", "") if (marker.evaluate({"extra": e}) if marker else not e))
+        extra = next(applies, None)
         if extra is None or (extra and extra not in (name, *extras)):
             continue
         if name in findings and findings[name].stops:
             continue
-        version = versions.get(name)
-        good = version is not None and requirement.specifier.contains(version, prereleases=True)
-        needs = f" (needs {requirement.specifier})" if version and not good else ""
+        found = versions.get(name)
+        good = found is not None and requirement.specifier.contains(found, prereleases=True)
+        needs = f" (needs {requirement.specifier})" if found and not good else ""
         findings[name] = Finding(
             name,
-            f"{version or 'not installed'}{needs}",
+            f"{found or 'not installed'}{needs}",
             None if good else _install(requirement, extra),
             needed=name not in ON_DEMAND or name in wanted,
         )
@@ -134,10 +134,9 @@ def packages_wanted(resolved: "Resolved") -> set[str]:
         "matplotlib": config.push_to_hub,
         "reasoning-gym": resolved.task.dataset.startswith(GYM),
         "trackio": "trackio" in (config.report_to or []),
+        **{package: True for _, package in _packages_for(resolved) if package in ON_DEMAND},
     }
-    return {name for name, used in uses.items() if used} | {
-        package for _, package in _packages_for(resolved) if package in ON_DEMAND
-    }
+    return {name for name, used in uses.items() if used}
 
 
 def check_machine(resolved: "Resolved", machine: Machine) -> list[Finding]:
@@ -186,12 +185,6 @@ def _install(requirement: Requirement, extra: str) -> str:
     return f"pip install '{requirement.name}{extras}{requirement.specifier}'"
 
 
-def _applies(requirement: Requirement, extra: str) -> bool:
-    if requirement.marker is None:
-        return extra == ""
-    return requirement.marker.evaluate({"extra": extra})
-
-
 def _gpus() -> tuple[tuple[str, float], ...]:
     try:
         import torch
@@ -204,6 +197,7 @@ def _gpus() -> tuple[tuple[str, float], ...]:
 def check_device(resolved: "Resolved") -> None:
     """Refuse a GPU's profile on a machine without one, before anything is loaded."""
     import torch
+    from transformers.integrations import get_available_reporting_integrations
     from transformers.training_args import ParallelMode
 
     if resolved.for_gpu and not torch.cuda.is_available():
@@ -212,7 +206,7 @@ def check_device(resolved: "Resolved") -> None:
             "miniature, or --use_cpu true to train on the CPU anyway"
         )
     for what, package in _packages_for(resolved):
-        if not is_here(package.replace("-", "_")):
+        if not is_here(package):
             source = "'trl-ablate[vllm]'" if package == "vllm" else package
             raise ConfigurationError(
                 f"{what}, but {package} is not installed; run pip install {source}, or change the "
@@ -223,13 +217,26 @@ def check_device(resolved: "Resolved") -> None:
             "fsdp is given, but it needs several processes, and this is one; start them with "
             "`accelerate launch --config_file recipes/accelerate/fsdp2.yaml`, or leave fsdp out"
         )
-    _check_cache(resolved.config.cache_implementation)
-    _check_reports(resolved.config.report_to)
+    cache, reports = resolved.config.cache_implementation, resolved.config.report_to
+    if cache is not None and "offloaded" in cache and not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"cache_implementation is '{cache}', which moves the cache from a GPU to the CPU, and "
+            "this machine has no GPU; use dynamic, static or null"
+        )
+    here = get_available_reporting_integrations()
+    for name in [reports] if isinstance(reports, str) else reports or []:
+        if name not in (*here, "none", "all"):
+            raise ConfigurationError(
+                f"report_to is '{name}', which is not installed; run pip install {name}, or report "
+                f"to one of: none, {', '.join(here)}"
+            )
 
 
 def is_here(package: str) -> bool:
-    spared = package in sys.modules and sys.modules[package] is None  # as a dry run spares peft
-    return spared or find_spec(package) is not None
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
 
 
 def _packages_for(resolved: "Resolved") -> list[tuple[str, str]]:
@@ -242,35 +249,10 @@ def _packages_for(resolved: "Resolved") -> list[tuple[str, str]]:
         (model.load_in_4bit, "load_in_4bit is true", "bitsandbytes"),
         (model.load_in_8bit, "load_in_8bit is true", "bitsandbytes"),
         (config.deepspeed is not None, "deepspeed is given", "deepspeed"),
+        (
+            config.cache_implementation == "quantized",
+            "cache_implementation is 'quantized'",
+            "optimum-quanto",
+        ),
     ]
     return [(what, package) for asked, what, package in wanted if asked]
-
-
-def _check_cache(asked: str | None) -> None:
-    """Refuse a cache of the rollouts that only a GPU, or another package, has."""
-    import torch
-    from transformers.utils import is_optimum_quanto_available
-
-    if asked is not None and "offloaded" in asked and not torch.cuda.is_available():
-        raise ConfigurationError(
-            f"cache_implementation is '{asked}', which moves the cache from a GPU to the CPU, and "
-            "this machine has no GPU; use dynamic, static or null"
-        )
-    if asked == "quantized" and not is_optimum_quanto_available():
-        raise ConfigurationError(
-            "cache_implementation is 'quantized', but optimum-quanto is not installed; run pip "
-            "install optimum-quanto, or change the setting"
-        )
-
-
-def _check_reports(asked: str | list[str] | None) -> None:
-    """Refuse a `report_to` whose package is missing."""
-    from transformers.integrations import get_available_reporting_integrations
-
-    here = get_available_reporting_integrations()
-    for name in [asked] if isinstance(asked, str) else asked or []:
-        if name not in (*here, "none", "all"):
-            raise ConfigurationError(
-                f"report_to is '{name}', which is not installed; run pip install {name}, or report "
-                f"to one of: none, {', '.join(here)}"
-            )

@@ -24,10 +24,10 @@ from transformers.utils import logging
 from trl import get_peft_config
 
 from trl_ablate import miniature
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, brief
+from trl_ablate.miniature.cache import no_bars_of_transformers
 from trl_ablate.miniature.registry import is_miniature, world_of_model
 from trl_ablate.recipe.resolving import Resolved
-from trl_ablate.recipe.strict import brief
 from trl_ablate.run.failures import is_disk_full
 from trl_ablate.trainer.temporary import replaced
 
@@ -213,7 +213,7 @@ def _check_tensors(folder: Path, config: PreTrainedConfig, resolved: Resolved) -
             f"router_aux_loss_coef is {resolved.config.router_aux_loss_coef}, but {folder} has no "
             "experts to balance; set it to null"
         )
-    with _silent(), replaced(deepspeed, _hf_deepspeed_config_weak_ref=None):  # no meta in ZeRO-3
+    with silent(), replaced(deepspeed, _hf_deepspeed_config_weak_ref=None):  # no meta in ZeRO-3
         loading = {
             "attn_implementation": resolved.model.attn_implementation,
             **cast(dict[str, Any], resolved.config.model_init_kwargs or {}),
@@ -249,17 +249,15 @@ def _check_tensors(folder: Path, config: PreTrainedConfig, resolved: Resolved) -
 
 
 @contextmanager
-def _silent():
-    """Without transformers' table and bar of a loading."""
-    before, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+def silent():
+    """Without transformers' warnings, and its table and bar of a loading."""
+    before = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
     try:
-        yield
+        with no_bars_of_transformers():
+            yield
     finally:
         logging.set_verbosity(before)
-        if shown:
-            logging.enable_progress_bar()
 
 
 def checked_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:

@@ -67,8 +67,7 @@ def xray(
     kept = [first, *(arm for arm in found if arm is not first and arm.name not in skipped)]
     places, given = [Path(one) for one in checkpoints], Path(rollouts) if rollouts else None
     is_main = first.resolved.config.process_index == 0
-    if say is None or not is_main:
-        say = _nothing
+    say = say if say and is_main else lambda text: None
     _check(kept, skipped, places, batches, drift, given)
     for name, why in skipped.items():
         say(f"{name}: out of reach of the comparison: it {why}")
@@ -102,7 +101,8 @@ class _Comparison:
 
     def at(self, point: Point, given: Path | None) -> XrayedPoint:
         """The figures of all arms at one point."""
-        label = _run_and_step(point.checkpoint)
+        whole = point.checkpoint and point.checkpoint.resolve()
+        label = _slug(f"{whole.parent.name}-{whole.name}") if whole else "base"
         with grader_of(self.reference.resolved.task) as grader:
             self.say(f"{point.name}: rollouts")
             sources, about = drawn(
@@ -188,20 +188,8 @@ def references_of(arms: Sequence[XrayArm], first: XrayArm, named: str | None) ->
     return {arm.name: (arm is not first and own.get(arm.name)) or first.name for arm in arms}
 
 
-def _nothing(text: str) -> None:
-    """Other processes than the first print nothing."""
-
-
 def is_adam(resolved: Resolved) -> bool:
     return "adam" in str(resolved.config.optim).lower()
-
-
-def _run_and_step(checkpoint: Path | None) -> str:
-    """A name for a folder: run and checkpoint."""
-    if checkpoint is None:
-        return "base"
-    whole = checkpoint.resolve()
-    return _slug(f"{whole.parent.name}-{whole.name}")
 
 
 def _slug(name: str) -> str:

@@ -25,7 +25,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.trainer.temporary import replaced
 from trl_ablate.training.building import put_together
-from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
+from trl_ablate.training.models import checked_tokenizer, resolve_model, silent, starting_point
 from trl_ablate.xray.gradients import BY, GradientTaker, Pushes, TakenGradients, divisors_of
 from trl_ablate.xray.trainer import Sources, XrayTrainer
 
@@ -113,10 +113,9 @@ def _load_checkpoint(trainer: XrayTrainer, checkpoint: Path) -> None:
         raise ConfigurationError(
             f"{checkpoint} holds no weights (*.safetensors); give a checkpoint-N folder of a run"
         )
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # no warnings about a head that shares the embedding's weights
     try:
-        trainer._load_from_checkpoint(str(checkpoint))
+        with silent():  # about a head that shares the embedding's weights
+            trainer._load_from_checkpoint(str(checkpoint))
     except RuntimeError as error:
         wrong = re.search(r"size mismatch for (.*?)\.?$", str(error), re.MULTILINE)
         if wrong is None:
@@ -125,8 +124,6 @@ def _load_checkpoint(trainer: XrayTrainer, checkpoint: Path) -> None:
             f"{checkpoint} is a checkpoint of another model: its {wrong[1]}; give a checkpoint of "
             "a run of the reference, or its --profile"
         ) from error
-    finally:
-        logging.set_verbosity(before)
 
 
 def trainable(trainer: XrayTrainer) -> dict[str, torch.nn.Parameter]:

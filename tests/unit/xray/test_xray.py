@@ -1,11 +1,17 @@
-"""Arms whose effect on the gradient is known, on the rollouts of a tiny model."""
+"""Arms whose effect on the gradient is known, on rollouts of a tiny model; the arms of a study."""
 
 import json
 
 import pytest
+import yaml
 
 from tests.support.xray_cases import small_xray
+from trl_ablate.cli.main import main
+from trl_ablate.cli.xray import folder_for
+from trl_ablate.recipe.places import study_path
+from trl_ablate.study.definition import load_study
 from trl_ablate.xray import plots, xray
+from trl_ablate.xray.chosen_arms import arms_of
 
 BATCHES = 3
 ARMS = [
@@ -149,3 +155,55 @@ def test_a_study_compares_each_arm_with_its_own_reference(tiny_model, rollouts, 
     assert same[0] == pytest.approx(same[1], abs=1e-6)
     away = entry(xray(file, (), BATCHES, reference="grpo", rollouts=rollouts), "no_baseline")
     assert away["cosine_mean"] != pytest.approx(same[0], abs=1e-3)
+
+
+def test_of_tuned_arms_the_middle_value_stands_for_all():
+    tuning = load_study(study_path("chains_papers")).tuning
+    assert tuning is not None
+    arms = arms_of("chains_papers")
+    assert [arm.name for arm in arms] == list(tuning.arms)
+    scale = arms[0].resolved.task.learning_rate_scale
+    assert {arm.resolved.config.learning_rate for arm in arms} == {tuning.values[1] * scale}
+
+
+def test_the_arms_of_a_study_know_what_they_are_compared_with():
+    against = {arm.name: arm.against for arm in arms_of("chains")}
+    assert against["no_baseline_constant"] == "no_baseline" and against["std_dev_off"] is None
+
+
+@pytest.mark.parametrize(
+    ("arm", "folder"),
+    [
+        (".", "xray-here"),
+        ("recipes/grpo.yaml", "xray-grpo"),
+        ("no_baseline+length_norm=constant", "xray-no_baseline"),
+    ],
+)
+def test_an_xray_is_written_to_a_folder_named_by_its_first_arm(tmp_path, monkeypatch, arm, folder):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert str(folder_for(arm)) == folder
+
+
+@pytest.mark.slow
+def test_a_plan_names_the_runs_that_can_be_saved(tiny_model, tmp_path, capsys):
+    settings = small_xray(tiny_model)
+    study = {
+        "question": "q",
+        "arms": {
+            "grpo": "grpo.yaml",
+            "no_clip": {"recipe": "grpo.yaml", "overrides": {"surrogate": "no_clip"}},
+            "std_dev_off": "std_dev_off.yaml",
+        },
+        "seeds": [0, 1, 2],
+        "profile": settings.pop("profile"),
+        "overrides": settings,
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    runs = tmp_path / "runs"
+    assert main(["study", "plan", str(tmp_path / "study.yaml"), "--runs", str(runs), "--xray"]) == 0
+    shown = capsys.readouterr().out
+    assert "no_clip: inert" in shown
+    assert "no_clip: its 3 runs repeat those of grpo; leave it out" in shown
+    assert "3 of 9 runs to do can be saved" in shown
+    assert (runs / "xray" / tmp_path.name / "xray.json").exists()
