@@ -8,10 +8,11 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 
 from trl_ablate.bench.modes import Grading
 from trl_ablate.bench.synthetic import recorded
-from trl_ablate.bench.timing import Result, alternate, median, ratio, timed
+from trl_ablate.bench.timing import Result, alternate, ratio, timed
 from trl_ablate.rewards import MathGrader
 
 Batch = tuple[list[str], list[str]]

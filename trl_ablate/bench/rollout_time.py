@@ -4,6 +4,7 @@ Both generate the same tokens, alternately for several rounds. A row ends at a l
 prompt states, so that any distribution of lengths can be measured.
 """
 
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, St
 from trl_ablate.bench.modes import Rollout
 from trl_ablate.bench.positions import Positions, fewest
 from trl_ablate.bench.synthetic import lengths_of, model_and_tokenizer
-from trl_ablate.bench.timing import OURS, Measured, Result, alternate, compared, median
+from trl_ablate.bench.timing import OURS, Measured, Result, alternate, compared
 from trl_ablate.trainer import decoding
 from trl_ablate.trainer.temporary import replaced
 

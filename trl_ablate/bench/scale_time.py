@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from trl_ablate.bench.modes import Scale
-from trl_ablate.bench.timing import Result, median, timed
+from trl_ablate.bench.timing import Result, timed
 
 
 def bench(asked: Scale) -> Result:

@@ -2,12 +2,12 @@
 medians and spreads that is printed and written as JSON."""
 
 import platform
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -77,8 +77,9 @@ def alternate(
 def timed(
     what: str, unit: str, seconds: Sequence[float], first: Sequence[float] | None = None
 ) -> dict[str, Any]:
-    """The columns that every table begins with."""
-    row: dict[str, Any] = {"what": what, unit: median(seconds), "spread": spread(seconds)}
+    """The columns that every table begins with; the spread is the largest minus the smallest."""
+    spread = max(seconds) - min(seconds)
+    row: dict[str, Any] = {"what": what, unit: median(seconds), "spread": spread}
     return row | ({} if first is None else {"ratio": ratio(first, seconds)})
 
 
@@ -137,15 +138,6 @@ def measure(trainer: GRPOTrainer, into: Measured, warmup: int = 1) -> None:
     into.logs += logs[warmup:]
     into.grad_norms += [row[GRAD_NORM] for row in logs]
     into.peak = max(into.peak, peak_memory(trainer.args.device))
-
-
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
-
-
-def spread(values: Sequence[float]) -> float:
-    """The largest minus the smallest."""
-    return max(values) - min(values)
 
 
 def compared(what: str, unit: str, one: Measured, first: Measured) -> dict[str, Any]:

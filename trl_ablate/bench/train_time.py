@@ -10,6 +10,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -28,7 +29,6 @@ from trl_ablate.bench.timing import (
     Result,
     compared,
     measure,
-    median,
     trainer_of,
 )
 from trl_ablate.trainer.temporary import replaced

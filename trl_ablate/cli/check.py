@@ -31,11 +31,11 @@ EXAMPLES_SHOWN = 3
     ),
     stopped="nothing was changed",
     settings="RECIPE [options] [--key value ...]",
-    codes=(
-        "the reward tells right answers from wrong ones",
-        "it does not, or a reward function failed",
-        "the command, the recipe or the data",
-    ),
+    codes={
+        0: "the reward tells right answers from wrong ones",
+        1: "it does not, or a reward function failed",
+        2: "refused: something in the command, the recipe or the data has to change",
+    },
 )
 def main(options: argparse.Namespace, words: list[str]) -> int:
     recipe = options.parser.take_recipe(words, "my_task/recipe.yaml")

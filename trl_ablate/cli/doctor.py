@@ -27,11 +27,11 @@ DEFAULT_RECIPE = "grpo"
     PROFILE,
     stopped="nothing was changed",
     settings="[RECIPE] [options] [--key value ...]",
-    codes=(
-        "the recipe can run here",
-        "it cannot: something is missing",
-        "the command or the recipe",
-    ),
+    codes={
+        0: "the recipe can run here",
+        1: "it cannot: something is missing",
+        2: "refused: something in the command or the recipe has to change",
+    },
 )
 def main(options: argparse.Namespace, words: list[str]) -> int:
     from trl_ablate.training import machine as checks

@@ -39,9 +39,14 @@ SETTINGS = ("dataset", "num_generations_eval", "eval_temperature", "eval_top_p")
     group(
         "what to evaluate on",
         option("--dataset", help="math, gsm8k, miniature, a Hub id, or a path"),
-        option("--samples", dest=SETTINGS[1], help="completions per question"),
-        option("--temperature", dest=SETTINGS[2], help="0 is greedy; default: as in training"),
-        option("--top_p", dest=SETTINGS[3], help="default: as in training"),
+        option("--samples", dest=SETTINGS[1], metavar="N", help="completions per question"),
+        option(
+            "--temperature",
+            dest=SETTINGS[2],
+            metavar="T",
+            help="0 is greedy; default: as in training",
+        ),
+        option("--top_p", dest=SETTINGS[3], metavar="P", help="default: as in training"),
     ),
     group(
         "whose settings to use",

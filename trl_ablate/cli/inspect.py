@@ -55,7 +55,11 @@ def thresholds(options: Namespace) -> GuardArguments:
     flag("--overwrite", "replace the PNG file"),
     *[option(f"--{name}", default=SUPPRESS, help=SUPPRESS) for name in HINTS],
     stopped="nothing was changed",
-    codes=("no rule fired", "a rule fired", "the command or the log"),
+    codes={
+        0: "no rule fired",
+        1: "a rule fired",
+        2: "refused: something in the command or the log has to change",
+    },
 )
 def main(options: Namespace) -> int:
     arguments = thresholds(options)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-from trl_ablate.cli.parsing import EXIT_CODES_OF_TRAINING
+from trl_ablate.cli.parsing import OF_TRAINING, exit_codes
 from trl_ablate.errors import REFUSED, brief, nearest
 
 COMMANDS = {
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     lines = [f"  {name:<{max(map(len, COMMANDS))}}   {text}" for name, text in COMMANDS.items()]
-    return USAGE.format(commands="\n".join(lines), exit_codes=EXIT_CODES_OF_TRAINING)
+    return USAGE.format(commands="\n".join(lines), exit_codes=exit_codes(OF_TRAINING))
 
 
 def _version() -> str:

@@ -11,31 +11,27 @@ alone would print its usage and end the process.
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from trl_ablate.errors import ConfigurationError, brief, nearest
 
+EXIT_CODES = {
+    0: "done",
+    1: "failed",
+    2: "refused: something in the command, a recipe or a file has to change",
+    130: "stopped by Ctrl-C",
+}
+OF_TRAINING = {75: "ended by SIGTERM (train only): start it again with --resume"}
 
-def exit_codes(
-    done: str = "done",
-    failed: str = "failed",
-    refused: str = "the command, a recipe or a file",
-    *,
-    training: bool = False,
-) -> str:
+
+def exit_codes(own: Mapping[int, str]) -> str:
     """The help's text on exit codes."""
-    known = {0: done, 1: failed, 2: f"refused: something in {refused} has to change"}
-    if training:
-        known[75] = "ended by SIGTERM (train only): start it again with --resume"
-    lines = [f"  {code:<6}{text}" for code, text in known.items()]
-    return "\n".join(["exit codes:", *lines, "  130   stopped by Ctrl-C"])
-
-
-EXIT_CODES, EXIT_CODES_OF_TRAINING = exit_codes(), exit_codes(training=True)
+    lines = [f"  {code:<6}{text}" for code, text in sorted({**EXIT_CODES, **own}.items())]
+    return "\n".join(["exit codes:", *lines])
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -90,15 +86,17 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         text: what the command does, and examples, as the docstring of its file has them.
-        exit_codes: the help's text on exit codes.
+        codes: what its exit codes mean, where not what they mean elsewhere.
     """
 
-    def __init__(self, text: str | None = None, exit_codes: str = EXIT_CODES, **arguments: Any):
+    def __init__(
+        self, text: str | None = None, codes: Mapping[int, str] | None = None, **arguments: Any
+    ):
         what, examples, shown = (text or "").strip().partition("examples:\n")
         arguments = {"description": what.rstrip() or None} | arguments
         super().__init__(
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-            epilog=f"{examples}{shown}\n\n{exit_codes}".lstrip(), **arguments,
+            epilog=f"{examples}{shown}\n\n{exit_codes(codes or {})}".lstrip(), **arguments,
         )  # fmt: skip
 
     def error(self, message: str) -> NoReturn:
@@ -133,7 +131,7 @@ class Command:
         settings: the usage, such as `RECIPE [options] [--key value ...]`, of a command that takes
             settings.
         resumable: whether it has `--resume`.
-        codes: what its exit codes 0, 1 and 2 mean.
+        codes: what its exit codes mean, where not what they mean elsewhere.
     """
 
     run: Callable[..., int]
@@ -141,7 +139,7 @@ class Command:
     stopped: str = "nothing was written"
     settings: str | None = None
     resumable: bool = False
-    codes: Sequence[str] = ()
+    codes: Mapping[int, str] = field(default_factory=dict)
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         from trl_ablate.cli.ending import exit_code_of  # imports rich, which `--help` spares
@@ -155,8 +153,7 @@ class Command:
         module = sys.modules[self.run.__module__]
         prog = f"trl-ablate {module.__name__.rpartition('.')[2]}"
         usage = self.settings and f"{prog} {self.settings}"
-        codes = exit_codes(*self.codes, training=self.resumable)
-        parser = Parser(module.__doc__, codes, prog=prog, usage=usage)
+        parser = Parser(module.__doc__, self.codes, prog=prog, usage=usage)
         given = sys.argv[1:] if argv is None else [*argv]
         parser.set_defaults(parser=parser, words=given)
         for add in self.options:

@@ -14,13 +14,13 @@ examples:
 
 import argparse
 import json
-from typing import Any
+from typing import Any, get_args
 
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import command, flag, option
 from trl_ablate.cli.terminal import console, table
 from trl_ablate.plan.estimate import Estimate, plan, word
-from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, allowed, from_recipe, meaning
+from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, from_recipe
 from trl_ablate.plan.sizes import GIB, GPUS, MODELS
 
 
@@ -32,7 +32,7 @@ def _reading(name: str) -> dict[str, Any]:
         return {"choices": tuple(GPUS)}
     if HINTS[name] is bool:
         return {"type": _boolean, "metavar": "true|false"}
-    if choices := allowed(name):
+    if choices := get_args(HINTS[name]):
         return {"choices": choices}
     return {"type": HINTS[name], "metavar": "N" if HINTS[name] is int else "X"}
 
@@ -53,7 +53,7 @@ def _boolean(text: str) -> bool:
     *[
         option(
             f"--{name}", default=argparse.SUPPRESS, **_reading(name),
-            help=f"{meaning(name)}; default: {word(each.default)}".replace("%", "%%"),
+            help=f"{each.metadata['meaning']}; default: {word(each.default)}".replace("%", "%%"),
         )
         for name, each in OPTIONS.items()
     ],
@@ -123,9 +123,10 @@ def _show_times(answer: Estimate) -> None:
 
 def _show_assumptions(answer: Estimate, given: dict[str, Any], of_recipe: dict[str, Any]) -> None:
     rows = {}
-    for name in OPTIONS:
+    for name, each in OPTIONS.items():
         origin = "given" if name in given else "recipe" if name in of_recipe else "default"
-        rows[f"--{name}"] = (word(getattr(answer.setup, name)), origin, meaning(name))
+        value = word(getattr(answer.setup, name))
+        rows[f"--{name}"] = (value, origin, each.metadata["meaning"])
     header = ("option", "value", "from", "meaning")
     console.print(table("assumptions; each is an option", rows, header))
     gpu = answer.gpu

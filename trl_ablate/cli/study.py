@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trl_ablate.cli.ending import DONE, exit_code_of
+from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.engines import add_engine, check_engine, engine_module
-from trl_ablate.cli.parsing import RUNS, Option, Parser, at_least, flag, option
+from trl_ablate.cli.parsing import RUNS, Option, Parser, at_least, command, flag, option
 from trl_ablate.cli.study_runs import (
     ended,
     executed,
@@ -38,15 +38,12 @@ from trl_ablate.study.questions_list import LIST
 if TYPE_CHECKING:
     from trl_ablate.study.runs import StudyRuns
 
-EXIT_CODES = """\
-exit codes:
-  0     done
-  1     a run failed, also after its retries
-  2     refused: something in the command, a study or a recipe has to change
-  3     --max_hours was reached before all runs were done: the same command continues
-  130   stopped by Ctrl-C or SIGTERM: the same command continues"""
-
-
+CODES = {
+    1: "a run failed, also after its retries",
+    2: "refused: something in the command, a study or a recipe has to change",
+    3: "--max_hours was reached before all runs were done: the same command continues",
+    130: "stopped by Ctrl-C or SIGTERM: the same command continues",
+}
 OF_ONE_STUDY = ("only", "detach", "xray", "probe", "profile")
 """Options that do not go with --all."""
 
@@ -73,22 +70,11 @@ def subcommand(text: str, *options: Option, study: str = "STUDY"):
     return declare
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else list(argv)
-
-    def run() -> int:
-        options = parse(words)
-        return options.command(options)
-
-    return exit_code_of(run, stopped="the same command continues from here")
-
-
-def parse(words: list[str]) -> argparse.Namespace:
-    parser = Parser(__doc__, EXIT_CODES, prog="trl-ablate study")
+def add_commands(parser: Parser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (text, run, options, study) in COMMANDS.items():
         added = commands.add_parser(
-            name, help=text, description=text, exit_codes=EXIT_CODES,
+            name, help=text, description=text, codes=CODES,
             usage=f"trl-ablate study {name} {study} [options]",
         )  # fmt: skip
         added.add_argument(
@@ -100,9 +86,11 @@ def parse(words: list[str]) -> argparse.Namespace:
         for add in options:
             add(added)
         added.set_defaults(command=run, parser=added)
-    options, unknown = parser.parse_known_args(words)
-    options.parser.refuse(unknown)
-    return options
+
+
+@command(add_commands, stopped="the same command continues from here", codes=CODES)
+def main(options: argparse.Namespace) -> int:
+    return options.command(options)
 
 
 def check_one(options: argparse.Namespace) -> None:
@@ -227,9 +215,9 @@ def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str]
         console.print("nothing to do")
         return DONE
     study = study_path(options.study)
-    command = slurm.study_command(study, runs.store, "--retries", str(options.retries))
+    words = slurm.study_command(study, runs.store, "--retries", str(options.retries))
     cpus, at_once = options.cpus_per_run, options.jobs
-    script = slurm.array_job(runs, chosen, command, cpus=cpus, at_once=at_once)
+    script = slurm.array_job(runs, chosen, words, cpus=cpus, at_once=at_once)
     if options.submit:
         console.print(f"submitted {len(chosen)} runs as job {slurm.submit(script)}")
     else:

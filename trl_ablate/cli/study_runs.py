@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.imports import to_keep
-from trl_ablate.cli.terminal import console
+from trl_ablate.cli.terminal import console, table
 from trl_ablate.recipe.places import study_path
 
 if TYPE_CHECKING:
@@ -147,30 +147,25 @@ def ended(study: str, runs: "StudyRuns", outcome: "Outcome") -> int:
     if outcome.left:
         console.print("time limit reached; rerun this command to continue")
         return UNFINISHED
-    more = runs.plan.tuning and runs.next
-    console.print(
-        f"more runs follow from these outcomes: trl-ablate study run {study}"
-        if more
-        else f"done; next: trl-ablate study report {study}"
-    )
+    if runs.plan.tuning and runs.next:
+        console.print(f"more runs follow from these outcomes: trl-ablate study run {study}")
+    else:
+        console.print(f"done; next: trl-ablate study report {study}")
     return DONE
 
 
 def show_total(studies: Sequence["StudyRuns"], slots: int) -> None:
     """Print a line for each study, and the runs and hours of all."""
-    from rich.table import Table
-
     from trl_ablate.study.expected_hours import total_of
 
     shares, total = total_of(studies)
-    table = Table(box=None, padding=(0, 3, 0, 0))
-    for name in ("study", "runs", "new", "done", "process-hours"):
-        table.add_column(name, no_wrap=True, justify="left" if name == "study" else "right")
+    rows = {}
     for share in shares:
         new = _between(len(share.best.runs), len(share.worst.runs))
-        cells = _between(*share.runs), new, str(len(share.worst.done)), _hours(share)
-        table.add_row(share.study, *cells)
-    console.print(table)
+        done = str(len(share.worst.done))
+        rows[share.study] = (_between(*share.runs), new, done, _hours(share))
+    header = ("study", "runs", "new", "done", "process-hours")
+    console.print(table("", rows, header, numbers=True))
     console.print(
         f"{_between(*total.runs)} different runs, {len(total.worst.done)} done; "
         f"{_hours(total)} process-hours, {_hours(total, slots)} hours with {slots} at once"

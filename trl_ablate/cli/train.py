@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from trl_ablate.cli.ending import DONE, PREEMPTED
 from trl_ablate.cli.imports import put_off, spare_models, to_keep
-from trl_ablate.cli.parsing import PROFILE, command, flag, group
+from trl_ablate.cli.parsing import OF_TRAINING, PROFILE, command, flag, group
 from trl_ablate.cli.terminal import console, show_end, show_recipe
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import recipe_path
@@ -37,6 +37,7 @@ from trl_ablate.run.termination import Termination, end_with_launcher
     stopped="what was finished is kept",
     settings="RECIPE [options] [--key value ...]",
     resumable=True,
+    codes=OF_TRAINING,
 )
 def main(options: argparse.Namespace, words: list[str]) -> int:
     termination = Termination().listen()

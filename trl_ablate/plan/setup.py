@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.plan.sizes import GPUS, MODELS
@@ -84,15 +84,6 @@ class Setup:
 
 OPTIONS = {each.name: each for each in fields(Setup)}
 HINTS = get_type_hints(Setup)
-
-
-def meaning(name: str) -> str:
-    return OPTIONS[name].metadata["meaning"]
-
-
-def allowed(name: str) -> tuple[str, ...]:
-    """The allowed values of a setting that has a list of them."""
-    return get_args(HINTS[name])
 
 
 def check(setup: Setup) -> None:

@@ -6,6 +6,7 @@ memory), so that a CPU at toy size takes the same way through the code.
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from transformers.utils import is_flash_attn_2_available
 from trl_ablate import miniature
 from trl_ablate.bench import synthetic
 from trl_ablate.bench.gpu.parts import Found, Setup
-from trl_ablate.bench.timing import OURS, STOCK, Measured, median
+from trl_ablate.bench.timing import OURS, STOCK, Measured
 from trl_ablate.bench.train_time import Ways, Workload, compare, differences
 from trl_ablate.recipe.resolving import load_recipe
 

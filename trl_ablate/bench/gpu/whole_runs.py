@@ -9,6 +9,7 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
 import torch
@@ -20,7 +21,7 @@ from trl_ablate.bench.gpu import comparisons
 from trl_ablate.bench.gpu.comparisons import BF16, CLOSE, GIB
 from trl_ablate.bench.gpu.parts import Found, NotHere, Setup
 from trl_ablate.bench.modes import Grading
-from trl_ablate.bench.timing import OURS, STOCK, alternate, median, trainer_of
+from trl_ablate.bench.timing import OURS, STOCK, alternate, trainer_of
 from trl_ablate.bench.train_time import Workload
 from trl_ablate.metrics import GRAD_NORM
 from trl_ablate.run.json_files import read_jsonl
