@@ -8,7 +8,6 @@ import pytest
 from datasets import Dataset
 
 from tests.support.trainers import PROMPTS, SMALL, digits
-from tests.support.warm import warm
 from trl_ablate.cli import inspect, study, train
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import load_recipe
@@ -19,7 +18,6 @@ ONE_LINE, TWO_LINES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = "".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)).splitlines()
 ROWS = re.findall(r"^\| (.+) \| (.+`.*) \|$", PAGE.partition("## From verl")[2], re.MULTILINE)
 MINE = "trl-ablate train my_task/grpo.yaml"
-ARMS = [words[2] for line in COMMANDS if (words := line.split())[1] == "train" and line != MINE]
 STUDIES = re.findall(r"for STUDY in (.+?);", PAGE)[0].split()
 
 
@@ -67,15 +65,3 @@ def test_the_commands_are_accepted(tmp_path, monkeypatch, capsys):
     for name in STUDIES:
         assert study.main(["plan", name, "--profile", "h100"]) == 0, name
     assert "cost" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arm", ARMS)
-def test_the_papers_train(arm, tmp_path):
-    """The page's own command, with sizes that a test has time for."""
-    sizes = {"generation_batch_size": 32, "optimizer_batch_size": 16, "eval_size": 16,
-             "per_device_train_batch_size": 16, "train_size": 64, "report_to": "none"}  # fmt: skip
-    sizes["grpo_steps"] = 2
-    words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    ended = warm("train", arm, *words, "--output_dir", str(tmp_path / "run")).wait()
-    assert ended.code == 0, ended.printed

@@ -127,11 +127,9 @@ def test_a_page_is_about_this_repository(page):
 @pytest.mark.parametrize(
     ("errors", "text", "wrong"),
     [
-        (lambda text: broken_links(text, REPOSITORY), "[x](gone.md) [y](README.md)", "gone.md"),
         (lambda text: broken_links(text, REPOSITORY), "# Here\n[x](#there) [y](#here)", "#there"),
         (missing_paths, "`recipes/NAME.yaml` and `recipes/no.yaml`,", "recipes/no.yaml"),
         (unknown_names, "from trl_ablate import AblationConfig, Ablation", "trl_ablate.Ablation"),
-        (wrong_commands, "`trl-ablate tarin quickstart`", "trl-ablate tarin quickstart"),
         (wrong_commands, "`trl-ablate study run no_such`", "trl-ablate study run no_such"),
         (wrong_commands, "`python scripts/learn.py x`", "python scripts/learn.py x"),
     ],

@@ -1,6 +1,5 @@
 """`trl-ablate study`: what it prints and refuses, without starting a run."""
 
-import re
 import sys
 
 import pytest
@@ -100,14 +99,6 @@ def test_what_commands_refuse(capsys, words, complaint):
     assert said.startswith("error: ") and complaint in " ".join(said.split())
 
 
-def test_engines_are_named(capsys, where):
-    assert main(["run", *where, "--engine", "slrum"]) == 2
-    said = capsys.readouterr().err
-    assert re.match("error: argument --engine: invalid choice: 'slrum' .*slurm", said)
-    assert main(["run", *where, "--engine"]) == 2
-    assert "expected one argument" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("extra", ["ray", "modal"])
 def test_a_missing_extra_is_named_with_its_command(capsys, monkeypatch, printed, where, extra):
     monkeypatch.setitem(sys.modules, extra, None)
@@ -123,13 +114,6 @@ def test_a_missing_extra_is_named_with_its_command(capsys, monkeypatch, printed,
 def test_fetching_where_nothing_is_away(capsys, printed, where):
     assert main(["fetch", *where]) == 0
     assert capsys.readouterr().out == "no runs to fetch\n"
-
-
-def test_a_file_where_the_folder_of_runs_should_be(capsys, tmp_path, where):
-    (tmp_path / "runs").write_text("")
-    assert main(["status", where[0], "--runs", str(tmp_path / "runs")]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "must be a folder" in said
 
 
 def test_seeds_until_decided_need_looks(capsys, printed, where):
