@@ -17,14 +17,13 @@ and reports how many.
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import pyarrow
 from datasets import Dataset
 
 from trl_ablate.data.filters import by_pass_rate, columns_of, filtered, of_these
-from trl_ablate.data.row_files import BadRowError, Columns, read_source, to_question
+from trl_ablate.data.row_files import BadRowError, Source, read_source, to_question
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature, problems, world_of_data
 from trl_ablate.prompts.templates import prompt_writer
@@ -42,23 +41,13 @@ Part = Literal["train", "eval"]
 FIRST_COLUMNS = ("question", "answer", "level", "subject")
 
 
-@dataclass(frozen=True)
-class NamedDataset:
-    """What a short name stands for."""
-
-    hub_id: str
-    config: str | None = None
-    columns: Columns = Columns()
-
-
 NAMED_DATASETS = {
-    "math": NamedDataset(
-        "DigitalLearningGmbH/MATH-lighteval",
-        "default",
-        Columns("problem", "solution", marker=r"\boxed"),
+    "math": Source(
+        "DigitalLearningGmbH/MATH-lighteval", "default", "problem", "solution", marker=r"\boxed"
     ),
-    "gsm8k": NamedDataset("openai/gsm8k", "main", Columns("question", "answer", marker="####")),
+    "gsm8k": Source("openai/gsm8k", "main", "question", "answer", marker="####"),
 }
+"""What a short name stands for."""
 
 
 class Tokenizer(Protocol):
@@ -207,20 +196,19 @@ def _load_miniature(task: TaskArguments, part: Part, split: str, size: int | Non
 
 def _collect(task: TaskArguments, split: str) -> list[dict[str, Any]]:
     """The usable rows: question and answer as text, and all other columns."""
-    known = NAMED_DATASETS.get(task.dataset) or NamedDataset(task.dataset)
-    columns = Columns(
-        task.question_column or known.columns.question,
-        task.answer_column or known.columns.answer,
-        task.prompt_column,
-        known.columns.marker,
-        task.needs_answers,
+    known = NAMED_DATASETS.get(task.dataset) or Source(task.dataset)
+    source = known._replace(
+        config=task.dataset_config or known.config,
+        question=task.question_column or known.question,
+        answer=task.answer_column or known.answer,
+        prompt=task.prompt_column,
+        needs_answers=task.needs_answers,
     )
     questions: list[dict[str, Any]] = []
     bad: list[str] = []
-    rows = read_source(known.hub_id, split=split, config=task.dataset_config or known.config)
-    for row in rows:
+    for row in read_source(source.hub_id, split=split, config=source.config):
         try:
-            questions.append(to_question(row, columns))
+            questions.append(to_question(row, source))
         except BadRowError as error:
             if not task.skip_bad_rows:
                 raise ConfigurationError(

@@ -250,9 +250,12 @@ class BadRowError(ValueError):
     """A row cannot be used; the message gives the reason."""
 
 
-class Columns(NamedTuple):
-    """Where a row has its parts."""
+class Source(NamedTuple):
+    """A dataset, and where its rows have their parts."""
 
+    hub_id: str
+    """Or the path of a file or folder."""
+    config: str | None = None
     question: str | None = None
     """None: `question` or `problem`."""
     answer: str | None = None
@@ -266,7 +269,7 @@ class Columns(NamedTuple):
     is."""
 
 
-def to_question(row: Row, columns: Columns) -> dict[str, Any]:
+def to_question(row: Row, source: Source) -> dict[str, Any]:
     """The row with its question and answer, level and subject as text, and all other columns.
 
     Where the row brings its whole prompt, the level is a column like the others.
@@ -275,7 +278,7 @@ def to_question(row: Row, columns: Columns) -> dict[str, Any]:
     if row.defect is not None:
         raise BadRowError(row.defect)
     values, found = row.values, {}
-    question, answer, prompt, marker, needs_answers = columns
+    _, _, question, answer, prompt, marker, needs_answers = source
     questions = (question,) if question else ("question", "problem")
     if prompt is not None:
         found["prompt"] = _prompt(values, prompt)
