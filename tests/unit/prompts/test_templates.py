@@ -1,13 +1,10 @@
 """Prompts: the texts of our templates, the user's own files, and a system prompt."""
 
-from typing import get_args
-
 import pytest
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.prompts.templates import (
     TEMPLATES,
-    TemplateName,
     prompt_text,
     prompt_writer,
     render,
@@ -57,16 +54,6 @@ def test_braces_and_backslashes_in_a_question_stay(name):
     assert prompt_writer(name, "full", None, ["question"])({"question": question}) == prompt
 
 
-def test_every_template_has_a_name_stop_strings_and_weighted_rewards():
-    assert tuple(TEMPLATES) == get_args(TemplateName)
-    for name, template in TEMPLATES.items():
-        assert template.name == name
-        assert template.stop == (() if name in ("question_only", "last_number") else ("</answer>",))
-        of_two = (("format", "answer"), (1.0, 2.0))
-        expected = of_two if name.endswith("_xml") else ((name,), (1.0,))
-        assert (template.rewards, template.reward_weights) == expected
-
-
 def test_unknown_names_list_the_known_ones():
     with pytest.raises(ConfigurationError, match="'r1zero'.*r1_zero, question_only"):
         render("r1zero", "1+1?")
@@ -81,7 +68,8 @@ ROW = {"question": r"What is \frac{1}{2}?", "level": 3, "hint": None}
 
 
 def written(tmp_path, text, name="prompt.txt", system=None):
-    (tmp_path / name).write_text(text)
+    if text is not None:
+        (tmp_path / name).write_text(text)
     return prompt_writer(str(tmp_path / name), "full", system, tuple(ROW))(ROW)
 
 
@@ -124,21 +112,14 @@ def test_a_system_prompt_makes_messages(tmp_path):
         ("{{ question }", "p.jinja", "is not a Jinja template"),
         ("{{ question }} {{ level / 0 }}", "p.jinja", "cannot write the prompt.*ZeroDivisionError"),
         ("{{ question }} {{ ''.__class__.__mro__ }}", "p.jinja", "cannot write the prompt"),
+        (None, "none.txt", "no template file .*none.txt"),
+        (None, "folder.txt", "cannot be read: Is a directory"),
+        (None, "bytes.txt", "not UTF-8"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, text, name, sentence):
+    (tmp_path / "folder.txt").mkdir()
+    (tmp_path / "bytes.txt").write_bytes(b"\xff{question}")
     with pytest.raises(ConfigurationError, match=sentence) as raised:
         written(tmp_path, text, name)
     assert "\n" not in str(raised.value)
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    (tmp_path / "bytes.txt").write_bytes(b"\xff{question}")
-    (tmp_path / "folder.txt").mkdir()
-    for name, sentence in (
-        ("none.txt", "no template file .*none.txt"),
-        ("bytes.txt", "not UTF-8"),
-        ("folder.txt", "cannot be read: Is a directory"),
-    ):
-        with pytest.raises(ConfigurationError, match=sentence):
-            prompt_writer(str(tmp_path / name), "full", None, ["question"])
