@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import SHARED_DATA
 from tests.e2e.test_grader_processes import descendants
 from trl_ablate.prompts.templates import TEMPLATES
 from trl_ablate.rewards import MathGrader
@@ -24,8 +25,6 @@ from trl_ablate.rewards.grading.reading import read
 
 pytestmark = pytest.mark.slow
 
-REPOSITORY = Path(__file__).parents[2]
-SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 ROWS = 21_292
 
 WRITE = {
@@ -41,23 +40,15 @@ def say(text: str) -> None:
     sys.stdout.write(f"\n    {text}")
 
 
-def answers_in(*names: str) -> list[str]:
+@pytest.fixture(scope="module")
+def golds() -> list[str]:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no MATH and GSM8K at {SHARED_DATA}")
-    lines = [line for name in names for line in (SHARED_DATA / name).open(encoding="utf-8")]
-    return [json.loads(line)["answer"].rsplit("####", 1)[-1].strip() for line in lines]
-
-
-@pytest.fixture(scope="module")
-def math_golds() -> list[str]:
-    return answers_in("math/train.jsonl", "math/validation.jsonl")
-
-
-@pytest.fixture(scope="module")
-def golds(math_golds) -> list[str]:
-    found = [*math_golds, *answers_in("gsm8k/train.jsonl", "gsm8k/test.jsonl")]
-    assert len(found) == ROWS
-    return found
+    names = "math/train", "math/validation", "gsm8k/train", "gsm8k/test"
+    files = [(SHARED_DATA / f"{name}.jsonl").open(encoding="utf-8") for name in names]
+    rows = [json.loads(line) for file in files for line in file]
+    assert len(rows) == ROWS
+    return [row["answer"].rsplit("####", 1)[-1].strip() for row in rows]
 
 
 @pytest.fixture(scope="module")

@@ -5,19 +5,19 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.conftest import REPOSITORY
+from tests.support.fake_train import alive
+from tests.support.studies import wait_for
 from tests.unit.rewards.test_grader import HANGS, equal_in_other_words
 from trl_ablate.rewards import MathGrader
-
-REPOSITORY = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
 
@@ -27,25 +27,13 @@ def children(pid: int) -> list[int]:
     return [below.pid for below in psutil.Process(pid).children(recursive=True)]
 
 
-def running(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def wait_until(condition, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return condition()
-
-
 def descendants(grader: MathGrader) -> list[int]:
     """A grader's processes: the watchers and their forks."""
     return [*grader.pids, *[fork for watcher in grader.pids for fork in children(watcher)]]
+
+
+def wait_for_the_end(pids: list[int], seconds: float = 20.0) -> None:
+    wait_for(lambda: not any(map(alive, pids)), seconds)
 
 
 @pytest.mark.slow
@@ -55,17 +43,15 @@ def test_a_killed_worker_loses_no_item(victim):
     workers = 1 if victim == "watchers" else 2  # a new watcher loads sympy: two seconds each
     with MathGrader(workers=workers, timeout=5.0) as grader:
         grader.grade(*equal_in_other_words(workers))
-        result: list = []
-        thread = threading.Thread(target=lambda: result.extend(grader.grade(answers, golds)))
-        thread.start()
-        watchers = grader.pids
-        forks = [fork for watcher in watchers for fork in children(watcher)]
-        time.sleep(0.1)
-        for pid in watchers if victim == "watchers" else forks:
-            os.kill(pid, signal.SIGKILL)
+        with ThreadPoolExecutor() as threads:
+            graded = threads.submit(grader.grade, answers, golds)
+            watchers = grader.pids
+            forks = [fork for watcher in watchers for fork in children(watcher)]
             time.sleep(0.1)
-        thread.join(60)
-        assert result == [True] * 60
+            for pid in watchers if victim == "watchers" else forks:
+                os.kill(pid, signal.SIGKILL)
+                time.sleep(0.1)
+        assert graded.result() == [True] * 60
         assert grader.restarts >= 1
 
 
@@ -77,30 +63,21 @@ def test_a_stopped_worker_is_replaced():
         (pid,) = grader.pids
         os.kill(pid, signal.SIGSTOP)
         assert grader.grade(["(x-2)(x+2)"], ["x^2-4"]) == [True]
-        assert pid not in grader.pids and not running(pid)
+        assert pid not in grader.pids and not alive(pid)
 
 
 @pytest.mark.slow
 def test_an_item_that_kills_its_worker_every_time_is_given_up():
     with MathGrader(workers=1, timeout=60.0) as grader:
         grader.grade(["(x-1)(x+1)"], ["x^2-1"])
-        stop = threading.Event()
-
-        def kill_forks():
-            while not stop.is_set():
+        with ThreadPoolExecutor() as threads:
+            graded = threads.submit(grader.grade, [HANGS], ["5"])
+            while not graded.done():
                 for pid in set(descendants(grader)) - set(grader.pids):
                     os.kill(pid, signal.SIGKILL)
                 time.sleep(0.005)
-
-        thread = threading.Thread(target=kill_forks)
-        thread.start()
-        try:
-            assert grader.grade([HANGS], ["5"]) == [None]
-        finally:
-            stop.set()
-            thread.join()
-        assert grader.timeouts == 0
-        assert grader.ungraded == 1
+        assert graded.result() == [None]
+        assert (grader.timeouts, grader.ungraded) == (0, 1)
         assert grader.grade(["(x-2)(x+2)"], ["x^2-4"]) == [True]
 
 
@@ -150,9 +127,9 @@ def test_processes_start_with_the_first_answers_that_need_algebra():
 def test_closing_ends_every_process():
     with MathGrader(workers=2) as grader:
         grader.grade(*equal_in_other_words(2))
-        assert wait_until(lambda: len(descendants(grader)) == 4, 20)  # two watchers, two forks
+        wait_for(lambda: len(descendants(grader)) == 4)  # two watchers, two forks
         pids = descendants(grader)
-    assert wait_until(lambda: not any(running(pid) for pid in pids), 20)  # the forks end by signal
+    wait_for_the_end(pids)  # the forks end by signal
 
 
 # A script as a user would write it: no __main__ guard, no close.
@@ -204,7 +181,7 @@ def test_nothing_is_left_behind(tmp_path, end, busy):
     assert process.stdout is not None and process.stdin is not None
     lines = [process.stdout.readline().strip() for _ in range(2)]
     assert lines == ["started", "[True, True]"]
-    assert wait_until(lambda: len(children(process.pid)) == 4, 20)
+    wait_for(lambda: len(children(process.pid)) == 4)
     below = children(process.pid)
     process.stdin.write("go on\n")
     process.stdin.flush()
@@ -212,6 +189,6 @@ def test_nothing_is_left_behind(tmp_path, end, busy):
     if end.startswith("SIG"):
         process.send_signal(getattr(signal, end))
     process.wait(20)
-    assert wait_until(lambda: not any(running(pid) for pid in below), 5)
+    wait_for_the_end(below, 5)
     assert last == "False"  # no torch
     assert "started" not in process.stdout.read()  # the script ran once

@@ -19,11 +19,19 @@ TYPICAL_WEIGHT = 0.02
 
 def check_agreement(config: AblationConfig, task: TaskArguments) -> None:
     """Refuse settings that contradict each other, or that mean nothing to this package."""
+    if config.resume_from_checkpoint is not None:
+        raise ConfigurationError(
+            f"resume_from_checkpoint is '{brief(config.resume_from_checkpoint)}', which is not "
+            "supported; use --resume, which continues from the last whole checkpoint in "
+            "output_dir, or --model_name_or_path to start a new run from a model"
+        )
+    if config.sync_ref_model and config.beta == 0:
+        raise ConfigurationError(
+            "sync_ref_model is true, but beta is 0, so there is no reference model; raise "
+            "beta, or set sync_ref_model to false"
+        )
     _check_evaluation(config, task)
-    _check_resuming(config)
     _check_rewards(config, task)
-    _check_controls(config, task)
-    _check_reference(config)
     _limit_prompts(config, task)
 
 
@@ -56,7 +64,9 @@ def _without_group(metric: str, column: str | None) -> str:
 
 
 def _check_rewards(config: AblationConfig, task: TaskArguments) -> None:
-    """Weights are given once, and sets with their own rewards need our evaluation."""
+    """Weights are given once, sets with their own rewards need our evaluation, the outcome gate is
+    a reward, and noise needs rewards of 0 and 1. The trainer checks the gate of the user's own
+    rewards once it has imported them."""
     weighted = [one.path for one in task.own_rewards[: len(task.reward_funcs or ())]
                 if one.weight != 1.0]  # fmt: skip
     if weighted and config.reward_weights is not None:
@@ -70,28 +80,6 @@ def _check_rewards(config: AblationConfig, task: TaskArguments) -> None:
             f"the reward of '{apart[0]}' needs evaluation 'one_shot', but evaluation is 'trl'; "
             "change one of the two"
         )
-
-
-def _check_reference(config: AblationConfig) -> None:
-    """Syncing the reference model needs a loss term that uses the reference model."""
-    if config.sync_ref_model and config.beta == 0:
-        raise ConfigurationError(
-            "sync_ref_model is true, but beta is 0, so there is no reference model; raise "
-            "beta, or set sync_ref_model to false"
-        )
-
-
-def reward_names(task: TaskArguments) -> tuple[str, ...]:
-    """The names of the task's reward functions, as far as they are known before any is imported."""
-    specs = task.own_rewards
-    if not specs and task.form is not None:
-        specs = template_specs(task.form, task.eos_penalty)
-    return tuple(one.name or one.path for one in specs)
-
-
-def _check_controls(config: AblationConfig, task: TaskArguments) -> None:
-    """The outcome gate has to be a reward; noise needs rewards of 0 and 1. The trainer checks the
-    gate once it has imported the user's own rewards."""
     names = reward_names(task)
     if not task.own_rewards and config.outcome_gate not in (None, *names):
         raise ConfigurationError(
@@ -110,6 +98,14 @@ def _check_controls(config: AblationConfig, task: TaskArguments) -> None:
         )
 
 
+def reward_names(task: TaskArguments) -> tuple[str, ...]:
+    """The names of the task's reward functions, as far as they are known before any is imported."""
+    specs = task.own_rewards
+    if not specs and task.form is not None:
+        specs = template_specs(task.form, task.eos_penalty)
+    return tuple(one.name or one.path for one in specs)
+
+
 def check_quantization(model: ModelConfig) -> None:
     """Quantized weights cannot be trained; only adapters on top of them can."""
     asked = [name for name in ("load_in_8bit", "load_in_4bit") if getattr(model, name)]
@@ -117,16 +113,6 @@ def check_quantization(model: ModelConfig) -> None:
         raise ConfigurationError(
             f"{asked[0]} needs use_peft: quantized weights are not trained, adapters on top of "
             "them are; set use_peft to true, or remove the setting"
-        )
-
-
-def _check_resuming(config: AblationConfig) -> None:
-    """A run resumes only from its own last whole checkpoint."""
-    if config.resume_from_checkpoint is not None:
-        raise ConfigurationError(
-            f"resume_from_checkpoint is '{brief(config.resume_from_checkpoint)}', which is not "
-            "supported; use --resume, which continues from the last whole checkpoint in "
-            "output_dir, or --model_name_or_path to start a new run from a model"
         )
 
 

@@ -114,20 +114,20 @@ def known_fields() -> dict[str, tuple[type, Any]]:
     }
 
 
+@functools.cache
+def hints() -> dict[str, Any]:
+    """The type of every setting and of every key of the loader."""
+    return {**{name: hint for name, (_, hint) in known_fields().items()}, **LOADER_KEYS}
+
+
 def checked(settings: dict[str, Any], source: object) -> dict[str, Any]:
     """The settings of one layer, after a check that each is known, has its type, and is valid."""
-    known = known_fields()
     found = {}
     for key, value in settings.items():
-        if key in LOADER_KEYS:
-            found[key] = check_value(f"{source}: {key}", value, LOADER_KEYS[key])
-        elif key in known:
-            found[key] = check_value(f"{source}: {key}", value, known[key][1])
-            check_meaning(f"{source}: {key}", key, found[key])
-        else:
-            raise ConfigurationError(
-                f"{source}: unknown key '{brief(key)}'{nearest(key, [*known, *LOADER_KEYS])}"
-            )
+        if key not in hints():
+            raise ConfigurationError(f"{source}: unknown key '{brief(key)}'{nearest(key, hints())}")
+        found[key] = check_value(f"{source}: {key}", value, hints()[key])
+        check_meaning(f"{source}: {key}", key, found[key])
     return found
 
 

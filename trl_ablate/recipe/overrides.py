@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.recipe.fields import LOADER_KEYS, checked, known_fields
+from trl_ablate.recipe.fields import checked, hints
 from trl_ablate.recipe.strict import (
     accepts,
     admits,
@@ -43,7 +43,7 @@ def as_words(settings: Mapping[str, Any]) -> list[str]:
 
 def as_word(name: str, value: Any) -> str:
     """One word after `--name` that is read as `value`."""
-    hint = _types().get(name)
+    hint = hints().get(name)
     plain = isinstance(value, str) and hint is not None and takes_only_text(hint)
     return value if plain and _text(value, hint) == value else json.dumps(value)
 
@@ -69,7 +69,7 @@ def words_of_settings(words: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 def takes_one_of(name: str, words: list[str]) -> bool:
     """Whether the setting takes each of several words, but no list of them."""
-    hint = _types().get(name)
+    hint = hints().get(name)
     if len(words) < 2 or hint is None or admits(hint, list) or admits(hint, dict):
         return False
     return all(accepts(hint, _typed(name, [word])) for word in words)
@@ -77,7 +77,7 @@ def takes_one_of(name: str, words: list[str]) -> bool:
 
 def _typed(name: str, words: list[str]) -> Any:
     """The value for a flag's field from the words after it; unknown flags are checked later."""
-    hint = _types().get(name)
+    hint = hints().get(name)
     if hint is None:
         return None
     if not words:
@@ -118,7 +118,3 @@ def _value(word: str, hint: Any) -> Any:
     except ValueError:
         return word
     return word if not accepts(hint, value) and accepts(hint, word) else value
-
-
-def _types() -> dict[str, Any]:
-    return {**{name: hint for name, (_, hint) in known_fields().items()}, **LOADER_KEYS}

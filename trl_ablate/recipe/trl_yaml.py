@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError, brief
-from trl_ablate.recipe.fields import LOADER_KEYS, known_fields
+from trl_ablate.recipe.fields import LOADER_KEYS, hints
 from trl_ablate.recipe.places import NO_PROFILE
 from trl_ablate.recipe.strict import accepts, admits, parse_yaml
 
@@ -93,7 +93,7 @@ def _set_environment(variables: Any, path: Path) -> None:
 
 def _as_trl_reads(key: str, value: Any) -> Any:
     """A text in place of a number, a mapping or a boolean is read; all else stays."""
-    hint = known_fields()[key][1] if key in known_fields() else Any
+    hint = hints().get(key, Any)
     if not isinstance(value, str) or hint is Any or accepts(hint, value):
         return value
     if admits(hint, bool) and value.lower() in _BOOLEANS:

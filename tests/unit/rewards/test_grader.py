@@ -1,26 +1,20 @@
 """The grader: verdicts, deadlines, threads. `tests/e2e` tests how its processes end."""
 
-import threading
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.grading import pool as pool_module
 from trl_ablate.rewards.grading.closed_form import approximate
 from trl_ablate.rewards.grading.exact import cheap_verdict
-from trl_ablate.rewards.grading.latex import nesting_depth, tidy
+from trl_ablate.rewards.grading.latex import tidy
 from trl_ablate.rewards.grading.reading import as_number, read
 
-REPOSITORY = Path(__file__).parents[3]
 HANGS = r"9^{9^{9^{9}}}+1"
-
-
-def read_pairs() -> list[tuple[bool, str, str]]:
-    text = (REPOSITORY / "tests" / "data" / "answer_pairs.txt").read_text(encoding="utf-8")
-    lines = [line.split(" | ") for line in text.splitlines() if line and line[0] != "#"]
-    return [({"right": True, "wrong": False}[verdict], a.strip(), g) for verdict, a, g in lines]
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +23,10 @@ def grader():
         yield shared
 
 
-def equal_in_other_words(count: int) -> tuple[list[str], list[str]]:
+def equal_in_other_words(size: int) -> tuple[list[str], list[str]]:
     """Right answers that need algebra, each different, so that every one goes to a worker."""
-    return (
-        [f"(x+{number})^2" for number in range(count)],
-        [f"x^2+{2 * number}x+{number * number}" for number in range(count)],
-    )
+    numbers = range(size)
+    return [f"(x+{n})^2" for n in numbers], [f"x^2+{2 * n}x+{n * n}" for n in numbers]
 
 
 # Verdicts
@@ -42,10 +34,13 @@ def equal_in_other_words(count: int) -> tuple[list[str], list[str]]:
 
 def test_pairs(grader):
     """The cheap verdict is never more generous than the table, and knows equal texts."""
-    pairs = read_pairs()
+    text = (REPOSITORY / "tests" / "data" / "answer_pairs.txt").read_text(encoding="utf-8")
+    lines = [line.split(" | ") for line in text.splitlines() if line and line[0] != "#"]
+    pairs = [(answer.strip(), gold) for _, answer, gold in lines]
     assert len(set(pairs)) == len(pairs) >= 150
-    verdicts = grader.grade([answer for _, answer, _ in pairs], [gold for *_, gold in pairs])
-    for (wanted, answer, gold), verdict in zip(pairs, verdicts, strict=True):
+    verdicts = grader.grade(*map(list, zip(*pairs, strict=True)))
+    for (kind, *_), (answer, gold), verdict in zip(lines, pairs, verdicts, strict=True):
+        wanted = {"right": True, "wrong": False}[kind]
         assert verdict is wanted, (answer, gold)
         assert cheap_verdict(read(answer), read(gold)) in (wanted, None), (answer, gold)
         assert cheap_verdict(read(gold), read(gold)) is True, gold
@@ -123,11 +118,6 @@ def test_closed_forms(text, value):
     assert found is value or abs(found - value) < 1e-8
 
 
-def test_nesting():
-    depths = {r"\frac{1}{\sqrt{2}}": 2, "[1,2)": 1, "}{": None, "{": None}
-    assert {text: nesting_depth(text) for text in depths} == depths
-
-
 # Deadlines and deaths
 
 
@@ -163,15 +153,13 @@ def test_an_interrupted_batch_leaves_no_stale_reports(monkeypatch):
     answers, golds = equal_in_other_words(10)
     with MathGrader(workers=1, timeout=5.0) as grader:
         grader.grade(["(x-1)(x+1)"], ["x^2-1"])
-        calls = []
+        calls, wait = count(1), pool_module.wait
 
         def interrupted_wait(*arguments):
-            calls.append(1)
-            if len(calls) == 5:
+            if next(calls) == 5:
                 raise KeyboardInterrupt
             return wait(*arguments)
 
-        wait = pool_module.wait
         monkeypatch.setattr(pool_module, "wait", interrupted_wait)
         with pytest.raises(KeyboardInterrupt):
             grader.grade(answers, golds)
@@ -184,24 +172,19 @@ def test_an_interrupted_batch_leaves_no_stale_reports(monkeypatch):
 
 def test_many_threads_at_once(grader):
     answers, golds = equal_in_other_words(8)
-    results: dict[int, list] = {}
 
-    def work(number: int) -> None:
-        results[number] = grader.grade([*answers, str(number)], [*golds, "3"])
+    def graded(number: int) -> list:
+        return grader.grade([*answers, str(number)], [*golds, "3"])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {n: [True] * 8 + [n == 3] for n in range(6)}
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(graded, range(6)))
+    assert found == [[True] * 8 + [n == 3] for n in range(6)]
 
 
 def test_workers_survive_the_thread_that_started_them_but_no_close():
-    grader = MathGrader(workers=1)
-    thread = threading.Thread(target=lambda: grader.grade(["(x-1)(x+1)"], ["x^2-1"]))
-    thread.start()
-    thread.join()
+    grader = MathGrader(workers=1, timeout=5.0)
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(grader.grade, ["(x-1)(x+1)"], ["x^2-1"]).result() == [True]
     assert grader.grade(["(x-2)(x+2)"], ["x^2-4"]) == [True]
     assert grader.restarts == 0
     for _ in range(2):
