@@ -75,8 +75,8 @@ def write_reports(chosen: Path, runs: Path) -> None:
 
 def write_pages(chosen: Path, readme: Path | None) -> list[Path]:
     """Write the pages beside the list, and the section of README; returns the written files."""
+    from trl_ablate.study.report.answer_pictures import draw_answers, draw_scales
     from trl_ablate.study.report.findings_page import PICTURE, SCALES, SCATTER, answered_arms
-    from trl_ablate.study.report.findings_pictures import draw_answers, draw_scales
     from trl_ablate.study.report.xray_outcomes import pairs_of_answers, scatter
 
     found, compared, pages = pages_of(chosen, readme)
@@ -98,7 +98,7 @@ def pages_of(chosen: Path, readme: Path | None):
     """The answers, the contrasts with published runs, and the text of every page by its file."""
     from trl_ablate.study.questions_list import read_findings
     from trl_ablate.study.report import findings_page as page
-    from trl_ablate.study.report.calibration import contrasts
+    from trl_ablate.study.report.findings_page import contrasts
     from trl_ablate.study.report.found_answers import find
     from trl_ablate.study.report.xray_outcomes import pairs_of_answers
 

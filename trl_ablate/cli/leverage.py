@@ -32,7 +32,7 @@ def main(options: argparse.Namespace) -> int:
     from trl_ablate.recipe.places import study_path
     from trl_ablate.study.kept_runs import beside, keep
     from trl_ablate.study.report.curves import planned_runs
-    from trl_ablate.study.report.rendering import write_markdown
+    from trl_ablate.study.report.document import write_markdown
     from trl_ablate.study.report.worlds_table import leverage_page
 
     runs = known(options.study, options.runs, options.profile)

@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 
 from trl_ablate.run.json_files import write_json
 from trl_ablate.run.untrusted import for_markdown, markdown_table
-from trl_ablate.study.report.xray_section import label_of
+from trl_ablate.study.report.xray_outcomes import label_of
 from trl_ablate.study.xray_file import XRAY
 from trl_ablate.xray.figures import NAMED, RULES, ArmFigures, Directions, Interval, Verdict
 from trl_ablate.xray.gradients import BY

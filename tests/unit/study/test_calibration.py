@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from tests.conftest import REPOSITORY
-from trl_ablate.study.report.calibration import FILE, contrasts, foretold, right_share
+from trl_ablate.study.report.findings_page import FILE, contrasts, foretold, right_share
 from trl_ablate.study.report.found_answers import read_report
 
 STUDIES = REPOSITORY / "recipes" / "studies"

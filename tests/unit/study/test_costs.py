@@ -17,8 +17,8 @@ from trl_ablate.study.report.costs import (
 )
 from trl_ablate.study.report.curves import Run, Series
 from trl_ablate.study.report.growth import Growth, fit
-from trl_ablate.study.report.lines import line_of
 from trl_ablate.study.report.making import report_study
+from trl_ablate.study.report.pictures import line_of
 
 
 def run(arm: str, seed: int, values: list[float], tokens: float, **more) -> Run:

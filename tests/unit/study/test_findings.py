@@ -15,8 +15,8 @@ from trl_ablate.cli.findings import main, pages_of
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.questions_list import LIST, Question, read_findings
+from trl_ablate.study.report.answer_pictures import draw_answers
 from trl_ablate.study.report.findings_page import README_HEADING
-from trl_ablate.study.report.findings_pictures import draw_answers
 from trl_ablate.study.report.found_answers import find
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore

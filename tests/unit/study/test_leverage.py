@@ -9,7 +9,7 @@ from trl_ablate import ConfigurationError
 from trl_ablate.cli import leverage
 from trl_ablate.study.kept_runs import beside, kept
 from trl_ablate.study.report.curves import Run, Series
-from trl_ablate.study.report.rendering import write_markdown
+from trl_ablate.study.report.document import write_markdown
 from trl_ablate.study.report.worlds_table import LENGTH, effects, leverage_page
 
 SWITCHES = {"grpo": {}, "none": {"baseline": "none"}, "kl": {"beta": 0.04}}

@@ -24,13 +24,13 @@ from trl_ablate import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.json_files import append_jsonl
 from trl_ablate.study.report.analysis import analyse
-from trl_ablate.study.report.background import commands, different_starts
 from trl_ablate.study.report.costs import time
 from trl_ablate.study.report.curves import Run, Series, area, collapse_step, planned_runs
 from trl_ablate.study.report.document import Code
 from trl_ablate.study.report.foreign_runs import read_curves
-from trl_ablate.study.report.lines import line_of, spread
 from trl_ablate.study.report.making import report_curves, report_study
+from trl_ablate.study.report.pictures import line_of, spread
+from trl_ablate.study.report.sections import commands, different_starts
 from trl_ablate.study.report.stats import Comparison, Interval
 from trl_ablate.study.report.verdicts import disagreement
 from trl_ablate.study.store import RunStore

@@ -5,8 +5,8 @@ import pytest
 from tests.support.synthetic_study import learning_rows, make_plan, write_run
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
+from trl_ablate.study.report.growth import largest_k, sharpening_table
 from trl_ablate.study.report.making import report_study
-from trl_ablate.study.report.sharpening import largest_k, sharpening_table
 from trl_ablate.study.store import RunStore
 
 ARMS = {"grpo": {"top": 0.8}, "able": {"top": 0.7}, "narrow": {"top": 0.6}}

@@ -18,8 +18,8 @@ from trl_ablate.study.outline import grid
 from trl_ablate.study.planned import Plan, PlannedRun
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.report.making import report_study
+from trl_ablate.study.report.pictures import sensitivity
 from trl_ablate.study.report.tuned import split
-from trl_ablate.study.report.tuning_sections import sensitivity
 from trl_ablate.study.runs import StudyRuns, next_runs
 from trl_ablate.study.store import RunStore
 

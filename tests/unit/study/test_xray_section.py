@@ -5,7 +5,7 @@ from trl_ablate.run.json_files import write_json
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.report.making import report_study
-from trl_ablate.study.report.xray_section import TITLE, xray_section
+from trl_ablate.study.report.xray_outcomes import TITLE, xray_section
 from trl_ablate.study.store import RunStore
 from trl_ablate.study.xray_file import xray_folder
 

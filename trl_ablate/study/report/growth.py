@@ -1,9 +1,10 @@
-"""Learning curves as three parameters: R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B).
+"""How did training go? Learning curves as three parameters, and pass@1 against pass@k.
 
-R0 is the first value, A the ceiling, C_mid the GRPO step at which half of the way is done, B how
-steep the rise is (Khatri et al. 2025, "The Art of Scaling Reinforcement Learning Compute for
-LLMs"). A and C_mid are searched over a grid; for each, B follows from weighted least squares of the
-log odds of the way done, whose slope over log C it is; the weights make the errors those of R.
+R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B): R0 is the first value, A the ceiling, C_mid the GRPO
+step at which half of the way is done, B how steep the rise is (Khatri et al. 2025, "The Art of
+Scaling Reinforcement Learning Compute for LLMs"). A and C_mid are searched over a grid; for each, B
+follows from weighted least squares of the log odds of the way done, whose slope over log C it is;
+the weights make the errors those of R.
 
 The parameters describe a curve; no verdict rests on them. Trained on the first half of a curve, the
 fit has to predict the second half better than the last value and better than a power law
@@ -11,17 +12,24 @@ R = A - D C^-a. On 20 different runs of two-digit sums (16 evaluations each) and
 ones (51), it beats the last value in 22 of 22 (root mean square error 0.034 against 0.055), and the
 power law in 12 of 22 (0.034 against 0.036): that is a tie. So reports show no verdict such as
 "raises the ceiling" or "only faster".
+
+pass@1 is what one sample is worth; pass@k, whether one of k samples is right. If pass@1 rises and
+pass@k does not, answers that the model gave now and then have become its usual ones. Where pass@k
+is near 1 from the start, it cannot show new ability.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from trl_ablate.study.report.analysis import Analysis
-from trl_ablate.study.report.curves import Series
+from trl_ablate.study.report.curves import PASSES, Run, Series, passes_name
 from trl_ablate.study.report.document import Columns, Section, table
-from trl_ablate.study.report.numbers import interval
+from trl_ablate.study.report.numbers import interval, number, within
 from trl_ablate.study.report.stats import Interval, t_interval
+from trl_ablate.study.verdict import Verdict
 
 LEAST_POINTS = 6
 """Fewest points after the first for a fit of three parameters."""
@@ -113,3 +121,76 @@ def growth_table(found: dict[str, dict[str, Interval]]) -> Section:
         ),
     ]
     return table("Learning curves", found, columns, NOTE)
+
+
+Rise = Mapping[str, float | None]
+"""`first`, `rise`, `low`, `high` over seeds."""
+PASSES_NOTE = (
+    "From the first to the last evaluation of each run that has an outcome: mean over seeds, and "
+    "the mean rise with its 95 % t interval. 'Sharper': pass@1 rises and pass@k does not. 'More "
+    "able': pass@k rises, too. 'Narrower': pass@k falls. The intervals are those of single arms, "
+    "without a correction for their number."
+)
+
+
+def sharpening_table(analysis: Analysis) -> Section:
+    """Empty, if evaluations drew one sample of each question."""
+    found = rises(analysis)
+
+    def rise(part: Rise) -> str:
+        return within(part["rise"] or 0.0, part["low"], part["high"])
+
+    columns: Columns = [
+        ("arm", str),
+        ("pass@1 at first", lambda arm: number(found[arm]["one"]["first"])),
+        ("its rise", lambda arm: rise(found[arm]["one"])),
+        (f"pass@{largest_k(analysis)} at first", lambda arm: number(found[arm]["many"]["first"])),
+        ("its rise", lambda arm: rise(found[arm]["many"])),
+        ("verdict", lambda arm: found[arm]["verdict"]),
+    ]
+    return table("pass@1 and pass@k", found, columns, PASSES_NOTE)
+
+
+def rises(analysis: Analysis) -> dict[str, dict[str, Any]]:
+    """Arm -> `k`, its `verdict`, and `first`, `rise`, `low`, `high` of pass@1 (`one`) and of pass@k
+    (`many`); no arm, if evaluations drew one sample of each question."""
+    most = largest_k(analysis)
+    if most is None:
+        return {}
+    found = {}
+    for arm in analysis.arms:
+        ends = [ends for run in arm.runs if run.counts and (ends := _ends(run, most))]
+        if ends:
+            one, many = (_rise([each[place] for each in ends]) for place in (0, 1))
+            found[arm.name] = {"k": most, "one": one, "many": many, "verdict": verdict(one, many)}
+    return found
+
+
+def _rise(ends: Sequence[tuple[float, float]]) -> Rise:
+    change = t_interval([last - first for first, last in ends])
+    first = t_interval([first for first, _ in ends]).mean
+    return {"first": first, "rise": change.mean, "low": change.low, "high": change.high}
+
+
+def largest_k(analysis: Analysis) -> int | None:
+    """The largest k of a `pass@k` that every run has which logged one."""
+    known = [{k for k in PASSES if passes_name(k) in run.series} for run in analysis.runs]
+    shared = set.intersection(*filter(None, known)) if any(known) else set()
+    return max(shared - {1}, default=None)
+
+
+def verdict(one: Rise, many: Rise) -> str:
+    """What rose, by intervals that leave out 0."""
+    if many["low"] is None or many["high"] is None or one["low"] is None:
+        return Verdict.TOO_FEW
+    if many["high"] < 0:
+        return "narrower"
+    if many["low"] > 0:
+        return "more able"
+    return "sharper" if one["low"] > 0 else "neither is seen to rise"
+
+
+def _ends(run: Run, most: int) -> list[tuple[float, float]] | None:
+    """pass@1 and pass@k, each at the first and at the last evaluation."""
+    curves = [run.series.get(passes_name(k), Series()).values for k in (1, most)]
+    return [(one[0], one[-1]) for one in curves] if all(len(one) > 1 for one in curves) else None

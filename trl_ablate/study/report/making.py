@@ -1,11 +1,30 @@
 """Write a report: REPORT.md, report.html, report.json, pictures, runs.csv. No torch.
 
 Each time, all is computed again from run directories, or from a CSV file of published curves.
+`report.json` has the numbers for other tools:
+
+    {"reference", "metric",
+     "arms": {arm: {"verdict", "difference", "low", "high", "pairs", "collapsed": [k, n],
+                    "equivalence_margin", "p_difference", "p_equivalent"}},
+     "effects": [{"factor" or "factors", "levels", "estimate", "low", "high", "verdict"}],
+     "curves": {arm: {"A", "B", "C_mid"}},
+     "details": {"question", "runs", "margin", "means": {arm: mean}, "mixed": [arm],
+                 "arms": {arm: {"against", "expected", "agreement", "detectable", "next_look",
+                                "disagreement", "area", "tokens"}},
+                 "sentences": [the sentence of each effect, or null],
+                 "passes": {arm: {"k", "one", "many", "verdict"}}}}
+
+`arms` has every arm that is compared, with "threshold", "successes" (of the arm and of its
+reference) and "shares_p" where runs are judged in two parts. The two p-values hold over all looks
+and parts, of one arm alone: `benjamini_hochberg` takes those of a page. Numbers that are not known
+are null. `area` and `tokens` are the comparisons by the area under the curve and at equal generated
+tokens.
 """
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import EVAL_REWARD
@@ -13,31 +32,32 @@ from trl_ablate.run.json_files import write_json
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report import (
-    background,
     costs,
     effect_sections,
     growth,
     outcomes,
     sections,
     successes,
-    tuning_sections,
     verdicts,
 )
 from trl_ablate.study.report.analysis import Analysis, analyse
+from trl_ablate.study.report.answer_pictures import differences_picture
+from trl_ablate.study.report.costs import at_equal_cost, generated_tokens
 from trl_ablate.study.report.curves import Run, planned_runs
-from trl_ablate.study.report.document import Document, Picture, Section
+from trl_ablate.study.report.document import Document, Picture, Section, write_markdown, write_page
 from trl_ablate.study.report.effect_pictures import effect_pictures
-from trl_ablate.study.report.factorial import Factorial, factorial
+from trl_ablate.study.report.effect_sections import sentences_of
+from trl_ablate.study.report.factorial import Factorial, entries_of, factorial
 from trl_ablate.study.report.foreign_runs import metric_of, read_curves
-from trl_ablate.study.report.pictures import difference_picture, draw_curves
-from trl_ablate.study.report.record import numbers_of
-from trl_ablate.study.report.rendering import write_markdown, write_page
-from trl_ablate.study.report.sharpening import sharpening_table
-from trl_ablate.study.report.success_pictures import successes_picture
-from trl_ablate.study.report.tuned import TunedRuns, split
-from trl_ablate.study.report.xray_section import xray_section
+from trl_ablate.study.report.growth import rises, sharpening_table
+from trl_ablate.study.report.pictures import draw_curves, sensitivity
+from trl_ablate.study.report.stats import Comparison, Interval
+from trl_ablate.study.report.tuned import TunedRuns, at_reference, lead, split, trials_table
+from trl_ablate.study.report.verdicts import agreement, disagreement, found_of
+from trl_ablate.study.report.xray_outcomes import xray_section
 from trl_ablate.study.runs import analysis_of, up_to_next_look
 from trl_ablate.study.store import RunStore, id_of
+from trl_ablate.study.two_part import TwoPart
 
 CURVES_ABOUT = (
     "{metric} against GRPO steps, and time or tokens, gradient norm, response length and entropy; "
@@ -65,7 +85,7 @@ def report_study(
     parts = [
         *_opening(plan, analysis, effects, tuned),
         verdicts.expectations(analysis, plan),
-        background.seeds_answer(plan),
+        sections.seeds_answer(plan),
         *_numbers(analysis, reference, compared=effects is None),
         xray_section(store, plan.study, analysis),
         growth.growth_table(parameters := growth.parameters(analysis)),
@@ -73,11 +93,11 @@ def report_study(
         sections.published_table(reference, plan.primary_metric),
         *([] if effects or plan.pool else [verdicts.what_would_change(analysis)]),
         sections.differences_table(plan),
-        background.warnings(plan, runs),
+        sections.warnings(plan, runs),
         sections.runs_table(analysis),
-        background.samples(analysis),
-        background.environment(runs),
-        background.commands(plan, study),
+        sections.samples(analysis),
+        sections.environment(runs),
+        sections.commands(plan, study),
     ]
     document = Document(plan.study, plan.question, parts)
     numbers = numbers_of(analysis, parameters, _cleaned(), plan, effects)
@@ -91,7 +111,7 @@ def report_curves(
     runs = read_curves(curves)
     analysis = analyse(runs, metric_of(runs, metric, f"curves {curves}"))
     parts = [
-        verdicts.answer(analysis, None, difference_picture(analysis)),
+        verdicts.answer(analysis, None, differences_picture(analysis)),
         *_numbers(analysis, reference),
         growth.growth_table(parameters := growth.parameters(analysis)),
         verdicts.what_would_change(analysis),
@@ -124,8 +144,7 @@ def _opening(
 ) -> list[Section]:
     """The answers: the sections before the curves."""
     if effects is None:
-        draw = successes_picture if analysis.judge == "two_part" else difference_picture
-        found = [verdicts.answer(analysis, plan, draw(analysis))]
+        found = [verdicts.answer(analysis, plan, differences_picture(analysis))]
     else:
         found = [
             effect_sections.answer(effects, analysis, plan),
@@ -133,10 +152,10 @@ def _opening(
             effect_sections.effects_table(effects),
         ]
     if tuned is not None:
-        found[0].blocks.insert(0, tuning_sections.lead(tuned))
+        found[0].blocks.insert(0, lead(tuned))
         found += [
-            *([] if plan.pool else [tuning_sections.at_reference(tuned, plan, analysis)]),
-            tuning_sections.trials(tuned),
+            *([] if plan.pool else [at_reference(tuned, plan, analysis)]),
+            trials_table(tuned, sensitivity(tuned)),
         ]
     return found
 
@@ -212,3 +231,96 @@ def _csv_row(run: Run, metric: str) -> list[object]:
 def _whole(step: float | None) -> float | int | None:
     """171 for 171.0."""
     return int(step) if step is not None and step == int(step) else step
+
+
+def numbers_of(
+    analysis: Analysis,
+    curves: Mapping[str, Mapping[str, Interval]],
+    clean: Callable[[str], str],
+    plan: Plan | None = None,
+    effects: Factorial | None = None,
+) -> dict[str, Any]:
+    """The content of `report.json`, with `clean` applied to all names and sentences.
+
+    Args:
+        curves: the parameters of learning curves, by arm.
+        plan: the plan of a study; other curves have none.
+        effects: of a factorial study.
+    """
+    means = {arm.name: arm.intervals[analysis.decide_on].mean for arm in analysis.arms}
+    sentences = sentences_of(effects) if effects else []
+    return {
+        "reference": clean(analysis.reference.name),
+        "metric": clean(analysis.metric),
+        "arms": {clean(name): _arm(name, analysis) for name in analysis.decisive},
+        "effects": entries_of(effects) if effects else [],
+        "curves": {
+            clean(arm): {name: found.mean for name, found in each.items()}
+            for arm, each in curves.items()
+        },
+        "details": {
+            "question": clean(plan.question) if plan else None,
+            "runs": sum(arm.ended for arm in analysis.arms),
+            "margin": analysis.margin,
+            "means": {clean(name): mean for name, mean in means.items()},
+            "mixed": [
+                clean(arm.name)
+                for arm in analysis.arms
+                if arm.is_mixed and analysis.judge == "paired"  # two parts are made for such arms
+            ],
+            "arms": _details(analysis, plan, clean),
+            "sentences": [text and clean(text) for text in sentences],
+            "passes": {clean(name): each for name, each in rises(analysis).items()},
+        },
+    }
+
+
+def _details(
+    analysis: Analysis, plan: Plan | None, clean: Callable[[str], str]
+) -> dict[str, dict[str, Any]]:
+    paired = analysis.judge == "paired"
+    tokens = at_equal_cost(analysis, generated_tokens) if paired else {}
+    area, expect = analysis.comparisons["auc"], plan.expect if plan else {}
+    return {
+        clean(name): {
+            "against": clean(analysis.reference_of(name).name),
+            "expected": expect.get(name),
+            "agreement": agreement(expect[name], found_of(name, analysis), analysis.margin)
+            if name in expect
+            else None,
+            "detectable": found.detectable,
+            "next_look": found.next_look,
+            "disagreement": disagreement(found),
+            "area": _compared(area[name]),
+            "tokens": _compared(tokens[name]) if name in tokens else None,
+        }
+        for name, found in analysis.decisive.items()
+    }
+
+
+def _compared(found: Comparison) -> dict[str, Any]:
+    of = found.difference
+    return {"verdict": found.verdict, "difference": of.mean, "low": of.low, "high": of.high}
+
+
+def _arm(name: str, analysis: Analysis) -> dict[str, Any]:
+    comparison, arm = analysis.decisive[name], analysis.arm(name)
+    differs, same = comparison.p_values
+    return {
+        **_compared(comparison),
+        "pairs": comparison.n,
+        "collapsed": [arm.collapsed, arm.ended],
+        "equivalence_margin": analysis.margin,
+        "p_difference": min(1.0, differs),
+        "p_equivalent": min(1.0, same),
+        **(_two_part(comparison.two_part) if comparison.two_part else {}),
+    }
+
+
+def _two_part(found: TwoPart) -> dict[str, Any]:
+    shares = found.shares
+    return {
+        "threshold": found.threshold,
+        "successes": shares and [shares.arm, shares.reference],
+        "shares_p": shares and shares.p,
+    }

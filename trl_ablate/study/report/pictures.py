@@ -1,25 +1,124 @@
-"""The pictures of a report, as PNG bytes: curves, and differences with their intervals.
+"""The pictures of curves, as PNG bytes, also of tuned values, and what all pictures share.
 
 One colour per arm in every panel; names at the ends of the lines instead of a legend; seeds as a
 band from lowest to highest. Pyplot is not used: figures are created and saved without a display.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, WATCHED, png_of
+from trl_ablate.run.picture import INK, PALETTE, STYLE, WATCHED, png_of
 from trl_ablate.run.untrusted import for_picture
-from trl_ablate.study.report.analysis import Analysis, ArmResult
+from trl_ablate.study.factors import level_text
+from trl_ablate.study.report.analysis import STATISTICS, Analysis, ArmResult
 from trl_ablate.study.report.costs import TIME, TOKENS, Cost, axis_of_cost
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Picture
-from trl_ablate.study.report.lines import LABEL_SIZE, Line, gutter, label_ends, line_of
-from trl_ablate.study.report.stats import Comparison
+from trl_ablate.study.report.tuned import Trials, TunedRuns
 
+LABEL_SIZE, INCHES_PER_LETTER = 8.5, 0.074
+LEADER_INCHES = 0.18
+SMOOTHED_POINTS = 25
+"""A noisy metric is averaged so that about this many independent points are left."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Mean, lowest and highest value over runs at each x."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    runs: int
+
+
+def line_of(
+    runs: Sequence[Run], metric: str, *, cost: Cost | None = None, smooth: bool = False
+) -> Line | None:
+    """The arm's line over GRPO steps, or over the mean cost at which its runs reached each step.
+
+    Only runs that ended are used; if none has ended, all others are. A run that ended early keeps
+    its last value. None if nothing was logged.
+    """
+    shown = [run for run in runs if run.counts] or list(runs)
+    drawn = []
+    for run in shown:
+        series = run.series.get(metric)
+        if series and series.values:
+            paid = cost(run, series) if cost else series.steps
+            drawn += [] if paid is None else [(series, paid)]
+    if not drawn:
+        return None
+    steps = np.array(sorted({step for series, _ in drawn for step in series.steps}))
+    # interpolated between points, held at both ends
+    values = np.array([np.interp(steps, series.steps, series.values) for series, _ in drawn])
+    if smooth:
+        window = max(1, len(steps) // SMOOTHED_POINTS)
+        values = np.array([_rolling_mean(row, window) for row in values])
+    x = np.mean([np.interp(steps, s.steps, paid) for s, paid in drawn], axis=0) if cost else steps
+    return Line(x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(drawn))
+
+
+def _rolling_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """A centred mean; the window shrinks at the ends, so that no value is invented."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    low = np.maximum(0, index - window // 2)
+    high = np.minimum(len(values), index + window // 2 + 1)
+    return values if window == 1 else (sums[high] - sums[low]) / (high - low)
+
+
+def gutter(names: Sequence[str]) -> float:
+    """Width in inches of the longest name and its value in a picture."""
+    return 0.3 + INCHES_PER_LETTER * max((len(name) + 6 for name in names), default=0)
+
+
+def label_ends(
+    axes: Axes, ends: Mapping[str, tuple[float, float]], colours: Mapping[str, str]
+) -> None:
+    """Names at the right edge, moved apart if lines end close together, each with a thin leader."""
+    if not ends:
+        return
+    low, high = axes.get_ylim()
+    box = np.asarray(axes.get_window_extent().size) / axes.figure.dpi
+    spacing = (high - low) * (LABEL_SIZE + 3.5) / 72 / box[1]
+    names = sorted(ends, key=lambda name: ends[name][1])
+    places = spread([ends[name][1] for name in names], spacing, low, high)
+    start, end = axes.get_xlim()
+    edge = end + (end - start) * LEADER_INCHES / box[0]
+    for name, place in zip(names, places, strict=True):
+        x, y = ends[name]
+        colour = colours[name]
+        axes.annotate(
+            f"{for_picture(name)}  {y:.2f}", (x, y), (edge, place), textcoords="data", va="center",
+            fontsize=LABEL_SIZE, color=colour, annotation_clip=False, parse_math=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.6,
+                        "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)},
+        )  # fmt: skip
+
+
+def spread(places: Sequence[float], spacing: float, low: float, high: float) -> list[float]:
+    """Ascending positions at least `spacing` apart, as near to the given ones as possible, inside
+    the limits.
+
+    If there are too many labels, they keep their spacing and exceed the upper limit.
+    """
+    from scipy.optimize import isotonic_regression
+
+    offsets = spacing * np.arange(len(places))
+    free = isotonic_regression(np.asarray(places) - offsets).x + offsets if len(places) else offsets
+    return list(np.maximum(np.minimum(free, high - offsets[::-1]), low + offsets))
+
+
+TUNED_WIDTH, TUNED_HEIGHT = 7.2, 3.6
+LOG_RANGE = 10.0
+"""Tuned values, if positive, that span this factor or more are drawn on a logarithmic axis."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
 WIDTH, MARGIN, GAP = 11.5, 0.62, 0.75
@@ -27,9 +126,6 @@ TOP_HEIGHT, SMALL_HEIGHT, TITLE_SPACE, AXIS_SPACE = 3.3, 1.75, 0.42, 0.55
 DPI = 110
 LOG_SCALE_RANGE = 30.0
 BANDS_IN_SMALL_PANELS = 3
-PAIR_LETTERS = 60
-"""Limit for the letters of an arm's name and its reference's together."""
-
 TITLE_LETTERS = 110
 
 Look = tuple[str, str | tuple[int, tuple[float, float]]]
@@ -70,66 +166,6 @@ def draw_curves(analysis: Analysis, published: Sequence[Run] = ()) -> bytes:
         return png_of(figure)
 
 
-def difference_picture(analysis: Analysis) -> list[Picture]:
-    """The picture of the headline, if there is an interval to draw."""
-    compared = [c for c in analysis.decisive.values() if c.difference.mean is not None]
-    if all(c.difference.low is None for c in compared):
-        return []
-    others = " (or the arm after 'vs')" if analysis.against else ""
-    about = f"each arm's difference from {analysis.reference.name}{others} with its 95 % interval"
-    compared.sort(key=lambda c: c.difference.mean or 0.0)
-    return [Picture("differences.png", _draw_differences(compared, analysis), about)]
-
-
-def _draw_differences(compared: Sequence[Comparison], analysis: Analysis) -> bytes:
-    """Each arm's difference from the reference with its 95 % interval, and its collapses. An arm
-    with one pair is a hollow point."""
-    styles = looks([arm.name for arm in analysis.arms])
-    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x", "axes.spines.left": False}):
-        across, height = 0.75 * WIDTH, 0.34 * len(compared) + 0.4
-        figure = Figure((across, height + TITLE_SPACE + 0.3), dpi=DPI)
-        pairs = (c.arm + _versus(c.arm, analysis) for c in compared)
-        labels = [for_picture(pair, PAIR_LETTERS) for pair in pairs]
-        collapses = any(analysis.arm(c.arm).collapsed for c in compared)
-        left = gutter(labels) - 0.1
-        width = across - left - (2.6 if collapses else 1.6)
-        axes = _axes(figure, left, 0.3, width, height)
-        axes.axvline(0, color=INK, linewidth=1)
-        for row, comparison in enumerate(compared):
-            _draw_difference(axes, row, comparison, analysis, styles[comparison.arm][0])
-        axes.set_yticks(range(len(compared)), labels, parse_math=False)
-        axes.set_ylim(-0.6, len(compared) - 0.4)
-        shown = for_picture(analysis.reference.name)
-        against = "the arm's reference" if analysis.against else shown
-        title = f"{analysis.outcome_name} minus that of {against}, 95 % intervals"
-        _title(axes, title + "  (a cross: collapses)" * collapses, start=-(left - 0.1) / width)
-        return png_of(figure)
-
-
-def _draw_difference(
-    axes: Axes, row: int, comparison: Comparison, analysis: Analysis, colour: str
-) -> None:
-    difference, arm = comparison.difference, analysis.arm(comparison.arm)
-    if difference.low is not None and difference.high is not None:
-        axes.hlines(row, difference.low, difference.high, color=colour, linewidth=2.2)
-    axes.plot(
-        np.array([difference.mean], float), [row], "X" if arm.collapsed else "o", color=colour,
-        markersize=7 if arm.collapsed else 6,
-        markerfacecolor="white" if difference.low is None else colour,
-    )  # fmt: skip
-    strong = comparison.verdict.is_final
-    collapsed = f", {arm.collapsed}/{arm.ended} collapsed" * bool(arm.collapsed)
-    axes.annotate(
-        comparison.verdict + collapsed, (1.02, row), xycoords=("axes fraction", "data"),
-        va="center", fontsize=LABEL_SIZE, color=INK if strong else FAINT, annotation_clip=False,
-        fontweight="bold" if strong else "normal",
-    )  # fmt: skip
-
-
-def _versus(arm: str, analysis: Analysis) -> str:
-    return f" vs {analysis.against[arm]}" if arm in analysis.against else ""
-
-
 def _metric_panel(
     axes: Axes, arms: Sequence[ArmResult], metric: str, styles: dict[str, Look],
     *, against: tuple[Cost, str] | None = None,
@@ -143,7 +179,7 @@ def _metric_panel(
     collapsed = False if against else _mark_collapses(axes, arms, metric, styles)
     axes.set_xlabel(unit)
     note = "  (a cross marks a collapse)" if collapsed else ""
-    _title(axes, metric + (f" against {costly}" if against else note))
+    title(axes, metric + (f" against {costly}" if against else note))
     _fit_x(axes, [line.x[-1] / scale for line in lines.values()])
     if not against:
         _label(axes, lines, styles)
@@ -171,7 +207,7 @@ def _watched_panel(
     if values.min() > 0 and values.max() / values.min() > LOG_SCALE_RANGE:
         axes.set_yscale("log")
     axes.set_xlabel("GRPO steps")
-    _title(axes, WATCHED[metric])
+    title(axes, WATCHED[metric])
     _fit_x(axes, [line.x[-1] for line in lines.values()])
 
 
@@ -185,7 +221,7 @@ def _published_row(figure: Figure, bottom: float, published: Sequence[Run], metr
     for arm, line in reversed(lines.items()):
         _draw(axes, line, styles[arm], width=1.7)
     axes.set_xlabel("GRPO steps")
-    _title(axes, f"{metric}, published curves")
+    title(axes, f"{metric}, published curves")
     _fit_x(axes, [line.x[-1] for line in lines.values()])
     _label(axes, lines, styles)
 
@@ -225,10 +261,10 @@ def _row(
     space = gutter([for_picture(label) for label in labels]) if labels else 0.0
     width = (WIDTH - MARGIN - 0.2 - (columns - 1) * GAP - space) / columns
     lefts = [MARGIN + i * (width + GAP) + space * (i > 0) for i in range(columns)]
-    return [_axes(figure, left, bottom, width, height) for left in lefts]
+    return [axes_at(figure, left, bottom, width, height) for left in lefts]
 
 
-def _axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+def axes_at(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
     across, up = figure.get_size_inches()
     return figure.add_axes((left / across, bottom / up, width / across, height / up))
 
@@ -242,7 +278,7 @@ def _bottoms(figure: Figure, rows: Sequence[float]) -> list[float]:
     return found
 
 
-def _title(axes: Axes, text: str, start: float = 0.0) -> None:
+def title(axes: Axes, text: str, start: float = 0.0) -> None:
     """Above the axes; from `start` on, as a share of their width."""
     axes.set_title(
         for_picture(text, TITLE_LETTERS), loc="left", x=start, fontsize=10, fontweight="bold",
@@ -265,3 +301,53 @@ def _unit(costly: str, lines: Iterable[Line]) -> tuple[float, str]:
         scale, unit = next(((s, u) for most, s, u in units if longest > most), (1.0, "s"))
         return scale, f"wall-clock ({unit})"
     return 1.0, "GRPO steps"
+
+
+def sensitivity(found: TunedRuns) -> list[Picture]:
+    """The outcome of the trials against the tuned value, a line for each arm; none without any."""
+    ends: dict[str, tuple[float, float]] = {}
+    key, what = found.tuning.key, f"{STATISTICS[found.tuning.by]} {found.metric}"
+    with matplotlib.rc_context(STYLE):
+        across = TUNED_WIDTH + gutter([for_picture(arm) for arm in found.arms])
+        figure = Figure((across, TUNED_HEIGHT), dpi=DPI)
+        axes = figure.add_axes((0.62 / across, 0.16, (TUNED_WIDTH - 0.9) / across, 0.7))
+        xs, styles = _scale(axes, found), looks(list(found.arms))
+        for arm, tried in reversed(found.trials.items()):
+            drawn = [(x, each) for x, each in zip(xs, tried, strict=True) if each.scores]
+            if drawn:
+                ends[arm] = _draw_trials(axes, drawn, styles[arm])
+        axes.set_xlabel(for_picture(key), parse_math=False)
+        axes.set_title(
+            for_picture(f"{what} of trials (a cross marks a collapse)", 110), loc="left",
+            fontsize=10, fontweight="bold", parse_math=False,
+        )  # fmt: skip
+        label_ends(axes, ends, {arm: styles[arm][0] for arm in ends})
+        about = (
+            f"{what} against {key}: a line through the mean of each arm's trials, dots for single "
+            "trials, crosses for collapsed ones"
+        )
+        return [Picture("sensitivity.png", png_of(figure), about)] if ends else []
+
+
+def _draw_trials(axes: Axes, drawn: list[tuple[float, Trials]], look: Look) -> tuple[float, float]:
+    """Draw the line of an arm; its right end."""
+    colour, dash = look
+    means = sorted((x, each.mean or 0.0) for x, each in drawn)
+    axes.plot([x for x, _ in means], [y for _, y in means], color=colour, linestyle=dash,
+              linewidth=1.7)  # fmt: skip
+    for x, each in drawn:
+        axes.plot([x] * len(each.scores), each.scores, "o", color=colour, markersize=3.5, alpha=0.6)
+        axes.plot([x] * len(each.collapsed), each.collapsed, "X", color=colour, markersize=8,
+                  markeredgecolor="white", zorder=5)  # fmt: skip
+    return means[-1]
+
+
+def _scale(axes: Axes, found: TunedRuns) -> list[float]:
+    """The places of the values on the axis: numbers to scale, others side by side."""
+    numbers, values = found.numbers, found.tuning.values
+    if numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= LOG_RANGE:
+        axes.set_xscale("log")
+    places = numbers or [float(place) for place in range(len(values))]
+    axes.set_xticks(places, [for_picture(level_text(v), 16) for v in values], parse_math=False)
+    axes.minorticks_off()
+    return places

@@ -1,13 +1,27 @@
-"""The tables of a report: arms, comparisons, settings, runs."""
+"""The tables of a report (arms, comparisons, settings, runs), and the background of its numbers:
+warnings, sample responses, machines and commands.
+"""
 
-from collections.abc import Callable, Sequence
+import json
+import math
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.study.planned import Plan, setting
 from trl_ablate.study.report.analysis import STATISTICS, Analysis
 from trl_ablate.study.report.curves import Run, Summary
-from trl_ablate.study.report.document import Columns, Section, table
+from trl_ablate.study.report.document import Block, Code, Columns, Items, Section, Text, table
 from trl_ablate.study.report.numbers import MIXED, NOTHING, interval, number, p_value, step
 from trl_ablate.study.report.verdicts import difference_of
+from trl_ablate.switches import named
 
 LOOKS_NOTE = (
     "Differences are paired by seed, over the seeds of the look that decides; the intervals cover "
@@ -130,3 +144,145 @@ def _summary_columns(of: Callable[[Run], Summary | None]) -> Columns:
         ("best", lambda run: number((s := of(run)) and s.best)),
         ("best at", lambda run: step((s := of(run)) and s.best_step)),
     ]
+
+
+SAMPLE_CHARACTERS = 700
+_OF_A_STEP = re.compile(r"step_[0-9]+\.jsonl")
+"""What a run writes; a person's own file beside it is left alone."""
+IN_A_CHECKOUT = Path("recipes")
+"""Where a checkout has the shipped recipes and studies."""
+
+
+def samples(analysis: Analysis) -> Section:
+    """For each arm, one rewarded and one unrewarded response from the last rollouts of a run."""
+    blocks: list[Block] = []
+    for arm in analysis.arms:
+        file, rows = next(
+            (found for run in arm.runs if (found := _last_rollouts(run))[1]), (None, [])
+        )
+        if file is not None:
+            ordered = sorted(rows, key=_reward)
+            for kind, row in (("highest", ordered[-1]), ("lowest", ordered[0])):
+                step = file.stem.replace("_", " ")
+                title = f"{arm.name}, {step}, {kind} reward: {row.get('reward')}"
+                blocks.append(Code(_sample(row), title))
+    return Section("Samples", blocks)
+
+
+def _last_rollouts(run: Run) -> tuple[Path | None, list[dict[str, Any]]]:
+    folder = run.directory and run.directory / "rollouts"
+    written = sorted(folder.glob("step_*.jsonl")) if folder else []
+    files = [file for file in written if _OF_A_STEP.fullmatch(file.name) and file.is_file()]
+    try:
+        return (files[-1], list(read_jsonl(files[-1]))) if files else (None, [])
+    except ConfigurationError:  # samples are an illustration; another run of the arm may have some
+        return None, []
+
+
+def _reward(row: dict[str, Any]) -> float:
+    reward = row.get("reward")
+    return reward if isinstance(reward, (int, float)) and math.isfinite(reward) else 0.0
+
+
+def _sample(row: dict[str, Any]) -> str:
+    names = [key for key in ("prompt", "response", "ground_truth") if row.get(key) is not None]
+    return "\n\n".join(f"[{name.replace('_', ' ')}]\n{_shortened(row[name])}" for name in names)
+
+
+def _shortened(value: Any) -> str:
+    """Both ends of a long text: a prompt ends with the question, a response with the answer."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(text) <= SAMPLE_CHARACTERS:
+        return text
+    half = SAMPLE_CHARACTERS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+
+
+def environment(runs: Sequence[Run]) -> Section:
+    """Versions, machines and commits of the runs; if they differ, how many runs have each."""
+    records = [run.record for run in runs if run.record]
+    found = {
+        "commit": _counted(_commit(record) for record in records),
+        "python": _counted(record.get("python") for record in records),
+        "CPUs": _counted(record.get("cpus") for record in records),
+        "GPU": _counted(record.get("gpu") for record in records),
+    }
+    versions = [of for record in records if isinstance(of := record.get("versions"), dict)]
+    for name in sorted({name for of in versions for name in of}):
+        found[name] = _counted(of.get(name) for of in versions)
+    known = [name for name in found if found[name]]
+    return table("Environment", known, [("", str), ("", lambda name: found[name])], numbers_from=2)
+
+
+def commands(plan: Plan, study: Path) -> Section:
+    """The commands that repeat the study, and each arm alone."""
+    shown = shortest(study)
+    lines = [f"trl-ablate study {word} {shown}" for word in ("plan", "run", "report")]
+    singles = []
+    for arm in plan.arms:
+        recipe, *rest = arm.runs[0].words
+        singles.append(shlex.join(["trl-ablate", "train", shortest(Path(recipe)), *rest]))
+    alone = Text("One run of each arm by itself:")
+    return Section("Commands", [Code("\n".join(lines)), alone, Code("\n".join(singles))])
+
+
+def shortest(path: Path) -> str:
+    """A file's path for a command that runs in a checkout. It shows nothing of the machine.
+
+    A shipped file has its path in the checkout. Any other file is relative to the current folder;
+    outside of it, only the name is given.
+    """
+    path = path.resolve()
+    if path.is_relative_to(SHIPPED):
+        return str(IN_A_CHECKOUT / path.relative_to(SHIPPED))
+    relative = os.path.relpath(path)
+    if not relative.startswith(".."):
+        return relative
+    # a shipped file of another checkout or installed package: a plan keeps the paths of the
+    # checkout that made it
+    roots = [folder for folder in path.parents if folder.name in (IN_A_CHECKOUT.name, SHIPPED.name)]
+    tails = [path.relative_to(root) for root in roots]
+    shipped = (str(IN_A_CHECKOUT / tail) for tail in tails if (SHIPPED / tail).is_file())
+    return next(shipped, path.name)
+
+
+def seeds_answer(plan: Plan) -> Section:
+    paragraphs = plan.seeds_answer.strip().split("\n\n") if plan.seeds_answer.strip() else []
+    return Section("What was found before", [Text(" ".join(part.split())) for part in paragraphs])
+
+
+def warnings(plan: Plan, runs: Sequence[Run]) -> Section:
+    found = [f"{arm.name}: {warning}" for arm in plan.arms for warning in arm.warnings]
+    found += different_starts(plan, runs)
+    return Section("Warnings", [Items(found)] if found else [])
+
+
+def different_starts(plan: Plan, runs: Sequence[Run]) -> list[str]:
+    """A sentence for each model of which runs began with different weights: a revision that moved,
+    or a world's base that each machine has taught itself."""
+    choosing = ("model_name_or_path", "start", *named("weights"), "dtype")
+    of_arm = {arm.name: tuple(arm.values.get(key) for key in choosing) for arm in plan.arms}
+    weights: dict[tuple[Any, ...], list[Any]] = {}
+    for run in runs:
+        if run.arm in of_arm and run.record.get("start_weights"):
+            weights.setdefault(of_arm[run.arm], []).append(run.record["start_weights"])
+    return [
+        f"runs that start from {name} (start {start}) began with different weights: "
+        f"{_counted(found)}; a difference between their arms may be one between the weights"
+        for (name, start, *_), found in weights.items()
+        if len(set(found)) > 1
+    ]
+
+
+def _commit(record: Any) -> str | None:
+    git = record.get("git")
+    if not isinstance(git, dict) or not git.get("commit"):
+        return None
+    return str(git["commit"])[:10] + (" with uncommitted changes" if git.get("diff") else "")
+
+
+def _counted(values: Iterable[Any]) -> str:
+    counted = Counter(str(value) for value in values if value is not None)
+    if len(counted) <= 1:
+        return next(iter(counted), "")
+    return ", ".join(f"{value} ({count} runs)" for value, count in counted.most_common())

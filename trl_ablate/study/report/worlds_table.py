@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import LENGTH
 from trl_ablate.study.planned import Plan, PlannedArm
-from trl_ablate.study.report.background import different_starts
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Document, Grid, Items, Section, Text
 from trl_ablate.study.report.numbers import NOTHING, difference, signed
+from trl_ablate.study.report.sections import different_starts
 from trl_ablate.study.report.stats import (
     MIN_SEEDS,
     Comparison,

@@ -1,0 +1,250 @@
+"""The pictures of answers, as PNG bytes: differences with their intervals, of one study, of
+several, and at several scales."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, png_of
+from trl_ablate.run.untrusted import for_picture
+from trl_ablate.study.report.analysis import Analysis
+from trl_ablate.study.report.document import Picture
+from trl_ablate.study.report.findings_page import Contrast
+from trl_ablate.study.report.found_answers import ArmFound
+from trl_ablate.study.report.pictures import DPI, LABEL_SIZE, WIDTH, axes_at, gutter, looks, title
+from trl_ablate.study.report.stats import Comparison
+from trl_ablate.study.verdict import Verdict
+
+SIDEWAYS: dict[Any, Any] = {**STYLE, "axes.grid.axis": "x", "axes.spines.left": False}
+PAIR_LETTERS = 60
+"""Limit for the letters of an arm's name and its reference's together."""
+SHARES_WIDTH, GAP, RIGHT = 2.2, 0.35, 1.9
+ROW, EDGE, SECOND_LINE = 0.25, 0.5, 0.13
+ANSWERS_WIDTH, LETTERS = 10.4, 72
+NEAR = 0.07
+"""Points nearer than this would have their labels in each other."""
+ANSWERS = "Evaluation reward minus that of {usual}, or of the arm named; a cross: runs collapsed"
+
+
+def differences_picture(analysis: Analysis) -> list[Picture]:
+    """The picture of the headline, if there is an interval to draw."""
+    if analysis.judge == "two_part":
+        return _successes_picture(analysis)
+    compared = [c for c in analysis.decisive.values() if c.difference.mean is not None]
+    if all(c.difference.low is None for c in compared):
+        return []
+    others = " (or the arm after 'vs')" if analysis.against else ""
+    about = f"each arm's difference from {analysis.reference.name}{others} with its 95 % interval"
+    compared.sort(key=lambda c: c.difference.mean or 0.0)
+    return [Picture("differences.png", _draw_differences(compared, analysis), about)]
+
+
+def _draw_differences(compared: Sequence[Comparison], analysis: Analysis) -> bytes:
+    """Each arm's difference from the reference with its 95 % interval, and its collapses. An arm
+    with one pair is a hollow point."""
+    styles = looks([arm.name for arm in analysis.arms])
+    with matplotlib.rc_context(SIDEWAYS):
+        across, height = 0.75 * WIDTH, 0.34 * len(compared) + 0.4
+        figure = Figure((across, height + 0.72), dpi=DPI)
+        labels = _labels(compared, analysis)
+        collapses = any(analysis.arm(c.arm).collapsed for c in compared)
+        left = gutter(labels) - 0.1
+        width = across - left - (2.6 if collapses else 1.6)
+        axes = axes_at(figure, left, 0.3, width, height)
+        axes.axvline(0, color=INK, linewidth=1)
+        for row, of in enumerate(compared):
+            arm, found = analysis.arm(of.arm), of.difference
+            _interval(
+                axes, row, found.low, found.mean, found.high, styles[of.arm][0],
+                collapsed=bool(arm.collapsed), hollow=found.low is None,
+                size=7 if arm.collapsed else 6,
+            )  # fmt: skip
+            collapsed = f", {arm.collapsed}/{arm.ended} collapsed" * bool(arm.collapsed)
+            _verdict(axes, row, of.verdict + collapsed, of.verdict.is_final, bold=True)
+        axes.set_yticks(range(len(compared)), labels, parse_math=False)
+        axes.set_ylim(-0.6, len(compared) - 0.4)
+        shown = for_picture(analysis.reference.name)
+        against = "the arm's reference" if analysis.against else shown
+        text = f"{analysis.outcome_name} minus that of {against}, 95 % intervals"
+        title(axes, text + "  (a cross: collapses)" * collapses, start=-(left - 0.1) / width)
+        return png_of(figure)
+
+
+def _successes_picture(analysis: Analysis) -> list[Picture]:
+    """Which share of each arm's runs succeeds, and how much better those are than the reference's;
+    sorted by the share, then by the difference; nothing before the first look."""
+    shown = [c for c in analysis.decisive.values() if c.two_part and c.two_part.shares]
+    if not shown:
+        return []
+    shown.sort(key=_place)
+    labels = _labels(shown, analysis)
+    with matplotlib.rc_context(SIDEWAYS):
+        across, left, height = 10.0, gutter(labels) - 0.1, 0.3 * len(shown) + 0.1
+        figure = Figure((across, height + 2 * EDGE), dpi=DPI)
+        rest = across - left - SHARES_WIDTH - GAP - RIGHT
+        shares = axes_at(figure, left, EDGE, SHARES_WIDTH, height)
+        means = axes_at(figure, left + SHARES_WIDTH + GAP, EDGE, rest, height)
+        titles = ("share of runs that succeed", "difference of the mean where runs succeed")
+        for axes, text in zip((shares, means), titles, strict=True):
+            axes.set_ylim(-0.6, height / 0.3 - 0.7)
+            axes.set_title(text, loc="left", fontsize=9, fontweight="bold", color=INK)
+        shares.set_xlim(-0.03, 1.03)
+        shares.set_yticks(range(len(shown)), labels, parse_math=False)
+        means.set_yticks([])
+        means.axvline(0, color=INK, linewidth=1)
+        for margin in (-1, 1) if analysis.margin else ():
+            means.axvline(margin * (analysis.margin or 0), color=FAINT, linewidth=1, linestyle=":")
+        for row, comparison in enumerate(shown):
+            _draw_success(shares, means, row, comparison)
+        about = (
+            "for each arm the share of runs that succeed with its exact interval (hollow: its "
+            "reference), and the difference of the means over those runs; dotted: the margin"
+        )
+        return [Picture("differences.png", png_of(figure), about)]
+
+
+def _place(comparison: Comparison) -> tuple[float, float]:
+    shares = comparison.two_part and comparison.two_part.shares
+    share = shares.arm[0] / shares.arm[1] if shares else 0.0
+    return share, comparison.difference.mean or 0.0
+
+
+def _draw_success(shares: Axes, means: Axes, row: int, comparison: Comparison) -> None:
+    found, difference = comparison.two_part, comparison.difference
+    if found is None or found.shares is None:
+        return
+    colour = _colour(found.verdict)
+    (k, n), (other_k, other_n) = found.shares.arm, found.shares.reference
+    shares.hlines(row, *found.shares.intervals[0], color=colour, linewidth=2.2)
+    shares.plot([other_k / other_n], [row], "o", color=INK, markersize=6, markerfacecolor="white")
+    shares.plot([k / n], [row], "o", color=colour, markersize=5)
+    if difference.low is not None:
+        _interval(means, row, difference.low, difference.mean, difference.high, colour)
+    _verdict(means, row, f"{comparison.verdict}, {n} runs", found.is_final)
+
+
+def draw_answers(arms: Sequence[ArmFound]) -> bytes | None:
+    """The difference of each arm with its interval; None if no arm has one."""
+    drawn = [arm for arm in arms if arm.numbers["low"] is not None]
+    if not drawn:
+        return None
+    drawn.sort(key=lambda arm: arm.numbers["difference"])
+    usual = Counter(arm.against for arm in drawn).most_common(1)[0][0]
+    labels = [_label(arm, usual) for arm in drawn]
+    rows = _rows([label.count("\n") for label in labels])
+    with matplotlib.rc_context(SIDEWAYS):
+        lines = [line for label in labels for line in label.split("\n")]
+        left, height = gutter(lines) - 0.1, rows[-1] + ROW
+        figure = Figure((ANSWERS_WIDTH, height + 2 * EDGE), dpi=DPI)
+        axes = axes_at(figure, left, EDGE, ANSWERS_WIDTH - left - 1.2, height)
+        axes.axvline(0, color=INK, linewidth=1)
+        for row, arm in zip(rows, drawn, strict=True):
+            low, mean, high = (arm.numbers[key] for key in ("low", "difference", "high"))
+            collapsed = bool(arm.numbers["collapsed"][0])
+            _interval(axes, row, low, mean, high, _colour(arm.kind), collapsed=collapsed)
+            _verdict(axes, row, arm.kind, arm.kind.matters)
+        axes.set_yticks(rows, labels, parse_math=False)
+        axes.set_ylim(rows[0] - ROW / 2, rows[-1] + ROW / 2)
+        figure.text(
+            0.2 / ANSWERS_WIDTH, 1 - 0.32 / (height + 2 * EDGE),
+            ANSWERS.format(usual=for_picture(usual)), fontsize=10, fontweight="bold",
+            parse_math=False,
+        )  # fmt: skip
+        return png_of(figure)
+
+
+def draw_scales(contrasts: Sequence[Contrast]) -> bytes:
+    """The same contrasts side by side: ours with intervals, published ones as points, each with its
+    source; hollow where the arm has one run."""
+    ours = {"our toy, 0.1 M": [each.toy for each in contrasts],
+            "our SmolLM2, 135 M": [each.small for each in contrasts]}  # fmt: skip
+    ours = {title: found for title, found in ours.items() if any(found)}
+    with matplotlib.rc_context({**SIDEWAYS, "axes.grid.axis": "both"}):
+        height = 1.6 * ROW * len(contrasts) + 2 * EDGE
+        figure = Figure((ANSWERS_WIDTH, height), dpi=DPI)
+        panels = figure.subplots(1, len(ours) + 1, sharex=True, sharey=True)
+        for axes, of in zip(panels, [*ours, "published, 1 to 1.5 B"], strict=True):
+            axes.set_title(of, loc="left", fontsize=10, fontweight="bold")
+            for row, one in enumerate(ours.get(of, ())):
+                if one and one["low"] is not None:
+                    _interval(axes, row, one["low"], one["difference"], one["high"], PALETTE[0])
+        for row, each in enumerate(contrasts):
+            _draw_published(panels[-1], row, each)
+        for axes in panels:
+            axes.axvline(0, color=INK, linewidth=1)
+        labels = [for_picture(each.words, LETTERS) for each in contrasts]
+        panels[0].set_yticks(range(len(contrasts)), labels, parse_math=False)
+        panels[0].set_ylim(len(contrasts) - 0.5, -0.6)
+        figure.supxlabel("difference of the reward at the end; hollow: one run", fontsize=10)
+        figure.tight_layout()
+        return png_of(figure)
+
+
+def _draw_published(axes: Axes, row: int, contrast: Contrast) -> None:
+    """A point each; neighbours have their labels above and below in turn."""
+    above, before = True, -math.inf
+    for name, (difference, runs) in sorted(contrast.published.items(), key=lambda each: each[1]):
+        face = PALETTE[1] if runs > 1 else "none"
+        axes.plot([difference], [row], "o", color=PALETTE[1], markerfacecolor=face, markersize=6)
+        above = not above if difference - before < NEAR else True
+        before = difference
+        axes.annotate(
+            _source(name),
+            (difference, row), xytext=(0, 5 if above else -5), textcoords="offset points",
+            ha="center", va="bottom" if above else "top", fontsize=LABEL_SIZE - 1.5, color=INK,
+        )  # fmt: skip
+
+
+def _source(name: str) -> str:
+    """`A` of `olmo_a A`, `math` of `qwen_math baselines`."""
+    file, _, group = name.partition(" ")
+    return for_picture(group if len(group) == 1 else file.rpartition("_")[2])
+
+
+def _labels(compared: Sequence[Comparison], analysis: Analysis) -> list[str]:
+    """The arms, each with its reference if that is not the usual one."""
+    against = {arm: f" vs {other}" for arm, other in analysis.against.items()}
+    return [for_picture(c.arm + against.get(c.arm, ""), PAIR_LETTERS) for c in compared]
+
+
+def _label(arm: ArmFound, usual: str) -> str:
+    """The arm, and what it is compared with if that is not the usual reference."""
+    lines = [arm.words] if arm.against == usual else [arm.words, f"against {arm.against}"]
+    return "\n".join(for_picture(line, LETTERS) for line in lines)
+
+
+def _rows(more_lines: Sequence[int]) -> list[float]:
+    """The height of each row's middle in inches; a label of two lines takes more room."""
+    rooms = [ROW + SECOND_LINE * more for more in more_lines]
+    ends = np.cumsum(rooms)
+    return [float(end - room / 2) for end, room in zip(ends, rooms, strict=True)]
+
+
+def _interval(
+    axes: Axes, row: float, low: float | None, mean: float | None, high: float | None,
+    colour: str, *, collapsed: bool = False, hollow: bool = False, size: float = 6,
+) -> None:  # fmt: skip
+    if low is not None and high is not None:
+        axes.hlines(row, low, high, color=colour, linewidth=2.2)
+    face = "white" if hollow else colour
+    axes.plot(np.array([mean], float), [row], "X" if collapsed else "o", color=colour,
+              markersize=size, markerfacecolor=face)  # fmt: skip
+
+
+def _verdict(axes: Axes, row: float, text: str, strong: bool, *, bold: bool = False) -> None:
+    """Right of a row."""
+    axes.annotate(
+        text, (1.02, row), xycoords=("axes fraction", "data"), va="center", fontsize=LABEL_SIZE,
+        color=INK if strong else FAINT, annotation_clip=False,
+        fontweight="bold" if strong and bold else "normal",
+    )  # fmt: skip
+
+
+def _colour(kind: Verdict) -> str:
+    return PALETTE[0] if kind.matters else PALETTE[1] if kind is Verdict.EQUIVALENT else FAINT
