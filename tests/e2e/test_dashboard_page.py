@@ -72,7 +72,7 @@ def test_runs_of_one_name_stay_apart_and_a_resumed_one_together(tried):
 
 
 def test_everything_arrived(tried):
-    folder, runs, said = tried
+    folder, runs, _ = tried
     rows, _ = rows_of(folder)
     for name, run in zip(names_of(runs), runs, strict=True):
         for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):

@@ -184,12 +184,11 @@ def again(output: Path) -> str:
 @pytest.mark.parametrize(
     ("words", "kills", "launcher"),
     [
-        pytest.param(ON_POLICY, 3, (), marks=pytest.mark.long),
         (OFF_POLICY, 3, ()),
         pytest.param(ADAPTER, 2, (), marks=pytest.mark.long),
         pytest.param(OFF_POLICY, 2, TWO_PROCESSES, marks=pytest.mark.long),
     ],
-    ids=["on-policy", "off-policy", "lora", "two processes"],
+    ids=["off-policy", "lora", "two processes"],
 )
 def test_killed_at_random_moments(tmp_path, whole, words, kills, launcher):
     """Killed `kills` times, each time at most a few steps on: the end is that of the whole run."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.two_processes import environment, free_port
+from tests.support.two_processes import in_two_processes
 from tests.support.warm import fork
 from tests.support.xray_cases import small_xray
 
@@ -15,8 +15,6 @@ pytestmark = pytest.mark.slow
 FIGURES = ("norm_ratio", "cosine_batch", "cosine_batch_min", "cosine_mean", "self_cosine", "signal")
 WITHIN = 1e-4
 """Sums of float32 in another order."""
-
-
 ARMS = ["grpo", "length_norm_constant", "grpo+group_filter=drop"]
 
 
@@ -31,27 +29,13 @@ def compare(model: str, output: str, rollouts: str | None, processes: int = 1) -
         (Path(output) / "found.json").write_text(json.dumps(result.to_dict()))
 
 
-def one_of_two(rank: int, port: int, model: str, output: str) -> None:
-    os.environ.update(environment(rank, port))
-    compare(model, output, None, processes=2)
-
-
-@pytest.fixture(scope="module")
-def of_two(tiny_model, tmp_path_factory):
-    """Two processes draw and compare; the folder."""
-    folder = tmp_path_factory.mktemp("two")
-    port = free_port()
-    pair = [fork(one_of_two, rank, port, tiny_model, str(folder)) for rank in (0, 1)]
-    for ended in [each.wait() for each in pair]:
-        assert ended.code == 0, ended.printed
-    return folder
-
-
-def test_one_process_takes_the_same_gradients_on_them(tiny_model, of_two, tmp_path):
-    rollouts = str(of_two / "rollouts" / "base")
-    alone = fork(compare, tiny_model, str(tmp_path), rollouts).wait()
+def test_one_process_takes_the_same_gradients_on_them(tiny_model, tmp_path):
+    folders = [tmp_path / "two", tmp_path / "one"]
+    in_two_processes(compare, tiny_model, str(folders[0]), None, 2)
+    rollouts = str(folders[0] / "rollouts" / "base")
+    alone = fork(compare, tiny_model, str(folders[1]), rollouts).wait()
     assert alone.code == 0, alone.printed
-    two, one = (json.loads((path / "found.json").read_text()) for path in (of_two, tmp_path))
+    two, one = (json.loads((folder / "found.json").read_text()) for folder in folders)
     assert two["arms"].keys() == one["arms"].keys()
     for name in two["arms"]:
         ours, theirs = two["arms"][name][0], one["arms"][name][0]

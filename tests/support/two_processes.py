@@ -9,12 +9,14 @@ import os
 import random
 import socket
 import tempfile
+from collections.abc import Callable
 
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import AutoTokenizer
 
+from tests.support.warm import fork
 from trl_ablate import AblationConfig, AblationTrainer
 
 ROWS = 16
@@ -114,9 +116,17 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def one_of_two(rank: int, port: int, model: str, output: str) -> None:
+def in_two_processes(target: Callable[..., None], *arguments: object) -> None:
+    """Do `target(*arguments)` in two processes that know of each other."""
+    port = free_port()
+    for running in [fork(_one_of_two, rank, port, target, arguments) for rank in (0, 1)]:
+        ended = running.wait()
+        assert ended.code == 0, ended.printed
+
+
+def _one_of_two(rank: int, port: int, target: Callable[..., None], arguments: tuple) -> None:
     os.environ.update(environment(rank, port))
-    main(model, output)
+    target(*arguments)
 
 
 def main(model: str, output: str) -> None:

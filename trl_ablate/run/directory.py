@@ -11,23 +11,37 @@
 
 JSON files are written atomically; JSONL is appended and flushed line by line. Both are readable
 after a kill at any moment.
+
+One process at a time uses the folder: it is `claimed` before anything is written. An earlier run in
+it stays as it is until the new start has a trainer; then `delete` removes it if it is to be
+overwritten. A start that is refused before its first step leaves nothing in an empty folder.
+filelock is not used: its lock would pass to forked graders, and opening it would empty the file.
 """
 
+import fcntl
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.failures import DIVERGED, message_of
-from trl_ablate.run.folders import beside_while_replaced, where_it_stands
+from trl_ablate.run.folders import put_back, where_it_stands
 from trl_ablate.run.identity import portable
-from trl_ablate.run.json_files import append_jsonl, read_jsonl, read_object, write_json, write_jsonl
+from trl_ablate.run.json_files import (
+    append_jsonl,
+    is_named,
+    read_jsonl,
+    read_object,
+    write_json,
+    write_jsonl,
+)
 from trl_ablate.run.termination import Terminated
 
 KEYBOARD = "interrupted from the keyboard"
@@ -37,11 +51,17 @@ INTERRUPTED = (KEYBOARD, PREEMPTED)
 
 MARK = ".running"
 """A file that exists and is locked while a process uses the run."""
+RESERVE = 1 << 20
+"""Its bytes: room for the last entries of `run.json` if the disk fills up."""
+
+Mode = Literal["new", "resume", "overwrite"]
 
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _ROLLOUTS = re.compile(r"step_\d+\.jsonl")
-_UNFINISHED = re.compile(r"\.(run|resolved_config|metrics|alerts)\.jsonl?\.\d+")
-"""Temporary files that a kill leaves behind."""
+_UNFINISHED = re.compile(
+    r"\.(run|resolved_config|metrics|alerts)\.jsonl?\.\d+|\.checkpoint_(last|best)\.(part|old)"
+)
+"""Temporary files and folders that a kill leaves behind."""
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -138,11 +158,10 @@ class RunDirectory:
     def entries(self) -> list[Path]:
         """Every existing path that a run writes: its record first, its traces last. Other files are
         the user's and stay in place."""
-        saved = (self.checkpoint_last, self.checkpoint_best)
-        beside = [path for folder in saved for path in beside_while_replaced(folder)]
         parts = [path for path in self.path.glob(".*") if _UNFINISHED.fullmatch(path.name)]
-        named = [self.run_file, self.config_file, self.alerts_file, *parts, *self.rollout_files()]
-        named += [*beside, *saved, self.metrics_file, *self.checkpoints()]
+        named = [self.run_file, self.config_file, self.alerts_file, *self.rollout_files(), *parts]
+        named += [self.checkpoint_last, self.checkpoint_best, self.metrics_file]
+        named += self.checkpoints()
         return [path for path in named if os.path.lexists(path)]
 
     @contextmanager
@@ -223,3 +242,71 @@ def _with_steps(file: Path) -> Iterator[dict[str, Any]]:
                 "with --overwrite"
             )
         yield row
+
+
+@contextmanager
+def claimed(run: RunDirectory, mode: Mode) -> Iterator[None]:
+    """Lock the folder of a run, or refuse: neither two processes nor two runs may write to it."""
+    if run.path.exists() and not run.path.is_dir():
+        raise ConfigurationError(f"{run.path} is a file; give another --output_dir")
+    run.path.mkdir(parents=True, exist_ok=True)
+    with _locked(run.path):
+        for folder in (run.checkpoint_last, run.checkpoint_best):
+            put_back(folder)
+        earlier = run.traces()
+        if earlier and mode == "new":
+            raise ConfigurationError(
+                f"{run.path} holds {_described(run, earlier)}; give another --output_dir, or "
+                "--overwrite to replace it, or --resume to continue it"
+            )
+        try:
+            yield
+        except ConfigurationError:
+            if not earlier and next(run.metrics(), None) is None:
+                delete(run)
+            raise
+
+
+def delete(run: RunDirectory) -> None:
+    """Delete what a run writes, and nothing else.
+
+    Its record goes first: if a kill comes in between, the rest is recognised as no run, and the
+    next start with --overwrite deletes it.
+    """
+    for entry in run.entries():
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    mark = _lock(folder)
+    try:
+        mark.write(bytes(max(0, RESERVE - mark.tell())))
+        mark.flush()
+        yield
+    finally:
+        (folder / MARK).unlink(missing_ok=True)
+        mark.close()
+
+
+def _lock(folder: Path) -> BinaryIO:
+    """The locked file; forked children do not inherit the lock."""
+    mark = (folder / MARK).open("ab")
+    try:
+        fcntl.lockf(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        mark.close()
+        raise ConfigurationError(
+            f"run {folder} is in use by another process; wait for it or stop it (the processes of "
+            "a launcher that was killed may still run), or give another --output_dir"
+        ) from error
+    if is_named(mark.fileno(), folder / MARK):
+        return mark
+    mark.close()  # the process that held the lock has removed the file
+    return _lock(folder)
+
+
+def _described(run: RunDirectory, left: list[Path]) -> str:
+    if run.run_file in left:
+        return f"a run already ({run.read().get('status', 'unknown')})"
+    return f"what is left of a run ({left[0].name}, but no {run.run_file.name})"

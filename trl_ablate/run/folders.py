@@ -37,11 +37,6 @@ def where_it_stands(folder: Path) -> Path:
     return old if old.exists() and not folder.exists() else folder
 
 
-def beside_while_replaced(folder: Path) -> tuple[Path, Path]:
-    """The paths that are used beside a folder while it is replaced."""
-    return part_of(folder), _old_of(folder)
-
-
 def _old_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 

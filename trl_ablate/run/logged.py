@@ -8,7 +8,7 @@ torch.
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,32 @@ def read_series(
         drawn: metrics of which every k-th row of a long run is read, and the last one. Rows with
             `decides` are counted by themselves: they often lack the other metrics.
     """
-    mark, curves, skipped, latest = json.dumps(decides).encode(), _Curves(), 0, -math.inf
+    points: dict[str, dict[float, tuple[float, float]]] = {}
+    start, skipped, latest = None, 0, -math.inf
+    for line, wanted, is_last in _chosen(metrics, decides, with_it, drawn):
+        row = _parsed(line)
+        step, seconds = (_number(row.get(name)) for name in ("grpo_step", "seconds"))
+        if step is None or seconds is None:
+            skipped += not is_last
+            continue
+        if step < latest and not is_last:  # a resume went back, and reads other steps again
+            for name in drawn:
+                of = points.get(name, {})
+                points[name] = {at: of[at] for at in of if at <= step}
+        latest = latest if is_last else step
+        start = seconds if start is None else start
+        for name in wanted:
+            if (value := _number(row.get(name))) is not None:
+                points.setdefault(name, {})[step] = (value, seconds - start)
+    return {name: _series(found) for name, found in points.items() if found}, skipped
+
+
+def _chosen(
+    metrics: Path, decides: str, with_it: Collection[str], drawn: Collection[str]
+) -> Iterator[tuple[bytes, Collection[str], bool]]:
+    """The lines to parse, and the metrics that are wanted of each; at the end the last line with
+    `decides`, and the last one without."""
+    mark = json.dumps(decides).encode()
     seen, last = {False: 0, True: 0}, {False: (0, b""), True: (0, b"")}
     with metrics.open("rb") as file:
         stride = max(1, metrics.stat().st_size // (POINTS * max(1, len(file.readline()))))
@@ -52,52 +77,15 @@ def read_series(
             last[marked] = (number, b"" if is_drawn else line)
             if (marked or is_drawn) and line.endswith(b"\n"):
                 wanted = (decides, *with_it) if marked else ()
-                step = curves.take(line, (*wanted, *drawn) if is_drawn else wanted)
-                skipped += step is None
-                if step is not None and step < latest:
-                    curves.forget(drawn, step)
-                latest = latest if step is None else step
+                yield line, (*wanted, *drawn) if is_drawn else wanted, False
     for _, line in sorted(last.values()):
         if line.endswith(b"\n"):
-            curves.take(line, drawn)
-    return curves.series(), skipped
+            yield line, drawn, True
 
 
-class _Curves:
-    """Metric -> step -> value and seconds."""
-
-    def __init__(self):
-        self._start: float | None = None
-        self._points: dict[str, dict[float, tuple[float, float]]] = {}
-
-    def take(self, line: bytes, wanted: Collection[str]) -> float | None:
-        """Take the wanted metrics of a line; its step, or None if it is no logged row."""
-        row = _parsed(line)
-        step, seconds = (_number(row.get(name)) for name in ("grpo_step", "seconds"))
-        if step is None or seconds is None:
-            return None
-        self._start = seconds if self._start is None else self._start
-        for name in wanted:
-            if (value := _number(row.get(name))) is not None:
-                self._points.setdefault(name, {})[step] = (value, seconds - self._start)
-        return step
-
-    def forget(self, drawn: Collection[str], after: float) -> None:
-        """Where a resume went back: of a long run not every drawn step is read again."""
-        for name in drawn:
-            of = self._points.get(name, {})
-            self._points[name] = {step: of[step] for step in of if step <= after}
-
-    def series(self) -> dict[str, Series]:
-        return {
-            name: Series(
-                steps=sorted(found),
-                values=[found[step][0] for step in sorted(found)],
-                seconds=[found[step][1] for step in sorted(found)],
-            )
-            for name, found in self._points.items()
-            if found
-        }
+def _series(found: Mapping[float, tuple[float, float]]) -> Series:
+    steps = sorted(found)
+    return Series(steps, [found[at][0] for at in steps], [found[at][1] for at in steps])
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -63,6 +63,8 @@ from trl_ablate.training.models import (
 from trl_ablate.training.rewards import rewards_of_sets, task_rewards
 
 Built = TypeVar("Built", bound=AblationTrainer)
+Sets = dict[str, Dataset]
+"""Questions to evaluate on: `MAIN`, and those of `eval_sets`."""
 
 STEPS = 10
 OF_LAYERS = ("galore", "apollo", "lomo", "adalomo")
@@ -86,8 +88,8 @@ def build_trainer(
     train_dataset = task_dataset(resolved.task, "train", tokenizer)
     check_enough(train_dataset, resolved.config)
     context = context_of(model, resolved)
-    check_all_fit(train_dataset, tokenizer, context, "train questions")
-    sets = None
+    check_all_fit({MAIN: train_dataset}, tokenizer, context, "train questions")
+    sets: Sets = {}
     if resolved.config.eval_strategy != "no":  # else the data may have no such split, as in TRL
         sets = evaluation_sets(resolved.task, tokenizer)
         check_all_fit(sets, tokenizer, context, "eval questions")
@@ -164,36 +166,32 @@ def check_columns(
     rewards: Rewards,
     apart: Mapping[str, Rewards],
     train_dataset: Dataset,
-    evaluated: Dataset | dict[str, Dataset] | None,
+    sets: Sets,
     eval_by: str | None,
 ) -> None:
     """Refuse questions without the columns that their rewards, or `eval_by`, need."""
     rewards.check_columns(train_dataset.column_names, "train questions")
-    if evaluated is None:
-        return
-    sets = evaluated if isinstance(evaluated, dict) else {MAIN: evaluated}
     for name, dataset in sets.items():
-        of = f"eval questions of '{name}'" if name != MAIN else "eval questions"
+        of = named_questions("eval questions", name)
         apart.get(name, rewards).check_columns(dataset.column_names, of)
-    if eval_by is not None and eval_by not in sets[MAIN].column_names:
+    if sets and eval_by is not None and eval_by not in sets[MAIN].column_names:
         raise ConfigurationError(
             f"eval_by is '{eval_by}', but the eval questions have the columns "
             f"{', '.join(sets[MAIN].column_names)}; name one of these, or null"
         )
 
 
+def named_questions(what: str, name: str) -> str:
+    return what if name == MAIN else f"{what} of '{name}'"
+
+
 def check_all_fit(
-    sets: Dataset | dict[str, Dataset],
-    tokenizer: PreTrainedTokenizerBase,
-    context: int | None,
-    what: str,
+    sets: Sets, tokenizer: PreTrainedTokenizerBase, context: int | None, what: str
 ) -> None:
     """Refuse prompts beyond the model's context, before its weights are loaded."""
-    if context is None:
-        return
-    for name, dataset in (sets if isinstance(sets, dict) else {MAIN: sets}).items():
-        of = what if name == MAIN else f"{what} of '{name}'"
-        check_prompts_fit(dataset, tokenizer, context, of)
+    for name, dataset in sets.items():
+        if context is not None:
+            check_prompts_fit(dataset, tokenizer, context, named_questions(what, name))
 
 
 def put_together(
@@ -202,7 +200,7 @@ def put_together(
     model: str | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     train_dataset: Dataset,
-    evaluated: Dataset | dict[str, Dataset] | None,
+    sets: Sets,
     callbacks: list[TrainerCallback] | None = None,
     kind: type[Built] = AblationTrainer,
 ) -> Built:
@@ -214,7 +212,7 @@ def put_together(
         check_reward_weights(config, len(rewards.functions))
     config.reward_weights = config.reward_weights or rewards.weights or None
     apart = rewards_of_sets(resolved, tokenizer, grader)
-    check_columns(rewards, apart, train_dataset, evaluated, config.eval_by)
+    check_columns(rewards, apart, train_dataset, sets, config.eval_by)
     given = cast(dict[str, Any], config.model_init_kwargs or {})
     loading = {
         "revision": model_args.model_revision,
@@ -231,7 +229,7 @@ def put_together(
             reward_funcs=rewards.functions or None,
             args=config,
             train_dataset=train_dataset,
-            eval_dataset=evaluated,
+            eval_dataset=sets if len(sets) > 1 else sets.get(MAIN),
             processing_class=tokenizer,
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
@@ -258,17 +256,12 @@ def task_dataset(task: TaskArguments, part: Part, tokenizer: PreTrainedTokenizer
     return to_prompts(load_questions(task, part), task, tokenizer, f"{part} questions")
 
 
-def evaluation_sets(
-    task: TaskArguments, tokenizer: PreTrainedTokenizerBase
-) -> Dataset | dict[str, Dataset]:
+def evaluation_sets(task: TaskArguments, tokenizer: PreTrainedTokenizerBase) -> Sets:
     """The questions to evaluate on, together with those of `eval_sets` if there are any."""
-    main = task_dataset(task, "eval", tokenizer)
-    if not task.eval_sets:
-        return main
-    sets = {MAIN: main}
-    for name in task.eval_sets:
+    sets = {MAIN: task_dataset(task, "eval", tokenizer)}
+    for name in task.eval_sets or ():
         own = task.evaluation_task(name)
-        what = f"eval questions of '{name}'"
+        what = named_questions("eval questions", name)
         sets[name] = to_prompts(load_questions(own, "eval"), own, tokenizer, what)
     return sets
 

@@ -179,5 +179,4 @@ def build_evaluator(resolved: Resolved, grader: MathGrader) -> AblationTrainer:
             check_model(name, resolved)
     sets = evaluation_sets(resolved.task, tokenizer)
     check_all_fit(sets, tokenizer, context_of(name, resolved), "eval questions")
-    questions = sets[MAIN] if isinstance(sets, dict) else sets
-    return put_together(resolved, grader, model, tokenizer, questions, sets)
+    return put_together(resolved, grader, model, tokenizer, sets[MAIN], sets)

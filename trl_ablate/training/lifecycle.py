@@ -30,8 +30,7 @@ from trl_ablate.run.checkpoints import (
     rewind,
     step_of,
 )
-from trl_ablate.run.claim import Mode, claimed, delete
-from trl_ablate.run.directory import PREEMPTED, Outcome, RunDirectory
+from trl_ablate.run.directory import PREEMPTED, Mode, Outcome, RunDirectory, claimed, delete
 from trl_ablate.run.failures import ENDED_EARLY, EndedEarly, ended_by_exit, is_divergence
 from trl_ablate.run.identity import (
     changed_settings,

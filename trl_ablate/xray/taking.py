@@ -87,7 +87,7 @@ def make_trainer(
     model = resolve_model(starting_point(resolved))
     tokenizer = checked_tokenizer(model, resolved)
     questions = Dataset.from_list(list(sources.questions))
-    parts = (resolved, sources.grader, model, tokenizer, questions, None)
+    parts = (resolved, sources.grader, model, tokenizer, questions, {})
     with nullcontext() if engine else replaced(grpo_trainer, VLLMGeneration=NoEngine):
         trainer = put_together(*parts, kind=XrayTrainer)
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:

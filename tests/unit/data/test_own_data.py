@@ -98,7 +98,7 @@ def test_evaluation_sets_are_drawn_like_the_main_one_and_leave_it_as_it_is(tmp_p
 
     rows = [{"question": f"{n}?", "answer": str(n)} for n in range(20)]
     common = {"dataset": "miniature", "eval_size": 5, "prompt_style": "short"}
-    main = evaluation_sets(TaskArguments(**common), miniature.tokenizer())
+    (main,) = evaluation_sets(TaskArguments(**common), miniature.tokenizer()).values()
     mine = {"mine": write_lines(tmp_path / "mine.jsonl", *rows)}
     task = TaskArguments(**common, eval_sets=mine, eval_split="test")
     sets = evaluation_sets(task, miniature.tokenizer())

@@ -8,9 +8,7 @@ import pytest
 
 from tests.support.contents import contents
 from trl_ablate import ConfigurationError
-from trl_ablate.run import claim
-from trl_ablate.run.claim import claimed, delete
-from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.directory import RESERVE, Mode, RunDirectory, claimed, delete
 from trl_ablate.run.json_files import write_json
 
 FOREIGN = {
@@ -38,7 +36,7 @@ def old(tmp_path) -> RunDirectory:
     return run
 
 
-def refused(run: RunDirectory, mode: claim.Mode, why: str) -> None:
+def refused(run: RunDirectory, mode: Mode, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why), claimed(run, mode):
         raise AssertionError("it was claimed")
 
@@ -114,7 +112,7 @@ def test_two_processes_never_use_one_run(tmp_path):
     run = RunDirectory(tmp_path)
     script = (
         "import sys; from pathlib import Path; from trl_ablate.run.directory import RunDirectory\n"
-        "from trl_ablate.run.claim import claimed\n"
+        "from trl_ablate.run.directory import claimed\n"
         "with claimed(RunDirectory(Path(sys.argv[1])), 'new'): print('in', flush=True); input()"
     )
     words = [sys.executable, "-c", script, str(tmp_path)]
@@ -123,7 +121,7 @@ def test_two_processes_never_use_one_run(tmp_path):
         for mode in ("new", "resume", "overwrite"):
             refused(run, mode, "in use by another process")
             assert [path.name for path in tmp_path.iterdir()] == [".running"]
-            assert os.path.getsize(tmp_path / ".running") == claim.RESERVE
+            assert os.path.getsize(tmp_path / ".running") == RESERVE
         busy.communicate("\n")
     with claimed(run, "resume"):
         pass

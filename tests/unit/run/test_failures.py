@@ -9,8 +9,7 @@ import pytest
 import requests
 
 from trl_ablate.errors import RewardError
-from trl_ablate.run.claim import RESERVE, claimed
-from trl_ablate.run.directory import MARK, RunDirectory
+from trl_ablate.run.directory import MARK, RESERVE, RunDirectory, claimed
 from trl_ablate.run.failures import message_of
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")

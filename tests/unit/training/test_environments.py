@@ -65,7 +65,7 @@ def test_they_and_the_callbacks_reach_the_trainer(recipe, monkeypatch):
     monkeypatch.setattr(building, "task_rewards", lambda *parts: Rewards([], []))
     monkeypatch.setattr(building, "check_columns", lambda *parts: None)
     settings = {"tools": ["world.py:add"], "report_to": "trackio"}
-    resolved, parts = load_recipe(recipe, overrides=settings), (None, "m", None, None, None, [mine])
+    resolved, parts = load_recipe(recipe, overrides=settings), (None, "m", None, None, {}, [mine])
     with pytest.raises(ConfigurationError, match="TRL refuses tools of this recipe: ValueError: t"):
         building.put_together(resolved, *parts, kind=refuse)  # type: ignore
     with pytest.raises(ValueError, match="^other$"), explained({}):
