@@ -190,7 +190,8 @@ class Script:
 
 def unequal(prompts, trainer):
     """A `rollout_func` whose completions are of unequal length, the same in every call."""
-    return Script(trainer.processing_class.eos_token_id, 8).rollout_func(prompts, trainer)
+    script = Script(trainer.processing_class.eos_token_id, trainer.max_completion_length)
+    return script.rollout_func(prompts, trainer)
 
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")

@@ -1,31 +1,20 @@
 """Logged metrics of the loss: independent of regrouping; which tokens count as clipped."""
 
-import random
-
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
+from tests.contract.alike import unequal
+
 OFF_POLICY = {"num_iterations": 3, "learning_rate": 1.0, "optim": "sgd", "max_steps": 6}
 LOSS_METRICS = ("kl", "entropy", "clip_ratio/", "cispo_clip_ratio", "vespo/")
-
-
-def rollouts_of_unequal_length(prompts, trainer):
-    """One to twelve tokens per completion, the same for every trainer."""
-    rows = [random.Random(f"{i}-{prompt}") for i, prompt in enumerate(prompts)]
-    ids = [[row.randint(5, 200) for _ in range(row.choice([1, 2, 3, 12]))] for row in rows]
-    return {
-        "prompt_ids": [trainer.processing_class(text=prompt)["input_ids"] for prompt in prompts],
-        "completion_ids": ids,
-        "logprobs": [[-5.0] * len(row) for row in ids],
-    }
 
 
 def training(make_trainer, *stock, **settings):
     """The logged rows of a training."""
     trainer = make_trainer(
         *stock,
-        extras={"rollout_func": rollouts_of_unequal_length},
+        extras={"rollout_func": unequal},
         **{**OFF_POLICY, **settings},
     )
     trainer.train()
@@ -62,9 +51,7 @@ def test_regrouping_changes_no_metric_of_the_loss(make_trainer, settings):
 
 def test_a_clip_range_that_is_changed_on_the_trainer_is_the_one_logged(make_trainer):
     """As a callback may do in the middle of a training; TRL's loss reads it there."""
-    trainer = make_trainer(
-        extras={"rollout_func": rollouts_of_unequal_length}, epsilon=0.01, **OFF_POLICY
-    )
+    trainer = make_trainer(extras={"rollout_func": unequal}, epsilon=0.01, **OFF_POLICY)
     trainer.epsilon_low = trainer.epsilon_high = 1e6
     trainer.train()
     logged = [row for row in trainer.state.log_history if "loss" in row]

@@ -12,14 +12,13 @@ from trl.kernels import chunked_logprob
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils as trl_utils
 
-from tests.contract.alike import AS_DRAWN, weights
+from tests.contract.alike import AS_DRAWN, unequal, weights
 from tests.contract.test_architectures import (
     of_sharing,
     rows_of_three_prompts,
     saved,
     small_model,
 )
-from tests.contract.test_loss_metrics import rollouts_of_unequal_length
 from trl_ablate import ConfigurationError
 from trl_ablate.trainer import forward_passes
 from trl_ablate.trainer.shared_prompts import computed_tokens
@@ -136,7 +135,7 @@ def test_regrouping_keeps_the_gradient_where_rollouts_and_steps_do_not_divide(
     settings |= {"num_iterations": 3, "optim": "sgd", "learning_rate": 1.0, "loss_type": "grpo"}
     ends = []
     for how in (AS_DRAWN, {}):
-        rollouts = {"rollout_func": rollouts_of_unequal_length}
+        rollouts = {"rollout_func": unequal}
         trainer = make_trainer(**settings, **how, extras=rollouts)
         start = weights(trainer)
         trainer.train()
@@ -276,7 +275,7 @@ def test_packing_is_refused_where_rows_are_padded_or_not_told_apart(
 def widths_of_a_training(make_trainer, **settings) -> set[int]:
     """The widths of the model's inputs."""
     widths = set()
-    trainer = make_trainer(extras={"rollout_func": rollouts_of_unequal_length}, **settings)
+    trainer = make_trainer(extras={"rollout_func": unequal}, **settings)
     trainer.model.register_forward_pre_hook(
         lambda module, args, named: widths.add(named["input_ids"].shape[1]), with_kwargs=True
     )
