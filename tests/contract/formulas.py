@@ -48,6 +48,20 @@ def amid_a_step(trainer: Any, accumulation: int = 1) -> Any:
     return trainer
 
 
+def generated(trainer: Any, *prompts: int) -> dict[str, torch.Tensor]:
+    """What a training step gets of these prompts, by default two, with four completions each."""
+    trainer.model.train()
+    rows = [place for place in prompts or (0, 1) for _ in range(4)]
+    return trainer._generate_and_score_completions([dict(trainer.train_dataset[i]) for i in rows])
+
+
+@torch.no_grad()
+def away_from_reference(model: Any) -> None:
+    """Change the policy, so that it differs from the reference."""
+    for parameter in model.parameters():
+        parameter.mul_(1.5)
+
+
 def logits_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Those that the response tokens were drawn from."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)

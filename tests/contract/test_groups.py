@@ -12,6 +12,8 @@ from tests.contract.formulas import (
     amid_a_step,
     assert_loss_is,
     assert_same,
+    away_from_reference,
+    generated,
     gradients,
     logits_of,
     logps_of,
@@ -32,13 +34,6 @@ LEFT_OUT = {
     "token": ONE_GROUP,
     "nonzero": WRONG_ONES,
 }
-
-
-def generated(trainer, rows=8, first=0):
-    """What a step gets of so many rows, four to a prompt."""
-    trainer.model.train()
-    inputs = [dict(trainer.train_dataset[first + i // 4]) for i in range(rows)]
-    return trainer._generate_and_score_completions(inputs)
 
 
 def k3_times_ratio(logps, ref):
@@ -210,11 +205,7 @@ def test_resampled_rows_stay_together(make_trainer):
         reward=reward, group_filter="resample", max_resample_rounds=20, stop=["1", "2", "a"],
         max_completion_length=30, generation_batch_size=16,
     )  # fmt: skip
-    trainer.model.train()
-    chosen = [0, 12, 13, 14]  # 11+14, and three prompts that have variance
-    output = trainer._generate_and_score_completions(
-        [dict(trainer.train_dataset[chosen[i // 4]]) for i in range(16)]
-    )
+    output = generated(trainer, 0, 12, 13, 14)  # 11+14, and three prompts that have variance
     assert sizes[0] == 16 and set(sizes[1:]) == {4}
     logged = trainer.latest_rollouts()
     decode = trainer.processing_class.decode
@@ -275,9 +266,8 @@ def test_a_stream_cannot_be_resampled(make_trainer):
 def test_a_placebo_makes_the_advantages_and_leaves_the_logged_rewards(make_trainer, placebo):
     trainer = make_trainer(reward=by_prompt, placebo=placebo, baseline="none",
                            scale_rewards="none", generation_batch_size=16)  # fmt: skip
-    trainer.model.train()
-    inputs = [dict(trainer.train_dataset[i // 4 + 10]) for i in range(16)]
-    first = trainer._generate_and_score_completions(inputs)["advantages"]
+    prompts = (10, 11, 12, 13)
+    first = generated(trainer, *prompts)["advantages"]
     assert [row["reward"] for row in trainer.latest_rollouts()] == [0.0, 1.0] * 8
     lengths = trainer.described.lengths
     if placebo == "random":
@@ -285,11 +275,11 @@ def test_a_placebo_makes_the_advantages_and_leaves_the_logged_rewards(make_train
     else:
         expected = [length / 12 if placebo == "length" else 1.0 for length in lengths]
         assert first.tolist() == pytest.approx(expected)
-    again = trainer._generate_and_score_completions(inputs)["advantages"]
+    again = generated(trainer, *prompts)["advantages"]
     trainer._step = 1
     if placebo == "random":
         assert torch.equal(first, again)  # a function of seed and step
-        assert not torch.equal(first, trainer._generate_and_score_completions(inputs)["advantages"])
+        assert not torch.equal(first, generated(trainer, *prompts)["advantages"])
 
 
 def outcome(completions, **kwargs):
@@ -329,13 +319,9 @@ def test_the_gate_looks_at_outcomes_without_penalties(make_trainer, penalty):
         trainer = make_trainer(reward=[outcome, style] if gate else outcome, outcome_gate=gate,
                                scale_rewards="none", generation_batch_size=8, stop=["1", "2"],
                                **penalty)  # fmt: skip
-        with torch.no_grad():
-            for parameter in trainer.model.parameters():
-                parameter.mul_(1.5)  # so that policy and reference differ
-        trainer.model.train()
+        away_from_reference(trainer.model)
         torch.manual_seed(0)
-        inputs = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
-        found[gate] = trainer._generate_and_score_completions(inputs)["advantages"]
+        found[gate] = generated(trainer)["advantages"]
     assert len({round(one, 4) for one in found[None].tolist()}) > 4
     added = found["outcome"] - found[None]
     torch.testing.assert_close(added, torch.tensor([1.0, -1.0, 0.0, 0.0] * 2))
@@ -365,7 +351,7 @@ def test_the_weight_of_a_length_is_that_in_the_loss(make_trainer, length_norm):
     """|A| times the tokens, over what the length norm divides them by: own, all, or the group's."""
     trainer = make_trainer(reward=outcome, length_norm=length_norm, stop=["1", "2"],
                            generation_batch_size=16)  # fmt: skip
-    output = generated(trainer, 16)
+    output = generated(trainer, 0, 1, 2, 3)
     tokens = output["completion_mask"].sum(1)
     of_groups = tokens.view(4, 4).sum(1).repeat_interleave(4)
     assert len(set(of_groups.tolist())) > 1

@@ -8,6 +8,8 @@ from tests.contract.formulas import (
     BETA,
     CONSTANT,
     amid_a_step,
+    away_from_reference,
+    generated,
     gradients,
     logps_of,
     nearby,
@@ -197,13 +199,8 @@ def test_the_kl_of_the_reward(make_trainer, estimator, epochs):
     settings = {"beta": BETA, "kl_in": "reward", "kl_estimator": estimator}
     trainer = make_trainer(scale_rewards="none", num_iterations=epochs, **settings,
                            generation_batch_size=8)  # fmt: skip
-    with torch.no_grad():
-        for parameter in trainer.model.parameters():
-            parameter.mul_(1.5)  # so that policy and reference differ
-    trainer.model.train()
-    output = trainer._generate_and_score_completions(
-        [dict(trainer.train_dataset[i // 4]) for i in range(8)]
-    )
+    away_from_reference(trainer.model)
+    output = generated(trainer)
     mask = output["completion_mask"]
     with torch.no_grad():
         logps = logps_of(trainer.model, output)
@@ -224,12 +221,3 @@ def test_the_kl_of_the_reward(make_trainer, estimator, epochs):
     inputs = {key: value[:4] if value.dim() else value for key, value in output.items()}
     losses = [one._compute_loss(one.model, inputs).item() for one in (trainer, plain)]
     assert losses[0] == losses[1]
-
-
-def test_the_filter_does_not_look_at_the_kl(make_trainer):
-    trainer = make_trainer(
-        reward=lambda completions, **_: [1.0] * len(completions), group_filter="drop",
-        beta=BETA, kl_in="reward", max_steps=1,
-    )  # fmt: skip
-    trainer.train()
-    assert trainer.state.log_history[0]["rollouts/used"] == 0

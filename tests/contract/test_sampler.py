@@ -10,6 +10,7 @@ from tests.contract.formulas import (
     amid_a_step,
     assert_loss_is,
     assert_same,
+    generated,
     gradients,
     last_logged,
     logits_of,
@@ -273,8 +274,7 @@ def test_only_what_is_asked_for_is_corrected(make_trainer, dtype, corrected):
                            vllm_importance_sampling_mode="token_truncate")  # fmt: skip
     with torch.no_grad():  # an end is likely, so that forbidding it changes which tokens are kept
         trainer.model.lm_head.weight[trainer.eos_token_ids] *= 5
-    trainer.model.train()
-    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    output = generated(trainer)
     if not trainer.args.sampler_differs:
         assert "sampling_per_token_logps" not in output
         return

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.contract.formulas import generated
 from trl_ablate import AblationConfig
 from trl_ablate.advantages import compute_advantages, signed_and_clipped, weighted_reward
 from trl_ablate.settings import choices
@@ -49,10 +50,7 @@ def test_advantages_reach_the_loss_and_the_log(make_trainer, switches):
         reward=lambda completions, **kwargs: REWARDS * (len(completions) // 8),
         generation_batch_size=8, **VARIED, **switches,
     )  # fmt: skip
-    trainer.model.train()
-    output = trainer._generate_and_score_completions(
-        [trainer.train_dataset[i // 4] for i in range(8)]
-    )
+    output = generated(trainer)
     rewards = torch.tensor([math.nan if one is None else one for one in REWARDS])
 
     tokens = torch.tensor(trainer.described.lengths)
@@ -135,8 +133,7 @@ def test_completions_ended_by_a_stop_string_are_not_masked_as_truncated(make_tra
         num_generations=8,
         generation_batch_size=8,
     )
-    trainer.model.train()
-    output = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 8)
+    output = generated(trainer)
     ended = torch.tensor([trainer.stop.ended(ids) for ids in trainer._completion_ids])
     kept = output["completion_mask"].sum(1) > 0
     assert torch.equal(kept, ended)
