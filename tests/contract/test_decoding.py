@@ -216,10 +216,16 @@ def test_known_models_have_a_short_forward_pass(architecture, heads):
     assert short_passes(model, even, config())
 
 
-def model_inputs(model, inputs: dict) -> dict:
-    positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    more = {"position_ids": positions, CACHE: DynamicCache(config=model.config)}
-    return {"attention_mask": inputs["attention_mask"], "use_cache": True, **more}
+def model_inputs(model) -> dict:
+    """Those of the pass after the prompts."""
+    mask = prompts()["attention_mask"]
+    return {
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(-1) - 1).clamp(min=0),
+        "use_cache": True,
+        "logits_to_keep": 1,
+        CACHE: DynamicCache(config=model.config),
+    }
 
 
 def hooked(model):
@@ -255,15 +261,10 @@ def dropping(model):
 )
 def test_other_models_have_no_short_forward_pass(changes, change):
     model = model_of(**changes)
-    assert may_be_short(model_of(), model_inputs_after_prompts(model_of()))
+    assert may_be_short(model_of(), model_inputs(model_of()))
     if change is not None:
         change(model)
-    assert not may_be_short(model, model_inputs_after_prompts(model))
-
-
-def model_inputs_after_prompts(model) -> dict:
-    found = model_inputs(model, prompts())
-    return {**found, "logits_to_keep": 1}
+    assert not may_be_short(model, model_inputs(model))
 
 
 def test_a_short_pass_that_differs_from_the_models_is_not_used():

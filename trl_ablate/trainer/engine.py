@@ -21,7 +21,8 @@ from trl_ablate.config import AblationConfig
 from trl_ablate.trainer.temporary import replaced
 
 SEED_STRIDE = 1_000_003
-"""Distance between the engine seeds of two runs; much larger than any number of ranks."""
+"""Distance between the seeds of two runs, or of two processes of an evaluation; far above any
+number of ranks, run seed or number of samples."""
 
 CPU_KV_CACHE = 2**30
 """Bytes of KV cache on a CPU; by default vLLM would use a share of the machine's memory."""

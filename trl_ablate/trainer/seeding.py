@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from trl_ablate.trainer.engine import SEED_STRIDE
 from trl_ablate.trainer.temporary import replaced
-
-SEED_STRIDE = 1_000_003
-"""Distance between the seeds of two processes; far above any run seed or number of samples."""
 
 REQUESTS_AT_ONCE = 64
 """The number of connections that TRL's client keeps."""

@@ -4,7 +4,7 @@ A product of a few rows takes up to half of its time for the layout of its weigh
 same product of weights that were packed once. They are a copy: they are made for one generation, in
 which no weight changes, and freed at its end.
 
-And a model spends much of its time not on arithmetic, but on what its forward pass does around it:
+A model also spends much of its time not on arithmetic, but on what its forward pass does around it:
 masks, configuration, and a copy of the whole cache for each token. `ShortForward` does the
 arithmetic alone; attention of one query a row is two products of matrices. It is used only for
 Llama and Qwen2 models whose every part is known, without hooks or adapters, and `decoding.py`

@@ -1,4 +1,4 @@
-"""The callbacks of a step: its time and memory, whether it leaves the weights, what follows it."""
+"""Callbacks of a step: its time and memory, steps without a gradient, when to evaluate and save."""
 
 import math
 import re
