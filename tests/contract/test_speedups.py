@@ -3,6 +3,8 @@ once, rows without a backward pass. Which models they are exact for is in `test_
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -68,30 +70,21 @@ def half_idle(completions, **_):
 
 
 @pytest.fixture
-def calls(monkeypatch) -> dict[str, list]:
-    """What was called: numbers of rows of packed and shared passes, and without a gradient; the
-    positions of each call of TRL's head."""
-    seen: dict[str, list] = {"packed": [], "shared": [], "idle": [], "head": []}
-    packed, shared = forward_passes.forward_packed, forward_passes.forward_shared
-    idle, head = forward_passes.without_gradient_of, trl_utils._ChunkedLogProbFunction
-
-    def counted(name, act, count):
-        return lambda first, *more, **named: (
-            seen[name].append(count(first, *more)), act(first, *more, **named)
-        )[1]  # fmt: skip
-
-    class Counted:
-        apply = staticmethod(counted("head", head.apply, lambda hidden, *_: len(hidden)))
-
-    rows = {name: counted(name, act, lambda _, ids, *more: len(ids))
-            for name, act in (("packed", packed), ("shared", shared))}  # fmt: skip
-    monkeypatch.setattr(forward_passes, "forward_packed", rows["packed"])
-    monkeypatch.setattr(forward_passes, "forward_shared", rows["shared"])
-    counted_idle = counted("idle", idle, lambda idle_N, *_: int(idle_N.sum()))
-    monkeypatch.setattr("trl_ablate.trainer.ablation.without_gradient_of", counted_idle)
-    monkeypatch.setattr(trl_utils, "_ChunkedLogProbFunction", Counted)
-    monkeypatch.setattr(forward_passes, "LogProbsByRows", Counted)
-    return seen
+def calls(monkeypatch) -> dict[str, Mock]:
+    """Spies on packed and shared passes, on those without a gradient, and on TRL's head."""
+    spies = {
+        "packed": Mock(wraps=forward_passes.forward_packed),
+        "shared": Mock(wraps=forward_passes.forward_shared),
+        "idle": Mock(wraps=forward_passes.without_gradient_of),
+        "head": Mock(wraps=trl_utils._ChunkedLogProbFunction.apply),
+    }
+    monkeypatch.setattr(forward_passes, "forward_packed", spies["packed"])
+    monkeypatch.setattr(forward_passes, "forward_shared", spies["shared"])
+    monkeypatch.setattr("trl_ablate.trainer.ablation.without_gradient_of", spies["idle"])
+    head = SimpleNamespace(apply=spies["head"])
+    monkeypatch.setattr(trl_utils, "_ChunkedLogProbFunction", head)
+    monkeypatch.setattr(forward_passes, "LogProbsByRows", head)
+    return spies
 
 
 @pytest.mark.sample(8)
@@ -109,7 +102,7 @@ def test_a_speed_up_changes_no_gradient_and_no_metric(make_trainer, calls, speed
         start = weights(trainer)
         trainer.train()
         if speedup != "trimmed":
-            assert bool(calls[speedup]) == bool(on)
+            assert calls[speedup].called == bool(on)
         ends.append((start, weights(trainer)))
         logs.append([row for row in trainer.state.log_history if "loss" in row])
     (start, plain), (same, less) = ends
@@ -117,7 +110,7 @@ def test_a_speed_up_changes_no_gradient_and_no_metric(make_trainer, calls, speed
     assert torch.equal(start, same) and moved > 3e-5
     assert (less - plain).abs().max() < 5e-6 * moved
     if speedup == "shared":
-        assert bool(calls["idle"]) == (settings != KL_TWICE and "entropy_coef" not in settings)
+        assert calls["idle"].called == (settings != KL_TWICE and "entropy_coef" not in settings)
     for before, after in zip(*logs, strict=True):
         fraction = after.get("padding/fraction", 0.0)
         assert fraction == 0 or fraction < after["padding/fraction_drawn"]
@@ -158,8 +151,12 @@ def test_a_step_without_any_gradient_is_taken_as_before(make_trainer, calls):
         trainer.train()
         ends.append(weights(trainer))
         assert len(steps) == 3
-    assert calls["idle"]
+    assert calls["idle"].called
     torch.testing.assert_close(*ends, atol=1e-6, rtol=0)
+
+
+def positions(head: Mock) -> int:
+    return sum(len(call.args[0]) for call in head.call_args_list)
 
 
 def response_tokens(trainer) -> int:
@@ -200,23 +197,23 @@ def test_the_head_computes_response_tokens_only(make_trainer, calls):
     trainer = make_trainer(**VARIED, max_steps=1)
     trainer.train()
     tokens = response_tokens(trainer)
-    assert sum(calls["head"]) == tokens
-    calls["head"].clear()
+    assert positions(calls["head"]) == tokens
+    calls["head"].reset_mock()
     padded = make_trainer(**VARIED, **AS_DRAWN, max_steps=1)
     padded.train()
     assert response_tokens(padded) == tokens
-    assert sum(calls["head"]) > 1.5 * tokens
+    assert positions(calls["head"]) > 1.5 * tokens
 
 
 def test_splitting_microbatches_changes_no_gradient(make_trainer, calls):
     plain = make_trainer(**VARIED, **PLAIN_SGD, **AS_DRAWN, **KL_TWICE)
     start = weights(plain)
     plain.train()
-    passes = len(calls["head"])
+    passes = calls["head"].call_count
     split = make_trainer(**VARIED, **PLAIN_SGD, **KL_TWICE)
     split._passes = replace(split._passes, least_saved=1, shares=False)
     split.train()
-    assert len(calls["head"]) > 2 * passes + 4
+    assert calls["head"].call_count > 2 * passes + 4
     moved = (weights(plain) - start).abs().max()
     assert moved > 1e-3
     assert (weights(split) - weights(plain)).abs().max() < 2e-6 * max(1.0, moved)
