@@ -10,9 +10,9 @@ from tests.support.drive_study import FAKE_PROGRAM
 from tests.support.hub_endpoint import Fault, HubEndpoint
 from tests.support.studies import numbers, undisturbed
 from tests.support.synthetic_study import make_plan
-from trl_ablate.cli import study as command
+from trl_ablate.cli.study import main
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.engines import detached, hf_jobs, shipping
+from trl_ablate.study.engines import hf_jobs, shipping
 from trl_ablate.study.runner import Runner
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
@@ -32,7 +32,7 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr(hf_jobs, "install", lambda: ["true"])
-    monkeypatch.setattr(detached, "SECONDS_BETWEEN_QUESTIONS", 0.2)
+    monkeypatch.setattr(shipping, "SECONDS_BETWEEN_QUESTIONS", 0.2)
     monkeypatch.setattr(shipping, "PROGRAM", FAKE_PROGRAM)
     people = {TOKEN: "tester", READ_ONLY: "tester"}
     (tmp_path / "jobs").mkdir()
@@ -48,7 +48,7 @@ def hub(monkeypatch, tmp_path):
 
 
 def options(*words):
-    return command.parse(["run", "std_dev", "--engine", "hf_jobs", *words])
+    return main.parse(["run", "std_dev", "--engine", "hf_jobs", *words])[0]
 
 
 def runner(store, arms, *words, **how):
@@ -90,7 +90,8 @@ def test_checkpoints_come_along_when_asked(hub, tmp_path, asked):
         (tmp_path / "up" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "up" / name).write_text(name)
     HfApi(token=TOKEN).upload_folder(repo_id=REPO, repo_type="dataset", folder_path=tmp_path / "up")
-    hf_jobs.JobsService().download("tester/job0", "run/0", tmp_path / "down", asked)
+    engine = hf_jobs.fetching(make_plan(ARMS), checkpoints=asked)
+    engine.download("tester/job0", "run/0", tmp_path / "down")
     found = {str(file.relative_to(tmp_path / "down")) for file in (tmp_path / "down").rglob("*")
              if file.is_file() and ".cache" not in file.parts}  # fmt: skip
     assert found == {name for name in names if asked or "checkpoint" not in name}

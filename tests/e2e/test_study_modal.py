@@ -15,7 +15,7 @@ from tests.support.studies import numbers, undisturbed
 from tests.support.synthetic_study import make_plan
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.engines import shipping
-from trl_ablate.study.engines.shipping import Bundle
+from trl_ablate.study.engines.shipping import Bundle, DetachedEngine
 from trl_ablate.study.runner import Outcome, Runner
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
@@ -24,9 +24,7 @@ modal = pytest.importorskip(
     "modal", reason="modal is not installed: pip install 'trl-ablate[modal]'"
 )
 
-from trl_ablate.study.engines import detached  # noqa: E402
-from trl_ablate.study.engines.detached import DetachedEngine  # noqa: E402
-from trl_ablate.study.engines.modal import ModalService, build_app  # noqa: E402
+from trl_ablate.study.engines.modal import ModalEngine, build_app  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:The train_run function is executing locally")
 
@@ -34,10 +32,10 @@ FILE, FOLDER = SimpleNamespace(name="FILE"), SimpleNamespace(name="DIRECTORY")
 ARMS = {"a": {"top": 0.8, "pause": 0.02}, "b": {"top": 0.5, "pause": 0.02}}
 
 
-class Here:
+class Here(DetachedEngine):
     """A stand-in for Modal on this machine: a call is a thread, the results are a folder."""
 
-    name = "modal"
+    name, slots, checkpoints = "modal", 6, False
 
     def __init__(self, results: Path):
         self.results, self.threads = results, []
@@ -61,7 +59,7 @@ class Here:
     def answer(self, call: str) -> int | None:
         return self._answers.get(call)
 
-    def download(self, call: str, folder: str, target: Path, checkpoints: bool) -> None:
+    def download(self, call: str, folder: str, target: Path) -> None:
         shutil.copytree(self.results / folder, target / folder)
 
     def wait(self) -> None:
@@ -72,7 +70,7 @@ class Here:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    monkeypatch.setattr(detached, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+    monkeypatch.setattr(shipping, "SECONDS_BETWEEN_QUESTIONS", 0.1)
     monkeypatch.setattr(shipping, "PROGRAM", FAKE_PROGRAM)
     here = Here(tmp_path / "results")
     yield here
@@ -80,8 +78,7 @@ def here(tmp_path, monkeypatch):
 
 
 def run_there(here: Here, store: RunStore, arms: dict, **options) -> Outcome:
-    study = StudyRuns(make_plan(arms), store)
-    return Runner(study, DetachedEngine(here, study.plan), **options).run()
+    return Runner(StudyRuns(make_plan(arms), store), here, **options).run()
 
 
 def test_started_left_and_fetched(tmp_path, here):
@@ -114,19 +111,20 @@ def test_checkpoints_come_along_when_asked(tmp_path, asked):
         *(SimpleNamespace(path=f"/{name}", type=FILE) for name in content),
         SimpleNamespace(path="/run/0/a", type=FOLDER),
     ]
-    service = ModalService.__new__(ModalService)
-    service._results = Mock(
+    engine = ModalEngine.__new__(ModalEngine)
+    engine.checkpoints = asked
+    engine._results = Mock(
         listdir=Mock(return_value=entries), read_file=lambda name: [content[name.lstrip("/")]]
     )
-    service.download("", "run/0", tmp_path, asked)
+    engine.download("", "run/0", tmp_path)
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert files == {name for name in content if asked or "checkpoint" not in name}
-    service._results.listdir.side_effect = modal.exception.NotFoundError("no such folder")
-    service.download("", "run/1", tmp_path, asked)  # a call that has written nothing
+    engine._results.listdir.side_effect = modal.exception.NotFoundError("no such folder")
+    engine.download("", "run/1", tmp_path)  # a call that has written nothing
 
 
 def test_without_a_token_it_says_how_to_get_one(monkeypatch):
     refused = Mock(side_effect=modal.exception.AuthError("Token missing"))
     monkeypatch.setattr(modal.Client, "from_env", refused)
     with pytest.raises(ConfigurationError, match="modal: Modal has no token; run `modal token new"):
-        ModalService("H100", None)
+        ModalEngine(make_plan(ARMS))

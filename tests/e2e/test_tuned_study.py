@@ -1,4 +1,4 @@
-"""A study with tuning, from its first trial to its last run: interrupted, killed, on engines."""
+"""A study with tuning, from its first trial to its last run, by processes of this machine."""
 
 import sys
 
@@ -11,7 +11,7 @@ from trl_ablate.study.engines import Job, Process
 from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.runner import Runner
-from trl_ablate.study.runs import StudyRuns, next_runs, tuned
+from trl_ablate.study.runs import StudyRuns, tuned
 from trl_ablate.study.store import RunStore
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
@@ -42,19 +42,6 @@ def test_trials_first_then_the_runs_that_follow_from_them(calm):
     assert StudyRuns(plan, store).next == []
     again = run_here(store, plan, jobs=6)
     assert len(again.done) == RUNS and set(starts(store.path).values()) == {1}
-
-
-@pytest.mark.slow
-def test_a_time_limit_between_trials_and_what_follows(tmp_path, calm):
-    plan, store = tuned_plan(TOPS, pause=0.0), RunStore(tmp_path)
-    trials = {run.id for run in next_runs(plan, {})}
-    assert not run_here(store, plan, jobs=6, only=trials).left
-    assert {name for name in starts(store.path)} == trials
-    outcome = run_here(store, plan, max_hours=0)
-    assert len(outcome.left) == len(trials)  # nothing was looked at
-    outcome = run_here(store, plan, jobs=6)
-    assert len(outcome.done) == RUNS and set(starts(store.path).values()) == {1}
-    assert numbers(store, plan) == numbers(calm[1], plan)
 
 
 def test_a_trial_that_always_fails_leaves_the_choice_to_the_others(tmp_path):

@@ -1,15 +1,12 @@
-"""`study run --until decided` with processes: killed, out of time, and to the same verdicts."""
+"""`study run --until decided` with processes: killed, it comes to the same verdicts."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_study_slurm import sbatch  # noqa: F401
 from tests.support.drive_study import plan_of
-from tests.support.studies import DRIVER, SECONDS, children, drive, starts, wait_for
-from trl_ablate.study.engines.slurm import array_job, submit
+from tests.support.studies import SECONDS, children, drive, starts, wait_for
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
@@ -55,32 +52,3 @@ def test_killed_between_looks_it_reaches_the_same_verdicts(tmp_path, calm):
     assert drive(store, arms, *LOOKS).wait(SECONDS) == 0
     assert verdicts(store.path, arms) == calm
     assert not (tmp_path / "twice").exists()
-
-
-@pytest.mark.slow
-def test_moved_to_another_engine_between_looks_it_reaches_the_same_verdicts(
-    tmp_path,
-    calm,
-    sbatch,  # noqa: F811
-):
-    """The first look as an array job, the others by processes of this machine."""
-    store, arms = RunStore(tmp_path / "runs"), paused(0.0)
-    store.path.mkdir()
-    study = StudyRuns(plan_of(arms, [3, 5]), store)
-    first = study.of_pass(True)
-    command = [sys.executable, str(DRIVER), str(store.path), json.dumps(arms)]
-    submit(array_job(study, first, command, cpus=1, at_once=2))
-    assert len(first) == 9 and set(starts(store.path)) == set(first)
-    assert drive(store, arms, *LOOKS).wait(SECONDS) == 0
-    assert set(starts(store.path).values()) == {1}
-    assert verdicts(store.path, arms) == calm
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_holds_only_its_own_comparison(tmp_path):
-    arms = paused(0.0) | {"ill": {"top": 0.5, "fails": 99}}
-    store = RunStore(tmp_path)
-    assert drive(store, arms, *LOOKS).wait(SECONDS) == 1
-    found = StudyRuns(plan_of(arms, [3, 5]), store).analysis.decisive
-    assert found["worse"].verdict == "worse" and found["alike"].verdict == "not decided"
-    assert (found["ill"].verdict, found["ill"].difference.n) == ("undecided", 0)

@@ -32,14 +32,15 @@ def main() -> int:
     parser.add_argument("--only", action="append")
     parser.add_argument("--ray_address")
     parser.add_argument("--looks", type=json.loads, default=[], help="seeds until decided")
+    parser.set_defaults(jobs=None, cpus_per_run=1, keep_checkpoints=False)
     options = parser.parse_args()
     Termination().listen()
     runs = StudyRuns(plan_of(options.arms, options.looks), RunStore(options.runs))
     try:
         if runs.plan.looks:
             how = {"until_decided": True, "retries": 1, "max_hours": None}
-            return ended("made_up", runs, run_passes([runs], engine(options), **how))
-        outcome = Runner(runs, engine(options), only=options.only, say=say).run()
+            return ended("made_up", runs, run_passes([runs], engine(options, runs.plan), **how))
+        outcome = Runner(runs, engine(options, runs.plan), only=options.only, say=say).run()
     except KeyboardInterrupt:
         return 130
     return 1 if outcome.failed else 3 if outcome.left else 0
@@ -49,14 +50,14 @@ def plan_of(arms: dict, looks: list[int]) -> Plan:
     return make_plan(arms, range(looks[-1]), looks=looks) if looks else make_plan(arms)
 
 
-def engine(options: argparse.Namespace) -> Engine:
+def engine(options: argparse.Namespace, plan: Plan) -> Engine:
     if options.ray_address is None:
         return LocalEngine(jobs=2, command=FAKE_TRAIN, warm=FAKE_IMPORTS)
     from trl_ablate.study.engines import shipping
     from trl_ablate.study.engines.ray import RayEngine
 
     shipping.PROGRAM = FAKE_PROGRAM
-    return RayEngine(options.ray_address)
+    return RayEngine(options, plan)
 
 
 def say(text: str) -> None:

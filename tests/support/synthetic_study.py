@@ -9,7 +9,7 @@ from typing import Any
 
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import append_jsonl, write_json
-from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, run_id
+from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, identity, run_id
 from trl_ablate.study.report.curves import Run, Series
 from trl_ablate.study.store import RunStore
 
@@ -34,7 +34,7 @@ def make_plan(
             evaluations=6,
             runs=tuple(
                 PlannedRun(
-                    run_id(settings, seed),
+                    run_id(identity(settings), seed),
                     seed,
                     (f"{name}.yaml", "--arm", name, "--seed", str(seed),
                      f"--settings={json.dumps(settings)}"),

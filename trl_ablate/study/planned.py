@@ -140,8 +140,8 @@ def identity(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def run_id(settings: Mapping[str, Any], seed: int) -> str:
-    return f"{identity(settings)}-seed{seed}"
+def run_id(identity: str, seed: int) -> str:
+    return f"{identity}-seed{seed}"
 
 
 def fingerprint(study: Study) -> str:

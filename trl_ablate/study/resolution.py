@@ -10,8 +10,9 @@ run finds out whether a file defines the function that is named.
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,38 @@ from trl_ablate.run.identity import portable
 from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.engines.own_files import texts_in
 from trl_ablate.study.factors import Design, without
-from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, run_id, without_place
+from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, identity, run_id, without_place
 from trl_ablate.switches import named
 from trl_ablate.task import TaskArguments
 
-NO_SETTINGS = ("changes", "inert", "files")
-"""Parts of a resolved recipe that describe its settings but contain none."""
+GROUPS = ("settings", "config", "task", "model", "guard")
+"""The parts of `resolved_config.json` that contain settings."""
+
+
+@dataclass(frozen=True)
+class ResolvedArm:
+    """An arm, and what its recipe resolves to."""
+
+    arm: Arm
+    resolved: Resolved
+
+    @cached_property
+    def written(self) -> dict[str, Any]:
+        """The content of `resolved_config.json`."""
+        return json.loads(json.dumps(self.resolved.to_dict(), default=str))
+
+    @cached_property
+    def in_groups(self) -> dict[str, Any]:
+        return {key: value for group in GROUPS for key, value in self.written[group].items()}
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All settings of all groups, without names and places."""
+        return without_place({"profile": self.written["profile"]} | self.in_groups)
+
+    @property
+    def declared(self) -> set[str]:
+        return {*self.resolved.changes, *self.arm.overrides} - {*named("place")}
 
 
 def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
@@ -53,28 +80,27 @@ def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
         to_run: also refuse what the runs would refuse at their start; a report needs no data.
     """
     base = base_of(study.arms[0].recipe)
-    study, resolved = _legal(study)
-    arms = list(zip(study.arms, resolved, strict=True))
-    for arm, outcome in arms:
-        _check_not_silenced(arm, outcome, study)
-        _prove(base, arm, outcome, study)
+    study, arms = _legal(study)
+    for one in arms:
+        _check_not_silenced(one, study)
+        _prove(base, one, study)
     if to_run:
-        _check_starts((arm.name, outcome) for arm, outcome in arms)
+        _check_starts(arms)
         if study.judge == "two_part":
-            _check_success(study, [outcome.config for _, outcome in arms])
-    keys = sorted({key for arm, outcome in arms for key in _declared(arm, outcome)})
-    first = resolved[0]
+            _check_success(study, arms)
+    keys = sorted({key for one in arms for key in one.declared})
+    first = arms[0].resolved
     asked: dict[str, Any] = study.asked() | {"profile": first.profile}
     return Plan(
         **asked,
         study=study.name,
         profile_reason=first.profile_reason,
         base=base.name,
-        compared=len(_settings(first)),
+        compared=len(arms[0].settings),
         for_gpu=first.for_gpu,
-        arms=tuple(_planned(arm, outcome, study, keys) for arm, outcome in arms),
-        files={path: known for one in resolved for path, known in one.files.items()},
-        miniatures=_miniatures(resolved),
+        arms=tuple(_planned(one, study, keys) for one in arms),
+        files={path: known for one in arms for path, known in one.resolved.files.items()},
+        miniatures=_miniatures([one.resolved for one in arms]),
     )
 
 
@@ -86,14 +112,14 @@ def _miniatures(resolved: Sequence[Resolved]) -> tuple[tuple[float, str], ...]:
     return tuple(sorted(set(zip(map(millions_of_parameters, models), datasets, strict=True))))
 
 
-def _legal(study: Study) -> tuple[Study, list[Resolved]]:
+def _legal(study: Study) -> tuple[Study, list[ResolvedArm]]:
     """The study without the cells of its design that a recipe may not have, and its arms
     resolved."""
     design, tuning = study.design, study.tuning
     if design is None:
         return study, [_resolve(arm, study) for arm in study.arms]
     study = _without_defaults(study, design)
-    found: dict[str, Resolved] = {}
+    found: dict[str, ResolvedArm] = {}
     refused: dict[str, str] = {}
     for arm in study.arms:
         try:
@@ -119,9 +145,9 @@ def _without_defaults(study: Study, design: Design) -> Study:
     the default, so that a cell has the runs of an arm that does not mention the setting."""
     first = study.arms[0]
     others = {key: value for key, value in first.overrides.items() if key not in design.factors}
-    bare = _as_json(_resolve(replace(first, overrides=others), study))
-    defaults = {key: json.dumps(value) for key, value in _in_groups(bare).items()
-                if key in design.factors and key not in bare["settings"]}  # fmt: skip
+    bare = _resolve(replace(first, overrides=others), study)
+    defaults = {key: json.dumps(value) for key, value in bare.in_groups.items()
+                if key in design.factors and key not in bare.written["settings"]}  # fmt: skip
 
     def bared(arm: Arm) -> Arm:
         given = arm.overrides.items()
@@ -138,18 +164,20 @@ def base_of(recipe: Path) -> Path:
     return recipe if extends is None else beside_or_shipped(extends, recipe)
 
 
-def _resolve(arm: Arm, study: Study) -> Resolved:
+def _resolve(arm: Arm, study: Study) -> ResolvedArm:
     names = {"arm": arm.name, "study": study.name, "seed": arm.seeds[0]}
-    return load_recipe(arm.recipe, study.profile, {**study.overrides, **arm.overrides, **names})
+    overrides = {**study.overrides, **arm.overrides, **names}
+    return ResolvedArm(arm, load_recipe(arm.recipe, study.profile, overrides))
 
 
-def _prove(base: Path, arm: Arm, resolved: Resolved, study: Study) -> None:
+def _prove(base: Path, one: ResolvedArm, study: Study) -> None:
     """Rebuild the arm from the base and its declared keys: all settings have to be equal."""
-    declared = {key: new for key, (_, new) in resolved.changes.items()}
+    arm, ours = one.arm, one.settings
+    declared = {key: new for key, (_, new) in one.resolved.changes.items()}
     overrides = {**declared, **study.overrides, **arm.overrides, "seed": arm.seeds[0]}
     extended = base != study.arms[0].recipe
     again = load_recipe(base, study.profile, overrides, as_base=extended)
-    ours, rebuilt = _settings(resolved), _settings(again)
+    rebuilt = ResolvedArm(arm, again).settings
     for key in sorted(ours):
         if ours[key] != rebuilt.get(key):
             raise ConfigurationError(
@@ -160,28 +188,10 @@ def _prove(base: Path, arm: Arm, resolved: Resolved, study: Study) -> None:
             )
 
 
-def _settings(resolved: Resolved) -> dict[str, Any]:
-    """All settings of all groups as in `resolved_config.json`, without names and places."""
-    whole = _as_json(resolved)
-    found = {"profile": whole["profile"]} | _in_groups(whole)
-    return without_place(found)
-
-
-def _in_groups(whole: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, group in whole.items():
-        if isinstance(group, dict) and name not in NO_SETTINGS:
-            found |= group
-    return found
-
-
-def _as_json(resolved: Resolved) -> dict[str, Any]:
-    return json.loads(json.dumps(resolved.to_dict(), default=str))
-
-
-def _check_not_silenced(arm: Arm, resolved: Resolved, study: Study) -> None:
+def _check_not_silenced(one: ResolvedArm, study: Study) -> None:
     """The study's overrides must not replace a setting that an arm ablates, nor may its tuning."""
-    for key in resolved.changes:
+    arm = one.arm
+    for key in one.resolved.changes:
         if study.tuning and key == study.tuning.key:
             raise ConfigurationError(
                 f"study {study.path}: tune replaces the '{key}' that {arm.recipe.name} declares, "
@@ -194,21 +204,17 @@ def _check_not_silenced(arm: Arm, resolved: Resolved, study: Study) -> None:
             )
 
 
-def _declared(arm: Arm, resolved: Resolved) -> set[str]:
-    return {*resolved.changes, *arm.overrides} - {*named("place")}
-
-
-def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> PlannedArm:
-    final = _settings(resolved)
-    values = {key: final[key] for key in keys}
-    settings = portable(_as_json(resolved)["settings"], resolved.files)
-    config = resolved.config
+def _planned(one: ResolvedArm, study: Study, keys: list[str]) -> PlannedArm:
+    arm, resolved, config = one.arm, one.resolved, one.resolved.config
+    values = {key: one.settings[key] for key in keys}
+    known = identity(portable(one.written["settings"], resolved.files))
+    before, after = _words(one, study)
     optimizer_steps = max(0, config.max_steps)  # 0: in epochs, unknown before loading
     steps = int(optimizer_steps * config.grpo_steps_per_optimizer_step)
     return PlannedArm(
         name=arm.name,
         recipe=arm.recipe.name,
-        declared={key: values[key] for key in sorted(_declared(arm, resolved))},
+        declared={key: values[key] for key in sorted(one.declared)},
         values=values,
         inert=resolved.inert,
         warnings=tuple(resolved.warnings),
@@ -216,7 +222,7 @@ def _planned(arm: Arm, resolved: Resolved, study: Study, keys: list[str]) -> Pla
         optimizer_steps=optimizer_steps,
         evaluations=_evaluations(config, steps),
         runs=tuple(
-            PlannedRun(run_id(settings, seed), seed, _words(arm, resolved, study, seed))
+            PlannedRun(run_id(known, seed), seed, (*before, str(seed), *after))
             for seed in arm.seeds
         ),
     )
@@ -234,25 +240,22 @@ def _evaluations(config: AblationConfig, steps: int) -> int:
     return due + (steps > 0) + bool(config.eval_on_start)
 
 
-def _words(arm: Arm, resolved: Resolved, study: Study, seed: int) -> tuple[str, ...]:
-    """The command line of a run. If the profile was chosen automatically, it is named here, as
-    another machine may execute the run."""
-    overrides: Mapping[str, Any] = {**study.overrides, **arm.overrides}
+def _words(one: ResolvedArm, study: Study) -> tuple[list[str], list[str]]:
+    """The command line of a run before its seed, and after it. If the profile was chosen
+    automatically, it is named here, as another machine may execute the run."""
+    arm, resolved = one.arm, one.resolved
     suited = (resolved.profile, resolved.profile_reason) == suitable_profile()
-    profile = resolved.profile if suited else study.profile
-    named = {"profile": profile, "seed": seed, "arm": arm.name, "study": study.name}
-    return (
-        str(arm.recipe),
-        *(word for key, value in named.items() for word in (f"--{key}", as_word(key, value))),
-        *as_words(overrides),
-    )
+    profile = as_word("profile", resolved.profile if suited else study.profile)
+    names = ["--arm", as_word("arm", arm.name), "--study", as_word("study", study.name)]
+    before = [str(arm.recipe), "--profile", profile, "--seed"]
+    return before, [*names, *as_words({**study.overrides, **arm.overrides})]
 
 
-def _check_starts(arms: Iterable[tuple[str, Resolved]]) -> None:
+def _check_starts(arms: Iterable[ResolvedArm]) -> None:
     """Check every arm; arms that ask the same questions in the same way are checked once."""
     seen = set()
-    for name, resolved in arms:
-        config = resolved.config
+    for one in arms:
+        resolved, config = one.resolved, one.resolved.config
         batch = (config.generation_batch_size, config.num_generations)
         look = (repr(resolved.task), repr(resolved.model), config.eval_strategy, batch)
         if look in seen:
@@ -261,10 +264,10 @@ def _check_starts(arms: Iterable[tuple[str, Resolved]]) -> None:
         try:
             _check_start(resolved)
         except ConfigurationError as error:
-            raise ConfigurationError(f"arm '{name}': {error}") from error
+            raise ConfigurationError(f"arm '{one.arm.name}': {error}") from error
 
 
-def _check_success(study: Study, configs: Iterable[AblationConfig]) -> None:
+def _check_success(study: Study, arms: Iterable[ResolvedArm]) -> None:
     """What a study in two parts needs: runs enough to decide, and a base to gain over."""
     from trl_ablate.study.two_part import check_decides
 
@@ -273,7 +276,7 @@ def _check_success(study: Study, configs: Iterable[AblationConfig]) -> None:
     first, *others = (len(arm.seeds) - trials for arm in study.arms)
     looks = study.looks or (min(others, default=first),)
     check_decides(looks, first, len(names) - 1, what)
-    if study.threshold is None and not all(config.eval_on_start for config in configs):
+    if study.threshold is None and not all(one.resolved.config.eval_on_start for one in arms):
         raise ConfigurationError(
             f"{what}: without an evaluation before training no gain is known, and so no success; "
             "set eval_on_start: true, or success: {threshold: 0.6}"

@@ -16,11 +16,12 @@ ARMS = {"a": {"top": 0.6}, "b": {"top": 0.7}}
 CONTENTS = ["", "{", "[]", "5", "null", '"text"', "{}", '{"settings": 5}', '{"made_from": 5}',
             "\x00", "[" * 5000, '{"status": []}',
             '{"status": {"a": 1}, "seconds": "x"}']  # fmt: skip
-IN_REPORTS = [
-    pytest.param(content, marks=() if content in CONTENTS[::3] else pytest.mark.slow)
-    for content in CONTENTS
-]
-"""A report takes half a second, so that all of them are longer tests."""
+ENTRIES = [
+    {"versions": ["a"]}, {"versions": 5}, {"git": "x"}, {"git": {}}, {"git": {"commit": 5}},
+    {"seconds": "x"}, {"reason": ["x"]}, {"profile": {"a": 1}}, {"python": {}}, {"cpus": []},
+]  # fmt: skip
+ROLLOUTS = ["[]", "5", "{", '{"reward": "x"}', '{"reward": [1]}', "{}",
+            '{"prompt": 5, "response": null}', '{"reward": NaN}']  # fmt: skip
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_nothing_is_removed_while_another_plan_cannot_be_read(study, content):
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", ["run.json", "resolved_config.json"])
-@pytest.mark.parametrize("content", IN_REPORTS)
+@pytest.mark.parametrize("content", CONTENTS)
 def test_a_record_of_another_shape_is_one_sentence_or_a_run_to_do(study, tmp_path, name, content):
     _, plan, store = study
     run = plan.arms[0].runs[0]
@@ -75,28 +76,15 @@ def test_a_record_of_another_shape_is_one_sentence_or_a_run_to_do(study, tmp_pat
         assert store.state(run.id).status in ("to do", "interrupted")
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"versions": ["a"]}, {"versions": 5}, {"git": "x"}, {"git": {}}, {"git": {"commit": 5}},
-        {"seconds": "x"}, {"reason": ["x"]}, {"profile": {"a": 1}}, {"python": {}}, {"cpus": []},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_entries_of_another_shape_cost_no_report(study, tmp_path, wrong):
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("wrong", [*ENTRIES, *ROLLOUTS], ids=str)
+def test_entries_and_rollouts_of_another_shape_cost_no_report(study, tmp_path, wrong):
     _, plan, store = study
-    store.directory(plan.arms[0].runs[0].id).update(**wrong)
-    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("line", ["[]", "5", "{", '{"reward": "x"}', '{"reward": [1]}', "{}",
-                                  '{"prompt": 5, "response": null}',
-                                  '{"reward": NaN}'])  # fmt: skip
-def test_rollouts_of_another_shape_cost_no_report(study, tmp_path, line):
-    _, plan, store = study
-    folder = store.directory(plan.arms[0].runs[0].id).path / "rollouts"
-    folder.mkdir()
-    (folder / "step_000020.jsonl").write_text('{"prompt": "p", "reward": 1.0}\n' + line + "\n")
+    run = store.directory(plan.arms[0].runs[0].id)
+    if isinstance(wrong, dict):
+        run.update(**wrong)
+    else:
+        (run.path / "rollouts").mkdir()
+        rows = f'{{"prompt": "p", "reward": 1.0}}\n{wrong}\n'
+        (run.path / "rollouts" / "step_000020.jsonl").write_text(rows)
     report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")

@@ -18,9 +18,14 @@ ARMS = {"a": {"top": 0.6}, "b": {"top": 0.7}}
 
 
 @pytest.fixture
-def study(tmp_path):
-    """(plan, store) of a study with six finished runs."""
-    return write_study(tmp_path / "runs", ARMS)
+def study(tmp_path) -> StudyRuns:
+    """A study with six finished runs."""
+    return StudyRuns(*write_study(tmp_path / "runs", ARMS))
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "runs.parquet"
 
 
 @pytest.fixture
@@ -28,71 +33,66 @@ def other(tmp_path):
     return RunStore(tmp_path / "other")
 
 
-def test_the_report_elsewhere_is_the_same(study, other, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.parquet"
-    elsewhere = StudyRuns(plan, other)
-    assert keep(StudyRuns(plan, store), file) == 6
-    assert sorted(restore(elsewhere, file)) == sorted(plan.runs())
+def test_the_report_elsewhere_is_the_same(study, other, file, tmp_path):
+    elsewhere = StudyRuns(study.plan, other)
+    assert keep(study.again(), file) == 6
+    assert sorted(restore(elsewhere, file)) == sorted(study.plan.runs())
     assert restore(elsewhere, file) == []
-    for made_of, out in ((store, "here"), (other, "there")):
-        report_study(plan, made_of, tmp_path / "study.yaml", tmp_path / out)
+    for made_of, out in ((study.store, "here"), (other, "there")):
+        report_study(study.plan, made_of, tmp_path / "study.yaml", tmp_path / out)
     for name in ("report.json", "runs.csv"):
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
     keep(elsewhere, tmp_path / "again.parquet")  # the same runs are the same bytes
     assert (tmp_path / "again.parquet").read_bytes() == file.read_bytes()
 
 
-def test_only_finished_runs_are_kept_and_stay_kept(study, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.parquet"
+def test_only_finished_runs_are_kept_and_stay_kept(study, file):
     assert kept(file) == {}
-    first, second, third, *others = plan.runs()
+    first, second, third, *others = study.plan.runs()
     for run_id, status in ((first, "failed"), (second, "running")):
-        store.directory(run_id).update(status=status)
-    assert keep(StudyRuns(plan, store), file) == 4
+        study.store.directory(run_id).update(status=status)
+    assert keep(study.again(), file) == 4
     assert sorted(kept(file)) == sorted([third, *others])
-    shutil.rmtree(store.directory(third).path)
-    assert keep(StudyRuns(plan, store), file) == 4
+    shutil.rmtree(study.store.directory(third).path)
+    assert keep(study.again(), file) == 4
 
 
-def test_which_metrics_are_kept_depends_on_the_place_of_a_run(study, tmp_path):
+def test_which_metrics_are_kept_depends_on_the_place_of_a_run(study, file):
     """The first run of an arm has its mechanism; of two parts, those up to the first look have
     gradient norms."""
-    (plan, store), file = study, tmp_path / "runs.parquet"
     row = {"step": 99, "style/full": 0.5, "advantages/weight/q1": 0.2, "grad_norm": 0.5}
-    for run_id in plan.runs():
-        append_jsonl(store.directory(run_id).metrics_file, row)
+    for run_id in study.plan.runs():
+        append_jsonl(study.store.directory(run_id).metrics_file, row)
     for judge, looks, with_norms in (("paired", (), 3), ("two_part", (2, 3), 2)):
-        keep(StudyRuns(replace(plan, judge=judge, looks=looks), store), file)
+        keep(StudyRuns(replace(study.plan, judge=judge, looks=looks), study.store), file)
         rows = {run_id: run.rows[-1] for run_id, run in kept(file).items()}
-        for arm in plan.arms:
+        for arm in study.plan.arms:
             for place, run in enumerate(arm.runs):
                 dropped = {"style/full", "advantages/weight/q1"} if place else set()
                 dropped |= set() if place < with_norms else {"grad_norm"}
                 assert rows[run.id].keys() == row.keys() - dropped
 
 
-def test_machine_and_folders_are_not_kept(study, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.parquet"
-    run_id = next(iter(plan.runs()))
-    run = store.directory(run_id)
+def test_machine_and_folders_are_not_kept(study, file, tmp_path):
+    run_id = next(iter(study.plan.runs()))
+    run = study.store.directory(run_id)
     settings = read_object(run.config_file)
     run.write_config({**settings, "config": {"output_dir": str(run.path.resolve())}})
     record = {"host": "secret-name", "command": ["train", "--x"]}
     write_json(run.run_file, {**read_object(run.run_file), **record})
-    keep(StudyRuns(plan, store), file)
+    keep(study.again(), file)
     run = kept(file)[run_id]
     whole = run.settings + run.record
     assert str(tmp_path) not in whole and "secret-name" not in whole and '"command"' not in whole
     assert json.loads(run.settings)["config"]["output_dir"] == f"runs/{run_id}"
 
 
-def test_what_is_done_in_use_or_not_asked_for_is_left_alone(study, other, tmp_path):
-    (plan, store), file = study, tmp_path / "runs.parquet"
-    keep(StudyRuns(plan, store), file)
-    wanted = replace(plan, arms=plan.arms[:1])
+def test_what_is_done_in_use_or_not_asked_for_is_left_alone(study, other, file):
+    keep(study.again(), file)
+    wanted = replace(study.plan, arms=study.plan.arms[:1])
     in_use, done, asked = wanted.runs()
     assert other.lock(in_use).acquire()
-    write_run(other, plan.runs()[done], ARMS["a"], learning_rows(7, top=0.1))
+    write_run(other, study.plan.runs()[done], ARMS["a"], learning_rows(7, top=0.1))
     before = other.directory(done).metrics_file.read_bytes()
     assert restore(StudyRuns(wanted, other), file) == [asked]
     assert other.directory(done).metrics_file.read_bytes() == before
@@ -101,9 +101,8 @@ def test_what_is_done_in_use_or_not_asked_for_is_left_alone(study, other, tmp_pa
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_a_damaged_file_is_one_sentence(study, tmp_path, share):
-    (plan, store), file = study, tmp_path / "runs.parquet"
-    keep(StudyRuns(plan, store), file)
+def test_a_damaged_file_is_one_sentence(study, file, share):
+    keep(study.again(), file)
     whole = file.read_bytes()
     file.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(ConfigurationError, match=r"runs\.parquet is damaged .* take it from git"):

@@ -43,7 +43,7 @@ def planned(path, **how):
 def id_of(recipe, overrides=(), seed: int = 0) -> str:
     """The id of the run that a process resolves from these words."""
     settings = load_recipe(recipe, overrides=overrides).to_dict()["settings"]
-    return run_id(portable(settings, {}), seed)
+    return run_id(identity(portable(settings, {})), seed)
 
 
 @pytest.fixture

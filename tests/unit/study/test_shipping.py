@@ -13,8 +13,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE
 from trl_ablate.run.folders import put_back, where_it_stands
 from trl_ablate.study.engines import PROGRAM, Job
-from trl_ablate.study.engines.detached import requirements
-from trl_ablate.study.engines.shipping import copy_code, pack
+from trl_ablate.study.engines.shipping import copy_code, pack, requirements
 
 
 def job(folder: Path) -> Job:

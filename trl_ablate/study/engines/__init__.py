@@ -5,8 +5,7 @@ ray          tasks of a Ray cluster
 modal        calls of a function on Modal, which continue when the runner leaves
 hf_jobs      Hugging Face Jobs, which continue, too
 slurm        an array job; each task does one run with `local`
-detached     the code that `modal` and `hf_jobs` share: calls that outlive the runner
-shipping     the code that these and `ray` share: send a run away and copy its results back
+shipping     send a run away and copy its results back; calls that outlive the runner
 
 Each except `slurm` has `make(options, plan)`, which creates the engine; `cli/engines` has the
 options.

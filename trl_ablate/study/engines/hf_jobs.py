@@ -31,8 +31,14 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import disable_progress_bars
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.engines.detached import DetachedEngine, requirements
-from trl_ablate.study.engines.shipping import Bundle, copy_code, short, working
+from trl_ablate.study.engines.shipping import (
+    Bundle,
+    DetachedEngine,
+    copy_code,
+    requirements,
+    short,
+    working,
+)
 from trl_ablate.study.planned import Plan
 
 REPO, REPO_TYPE = "trl-ablate-runs", "dataset"
@@ -77,15 +83,11 @@ def make(options: Namespace, plan: Plan) -> DetachedEngine:
         "image": options.image,
         "secrets": {name: os.environ[name] for name in options.secrets},
     }
-    service = JobsService(asked, options.namespace)
-    return DetachedEngine(service, plan, checkpoints=options.keep_checkpoints)
+    checkpoints, namespace = options.keep_checkpoints, options.namespace
+    return JobsEngine(plan, checkpoints=checkpoints, asked=asked, namespace=namespace)
 
 
-def fetching(plan: Plan, *, checkpoints: bool) -> DetachedEngine:
-    return DetachedEngine(JobsService(), plan, checkpoints=checkpoints)
-
-
-class JobsService:
+class JobsEngine(DetachedEngine):
     """The Hub's API of jobs.
 
     Args:
@@ -95,7 +97,15 @@ class JobsService:
 
     name = "hf_jobs"
 
-    def __init__(self, asked: Mapping[str, Any] | None = None, namespace: str | None = None):
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        checkpoints: bool = False,
+        asked: Mapping[str, Any] | None = None,
+        namespace: str | None = None,
+    ):
+        super().__init__(plan, checkpoints=checkpoints)
         self._asked, self._namespace, self._token = dict(asked or {}), namespace, get_token()
         if not self._token:
             raise ConfigurationError(
@@ -160,12 +170,15 @@ class JobsService:
         except (HTTPError, LocalEntryNotFoundError):
             return None
 
-    def download(self, call: str, folder: str, target: Path, checkpoints: bool) -> None:
+    def download(self, call: str, folder: str, target: Path) -> None:
         disable_progress_bars()
         self._api.snapshot_download(
             _repo_of(call), repo_type=REPO_TYPE, local_dir=target, allow_patterns=f"{folder}/*",
-            ignore_patterns=[] if checkpoints else ["*/checkpoint*/*"],
+            ignore_patterns=[] if self.checkpoints else ["*/checkpoint*/*"],
         )  # fmt: skip
+
+
+fetching = JobsEngine
 
 
 def packed(bundle: Bundle) -> bytes:

@@ -1,6 +1,6 @@
 """Modal: every run is a call of one function, in a container with a GPU.
 
-The function is deployed, so its calls continue when the runner has exited (`detached`). A run
+The function is deployed, so its calls continue when the runner has exited (see `shipping`). A run
 writes to a volume, from which its files are downloaded when the call has ended. Models and data
 stay in separate volumes. Modal is an optional dependency: this module is imported only on demand.
 """
@@ -15,8 +15,14 @@ from typing import Any
 import modal
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.engines.detached import DetachedEngine, requirements
-from trl_ablate.study.engines.shipping import CODE, NOT_CODE, Bundle, working
+from trl_ablate.study.engines.shipping import (
+    CODE,
+    NOT_CODE,
+    Bundle,
+    DetachedEngine,
+    requirements,
+    working,
+)
 from trl_ablate.study.planned import Plan
 
 APP = "trl-ablate"
@@ -28,12 +34,8 @@ LONGEST = 24 * 3600
 
 
 def make(options: Namespace, plan: Plan) -> DetachedEngine:
-    service = ModalService(options.gpu if plan.for_gpu else None, options.jobs)
-    return DetachedEngine(service, plan, checkpoints=options.keep_checkpoints)
-
-
-def fetching(plan: Plan, *, checkpoints: bool) -> DetachedEngine:
-    return DetachedEngine(ModalService(), plan, checkpoints=checkpoints)
+    gpu = options.gpu if plan.for_gpu else None
+    return ModalEngine(plan, checkpoints=options.keep_checkpoints, gpu=gpu, at_once=options.jobs)
 
 
 def train_run(
@@ -84,12 +86,20 @@ def build_app(gpu: str | None, at_once: int | None) -> tuple[modal.App, modal.Fu
     return app, function
 
 
-class ModalService:
+class ModalEngine(DetachedEngine):
     """Modal itself. The app is deployed before the first call, so not for fetching."""
 
     name = "modal"
 
-    def __init__(self, gpu: str | None = None, at_once: int | None = None):
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        checkpoints: bool = False,
+        gpu: str | None = None,
+        at_once: int | None = None,
+    ):
+        super().__init__(plan, checkpoints=checkpoints)
         try:
             modal.Client.from_env()
         except modal.exception.AuthError as error:
@@ -113,15 +123,18 @@ class ModalService:
         except (TimeoutError, modal.exception.ConnectionError):
             return None
 
-    def download(self, call: str, folder: str, target: Path, checkpoints: bool) -> None:
+    def download(self, call: str, folder: str, target: Path) -> None:
         try:
             entries = self._results.listdir(folder, recursive=True)
         except modal.exception.NotFoundError:
             return
         for entry in entries:
             name = Path(entry.path.lstrip("/"))
-            wanted = checkpoints or not any(part.startswith("checkpoint") for part in name.parts)
-            if entry.type.name == "FILE" and wanted:
+            weights = any(part.startswith("checkpoint") for part in name.parts)
+            if entry.type.name == "FILE" and (self.checkpoints or not weights):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 with (target / name).open("wb") as file:
                     file.writelines(self._results.read_file(entry.path))
+
+
+fetching = ModalEngine

@@ -52,39 +52,16 @@ Piece = tuple[str, bytes] | int
 """A part of a run's results: what was added to its log, metrics or archive; or the exit code."""
 
 
-def make(options: Namespace, plan: Plan) -> "RayEngine":
-    return RayEngine(
-        options.ray_address, jobs=options.jobs, on_gpu=plan.for_gpu, cpus=options.cpus_per_run,
-        checkpoints=options.keep_checkpoints,
-    )  # fmt: skip
-
-
 class RayEngine:
-    """Tasks of a cluster.
-
-    Args:
-        address: of the cluster; None: this machine's cluster, or else a new one on it alone.
-        jobs: how many at once; None: as many as the cluster can hold then.
-        on_gpu: whether each run needs a GPU.
-        cpus: CPUs for each run.
-        checkpoints: whether to copy checkpoints back, too.
-    """
+    """Tasks of a cluster: as many at once as `--jobs` says, or as it can hold then."""
 
     in_place = False
 
-    def __init__(
-        self,
-        address: str | None = None,
-        *,
-        jobs: int | None = None,
-        on_gpu: bool = False,
-        cpus: int = 1,
-        checkpoints: bool = False,
-    ):
-        connect(address)
-        self._needs = {"CPU": cpus, "GPU": 1} if on_gpu else {"CPU": cpus}
-        self._jobs, self._checkpoints = jobs, checkpoints
-        if jobs is None and not self._room():
+    def __init__(self, options: Namespace, plan: Plan):
+        connect(options.ray_address)
+        self._needs = {"CPU": options.cpus_per_run} | ({"GPU": 1} if plan.for_gpu else {})
+        self._jobs, self._checkpoints = options.jobs, options.keep_checkpoints
+        if self._jobs is None and not self._room():
             raise ConfigurationError(
                 f"no node of the Ray cluster has {self._needs}, which a run needs; add one, "
                 "or, for a cluster that grows by itself, give --jobs, the number of runs at once"
@@ -115,6 +92,9 @@ class RayEngine:
         )
         bundle = pack(job)
         return RayProcess(lambda: task.remote(bundle, self._checkpoints), job)
+
+
+make = RayEngine
 
 
 class RayProcess(Process):

@@ -4,24 +4,38 @@ The other machine shares no file system with this one. So a bundle contains the 
 YAML files, with the profiles) and the files that the recipe names (`own_files`) beside the
 arguments, the run works in a scratch folder there, and its files are copied back. Models are not
 sent: use names that every machine can resolve.
+
+On a service a run continues when the runner has exited. The name of its call is saved beside the
+run's directory (`ID.away`): a runner that starts the run again continues this call and makes no
+new one. When the call has ended, its files are copied.
 """
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
+import time
+import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
 from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.folders import part_of, put_back, replace_folder
 from trl_ablate.run.identity import git_state
+from trl_ablate.run.json_files import read_object, write_json
 from trl_ablate.run.masking import Masker, known_secrets
-from trl_ablate.study.engines import PROGRAM, Job
+from trl_ablate.study.engines import PROGRAM, SECONDS_TO_END, Job, Process
 from trl_ablate.study.engines.local import LocalProcess
 from trl_ablate.study.engines.own_files import own_files
+from trl_ablate.study.planned import Plan
 
 CODE = {PACKAGE: PACKAGE.name, SHIPPED: f"{PACKAGE.name}/shipped"}
 """The folders that a machine needs to train, and their names there: those of an installed package,
@@ -31,6 +45,7 @@ NOT_CODE = (
     *("report.json", "xray.json", "runs.parquet"),
 )
 """What is not sent: caches, pages, pictures, and results of studies."""
+SECONDS_BETWEEN_QUESTIONS = 10.0
 DIES_WITH_ITS_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -115,3 +130,97 @@ def beside(directory: Path, kind: str) -> Path:
 def short(error: BaseException) -> str:
     """An error of a service or cluster, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def requirements(extra: str) -> list[str]:
+    """The requirements of this package and of one of its extras, from its metadata."""
+    found = [Requirement(line) for line in importlib.metadata.requires("trl-ablate") or []]
+    wanted = [one for one in found if one.marker is None or one.marker.evaluate({"extra": extra})]
+    for one in wanted:
+        one.marker = None
+    return [str(one) for one in wanted]
+
+
+class DetachedEngine(ABC):
+    """A service, with a call for each run of a plan; it decides how many run at once.
+
+    Args:
+        checkpoints: whether to fetch checkpoints, too; else they stay in the results.
+    """
+
+    in_place = False
+    name: str
+    """As in `--engine`."""
+
+    def __init__(self, plan: Plan, *, checkpoints: bool = False):
+        self.slots, self.checkpoints = len(plan.runs()), checkpoints
+
+    @abstractmethod
+    def spawn(self, bundle: Bundle, folder: str) -> str:
+        """Start a run; returns the name of the call."""
+
+    @abstractmethod
+    def answer(self, call: str) -> int | None:
+        """The run's exit code, or None while it runs; raises if the call failed."""
+
+    @abstractmethod
+    def download(self, call: str, folder: str, target: Path) -> None:
+        """Copy a folder of the results to `target/folder`; one that is not there is empty."""
+
+    def start(self, job: Job, slot: int) -> "DetachedProcess":
+        """Continue the run's existing call, or make one."""
+        if not job.away.exists():
+            folder = f"{job.directory.name}/{uuid.uuid4().hex[:8]}"  # calls never share one
+            call = self.spawn(pack(job), folder)
+            write_json(job.away, {"engine": self.name, "call": call, "folder": folder})
+        return DetachedProcess(job, self)
+
+
+class DetachedProcess(Process):
+    """A call, found by its note."""
+
+    def __init__(self, job: Job, engine: DetachedEngine):
+        note = read_object(job.away)
+        if not {"call", "folder"} <= note.keys():
+            raise ConfigurationError(f"{job.away} names no call; remove it to start the run anew")
+        self._call, self._folder = note["call"], note["folder"]
+        self._job, self._engine = job, engine
+        self._code: int | None = None
+        self._ask_at = 0.0
+
+    def poll(self) -> int | None:
+        if self._code is None and time.monotonic() >= self._ask_at:
+            self._ask_at = time.monotonic() + SECONDS_BETWEEN_QUESTIONS
+            try:
+                answer = self._engine.answer(self._call)
+            except Exception as error:  # the call failed, so it has ended, too
+                with self._job.log.open("a", encoding="utf-8") as log:
+                    log.write(f"{self._engine.name}: {short(error)}\n")
+                answer = 1
+            if answer is not None:
+                self._fetch()
+                self._job.away.unlink()
+                self._code = answer
+        return self._code
+
+    def _fetch(self) -> None:
+        """Download the log, then the directory, which appears complete."""
+        directory, scratch = self._job.directory, beside(self._job.directory, "call")
+        put_back(directory)
+        shutil.rmtree(scratch, ignore_errors=True)
+        self._engine.download(self._call, self._folder, scratch)
+        found = scratch / self._folder
+        (found / directory.name).mkdir(parents=True, exist_ok=True)
+        log = found / f"{directory.name}.log"
+        if log.exists():
+            with self._job.log.open("ab") as ours:
+                ours.write(log.read_bytes())
+        (found / directory.name).rename(part_of(directory))
+        replace_folder(directory)
+        shutil.rmtree(scratch)
+
+    def ask_to_end(self) -> None:
+        """The call continues without the runner."""
+
+    def end(self, patience: float = SECONDS_TO_END) -> None:
+        """The call continues; its result is fetched later."""
