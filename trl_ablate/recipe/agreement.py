@@ -49,18 +49,14 @@ def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
     if config.evaluation == "one_shot" and config.metric_for_best_model is not None:
         followed["metric_for_best_model"] = config.metric_for_best_model
     for setting, metric in followed.items():
-        metric = _without_group(metric, config.eval_by)
+        name, _, group = metric.partition("/")
+        if config.eval_by and group.startswith(f"{config.eval_by}="):
+            metric = name  # such as `eval_reward/level=3`
         if metric not in names and not (setting != "best_metric" and f"eval_{metric}" in names):
             raise ConfigurationError(
                 f"{setting} '{brief(metric)}' is not a metric of this evaluation"
                 f"{nearest(metric, names) or '; one is eval_reward'}"
             )
-
-
-def _without_group(metric: str, column: str | None) -> str:
-    """`eval_reward/level=3` is a metric if `eval_by` is level."""
-    name, slash, group = metric.partition("/")
-    return name if slash and column and group.startswith(f"{column}=") else metric
 
 
 def _check_rewards(config: AblationConfig, task: TaskArguments) -> None:

@@ -218,14 +218,25 @@ def _resolve(
         groups[known[key][0]][key] = value
     task = TaskArguments(**groups[TaskArguments])
     arguments = groups[AblationConfig]
-    for name in NAMES_OF_FOLDERS:
-        _check_folder_name(name, settings.get(name))
+    for key in NAMES_OF_FOLDERS:
+        name = settings.get(key)
+        if name is not None and (name in ("", ".", "..") or re.search(r"[/\\]", name)):
+            raise ConfigurationError(
+                f"{key} is '{brief(name)}', but it becomes part of a folder's name; give a name "
+                "without slashes, and use --output_dir to choose the folder"
+            )
     warnings = template_warnings(task, arguments) + trust_warnings(arguments)
     arguments.setdefault("stop", task.stop)
     arguments.setdefault("evaluation", AblationConfig.evaluation)
     arguments.setdefault("output_dir", f"runs/{settings['arm']}-seed{settings.get('seed', 42)}")
     if "learning_rate" in arguments:
-        arguments["learning_rate"] = _scaled(arguments["learning_rate"], task)
+        rate, scale = arguments["learning_rate"], task.learning_rate_scale
+        if not math.isfinite(rate * scale):
+            raise ConfigurationError(
+                f"learning_rate {rate} times learning_rate_scale {scale} is not a finite number; "
+                "lower one of the two"
+            )
+        arguments["learning_rate"] = rate * scale
     if not torch.cuda.is_available():
         arguments["use_cpu"] = True  # so that bf16 and similar settings resolve on a laptop, too
     try:
@@ -253,21 +264,3 @@ def _resolve(
         files=files,
         for_gpu=not settings.get("use_cpu", False),
     )
-
-
-def _scaled(learning_rate: float, task: TaskArguments) -> float:
-    scaled = learning_rate * task.learning_rate_scale
-    if not math.isfinite(scaled):
-        raise ConfigurationError(
-            f"learning_rate {learning_rate} times learning_rate_scale {task.learning_rate_scale} "
-            "is not a finite number; lower one of the two"
-        )
-    return scaled
-
-
-def _check_folder_name(key: str, value: str | None) -> None:
-    if value is not None and (value in ("", ".", "..") or re.search(r"[/\\]", value)):
-        raise ConfigurationError(
-            f"{key} is '{brief(value)}', but it becomes part of a folder's name; give a name "
-            "without slashes, and use --output_dir to choose the folder"
-        )

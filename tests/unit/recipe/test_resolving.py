@@ -39,6 +39,9 @@ def test_every_recipe_resolves_and_changes_what_it_declares(arm, profile):
     resolved = load_recipe(arm, profile=profile)
     declared = {key for key in read_mapping(arm, "recipe") if key not in LOADER_KEYS}
     reference = load_recipe("grpo", profile=profile)
+    # TRL casts the model that continuous batching uses, and its updates are too small for that.
+    lost = any("rounded away" in one for one in resolved.warnings)
+    assert lost is (arm.stem == "continuous_batching" and not profile.startswith("miniature"))
     if arm.stem == "grpo":
         assert resolved.changes == {}
         return
@@ -235,15 +238,6 @@ def test_updates_too_small_for_the_weights_are_warned_about(profile, settings, w
     found = load_recipe("grpo", profile, settings).warnings
     assert [w for w in found if "most updates are rounded away" in w] == found
     assert bool(found) is warned
-
-
-def test_shipped_recipes_train_weights_that_move():
-    """All but one, which declares it: TRL casts the model that continuous batching uses."""
-    for arm in ARMS:
-        for profile in PROFILES:
-            vanish = [w for w in load_recipe(arm, profile).warnings if "rounded away" in w]
-            on_gpu = not profile.startswith("miniature")
-            assert bool(vanish) is (arm.stem == "continuous_batching" and on_gpu)
 
 
 def test_tokens_are_masked_in_what_is_written():

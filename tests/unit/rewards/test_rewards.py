@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.unit.rewards.test_own_rewards import logged_call
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.rewards import MathGrader, build_rewards, score
 from trl_ablate.rewards.functions import abuses_eos
@@ -152,20 +153,9 @@ def test_ungraded_is_none_and_never_zero():
 # Reward functions
 
 
-def call(function, completions, golds, ids=None):
+def call(function, completions, golds, **given):
     """The marks, the logged metrics and the logged columns."""
-    metrics, columns = {}, {}
-    marks = function(
-        prompts=["?"] * len(completions),
-        completions=completions,
-        completion_ids=ids or [[5, 6] for _ in completions],
-        answer=golds,
-        log_metric=metrics.__setitem__,
-        log_extra=columns.__setitem__,
-        trainer_state=None,
-        level=["Level 1"] * len(completions),
-    )
-    return marks, metrics, columns
+    return logged_call(function, completions, answer=golds, **given)
 
 
 def r1(answer: str) -> str:
@@ -259,7 +249,9 @@ def test_eos_penalty():
     assert [function.__name__ for function in functions] == ["r1_zero", "eos_penalty"]
     assert weights == [1.0, 0.5]
     ids = [[WORD, EOS], [WORD, EOS, EOS], [PAD, PAD], [EOS, EOS]]
-    marks, *_ = call(functions[1], [r1("5"), r1("5"), r1("5"), r1("hang")], ["5"] * 4, ids)
+    marks, *_ = call(
+        functions[1], [r1("5"), r1("5"), r1("5"), r1("hang")], ["5"] * 4, completion_ids=ids
+    )
     # The ungraded completion gets None: with a number, its reward would no longer be ungraded.
     assert marks == [0.0, -1.0, -1.0, None]
     for wrong in ({"eos_penalty": 0.5}, {"eos_token_ids": [1], "eos_penalty": -1.0}):
