@@ -86,39 +86,37 @@ def spikes(*norms):
     return [{"grad_norm": norm} for norm in norms]
 
 
-def test_two_high_gradient_norms_are_ordinary_and_three_in_ten_are_told():
-    usual = spikes(*[1.0] * 30)
-    assert alerts([*usual, *spikes(9, 1, 1, 1, 9, 1, 1, 1, 1, 1, 9)]) == []
-    assert alerts([*usual, *spikes(9, 1, 1, 1, 9, 1, 1, 1, 1, 9)]) == [("grad_norm", 40)]
-    assert alerts([*usual, *spikes(*[1.9] * 12)]) == []
-    assert alerts([*usual, *spikes(9, 9, 9)], guard_grad_norm="off") == []
-
-
-def test_a_single_gradient_norm_far_above_the_usual_is_told():
-    usual = spikes(*[1.0] * 30)
-    assert alerts([*usual, *spikes(21, 1, 1)]) == [("spike", 31)]
-    assert alerts([*usual, *spikes(19, 1, 1)]) == []
-    assert alerts([*usual, *spikes(21)], guard_spike="off") == []
-
-
 def spreads(*values):
     return [{"completions/length_spread": value} for value in values]
 
 
-def test_groups_whose_lengths_come_to_differ_again_are_told():
-    learns = spreads(*[0.1 - i / 500 for i in range(40)])  # 0.031 is the lowest mean of ten
-    assert alerts(learns) == []
-    assert alerts([*learns, *spreads(*[0.05] * 20)]) == []
-    assert alerts([*learns, *spreads(*[0.055] * 20)]) == [("length_spread", 50)]
-    assert alerts([*learns, *spreads(*[0.055] * 20)], guard_length_spread="off") == []
+USUAL = spikes(*[1.0] * 30)
+LEARNS = spreads(*[0.1 - i / 500 for i in range(40)])  # 0.031 is the lowest mean of ten
+ALIKE = spreads(*[0.0] * 30)  # the lowest spread counts as a hundredth of the length at least
 
 
-def test_the_least_spread_is_not_taken_for_less_than_a_hundredth_of_the_length():
-    alike = spreads(*[0.0] * 30)
-    assert alerts([*alike, *spreads(*[0.017] * 20)]) == []
-    assert alerts([*alike, *spreads(*[0.018] * 20)]) == [("length_spread", 40)]
-    least = {"guard_length_spread_least": 0.005}
-    assert alerts([*alike, *spreads(*[0.017] * 20)], **least) == [("length_spread", 36)]
+@pytest.mark.parametrize(
+    ("before", "after", "settings", "told"),
+    [
+        (USUAL, spikes(9, 1, 1, 1, 9, 1, 1, 1, 1, 1, 9), {}, []),
+        (USUAL, spikes(9, 1, 1, 1, 9, 1, 1, 1, 1, 9), {}, [("grad_norm", 40)]),  # three in ten
+        (USUAL, spikes(*[1.9] * 12), {}, []),
+        (USUAL, spikes(9, 9, 9), {"guard_grad_norm": "off"}, []),
+        (USUAL, spikes(21, 1, 1), {}, [("spike", 31)]),
+        (USUAL, spikes(19, 1, 1), {}, []),
+        (USUAL, spikes(21), {"guard_spike": "off"}, []),
+        (LEARNS, [], {}, []),
+        (LEARNS, spreads(*[0.05] * 20), {}, []),
+        (LEARNS, spreads(*[0.055] * 20), {}, [("length_spread", 50)]),
+        (LEARNS, spreads(*[0.055] * 20), {"guard_length_spread": "off"}, []),
+        (ALIKE, spreads(*[0.017] * 20), {}, []),
+        (ALIKE, spreads(*[0.018] * 20), {}, [("length_spread", 40)]),
+        (ALIKE, spreads(*[0.017] * 20), {"guard_length_spread_least": 0.005},
+         [("length_spread", 36)]),
+    ],
+)  # fmt: skip
+def test_early_warnings_compare_with_the_usual_level(before, after, settings, told):
+    assert alerts([*before, *after], **settings) == told
 
 
 def test_steps_before_learning_set_in_are_not_usual():
