@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.contents import contents
 from tests.support.fake_train import alive
-from tests.support.shared import shared_once
+from tests.support.folders import contents, shared_once
 from tests.support.warm import SMALL, Ended, model_and_data, warm
 from trl_ablate.run.checkpoints import latest_whole_checkpoint, seal
 from trl_ablate.run.directory import RunDirectory

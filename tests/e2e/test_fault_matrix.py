@@ -19,10 +19,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.contents import contents
-from tests.support.disks import mount, unmount
+from tests.support.folders import contents, mount, shared_once, unmount
 from tests.support.hub_endpoint import HubEndpoint
-from tests.support.shared import shared_once
 from tests.support.warm import Ended, Running, model_and_data, warm
 from trl_ablate.run.directory import MARK
 from trl_ablate.run.json_files import write_jsonl

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.support.commands import loud
-from tests.support.contents import contents
+from tests.support.folders import contents
 from tests.support.hub_endpoint import HubEndpoint
 from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate.hub import PublishError, client, push_run

@@ -27,9 +27,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.conftest import REPOSITORY
-from tests.support.disks import mount, unmount
+from tests.support.folders import mount, shared_once, unmount
 from tests.support.rows import without_times
-from tests.support.shared import shared_once
 from tests.support.warm import Ended, Running, warm
 from trl_ablate.run.checkpoints import is_whole, latest_whole_checkpoint, step_of
 from trl_ablate.run.directory import RunDirectory

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.shared import shared_once
+from tests.support.folders import shared_once
 from tests.support.warm import Ended, warm
 from trl_ablate.cli import train
 

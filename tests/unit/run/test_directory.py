@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.support.contents import contents
+from tests.support.folders import contents
 from trl_ablate import ConfigurationError
 from trl_ablate.run.directory import RESERVE, Mode, RunDirectory, claimed, delete
 from trl_ablate.run.json_files import append_jsonl, read_jsonl, write_json
