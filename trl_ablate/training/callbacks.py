@@ -23,12 +23,7 @@ from trl_ablate.run.folders import part_of, replace_folder
 from trl_ablate.run.json_files import write_json
 from trl_ablate.run.masking import Masker
 from trl_ablate.run.termination import Termination
-from trl_ablate.training.dashboard import (
-    TRACKIO,
-    dropped_on_error,
-    log_rollouts,
-    reports_to_trackio,
-)
+from trl_ablate.training.dashboard import log_rollouts, to_trackio
 
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
@@ -69,9 +64,7 @@ class RolloutWriter(NeedsTrainer):
             return
         kept = self._masker.value([rows[i] for i in sorted(drawn)])
         self._run.write_rollouts(state.global_step, kept)
-        if reports_to_trackio(args):
-            with dropped_on_error(args, TRACKIO):
-                log_rollouts(kept, state.global_step)
+        to_trackio(args, log_rollouts, kept, state.global_step)
 
 
 class BestCheckpoint(NeedsTrainer):

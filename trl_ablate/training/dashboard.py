@@ -32,13 +32,16 @@ STEP = "train/global_step"
 """The key that rows are joined on: trackio's own step counts the calls."""
 
 
-def reports_to_trackio(args: TrainingArguments) -> bool:
-    return TRACKIO in (args.report_to or [])
-
-
 def new_run_name(wanted: str) -> str:
     """A name that no other run has."""
     return f"{wanted}-{uuid.uuid4().hex[:6]}"
+
+
+def to_trackio(args: TrainingArguments, send: Callable[..., None], *given: Any) -> None:
+    """Do `send(*given)`, if `report_to` has trackio; an error drops it from there."""
+    if TRACKIO in (args.report_to or []):
+        with dropped_on_error(args, TRACKIO):
+            send(*given)
 
 
 def log_rollouts(rows: list[dict[str, Any]], step: int) -> None:

@@ -19,13 +19,7 @@ from trl_ablate.metrics import translated
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import append_jsonl
 from trl_ablate.run.untrusted import SafeConsole
-from trl_ablate.training.dashboard import (
-    TRACKIO,
-    dropped_on_error,
-    reports_to_trackio,
-    send_alert,
-    warn_of,
-)
+from trl_ablate.training.dashboard import send_alert, to_trackio, warn_of
 
 FOLDER = "guard"
 """Where the guard's files are, below the `output_dir` of a trainer that keeps no such files."""
@@ -125,9 +119,7 @@ class GuardCallback(TrainerCallback):
         self._console.print(
             f"guard, step {alert.step}: {alert.sentence} ({alert.action})", style="yellow"
         )
-        if reports_to_trackio(args):
-            with dropped_on_error(args, TRACKIO):
-                send_alert(alert)
+        to_trackio(args, send_alert, alert)
 
     def _write(self, write: Callable[..., Any], *given: Any, **named: Any) -> None:
         """Write to a file; without one, a trainer that does not need the files goes on."""
