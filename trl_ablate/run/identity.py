@@ -7,11 +7,9 @@ other change makes another run.
 
 import json
 import os
-import platform
 import subprocess
 import time
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +87,8 @@ def described(changed: Mapping[str, list[Any]]) -> str:
 
 def provenance() -> dict[str, Any]:
     """Where a run comes from: code, versions, machine."""
+    import platform  # as importlib.metadata below, slow to import, and only a start needs it
+
     return {
         "git": git_state(Path(__file__).parent),
         "versions": {name: found for name in STACK if (found := _version(name))},
@@ -131,6 +131,8 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -100,14 +100,11 @@ def run(start: Start) -> Outcome:
         )
         resolved = for_training(start, checkpoint)
         prepared, recorded = prepare(start, resolved), record(start, resolved, masker)
-        if start.directory.traces():  # of an earlier run, which a failed start leaves as it is
-            ready = held.enter_context(prepared)
-            begin_record(start, settings, changed, checkpoint)
-            outcome = held.enter_context(recorded)
-        else:
-            begin_record(start, settings, changed, checkpoint)
-            outcome = held.enter_context(recorded)
-            ready = held.enter_context(prepared)
+        earlier = start.directory.traces()  # a failed start leaves an earlier run as it is
+        ready = held.enter_context(prepared) if earlier else None
+        begin_record(start, settings, changed, checkpoint)
+        outcome = held.enter_context(recorded)
+        ready = ready or held.enter_context(prepared)
         train(start, ready, checkpoint, outcome)
     start.termination.noted_only = False
     return outcome
