@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import trl_ablate
 from trl_ablate import AblationConfig
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -35,6 +36,7 @@ def test_a_public_name_keeps_its_path_and_is_described(module, name):
     found = getattr(importlib.import_module(module), name)
     assert inspect.getdoc(found)
     if module == "trl_ablate":  # the name is that of its own module, not of a copy
+        assert {*trl_ablate.__all__} == {*PUBLIC[module]}
         assert found is getattr(importlib.import_module(found.__module__), name)
 
 
