@@ -1,4 +1,4 @@
-"""Every verdict on an arm or an effect, its words, and the looks that may give it. No numpy.
+"""Every verdict on an arm or an effect, and the looks that may give it. No numpy.
 
 `report.json` has the values of `Verdict`; a study file and a list of questions expect them in the
 words of `Expectation`.
@@ -6,7 +6,6 @@ words of `Expectation`.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Integral
 from typing import Literal
@@ -67,63 +66,6 @@ EXPECTED: dict[str, Verdict] = {
     "worse": Verdict.WORSE,
     "equal": Verdict.EQUIVALENT,
     "collapse": Verdict.COLLAPSE,
-}
-
-
-@dataclass(frozen=True)
-class Words:
-    """Sentences about an arm, for `str.format`.
-
-    `also` and `basis` are further clauses, or empty.
-    """
-
-    report: str
-    """In the report of one study."""
-    findings: str
-    """On the page about several studies."""
-
-
-WORDS: dict[Verdict, Words] = {
-    Verdict.BETTER: Words(
-        "{arm} is better than {other} ({numbers}{p}){basis}.",
-        "{arm} is better than {other} ({numbers}).",
-    ),
-    Verdict.WORSE: Words(
-        "{arm} is worse than {other} ({numbers}{p}){basis}.",
-        "{arm} is worse than {other} ({numbers}).",
-    ),
-    Verdict.EQUIVALENT: Words(
-        "{arm} is equivalent to {other} within {margin} ({numbers}){basis}.",
-        "{arm} is equivalent to {other} within {margin} ({numbers}).",
-    ),
-    **{
-        verdict: Words(
-            f"{{arm}} {verdict} than {{other}} ({{numbers}}).",
-            f"{{arm}} {verdict} than {{other}} ({{numbers}}).",
-        )
-        for verdict in (Verdict.FAILS_MORE, Verdict.FAILS_LESS)
-    },
-    Verdict.UNDECIDED: Words(
-        "{arm} against {other} is undecided with {seeds} seeds ({numbers}); the next look is at "
-        "{next_look} seeds{also}.",
-        "{arm} is undecided against {other} ({numbers}); the next look is at {next_look} seeds.",
-    ),
-    Verdict.NOT_DECIDED: Words(
-        "{arm} against {other} is not decided with {seeds} seeds ({numbers}){also}.",
-        "{arm} is not decided against {other} ({numbers}){also}.",
-    ),
-    Verdict.SAME: Words(
-        "{arm} is not distinguishable from {other} ({numbers}){also}.",
-        "{arm} is not distinguishable from {other} ({numbers}).",
-    ),
-    Verdict.TOO_FEW: Words(
-        "{arm}: too few seeds for a verdict ({pairs}; {numbers}).",
-        "{arm} has too few seeds for a verdict ({numbers} against {other}).",
-    ),
-    Verdict.COLLAPSE: Words(
-        "{arm} collapses in {collapsed} of {ended} runs ({numbers} against {other}).",
-        "{arm} collapses in {collapsed} of {ended} runs ({numbers} against {other}).",
-    ),
 }
 
 LOOKS = (3, 5, 8, 12)

@@ -1,11 +1,9 @@
-"""Comparisons at equal cost, and learning curves as parameters."""
-
-import json
+"""Comparisons at equal cost, learning curves as parameters, and pass@1 against pass@k."""
 
 import numpy as np
 import pytest
 
-from tests.support.synthetic_study import METRIC, write_study
+from tests.support.synthetic_study import METRIC, learning_rows, make_plan, write_run
 from trl_ablate.metrics import GENERATED_TOKENS
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.costs import (
@@ -15,10 +13,11 @@ from trl_ablate.study.report.costs import (
     generated_tokens,
     time_alone,
 )
-from trl_ablate.study.report.curves import Run, Series
-from trl_ablate.study.report.growth import Growth, fit
+from trl_ablate.study.report.curves import Run, Series, planned_runs
+from trl_ablate.study.report.growth import Growth, fit, largest_k, sharpening_table
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.report.pictures import line_of
+from trl_ablate.study.store import RunStore
 
 
 def run(arm: str, seed: int, values: list[float], tokens: float, **more) -> Run:
@@ -113,19 +112,36 @@ def test_what_has_no_fit():
     assert fit(Series([], [])) is None
 
 
-def test_the_record_has_the_parameters_of_every_arm(tmp_path):
-    arms = {"grpo": {"top": 0.8}, "b": {"top": 0.6}}
-    plan, store = write_study(tmp_path / "runs", arms, steps=40)
+ARMS = {"grpo": {"top": 0.8}, "able": {"top": 0.7}, "narrow": {"top": 0.6}}
+RISES = {"grpo": (0.4, 0.0), "able": (0.3, 0.2), "narrow": (0.2, -0.2)}
+
+
+@pytest.fixture
+def passes(tmp_path):
+    """Three arms, three seeds; pass@8 begins at 0.5 and moves by what is passes, ± 0.01."""
+    plan, store = make_plan(ARMS), RunStore(tmp_path / "runs")
+    for arm in plan.arms:
+        for run in arm.runs:
+            rows = [dict(row) for row in learning_rows(run.seed, ARMS[arm.name]["top"])]
+            evaluated = [row for row in rows if "eval_reward" in row]
+            for place, row in enumerate(evaluated):
+                share, noise = place / (len(evaluated) - 1), 0.01 * (run.seed - 1)
+                rises = RISES[arm.name]
+                row["eval_pass@1"] = 0.1 + share * (rises[0] + noise)
+                row["eval_pass@8"] = 0.5 + share * (rises[1] + noise)
+            write_run(store, run, ARMS[arm.name], rows)
+    return plan, store
+
+
+def test_each_arm_is_named_by_what_rose(passes, tmp_path):
+    plan, store = passes
+    analysis = analyse(planned_runs(plan, store), plan.primary_metric)
+    assert largest_k(analysis) == 8
+    section = sharpening_table(analysis)
+    rows = {row[0]: row[1:] for row in section.blocks[0].rows}
+    assert [rows[name][-1] for name in ARMS] == ["sharper", "more able", "narrower"]
     report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
-    record = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert set(record) == {
-        "reference", "metric", "arms", "effects", "curves", "details",
-    }  # fmt: skip
-    assert (record["reference"], record["metric"], record["effects"]) == ("grpo", METRIC, [])
-    assert set(record["arms"]) == {"b"} and set(record["curves"]) == {"grpo", "b"}
-    assert set(record["arms"]["b"]) == {
-        "verdict", "difference", "low", "high", "pairs", "collapsed", "equivalence_margin",
-        "p_difference", "p_equivalent",
-    }  # fmt: skip
-    assert 0.5 < record["curves"]["b"]["A"] < 0.7 < record["curves"]["grpo"]["A"] < 0.9
-    assert set(record["curves"]["b"]) == {"A", "B", "C_mid"}
+    assert "## pass@1 and pass@k" in (tmp_path / "out" / "REPORT.md").read_text(encoding="utf-8")
+    # three rises of 0.39, 0.4 and 0.41: t(0.975, 2) = 4.303 times 0.01 / sqrt(3)
+    assert rows["grpo"][:4] == ["0.100", "+0.400 [+0.375, +0.425]", "0.500",
+                                "+0.000 [−0.025, +0.025]"]  # fmt: skip

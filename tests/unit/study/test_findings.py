@@ -1,4 +1,5 @@
-"""The findings: a list of questions, planted reports with every kind of verdict, and the pages."""
+"""The findings: a list of questions, planted reports with every kind of verdict, the pages, and
+predictions for published runs."""
 
 import json
 import re
@@ -6,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.conftest import REPOSITORY
 from tests.support.factorial_study import factorial_plan, write_factorial
 from tests.support.synthetic_study import learning_rows, write_run, write_study
 from tests.support.tuned_study import tuned_plan
@@ -16,8 +19,14 @@ from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.questions_list import LIST, Question, read_findings
 from trl_ablate.study.report.answer_pictures import draw_answers
-from trl_ablate.study.report.findings_page import README_HEADING
-from trl_ablate.study.report.found_answers import find
+from trl_ablate.study.report.findings_page import (
+    FILE,
+    README_HEADING,
+    contrasts,
+    foretold,
+    right_share,
+)
+from trl_ablate.study.report.found_answers import find, read_report
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore
 
@@ -395,3 +404,49 @@ def _write_tuned(plan, folder: Path) -> RunStore:
             rows = learning_rows(1000 * number + run.seed, each.declared["top"])
             write_run(store, run, each.declared, rows)
     return store
+
+
+STUDIES = REPOSITORY / "recipes" / "studies"
+PREDICTIONS = yaml.safe_load((STUDIES / FILE).read_text(encoding="utf-8"))["rows"]
+RUNS = """group,arm,seed,step,score
+A,plain,0,0,0.1
+A,plain,0,9,0.5
+A,plain,1,9,0.4
+A,new,0,9,0.1
+A,new,1,9,0.7
+B,plain,0,9,0.9
+B,new,0,9,0.1
+"""
+
+
+@pytest.mark.parametrize("row", PREDICTIONS, ids=lambda row: row["words"])
+def test_what_is_foretold_follows_from_the_study(row):
+    assert foretold(read_report(STUDIES / row["study"]) or {}, row["arm"]) == row.get("predicts")
+
+
+def test_a_comparison_by_hand(tmp_path):
+    (tmp_path / "published").mkdir()
+    (tmp_path / "published" / "runs.csv").write_text(RUNS)
+    both = [["runs.csv", group, "new", "plain"] for group in ("A", "B")]
+    rows = [
+        {"study": name, "arm": "new", "words": name, "published": both}
+        for name in ("worse", "collapsed", "equal")
+    ]
+    (tmp_path / FILE).write_text(yaml.safe_dump({"rows": rows}))
+    for name, verdict, collapsed in (("worse", "worse", 0), ("collapsed", "worse", 2),
+                                     ("equal", "equivalent", 0)):  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(
+            f'{{"arms": {{"new": {{"verdict": "{verdict}", "collapsed": [{collapsed}, 3]}}}}}}'
+        )
+    lower, fails, nothing = contrasts(tmp_path)
+    assert (lower.predicts, fails.predicts, nothing.predicts) == ("lower", "fails", None)
+    assert lower.published == {
+        "runs A": (pytest.approx(-0.05), 2),
+        "runs B": (pytest.approx(-0.8), 1),
+    }
+    assert nothing.published == lower.published and nothing.right == {}
+    # in A: means 0.4 and 0.45; a run fails below the median of 0.3 and 0.2, which one of new does
+    assert [*lower.right.values()] == [True, True] and [*fails.right.values()] == [True, True]
+    assert right_share([lower]).startswith("2 of 2 contrasts came as foretold: 100 %")
+    assert contrasts(tmp_path / "nowhere") == []

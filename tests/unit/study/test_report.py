@@ -307,13 +307,6 @@ def test_curves_with_arms_and_seeds_in_their_columns(tmp_path):
     assert [row["status"] for row in rows if row["arm"] == "plain"][4] == "missing"
 
 
-def test_two_runs_of_one_arm_and_seed_cannot_be_paired(tmp_path):
-    path = curves_with_seeds(tmp_path / "mine.csv", {"a": {0: 0.5, 1: 0.6}})
-    path.write_text(path.read_text() + "\nother,a,0,eval/reward,1,0.3\n")
-    with pytest.raises(ConfigurationError, match="the same arm 'a' and the same seed"):
-        read_curves(path)
-
-
 def test_the_same_numbers_in_all_three(tmp_path):
     """What report.json has, the Markdown and the page show, rounded; and nothing else differs
     between the two."""
@@ -383,10 +376,7 @@ def test_expected_and_found(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("run_name,metric,step\n", "no column 'value'"),
-        ("run_name,metric,step,value\n", "has no logged steps"),
         ("run_name,metric,step,value\na,eval/reward,zero,1\n", "line 2"),
-        ("run_name,metric,step,value,seed\na,eval/reward,0,1,x\n", "seed is 'x'; it takes a whole"),
         (None, "do not exist; name a CSV file"),
         (
             "run_name,metric,step,value\na,train/loss,0,1\n",

@@ -1,14 +1,17 @@
 """The numbers of a study: the result of each arm, and its comparison with the reference."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.definition import Statistic
 from trl_ablate.study.report.curves import LOST_SHARE, NOISE_FLOOR, Run, Summary
 from trl_ablate.study.report.stats import (
+    ALPHA,
     Comparison,
     Interval,
     Pairs,
@@ -17,9 +20,10 @@ from trl_ablate.study.report.stats import (
     t_interval,
 )
 from trl_ablate.study.report.stats import judge as judge_pairs
-from trl_ablate.study.report.successes import judge_successes
-from trl_ablate.study.verdict import Judge
+from trl_ablate.study.two_part import TwoPart, judge_two_parts
+from trl_ablate.study.verdict import Judge, Verdict, reference_runs
 
+LEANS_ON = "Fisher's exact and Welch's test"
 STATISTICS: dict[Statistic, str] = {
     "final": "final",
     "best": "best",
@@ -156,7 +160,7 @@ def analyse(
         within = margin if statistic == decide_on else None
         if judge == "two_part":
             of_arms = {name: (arms[name], of) for name, of in references.items()}
-            comparisons[statistic] = judge_successes(
+            comparisons[statistic] = _judge_successes(
                 of_arms, metric, statistic, looks, within, threshold, first=names[0]
             )
             continue
@@ -191,3 +195,68 @@ def _arm_result(name: str, runs: Sequence[Run], metric: str) -> ArmResult:
         for statistic in STATISTICS
     }
     return ArmResult(name, tuple(runs), summaries, intervals)
+
+
+def _judge_successes(
+    arms: Mapping[str, tuple[ArmResult, ArmResult]],
+    metric: str,
+    statistic: Statistic,
+    looks: Sequence[int],
+    margin: float | None,
+    threshold: float | None,
+    first: str,
+) -> dict[str, Comparison]:
+    """The verdicts on arms and their references, which share the level; `first` is the arm whose
+    pool of runs serves all comparisons. Looks count the runs before the first that is missing."""
+    found = {}
+    for name, (arm, reference) in arms.items():
+        planned = tuple(looks) or (len(arm.runs),)
+        pool = len(reference.runs) if reference.name == first else None
+        of = reference_runs(planned[0], planned[-1], pool)
+        judged = judge_two_parts(
+            _unbroken(arm, statistic), _unbroken(reference, statistic), looks=planned, pool=pool,
+            base=_base(reference, metric, of, threshold), threshold=threshold,
+            level=ALPHA / len(arms), margin=margin, noise=_noise(reference, metric, statistic, of),
+        )  # fmt: skip
+        found[name] = _of_two_parts(name, judged, planned, len(arms))
+    return found
+
+
+def _of_two_parts(name: str, found: TwoPart, looks: Sequence[int], compared: int) -> Comparison:
+    low, high = found.interval or (None, None)
+    waits = found.verdict is Verdict.UNDECIDED
+    return Comparison(
+        arm=name,
+        difference=Interval(found.n, found.means and found.means.difference, low, high),
+        p=found.p,
+        p_corrected=min(1.0, found.p * compared),
+        verdict=found.verdict,
+        detectable=None,
+        leans_on=LEANS_ON,
+        next_look=next((n for n in looks if n > found.n), None) if waits else None,
+        two_part=found,
+        p_values=(found.p_difference, found.p_equivalent),
+    )
+
+
+def _unbroken(arm: ArmResult, statistic: Statistic) -> list[float]:
+    values = arm.values(statistic)
+    end = values.index(None) if None in values else len(values)
+    return [value for value in values[:end] if value is not None]
+
+
+def _base(reference: ArmResult, metric: str, of: int, threshold: float | None) -> float | None:
+    """The mean evaluation before training, over the runs of the first look."""
+    seen = [run.before_training(metric) for run in reference.runs[:of] if run.counts]
+    known = [value for value in seen if value is not None]
+    if seen and not known and threshold is None:
+        raise ConfigurationError(
+            f"the runs of {reference.name} have no {metric} at step 0, from which a success is "
+            "found; set eval_on_start: true, or success: {threshold: …} in study.yaml"
+        )
+    return statistics.fmean(known) if known else None if threshold is not None else 0.0
+
+
+def _noise(reference: ArmResult, metric: str, statistic: Statistic, of: int) -> float:
+    errors = [run.noise(metric, statistic) for run in reference.runs[:of] if run.counts]
+    return math.sqrt(statistics.fmean(error**2 for error in errors)) if errors else 0.0

@@ -13,8 +13,8 @@ from typing import Any
 from trl_ablate.run.json_files import read_object
 from trl_ablate.study.questions_list import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, signed, within
-from trl_ablate.study.report.verdicts import MOSTLY
-from trl_ablate.study.verdict import WORDS, Verdict
+from trl_ablate.study.report.verdicts import HEADS, MOSTLY, waits
+from trl_ablate.study.verdict import Verdict
 from trl_ablate.study.xray_file import XRAY, KnownXray, read_xray
 
 Json = Mapping[str, Any]
@@ -30,8 +30,6 @@ OTHER_STEPS = "another number of optimizer steps per batch"
 class XrayFound:
     """What the X-ray says of an arm, against the arm that its runs are compared with."""
 
-    verdict: str
-    """At the first point; with the others, where they say something else."""
     kind: str
     """Where the two are farthest apart, without its details: `reweights`. Gradients at a point say
     little of arms that take several steps from it, so these are a kind of their own."""
@@ -91,17 +89,17 @@ class ArmFound:
     @property
     def sentence(self) -> str:
         seeds, (collapsed, ended) = self.numbers["pairs"], self.numbers["collapsed"]
-        difference = f"{self.difference}, " * (self.numbers["difference"] is not None)
-        words = WORDS[self.kind].findings.format(
-            arm=self.words,
-            other=self.against,
-            numbers=f"{difference}{seeds} seed{'s' * (seeds != 1)}{self.successes}",
+        head = HEADS[self.kind].format(
+            arm=self.words, other=self.against, collapsed=collapsed, ended=ended,
             margin=number(self.numbers["equivalence_margin"]),
-            also=f"; {why}" if (why := self.details.get("disagreement")) else "",
-            next_look=self.details["next_look"],
-            collapsed=collapsed,
-            ended=ended,
-        )
+        )  # fmt: skip
+        numbers = f"{self.difference}, " * (self.numbers["difference"] is not None)
+        numbers += f"{seeds} seed{'s' * (seeds != 1)}{self.successes}"
+        if self.kind in (Verdict.COLLAPSE, Verdict.TOO_FEW):
+            numbers += f" against {self.against}"
+        why = self.details.get("disagreement")
+        rest = waits(self.kind, self.details["next_look"]) + (f"; {why}" if why else "")
+        words = f"{head} ({numbers}){rest}."
         return f"{words[:1].upper()}{words[1:]}"
 
     @property
@@ -350,12 +348,11 @@ def _xray(arm: str, against: str, xray: KnownXray | None) -> XrayFound | None:
     """None if the X-ray does not compare the two."""
     if xray is None or not {arm, against} <= xray.arms.keys() or xray.against(arm) != against:
         return None
-    points = xray.arms[arm]
-    later = [f"{p.place}: {p.verdict}" for p in points if p.verdict != points[0].verdict]
-    farthest = min(points, key=lambda point: math.inf if point.cosine is None else point.cosine)
+    farthest = min(
+        xray.arms[arm], key=lambda point: math.inf if point.cosine is None else point.cosine
+    )
     kind = re.split(r",| (?:sign|length|difficulty)", farthest.verdict)[0]
     return XrayFound(
-        verdict="; ".join([points[0].verdict, *later]),
         kind=kind if xray.same_steps(arm) else OTHER_STEPS,
         distance=xray.distance(arm),
         same_steps=xray.same_steps(arm),

@@ -37,7 +37,6 @@ from trl_ablate.study.report import (
     growth,
     outcomes,
     sections,
-    successes,
     verdicts,
 )
 from trl_ablate.study.report.analysis import Analysis, analyse
@@ -130,7 +129,7 @@ def _numbers(
     about = CURVES_ABOUT.format(metric=analysis.metric)
     curves = Picture("curves.png", draw_curves(analysis, reference), about)
     if analysis.judge == "two_part":
-        tables = (successes.arms_table, successes.successes_table)
+        tables = (sections.two_part_arms_table, sections.successes_table)
         return [Section("Curves", [curves]), *(make(analysis) for make in tables)]
     found = [Section("Curves", [curves]), sections.arms_table(analysis)]
     if compared:
@@ -179,14 +178,6 @@ def _cleaned() -> Callable[[str], str]:
     return Masker(known_secrets([], [], None)).text
 
 
-def _write(
-    document: Document, analysis: Analysis, numbers: dict, out: Path, trials: Sequence[Run] = ()
-) -> list[Path]:
-    written = write_files(document, numbers, out)
-    write_runs(analysis, out / "runs.csv", _cleaned(), trials)
-    return [*written, out / "runs.csv"]
-
-
 def write_files(document: Document, numbers: dict, out: Path) -> list[Path]:
     """The document as Markdown and as a page, its pictures, and its numbers."""
     document.sections = [section for section in document.sections if section.blocks]
@@ -201,21 +192,23 @@ def write_files(document: Document, numbers: dict, out: Path) -> list[Path]:
     return [out / name for name in (*names, *(picture.file for picture in document.pictures))]
 
 
-def write_runs(
-    analysis: Analysis, path: Path, clean: Callable[[str], str], trials: Sequence[Run]
-) -> None:
-    """One row per run, also without an outcome, and then one per trial of a study with tuning. The
-    header has the metric; steps are GRPO steps."""
-    metric = analysis.metric
+def _write(
+    document: Document, analysis: Analysis, numbers: dict, out: Path, trials: Sequence[Run] = ()
+) -> list[Path]:
+    """The files of a report, and `runs.csv`: one row per run, also without an outcome, and then one
+    per trial of a study with tuning. The header has the metric; steps are GRPO steps."""
+    written, clean, metric = write_files(document, numbers, out), _cleaned(), analysis.metric
     header = [
         "run_name", "arm", "seed", "status", "reason", "last_step",
         f"best_{metric}", "best_eval_step", f"final_{metric}", f"mean_{metric}",
         "collapsed_at", "seconds", "directory",
     ]  # fmt: skip
-    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        writer = csv.writer(file)
+    file = out / "runs.csv"
+    with file.open("w", encoding="utf-8", errors="backslashreplace", newline="") as opened:
+        writer = csv.writer(opened)
         for cells in (header, *(_csv_row(run, metric) for run in (*analysis.runs, *trials))):
             writer.writerow([clean(c) if isinstance(c, str) else c for c in cells])
+    return [*written, file]
 
 
 def _csv_row(run: Run, metric: str) -> list[object]:

@@ -10,17 +10,28 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import median, stdev
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.study.planned import Plan, setting
-from trl_ablate.study.report.analysis import STATISTICS, Analysis
+from trl_ablate.study.report.analysis import STATISTICS, Analysis, ArmResult
 from trl_ablate.study.report.curves import Run, Summary
 from trl_ablate.study.report.document import Block, Code, Columns, Items, Section, Text, table
-from trl_ablate.study.report.numbers import MIXED, NOTHING, interval, number, p_value, step
+from trl_ablate.study.report.numbers import (
+    MIXED,
+    NOTHING,
+    difference,
+    interval,
+    number,
+    p_value,
+    step,
+)
+from trl_ablate.study.report.stats import Comparison, t_interval
 from trl_ablate.study.report.verdicts import difference_of
+from trl_ablate.study.two_part import Shares, clopper_pearson
 from trl_ablate.switches import named
 
 LOOKS_NOTE = (
@@ -37,6 +48,15 @@ COMPARISON_NOTE = (
     "an interval may miss 0 where the verdict is still 'not distinguishable'. 'Detectable' is the "
     "smallest true difference that these seeds find with 80 % probability at the strictest step "
     "of the correction, given the spread seen here."
+)
+TWO_PART_NOTE = (
+    "Runs are not paired. A run succeeds if it reaches the threshold: half of what the median run "
+    "of the reference gains over the base, or the one that the study states. 'Succeed' has exact "
+    "95 % intervals, 'p of the shares' is Fisher's. The difference is that of the mean over the "
+    "runs that succeed (Welch), with no variance below that of one run's evaluation; its interval "
+    "covers with 95 % over all comparisons and looks together (of an equivalent arm: that of the "
+    "two one-sided tests). 'p' is corrected for the parts and the looks, not for the comparisons; "
+    "verdicts are corrected for them, too (Bonferroni)."
 )
 RUNS_NOTE = (
     "A run has collapsed when it ends below half of its best and the loss is more than noise "
@@ -92,6 +112,73 @@ def comparisons_table(analysis: Analysis) -> Section:
     note = LOOKS_NOTE if looks else COMPARISON_NOTE
     note += MIXED_NOTE * any(arm.is_mixed for arm in analysis.arms)
     return table(title, analysis.decisive.values(), columns, note, 3)
+
+
+def two_part_arms_table(analysis: Analysis) -> Section:
+    """Every arm over all its runs, by the threshold of the largest look."""
+    looks = [c.two_part for c in analysis.decisive.values() if c.two_part and c.two_part.shares]
+    if not looks:
+        return Section("Arms")
+    limit = max(looks, key=lambda found: found.n).threshold or 0.0
+
+    def values(arm: ArmResult, least: float = -math.inf) -> list[float]:
+        return [x for x in arm.values(analysis.decide_on) if x is not None and x >= least]
+
+    def succeed(arm: ArmResult) -> str:
+        counts = len(values(arm, limit)), len(values(arm))
+        low, high = clopper_pearson(*counts) if counts[1] else (0.0, 1.0)
+        return f"{_count(counts)} [{low:.2f}, {high:.2f}]"
+
+    def spread(arm: ArmResult) -> str:
+        good = values(arm, limit)
+        return number(stdev(good) if len(good) > 1 else None)
+
+    columns: Columns = [
+        ("arm", lambda arm: arm.name),
+        ("runs", lambda arm: arm.outcome()),
+        ("succeed", succeed),
+        ("mean where runs succeed", lambda arm: interval(t_interval(values(arm, limit)))),
+        ("sd of these", spread),
+        ("median of all runs", lambda arm: number(median(values(arm)) if values(arm) else None)),
+    ]
+    note = f"A run succeeds from {number(limit)} on. Mean ± half its own 95 % t interval."
+    return table("Arms, best first", analysis.ranked(), columns, note, 2)
+
+
+def successes_table(analysis: Analysis) -> Section:
+    def shown(comparison: Comparison, which: int) -> str:
+        shares = comparison.two_part and comparison.two_part.shares
+        return _share(shares, which) if shares else NOTHING
+
+    def threshold(comparison: Comparison) -> str:
+        return number(comparison.two_part and comparison.two_part.threshold)
+
+    def p_of_shares(comparison: Comparison) -> str:
+        shares = comparison.two_part and comparison.two_part.shares
+        return p_value(shares.p if shares else None)
+
+    columns: Columns = [
+        ("arm", lambda c: c.arm),
+        ("against", lambda c: analysis.reference_of(c.arm).name),
+        ("verdict", lambda c: c.verdict),
+        ("threshold", threshold),
+        ("succeed", lambda c: shown(c, 0)),
+        ("of the reference", lambda c: shown(c, 1)),
+        ("p of the shares", p_of_shares),
+        ("difference where runs succeed", lambda c: difference(c.difference)),
+        ("p", lambda c: p_value(c.p)),
+    ]
+    return table("Comparisons", analysis.decisive.values(), columns, TWO_PART_NOTE, 3)
+
+
+def _count(share: tuple[int, int]) -> str:
+    return f"{share[0]} of {share[1]}"
+
+
+def _share(shares: Shares, which: int) -> str:
+    count = (shares.arm, shares.reference)[which]
+    low, high = shares.intervals[which]
+    return f"{_count(count)} [{low:.2f}, {high:.2f}]"
 
 
 def differences_table(plan: Plan) -> Section:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trl_ablate.study.decision import EXACT
 from trl_ablate.study.planned import Plan, silent_differences
-from trl_ablate.study.report import outcomes, successes
+from trl_ablate.study.report import outcomes
 from trl_ablate.study.report.analysis import Analysis, ArmResult
 from trl_ablate.study.report.document import Block, Items, Picture, Section, Text, table
 from trl_ablate.study.report.numbers import (
@@ -21,8 +21,21 @@ from trl_ablate.study.report.numbers import (
     signed,
 )
 from trl_ablate.study.report.stats import Comparison
-from trl_ablate.study.verdict import EXPECTED, WORDS, Expectation, Verdict
+from trl_ablate.study.verdict import EXPECTED, Expectation, Verdict
 
+HEADS = {
+    Verdict.BETTER: "{arm} is better than {other}",
+    Verdict.WORSE: "{arm} is worse than {other}",
+    Verdict.EQUIVALENT: "{arm} is equivalent to {other} within {margin}",
+    Verdict.FAILS_MORE: "{arm} fails more often than {other}",
+    Verdict.FAILS_LESS: "{arm} fails less often than {other}",
+    Verdict.UNDECIDED: "{arm} against {other} is undecided",
+    Verdict.NOT_DECIDED: "{arm} against {other} is not decided",
+    Verdict.SAME: "{arm} is not distinguishable from {other}",
+    Verdict.TOO_FEW: "{arm}: too few seeds for a verdict",
+    Verdict.COLLAPSE: "{arm} collapses in {collapsed} of {ended} runs",
+}
+"""How every sentence about an arm begins, in a report and on the page about several studies."""
 MOSTLY = 0.5
 """An arm collapses, as expected, if more than this share of its runs does."""
 TASKS = {
@@ -43,7 +56,7 @@ def answer(analysis: Analysis, plan: Plan | None, pictures: Sequence[Picture] = 
     two_part = analysis.judge == "two_part"
     if two_part:
         lead = f"Outcome: {analysis.outcome_name}. Reference: {reference.name}."
-    say = successes.sentence if two_part else sentence
+    say = _of_two_parts if two_part else sentence
     sentences = [say(c, analysis) for c in analysis.decisive.values()]
     sentences += [] if two_part else outcomes.sentences(analysis)
     blocks: list[Block] = [Text(lead), Items(sentences)] if sentences else [Text(lead)]
@@ -56,20 +69,40 @@ def answer(analysis: Analysis, plan: Plan | None, pictures: Sequence[Picture] = 
 def sentence(comparison: Comparison, analysis: Analysis) -> str:
     """The verdict on one arm."""
     arm, other = analysis.arm(comparison.arm), analysis.reference_of(comparison.arm)
-    n, why = comparison.difference.n, disagreement(comparison)
-    p = comparison.p_corrected
-    return WORDS[comparison.verdict].report.format(
-        arm=arm.name,
-        other=other.name,
-        numbers=f"{difference_of(comparison, analysis)}; {arm.outcome()}",
-        seeds=n,
-        pairs=f"{n} pair{'s' * (n != 1)}",
-        p="" if p is None else f"; {p_words(p)}",
-        basis=_basis(comparison),
-        margin=number(analysis.margin),
-        next_look=comparison.next_look,
-        also=f"; {why}" if why else "",
-    )
+    verdict, n, p = comparison.verdict, comparison.difference.n, comparison.p_corrected
+    head = HEADS[verdict].format(arm=arm.name, other=other.name, margin=number(analysis.margin))
+    if verdict in (Verdict.UNDECIDED, Verdict.NOT_DECIDED):
+        head += f" with {n} seeds"
+    numbers = f"{difference_of(comparison, analysis)}; {arm.outcome()}"
+    if verdict is Verdict.TOO_FEW:
+        return f"{head} ({n} pair{'s' * (n != 1)}; {numbers})."
+    if verdict.differs and p is not None:
+        numbers += f"; {p_words(p)}"
+    why = disagreement(comparison)
+    rest = waits(verdict, comparison.next_look) + (f"; {why}" if why else "")
+    return f"{head} ({numbers}){_basis(comparison) if verdict.is_final else rest}."
+
+
+def _of_two_parts(comparison: Comparison, analysis: Analysis) -> str:
+    """The verdict on one arm, with both parts; first the one that decides."""
+    found, arm = comparison.two_part, comparison.arm
+    other = analysis.reference_of(arm).name
+    if found is None or found.shares is None:
+        return f"{arm} has too few runs for a look; the first is at {comparison.next_look}."
+    head = HEADS[found.verdict].format(arm=arm, other=other, margin=number(analysis.margin))
+    (k, n), (other_k, other_n) = found.shares.arm, found.shares.reference
+    parts = [
+        f"{difference(comparison.difference)} where runs succeed" if found.means
+        else "too few runs succeed for a comparison of their means",
+        f"{k} of {n} runs succeed, {other_k} of {other_n} of {other} ({p_words(found.shares.p)})",
+    ]  # fmt: skip
+    if found.verdict in (Verdict.FAILS_MORE, Verdict.FAILS_LESS):
+        parts.reverse()
+    return f"{head}: {'; '.join(parts)}{waits(found.verdict, comparison.next_look)}."
+
+
+def waits(verdict: Verdict, next_look: int | None) -> str:
+    return f"; the next look is at {next_look} seeds" * (verdict is Verdict.UNDECIDED)
 
 
 def disagreement(comparison: Comparison) -> str | None:

@@ -30,7 +30,8 @@ from trl_ablate.run.untrusted import for_markdown, for_picture, markdown_table
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.found_answers import Found, with_xray
-from trl_ablate.study.report.numbers import number, within
+from trl_ablate.study.report.numbers import difference, number
+from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.store import RunStore
 from trl_ablate.study.xray_file import XRAY, Point, read_xray, xray_folder
 
@@ -67,16 +68,6 @@ class Pair:
     @property
     def outcome(self) -> float:
         return abs(self.difference)
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """Spearman's rank correlation and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    arms: int
 
 
 def pairs_of(xray_json: Path, runs_csv: Path) -> list[Pair]:
@@ -116,7 +107,7 @@ def pairs_of_answers(found: Sequence[Found]) -> list[Pair]:
         Pair(
             study=study,
             arm=arm.arm,
-            verdict=xray.verdict,
+            verdict=xray.kind,
             distance=xray.distance,
             difference=arm.numbers["difference"],
             collapsed=arm.numbers["collapsed"][0],
@@ -128,14 +119,14 @@ def pairs_of_answers(found: Sequence[Found]) -> list[Pair]:
     ]
 
 
-def correlation(pairs: Sequence[Pair]) -> Correlation | None:
-    """The rank correlation over arms; None with fewer than `LEAST`."""
+def correlation(pairs: Sequence[Pair]) -> Interval | None:
+    """Spearman's rank correlation over arms and its 95 % interval; None with fewer than `LEAST`."""
     if len(pairs) < LEAST:
         return None
     table_A2 = np.array([(pair.distance, pair.outcome) for pair in pairs])
     drawn = [_spearman(table_A2[places]) for places in _draws([pair.study for pair in pairs])]
     low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return Correlation(float(_spearman(table_A2)), float(low), float(high), len(pairs))
+    return Interval(len(pairs), _spearman(table_A2), float(low), float(high))
 
 
 def _draws(studies: Sequence[str]) -> Iterator[np.ndarray]:
@@ -190,7 +181,7 @@ def _text(pairs: Sequence[Pair]) -> str:
     found = correlation(pairs)
     if found is None:
         return f"{len(pairs)} arm{'s' * (len(pairs) != 1)}: too few"
-    return f"{found.arms} arms: {within(found.value, found.low, found.high, 2)}"
+    return f"{found.n} arms: {difference(found, 2)}"
 
 
 def scatter(pairs: Sequence[Pair]) -> bytes:
