@@ -94,10 +94,8 @@ def test_a_fraction_does_not_say_which_of_two_interactions_it_is(tmp_path):
     assert "cannot tell which: norm × length or scale × lr. Difference of differences" in said
     assert "not estimable: " in said and "scale × lr (with norm × length)" in said
     assert "Fraction 1/2, defining relation I = norm × length × scale × lr." in said
-    entry = next(
-        e for e in entries_of(factorial(plan, planned_runs(plan, store))) if e.get("aliases")
-    )
-    assert entry["aliases"]
+    entries = entries_of(factorial(plan, planned_runs(plan, store)))
+    assert ["norm × length"] in [entry.get("aliases") for entry in entries]
 
 
 def test_entries_for_the_json_file(planted):
@@ -109,13 +107,6 @@ def test_entries_for_the_json_file(planted):
     assert interaction["factors"] == ["scale", "lr"]
     assert interaction["levels"] == [["group", "none"], [1e-5, 1e-4]]
     for entry in entries:
-        assert {*entry} - {"factor", "factors", "by_cell"} == {
-            "levels",
-            "estimate",
-            "low",
-            "high",
-            "verdict",
-        }
         assert entry["low"] < entry["estimate"] < entry["high"]
 
 

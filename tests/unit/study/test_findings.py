@@ -58,7 +58,7 @@ def effect(name: list[str], levels: list, estimate: float, verdict: str, sentenc
     return ({**entry, "levels": levels, **numbers, "verdict": verdict}, sentence)
 
 
-def report(arms: dict[str, dict], effects=(), mixed=(), passes=None) -> dict[str, Any]:
+def report(arms: dict[str, dict], effects=(), mixed=()) -> dict[str, Any]:
     return {
         "reference": "grpo", "metric": "eval_reward", "curves": {},
         "arms": {name: each["entry"] for name, each in arms.items()},
@@ -66,7 +66,7 @@ def report(arms: dict[str, dict], effects=(), mixed=(), passes=None) -> dict[str
         "details": {
             "question": "Is it so?", "runs": 48, "margin": 0.05, "means": {}, "mixed": list(mixed),
             "arms": {name: each["details"] for name, each in arms.items()},
-            "sentences": [sentence for _, sentence in effects], "passes": passes or {},
+            "sentences": [sentence for _, sentence in effects], "passes": {},
         },
     }  # fmt: skip
 
@@ -236,23 +236,18 @@ def test_which_arms_keep_their_verdict_on_other_bases(written):
     assert found[0].startswith(f"| a | worse, {SHOWN} (5 pairs) | worse, {SHOWN} (5 pairs) |")
 
 
-def test_what_the_x_ray_says_of_the_headline(written, tmp_path):
-    write_xray(tmp_path / "one", {"a": [("only rescales", 0.99, 0)]})
-    pages = written([asked(arms={"a": "it"})], {"one": report({"a": arm("equivalent")})})
-    assert "| only rescales | 0 | 1 | 0 |" in section(pages["FINDINGS.md"], "X-ray and outcomes")
-
-
 def test_an_x_ray_at_two_points_and_its_scatter(written, tmp_path):
     at_drift = [("inert", 1.0, 0), ("reweights length, noisier", 0.8, 8)]
-    xrays = {"a": at_drift, "b": [("other direction", 0.1, 0)], "c": [("only rescales", 1.0, 0)]}
+    rescales = [("only rescales", 1.0, 0)]
+    xrays = {"a": at_drift, "b": [("other direction", 0.1, 0)], "c": rescales, "d": rescales}
     write_xray(tmp_path / "one", xrays, {"b": "x"}, steps={"c": 4})
-    found = {"one": report({"a": arm("worse", -0.3), "b": arm("better"), "c": arm("worse")})}
-    pages = written([asked(arms={"a": "it", "b": "that", "c": "more"})], found)
+    arms = {"a": arm("worse", -0.3), "b": arm("better"), "c": arm("worse"), "d": arm("equivalent")}
+    pages = written([asked(arms={name: name for name in arms})], {"one": report(arms)})
     text = section(pages["FINDINGS.md"], "X-ray and outcomes")
-    assert "| reweights | 1 | 0 | 0 |" in text
+    assert "| reweights | 1 | 0 | 0 |" in text and "| only rescales | 0 | 1 | 0 |" in text
     assert "| another number of optimizer steps per batch | 1 | 0 | 0 |" in text
     assert "other direction" not in text  # the X-ray compares b with x, the runs with grpo
-    assert "over 2 arms: too few" in text
+    assert "over 3 arms: too few" in text
     assert "![distance in the X-ray against that in the outcome](xray.png)" in text
     assert main([str(tmp_path / "findings.yaml")]) == 0
     assert (tmp_path / "xray.png").read_bytes().startswith(b"\x89PNG")

@@ -56,12 +56,16 @@ def rows_with_columns(folder):
     return write(folder / "a.tsv", ["Arm", "Seed", "_step", "eval/reward", "State"], rows, "\t")
 
 
+def lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 def objects(folder):
     rows = [{"run": f"{arm}-s{seed}", "step": step, "eval_reward": v}
             for arm, seed, step, v in points()]  # fmt: skip
-    file = folder / "runs.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+    return lines(folder / "runs.jsonl", rows)
 
 
 def wandb_chart(folder):
@@ -96,30 +100,28 @@ def trackio(folder):
     return folder / "project.db"
 
 
-def folders(folder, name="metrics.jsonl"):
+def logged(final):
+    return [{"step": step, "eval_reward": value(final, step)} for step in STEPS]
+
+
+def folders(folder):
     for (arm, seed), final in RUNS.items():
-        rows = [{"step": step, "eval_reward": value(final, step)} for step in STEPS]
-        run = folder / "runs" / arm / f"seed_{seed}"
-        run.mkdir(parents=True)
-        if name == "metrics.jsonl":
-            (run / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        else:
-            (run / "checkpoint-100").mkdir()
-            (run / "checkpoint-100" / name).write_text(json.dumps({"log_history": rows}))
+        lines(folder / "runs" / arm / f"seed_{seed}" / "metrics.jsonl", logged(final))
     return folder / "runs"
 
 
 def states(folder):
-    return folders(folder, "trainer_state.json")
+    for (arm, seed), final in RUNS.items():
+        checkpoint = folder / "runs" / arm / f"seed_{seed}" / "checkpoint-100"
+        lines(checkpoint / "trainer_state.json", [{"log_history": logged(final)}])
+    return folder / "runs"
 
 
 def own_runs(folder):
     for number, ((arm, seed), final) in enumerate(RUNS.items()):
         run = folder / "runs" / f"r{number}"
-        run.mkdir(parents=True)
-        (run / "run.json").write_text(json.dumps({"arm": arm, "seed": seed}))
-        rows = [{"step": step, "eval_reward": value(final, step)} for step in STEPS]
-        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        lines(run / "run.json", [{"arm": arm, "seed": seed}])
+        lines(run / "metrics.jsonl", logged(final))
     return folder / "runs"
 
 
@@ -243,15 +245,8 @@ def test_equal_arms_are_seldom_told_apart(tmp_path, n):
     rng, wrong = np.random.default_rng(n), 0
     for _ in range(1500):
         outcomes = np.where(rng.random((4, n)) < 0.2, 0.05, 0.5 + 0.02 * rng.normal(size=(4, n)))
-        runs = [
-            Run(
-                f"a{arm}",
-                seed,
-                "finished",
-                series={"x": Series([1.0], [float(outcomes[arm, seed])])},
-            )
-            for arm, seed in np.ndindex(4, n)
-        ]
+        runs = [Run(f"a{arm}", seed, "finished", series={"x": Series([1.0], [float(value)])})
+                for (arm, seed), value in np.ndenumerate(outcomes)]  # fmt: skip
         (found,) = judge_runs(runs, "x", None, Rules(threshold=0.3)).groups.values()
         wrong += any(one.verdict is not None and one.verdict.differs for one in found)
     assert wrong / 1500 < 0.05 + 2.5 * np.sqrt(0.05 * 0.95 / 1500)

@@ -13,17 +13,11 @@ from trl_ablate.study.report.answer_styles import draw_mechanism, styles_of, tra
 def row(step: int, short: float, **more: float) -> dict[str, float]:
     """`short` of the answers are right in 0.1 with 5 tokens, the others in 0.8 with 30."""
     return {
-        "step": step,
-        "grpo_step": float(step),
-        "style/terse": 1 - short,
-        "style/terse_length": 30.0,
-        "style/terse_reward": 0.8,
-        "style/direct": short,
-        "style/direct_length": 5.0,
-        "style/direct_reward": 0.1,
-        **{f"advantages/weight/q{quarter}": 0.25 for quarter in range(1, 5)},
-        **more,
-    }
+        "step": step, "grpo_step": float(step),
+        "style/terse": 1 - short, "style/terse_length": 30.0, "style/terse_reward": 0.8,
+        "style/direct": short, "style/direct_length": 5.0, "style/direct_reward": 0.1,
+        **{f"advantages/weight/q{quarter}": 0.25 for quarter in range(1, 5)}, **more,
+    }  # fmt: skip
 
 
 ROWS = [row(step, short=0.5) for step in range(1, 13)]

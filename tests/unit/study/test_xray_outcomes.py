@@ -49,8 +49,8 @@ def test_pairs_and_their_rank_correlation(files):
     assert (pairs["against"].collapsed, pairs["same"].runs) == (2, 2)
     # outcomes 0.01, 0.07, 0.14, 0.70 in the order of the distances
     found = correlation(list(pairs.values()))
-    assert found.value == pytest.approx(1)
-    assert found.low <= found.value == found.high
+    assert found.mean == pytest.approx(1)
+    assert found.low <= found.mean == found.high
     assert correlation(list(pairs.values())[:3]) is None
 
 
@@ -84,7 +84,7 @@ def test_the_correlation_and_its_bootstrap_are_those_of_scipy():
     draw = np.random.default_rng(0)
     draws = [draw.integers(0, 12, 12) for _ in range(2000)]
     values = [stats.spearmanr(distances[d], abs(differences[d])).statistic for d in draws]
-    assert correlation(pairs).value == pytest.approx(
+    assert correlation(pairs).mean == pytest.approx(
         stats.spearmanr(distances, abs(differences)).statistic
     )
     assert [correlation(pairs).low, correlation(pairs).high] == pytest.approx(
@@ -98,7 +98,7 @@ def test_the_bootstrap_draws_whole_studies():
     pairs = [Pair(study, str(x), "x", float(x), y / 10, 0, 1, True) for study, x, y in places]
     found = correlation(pairs)
     assert (found.low, found.high) == pytest.approx((0.5, 1.0))
-    assert found.value == pytest.approx(1 - 6 * 2 / (6 * 35))
+    assert found.mean == pytest.approx(1 - 6 * 2 / (6 * 35))
 
 
 ARMS = {"grpo": {"top": 0.8}, "std_dev_off": {"top": 0.81}, "no_baseline": {"top": 0.2}}

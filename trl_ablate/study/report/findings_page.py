@@ -212,7 +212,7 @@ def _xrays(found: Sequence[Found]) -> dict[str, list[int]]:
     """How often the runs found a difference, found none, or left it open, for each verdict of the
     X-ray."""
     counts: dict[str, list[int]] = {}
-    for _, arm, xray in with_xray(found):
+    for _, arm in with_xray(found):
         place = 0 if arm.kind.matters else 1 if arm.kind is Verdict.EQUIVALENT else 2
-        counts.setdefault(xray.kind, [0, 0, 0])[place] += 1
+        counts.setdefault(arm.xray_kind, [0, 0, 0])[place] += 1
     return counts

@@ -27,19 +27,6 @@ OTHER_STEPS = "another number of optimizer steps per batch"
 
 
 @dataclass(frozen=True)
-class XrayFound:
-    """What the X-ray says of an arm, against the arm that its runs are compared with."""
-
-    kind: str
-    """Where the two are farthest apart, without its details: `reweights`. Gradients at a point say
-    little of arms that take several steps from it, so these are a kind of their own."""
-    distance: float | None
-    """1 - cosine of the mean gradients, averaged over the points."""
-    same_steps: bool
-    """Whether both take as many optimizer steps per rollout batch."""
-
-
-@dataclass(frozen=True)
 class ArmFound:
     """The answer on one arm."""
 
@@ -51,7 +38,8 @@ class ArmFound:
     numbers: Json
     """Its entry among the arms of `report.json`."""
     details: Json
-    xray: XrayFound | None
+    xray: KnownXray | None
+    """If it compares the arm with the same one as its runs."""
     is_mixed: bool
     fails_page: bool = False
     """Whether its claim fails the correction over all claims of the page."""
@@ -114,13 +102,24 @@ class ArmFound:
         return "yes" if kinds == {self.kind} and self.kind.is_answer else CANNOT_SAY
 
     @property
+    def xray_kind(self) -> str:
+        """What the X-ray says where the two are farthest apart, without its details: `reweights`.
+        Gradients at a point say little of arms that take several steps from it, so these are a kind
+        of their own."""
+        if self.xray is None or not self.xray.same_steps(self.arm):
+            return OTHER_STEPS
+        points = self.xray.arms[self.arm]
+        far = min(points, key=lambda at: math.inf if at.cosine is None else at.cosine)
+        return re.split(r",| (?:sign|length|difficulty)", far.verdict)[0]
+
+    @property
     def brief(self) -> str:
-        if self.kind == Verdict.COLLAPSE:
-            return f"{self.words} collapses"
         if self.kind in FAILING:
-            return f"{self.words} {self.kind}"
-        disagree = bool(self.details.get("disagreement"))
-        return f"{self.words} is {self.kind}" + " (two tests disagree)" * disagree
+            return f"{self.words} {self.kind}: {self.successes[2:]}"
+        if self.kind == Verdict.COLLAPSE:
+            return f"{self.words} collapses, {self.difference}"
+        disagree = " (two tests disagree)" * bool(self.details.get("disagreement"))
+        return f"{self.words} is {self.kind}{disagree}, {self.difference}"
 
     @property
     def expected(self) -> str:
@@ -219,10 +218,8 @@ class Found:
     @property
     def in_brief(self) -> str:
         """The headline alone, for a short page."""
-        if arm := self.headline:
-            if arm.kind in FAILING:
-                return f"{arm.brief}: {arm.successes[2:]}"
-            return f"{arm.brief}, {arm.difference}"
+        if self.headline:
+            return self.headline.brief
         sentences = [effect.sentence for effect in self.strong_effects if effect.sentence]
         return sentences[0].partition(". ")[0] if sentences else NO_EFFECT
 
@@ -278,15 +275,14 @@ def _marked(found: Sequence[Found]) -> list[Found]:
     ]
 
 
-def with_xray(found: Sequence[Found]) -> Iterator[tuple[str, ArmFound, XrayFound]]:
+def with_xray(found: Sequence[Found]) -> list[tuple[str, ArmFound]]:
     """The arms that an X-ray compares with the same arm as the runs, each pair once; and study."""
     pairs = {}
     for row in found:
         for arm in row.arms:
             if arm.xray:
-                found_before = (row.asked.study, arm, arm.xray)
-                pairs.setdefault((arm.arm, arm.details["against"]), found_before)
-    yield from pairs.values()
+                pairs.setdefault((arm.arm, arm.details["against"]), (row.asked.study, arm))
+    return [*pairs.values()]
 
 
 def _with_worlds(asked: Question, folder: Path) -> Found:
@@ -332,6 +328,7 @@ def _arm(name: str, words: Mapping[str, str], report: Json, xray: KnownXray | No
     numbers, details = report["arms"][name], report["details"]
     against = details["arms"][name]["against"]
     (k, n), in_two_parts = numbers["collapsed"], "successes" in numbers
+    is_compared = xray and {name, against} <= xray.arms.keys() and xray.against(name) == against
     return ArmFound(
         arm=name,
         words=words[name],
@@ -339,21 +336,6 @@ def _arm(name: str, words: Mapping[str, str], report: Json, xray: KnownXray | No
         kind=Verdict(numbers["verdict"] if in_two_parts or k <= MOSTLY * n else "collapse"),
         numbers=numbers,
         details=details["arms"][name],
-        xray=_xray(name, against, xray),
+        xray=xray if is_compared else None,
         is_mixed=bool({name, against} & set(details["mixed"])),
-    )
-
-
-def _xray(arm: str, against: str, xray: KnownXray | None) -> XrayFound | None:
-    """None if the X-ray does not compare the two."""
-    if xray is None or not {arm, against} <= xray.arms.keys() or xray.against(arm) != against:
-        return None
-    farthest = min(
-        xray.arms[arm], key=lambda point: math.inf if point.cosine is None else point.cosine
-    )
-    kind = re.split(r",| (?:sign|length|difficulty)", farthest.verdict)[0]
-    return XrayFound(
-        kind=kind if xray.same_steps(arm) else OTHER_STEPS,
-        distance=xray.distance(arm),
-        same_steps=xray.same_steps(arm),
     )

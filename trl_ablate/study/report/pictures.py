@@ -172,58 +172,62 @@ def _metric_panel(
 ) -> None:  # fmt: skip
     """Over GRPO steps with labels and collapses, or over a cost."""
     cost, costly = against or (None, "")
-    lines = _lines(arms, metric, cost=cost)
+    lines = _lines({arm.name: arm.runs for arm in arms}, metric, cost=cost)
     scale, unit = _unit(costly, lines.values())
     for name, line in reversed(lines.items()):  # the reference on top
         _draw(axes, line, styles[name], scale=scale, width=2.2 if name == arms[0].name else 1.7)
     collapsed = False if against else _mark_collapses(axes, arms, metric, styles)
-    axes.set_xlabel(unit)
     note = "  (a cross marks a collapse)" if collapsed else ""
-    title(axes, metric + (f" against {costly}" if against else note))
-    _fit_x(axes, [line.x[-1] / scale for line in lines.values()])
-    if not against:
-        _label(axes, lines, styles)
+    text = metric + (f" against {costly}" if against else note)
+    _finish(axes, lines, styles if not against else None, text, unit=unit, scale=scale)
+
+
+def _finish(
+    axes: Axes, lines: Mapping[str, Line], labelled: dict[str, Look] | None, text: str, *,
+    unit: str = "GRPO steps", scale: float = 1.0,
+) -> None:  # fmt: skip
+    """The axes and the title, and names at the ends of the lines in their colours."""
+    axes.set_xlabel(unit)
+    title(axes, text)
+    longest = max((line.x[-1] / scale for line in lines.values()), default=0)
+    if longest > 0:
+        axes.set_xlim(0, longest * 1.01)
+    if labelled is not None:
+        ends = {name: (line.x[-1], line.mean[-1]) for name, line in lines.items()}
+        label_ends(axes, ends, {name: labelled[name][0] for name in ends})
 
 
 def _lines(
-    arms: Sequence[ArmResult], metric: str, *, cost: Cost | None = None, smooth: bool = False
-) -> dict[str, Line]:
-    found = {arm.name: line_of(arm.runs, metric, cost=cost, smooth=smooth) for arm in arms}
-    return {name: line for name, line in found.items() if line is not None}
-
-
-def _label(axes: Axes, lines: Mapping[str, Line], styles: dict[str, Look]) -> None:
-    ends = {name: (line.x[-1], line.mean[-1]) for name, line in lines.items()}
-    label_ends(axes, ends, {name: styles[name][0] for name in ends})
+    arms: Mapping[str, Sequence[Run]], metric: str, *, cost: Cost | None = None,
+    smooth: bool = False,
+) -> dict[str, Line]:  # fmt: skip
+    found = {arm: line_of(runs, metric, cost=cost, smooth=smooth) for arm, runs in arms.items()}
+    return {arm: line for arm, line in found.items() if line is not None}
 
 
 def _watched_panel(
     axes: Axes, arms: Sequence[ArmResult], metric: str, styles: dict[str, Look]
 ) -> None:
-    lines = _lines(arms, metric, smooth=True)
+    lines = _lines({arm.name: arm.runs for arm in arms}, metric, smooth=True)
     for name, line in reversed(lines.items()):
         _draw(axes, line, styles[name], width=1.3, band=len(lines) <= BANDS_IN_SMALL_PANELS)
     values = np.concatenate([line.mean for line in lines.values()])
     if values.min() > 0 and values.max() / values.min() > LOG_SCALE_RANGE:
         axes.set_yscale("log")
-    axes.set_xlabel("GRPO steps")
-    title(axes, WATCHED[metric])
-    _fit_x(axes, [line.x[-1] for line in lines.values()])
+    _finish(axes, lines, None, WATCHED[metric])
 
 
 def _published_row(figure: Figure, bottom: float, published: Sequence[Run], metric: str) -> None:
-    runs = [run for run in published if metric in run.series]
-    arms = list(dict.fromkeys(run.arm for run in runs))
-    styles = looks(arms)
-    axes = _row(figure, bottom, TOP_HEIGHT, 1, labels=arms)[0]
-    found = {arm: line_of([run for run in runs if run.arm == arm], metric) for arm in arms}
-    lines = {arm: line for arm, line in found.items() if line is not None}
+    arms: dict[str, list[Run]] = {}
+    for run in published:
+        if metric in run.series:
+            arms.setdefault(run.arm, []).append(run)
+    styles = looks(list(arms))
+    axes = _row(figure, bottom, TOP_HEIGHT, 1, labels=list(arms))[0]
+    lines = _lines(arms, metric)
     for arm, line in reversed(lines.items()):
         _draw(axes, line, styles[arm], width=1.7)
-    axes.set_xlabel("GRPO steps")
-    title(axes, f"{metric}, published curves")
-    _fit_x(axes, [line.x[-1] for line in lines.values()])
-    _label(axes, lines, styles)
+    _finish(axes, lines, styles, f"{metric}, published curves")
 
 
 def _draw(
@@ -284,11 +288,6 @@ def title(axes: Axes, text: str, start: float = 0.0) -> None:
         for_picture(text, TITLE_LETTERS), loc="left", x=start, fontsize=10, fontweight="bold",
         color=INK, pad=8, parse_math=False,
     )  # fmt: skip
-
-
-def _fit_x(axes: Axes, ends: Sequence[float]) -> None:
-    if ends and max(ends) > 0:
-        axes.set_xlim(0, max(ends) * 1.01)
 
 
 def _unit(costly: str, lines: Iterable[Line]) -> tuple[float, str]:

@@ -125,9 +125,9 @@ def two_part_arms_table(analysis: Analysis) -> Section:
         return [x for x in arm.values(analysis.decide_on) if x is not None and x >= least]
 
     def succeed(arm: ArmResult) -> str:
-        counts = len(values(arm, limit)), len(values(arm))
-        low, high = clopper_pearson(*counts) if counts[1] else (0.0, 1.0)
-        return f"{_count(counts)} [{low:.2f}, {high:.2f}]"
+        k, n = len(values(arm, limit)), len(values(arm))
+        low, high = clopper_pearson(k, n) if n else (0.0, 1.0)
+        return f"{k} of {n} [{low:.2f}, {high:.2f}]"
 
     def spread(arm: ArmResult) -> str:
         good = values(arm, limit)
@@ -146,39 +146,28 @@ def two_part_arms_table(analysis: Analysis) -> Section:
 
 
 def successes_table(analysis: Analysis) -> Section:
-    def shown(comparison: Comparison, which: int) -> str:
-        shares = comparison.two_part and comparison.two_part.shares
-        return _share(shares, which) if shares else NOTHING
+    def of(comparison: Comparison) -> Shares | None:
+        return comparison.two_part.shares if comparison.two_part else None
 
-    def threshold(comparison: Comparison) -> str:
-        return number(comparison.two_part and comparison.two_part.threshold)
-
-    def p_of_shares(comparison: Comparison) -> str:
-        shares = comparison.two_part and comparison.two_part.shares
-        return p_value(shares.p if shares else None)
+    def share(shares: Shares | None, which: int) -> str:
+        if shares is None:
+            return NOTHING
+        k, n = (shares.arm, shares.reference)[which]
+        low, high = shares.intervals[which]
+        return f"{k} of {n} [{low:.2f}, {high:.2f}]"
 
     columns: Columns = [
         ("arm", lambda c: c.arm),
         ("against", lambda c: analysis.reference_of(c.arm).name),
         ("verdict", lambda c: c.verdict),
-        ("threshold", threshold),
-        ("succeed", lambda c: shown(c, 0)),
-        ("of the reference", lambda c: shown(c, 1)),
-        ("p of the shares", p_of_shares),
+        ("threshold", lambda c: number(c.two_part and c.two_part.threshold)),
+        ("succeed", lambda c: share(of(c), 0)),
+        ("of the reference", lambda c: share(of(c), 1)),
+        ("p of the shares", lambda c: p_value((s := of(c)) and s.p)),
         ("difference where runs succeed", lambda c: difference(c.difference)),
         ("p", lambda c: p_value(c.p)),
     ]
     return table("Comparisons", analysis.decisive.values(), columns, TWO_PART_NOTE, 3)
-
-
-def _count(share: tuple[int, int]) -> str:
-    return f"{share[0]} of {share[1]}"
-
-
-def _share(shares: Shares, which: int) -> str:
-    count = (shares.arm, shares.reference)[which]
-    low, high = shares.intervals[which]
-    return f"{_count(count)} [{low:.2f}, {high:.2f}]"
 
 
 def differences_table(plan: Plan) -> Section:

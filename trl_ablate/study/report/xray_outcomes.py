@@ -107,15 +107,17 @@ def pairs_of_answers(found: Sequence[Found]) -> list[Pair]:
         Pair(
             study=study,
             arm=arm.arm,
-            verdict=xray.kind,
-            distance=xray.distance,
+            verdict=arm.xray_kind,
+            distance=distance,
             difference=arm.numbers["difference"],
             collapsed=arm.numbers["collapsed"][0],
             runs=arm.numbers["pairs"],
-            on_policy=xray.same_steps,
+            on_policy=arm.xray.same_steps(arm.arm),
         )
-        for study, arm, xray in with_xray(found)
-        if xray.distance is not None and arm.numbers["difference"] is not None
+        for study, arm in with_xray(found)
+        if arm.xray
+        and (distance := arm.xray.distance(arm.arm)) is not None
+        and arm.numbers["difference"] is not None
     ]
 
 
