@@ -201,7 +201,7 @@ def check(train, tmp_path):
 
 
 OFF_POLICY = {"steps_per_generation": 2, "num_iterations": 2, "gradient_accumulation_steps": 1}
-ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 5.2, "entropy_coef_delta": 0.01}
+ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 100.0, "entropy_coef_delta": 0.01}
 FOLLOWS = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2}
 RESAMPLED = {"group_filter": "resample", "max_resample_rounds": 1, "reward_noise": 0.5}
 NAMED = {
