@@ -142,6 +142,7 @@ BAD_FILES = [
     ("extends: /dev/zero", "is not a regular file"),
     (b"run_name: \xff\xfe", "not UTF-8"),
     ("run_name: " + "x" * 300_000, "the limit is 200000"),
+    ("stop: " + "[" * 60 + "]" * 60, "nested too deeply (more than 40 levels)"),
     ("stop: " + "[" * 5000, "nested too deeply"),
 ]
 BAD_SETTINGS = [
