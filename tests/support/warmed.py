@@ -21,7 +21,7 @@ def start_graders_at_once() -> None:
     enter = MathGrader.__enter__
 
     def enter_and_start(self: MathGrader) -> MathGrader:
-        self._pool.start(2)
+        assert self.grade(["(x+1)^2"], ["x^2+2x+1"]) == [True] and self.pids  # needs algebra
         return enter(self)
 
     MathGrader.__enter__ = enter_and_start
