@@ -124,6 +124,10 @@ def test_old_recipes_name_no_files():
         ({"reward_funcs": "answer"}, "it takes a list .text or a mapping each. or null"),
         ({"reward_funcs": []}, "reward_funcs is an empty list"),
         (
+            {"evaluation": "trl", "eval_sets": {"a": {"dataset": "gsm8k", "reward": "r1_zero"}}},
+            "the reward of 'a' needs evaluation 'one_shot'",
+        ),
+        (
             {"reward_funcs": [{"path": "answer", "weight": 2}], "reward_weights": [1]},
             "reward_funcs gives answer a weight of its own; remove one",
         ),
