@@ -108,13 +108,16 @@ def ungraded(completions, **kwargs):
     return [None] * len(completions)
 
 
+FILTERS = {"drop": {}, "resample": {}, "none": {"length_norm": "nonzero", "loss_type": "dapo"}}
+
+
 @pytest.mark.parametrize("reward", [ones, ungraded])
-@pytest.mark.parametrize("group_filter", ["drop", "resample"])
+@pytest.mark.parametrize("group_filter", FILTERS)
 def test_a_step_without_groups_is_skipped_and_counted(make_trainer, caplog, group_filter, reward):
     """Adam's momentum and the weight decay would move the weights; nothing is NaN."""
     trainer = make_trainer(
         reward=reward, group_filter=group_filter, max_resample_rounds=2, beta=0.1,
-        weight_decay=0.1, loss_type="grpo",
+        weight_decay=0.1, **{"loss_type": "grpo"} | FILTERS[group_filter],
     )  # fmt: skip
     start = weights(trainer)
     trainer.train()
@@ -130,9 +133,10 @@ def test_a_step_without_groups_is_skipped_and_counted(make_trainer, caplog, grou
     assert all(map(math.isfinite, numbers))
     never_filled = "2 of 2 groups have no reward variance after 2 rounds" in caplog.text
     assert never_filled is (group_filter == "resample")
-    generated = 8 if group_filter == "drop" else 24
-    assert {row["rollouts/generated"] for row in rows} == {generated}
-    assert {row["rollouts/used"] for row in rows} == {0}
+    if group_filter != "none":
+        generated = 8 if group_filter == "drop" else 24
+        assert {row["rollouts/generated"] for row in rows} == {generated}
+        assert {row["rollouts/used"] for row in rows} == {0}
 
 
 UNGRADED = ("reward", "reward_std", "rewards/ungraded/mean", "rewards/ungraded/std")

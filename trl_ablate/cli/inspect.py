@@ -65,7 +65,7 @@ def main(options: Namespace) -> int:
     arguments = thresholds(options)
     logs = read_logs(options.path)
     names = [log.name for log in logs]
-    logs = [log for log in logs if options.run in (None, log.name)]
+    logs = [log for log in logs if not options.run or log.name == options.run]
     if not logs:
         raise ConfigurationError(
             f"--run is '{options.run}', but the log has the runs {', '.join(names)[:300]}"

@@ -321,7 +321,8 @@ class AblationTrainer(GRPOTrainer):
         """Record the statistics of a loss; runs with the same replaced values as TRL's loss."""
         mode = "train" if self.model.training else "eval"
         self.mismatch.record(loss_pass)
-        if mode == "train" and self.args.group_filter != "none":
+        leaves_rows_out = self.args.group_filter != "none" or self.args.length_norm == "nonzero"
+        if mode == "train" and leaves_rows_out:
             self.idle_steps.add(loss_pass.mask_NT)
         self.ratio_sums.add(mode, sums_of_ratio(loss_pass))
         if DRAWN in loss_pass.inputs:

@@ -91,8 +91,13 @@ def build_rewards(
             f"eos_penalty={eos_penalty!r} is subtracted from the reward and needs eos_token_ids; "
             "give 0 or more, and the tokenizer's end-of-sequence token ids."
         )
-    ends = {"eos_token_ids": eos_token_ids, "special_token_ids": special_token_ids}
-    tools = Tools(grader, template, load_model=lambda name: None, **ends)  # it names no model
+    tools = Tools(
+        grader,
+        template,
+        load_model=lambda name: None,  # a template names none
+        eos_token_ids=eos_token_ids,
+        special_token_ids=special_token_ids,
+    )
     made = chosen_rewards(template_specs(template, eos_penalty), tools)
     return made.functions, made.weights
 
