@@ -60,7 +60,8 @@ class Here(DetachedEngine):
         return self._answers.get(call)
 
     def download(self, call: str, folder: str, target: Path) -> None:
-        shutil.copytree(self.results / folder, target / folder)
+        unfinished = shutil.ignore_patterns(".*.[0-9]*")  # a volume shows whole files only
+        shutil.copytree(self.results / folder, target / folder, ignore=unfinished)
 
     def wait(self) -> None:
         self.begin.set()

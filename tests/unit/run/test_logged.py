@@ -12,7 +12,8 @@ from tests.support.synthetic_study import METRIC, make_plan, write_run
 from trl_ablate.run.logged import POINTS, read_series
 from trl_ablate.study.store import RunStore
 
-FULL_SECONDS, FULL_MEGABYTES = 12.0, 500  # of CPU: 7.8 with eight other jobs on the machine
+SHARE, FULL_MEGABYTES = 0.4, 500
+"""Of the CPU time that decoding all rows as JSON takes on the same machine: 0.14 and 0.21 found."""
 
 
 def write(path, rows):
@@ -104,6 +105,7 @@ def large(folder, runs, steps):
     plan = make_plan({"a": {"x": 1}, "b": {"x": 2}}, seeds=range(runs // 2), grpo_steps=steps)
     store = RunStore(folder / "runs")
     text = "".join(json.dumps(row) + "\n" for row in long_rows(steps))
+    (folder / "rows").write_text(text)
     for arm in plan.arms:
         for run in arm.runs:
             directory = write_run(store, run, arm.declared, iter(()))
@@ -112,18 +114,23 @@ def large(folder, runs, steps):
 
 
 MEASURED = """
-import sys, time
+import json, sys, time
 from pathlib import Path
 from tests.unit.run.test_logged import RunStore, make_plan
 from trl_ablate.study.report.making import report_study
 folder, runs, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 plan = make_plan({"a": {"x": 1}, "b": {"x": 2}}, seeds=range(runs // 2), grpo_steps=steps)
+rows = (folder / "rows").read_text().splitlines()
+began = time.process_time()
+for row in rows:
+    json.loads(row)
+whole = runs * (time.process_time() - began)
 began = time.process_time()
 report_study(plan, RunStore(folder / "runs"), folder / "study.yaml", folder / "out")
 assert "torch" not in sys.modules
 status = Path("/proc/self/status").read_text()  # ru_maxrss is inherited from the parent
 peak = status.partition("VmHWM:")[2].split()[0]
-print(time.process_time() - began, int(peak) / 1024)
+print((time.process_time() - began) / whole, int(peak) / 1024)
 """
 
 
@@ -131,11 +138,11 @@ print(time.process_time() - began, int(peak) / 1024)
 @pytest.mark.parametrize(
     "runs, steps", [(300, 10_000), pytest.param(6, 200_000, marks=pytest.mark.long)]
 )
-def test_a_large_study_is_reported_in_seconds_and_within_half_a_gigabyte(tmp_path, runs, steps):
+def test_a_large_study_is_reported_sooner_than_it_is_read_as_json(tmp_path, runs, steps):
     large(tmp_path, runs, steps)
     words = [sys.executable, "-c", MEASURED, str(tmp_path), str(runs), str(steps)]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    seconds, megabytes = map(float, done.stdout.split()[-2:])
-    assert seconds < FULL_SECONDS
+    share, megabytes = map(float, done.stdout.split()[-2:])
+    assert share < SHARE
     assert megabytes < FULL_MEGABYTES
