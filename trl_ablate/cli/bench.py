@@ -137,10 +137,11 @@ def check_gpu(options: argparse.Namespace) -> None:
         raise ConfigurationError(
             "a model of 1.5 B parameters takes hours on a CPU; add --toy to --device cpu"
         )
-    import torch
+    if options.device == "cuda":
+        import torch
 
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError(
-            "torch finds no GPU here; run this on a machine with one, or give --device cpu --toy "
-            "to try the same code at toy size"
-        )
+        if not torch.cuda.is_available():
+            raise ConfigurationError(
+                "torch finds no GPU here; run this on a machine with one, or give --device cpu "
+                "--toy to try the same code at toy size"
+            )
