@@ -23,7 +23,8 @@ import pyarrow
 from datasets import Dataset
 
 from trl_ablate.data.filters import by_pass_rate, columns_of, filtered, of_these
-from trl_ablate.data.row_files import BadRowError, Source, read_source, to_question
+from trl_ablate.data.row_files import read_source
+from trl_ablate.data.usable_rows import BadRowError, Source, to_question
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature, problems, world_of_data
 from trl_ablate.prompts.templates import prompt_writer

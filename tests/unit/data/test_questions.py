@@ -12,7 +12,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from trl_ablate.data.questions import check_enough, check_prompts_fit, load_questions, to_prompts
-from trl_ablate.data.row_files import final_answer
+from trl_ablate.data.usable_rows import final_answer
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.task import TaskArguments
 

@@ -1,0 +1,135 @@
+"""The question of a row: which of its columns are the question, the answer and the prompt."""
+
+import re
+from typing import Any, NamedTuple
+
+from trl_ablate.data.row_files import Row
+from trl_ablate.rewards.grading.latex import last_boxed
+
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox) +([^\s$.,]+)")
+RESERVED_BY_TRL = (
+    "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric",
+    "environments",
+)  # fmt: skip
+"""Arguments of a reward function, which no column can be called."""
+
+
+class BadRowError(ValueError):
+    """A row cannot be used; the message gives the reason."""
+
+
+class Source(NamedTuple):
+    """A dataset, and where its rows have their parts."""
+
+    hub_id: str
+    """Or the path of a file or folder."""
+    config: str | None = None
+    question: str | None = None
+    """None: `question` or `problem`."""
+    answer: str | None = None
+    """None: `answer` or `solution`."""
+    prompt: str | None = None
+    """The whole prompt, if the rows bring it along; then a row needs no question."""
+    marker: str | None = None
+    """An answer without it is unusable: it ends before its result."""
+    needs_answers: bool = True
+    """Whether a row without a usable answer is unusable. If not, the answer is passed on as it
+    is."""
+
+
+def to_question(row: Row, source: Source) -> dict[str, Any]:
+    """The row with its question and answer, level and subject as text, and all other columns.
+
+    Where the row brings its whole prompt, the level is a column like the others.
+    Raises `BadRowError` with the reason if the row has no usable question or no usable answer.
+    """
+    if row.defect is not None:
+        raise BadRowError(row.defect)
+    values, found = row.values, {}
+    _, _, question, answer, prompt, marker, needs_answers = source
+    questions = (question,) if question else ("question", "problem")
+    if prompt is not None:
+        found["prompt"] = _prompt(values, prompt)
+    if prompt is None or any(isinstance(values.get(one), str) for one in questions):
+        found["question"] = _text(values, questions)[1]
+    if needs_answers:
+        found["answer"] = _gold(values, (answer,) if answer else ("answer", "solution"), marker)
+    elif answer is not None:
+        if answer not in values:
+            raise BadRowError(_no_column(values, answer))
+        found["answer"] = values[answer]
+    if prompt is None and isinstance(values.get("level"), str | int):
+        found["level"] = str(values["level"])
+    for subject in ("subject", "type"):
+        if isinstance(values.get(subject), str):
+            found.setdefault("subject", values[subject])
+    for name in RESERVED_BY_TRL:
+        if name in values:
+            raise BadRowError(
+                f"a column is called {name!r}, which is an argument of every reward; rename it"
+            )
+    # `prompt` is TRL's, and written later.
+    others = {name: one for name, one in values.items() if name not in (*found, "prompt")}
+    return found | others
+
+
+def _gold(values: dict[str, Any], names: tuple[str, ...], marker: str | None) -> str:
+    column, answer = _text(values, names)
+    marker = marker or (r"\boxed" if column == "solution" else "")
+    if marker not in answer:
+        raise BadRowError(f"no {marker} in column {column!r}")
+    gold = final_answer(answer)
+    if not gold:
+        raise BadRowError(f"empty answer in column {column!r}")
+    return gold
+
+
+def _prompt(values: dict[str, Any], column: str) -> str | list[dict[str, Any]]:
+    """A prompt that the row brings along: a text, or messages, both unchanged."""
+    if column not in values:
+        raise BadRowError(_no_column(values, column))
+    prompt = values[column]
+    if isinstance(prompt, str) and prompt.strip():
+        return prompt
+    messages = isinstance(prompt, list) and all(
+        isinstance(one, dict) and "role" in one and "content" in one for one in prompt
+    )
+    if not messages or not prompt:
+        raise BadRowError(
+            f"column {column!r} contains {str(prompt)[:60]!r}, which is neither a text nor messages"
+            " with role and content"
+        )
+    return prompt
+
+
+def _text(values: dict[str, Any], columns: tuple[str, ...]) -> tuple[str, str]:
+    """The first of the columns that the row has, and its text; numbers become text."""
+    column = next((column for column in columns if column in values), None)
+    if column is None:
+        raise BadRowError(_no_column(values, *columns))
+    value = values[column]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if value is None or value == "nan":
+        raise BadRowError(f"no value in column {column!r}")
+    if not isinstance(value, str):
+        raise BadRowError(f"column {column!r} contains a {type(value).__name__}, not text")
+    if not value.strip():
+        raise BadRowError(f"empty {column}")
+    return column, value
+
+
+def _no_column(values: dict[str, Any], *columns: str) -> str:
+    wanted = " or ".join(map(repr, columns))
+    return f"no column {wanted}; the row has {', '.join(map(repr, values)) or 'none'}"
+
+
+def final_answer(text: str) -> str:
+    r"""The reference answer at the end of a worked solution, or the whole text if it is not one."""
+    if "####" in text:
+        return text.rsplit("####", 1)[1].strip()
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return boxed.strip()
+    bare = _BARE_BOX.findall(text)  # MATH has boxes without braces: "\boxed 2"
+    return bare[-1] if bare else text.strip()
