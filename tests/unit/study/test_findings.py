@@ -38,7 +38,7 @@ def arm(verdict: str, difference: float | None = 0.1, **other: Any) -> dict[str,
     """An entry of `arms`, with its details beside it."""
     known = difference is not None
     details = {
-        "against": "grpo", "expected": "better", "agreement": "open", "detectable": 0.042,
+        "against": "grpo", "expected": "better", "agreement": "open",
         "next_look": 8, "disagreement": None, "area": {"verdict": "not distinguishable"},
         "tokens": None,
     }  # fmt: skip

@@ -231,7 +231,6 @@ def _of_two_parts(name: str, found: TwoPart, looks: Sequence[int], compared: int
         p=found.p,
         p_corrected=min(1.0, found.p * compared),
         verdict=found.verdict,
-        detectable=None,
         leans_on=LEANS_ON,
         next_look=next((n for n in looks if n > found.n), None) if waits else None,
         two_part=found,

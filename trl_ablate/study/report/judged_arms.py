@@ -15,7 +15,7 @@ from scipy import special
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.pooling import PooledMeans, PooledShares, pool_means, pool_shares
 from trl_ablate.study.report.curves import Run
-from trl_ablate.study.report.stats import ALPHA, MIN_SEEDS, POWER, Interval, holm, t_interval
+from trl_ablate.study.report.stats import ALPHA, MIN_SEEDS, Interval, holm, t_interval
 from trl_ablate.study.two_part import (
     DOUBTFUL,
     SHARES_PART,
@@ -30,6 +30,8 @@ from trl_ablate.study.verdict import Verdict
 
 MOST_RUNS = 1000
 """More runs of an arm than this are not worth naming."""
+POWER = 0.8
+"""With which the runs that are said to be needed decide."""
 
 
 @dataclass(frozen=True)

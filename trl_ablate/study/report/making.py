@@ -9,7 +9,7 @@ Each time, all is computed again from run directories, or from a CSV file of pub
      "effects": [{"factor" or "factors", "levels", "estimate", "low", "high", "verdict"}],
      "curves": {arm: {"A", "B", "C_mid"}},
      "details": {"question", "runs", "margin", "means": {arm: mean}, "mixed": [arm],
-                 "arms": {arm: {"against", "expected", "agreement", "detectable", "next_look",
+                 "arms": {arm: {"against", "expected", "agreement", "next_look",
                                 "disagreement", "area", "tokens"}},
                  "sentences": [the sentence of each effect, or null],
                  "passes": {arm: {"k", "one", "many", "verdict"}}}}
@@ -281,7 +281,6 @@ def _details(
             "agreement": agreement(expect[name], found_of(name, analysis), analysis.margin)
             if name in expect
             else None,
-            "detectable": found.detectable,
             "next_look": found.next_look,
             "disagreement": disagreement(found),
             "area": _compared(area[name]),

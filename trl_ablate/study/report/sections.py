@@ -39,15 +39,12 @@ LOOKS_NOTE = (
     "with 95 % over all looks and comparisons together, whenever a study ends; that of an "
     "equivalent arm is of the two one-sided tests, and covers with less. Each look is a "
     "paired t test at a lower level (nominal), computed for these looks; 'leans on' names what the "
-    "verdict assumes. 'Detectable' is the smallest true difference that one look at these seeds "
-    "finds with 80 % probability, given the spread seen here."
+    "verdict assumes."
 )
 COMPARISON_NOTE = (
     "Differences are paired by seed, with 95 % t intervals of their own; verdicts rest on the "
     "p-values of the paired t test with Holm's correction over all comparisons of the study, so "
-    "an interval may miss 0 where the verdict is still 'not distinguishable'. 'Detectable' is the "
-    "smallest true difference that these seeds find with 80 % probability at the strictest step "
-    "of the correction, given the spread seen here."
+    "an interval may miss 0 where the verdict is still 'not distinguishable'."
 )
 TWO_PART_NOTE = (
     "Runs are not paired. A run succeeds if it reaches the threshold: half of what the median run "
@@ -100,7 +97,6 @@ def comparisons_table(analysis: Analysis) -> Section:
         ("verdict", lambda c: c.verdict),
         (f"{STATISTICS[decides]}: difference", lambda c: difference_of(c, analysis)),
         ("pairs" if looks else "p", p_or_pairs),
-        ("detectable", lambda c: number(c.detectable)),
         *(
             (f"{name}: difference",
              lambda c, s=s: difference_of(analysis.comparisons[s][c.arm], analysis))

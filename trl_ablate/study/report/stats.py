@@ -6,14 +6,12 @@ absent: tests on single runs, and tests that treat evaluation questions as indep
 a training run.
 """
 
-import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from trl_ablate.study.decision import EXACT, NORMAL, can_reach, decide, is_within, sign_flip_p
 from trl_ablate.study.nominal import error_over_looks
@@ -21,7 +19,6 @@ from trl_ablate.study.two_part import FEWEST, TwoPart
 from trl_ablate.study.verdict import Verdict
 
 ALPHA = 0.05
-POWER = 0.8
 LEAST_P = 1e-9
 MIN_SEEDS = 3
 """Fewest pairs of runs for a verdict: two differences show too little of the spread."""
@@ -74,8 +71,6 @@ class Comparison:
     p: float | None
     p_corrected: float | None
     verdict: Verdict
-    detectable: float | None
-    """Smallest true difference that this study finds with 80 % probability; None below 2 pairs."""
     leans_on: str = NORMAL
     """What the verdict assumes, or the test that needs no assumption."""
     exact_p: float | None = None
@@ -104,7 +99,11 @@ def t_interval(values: Sequence[float], confidence: float = 1 - ALPHA) -> Interv
     mean = statistics.fmean(values)
     if n == 1:
         return Interval(1, mean)
-    half = float(special.stdtrit(n - 1, (1 + confidence) / 2)) * _std(values) / math.sqrt(n)
+    half = (
+        float(special.stdtrit(n - 1, (1 + confidence) / 2))
+        * statistics.stdev(values)
+        / math.sqrt(n)
+    )
     return Interval(n, mean, mean - half, mean + half)
 
 
@@ -114,7 +113,7 @@ def paired_p(differences: Sequence[float]) -> float:
     Differences that are all 0 (two names of one run) have p = 1. Differences that are all equal but
     not 0 have no noise to compare with, so p = 0.
     """
-    spread, mean = _std(differences), statistics.fmean(differences)
+    spread, mean = statistics.stdev(differences), statistics.fmean(differences)
     if spread == 0:
         return 1.0 if mean == 0 else 0.0
     t = abs(mean) / (spread / math.sqrt(len(differences)))
@@ -135,7 +134,10 @@ def p_over_looks(
     differs = over_looks(_p(pairs, exact))
     if margin is None or pairs.is_mixed or n < FEWEST:
         return differs, 1.0
-    error, distance = _std(values) / math.sqrt(n), margin - abs(statistics.fmean(values))
+    error, distance = (
+        statistics.stdev(values) / math.sqrt(n),
+        margin - abs(statistics.fmean(values)),
+    )
     beyond = float(special.stdtr(n - 1, -distance / error)) if error else float(distance <= 0)
     return differs, over_looks(2 * beyond) / 2
 
@@ -149,30 +151,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         corrected[index] = largest
     return corrected
-
-
-def detectable_difference(spread: float, n: int, *, alpha: float = ALPHA) -> float:
-    """The smallest true mean difference that a paired t test over `n` pairs detects with 80 %
-    probability; `spread` is the standard deviation of the differences.
-
-    Solved from the noncentral t distribution. `alpha` is that of the strictest step of Holm's
-    correction, or of one look.
-    """
-    return _detectable_shift(n, alpha) * spread / math.sqrt(n)
-
-
-@functools.cache
-def _detectable_shift(n: int, alpha: float) -> float:
-    """The noncentrality at which the test reaches its power; it does not depend on the spread."""
-    critical = float(special.stdtrit(n - 1, 1 - alpha / 2))
-
-    def missing_power(shift: float) -> float:
-        return _power(shift, n - 1, critical) - POWER
-
-    upper = critical
-    while missing_power(upper) < 0:
-        upper *= 2
-    return float(np.asarray(optimize.brentq(missing_power, 0.0, upper, full_output=False)))
 
 
 def pairs_of(
@@ -219,7 +197,6 @@ def judge(arms: Mapping[str, Pairs], margin: float | None = None) -> dict[str, C
             p=p.get(name),
             p_corrected=corrected.get(name),
             verdict=_verdict(pairs, corrected.get(name), confirmed, margin, level),
-            detectable=_detectable(values, level),
             leans_on=EXACT if is_exact or pairs.is_mixed else NORMAL,
             exact_p=exact[name],
             exact_disagrees=differs and not confirmed,
@@ -266,7 +243,6 @@ def judge_at_looks(
             p=None,
             p_corrected=None,
             verdict=Verdict(found.verdict),
-            detectable=_detectable(whole.differences[: found.n], found.nominal_level),
             leans_on=found.leans_on,
             exact_p=found.exact_p,
             exact_disagrees=found.exact_disagrees,
@@ -274,31 +250,3 @@ def judge_at_looks(
             p_values=p_over_looks(whole.first_of(found.n), margin, found.exact_p, looks),
         )
     return compared
-
-
-def _detectable(differences: Sequence[float], alpha: float) -> float | None:
-    n = len(differences)
-    return detectable_difference(_std(differences), n, alpha=alpha) if n > 1 else None
-
-
-def _power(shift: float, degrees: int, critical: float) -> float:
-    """P(|T| > critical) of a t variable with that many degrees of freedom and noncentrality
-    `shift`.
-
-    Integrated over the chi distribution of the spread: scipy's noncentral t is inaccurate in the
-    far tails that occur with one or two degrees of freedom.
-    """
-    limit = critical * _spread_grid(degrees)
-    return float(np.mean(special.ndtr(shift - limit) + special.ndtr(-shift - limit)))
-
-
-@functools.cache
-def _spread_grid(degrees: int) -> np.ndarray:
-    """Equally likely ratios of an estimated to the true deviation: chi over √degrees."""
-    grid = (np.arange(2000) + 0.5) / 2000
-    return np.sqrt(2 * special.gammaincinv(degrees / 2, grid) / degrees)
-
-
-def _std(values: Sequence[float]) -> float:
-    """Unbiased; exactly 0 for equal values, even if their mean is rounded."""
-    return 0.0 if min(values) == max(values) else float(np.std(values, ddof=1))

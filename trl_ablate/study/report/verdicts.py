@@ -1,5 +1,6 @@
 """The answer of a report in words: verdicts, what is final, what was expected, what would help."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import starmap
@@ -20,7 +21,7 @@ from trl_ablate.study.report.numbers import (
     p_words,
     signed,
 )
-from trl_ablate.study.report.stats import Comparison
+from trl_ablate.study.report.stats import Comparison, Interval
 from trl_ablate.study.verdict import EXPECTED, Expectation, Verdict
 
 HEADS = {
@@ -218,31 +219,30 @@ def finality(analysis: Analysis) -> list[str]:
 
 
 def what_would_change(analysis: Analysis) -> Section:
-    """The comparisons without a difference, and the seeds that would show one."""
+    """The comparisons without a difference, and the pairs that would show one."""
     columns = [
         ("arm", lambda c: c.arm),
         ("verdict", lambda c: c.verdict),
         ("pairs", lambda c: str(c.difference.n)),
-        ("detectable", lambda c: number(c.detectable)),
-        ("seeds for what was seen", lambda c: str(seeds_to_see(c) or NOTHING)),
+        ("difference", lambda c: difference(c.difference)),
+        ("pairs for what was seen", lambda c: str(pairs_to_see(c.difference) or NOTHING)),
         ("what would help", lambda c: _what_to_do(c, analysis)),
     ]
     note = (
-        "'Seeds for what was seen': about as many as find a true difference of the size that was "
-        "seen here, with 80 % probability; the size seen is itself uncertain."
+        "'Pairs for what was seen': with about as many, the interval would leave out 0 if the "
+        "difference and its spread stayed as they are; both are uncertain."
     )
     open_ = [c for c in analysis.decisive.values() if not c.verdict.is_final]
     return table("What would change the answer", open_, columns, note, 2)
 
 
-def seeds_to_see(comparison: Comparison) -> int | None:
-    """Seeds with which the difference that was seen would be detected: its standard error falls
-    with the root of their number. None if nothing was seen, or if it is more than ten thousand."""
-    mean, detectable, n = comparison.difference.mean, comparison.detectable, comparison.difference.n
-    if not mean or not detectable:
+def pairs_to_see(seen: Interval) -> int | None:
+    """Pairs whose interval would be as wide as the difference, as its width falls with the root of
+    their number. None if nothing was seen, or if it is more than ten thousand."""
+    if not seen.mean or not seen.half_width:
         return None
-    seeds = max(n, -(-n * (detectable / abs(mean)) ** 2 // 1))
-    return int(seeds) if seeds <= 10_000 else None
+    pairs = max(seen.n, math.ceil(seen.n * (seen.half_width / seen.mean) ** 2))
+    return pairs if pairs <= 10_000 else None
 
 
 def _what_to_do(comparison: Comparison, analysis: Analysis) -> str:
