@@ -23,9 +23,9 @@ FAMILIES = {
     "baseline and scale": "",
     "length normalisation": "",
     "learning rate": "`grpo` has 3e-5",
-    "reuse of rollouts": "256 completions per rollout batch, 128 on `miniature`; `e` epochs, `tb` "
-    "completions per optimizer step",
-    "groups and signs": "256 completions per rollout batch in each",
+    "reuse of rollouts": "256 completions per rollout batch, 128 on `miniature`, 64 on `smollm2`; "
+    "`e` epochs, `tb` completions per optimizer step; steps are counted at 256",
+    "groups and signs": "equal numbers of completions per rollout batch in each",
     "aggregation, entropy and KL": "",
     "stale and mismatched rollouts": "corrected by `token_truncate` with a cap of 3, as the base "
     "corrects an engine",

@@ -19,7 +19,13 @@ import yaml
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown
-from trl_ablate.study.report.found_answers import ArmFound, Found, read_report, with_xray
+from trl_ablate.study.report.found_answers import (
+    ArmFound,
+    Found,
+    answers,
+    read_report,
+    with_xray,
+)
 from trl_ablate.study.report.numbers import NOTHING
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
 from trl_ablate.study.verdict import Verdict
@@ -138,7 +144,7 @@ def findings_pages(
         studies=[each for row in found for each in (row.worlds[1:] or [row])],
         decided=_by_question(found, decided=True),
         open=_by_question(found, decided=False),
-        came=Counter(arm.details["agreement"] for row in found for arm in row.arms),
+        came=Counter(arm.details["agreement"] for row in answers(found) for arm in row.arms),
         carried=[row for row in found if row.worlds],
         xrays=_xrays(found),
         foretold=foretold,

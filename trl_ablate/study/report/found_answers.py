@@ -156,12 +156,20 @@ class EffectFound:
         estimate = self.numbers["estimate"] or 0.0
         return (estimate > 0) - (estimate < 0)
 
+    def is_apart(self, other: "EffectFound") -> bool:
+        """Whether no value lies in both intervals."""
+        of, limits = self.numbers, other.numbers
+        if of["low"] is None or limits["low"] is None:
+            return False
+        return of["high"] < limits["low"] or limits["high"] < of["low"]
+
     def kept(self, others: Sequence[Any]) -> str:
-        """Whether the others have the same sign; an interval that contains 0 shows none."""
-        if any(other.is_strong and other.sign != self.sign for other in others):
+        """Whether the others have the same sign. An interval that contains 0 shows none; but it
+        shows another effect if it lies apart."""
+        same = [other.sign == self.sign and other.excludes_0 for other in others]
+        if any(self.is_apart(other) and not it for other, it in zip(others, same, strict=True)):
             return "no"
-        same = all(other.sign == self.sign and other.excludes_0 for other in others)
-        return "yes" if others and same else CANNOT_SAY
+        return "yes" if others and all(same) else CANNOT_SAY
 
 
 @dataclass(frozen=True)
@@ -253,26 +261,38 @@ def find(rows: Sequence[Question], folder: Path) -> list[Found]:
 
 
 def _marked(found: Sequence[Found]) -> list[Found]:
-    """The answers; those claims are marked that fail Benjamini and Hochberg's correction over the
-    page, over all arms of all questions. Its p-values hold over looks and parts."""
-    entries = [arm.numbers for row in found for arm in row.arms if "p_difference" in arm.numbers]
-    if not entries:
+    """The answers; those claims are marked that fail Benjamini and Hochberg's correction over all
+    arms of all answers. Its p-values hold over looks and parts."""
+    kinds = ("p_difference", "p_equivalent")
+    tested = {
+        (row.asked.study, arm.arm, kind): arm.numbers[kind]
+        for row in answers(found)
+        for arm in row.arms
+        for kind in kinds
+        if kind in arm.numbers
+    }
+    if not tested:
         return [*found]
     from trl_ablate.study.two_part import ALPHA, benjamini_hochberg
 
-    kinds = ("p_difference", "p_equivalent")
-    tested = [(id(entry), kind) for entry in entries for kind in kinds]
-    p_values = benjamini_hochberg([entry[kind] for entry in entries for kind in kinds])
-    corrected = dict(zip(tested, p_values, strict=True))
+    corrected = dict(zip(tested, benjamini_hochberg([*tested.values()]), strict=True))
 
-    def fails(arm: ArmFound) -> bool:
-        kind = kinds[arm.kind is Verdict.EQUIVALENT]
-        return arm.kind.is_answer and corrected.get((id(arm.numbers), kind), 0.0) > ALPHA
+    def fails(study: str, arm: ArmFound) -> bool:
+        claim = (study, arm.arm, kinds[arm.kind is Verdict.EQUIVALENT])
+        return arm.kind.is_answer and corrected.get(claim, 0.0) > ALPHA
 
-    return [
-        replace(row, arms=[replace(arm, fails_page=fails(arm)) for arm in row.arms])
-        for row in found
-    ]
+    def marked(row: Found) -> Found:
+        arms = [replace(arm, fails_page=fails(row.asked.study, arm)) for arm in row.arms]
+        return replace(row, arms=arms, worlds=[*map(marked, row.worlds)])
+
+    return [*map(marked, found)]
+
+
+def answers(found: Sequence[Found]) -> list[Found]:
+    """The questions with every study once: in each world but the first, which has a question of its
+    own, and without those that are replaced."""
+    rows = [each for row in found for each in (row.worlds[1:] or [row])]
+    return [row for row in rows if not row.asked.replaced_by]
 
 
 def with_xray(found: Sequence[Found]) -> list[tuple[str, ArmFound]]:
