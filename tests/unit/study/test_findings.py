@@ -39,8 +39,7 @@ def arm(verdict: str, difference: float | None = 0.1, **other: Any) -> dict[str,
     known = difference is not None
     details = {
         "against": "grpo", "expected": "better", "agreement": "open",
-        "next_look": 8, "disagreement": None, "area": {"verdict": "not distinguishable"},
-        "tokens": None,
+        "next_look": 8, "disagreement": None,
     }  # fmt: skip
     entry = {
         "verdict": verdict, "difference": difference, "low": difference - 0.05 if known else None,
@@ -66,7 +65,7 @@ def report(arms: dict[str, dict], effects=(), mixed=()) -> dict[str, Any]:
         "details": {
             "question": "Is it so?", "runs": 48, "margin": 0.05, "means": {}, "mixed": list(mixed),
             "arms": {name: each["details"] for name, each in arms.items()},
-            "sentences": [sentence for _, sentence in effects], "passes": {},
+            "sentences": [sentence for _, sentence in effects],
         },
     }  # fmt: skip
 

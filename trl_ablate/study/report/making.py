@@ -10,15 +10,13 @@ Each time, all is computed again from run directories, or from a CSV file of pub
      "curves": {arm: {"A", "B", "C_mid"}},
      "details": {"question", "runs", "margin", "means": {arm: mean}, "mixed": [arm],
                  "arms": {arm: {"against", "expected", "agreement", "next_look",
-                                "disagreement", "area", "tokens"}},
-                 "sentences": [the sentence of each effect, or null],
-                 "passes": {arm: {"k", "one", "many", "verdict"}}}}
+                                "disagreement"}},
+                 "sentences": [the sentence of each effect, or null]}}
 
 `arms` has every arm that is compared, with "threshold", "successes" (of the arm and of its
 reference) and "shares_p" where runs are judged in two parts. The two p-values hold over all looks
 and parts, of one arm alone: `benjamini_hochberg` takes those of a page. Numbers that are not known
-are null. `area` and `tokens` are the comparisons by the area under the curve and at equal generated
-tokens.
+are null.
 """
 
 import csv
@@ -41,16 +39,15 @@ from trl_ablate.study.report import (
 )
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.answer_pictures import differences_picture
-from trl_ablate.study.report.costs import at_equal_cost, generated_tokens
 from trl_ablate.study.report.curves import Run, planned_runs
 from trl_ablate.study.report.document import Document, Picture, Section, write_markdown, write_page
 from trl_ablate.study.report.effect_pictures import effect_pictures
 from trl_ablate.study.report.effect_sections import sentences_of
 from trl_ablate.study.report.factorial import Factorial, entries_of, factorial
 from trl_ablate.study.report.foreign_runs import metric_of, read_curves
-from trl_ablate.study.report.growth import rises, sharpening_table
+from trl_ablate.study.report.growth import sharpening_table
 from trl_ablate.study.report.pictures import draw_curves, sensitivity
-from trl_ablate.study.report.stats import Comparison, Interval
+from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.report.tuned import TunedRuns, at_reference, lead, split, trials_table
 from trl_ablate.study.report.verdicts import agreement, disagreement, found_of
 from trl_ablate.study.report.xray_outcomes import xray_section
@@ -263,7 +260,6 @@ def numbers_of(
             ],
             "arms": _details(analysis, plan, clean),
             "sentences": [text and clean(text) for text in sentences],
-            "passes": {clean(name): each for name, each in rises(analysis).items()},
         },
     }
 
@@ -271,9 +267,7 @@ def numbers_of(
 def _details(
     analysis: Analysis, plan: Plan | None, clean: Callable[[str], str]
 ) -> dict[str, dict[str, Any]]:
-    paired = analysis.judge == "paired"
-    tokens = at_equal_cost(analysis, generated_tokens) if paired else {}
-    area, expect = analysis.comparisons["auc"], plan.expect if plan else {}
+    expect = plan.expect if plan else {}
     return {
         clean(name): {
             "against": clean(analysis.reference_of(name).name),
@@ -283,23 +277,19 @@ def _details(
             else None,
             "next_look": found.next_look,
             "disagreement": disagreement(found),
-            "area": _compared(area[name]),
-            "tokens": _compared(tokens[name]) if name in tokens else None,
         }
         for name, found in analysis.decisive.items()
     }
 
 
-def _compared(found: Comparison) -> dict[str, Any]:
-    of = found.difference
-    return {"verdict": found.verdict, "difference": of.mean, "low": of.low, "high": of.high}
-
-
 def _arm(name: str, analysis: Analysis) -> dict[str, Any]:
     comparison, arm = analysis.decisive[name], analysis.arm(name)
-    differs, same = comparison.p_values
+    of, (differs, same) = comparison.difference, comparison.p_values
     return {
-        **_compared(comparison),
+        "verdict": comparison.verdict,
+        "difference": of.mean,
+        "low": of.low,
+        "high": of.high,
         "pairs": comparison.n,
         "collapsed": [arm.collapsed, arm.ended],
         "equivalence_margin": analysis.margin,
