@@ -2,8 +2,8 @@
 
 The `help` of a field explains it and its `Literal` lists its values; the command line, the
 validation and the README read both from here. Below them: which settings have which role, those of
-the task, of the switches and of TRL. The settings of the guard only watch a run; they are known by
-their prefix, `guard_`. No torch.
+the task, of the switches and of TRL. The settings of the guard watch a run, or stop it; they are
+known by their prefix, `guard_`. No torch.
 """
 
 from dataclasses import dataclass
@@ -91,7 +91,8 @@ class Switches:
     skip_idle_rows: bool = setting(
         True,
         "No backward pass for rows whose advantage is 0, unless a term of the loss needs one; same "
-        "gradient. Needs trim_microbatches.",
+        "gradient. Needs trim_microbatches. Not where weights are sharded, or while several "
+        "processes sum their gradients.",
     )
     padding_free: bool = setting(
         False,
@@ -108,7 +109,7 @@ class Switches:
         True,
         "With transformers' generation, take a row out of the batch and the cache once it has "
         "ended, and read a prompt once for all its completions; same tokens, up to rounding. Has "
-        "no effect with a cache_implementation, FSDP or DeepSpeed.",
+        "no effect with a cache_implementation, continuous batching, FSDP or DeepSpeed.",
     )
     deterministic: bool = setting(
         False,
@@ -123,7 +124,7 @@ class Switches:
     )
     min_tokens: int = setting(
         0,
-        "Tokens of a completion before it may end, on every generation backend.",
+        "Tokens of a completion before it may end; not with transformers' continuous batching.",
         least=0,
         role="generation",
     )
@@ -131,7 +132,7 @@ class Switches:
         "trl",
         "trl: evaluate as TRL does, in batches of per_device_eval_batch_size, with a loss; this "
         "changes the training's random state. one_shot, as in the shipped recipes: generate and "
-        "grade in large batches, without a loss.",
+        "grade without a loss, in such batches, with vLLM usually all at once.",
     )
     eval_temperature: float | None = setting(
         None, "Sampling temperature of evaluation; 0 is greedy. Null: as in training.", least=0
@@ -148,7 +149,10 @@ class Switches:
         "of its values, as eval_reward/level=3.",
     )
     num_rollouts_saved: int = setting(
-        16, "Rollouts written to disk at every evaluation.", least=0, role="record"
+        16,
+        "Rollouts of the last training batch, written at every evaluation.",
+        least=0,
+        role="record",
     )
     best_metric: str = setting(
         EVAL_REWARD,
@@ -240,7 +244,7 @@ class Switches:
     rollout_staleness: int = setting(
         0,
         "Rollouts are drawn by the weights of this many GRPO steps ago (at the start, by the first "
-        "ones); that many copies of the trained weights are kept in CPU memory.",
+        "ones); that many copies of the trained weights, and one more, are kept in CPU memory.",
         least=0,
         most=1024,
         role="generation",
@@ -253,8 +257,9 @@ class Switches:
     )
     sampler_gap_limit: float | None = setting(
         None,
-        "Completions leave the loss if the mean over their tokens of log pi - log mu, the policy's "
-        "before the update and the sampler's, is further from 0 than this. Null: none does.",
+        "Completions get advantage 0 if the mean over their tokens of log pi - log mu, the "
+        "policy's before the update and the sampler's, is further from 0 than this. Null: none "
+        "does.",
         above=0,
     )
     correct_truncation: bool = setting(

@@ -57,8 +57,8 @@ class TaskArguments:
     dataset: str = setting(
         "math",
         "math, gsm8k, miniature, reasoning_gym/TASK, a Hub id, or a path: a JSON, JSONL, CSV, "
-        "Parquet or Arrow file, or a folder of them. A path is relative to the recipe, or else to "
-        "the working directory.",
+        "Parquet or Arrow file, or a folder of them; miniature/WORLD. A recipe's path is relative "
+        "to it, or else to the working directory; one of the command line the other way round.",
         role=("questions", "dataset"),
     )
     dataset_config: str | None = setting(None, "Configuration of a Hub dataset.", role="data")
@@ -105,9 +105,9 @@ class TaskArguments:
     eval_sets: dict[str, str | dict[str, Any]] | None = setting(
         None,
         "Further sets to evaluate on, name: dataset, each with eval_size questions of its usual "
-        "split and columns; or name: {dataset, dataset_config, split, size, filter, "
-        "question_column, answer_column, prompt_column, reward_funcs}. Their metrics are "
-        "eval_<name>_reward and so on.",
+        "split and columns; or name: {dataset, dataset_config, gym, split, size, filter, levels, "
+        "subjects, question_column, answer_column, prompt_column, reward, reward_funcs}. Their "
+        "metrics are eval_<name>_reward and so on.",
         role=("evaluated data", "dataset"),
     )
     subset_seed: int = setting(
@@ -169,7 +169,7 @@ class TaskArguments:
     )
     eos_penalty: float = setting(
         0.0,
-        "Subtracted from the reward of completions that stack end-of-sequence tokens.",
+        "Subtracted from the reward of completions that stack end-of-sequence tokens or are empty.",
         least=0,
         role="reward",
     )
@@ -232,7 +232,8 @@ class TaskArguments:
 
     @property
     def own_rewards(self) -> list[RewardSpec]:
-        """The entries of `reward_funcs`, with `eos_penalty` if it is on; empty if not given."""
+        """The entries of `reward_funcs`, with `eos_penalty` if it is on; a task of
+        reasoning-gym implies its own scorer; else empty if not given."""
         implied = [GYM_REWARD] if self.dataset.startswith(GYM) and self.reward is None else None
         given = implied if self.reward_funcs is None else self.reward_funcs
         if given is None or self.only_environment_rewards:

@@ -25,7 +25,9 @@ class GuardArguments:
     guard_shortcut: Action = setting(
         "warn", "Responses are short, in the right format, and wrong: the working is gone."
     )
-    guard_special_tokens: Action = setting("warn", "Completions contain only special tokens.")
+    guard_special_tokens: Action = setting(
+        "warn", "More than half of the completions contain only special tokens."
+    )
     guard_no_variance: Action = setting("warn", "No group has any variance in its rewards.")
     guard_sampling: Action = setting(
         "warn", "The engine's log-probabilities drift away from the trainer's."
@@ -43,7 +45,10 @@ class GuardArguments:
         most=1,
     )
     guard_patience: int = setting(
-        3, "Steps in a row for which a condition must hold before its rule fires.", least=1
+        3,
+        "Rows for which length, entropy, reward, shortcut, special_tokens and sampling must hold "
+        "before they fire.",
+        least=1,
     )
     guard_grad_norm_factor: float = setting(
         2.0, "Highest allowed ratio of recent gradient norms to their usual level."

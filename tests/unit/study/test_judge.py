@@ -276,6 +276,19 @@ def test_groups_are_pooled_and_left_out(tmp_path, capsys):
     assert "+0.090" in capsys.readouterr().out
 
 
+def test_a_difference_of_two_groups_is_not_left_out_one_by_one():
+    """The third group has one run of each arm, and so a share but no difference of means."""
+    runs = [
+        Run(arm, seed, "finished", series={"x": Series([1.0], [value + seed / 100])}, group=group)
+        for group, n in {"a": 4, "b": 4, "c": 1}.items()
+        for arm, value in {"plain": 0.5, "new": 0.6}.items()
+        for seed in range(n)
+    ]
+    (pooled,) = judge_runs(runs, "x", "plain", Rules(threshold=0.3)).pooled
+    assert pooled.means is not None and pooled.means.difference == pytest.approx(0.1)
+    assert {name: means for name, (_, means) in pooled.without.items()} == dict.fromkeys("abc")
+
+
 @pytest.mark.parametrize(
     ("text", "options", "sentence"),
     [

@@ -232,6 +232,8 @@ def _pooled(groups: Mapping[str, Sequence[Judged]], reference: str) -> list[Pool
         if len(of) > 1:
             rest = {left: [of[name] for name in of if name != left] for left in of}
             without = {left: _both(others) for left, others in rest.items() if len(of) > 2}
+            if sum(one.means is not None for one in of.values()) < 3:
+                without = {left: (shares, None) for left, (shares, _) in without.items()}
             shares = tuple(one.shares for one in of.values() if one.shares)
             found.append(Pooled(arm, tuple(of), shares, *_both([*of.values()]), without))
     return found

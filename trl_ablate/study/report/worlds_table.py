@@ -33,8 +33,8 @@ NOTE = (
     "Differences of the final evaluation reward, of its mean over training (area), and of the mean "
     "length in tokens over the last five steps, each against the named arm of the same world, "
     "paired by seed, with 95 % t intervals. A verdict needs three seeds and rests on Holm's "
-    "correction for all effects in its world; an interval of two seeds is as wide as two seeds are "
-    "uninformative. 'c/n' counts collapsed runs: they end below half of their best."
+    "correction for all effects in its world. 'c/n' counts collapsed runs: they end below half of "
+    "their best."
 )
 
 
@@ -148,7 +148,10 @@ def leverage_page(plan: Plan, runs: Sequence[Run], command: str) -> Document:
     worlds = list(dict.fromkeys(effect.world for effect in found))
     done, warned = sum(run.counts for run in runs), different_starts(plan, runs)
     sections = [
-        Section("Which world separates what", [Items(_sentences(found, worlds))]),
+        Section(
+            "What each world separates, by final reward or area",
+            [Items(_sentences(found, worlds))],
+        ),
         *([Section("Warnings", [Items(warned)])] if warned else []),
         Section("Final reward, all worlds", [_overview(found, worlds), Text(NOTE)]),
         *(Section(world, [_table(found, runs, plan, world)]) for world in worlds),
