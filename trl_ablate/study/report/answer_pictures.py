@@ -160,18 +160,18 @@ def draw_answers(arms: Sequence[ArmFound]) -> bytes | None:
 
 
 def draw_scales(contrasts: Sequence[Contrast]) -> bytes:
-    """The same contrasts side by side: ours with intervals, published ones as points, each with its
-    source; hollow where the arm has one run."""
-    ours = {"our toy, 0.1 M": [each.toy for each in contrasts],
-            "our SmolLM2, 135 M": [each.small for each in contrasts]}  # fmt: skip
-    ours = {title: found for title, found in ours.items() if any(found)}
+    """The same contrasts side by side: studies here with intervals, published runs as points, each
+    with its source; hollow where the arm has one run."""
+    here = {"the toy, 0.1 M": [each.toy for each in contrasts],
+            "SmolLM2, 135 M": [each.small for each in contrasts]}  # fmt: skip
+    here = {title: found for title, found in here.items() if any(found)}
     with matplotlib.rc_context({**SIDEWAYS, "axes.grid.axis": "both"}):
         height = 1.6 * ROW * len(contrasts) + 2 * EDGE
         figure = Figure((ANSWERS_WIDTH, height), dpi=DPI)
-        panels = figure.subplots(1, len(ours) + 1, sharex=True, sharey=True)
-        for axes, of in zip(panels, [*ours, "published, 1 to 1.5 B"], strict=True):
+        panels = figure.subplots(1, len(here) + 1, sharex=True, sharey=True)
+        for axes, of in zip(panels, [*here, "published, 1 to 1.5 B"], strict=True):
             axes.set_title(of, loc="left", fontsize=10, fontweight="bold")
-            for row, one in enumerate(ours.get(of, ())):
+            for row, one in enumerate(here.get(of, ())):
                 if one and one["low"] is not None:
                     _interval(axes, row, one["low"], one["difference"], one["high"], PALETTE[0])
         for row, each in enumerate(contrasts):
@@ -187,17 +187,20 @@ def draw_scales(contrasts: Sequence[Contrast]) -> bytes:
 
 
 def _draw_published(axes: Axes, row: int, contrast: Contrast) -> None:
-    """A point each; neighbours have their labels above and below in turn."""
-    above, before = True, -math.inf
-    for name, (difference, runs) in sorted(contrast.published.items(), key=lambda each: each[1]):
+    """A point each; neighbours have their labels above and below in turn, the first to the left."""
+    points = sorted(contrast.published.items(), key=lambda each: each[1])
+    places = [-math.inf, *(difference for _, (difference, _) in points), math.inf]
+    above = False
+    for place, (name, (difference, runs)) in enumerate(points, 1):
         face = PALETTE[1] if runs > 1 else "none"
         axes.plot([difference], [row], "o", color=PALETTE[1], markerfacecolor=face, markersize=6)
-        above = not above if difference - before < NEAR else True
-        before = difference
+        after, before = (abs(difference - places[place + by]) < NEAR for by in (1, -1))
+        above = not above if before else True
         axes.annotate(
             _source(name),
             (difference, row), xytext=(0, 5 if above else -5), textcoords="offset points",
-            ha="center", va="bottom" if above else "top", fontsize=LABEL_SIZE - 1.5, color=INK,
+            ha="right" if after and not before else "center",
+            va="bottom" if above else "top", fontsize=LABEL_SIZE - 1.5, color=INK,
         )  # fmt: skip
 
 

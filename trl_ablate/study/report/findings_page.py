@@ -42,7 +42,7 @@ NO_OUTCOME = {"arm", "group", "experiment", "seed", "step", "response_length"}
 
 @dataclass(frozen=True)
 class Contrast:
-    """One comparison at several scales: our toy's, our small model's if it is run, published ones.
+    """One comparison at several scales: the toy's, the small model's if it is run, published ones.
 
     The first two are entries of a `report.json`.
     """
