@@ -68,8 +68,7 @@ def keep(study: StudyRuns, file: Path) -> int:
                 rows = _rows_of(plan, position - plan.trials, runs[run_id].rows)
                 runs[run_id] = replace(runs[run_id], rows=rows)
     table, part = _table(runs), part_of(file)
-    fine = [field.name for field in table.schema if field.type == "float"]
-    fine = [name for name in fine if name not in COARSE]
+    fine = [f.name for f in table.schema if f.type == "float" and f.name not in COARSE]
     others = list(set(table.column_names) - set(fine))
     how: Any = {"use_dictionary": others, "use_byte_stream_split": fine}  # a quarter smaller
     parquet.write_table(table, part, compression="zstd", compression_level=19, **how)
@@ -147,11 +146,10 @@ def _rows_of(plan: Plan, position: int, rows: list[dict[str, float]]) -> list[di
         return [row for row in rows if plan.primary_metric in row]
     beyond = plan.judge == "two_part" and position >= plan.looks[0]
     dropped = ("style/", "advantages/weight/") * (position > 0) + ("grad_norm",) * beyond
+    digits = COARSE | {"seconds": ".0f"} if beyond else COARSE
     return [
         {
-            name: float(format(value, ".0f" if beyond and name == "seconds" else COARSE[name]))
-            if name in COARSE
-            else value
+            name: float(format(value, digits[name])) if name in digits else value
             for name, value in row.items()
             if not name.startswith(dropped)
         }

@@ -19,13 +19,7 @@ import yaml
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.untrusted import for_markdown
-from trl_ablate.study.report.found_answers import (
-    ArmFound,
-    Found,
-    answers,
-    read_report,
-    with_xray,
-)
+from trl_ablate.study.report.found_answers import ArmFound, Found, answers, read_report, with_xray
 from trl_ablate.study.report.numbers import NOTHING
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
 from trl_ablate.study.verdict import Verdict

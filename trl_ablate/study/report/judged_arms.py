@@ -87,7 +87,7 @@ class Pooled:
     odds: PooledShares | None
     means: PooledMeans | None
     without: Mapping[str, tuple[PooledShares | None, PooledMeans | None]]
-    """Group -> the same without it, of three groups or more."""
+    """Group -> the same without it, of three groups or more that have it."""
 
 
 @dataclass(frozen=True)
@@ -231,14 +231,17 @@ def _pooled(groups: Mapping[str, Sequence[Judged]], reference: str) -> list[Pool
     for arm, of in arms.items():
         if len(of) > 1:
             rest = {left: [of[name] for name in of if name != left] for left in of}
-            without = {left: _both(others) for left, others in rest.items() if len(of) > 2}
-            if sum(one.means is not None for one in of.values()) < 3:
-                without = {left: (shares, None) for left, (shares, _) in without.items()}
+            many = sum(one.means is not None for one in of.values()) > 2
+            without = {
+                left: _both(others, with_means=many) for left, others in rest.items() if len(of) > 2
+            }
             shares = tuple(one.shares for one in of.values() if one.shares)
             found.append(Pooled(arm, tuple(of), shares, *_both([*of.values()]), without))
     return found
 
 
-def _both(arms: Sequence[Judged]) -> tuple[PooledShares | None, PooledMeans | None]:
-    means = [one.means for one in arms if one.means]
+def _both(
+    arms: Sequence[Judged], *, with_means: bool = True
+) -> tuple[PooledShares | None, PooledMeans | None]:
+    means = [one.means for one in arms if one.means and with_means]
     return pool_shares([one.shares for one in arms if one.shares]), pool_means(means)

@@ -237,8 +237,8 @@ def what_would_change(analysis: Analysis) -> Section:
 
 
 def pairs_to_see(seen: Interval) -> int | None:
-    """Pairs whose interval would be as wide as the difference, as its width falls with the root of
-    their number. None if nothing was seen, or if it is more than ten thousand."""
+    """Pairs whose interval would just leave out 0, as its width falls with the root of their
+    number. None if nothing was seen, or if it is more than ten thousand."""
     if not seen.mean or not seen.half_width:
         return None
     pairs = max(seen.n, math.ceil(seen.n * (seen.half_width / seen.mean) ** 2))
