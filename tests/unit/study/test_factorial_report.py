@@ -151,7 +151,7 @@ def test_excluded_cells_failed_runs_and_lost_levels(tmp_path):
     assert "No run with lr = 3 has an outcome: nothing is estimated about this level." in said
     assert "not estimable: scale × lr 2 (with scale, lr 2)" in said
     assert "This estimate also contains scale × lr 2" in said
-    assert "6 of 15 runs have no outcome" in said
+    assert "6 of 15 runs have no outcome: 3 of group--3, 3 of none--3." in said
 
 
 def test_a_report_of_a_factorial_study(planted, tmp_path):

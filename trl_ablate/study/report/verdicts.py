@@ -144,10 +144,9 @@ def caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
     if analysis.judge == "paired":
         notes += [_mixed_outcome(arm) for arm in analysis.arms if arm.is_mixed]
     notes += _mixed_profiles(analysis)
-    missing = [run.name for run in analysis.runs if not run.counts]
-    if missing:
-        total = len(analysis.runs)
-        notes.append(f"{len(missing)} of {total} runs have no outcome: {', '.join(missing)}.")
+    if missing := Counter(run.arm for run in analysis.runs if not run.counts):
+        arms = ", ".join(f"{number} of {arm}" for arm, number in missing.items())
+        notes.append(f"{missing.total()} of {len(analysis.runs)} runs have no outcome: {arms}.")
     notes += [
         f"{run.name}: {run.skipped} lines of its metrics.jsonl are not logged rows and "
         "were skipped."
