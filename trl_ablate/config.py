@@ -19,7 +19,7 @@ from trl_ablate.checks import (
     follow_the_best_metric,
 )
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.settings import check_ranges, choices
+from trl_ablate.settings import check_choices, check_ranges
 from trl_ablate.switches import LossType, Switches
 
 RIDES_ON: dict[str, LossType] = {
@@ -53,7 +53,7 @@ class AblationConfig(Switches, GRPOConfig):
     def __post_init__(self):
         if isinstance(self.scale_rewards, bool):  # TRL's older type of it
             self.scale_rewards = "group" if self.scale_rewards else "none"
-        self._check_choices()
+        check_choices(self, Switches)
         check_ranges(self)
         check_switches(self)
         self._derive_loss_type()
@@ -165,14 +165,6 @@ class AblationConfig(Switches, GRPOConfig):
             or self.covariance_kl != 0.0
         )
         return not over_the_microbatch
-
-    def _check_choices(self):
-        for name, hint in Switches.__annotations__.items():
-            allowed, value = choices(hint), getattr(self, name)
-            if allowed and value not in allowed:
-                raise ConfigurationError(
-                    f"{name} is {value!r}; allowed: {', '.join(map(str, allowed))}"
-                )
 
     def _derive_loss_type(self):
         derived = RIDES_ON[self.length_norm] if self.length_norm else None

@@ -77,6 +77,16 @@ def check_range(name: str, value: Any, allowed: Range) -> None:
         raise ConfigurationError(f"{name} is {value}; it has to be {allowed}")
 
 
+def check_choices(group: Any, kind: type) -> None:
+    """Refuse a value that the type of a field does not allow; only fields of `kind` itself."""
+    for name, hint in kind.__annotations__.items():
+        allowed, value = choices(hint), getattr(group, name)
+        if allowed and value not in allowed:
+            raise ConfigurationError(
+                f"{name} is {value!r}; allowed: {', '.join(map(str, allowed))}"
+            )
+
+
 def choices(hint) -> tuple:
     """The values that a `Literal`, or its union with None, allows; empty for any other type."""
     if hint is None or hint is type(None):

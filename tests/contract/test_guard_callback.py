@@ -8,11 +8,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import torch
 import trackio
+from accelerate import Accelerator
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from trl_ablate import AblationConfig, AblationTrainer, GuardCallback
+from trl_ablate import AblationConfig, AblationTrainer, ConfigurationError, GuardCallback
 from trl_ablate.cli.inspect import main as inspect
+from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.logs import read_logs
 from trl_ablate.guard.remedies import evidence
 from trl_ablate.guard.rules import Alert
@@ -136,13 +138,13 @@ def test_an_alert_reaches_trackio_and_its_webhook(make_trainer, tmp_path, monkey
     assert alert["title"] == "guard: no_variance"
 
 
-def told(rows, guard, args, capsys):
+def told(rows, guard, args, capsys, **given):
     """What the guard prints for rows, as the callback handler passes them."""
     state, control = TrainerState(), TrainerControl()
     guard.on_train_begin(args, state, control)
     for state.global_step, row in enumerate(rows, start=1):
         state.log_history.append({**row, "step": state.global_step})
-        guard.on_log(args, state, control, logs=row)
+        guard.on_log(args, state, control, logs=row, **given)
     guard.on_train_end(args, state, control)
     return capsys.readouterr().out
 
@@ -157,6 +159,23 @@ def test_the_metrics_of_ppo_have_other_names(tmp_path, capsys):
     assert "step 15: entropy (warn)" in told(low, GuardCallback(), args, capsys)
     nan = [well, {**well, "loss/policy_avg": float("nan")}]
     assert "step 2: nonfinite (stop)" in told(nan, GuardCallback(), args, capsys)
+
+
+def test_a_step_that_the_gradient_scaler_skips_is_no_divergence(tmp_path, capsys):
+    """With fp16 it skips a step whose gradient overflows, and halves its factor."""
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    optimizer = Accelerator().prepare_optimizer(torch.optim.SGD(weights))
+    args = TrainingArguments(str(tmp_path), report_to="none")
+    rows = [{"loss": 0.1, "grad_norm": float("inf")}]
+    assert "nonfinite (stop)" in told(rows, GuardCallback(), args, capsys, optimizer=optimizer)
+    optimizer._is_overflow = True
+    assert "no rule fired" in told(rows, GuardCallback(), args, capsys, optimizer=optimizer)
+    assert "grad_norm" not in (tmp_path / "guard" / "metrics.jsonl").read_text()
+
+
+def test_arguments_and_settings_together_are_refused():
+    with pytest.raises(ConfigurationError, match="both arguments and guard_entropy"):
+        GuardCallback(GuardArguments(), guard_entropy="stop")
 
 
 def test_without_a_place_for_its_files_it_still_tells(tmp_path, capsys, caplog):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.settings import check_ranges, setting
+from trl_ablate.settings import check_choices, check_ranges, setting
 
 Action = Literal["off", "warn", "stop"]
 
@@ -33,10 +33,13 @@ class GuardArguments:
         "warn", "The engine's log-probabilities drift away from the trainer's."
     )
     guard_window: int = setting(
-        10, "Number of steps that count as recent, and as the start of the run.", least=2
+        10,
+        "Number of logged rows, steps if each is logged, that count as recent, and as the start of "
+        "the run.",
+        least=2,
     )
     guard_history: int = setting(
-        100, "GRPO steps before the recent ones that define the usual level."
+        100, "Logged GRPO steps before the recent ones that define the usual level."
     )
     guard_learned: float = setting(
         0.33,
@@ -82,9 +85,12 @@ class GuardArguments:
     guard_sampling_gap: float = setting(
         0.02, "Mean gap of a token's log-probability below which the rule never fires.", least=0
     )
-    guard_no_variance_steps: int = setting(20, "Steps in a row without any variance.", least=1)
+    guard_no_variance_steps: int = setting(
+        20, "Logged rows in a row without any variance.", least=1
+    )
 
     def __post_init__(self):
+        check_choices(self, GuardArguments)
         for name, value in vars(self).items():
             rule = name.removesuffix("_factor")
             if name.startswith("guard_") and rule != name and value <= 1:

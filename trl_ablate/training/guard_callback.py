@@ -9,13 +9,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from accelerate.optimizer import AcceleratedOptimizer
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.remedies import verdict
 from trl_ablate.guard.rules import Alert, Guard, replay
-from trl_ablate.metrics import translated
+from trl_ablate.metrics import GRAD_NORM, translated
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import append_jsonl
 from trl_ablate.run.untrusted import SafeConsole
@@ -52,8 +54,13 @@ class GuardCallback(TrainerCallback):
         console: Console | None = None,
         **settings: Any,
     ):
+        if arguments is not None and settings:
+            raise ConfigurationError(
+                f"GuardCallback has both arguments and {', '.join(settings)}; give one of the two"
+            )
         self._arguments = arguments or GuardArguments(**settings)
         self._guard = Guard(self._arguments)
+        self._skipped: set[int] = set()
         self._run, self._is_own, self._per_step = run, run is not None, per_step
         self._started, self._begun = time.monotonic(), False
         self._console = console or SafeConsole(soft_wrap=True)
@@ -63,6 +70,7 @@ class GuardCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._guard, self.stopped_by = Guard(self._arguments), None
+        self._skipped.clear()
         for row in state.log_history:  # from before a resume
             self._guard.observe(_named(row))
         if state.is_world_process_zero and not self._is_own:
@@ -76,11 +84,15 @@ class GuardCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: Mapping[str, Any] | None = None,
+        optimizer: Any = None,
         **kwargs: Any,
     ) -> TrainerControl:
-        if self._run and state.is_world_process_zero and "train_runtime" not in (logs or {}):
-            self._write(self._record, self._run, state.global_step, logs or {})
-        for alert in self._guard.observe(_named({**(logs or {}), "step": state.global_step})):
+        if isinstance(optimizer, AcceleratedOptimizer) and optimizer.step_was_skipped:
+            self._skipped.add(state.global_step)
+        row = self._applied({**(logs or {}), "step": state.global_step})
+        if self._run and state.is_world_process_zero and "train_runtime" not in row:
+            self._write(self._record, self._run, row)
+        for alert in self._guard.observe(_named(row)):
             if state.is_world_process_zero:
                 self._tell(alert, args)
             if alert.action == "stop" and self.stopped_by is None:
@@ -91,11 +103,17 @@ class GuardCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        rows = [_named(row) for row in state.log_history]
+        rows = [_named(self._applied(row)) for row in state.log_history]
         found = replay(rows, self._arguments)
         if state.is_world_process_zero and (found.alerts or not self._is_own):
             for sentence in verdict(rows, found):
                 self._console.print(f"guard: {sentence}")
+
+    def _applied(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A row without the gradient norm of a step that was skipped: with fp16, a gradient that
+        overflows changes no weight."""
+        skipped = row.get("step") in self._skipped
+        return {name: one for name, one in row.items() if not (skipped and name == GRAD_NORM)}
 
     def _begin(self, args: TrainingArguments, state: TrainerState) -> None:
         """Open the files, without what an earlier run recorded after this one's first step."""
@@ -104,14 +122,14 @@ class GuardCallback(TrainerCallback):
         run.rewind(state.global_step or -1)
         self._run, self._started, self._begun = run, time.monotonic(), False
 
-    def _record(self, run: RunDirectory, step: int, logs: Mapping[str, Any]) -> None:
+    def _record(self, run: RunDirectory, row: Mapping[str, Any]) -> None:
         """Append a row to `metrics.jsonl`, with its step and its time since the start."""
         if self._begun and not run.metrics_file.exists():
             raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(run.metrics_file))
         self._begun = True
-        place = {} if self._per_step is None else {"grpo_step": float(step * self._per_step)}
+        place = {} if self._per_step is None else {"grpo_step": float(row["step"] * self._per_step)}
         seconds = round(time.monotonic() - self._started, 3)
-        run.append_metrics({"step": step, **place, "seconds": seconds, **logs})
+        run.append_metrics({"step": row["step"], **place, "seconds": seconds, **row})
 
     def _tell(self, alert: Alert, args: TrainingArguments) -> None:
         if self._run:

@@ -142,8 +142,9 @@ def test_the_alert_carries_the_numbers():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("length_factor", 1.0), ("window", 1), ("history", 9), ("patience", 0)],
-)
+    [("length_factor", 1.0), ("window", 1), ("history", 9), ("patience", 0),
+     ("reward", "Stop"), ("reward", False)],
+)  # fmt: skip
 def test_thresholds_that_make_no_sense_are_refused(name, value):
     with pytest.raises(ConfigurationError, match=f"guard_{name}"):
         GuardArguments(**{f"guard_{name}": value})
