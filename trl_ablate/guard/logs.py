@@ -70,12 +70,23 @@ def read_logs(path: str | os.PathLike, columns: Columns | None = None) -> list[L
         found = _of_file(there, columns)
     else:
         found = _of_database(_project_named(there))
-    logs = [Log(owner, rows) for owner, given in found.items() if (rows := _joined(given))]
+    logs = [
+        Log(_of_run(owner, there), rows)
+        for owner, given in found.items()
+        if (rows := _joined(given))
+    ]
     if not logs:
         raise ConfigurationError(
             f"{path} has no logged steps; give a log of training: {KINDS}, or a folder with one"
         )
     return logs
+
+
+def _of_run(owner: Owner, log: Path) -> Owner:
+    """The owner; one that is named after a folder in that of the run gets the name of the run's."""
+    folder = log.resolve() if log.is_dir() else log.resolve().parent
+    home = folder.parent if INNER.fullmatch(folder.name) else folder
+    return owner._replace(name=home.name) if INNER.fullmatch(owner.name) else owner
 
 
 Rows = dict[Owner, list[dict[str, Any]]]

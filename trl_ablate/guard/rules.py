@@ -43,6 +43,8 @@ NONFINITE = "nonfinite"
 """The rule for a loss or gradient norm that is not a finite number: the weights are lost."""
 LOSING = (NONFINITE, "reward", "shortcut", "special_tokens", "no_variance")
 """Rules whose condition makes the compute useless for as long as it holds."""
+EARLY = ("grad_norm", "spike", "length_spread")
+"""Rules that compare the last GRPO steps with those before."""
 RIGHT_FORMAT, FLAT, POOR = 0.9, 0.1, 0.5
 """Short responses are shortcuts if more than this share is in the right format, and the share of
 right answers rose by less than the second since the start and is below the third."""
@@ -119,6 +121,10 @@ class Guard:
     def action_of(self, rule: str) -> Action:
         """What the settings ask for if a rule fires."""
         return getattr(self._arguments, f"guard_{rule}")
+
+    def steps_with(self, metric: str) -> int:
+        """How many of the GRPO steps that the early warnings look at have logged a metric."""
+        return self._recent.count(metric)
 
     def holds_since(self, rule: str) -> int | None:
         """The step since which the condition of a rule has held in every row, if it holds."""
@@ -223,7 +229,8 @@ class Guard:
     def _no_variance(self, flat: float) -> Reading:
         steps = self._arguments.guard_no_variance_steps
         sentence = (
-            f"for {steps} steps no group had any variance in its rewards: the run learns nothing"
+            f"in {steps} logged rows no group had any variance in its rewards: the run learns "
+            "nothing"
         )
         return Reading("no_variance", flat >= 1.0, flat, 1.0, sentence, steps)
 
@@ -289,6 +296,10 @@ class RecentSteps:
             if value is not None:
                 self._steps[-1].values.setdefault(metric, []).append(value)
 
+    def count(self, metric: str) -> int:
+        """How many of these steps have logged a metric."""
+        return sum(metric in step.values for step in self._steps)
+
     def compared(self, metric: str) -> Compared | None:
         """None until twice as many steps as the window has have logged this metric."""
         floor = self._learned * max(self.best_reward, 0.0)
@@ -328,7 +339,7 @@ class Replay:
     unread: dict[str, str]
     """Rule -> the metric that the log lacks."""
     short: list[str]
-    """Rules that compare with the first steps, or with earlier ones, of which there are too few."""
+    """Rules that could not have fired: they need more steps than the log has."""
     lost: tuple[str, int] | None = None
     """A rule that makes the compute useless, fired, and held from this step to the end."""
 
@@ -338,16 +349,25 @@ def replay(rows: Sequence[Mapping[str, Any]], arguments: GuardArguments) -> Repl
     guard = Guard(arguments)
     alerts = [alert for row in rows for alert in guard.observe(row)]
     counts = {metric: sum(metric in row for row in rows) for metric in READ_BY.values()}
-    window = arguments.guard_window
-    needed: dict[str, int] = dict.fromkeys(("grad_norm", "spike", "length_spread"), 2 * window)
-    needed |= dict.fromkeys(("length", "entropy", "sampling"), window + 1)
+    needed = _rows_needed(arguments)
     on = {rule: metric for rule, metric in READ_BY.items() if guard.action_of(rule) != "off"}
+    seen = {rule: guard.steps_with(metric) if rule in EARLY else counts[metric]
+            for rule, metric in on.items()}  # fmt: skip
     return Replay(
         alerts,
         unread={rule: metric for rule, metric in on.items() if not counts[metric]},
-        short=[rule for rule, metric in on.items() if 0 < counts[metric] < needed.get(rule, 1)],
+        short=[rule for rule, metric in on.items() if counts[metric] and seen[rule] < needed[rule]],
         lost=_lost(guard, alerts),
     )
+
+
+def _rows_needed(arguments: GuardArguments) -> dict[str, int]:
+    """Each rule, and with how many rows it can fire at the earliest; GRPO steps of `EARLY`."""
+    window, patience = arguments.guard_window, arguments.guard_patience
+    needed = dict.fromkeys(READ_BY, 1) | dict.fromkeys(EARLY, 2 * window)
+    needed |= dict.fromkeys(("length", "entropy", "sampling", "shortcut"), window + patience)
+    needed |= {"reward": 1 + patience, "special_tokens": patience}
+    return needed | {"no_variance": arguments.guard_no_variance_steps}
 
 
 def _lost(guard: Guard, alerts: Sequence[Alert]) -> tuple[str, int] | None:

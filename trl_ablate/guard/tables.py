@@ -75,6 +75,8 @@ def owned(
     charts = {name: part for name in rest if (part := _CHART_PART.fullmatch(name))}
     seeds = [name for name in rest if not charts and arm_and_seed(name)[1] is not None]
     for number, row in enumerate(table, start=2):
+        if step not in (None, "_step") and "_step" in rest and row.get(step) in ("", None):
+            continue  # of W&B: a table that was logged by itself
         given = {name: row[name] for name in rest if row.get(name, "") != ""}
         at = {"step": row.get(step) if step else 0}
         owner = _owner(row, roles, file, None if step else number)

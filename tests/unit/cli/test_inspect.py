@@ -63,6 +63,7 @@ def as_wandb_table(rows, folder):
     header = ["", "_step", *(f"train/{name}" for name in names), "train/global_step"]
     body = [[i, i + 3, *(row[name] for name in names), row["step"]] for i, row in enumerate(rows)]
     body.insert(5, [99, 99, "", "", "", "", "", 5])
+    body.append([100, 100, *[0.0] * 5, ""])  # a table of completions, logged by itself
     return as_table(folder / "history.csv", header, body)
 
 
@@ -101,7 +102,7 @@ def test_the_command_prints_rules_steps_reasons_and_curves(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "collapsing: 60 logged steps, from 1 to 60" in shown
     assert "step 4: reward (warn): reward is 0; its best was 0.141" in shown
-    assert "step 21: no_variance (warn): for 20 steps no group had any variance" in shown
+    assert "step 21: no_variance (warn): in 20 logged rows no group had any variance" in shown
     assert "not checked: length_spread, because the log has no completions/length_spread" in shown
     assert "█▁▁▁▁▁▁" in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -148,6 +149,17 @@ def test_a_loss_that_is_nan_is_found(tmp_path):
     assert fired(tmp_path) == [("nonfinite", 26)]
 
 
+@pytest.mark.parametrize("place", ["guard/metrics.jsonl", "checkpoint-9/trainer_state.json"])
+def test_a_folder_that_is_given_itself_names_its_run(tmp_path, place):
+    file = tmp_path / "grpo-s0" / place
+    file.parent.mkdir(parents=True)
+    row = {"step": 1, "reward": 1.0}
+    content = json.dumps(row if file.suffix == ".jsonl" else {"log_history": [row]})
+    file.write_text(content + "\n")
+    for path in (tmp_path / "grpo-s0", file.parent, file):
+        assert [log.name for log in read_logs(path)] == ["grpo-s0"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
@@ -170,6 +182,10 @@ def test_other_files_are_refused_in_a_sentence(tmp_path, name, content, sentence
 
 
 def test_too_few_steps_are_reported():
-    found = replay(history("healthy")[:12], GuardArguments())
-    assert found.short == ["grad_norm", "spike"]
+    rows = [{**row, "format_reward": 1.0} for row in history("healthy")]
+    of_first, of_both = ["length", "entropy", "shortcut"], ["grad_norm", "spike", "no_variance"]
+    for count, short in ((12, of_first + of_both), (13, of_both), (19, of_both), (20, [])):
+        assert {*replay(rows[:count], GuardArguments()).short} == {*short}
+    twice = [one for row in rows[:19] for one in (row, {"step": row["step"], "grad_norm": 1.0})]
+    assert {"grad_norm", "spike"} <= {*replay(twice, GuardArguments()).short}  # 19 GRPO steps
     assert "".join(bars([0.0, 1.0, float("nan")])) == "▁█!"
