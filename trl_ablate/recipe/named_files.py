@@ -2,8 +2,9 @@
 
 A path in a recipe is relative to the recipe, one of the command line to the working directory, or
 else to the recipe. Where such a file exists, its absolute path takes its place, so that a run can
-be evaluated from anywhere. What identifies a run is not that path: of code and templates it is the
-name and the content, of data the path as it was written; see `run/identity.py: portable`.
+be evaluated from anywhere. What identifies a run is not that path: of code and templates, also of
+those with an absolute path, it is the name and the content, of data the path as it was written; see
+`run/identity.py: portable`.
 """
 
 import hashlib
@@ -70,7 +71,7 @@ class Anchor:
     def _file(self, value: str, folders: tuple[Path, ...]) -> str:
         """A file, with the function after it; a reward model's folder is known by its name."""
         file, name = file_and_name(value)
-        path = _found(file, folders)
+        path = file if os.path.isabs(file) and os.path.isfile(file) else _found(file, folders)
         if path is None:
             return value
         self.files[path] = f"{Path(path).name}@{_digest(path)}" if os.path.isfile(path) else file

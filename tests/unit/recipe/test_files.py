@@ -28,9 +28,11 @@ seeds: [0]
 """
 
 
-def made(folder):
+def made(folder, absolute=False):
     (folder / "data").mkdir(parents=True)
-    (folder / "recipe.yaml").write_text(RECIPE)
+    code_and_prompt = RECIPE.replace("reward.py", f"{folder}/reward.py")
+    code_and_prompt = code_and_prompt.replace("prompt.txt", f"{folder}/prompt.txt")
+    (folder / "recipe.yaml").write_text(code_and_prompt if absolute else RECIPE)
     (folder / "study.yaml").write_text(STUDY)
     (folder / "prompt.txt").write_text("Q: {question}")
     (folder / "reward.py").write_text("def score(completions, **kwargs): return [0.0]\n")
@@ -78,9 +80,10 @@ def ids(folder):
     return list(resolve_plan(load_study(folder / "study.yaml")).runs())
 
 
-def test_a_run_is_identified_by_the_content_of_its_files_and_not_by_their_place(tmp_path):
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_run_is_identified_by_the_content_of_its_files_and_not_by_their_place(tmp_path, absolute):
     for name in ("a", "b", "c"):
-        made(tmp_path / name)
+        made(tmp_path / name, absolute)
     code = tmp_path / "c" / "reward.py"
     code.write_text(code.read_text() + "# other\n")
     first = ids(tmp_path / "a")
@@ -89,8 +92,9 @@ def test_a_run_is_identified_by_the_content_of_its_files_and_not_by_their_place(
     assert not set(ids(tmp_path / "c")) & set(first)
 
 
-def test_a_saved_plan_ends_with_its_files(tmp_path):
-    made(tmp_path)
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_saved_plan_ends_with_its_files(tmp_path, absolute):
+    made(tmp_path, absolute)
     study = load_study(tmp_path / "study.yaml")
     save_plan(resolve_plan(study), study, tmp_path / "plans")
     assert saved_plan(study, tmp_path / "plans") is not None
