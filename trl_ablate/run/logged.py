@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.run.json_files import SURROGATES
+
 POINTS = 250
 """A panel is some 300 pixels wide: about as many points of a long run's metrics are drawn."""
 
@@ -65,7 +67,7 @@ def _chosen(
 ) -> Iterator[tuple[bytes, Collection[str], bool]]:
     """The lines to parse, and the metrics that are wanted of each; at the end the last line with
     `decides`, and the last one without."""
-    mark = json.dumps(decides).encode()
+    mark = json.dumps(decides, ensure_ascii=False).encode(errors=SURROGATES)  # as it is written
     seen, last = {False: 0, True: 0}, {False: (0, b""), True: (0, b"")}
     with metrics.open("rb") as file:
         stride = max(1, metrics.stat().st_size // (POINTS * max(1, len(file.readline()))))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.support.synthetic_study import METRIC, make_plan, write_run
+from trl_ablate.run.json_files import append_jsonl
 from trl_ablate.run.logged import POINTS, read_series
 from trl_ablate.study.store import RunStore
 
@@ -45,6 +46,14 @@ def test_a_step_logged_twice_counts_as_it_was_last(tmp_path):
     assert series["reward"].seconds == [0.0, 5.0]
     assert "loss" not in series and skipped == 0
     assert read_series(write(tmp_path / "m", []), "reward", [], []) == ({}, 0)
+
+
+@pytest.mark.parametrize(
+    "metric", ["eval_größe_reward", "eval_reward/subject=Géométrie", 'a"b\\', "half \ud83d"]
+)
+def test_a_metric_is_found_as_a_run_writes_it(tmp_path, metric):
+    append_jsonl(tmp_path / "m", {**place(1), metric: 0.5})
+    assert read_series(tmp_path / "m", metric)[0][metric].values == [0.5]
 
 
 @pytest.mark.parametrize("every", [1, 2, 50])
