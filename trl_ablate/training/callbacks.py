@@ -196,7 +196,7 @@ class LiveLine(TrainerCallback):
             left = timedelta(seconds=round(seconds * (self._steps - self._step)))
             parts[3:3] = [f"{seconds:.3g} s/step"]
             parts[:0] = [f"left {left}"]
-        while room is not None and len("  ".join(parts)) > room:
+        while parts and room is not None and len("  ".join(parts)) > room:
             parts.pop()
         return "  ".join(parts)
 

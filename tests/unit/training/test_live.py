@@ -40,6 +40,10 @@ def test_in_80_columns_nothing_is_cut_and_the_time_left_is_there():
     assert TIME_LEFT.search(line) and "reward 0.812" in line and "length 1024" in line
 
 
+def test_a_terminal_without_room_shows_nothing_but_the_step():
+    shown(LiveLine(SafeConsole(file=StringIO(), width=15, force_terminal=True, soft_wrap=True)))
+
+
 def test_a_log_file_gets_a_line_at_every_evaluation():
     file = StringIO()
     shown(LiveLine(SafeConsole(file=file, width=80, soft_wrap=True)))
