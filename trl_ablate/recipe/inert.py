@@ -95,11 +95,17 @@ def _objective_rules(config: AblationConfig) -> list[Rule]:
     ]
 
 
+def _switched_on(config: AblationConfig, switch: str) -> AblationConfig:
+    """A copy with the switch on: whether a switch has an effect does not depend on its value."""
+    found = copy(config)
+    setattr(found, switch, True)
+    return found
+
+
 def _row_rules(config: AblationConfig) -> list[Rule]:
     """How the rows of a microbatch are computed."""
-    switched_on = copy(config)
-    switched_on.regroup_by_length = True
-    nothing_to_regroup = config.rows_are_independent and switched_on.regrouped_together == 1
+    together = _switched_on(config, "regroup_by_length").regrouped_together
+    nothing_to_regroup = config.rows_are_independent and together == 1
     trims = config.trim_microbatches
     return [
         (
@@ -119,7 +125,7 @@ def _row_rules(config: AblationConfig) -> list[Rule]:
             "trim_microbatches is off, and microbatches are computed as by TRL",
         ),
         (
-            trims and not config.shares_prompts,
+            trims and not _switched_on(config, "share_prompts").shares_prompts,
             "share_prompts",
             "widths are multiples, for torch_compile or pad_to_multiple_of",
         ),
@@ -167,7 +173,11 @@ def _advantage_rules(config: AblationConfig) -> list[Rule]:
 def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     of_kl = config.beta != 0 and config.kl_in == "reward"
     named = [one.path for one in task.own_rewards]
-    may_be_negative = config.overlong_penalty or of_kl or task.eos_penalty or named
+    weights = config.reward_weights or []
+    may_be_negative = (
+        config.overlong_penalty or of_kl or task.eos_penalty or named
+        or config.outcome_gate or any(weight < 0 for weight in weights)
+    )  # fmt: skip
     others = bool(named) and not {"answer", "format"} & set(named)
     return [
         (
@@ -226,6 +236,7 @@ def _term_rules(config: AblationConfig) -> list[Rule]:
 
 def _generation_rules(config: AblationConfig) -> list[Rule]:
     correction = config.vllm_importance_sampling_correction
+    saves_a_forward = _switched_on(config, "reuse_forward").saves_a_forward
     continuous = config.use_transformers_continuous_batching
     cached = config.cache_implementation is not None
     return [
@@ -247,7 +258,7 @@ def _generation_rules(config: AblationConfig) -> list[Rule]:
             "vllm_importance_sampling_correction is false",
         ),
         (
-            not config.saves_a_forward or config.corrects_without_engine,
+            not saves_a_forward or config.corrects_without_engine,
             "reuse_forward",
             "no importance correction of an on-policy update: there is no forward pass to save",
         ),
