@@ -66,6 +66,19 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     }
 
 
+def changed_batches(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Which batches differ between two configurations, however a machine divides them: key ->
+    [old, new] completions, over all processes. None if the older one was not written."""
+
+    def batches(config: Mapping[str, Any]) -> dict[str, int]:
+        rollout = config["generation_batch_size"]
+        microbatch = rollout // config["steps_per_generation"]
+        together = microbatch * config["gradient_accumulation_steps"]
+        return {"generation_batch_size": rollout, "optimizer_batch_size": together}
+
+    return changed_settings(batches(before), batches(now)) if before else {}
+
+
 def check_same_run(folder: object, changed: Mapping[str, list[Any]], schedule: str) -> None:
     """Refuse to resume with settings that make another run. A run can be made longer or shorter if
     the learning rate does not depend on its length."""

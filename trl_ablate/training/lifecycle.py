@@ -33,6 +33,7 @@ from trl_ablate.run.checkpoints import (
 from trl_ablate.run.directory import PREEMPTED, Mode, Outcome, RunDirectory, claimed, delete
 from trl_ablate.run.failures import ENDED_EARLY, EndedEarly, ended_by_exit, is_divergence
 from trl_ablate.run.identity import (
+    changed_batches,
     changed_settings,
     check_same_run,
     described,
@@ -40,6 +41,7 @@ from trl_ablate.run.identity import (
     provenance,
     utc_now,
 )
+from trl_ablate.run.json_files import read_object
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.run.termination import Termination
 from trl_ablate.run.untrusted import on_one_line
@@ -135,7 +137,9 @@ def to_resume(start: Start, settings: dict[str, Any]) -> tuple[Path | None, dict
     changed: dict[str, list[Any]] = {}
     if directory.traces():
         changed = changed_settings(directory.settings(), settings)
-        check_same_run(directory.path, changed, SchedulerType(config.lr_scheduler_type).value)
+        before = read_object(directory.config_file).get("config") or {}
+        defining = changed | changed_batches(before, vars(config))
+        check_same_run(directory.path, defining, SchedulerType(config.lr_scheduler_type).value)
     if checkpoint is None:
         check_something_to_resume(directory)
     else:
