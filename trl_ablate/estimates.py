@@ -47,11 +47,12 @@ def metric_name(name: str, key: str = MAIN, prefix: str = "eval") -> str:
     return "_".join(part for part in (prefix, key, name) if part)
 
 
-def metric_names(samples: int, keys: Iterable[str] = ()) -> list[str]:
-    """Names of all metrics of an evaluation, for the main set and the named ones."""
+def metric_names(samples: int, keys: Iterable[str] = (), *, one_shot: bool = True) -> list[str]:
+    """Names of all metrics of an evaluation, for the main set and the named ones. TRL's evaluation
+    has no `summary`: of it only what reward functions log."""
     rates = [f"avg@{samples}", *(f"pass@{k}" for k in passes(samples))] if samples > 1 else []
-    own = [*GRADED, "reward_stderr", *rates, "mean_length", "truncated", "ungraded"]
-    each = [*own, *TRL_METRICS]
+    own = ["reward_stderr", *rates, *WHOLE_SET_ONLY] if one_shot else []
+    each = [*GRADED, *own, *TRL_METRICS]
     return [metric_name(name, key) for key in (MAIN, *keys) for name in each]
 
 
@@ -213,13 +214,14 @@ def merged(calls: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[
     """Combine the metrics of several calls into those of all completions: means weighted by
     `counts`.
 
-    `tools/failure_frequency` is a share of tool calls, so its weight is the number of tool calls.
+    `tools/failure_frequency` is a share of tool calls, so its weight is the number of tool calls;
+    that of `style/S_reward` and `style/S_length` is the number of completions in style S.
     A call in which a metric is missing or NaN is left out; None if no call has the metric.
     """
     found: dict[str, float | None] = {}
     for name in dict.fromkeys(name for call in calls for name in call):
         known = [
-            (call[name], count * _calls_per_row(name, call))
+            (call[name], count * _per_row(name, call))
             for call, count in zip(calls, counts, strict=True)
             if not math.isnan(call.get(name, math.nan))
         ]
@@ -230,5 +232,10 @@ def merged(calls: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[
     return found
 
 
-def _calls_per_row(name: str, call: Mapping[str, float]) -> float:
-    return call["tools/call_frequency"] if name == "tools/failure_frequency" else 1.0
+def _per_row(name: str, call: Mapping[str, float]) -> float:
+    """How many of what the metric is a mean over there are per completion."""
+    if name == "tools/failure_frequency":
+        return call["tools/call_frequency"]
+    style = name.removesuffix("_reward").removesuffix("_length")
+    is_of_style = name.startswith("style/") and style != name
+    return call.get(style, 1.0) if is_of_style else 1.0

@@ -134,6 +134,9 @@ def test_every_metric_has_its_name(samples):
     rows = [row(1.0, format_reward=1.0, answer_reward=1.0)] * samples
     found = {f"eval_{name}" for name in (*summary(rows, samples), *TRL_METRICS)}
     assert found == set(metric_names(samples))
+    of_one_shot = {"eval_reward_stderr", "eval_mean_length", "eval_truncated", "eval_ungraded"}
+    rates = {name for name in found if "@" in name}
+    assert found - set(metric_names(samples, one_shot=False)) == of_one_shot | rates
     named = {name.replace("eval_", "eval_mine_") for name in found}
     assert set(metric_names(samples, ["mine"])) == found | named
 
@@ -179,6 +182,17 @@ def test_calls_of_different_sizes_are_merged_by_what_they_are_means_of():
         "mine": 2.0,
         "late": None,
         "other": 7.0,
+    }
+
+
+def test_rewards_and_lengths_of_a_style_are_merged_by_its_completions():
+    """One direct answer in 2 is right, and of the next 100 none is."""
+    few = {"style/direct": 0.5, "style/direct_reward": 1.0, "style/direct_length": 5.0}
+    many = {"style/direct": 1.0, "style/direct_reward": 0.0, "style/direct_length": 5.0}
+    assert merged([few, many], [2, 100]) == {
+        "style/direct": 101 / 102,
+        "style/direct_reward": 1 / 101,
+        "style/direct_length": 5.0,
     }
 
 

@@ -99,33 +99,33 @@ def logging_styles(reward: RewardFunction, task: Task) -> RewardFunction:
         marks = reward(prompts, completions, completion_ids, *args, log_metric=log_metric, **kwargs)
         if log_metric is not None:
             lengths = list(map(len, completion_ids))
-            for name, value in style_metrics(task, completions, marks, lengths).items():
-                log_metric(name, value)
+            for name, values in style_values(task, completions, marks, lengths).items():
+                for value in values:
+                    log_metric(name, value)
         return marks
 
     return rewarded
 
 
-def style_metrics(
+def style_values(
     task: Task,
     completions: Sequence[Any],
     rewards: Sequence[float | None],
     lengths: Sequence[int],
-) -> dict[str, float]:
-    """For each style of the world (`direct`, `terse`, `full`): its share of the completions, and
-    the mean reward and length in tokens of its completions.
+) -> dict[str, list[float]]:
+    """For each style of the world (`direct`, `terse`, `full`): whether each completion is in it (1
+    or 0), and the rewards and the lengths in tokens of those that are.
 
-    They are metrics of training and of evaluation: `style/direct`, `style/direct_reward`,
-    `style/direct_length`. A style without completions has a share of 0 and no other metric.
+    Their means are metrics of training and of evaluation: `style/direct`, `style/direct_reward`,
+    `style/direct_length`. TRL takes the mean of all values of all processes, so each is logged by
+    itself. A style without completions has a share of 0 and no other metric.
     """
     styles = [task.style_of(completion_text(completion)) for completion in completions]
-    found: dict[str, float] = {}
+    found: dict[str, list[float]] = {}
     for style in task.styles:
         rows = [row for row, name in enumerate(styles) if name == style]
-        graded = [mark for row in rows if (mark := rewards[row]) is not None]
-        found[f"style/{style}"] = len(rows) / len(styles)
-        if rows:
-            found[f"style/{style}_length"] = sum(lengths[row] for row in rows) / len(rows)
-        if graded:
-            found[f"style/{style}_reward"] = sum(graded) / len(graded)
+        found[f"style/{style}"] = [float(name == style) for name in styles]
+        found[f"style/{style}_length"] = [float(lengths[row]) for row in rows]
+        marks = (rewards[row] for row in rows)
+        found[f"style/{style}_reward"] = [mark for mark in marks if mark is not None]
     return found

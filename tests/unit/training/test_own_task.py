@@ -1,5 +1,8 @@
 """Reward models and chat templates that a recipe names, and the styles of a world's answers."""
 
+from collections import defaultdict
+from statistics import fmean
+
 import pytest
 import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
@@ -9,7 +12,7 @@ from trl_ablate.miniature.worlds.chains import ANSWERED
 from trl_ablate.training.models import load_tokenizer
 from trl_ablate.training.rewards import (
     rewards_of_sets,
-    style_metrics,
+    style_values,
     task_rewards,
     with_styles_logged,
 )
@@ -122,8 +125,8 @@ def right(prompts, completions, completion_ids, answer, log_metric=None, **_):
 
 
 def test_shares_rewards_and_lengths_of_each_style():
-    found = style_metrics(ANSWERED, COMPLETIONS[:4], [1.0, 0.0, 1.0, None], [5, 7, 9, 20])
-    assert found == {
+    found = style_values(ANSWERED, COMPLETIONS[:4], [1.0, 0.0, 1.0, None], [5, 7, 9, 20])
+    assert {name: fmean(values) for name, values in found.items() if values} == {
         "style/direct": 0.5,
         "style/direct_reward": 0.5,
         "style/direct_length": 6.0,
@@ -133,20 +136,21 @@ def test_shares_rewards_and_lengths_of_each_style():
         "style/full": 0.25,
         "style/full_length": 20.0,  # ungraded: it has no reward
     }
-    found = style_metrics(ANSWERED, COMPLETIONS[:2], [1.0, 0.0], [5, 5])
-    assert found["style/full"] == 0.0
-    assert "style/full_reward" not in found and "style/full_length" not in found
+    found = style_values(ANSWERED, COMPLETIONS[:2], [1.0, 0.0], [5, 5])
+    assert found["style/full"] == [0.0, 0.0]
+    assert not found["style/full_reward"] and not found["style/full_length"]
 
 
 def test_the_reward_that_marks_the_answer_logs_the_styles_and_returns_the_same_marks():
-    logged = {}
+    logged = defaultdict(list)
     (reward,) = with_styles_logged([right], "miniature/chains")
     words = ([""] * 5, COMPLETIONS, [[1]] * 5, ["3"] * 5)
-    marks = reward(*words, log_metric=logged.__setitem__)
+    marks = reward(*words, log_metric=lambda name, value: logged[name].append(value))
     assert marks == right(*words) == [1.0, 0.0, 1.0, 1.0, None]
     assert reward.__name__ == "right"
-    assert logged["style/direct"] == pytest.approx(3 / 5)  # "what" has no equation
-    assert logged["style/direct_reward"] == 0.5
+    # "what" has no equation; TRL takes the mean of the values of all processes
+    assert logged["style/direct"] == [1.0, 1.0, 0.0, 0.0, 1.0]
+    assert logged["style/direct_reward"] == [1.0, 0.0]
     assert reward(*words) == marks  # without a log
 
 
