@@ -39,6 +39,7 @@ def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
     """Check that an evaluation's metric names are unique and include the best metric."""
     samples = config.num_generations_eval or config.num_generations or 1
     names = metric_names(samples, task.eval_sets or ())
+    of_trl = metric_names(samples, task.eval_sets or (), one_shot=False)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigurationError(
@@ -52,6 +53,11 @@ def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
         name, _, group = metric.partition("/")
         if config.eval_by and group.startswith(f"{config.eval_by}="):
             metric = name  # such as `eval_reward/level=3`
+        if config.evaluation == "trl" and metric in names and metric not in of_trl:
+            raise ConfigurationError(
+                f"{setting} '{metric}' needs evaluation 'one_shot', but evaluation is 'trl'; "
+                "change one of the two"
+            )
         if metric not in names and not (setting != "best_metric" and f"eval_{metric}" in names):
             raise ConfigurationError(
                 f"{setting} '{brief(metric)}' is not a metric of this evaluation"

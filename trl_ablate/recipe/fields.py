@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from accelerate.utils import DynamoBackend
@@ -120,12 +120,23 @@ def hints() -> dict[str, Any]:
     return {**{name: hint for name, (_, hint) in known_fields().items()}, **LOADER_KEYS}
 
 
-def checked(settings: dict[str, Any], source: object) -> dict[str, Any]:
-    """The settings of one layer, after a check that each is known, has its type, and is valid."""
+def checked(
+    settings: dict[str, Any], source: object, loader: Collection[str] = tuple(LOADER_KEYS)
+) -> dict[str, Any]:
+    """The settings of one layer, after a check that each is known, has its type, and is valid.
+
+    Args:
+        loader: the loader's keys that the layer may have.
+    """
     found = {}
     for key, value in settings.items():
         if key not in hints():
             raise ConfigurationError(f"{source}: unknown key '{brief(key)}'{nearest(key, hints())}")
+        if key in LOADER_KEYS and key not in loader:
+            raise ConfigurationError(
+                f"{source}: '{key}: {brief(value)}' is not read here; remove it, or move it into "
+                "the recipe"
+            )
         found[key] = check_value(f"{source}: {key}", value, hints()[key])
         check_meaning(f"{source}: {key}", key, found[key])
     return found

@@ -28,12 +28,16 @@ from trl_ablate.recipe.strict import (
 def read_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a command line (see `load_recipe`), checked."""
     if isinstance(overrides, Mapping):
-        return checked(dict(overrides), "command line")
+        return _checked(dict(overrides))
     return {
         key: value
         for name, words in words_of_settings(overrides)
-        for key, value in checked({name: _typed(name, words)}, "command line").items()
+        for key, value in _checked({name: _typed(name, words)}).items()
     }
+
+
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
+    return checked(given, "command line", loader=("profile",))
 
 
 def as_words(settings: Mapping[str, Any]) -> list[str]:

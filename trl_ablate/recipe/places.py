@@ -79,8 +79,10 @@ def suitable_profile() -> tuple[str, str]:
 
 
 def profile_path(name: str, recipe: Path) -> Path:
+    """The file of a profile, given by its name or its path; a path of the command line is relative
+    to the working directory, or else to the recipe."""
     if name.endswith(SUFFIXES):
-        return Path(name)
+        return Path(name) if os.path.exists(name) else beside_or_shipped(name, recipe)
     path = beside_or_shipped(f"profiles/{name}.yaml", recipe)
     if not os.path.exists(path):
         known = sorted(other.stem for other in (SHIPPED / "profiles").glob("*.yaml"))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.trainer_pt_utils import AcceleratorConfig
 from trl import ModelConfig
 
 from trl_ablate.config import AblationConfig
@@ -35,6 +36,7 @@ from trl_ablate.recipe.named_files import BEFORE_CHAINS, Anchor, worlds_in_full
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import (
     NO_PROFILE,
+    SUFFIXES,
     beside_or_shipped,
     is_shipped_base,
     profile_path,
@@ -46,6 +48,7 @@ from trl_ablate.recipe.trl_yaml import from_trl, is_of_trl
 from trl_ablate.run.identity import NOT_WRITTEN
 from trl_ablate.run.json_files import read_object
 from trl_ablate.run.masking import MASK, Masker
+from trl_ablate.switches import named
 from trl_ablate.task import TaskArguments
 
 NAMES_OF_FOLDERS = ("arm", "run_name")
@@ -140,7 +143,7 @@ def _profile_layer(name: str, recipe: Path, anchor: Anchor) -> dict[str, Any]:
     if name == NO_PROFILE:
         return {}
     file = profile_path(name, recipe)
-    return anchor.settings(checked(read_mapping(file, "profile"), name), file.parent)
+    return anchor.settings(checked(read_mapping(file, "profile"), name, loader=()), file.parent)
 
 
 def _fitting(profile: dict[str, Any], asked_for: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +160,8 @@ def _fitting(profile: dict[str, Any], asked_for: Mapping[str, Any]) -> dict[str,
 def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Resolved:
     """A run's settings from its `resolved_config.json`, with some of them changed.
 
-    The learning rate is already scaled. The file has no tokens; they become null.
+    The learning rate is already scaled. The file has no tokens; they become null, and one that code
+    would get is refused.
     """
     written = read_object(config_file)
     if not isinstance(written.get("settings"), dict) or not written.get("profile"):
@@ -168,11 +172,26 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
     settings = {**NOT_WRITTEN, **checked(written["settings"], config_file)}
     settings |= worlds_in_full(settings, BEFORE_CHAINS)
     anchor = Anchor()
-    settings |= anchor.settings(read_overrides(overrides), Path())
+    given = checked(read_overrides(overrides), "command line", loader=())
+    settings |= anchor.settings(given, Path())
     settings |= {"learning_rate_scale": 1.0}
-    settings = {key: None if value == MASK else value for key, value in settings.items()}
+    settings = {key: _without_mask(value, key, config_file) for key, value in settings.items()}
     profile = (written["profile"], "as in the run")
     return _resolve(config_file, profile, settings, {}, anchor.files, {})
+
+
+def _without_mask(value: Any, setting: str, file: Path, key: str = "") -> Any:
+    """The value with null for each masked token, unless the user's code would get it."""
+    if isinstance(value, dict):
+        return {name: _without_mask(one, setting, file, name) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_without_mask(one, setting, file, key) for one in value]
+    if isinstance(value, str) and MASK in value and setting in (*named("code"), "eval_sets"):
+        raise ConfigurationError(
+            f"{file}: {key} in {setting} is a secret, which the record of a run does not hold; "
+            f"give --{setting} again"
+        )
+    return None if value == MASK else value
 
 
 def _base_and_recipe(
@@ -182,7 +201,7 @@ def _base_and_recipe(
     base; the shipped one that the others extend is a base that declares nothing."""
     given = read_mapping(path, "recipe")
     given = from_trl(given, path) if is_of_trl(given) else given
-    recipe = anchor.settings(checked(given, path), path.parent)
+    recipe = _anchored(checked(given, path), path, anchor)
     if "extends" not in recipe:
         return (recipe, {}) if as_base or is_shipped_base(path) else ({}, recipe)
     base_path = beside_or_shipped(recipe["extends"], path)
@@ -200,7 +219,20 @@ def _base_and_recipe(
             f"recipe {path} extends {base_path.name}, which extends {base['extends']}: that is "
             f"{circle}; extend a base that has no `extends`"
         )
-    return anchor.settings(base, base_path.parent), recipe
+    return _anchored(base, base_path, anchor), recipe
+
+
+def _anchored(settings: dict[str, Any], file: Path, anchor: Anchor) -> dict[str, Any]:
+    """The settings of a recipe's file, with the absolute path of each file beside it."""
+    found = anchor.settings(settings, file.parent)
+    if str(found.get("profile")).endswith(SUFFIXES):
+        found["profile"] = os.path.abspath(beside_or_shipped(found["profile"], file))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """The value as a recipe has it: transformers makes an object of an `accelerator_config`."""
+    return value.to_dict() if isinstance(value, AcceleratorConfig) else value
 
 
 def _resolve(
@@ -259,7 +291,7 @@ def _resolve(
         changes=changes,
         inert=inert_knobs(config, task, model, settings),
         warnings=warnings + precision_warnings(config, model),
-        settings={**settings, **{key: getattr(config, key) for key in arguments}},
+        settings={**settings, **{key: _plain(getattr(config, key)) for key in arguments}},
         layers=layers,
         files=files,
         for_gpu=not settings.get("use_cpu", False),

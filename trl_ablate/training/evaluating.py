@@ -56,6 +56,8 @@ ONLY_EVALUATION = {
     "use_peft": False,
     "gradient_checkpointing": False,
     "push_to_hub": False,
+    "lr_scheduler_type": "constant",
+    "lr_scheduler_kwargs": None,
 }
 """Settings of a trainer that only evaluates: one model, nothing saved, nothing reported."""
 

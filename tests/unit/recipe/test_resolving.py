@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from trl_ablate.recipe.fields import LOADER_KEYS
 from trl_ablate.recipe.places import SHIPPED, suitable_profile
 from trl_ablate.recipe.resolving import resolve_run
 from trl_ablate.recipe.strict import read_mapping
+from trl_ablate.run.json_files import write_json
 from trl_ablate.run.masking import MASK
 from trl_ablate.switches import Switches
 from trl_ablate.task import TaskArguments
@@ -92,6 +94,13 @@ def test_evaluation_is_stocks_unless_a_recipe_or_an_older_record_has_ours(write)
     assert again.config.eval_by == "level"
 
 
+def test_an_accelerator_config_is_written_and_read_again(tmp_path):
+    given = {"accelerator_config": {"even_batches": False}}
+    write_json(tmp_path / "record", load_recipe("grpo", "miniature", given).to_dict())
+    again: Any = resolve_run(tmp_path / "record").config.accelerator_config
+    assert again.even_batches is False
+
+
 def test_changes_are_against_the_base(write):
     recipe = write("arm.yaml", "extends: base.yaml\nlearning_rate: 2e-5\nbeta: 0.1\n")
     changes = load_recipe(recipe, "miniature", ["--epsilon=0.3"]).changes
@@ -107,6 +116,33 @@ def test_a_recipe_may_name_its_profile_and_the_caller_has_the_last_word():
     assert load_recipe("quickstart").profile == "miniature"
     assert load_recipe("quickstart", profile="h100").profile == "h100"
     assert load_recipe("grpo", overrides=["--profile", "h100"]).profile == "h100"
+
+
+@pytest.mark.parametrize("layer", ["arm.yaml", "base.yaml"])
+def test_the_profile_that_a_recipe_names_is_beside_it(write, layer, tmp_path, monkeypatch):
+    write("here.yaml", "use_cpu: true\nbf16: false\nbeta: 0.3\n")
+    for name in ("base.yaml", "arm.yaml"):
+        extends = "extends: base.yaml\n" * (name == "arm.yaml")
+        write(name, extends + ("profile: here.yaml\n" if name == layer else "epsilon: 0.1\n"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_recipe(Path("../arm.yaml")).config.beta == 0.3
+    asked = load_recipe(Path("../arm.yaml"), "here.yaml", {"epsilon": 0.2})
+    assert (asked.profile, asked.config.beta) == ("here", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("profile", "words", "said"),
+    [
+        ("extends: rtx4090.yaml", [], "'extends: rtx4090.yaml' is not read here"),
+        ("profile: h100", [], "'profile: h100' is not read here"),
+        ("beta: 0.1", ["--extends", "grpo.yaml"], "line: 'extends: grpo.yaml' is not read here"),
+    ],
+)
+def test_what_only_a_recipe_says_is_refused_elsewhere(write, profile, words, said):
+    here = write("here.yaml", f"use_cpu: true\nbf16: false\n{profile}\n")
+    with pytest.raises(ConfigurationError, match=said):
+        load_recipe("grpo", str(here), words)
 
 
 @pytest.mark.parametrize(
@@ -282,6 +318,11 @@ def test_named_evaluation_sets_give_metrics_that_can_be_the_best():
         ({"best_metric": "eval_rewards"}, "did you mean 'eval_reward'"),
         ({"best_metric": "eval_pass@4"}, "is not a metric of this evaluation"),
         ({"eval_sets": {"mine": "a.jsonl"}, "best_metric": "eval_our_reward"}, "not a metric of"),
+        (
+            {"evaluation": "trl", "num_generations_eval": 4, "best_metric": "eval_pass@4"},
+            "best_metric 'eval_pass@4' needs evaluation 'one_shot', but evaluation is 'trl'",
+        ),
+        ({"evaluation": "trl", "best_metric": "eval_mean_length"}, "needs evaluation 'one_shot'"),
         ({"eval_sets": {"answer": "a.jsonl"}}, "the metric 'eval_answer_reward' twice"),
         ({"eval_sets": {"my set": "a.jsonl"}}, "eval_sets has 'my set'"),
         ({"eval_sets": {"mine": 3}}, "{'mine': 3}; it takes a mapping .text or a mapping each."),

@@ -77,6 +77,25 @@ def test_a_run_is_evaluated_as_it_was_trained(run, tmp_path):
     assert config.learning_rate == alike.config.learning_rate
 
 
+@pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "greedy"])
+def test_a_run_whose_learning_rate_follows_evaluations_is_evaluated(run, tmp_path, schedule):
+    settings = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": {"patience": 2}}
+    run.write_config(load_recipe("grpo", "miniature", settings).to_dict())
+    resolved = to_evaluate(Checkpoint("somewhere", run), scratch=str(tmp_path))
+    assert resolved.config.lr_scheduler_type == "constant"
+
+
+def test_of_the_tokens_of_a_run_code_gets_none_and_other_settings_null(run, tmp_path):
+    judge = [{"path": "judge.score", "kwargs": {"api_key": "of-a-judge"}}]
+    settings = {"reward_funcs": judge, "model_init_kwargs": {"token": "of-the-hub"}}
+    run.write_config(load_recipe("grpo", "miniature", settings).to_dict())
+    checkpoint, scratch = Checkpoint("somewhere", run), str(tmp_path)
+    with pytest.raises(ConfigurationError, match="api_key in reward_funcs .* give --reward_funcs"):
+        to_evaluate(checkpoint, scratch=scratch)
+    resolved = to_evaluate(checkpoint, ["--reward_funcs", "answer"], scratch=scratch)
+    assert resolved.config.model_init_kwargs == {"token": None}
+
+
 def test_another_dataset_leaves_behind_what_was_said_of_the_first(run, tmp_path):
     words = ["--dataset", "gsm8k", "--eval_split", "test"]
     task = to_evaluate(Checkpoint("somewhere", run), words, scratch=str(tmp_path)).task
@@ -92,6 +111,8 @@ def test_a_recipe_wins_over_the_run_and_a_profile_needs_one(run, tmp_path):
     assert resolved.task.template == "r1_zero"
     with pytest.raises(ConfigurationError, match="profile 'h100' needs a recipe"):
         to_evaluate(checkpoint, profile="h100", scratch=str(tmp_path))
+    with pytest.raises(ConfigurationError, match="'profile: h100' is not read here"):
+        to_evaluate(checkpoint, ["profile=h100"], scratch=str(tmp_path))
 
 
 @pytest.fixture
