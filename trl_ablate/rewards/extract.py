@@ -17,7 +17,7 @@ _XML = {
     for tag in ("reasoning", "think")
 }
 
-_NUMBER = re.compile(r"(?:(?<![\w)])-)?\d+(?:,\d{3})*(?:\.\d+)?")
+_NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<![\w.)])\.\d+)")
 
 
 class Extracted(NamedTuple):
@@ -54,7 +54,8 @@ def _last_number(completion: str) -> Extracted:
     """The last number of the text, with its sign where no operand stands before it, as it is usual
     for models that were taught no format."""
     numbers = _NUMBER.findall(completion)
-    return Extracted(bool(numbers), numbers[-1].replace(",", "") if numbers else None)
+    last = numbers[-1].replace(",", "").replace("\u2212", "-") if numbers else None
+    return Extracted(bool(numbers), last)
 
 
 def _r1_zero(completion: str) -> Extracted:

@@ -6,7 +6,8 @@ is the same value in another spelling, False only if no interpretation makes the
 otherwise; then a worker asks math-verify.
 
 Some cases are decided here because math-verify decides them differently:
-- Two terminating decimals are compared exactly, not after rounding to six places.
+- Two terminating decimals are compared exactly, not after rounding to six places, and no value is
+  rounded to 0 (math-verify finds 0.0 equal to \frac{1}{13983816}).
 - Different units, number bases or kinds of bracket are different (5 cm is not 5 m, 12_7 is not
   12_8, the ordered pair (1,2) is not the set {1,2}).
 - Words are compared as words, not as a product of letters in any order.
@@ -20,9 +21,12 @@ from fractions import Fraction
 from trl_ablate.rewards.grading.latex import untext
 from trl_ablate.rewards.grading.reading import BASED_NUMERAL, Reading, brackets
 
+PLACES = 6
+"""Decimals to which math-verify rounds."""
 _LOOSE_DIGITS = re.compile(r"(?<!frac)(?<!frac )(?<!_)\d \d(?!\d*/\d)")
 _MANY = re.compile(r"\\cup|\\infty|\\begin\{|\\pm|\\in(?![a-zA-Z])")
 _ENDS_IN_UNIT = re.compile(r"[\d}) ] ?[a-hj-zA-Z]+(?:\^\{?[23]\}?)?$")  # `i` is a number
+_SUM = re.compile(r"(?<=[\w)}\]])(?<!\d[eE])[-+]")
 _SIGNS = re.compile(r"[-+*/^=<>.,:;\s]+")  # no value
 _WORDS = re.compile(r"[^\W\d_]+(?:[ ,;'-]+[^\W\d_]+)*")
 
@@ -80,10 +84,10 @@ def _compare_words(answer: Reading, gold: Reading) -> bool | None:
 
 def _compare_numbers(answer: Fraction, gold: Fraction) -> bool | None:
     """Compare plain numbers. Only a rounded value such as 0.333333 for 1/3 is left to
-    math-verify, which rounds to six places."""
+    math-verify, which rounds to six places; a value that would become 0 is not."""
     if answer == gold:
         return True
-    rounded = _terminates(answer) != _terminates(gold)
+    rounded = _terminates(answer) != _terminates(gold) and round(gold, PLACES) != 0
     return None if rounded and abs(answer - gold) < Fraction(1, 10**5) else False
 
 
@@ -108,25 +112,32 @@ def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
     if ours is not None and theirs is not None:
         scales = (1.0,) if answer.percent == gold.percent else (1.0, 0.01, 100.0)
         scaled = [[value * scale for value in theirs] for scale in scales]
-        return False if not any(_all_alike(ours, values) for values in scaled) else None
+        # A sum may cancel, so that its value is as inexact as its largest term.
+        least = 1.0 if _SUM.search(answer.value) or _SUM.search(gold.value) else 0.0
+        return False if not any(_all_alike(ours, values, least) for values in scaled) else None
     for known, other in ((ours, gold), (theirs, answer)):
         if known is not None and _is_no_number(other, values=len(known)):
             return False
     return None
 
 
-def _all_alike(ours: Sequence[complex], theirs: Sequence[complex]) -> bool:
-    """Whether every value has a counterpart in the other answer, in any order: one that differs by
-    no more than the rounding of an answer."""
-    alike = [
-        [abs(our - their) <= 1e-4 * max(1.0, abs(our), abs(their)) for their in theirs]
-        for our in ours
-    ]
+def _all_alike(ours: Sequence[complex], theirs: Sequence[complex], least: float) -> bool:
+    """Whether every value has a counterpart in the other answer, in any order."""
+    alike = [[_alike(our, their, least) for their in theirs] for our in ours]
     return all(map(any, alike)) and all(map(any, zip(*alike, strict=True)))
 
 
+def _alike(our: complex, their: complex, least: float) -> bool:
+    """Whether two values differ by no more than the rounding of an answer: relative to the larger
+    one (or to `least`), or to six places if neither becomes 0."""
+    smaller, larger = sorted((abs(our), abs(their)))
+    places = 10.0**-PLACES if round(smaller, PLACES) else 0.0
+    return abs(our - their) <= max(1e-4 * max(least, larger), places)
+
+
 def _is_no_number(reading: Reading, values: int) -> bool:
-    r"""Whether it is words or, if compared with a single value, an interval, a matrix or `\pm`."""
+    r"""Whether it is words (two letters may be a product) or, if compared with a single value, an
+    interval, a matrix or `\pm`."""
     if reading.words is not None:
-        return _WORDS.fullmatch(reading.words) is not None
+        return len(reading.words) > 2 and _WORDS.fullmatch(reading.words) is not None
     return values == 1 and _MANY.search(reading.value) is not None

@@ -28,6 +28,7 @@ _FRACTION = re.compile(
     r"|\\frac ?(?P<top1>\d) ?(?P<bottom1>\d)|(?P<top2>\d+)/(?P<bottom2>\d+))"
 )
 _NAMED = re.compile(r"(?P<name>[a-zA-Z]|\\[a-z]+) ?=(?P<value>[^=,<>]*)")
+_SHORT_WORDS = ("no", "ok", "am", "pm", "up")
 _MATH = re.compile(r"[\\^_{}=+*/<>|]")
 
 _UNITS = """
@@ -214,10 +215,12 @@ def as_words(tidied: str) -> str | None:
     r"""Words in a normalised spelling: lower case, `(A)` as `a`, "4:30 p.m." without its dots.
 
     None if the text may be something else: outside of `\text{}`, letters are words only if there
-    are three in a row, since `xy` is a product of variables.
+    are three in a row, since `xy` is a product of variables, or if they are one of a few words.
     """
     plain = untext(tidied)
-    if plain == tidied:
+    if plain.replace(".", "").casefold() in _SHORT_WORDS:
+        pass
+    elif plain == tidied:
         if not re.search(r"[^\W\d_]{3}", plain) or _MATH.search(plain) or not plain[0].isalpha():
             return None
     elif _MATH.search(plain) or not re.search(r"[^\W\d_]", plain):
