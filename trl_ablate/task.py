@@ -157,12 +157,12 @@ class TaskArguments:
     reward_timeout: float | None = setting(
         None,
         "Seconds that a function of reward_funcs may take for one row; it then runs in worker "
-        "processes, row by row. Null: no limit, in this process.",
+        "processes, row by row. Null: no limit, in this process; for scorers of reasoning_gym 5.",
         above=0,
     )
     reward_workers: int = setting(
         2,
-        "Worker processes of each function with a reward_timeout.",
+        "Worker processes of each function with a reward_timeout, and of reasoning_gym's scorer.",
         least=1,
         most=256,
         role="machine",
@@ -272,6 +272,12 @@ class TaskArguments:
                 f"template {self.template[:300]!r} is a file, which implies no reward; set "
                 f"reward_funcs, or `reward` to the format that it asks for ({', '.join(TEMPLATES)})"
             )
+        if self.only_environment_rewards and self.eos_penalty:
+            raise ConfigurationError(
+                f"eos_penalty is {self.eos_penalty}, but reward_funcs is [], so that only the "
+                "environment grades; set eos_penalty to 0, or reward_funcs to [{path: eos_penalty, "
+                f"weight: {self.eos_penalty}}}]"
+            )
         of_a_form = [one.path for one in self.own_rewards if one.path in ("answer", "format")]
         if of_a_form and self.form is None:
             raise ConfigurationError(
@@ -319,6 +325,8 @@ class TaskArguments:
             _check_of_eval_set(name, key, value)
         forgotten = names_with(TaskArguments, "data", "evaluated data") if "dataset" in own else ()
         given = {EVAL_SET_KEYS[key]: value for key, value in own.items()}
+        if "reward" in own:
+            given = {"reward_funcs": None} | given
         return dataclasses.replace(self, **dict.fromkeys(forgotten) | {"eval_sets": None} | given)
 
 

@@ -29,6 +29,7 @@ _CONDITION = re.compile(
         \s*(?P<value>\[[^\]]*\]|"[^"]*"|'[^']*'|.+?)\s*""",
     re.VERBOSE,
 )
+_PART = re.compile(r"""\s*("[^"]*"|'[^']*'|[^,]+)\s*(?:,|$)""")
 _AND = re.compile(r"""\band\b(?=(?:[^"']|"[^"]*"|'[^']*')*$)""")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None}
@@ -80,7 +81,7 @@ def _condition(text: str) -> Condition:
     is_list = sign.endswith("in")
     if is_list and not value.startswith("["):
         raise ConfigurationError(f"filter '{text}' needs a list after {sign}; write [a, b]")
-    parts = [part for part in value[1:-1].split(",") if part.strip()]
+    parts = [part for part in _PART.findall(value[1:-1]) if part.strip()]
     parsed: Any = [_value(part) for part in parts] if is_list else _value(value)
     if sign in _ORDER and type(parsed) is not float:
         raise ConfigurationError(

@@ -78,6 +78,11 @@ def load_questions(task: TaskArguments, part: Part) -> Dataset:
             f"dataset {name!r}, split {split!r}, has no usable rows left; look at "
             "what it holds, and at what levels, subjects and filter leave out."
         )
+    if made and task.needs_answers and any(row["answer"] is None for row in questions):
+        raise ConfigurationError(
+            f"dataset {name!r} has questions without an answer, which the rewards of this recipe "
+            "compare; name its own scorer (reward_funcs: [reasoning_gym]), or another task"
+        )
     return _to_dataset(questions if made else draw(questions, size, seed, name), name)
 
 
@@ -120,6 +125,17 @@ def to_prompts(
             max(lengths), lengths.index(max(lengths)),
         )  # fmt: skip
     return rendered.select(kept) if len(kept) < len(lengths) else rendered
+
+
+def repeated_in(evaluated: Dataset, train: Dataset) -> list[str]:
+    """The evaluated questions (or prompts, without questions) that are also trained on."""
+    trained = {*texts(train)}
+    return [text for text in texts(evaluated) if text in trained]
+
+
+def texts(dataset: Dataset) -> list[str]:
+    column = "question" if "question" in dataset.column_names else "prompt"
+    return [str(text) for text in dataset[column]]
 
 
 def check_enough(questions: Dataset, config: "AblationConfig") -> None:

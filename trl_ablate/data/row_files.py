@@ -109,16 +109,20 @@ def _saved(folder: Path, split: str) -> Any:
 def _loaded(source: str, split: str, config: str | None) -> Any:
     """A dataset of the Hub; without a network, its copy in the cache."""
     from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
 
     try:
-        return load_dataset(source, config, split=split)
-    except (ValueError, OSError, RuntimeError) as error:
-        if "Unknown split" in str(error) and split in _OTHER_NAME:
+        try:
+            return load_dataset(source, config, split=split)
+        except ValueError as error:
+            if "Unknown split" not in str(error) or split not in _OTHER_NAME:
+                raise
             return load_dataset(source, config, split=_OTHER_NAME[split])
+    except (ValueError, OSError, RuntimeError, DatasetsError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise ConfigurationError(
-            f"dataset {source!r}, split {split!r}, could not be loaded ({reason}); check the name, "
-            "or give a JSON, JSONL, CSV, Parquet or Arrow file, or a folder of them."
+            f"dataset {source!r}, split {split!r}, could not be loaded ({reason}); check the name "
+            "and the split, or give a JSON, JSONL, CSV, Parquet or Arrow file, or a folder of them."
         ) from error
 
 

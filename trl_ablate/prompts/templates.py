@@ -181,7 +181,7 @@ def _jinja_writer(template: str, text: str, columns: Collection[str] | None) -> 
 
 def _read(template: str) -> str:
     try:
-        return Path(template).read_text(encoding="utf-8").removesuffix("\n")
+        return Path(template).read_text(encoding="utf-8-sig").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"template {template} is not UTF-8 text (byte {error.start}); save it as UTF-8"

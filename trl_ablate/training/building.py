@@ -9,6 +9,7 @@ only check that covers all of them.
 
 import copy
 import ctypes
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +38,7 @@ from trl_ablate.data.questions import (
     check_enough,
     check_prompts_fit,
     load_questions,
+    repeated_in,
     to_prompts,
 )
 from trl_ablate.errors import ConfigurationError, brief
@@ -61,6 +63,8 @@ from trl_ablate.training.models import (
     starting_point,
 )
 from trl_ablate.training.rewards import rewards_of_sets, task_rewards
+
+logger = logging.getLogger(__name__)
 
 Built = TypeVar("Built", bound=AblationTrainer)
 Sets = dict[str, Dataset]
@@ -93,6 +97,7 @@ def build_trainer(
     if resolved.config.eval_strategy != "no":  # else the data may have no such split, as in TRL
         sets = evaluation_sets(resolved.task, tokenizer)
         check_all_fit(sets, tokenizer, context, "eval questions")
+        warn_of_repeated(sets, train_dataset)
     return put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)
 
 
@@ -183,6 +188,22 @@ def check_columns(
 
 def named_questions(what: str, name: str) -> str:
     return what if name == MAIN else f"{what} of '{name}'"
+
+
+def warn_of_repeated(sets: Sets, train_dataset: Dataset) -> None:
+    """One warning that counts the questions that are both trained on and evaluated on."""
+    counts = {name: len(repeated_in(dataset, train_dataset)) for name, dataset in sets.items()}
+    found = [
+        f"{count} of {len(sets[name])} {named_questions('eval questions', name)}"
+        for name, count in counts.items()
+        if count
+    ]
+    if found:
+        logger.warning(
+            "%s are also trained on, so that their reward is not of unseen questions; give another "
+            "eval_split or dataset",
+            ", ".join(found),
+        )
 
 
 def check_all_fit(

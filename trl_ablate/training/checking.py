@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from trl_ablate.advantages import weighted_reward
+from trl_ablate.data.questions import repeated_in, texts
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import waited_for
 from trl_ablate.recipe.resolving import Resolved
@@ -104,6 +104,11 @@ class Checked:
 def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Checked:
     """Load the data, the prompt and the rewards of a recipe, and try them out."""
     task = resolved.task
+    if task.only_environment_rewards:
+        raise ConfigurationError(
+            "reward_funcs is [], so that only the environment grades, which check does not run; "
+            "add a reward function, or try two steps: `trl-ablate train RECIPE --max_steps 2`"
+        )
     model = resolve_model(starting_point(resolved))
     with one_sentence(f"the tokenizer of {model}", "restore its files, or name another model"):
         tokenizer = load_tokenizer(model, resolved)
@@ -116,13 +121,12 @@ def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Chec
     weights = resolved.config.reward_weights or rewards.weights
     grade = partial(_graded, rewards.functions, torch.tensor(weights), tokenizer, rows)
     form, reference = _reference(grade, rows, task.form)
-    texts = _texts(train)
     return Checked(
         sizes={"train": len(train), "eval": len(evaluated)},
         columns=train.column_names,
         prompts=[_shown(row["prompt"], tokenizer, resolved) for row in rows[:SHOWN]],
-        repeated=[text for text, count in Counter(texts).items() if count > 1],
-        shared=sorted({*texts} & {*_texts(evaluated)}),
+        repeated=[text for text, count in Counter(texts(train)).items() if count > 1],
+        shared=sorted({*repeated_in(evaluated, train)}),
         questions=rows,
         format=form,
         reference=reference,
@@ -193,8 +197,3 @@ def _shown(prompt: Any, tokenizer: PreTrainedTokenizerBase, resolved: Resolved) 
             f"({str(error).splitlines()[0][:120]}); set chat_template, or use a prompt of text"
         ) from error
     return str(text)
-
-
-def _texts(dataset: Dataset) -> list[str]:
-    column = "question" if "question" in dataset.column_names else "prompt"
-    return [str(text) for text in dataset[column]]

@@ -104,7 +104,7 @@ def _chat_template(file: str) -> str:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = Path(file).read_text(encoding="utf-8-sig")
         ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
     except FileNotFoundError:
         raise ConfigurationError(

@@ -38,6 +38,8 @@ def test_the_number_in_a_text_is_compared_and_a_value_is_no_python():
     assert filtered(rows, "level >= 4", "math") == rows[3:]
     (one,) = conditions("question == __import__('os').system('true')")
     assert one.value == "__import__('os').system('true')"
+    (one,) = conditions("author not in [\"Smith, John\", 'Doe' , O'Hara]")
+    assert one.value == ["Smith, John", "Doe", "O'Hara"]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,8 @@ def test_an_evaluation_set_has_its_own_data_and_settings(tmp_path):
     assert found == {"hard": ["3+3?"], "other": ["8?"]}
     assert load_questions(task, "eval")["question"][:] == ["2+2?", "3+3?"]
     assert task.evaluation_task("other").filter is None
+    task = TaskArguments(reward_funcs=["answer"], eval_sets={"a": {"reward": "question_only"}})
+    assert not task.evaluation_task("a").own_rewards  # its `reward` replaces reward_funcs
 
 
 def test_evaluation_sets_are_drawn_like_the_main_one_and_leave_it_as_it_is(tmp_path):

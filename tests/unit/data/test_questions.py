@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from datasets import Dataset, DatasetDict
+from datasets.exceptions import DatasetGenerationError
 
 from trl_ablate.data.questions import check_enough, check_prompts_fit, load_questions, to_prompts
 from trl_ablate.data.usable_rows import final_answer
@@ -146,6 +147,10 @@ def test_a_dataset_of_the_hub_by_its_usual_split_or_a_sentence(monkeypatch):
 
     def load_dataset(name, config, split):
         asked.append((name, config, split))
+        if name == "mine/train_only":
+            raise ValueError(f'Unknown split "{split}".')
+        if name == "mine/damaged":
+            raise DatasetGenerationError("no rows")
         if name != "openai/gsm8k":
             raise ConnectionError("no network.\nmore")
         if split == "validation":
@@ -157,6 +162,9 @@ def test_a_dataset_of_the_hub_by_its_usual_split_or_a_sentence(monkeypatch):
     assert asked == [("openai/gsm8k", "main", split) for split in ("validation", "test")]
     with pytest.raises(ConfigurationError, match=r"MATH-lighteval.*\(no network\); check"):
         load("math")
+    for name, reason in (("train_only", 'Unknown split "test"'), ("damaged", "no rows")):
+        with pytest.raises(ConfigurationError, match=f"{reason}.; check the name and the split"):
+            load(f"mine/{name}", split="validation")
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason=f"no MATH and GSM8K at {SHARED_DATA}")

@@ -81,6 +81,7 @@ def written(tmp_path, text, name="prompt.txt", system=None):
             "Level {level}: {question} Answer as \\boxed{}, or {{question}} {1}.\n",
             r"Level 3: What is \frac{1}{2}? Answer as \boxed{}, or {question} {1}.",
         ),
+        ("mark.txt", "\ufeff{question}", ROW["question"]),  # as Windows saves a text
         (
             "p.jinja",
             "{% if level > 2 %}Hard: {% endif %}{{ question }}",

@@ -128,6 +128,10 @@ def test_old_recipes_name_no_files():
         ({"reward_funcs": "answer"}, "it takes a list .text or a mapping each. or null"),
         ({"reward_funcs": []}, "reward_funcs is an empty list"),
         (
+            {"reward_funcs": [], "environment_factory": "world.py:World", "eos_penalty": 0.5},
+            "eos_penalty is 0.5, but reward_funcs is .*set eos_penalty to 0",
+        ),
+        (
             {"evaluation": "trl", "eval_sets": {"a": {"dataset": "gsm8k", "reward": "r1_zero"}}},
             "the reward of 'a' needs evaluation 'one_shot'",
         ),

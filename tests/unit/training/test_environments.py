@@ -7,6 +7,7 @@ from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.training import building
 from trl_ablate.training.building import environment_of, explained
+from trl_ablate.training.checking import check_recipe
 from trl_ablate.training.dashboard import Tolerated
 
 FILE = '''
@@ -88,3 +89,9 @@ def test_they_and_the_callbacks_reach_the_trainer(recipe, monkeypatch):
 def test_a_wrong_path_is_refused(recipe, settings, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
         environment_of(load_recipe(recipe, overrides=settings).task)
+
+
+def test_check_refuses_what_only_an_environment_grades(recipe):
+    alone = {"environment_factory": "world.py:World", "reward_funcs": []}
+    with pytest.raises(ConfigurationError, match="only the environment grades, which check does"):
+        check_recipe(load_recipe(recipe, overrides=alone), None, 4)  # pyright: ignore

@@ -1,5 +1,6 @@
 """Reward models and chat templates that a recipe names, and the styles of a world's answers."""
 
+import json
 from collections import defaultdict
 from statistics import fmean
 
@@ -9,6 +10,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassificat
 
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.miniature.worlds.chains import ANSWERED
+from trl_ablate.training import building
 from trl_ablate.training.models import load_tokenizer
 from trl_ablate.training.rewards import (
     rewards_of_sets,
@@ -91,8 +93,23 @@ def test_check_tries_out_a_reward_model(tiny_model, judge):
         tiny_model, dataset="miniature", reward_funcs=[str(judge)], train_size=8, eval_size=4
     )
     found = check_recipe(recipe, None, 4)  # pyright: ignore
-    assert found.reward_names == [str(judge)] and found.reference is not None
+    assert found.reward_names == ["judge"] and found.reference is not None
     assert len({*found.reference.rewards, *found.empty.rewards}) > 2
+
+
+def test_held_out_questions_that_are_trained_on_are_counted_once(
+    tiny_model, tmp_path, monkeypatch, caplog
+):
+    """A file is read for every split."""
+    monkeypatch.setattr(building, "put_together", lambda *_: None)
+    rows = [json.dumps({"question": f"{n}+1?", "answer": n + 1}) for n in range(200)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(rows))
+    (tmp_path / "more.jsonl").write_text("\n".join([*rows[:3], *rows[2:3]]).replace("0+", "500+"))
+    given = {"dataset": str(tmp_path / "mine.jsonl"), "eval_size": 50, "eval_by": None}
+    sets = {"more": str(tmp_path / "more.jsonl"), "other": "miniature/sums"}
+    building.build_trainer(resolved(tiny_model, **given, eval_sets=sets), None)  # pyright: ignore
+    (said,) = [text for text in caplog.messages if "also trained on" in text]
+    assert said.startswith("50 of 50 eval questions, 3 of 4 eval questions of 'more' are also")
 
 
 def test_a_chat_template_replaces_the_tokenizers(tiny_model, tmp_path):
