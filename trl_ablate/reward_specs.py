@@ -93,6 +93,8 @@ def _spec(entry: Any, what: str) -> RewardSpec:
     if spec.kind == "model" and not _looks_like_a_model(path):
         meant = nearest(path, [*OWN_REWARDS, *TRL_REWARDS], f"give {_allowed()}")
         refuse(f"{shown} is no reward{meant}")
+    if name is not None and spec.kind == "model":
+        refuse(f"{shown} is a reward model, which TRL names by its path; remove name {name[:80]!r}")
     if kwargs and spec.kind in ("model", "own"):
         names = ", ".join(map(str, kwargs))[:80]
         refuse(f"{shown} takes no kwargs, but has {names!r}; remove them")

@@ -12,6 +12,7 @@ from trl import ModelConfig
 
 from trl_ablate.config import SURROGATE_LOSS_TYPES, AblationConfig
 from trl_ablate.recipe.agreement import reward_names
+from trl_ablate.reward_specs import GYM_SCORE
 from trl_ablate.task import TaskArguments
 
 Rule = tuple[bool, str, str]
@@ -202,12 +203,12 @@ def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         ),
         (config.overlong_penalty == 0, "overlong_share", "overlong_penalty is 0"),
         (
-            task.reward_funcs is None,
+            task.reward_funcs is None and GYM_SCORE not in named,
             "reward_timeout reward_workers",
             "reward_funcs names no function",
         ),
         (
-            task.reward_timeout is None,
+            task.reward_timeout is None and GYM_SCORE not in named,
             "reward_workers",
             "reward_timeout is null: functions run in this process",
         ),

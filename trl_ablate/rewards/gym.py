@@ -2,14 +2,24 @@
 
 `dataset: reasoning_gym/chain_sum` names a task. The setting `gym` has fields of the task's config,
 among them `size` (of the training questions, unless train_size is given) and `seed`. A question is
-known by its task, the task's config and its index; the scorer makes it again from them, so that no
-column has to hold what the task knows about it. reasoning-gym is optional
+known by its task, the task's config and its index; it is made again from them to score an answer,
+so that no column has to hold what the task knows about it. reasoning-gym is optional
 (`pip install 'trl-ablate[gym]'`) and takes seconds to import.
+
+An answer is text of the model. Some scorers would run it as Python (`eval`, and sympy's
+`parse_expr`, which evals): here they read literals and formulas only, and a text that is neither
+gets what the scorer gives for one that it cannot read. And scorers run in worker processes that are
+killed when they take too long (`chosen.chosen_rewards`).
 """
 
+import ast
+import builtins
 import functools
+import importlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError, nearest
@@ -22,6 +32,32 @@ USUAL_SIZE = 500
 """As in reasoning-gym."""
 FAR_AWAY = 10**9
 """Added to the seed for every split but `train`: item i of a task is drawn with seed + i."""
+EVAL, PARSE = "eval", "parse_expr"
+READS = {
+    "algorithmic.string_insertion": EVAL,
+    "algorithmic.spiral_matrix": EVAL,
+    "algorithmic.binary_matrix": EVAL,
+    "games.n_queens": EVAL,
+    "games.countdown": PARSE,
+    "games.puzzle24": PARSE,
+    "algebra.simple_integration": "sympy",
+    "algebra.intermediate_integration": "sympy",
+    "algebra.polynomial_multiplication": "sp",
+}
+"""Modules whose scorers run an answer, and the name through which they do (sympy's `parse_expr` as
+an attribute in the last three)."""
+OF_FORMULAS = """
+E I pi abs Abs sign min max Min Max sqrt cbrt exp log ln sin cos tan cot sec csc asin acos atan acot
+asec acsc sinh cosh tanh coth sech csch asinh acosh atanh erf erfc erfi gamma lowergamma uppergamma
+Ei Si Ci li fresnels fresnelc Integral
+"""
+"""What a formula may name of sympy; a name that sympy and Python do not know is a variable."""
+_NODES = (
+    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Call, ast.Name, ast.Constant, ast.Load, ast.USub,
+    ast.UAdd, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.BitXor,
+)  # fmt: skip
+LONGEST_EXPONENT, LONGEST_POWER = 4, 10_000
+"""Digits of numbers."""
 
 
 def gym_rows(
@@ -40,7 +76,9 @@ def gym_rows(
             raise ConfigurationError(
                 f"gym: {name} is {str(value)[:80]}; give a whole number from {least} on"
             )
-    config |= {"size": size, "seed": seed if split == "train" else seed + FAR_AWAY}
+    config |= {"size": size, "seed": seed}
+    if split != "train":
+        config = _far_away(config)
     task = dataset.removeprefix(GYM)
     made = create(task, config)
     described = json.dumps({"task": task, "config": config}, sort_keys=True)
@@ -51,6 +89,17 @@ def gym_rows(
             f"dataset '{dataset}' cannot make its questions with gym {str(config)[:200]}: "
             f"{one_line(error)}; change gym"
         ) from error
+
+
+def _far_away(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with other seeds, also of the tasks in a composite that have their own."""
+    moved = dict(config)
+    if type(moved.get("seed")) is int:
+        moved["seed"] += FAR_AWAY
+    if "datasets" in moved:
+        inside = [{"config": {}, **one} for one in moved["datasets"]]
+        moved["datasets"] = [{**one, "config": _far_away(one["config"])} for one in inside]
+    return moved
 
 
 def _row(entry: dict[str, Any], described: str, index: int) -> dict[str, Any]:
@@ -80,6 +129,7 @@ def create(task: str, config: Mapping[str, Any]) -> Any:
             f"dataset '{GYM}{task}' needs reasoning-gym, which is not installed; "
             "pip install 'trl-ablate[gym]'"
         ) from error
+    make_scorers_harmless()
     if task not in DATASETS:
         meant = nearest(task, DATASETS) or "; its documentation lists the tasks"
         raise ConfigurationError(
@@ -109,6 +159,59 @@ def _entry(described: str, index: int) -> dict[str, Any]:
     return _made(described)[index]
 
 
+@functools.cache
+def make_scorers_harmless() -> None:
+    """Import reasoning-gym, and let no scorer of it run an answer."""
+    import sympy
+
+    for name, used in READS.items():
+        module = importlib.import_module(f"reasoning_gym.{name}")
+        reader: Any = {EVAL: ast.literal_eval, PARSE: formula}.get(used)
+        stand_in = reader or SimpleNamespace(**{**vars(sympy), PARSE: formula})
+        setattr(module, used, stand_in)
+
+
+def formula(text: str, *args: Any, **kwargs: Any) -> Any:
+    """sympy's `parse_expr` for a formula of numbers, variables, operators and usual functions.
+
+    Raises `ValueError` (or `SyntaxError`) for any other text, and where a number would be too long
+    to compute.
+    """
+    import sympy
+
+    known = {*sympy.__all__, *dir(builtins)}.difference(OF_FORMULAS.split())
+    digits: dict[ast.AST, int] = {}
+    for node in reversed([*ast.walk(ast.parse(text.strip(), mode="eval"))]):  # inner ones first
+        if not isinstance(node, _NODES):
+            raise ValueError(f"a formula has no {type(node).__name__}")
+        if isinstance(node, ast.Name) and (node.id in known or node.id.startswith("_")):
+            raise ValueError(f"a formula has no {node.id}")
+        digits[node] = sum(digits[child] for child in ast.iter_child_nodes(node))
+        if isinstance(node, ast.Constant):
+            if type(node.value) not in (int, float) or not math.isfinite(node.value):
+                raise ValueError(f"a formula has no {node.value!r:.80}")
+            digits[node] = len(str(node.value))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+            if digits[node.right] > LONGEST_EXPONENT:
+                raise ValueError("an exponent is too long")
+            digits[node] = digits[node.left] * 10 ** digits[node.right]
+            if digits[node] > LONGEST_POWER:
+                raise ValueError("a power is too long")
+    return sympy.parse_expr(text, *args, **kwargs)
+
+
+def with_entries(reward: Callable[..., Any]) -> Callable[..., Any]:
+    """The reward `score`, which is also given what the tasks know about the questions: to make that
+    takes seconds in some tasks, which is not the answer's time."""
+
+    @functools.wraps(reward)
+    def given_entries(**given: Any) -> Any:
+        places = zip(given["gym"], given["gym_index"], strict=True)
+        return reward(**given, entries=[_entry(described, int(n)) for described, n in places])
+
+    return given_entries
+
+
 def score(
     prompts: Sequence[Any],
     completions: Sequence[Any],
@@ -116,22 +219,25 @@ def score(
     gym: Sequence[str],
     gym_index: Sequence[int],
     form: str = "r1_zero",
+    entries: Sequence[dict[str, Any]] | None = None,
 ) -> list[float | None]:
     """The task's own score, from 0 to 1, of each completion's answer; 0 without an answer.
 
     Args:
         form: the template in whose format the answer is given.
+        entries: what the tasks know about the questions, if it is made already.
 
     A scorer that raises leaves the completion ungraded.
     """
     answers = [extract(form, completion_text(text)).answer for text in completions]
-    return [_score(*row) for row in zip(answers, gym, gym_index, strict=True)]
+    if entries is None:
+        entries = [_entry(*place) for place in zip(gym, map(int, gym_index), strict=True)]
+    return [_score(*row) for row in zip(answers, gym, entries, strict=True)]
 
 
-def _score(answer: str | None, described: str, index: int) -> float | None:
+def _score(answer: str | None, described: str, entry: dict[str, Any]) -> float | None:
     if answer is None:
         return 0.0
-    entry = _entry(described, int(index))
     try:
         return float(_made(described).score_answer(answer, entry))
     except Exception:  # many scorers parse the answer, and raise for text that they do not expect

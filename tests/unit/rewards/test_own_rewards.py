@@ -5,6 +5,7 @@ import inspect
 import json
 import logging
 import math
+import os
 import pickle
 import sys
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from trl_ablate.errors import ConfigurationError, RewardError
 from trl_ablate.reward_specs import reward_specs
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.grading.pool import WorkerPool
-from trl_ablate.rewards.own.calling import Calls, guarded
+from trl_ablate.rewards.own.calling import Calls, guarded, in_this_process
 from trl_ablate.rewards.own.chosen import Tools, chosen_rewards
 
 FILE = """
@@ -297,6 +298,7 @@ def test_workers_report_what_is_wrong_with_the_function(file):
         ([{"weight": 1}], "path is None; give one of answer"),
         ([{"path": "answer", "kwargs": {"a": 1}}], "'answer' takes no kwargs, but has 'a'"),
         (["answer", "answer"], "two rewards named 'answer'"),
+        ([{"path": "a/rm", "name": "b"}], "'a/rm' is a reward model, which TRL names by its path"),
         ([{"path": "answer", "name": "a\x1b[2J"}], "'answer' is 'a.x1b.*without control char"),
         (["nowhere.reward.score"], "no module 'nowhere'"),
         (["/nowhere/reward.py:score"], "no file /nowhere/reward.py"),
@@ -318,6 +320,25 @@ def test_a_wrong_entry_is_refused_in_one_sentence(file, tmp_path, entries, sente
     with pytest.raises(ConfigurationError, match=sentence) as raised:
         chosen(*placed)
     assert "\n" not in str(raised.value)
+
+
+def test_two_reward_models_that_trl_would_name_alike_are_refused():
+    tools = Tools(MathGrader(1), None, lambda name: name)
+    assert list(chosen_rewards(reward_specs(["a/rm", "b/judge/"]), tools).needs) == ["rm", "judge"]
+    with pytest.raises(ConfigurationError, match="two rewards named 'rm'"):
+        chosen_rewards(reward_specs(["a/rm", "b/rm"]), tools)
+
+
+def test_of_two_async_functions_the_first_may_end_first():
+    """What ends this process is as before, and not one layer deeper after each step."""
+    first, second = in_this_process("first", None), in_this_process("second", None)
+    before = os._exit
+    for one in (first, second):
+        one.__enter__()
+    for one in (first, second):
+        assert os._exit is not before
+        one.__exit__(None, None, None)
+    assert os._exit is before
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 PER_ROW = ("prompts", "completions", "completion_ids")
 LOGS = ("log_metric", "log_extra")
+END = os._exit
+_calls = 0
+"""How many are in progress: of two async functions, the first to begin may be the first to end."""
 FROM_TRAINER = ("trainer_state", "environments", *LOGS)
 
 Reward = float | None
@@ -217,14 +220,17 @@ def shown(value: Any) -> str:
 def in_this_process(name: str, file: str | None) -> Iterator[None]:
     """Raise a `RewardError` if the function `name` exits. A process that it has forked ends when it
     comes back from the function: it would train in the same folder."""
-    own, end = os.getpid(), os._exit
+    global _calls
+    own, end = os.getpid(), END
 
     def leave(code: int = 0) -> None:
         if os.getpid() == own:
             raise SystemExit(code)
         end(code)
 
-    os._exit = leave  # pyright: ignore[reportAttributeAccessIssue]
+    if _calls == 0:
+        os._exit = leave  # pyright: ignore[reportAttributeAccessIssue]
+    _calls += 1
     try:
         yield
     except SystemExit as error:
@@ -234,4 +240,6 @@ def in_this_process(name: str, file: str | None) -> Iterator[None]:
     finally:
         if os.getpid() != own:
             end(1)
-        os._exit = end
+        _calls -= 1
+        if _calls == 0:
+            os._exit = end

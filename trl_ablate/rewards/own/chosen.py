@@ -11,14 +11,23 @@ from typing import Any
 from trl_ablate.errors import ConfigurationError, RewardError
 from trl_ablate.named_code import load_code
 from trl_ablate.prompts.templates import TEMPLATES, get_template
-from trl_ablate.reward_specs import MATH_REWARDS, TRL_FACTORIES, TRL_REWARDS, RewardSpec
+from trl_ablate.reward_specs import (
+    GYM_SCORE,
+    MATH_REWARDS,
+    TRL_FACTORIES,
+    TRL_REWARDS,
+    RewardSpec,
+)
 from trl_ablate.rewards.functions import GradedRewards, RewardFunction, abuses_eos
 from trl_ablate.rewards.grading.grader import MathGrader
 from trl_ablate.rewards.grading.pool import WorkerPool
+from trl_ablate.rewards.gym import with_entries
 from trl_ablate.rewards.own.calling import Calls, Reward, columns_by_row, guarded
 
 START_SECONDS = 120.0
 NO_MEMORY_LIMIT = -1
+GYM_SECONDS, GYM_MEMORY = 5.0, 4 * 2**30
+"""For one answer, whose scorer is not the user's own; a `reward_timeout` replaces the seconds."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ class Tools:
         form: the template whose format `answer` and `format` read; None if the recipe names none.
         load_model: loads a reward model by its Hub id or folder.
         timeout: seconds that one row may take, which then runs in `workers` processes; None: no
-            limit, in this process.
+            limit, in this process (but the scorers of reasoning-gym).
     """
 
     grader: MathGrader
@@ -113,15 +122,19 @@ def chosen_rewards(specs: Sequence[RewardSpec], tools: Tools) -> Rewards:
             function = _own(spec, graders, tools, batches)
             name, needed = function.__name__, ["answer"] if spec.path in MATH_REWARDS else []
         elif spec.kind == "model":
-            function, name, needed = tools.load_model(spec.path), spec.path, []
+            function, needed = tools.load_model(spec.path), []
+            name = spec.path.rstrip("/").split("/")[-1]  # as TRL names it
         else:
             calls = calls_of(spec)
             name, needed = calls.name, calls.needed()
-            function = guarded(calls) if tools.timeout is None else timed(calls, spec, tools)
+            if spec.path == GYM_SCORE:
+                function = with_entries(timed(calls, spec, tools))
+            else:
+                function = guarded(calls) if tools.timeout is None else timed(calls, spec, tools)
         if name in functions:
             raise ConfigurationError(
                 f"reward_funcs has two rewards named '{name}', whose metrics would mix; give one "
-                "of them another `name`"
+                "of them another `name`, or a reward model another folder"
             )
         functions[name], needs[name] = function, needed
     return Rewards(list(functions.values()), [spec.weight for spec in specs], needs)
@@ -221,8 +234,8 @@ def timed(calls: Calls, spec: RewardSpec, tools: Tools) -> Callable[..., list[Re
             "processes; set reward_timeout to null, or give the argument a default"
         )
     own = {"reward": asdict(spec), "path": sys.path}
-    assert tools.timeout is not None
-    pool = WorkerPool(tools.workers, tools.timeout, NO_MEMORY_LIMIT, START_SECONDS, own)
+    memory = GYM_MEMORY if spec.path == GYM_SCORE else NO_MEMORY_LIMIT
+    pool = WorkerPool(tools.workers, tools.timeout or GYM_SECONDS, memory, START_SECONDS, own)
 
     def packed(row: Mapping[str, Any]) -> bytes:
         try:
