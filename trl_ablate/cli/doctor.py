@@ -36,7 +36,8 @@ DEFAULT_RECIPE = "grpo"
 def main(options: argparse.Namespace, words: list[str]) -> int:
     from trl_ablate.training import machine as checks
 
-    recipe = next(iter(leading(words)), DEFAULT_RECIPE)
+    recipe, *more = leading(words) or [DEFAULT_RECIPE]
+    options.parser.refuse(more)
     requirements, versions = checks.declared(), checks.installed()
     findings = checks.check_packages(requirements, versions)
     if not any(finding.stops for finding in findings):  # or else no recipe resolves

@@ -61,6 +61,11 @@ def _boolean(text: str) -> bool:
 def main(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name in OPTIONS}
     of_recipe = {}
+    if options.profile and not options.recipe:
+        options.parser.error(
+            f"--profile {options.profile} applies to a RECIPE, and none is given; name one, such "
+            "as grpo, or give --gpu"
+        )
     if options.recipe:
         from trl_ablate.recipe.resolving import load_recipe
 

@@ -72,7 +72,8 @@ class Estimate:
 
     @property
     def staying(self) -> dict[str, float]:
-        """Bytes that stay on a card in all phases: weights and the optimizer's states."""
+        """Bytes that stay on a card in all phases: weights, also of the reference, and
+        the optimizer's states."""
         setup = self.setup
         states = float(STATES[setup.optimizer] * self.trained)
         if setup.optimizer == "adamw_8bit" and not setup.lora_rank:  # transformers' own exception
@@ -80,7 +81,10 @@ class Estimate:
         weights = float(self.width * self.trained)
         if setup.lora_rank:
             weights += 2 * self.shape.parameters
-        return {"weights": weights / self.shards, "optimizer states": states / self.shards}
+        parts = {"weights": weights / self.shards, "optimizer states": states / self.shards}
+        if setup.reference and not setup.lora_rank:  # or else it is the model without its adapters
+            parts["reference model"] = self.width * self.shape.parameters / self.shards
+        return parts
 
     @cached_property
     def bytes_training(self) -> dict[str, float]:

@@ -56,6 +56,9 @@ class Setup:
     sharding: Sharding = assumed(
         "none", "none: a whole copy on every card (DDP); zero3: as ZeRO-3 and FSDP"
     )
+    reference: bool = assumed(
+        False, "a second model for the KL to the start: TRL loads one with beta and without LoRA"
+    )
     lora_rank: int = assumed(0, "of adapters on all matrices, with frozen weights; 0: none", 0)
     fused_head: bool = assumed(True, "logits in chunks, as TRL 1.16 does; false: all at once")
     logit_chunk: int = assumed(256, "tokens of a chunk of logits")
@@ -141,6 +144,11 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
     given = {name: value for name, value in settings.items() if value is not None}
     found = dict(TASKS.get(str(given.get("dataset")), {}))
     found |= {own: given[name] for name, own in SAME.items() if name in given}
+    if "model_name_or_path" not in given:
+        raise ConfigurationError(
+            f"the recipe and its profile '{profile}' name no model; give one with --model, or "
+            "another profile"
+        )
     found["model"] = size_in(str(given["model_name_or_path"]))
     found |= {"gpu": profile} if profile in GPUS else {}
     if profile == "smollm2":
@@ -160,6 +168,11 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
         found["sharing"] = min(given["num_generations"], found.get("microbatch", 1))
     if {"generation_batch_size", "optimizer_batch_size"} <= given.keys():
         found["optimizer_steps"] = given["generation_batch_size"] // given["optimizer_batch_size"]
+    if given.get("beta"):
+        found["reference"] = not found["lora_rank"]
+    several = found.get("optimizer_steps", 1) * found.get("epochs", 1) > 1
+    if extra := bool(given.get("beta")) + several:
+        found["extra_forwards"] = extra
     if given.get("eval_strategy") == "steps" and {"grpo_steps", "eval_steps"} <= given.keys():
         before = int(bool(given.get("eval_on_start")))
         found["evaluations"] = before + int(given["grpo_steps"] // given["eval_steps"])
@@ -167,8 +180,10 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
 
 
 def size_in(name: str) -> str:
-    """The size that a model's name states, such as `Qwen/Qwen2.5-Math-1.5B`; or the folder."""
-    if Path(name, "config.json").is_file():
+    """The size that a model's name states, such as `Qwen/Qwen2.5-Math-1.5B`; or the name itself, of
+    a size, a folder or a config.json."""
+    known = name.lower() in map(str.lower, MODELS)
+    if known or Path(name).is_file() or Path(name, "config.json").is_file():
         return name
     sizes = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?[BM])(?!\w)", name)
     if not sizes or sizes[-1] not in MODELS:

@@ -14,6 +14,7 @@ from trl_ablate.cli.doctor import main
         (["quickstart"], 0, "can run here"),
         ([], 0, "grpo.yaml on profile 'miniature'"),
         (["grpo", "--profile", "h100"], 1, "missing: GPU"),
+        (["grpo", "--profile", "none"], 1, "missing: GPU"),
         (["grpo", "--profile", "miniature", "--beta", "0.1"], 0, "can run here"),
     ],
 )
@@ -27,6 +28,11 @@ def test_it_says_whether_a_recipe_can_run_here(tmp_path, capsys, monkeypatch, wo
     for looked_at in ("torch", "Python", "GPU", "GiB free", "Hub token"):
         assert looked_at in printed.out
     assert not (tmp_path / "run").exists()
+
+
+def test_words_that_are_left_are_refused(capsys):
+    assert main(["dapo", "h100"]) == 2
+    assert "unknown argument 'h100'" in capsys.readouterr().err
 
 
 def test_a_torch_that_cannot_be_imported_is_named():

@@ -79,6 +79,52 @@ def test_settings_that_a_recipe_leaves_out_are_left_to_the_plan():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"beta": 0.04}, {"reference": True, "extra_forwards": 1}),
+        ({"beta": 0.04, "use_peft": True, "lora_r": 8}, {"reference": False, "extra_forwards": 1}),
+        ({"generation_batch_size": 8, "optimizer_batch_size": 4}, {"extra_forwards": 1}),
+        ({"beta": 0.04, "num_iterations": 2}, {"reference": True, "extra_forwards": 2}),
+        ({"beta": 0.0, "num_iterations": 1}, {}),
+    ],
+)
+def test_the_log_probabilities_of_others_and_their_model_are_counted(settings, expected):
+    found = from_recipe({"model_name_or_path": "x/y-7B", **settings}, "mine")
+    assert {key: found[key] for key in found.keys() & {"reference", "extra_forwards"}} == expected
+
+
+def test_a_reference_model_may_not_fit(capsys):
+    assert main(["std_dev_off", "--profile", "rtx4090"]) == 0
+    capsys.readouterr()
+    assert main(["kl_k3_loss", "--profile", "rtx4090"]) == 1
+    assert "reference model               5.8" in capsys.readouterr().out
+
+
+def test_a_model_beside_a_recipe(capsys, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({
+        "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 8,
+        "num_attention_heads": 2, "vocab_size": 16,
+    }))  # fmt: skip
+    for model in ("miniature", "7b", str(file), str(tmp_path)):
+        main(["grpo", "--model", model, "--json"])
+        assert json.loads(capsys.readouterr().out)["assumptions"]["model"] == model
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--model", "1.5B", "--profile", "rtx4090"],
+         "--profile rtx4090 applies to a RECIPE, and none is given; name one"),
+        (["grpo", "--profile", "none"], "the recipe and its profile 'none' name no model"),
+    ],
+)  # fmt: skip
+def test_what_the_command_refuses(capsys, words, sentence):
+    assert main(words) == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_a_language_model_on_a_laptop(capsys):
     """Measured on two cores: 12.2 s a step, 60 steps and one evaluation in 837 s."""
     assert main(["words", "--json"]) == 0
