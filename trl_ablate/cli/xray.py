@@ -22,9 +22,13 @@ from trl_ablate.cli.parsing import at_least, command, leading, option
 from trl_ablate.cli.terminal import line
 
 if TYPE_CHECKING:
-    from trl_ablate.study.planned import Plan
+    from trl_ablate.study.planned import Plan, PlannedArm
     from trl_ablate.study.store import RunStore
     from trl_ablate.xray import Xray
+
+
+OF_A_STEP = ("learning_rate", "lr_", "warmup_", "optim", "adam_", "weight_decay", "max_grad_norm")
+"""How the settings begin that decide what step is taken with a gradient."""
 
 
 def show_for_plan(study: Path, profile: str | None, planned: "Plan", store: "RunStore") -> None:
@@ -41,27 +45,43 @@ def show_for_plan(study: Path, profile: str | None, planned: "Plan", store: "Run
 def saved_runs(result: "Xray", plan: "Plan", store: "RunStore") -> Iterator[str]:
     """A line for each arm whose runs can be saved, and the total.
 
-    The runs of an inert arm repeat those of the arm that it is compared with. An arm that only
-    rescales is named, too, but its runs are kept in the count: what it does without Adam, or to
-    clipping by norm, is not seen here.
+    The runs of an inert arm repeat those of the arm that it is compared with, if both take one step
+    with a gradient, and the same one. An arm that only rescales is named, too, but its runs are
+    kept in the count: what it does without Adam, or to clipping by norm, is not seen here.
     """
-    saved = 0
+    saved, arms = 0, {arm.name: arm for arm in plan.arms}
     for arm in plan.arms:
-        if arm.name not in result.against or arm.name == result.reference:
+        other = result.against.get(arm.name)
+        if other not in arms or other == arm.name:
             continue
         runs = sum(not store.state(run.id).done for run in arm.runs)
         words = {point.arms[arm.name].verdict.words for point in result.points}
-        other = result.against[arm.name]
-        if words == {"inert"}:
+        if not words <= {"inert", "only rescales"}:
+            continue
+        one_step = all(p.arms[name].steps == 1 for p in result.points for name in (arm.name, other))
+        if not one_step or steps_differ(arm, arms[other]):
+            factor = " but for a factor" * (words != {"inert"})
+            yield (
+                f"{arm.name}: the same gradient as {other}{factor} here; its {runs} runs may differ"
+            )
+        elif words == {"inert"}:
             saved += runs
             yield f"{arm.name}: its {runs} runs repeat those of {other}; leave it out"
-        elif words <= {"inert", "only rescales"}:
+        else:
             yield (
                 f"{arm.name}: its {runs} runs differ from {other} by a factor of the gradient "
                 "alone, which Adam undoes; expect no difference"
             )
     total = sum(not store.state(run).done for run in plan.runs())
     yield f"{saved} of {total} runs to do can be saved"
+
+
+def steps_differ(arm: "PlannedArm", other: "PlannedArm") -> bool:
+    """Whether two arms turn a gradient into different steps, or take another number of them."""
+    from trl_ablate.switches import named
+
+    differ = [key for key, value in arm.values.items() if value != other.values.get(key)]
+    return any(key.startswith(OF_A_STEP) or key in named("length") for key in differ)
 
 
 def show_outcomes(options: argparse.Namespace) -> int:

@@ -45,6 +45,8 @@ NAMED = ("sign", "length", "difficulty")
 
 RULES = {
     "no gradient": "the gradients are zero on every rollout batch",
+    "no gradient of the reference": "the reference's gradients are zero on every rollout batch, "
+    "and the arm's are not",
     "inert": "cosine of 1.0000 with the reference on every rollout batch, and a norm ratio of "
     "1 ± 0.001",
     "only rescales": "cosine of the mean gradients not below the noise floor (the cosine of the "
@@ -281,7 +283,9 @@ def verdict_of(
     named = [name for name, share in reweights.items() if share]
     least = SAME if floor is None else max(floor, LEAST_FLOOR)
     if math.isnan(cosine):
-        return Verdict("no gradient", RULES["no gradient"], reweights)
+        of_reference = math.isnan(plain.norm_ratio) and not math.isnan(plain.cosine_batch)
+        words = "no gradient" + " of the reference" * of_reference
+        return Verdict(words, RULES[words], reweights)
     if plain.cosine_batch_min >= SAME and abs(plain.norm_ratio - 1) <= SAME_NORM:
         return Verdict("inert", "the same gradient as the reference's", reweights)
     if cosine >= least and not named:

@@ -64,6 +64,11 @@ def xray(
     found = arms_of(arms, profile, overrides)
     first = chosen(found, reference)
     skipped = {arm.name: why for arm in found if (why := out_of_reach(arm, first))}
+    if first.name in skipped:
+        raise ConfigurationError(
+            f"nothing can be compared with '{first.name}', whose rollouts all arms train on: "
+            f"{skipped[first.name]}; name another arm first, or as --reference"
+        )
     kept = [first, *(arm for arm in found if arm is not first and arm.name not in skipped)]
     places, given = [Path(one) for one in checkpoints], Path(rollouts) if rollouts else None
     is_main = first.resolved.config.process_index == 0

@@ -150,6 +150,19 @@ def test_verdicts(words, moved, changes):
     assert verdict_of(figures(moved, **changes), 0.98, adam=True).words == words
 
 
+@pytest.mark.parametrize(
+    ("arm_BM", "reference_BM", "words"),
+    [
+        (ZEROS, REFERENCE_BM, "no gradient"),
+        (ZEROS, ZEROS, "no gradient"),
+        (REFERENCE_BM, ZEROS, "no gradient of the reference"),
+    ],
+)
+def test_whose_gradient_is_zero(arm_BM, reference_BM, words):
+    plain = found(arm_BM, reference_BM)
+    assert verdict_of(replace(INERT, plain=plain), None, adam=True).words == words
+
+
 def test_the_factor_of_the_learning_rate():
     one = verdict_of(figures(norm_ratio=3.0), None, adam=True)
     assert one.sentence == "a learning rate × 0.333 undoes it; Adam undoes it by itself"

@@ -49,6 +49,12 @@ def test_why_an_arm_is_out_of_reach(tiny_model, change, why):
     assert why in refused(settings, [f"grpo{own}", f"grpo+{change}"])
 
 
+def test_a_reference_that_is_out_of_reach_itself(tiny_model):
+    sentence = refused(small_xray(tiny_model), ["grpo+group_filter=resample", "grpo"])
+    assert sentence.startswith("nothing can be compared with 'grpo+group_filter=resample'")
+    assert "group_filter 'resample' draws further rollouts; name another arm first" in sentence
+
+
 def test_a_setting_for_all_must_not_silence_an_arm(tiny_model):
     settings = small_xray(tiny_model, scale_rewards="group")
     assert "'scale_rewards' for all arms replaces" in refused(settings, ARMS)

@@ -1,13 +1,15 @@
 """Arms whose effect on the gradient is known, on rollouts of a tiny model; the arms of a study."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.support.xray_cases import small_xray
 from trl_ablate.cli.main import main
-from trl_ablate.cli.xray import folder_for
+from trl_ablate.cli.xray import folder_for, saved_runs
 from trl_ablate.recipe.places import study_path
 from trl_ablate.study.definition import load_study
 from trl_ablate.xray import plots, xray
@@ -183,6 +185,37 @@ def test_an_xray_is_written_to_a_folder_named_by_its_first_arm(tmp_path, monkeyp
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert str(folder_for(arm)) == folder
+
+
+REPEATS = ["arm: its 1 runs repeat those of grpo; leave it out", "1 of 2 runs to do can be saved"]
+MAY_DIFFER = [
+    "arm: the same gradient as grpo here; its 1 runs may differ", "0 of 2 runs to do can be saved",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("setting", "steps", "expected"),
+    [
+        ("surrogate", 1, REPEATS),
+        ("surrogate", 8, MAY_DIFFER),
+        *((name, 1, MAY_DIFFER)
+          for name in ("learning_rate", "lr_scheduler_type", "optim", "weight_decay",
+                       "max_grad_norm", "grpo_steps", "max_steps")),
+    ],
+)  # fmt: skip
+def test_runs_are_saved_only_where_the_same_step_is_taken(setting, steps, expected):
+    inert = SimpleNamespace(verdict=SimpleNamespace(words="inert"), steps=steps)
+    names = ("grpo", "arm")
+    result: Any = SimpleNamespace(
+        against=dict.fromkeys(names, "grpo"),
+        points=[SimpleNamespace(arms=dict.fromkeys(names, inert))],
+    )
+    runs = {name: SimpleNamespace(id=name) for name in names}
+    arms = [SimpleNamespace(name=name, runs=[run], values={setting: name})
+            for name, run in runs.items()]  # fmt: skip
+    plan: Any = SimpleNamespace(arms=arms, runs=lambda: runs)
+    store: Any = SimpleNamespace(state=lambda run: SimpleNamespace(done=False))
+    assert list(saved_runs(result, plan, store)) == expected
 
 
 @pytest.mark.slow
