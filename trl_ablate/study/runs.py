@@ -228,7 +228,7 @@ def analysis_of(plan: Plan, runs: Sequence[Run]) -> "Analysis":
 
     return analyse(
         runs, plan.primary_metric, plan.decide_on, plan.against,
-        plan.looks, plan.equivalence_margin, plan.judge, plan.threshold,
+        plan.looks, plan.equivalence_margin, plan.judge, plan.threshold, plan.pool,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.support.synthetic_study import METRIC, flat_run, learning_rows, write_run
+from tests.support.synthetic_study import METRIC, flat_run, learning_rows, make_plan, write_run
 from tests.support.tuned_study import tuned_plan
 from trl_ablate import ConfigurationError
 from trl_ablate.study.definition import load_study
@@ -97,6 +97,20 @@ def test_a_study_is_tuned_and_then_decided_look_by_look(tmp_path):
     report = (tmp_path / "out/REPORT.md").read_text()
     assert "8 of 16 runs succeed, 32 of 32 of grpo" in report
     assert "| fails | 16 finished | 8 of 16" in report and "(differences.png)" in report
+
+
+def test_a_report_between_looks_has_the_verdicts_of_the_run(tmp_path):
+    """The first look takes 16 of the 64 runs of the reference; no run of an arm succeeds."""
+    arms = {"grpo": {"top": 0.8}, "one": {"top": 0.1}, "two": {"top": 0.11}}
+    plan, more = (make_plan(arms, range(number), looks=(8, 16, 32)) for number in (32, 64))
+    plan = dataclasses.replace(plan, arms=(*more.arms[:1], *plan.arms[1:]), judge="two_part")
+    store = RunStore(tmp_path / "runs")
+    do(plan, store, StudyRuns(plan, store).of_pass(True))
+    assert StudyRuns(plan, store).of_pass(True) == []
+    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
+    found = json.loads((tmp_path / "out/report.json").read_text())["arms"]
+    assert {arm["verdict"] for arm in found.values()} == {"fails more often"}
+    assert found["one"]["successes"] == [[0, 8], [16, 16]]
 
 
 def test_the_last_third_and_the_noise_of_its_evaluations():

@@ -142,13 +142,14 @@ def analyse(
     margin: float | None = None,
     judge: Judge = "paired",
     threshold: float | None = None,
+    pool: int | None = None,
 ) -> Analysis:
     """Group runs by arm, in the order of first appearance, and compare them: with the first arm, or
     with the one that `against` names; by position, or in two parts.
 
     Failed and unfinished runs stay in the table without a value: neither 0 nor the value they had
     reached would be right. Collapsed and stopped runs have ended, and count with their final
-    value.
+    value. In two parts, `pool` runs of the first arm serve all comparisons at the last look.
     """
     names = list(dict.fromkeys(run.arm for run in runs))
     arms = {name: _arm_result(name, [r for r in runs if r.arm == name], metric) for name in names}
@@ -161,8 +162,9 @@ def analyse(
         if judge == "two_part":
             of_arms = {name: (arms[name], of) for name, of in references.items()}
             comparisons[statistic] = _judge_successes(
-                of_arms, metric, statistic, looks, within, threshold, first=names[0]
-            )
+                of_arms, metric, statistic, looks, within, threshold,
+                pools={names[0]: pool or len(arms[names[0]].runs)},
+            )  # fmt: skip
             continue
         pairs = {name: paired(arms[name], of, statistic) for name, of in references.items()}
         comparisons[statistic] = (
@@ -204,14 +206,15 @@ def _judge_successes(
     looks: Sequence[int],
     margin: float | None,
     threshold: float | None,
-    first: str,
+    pools: Mapping[str, int],
 ) -> dict[str, Comparison]:
-    """The verdicts on arms and their references, which share the level; `first` is the arm whose
-    pool of runs serves all comparisons. Looks count the runs before the first that is missing."""
+    """The verdicts on arms and their references, which share the level; `pools` has the runs at the
+    last look of the reference that serves several. Looks count the runs before the first that is
+    missing."""
     found = {}
     for name, (arm, reference) in arms.items():
         planned = tuple(looks) or (len(arm.runs),)
-        pool = len(reference.runs) if reference.name == first else None
+        pool = pools.get(reference.name)
         of = reference_runs(planned[0], planned[-1], pool)
         judged = judge_two_parts(
             _unbroken(arm, statistic), _unbroken(reference, statistic), looks=planned, pool=pool,
