@@ -40,7 +40,9 @@ from trl_ablate.study.verdict import LOOKS, Verdict, check_looks, check_margin, 
 
 LEVEL = 0.05
 MOST_FLIPPED = 30
-"""Pairs up to which all sign flips are counted; with more, the t test leans on little."""
+"""Pairs up to which all sign flips are counted; with more, the t test leans on little, and where
+some pairs collapsed, flips are drawn."""
+DRAWN = 2**16 - 1
 
 NORMAL, EXACT = "near-normal differences", "an exact sign-flip test"
 
@@ -154,7 +156,7 @@ def _look(
     n = len(values)
     mean, half = half_width(values, nominal)
     differs = half < abs(mean)
-    exact = sign_flip_p(values) if can_reach(n, nominal) else None
+    exact = sign_flip_p(values) if can_reach(n, nominal, mixed=mixed) else None
     confirmed = not mixed if exact is None else exact <= nominal
     verdict = Verdict.NOT_DECIDED if last else Verdict.UNDECIDED
     if confirmed and (differs or mixed):
@@ -185,27 +187,42 @@ def is_within(values: Sequence[float], level: float, margin: float) -> bool:
     return len(values) >= FEWEST and abs(mean) + half < margin
 
 
-def can_reach(n: int, level: float) -> bool:
+def can_reach(n: int, level: float, *, mixed: bool = False) -> bool:
     """Whether the two-sided sign-flip test over n pairs has a p-value as small as the level: from
-    six pairs on for 5 %, from eight on for 1 %. Its smallest one is 2 / 2^n."""
-    return n <= MOST_FLIPPED and 2.0 ** (1 - n) <= level
+    six pairs on for 5 %, from eight on for 1 %. Its smallest one is 2 / 2^n. Above `MOST_FLIPPED`
+    only mixed pairs need it."""
+    if n > MOST_FLIPPED:
+        return mixed and level >= 1 / (1 + DRAWN)
+    return 2.0 ** (1 - n) <= level
 
 
 def sign_flip_p(values: Sequence[float]) -> float:
-    """The exact two-sided p-value of the mean under independent flips of the signs.
+    """The two-sided p-value of the mean under independent flips of the signs.
 
     Valid for differences that are symmetric around 0, as those of two arms with the same
-    distribution are, whatever it is. The 2^n sums are counted in two halves.
+    distribution are, whatever it is. The 2^n sums are counted in two halves; of more than
+    `MOST_FLIPPED` values as many are drawn as give a valid p-value, always the same.
     """
     numbers = np.abs(np.asarray(values, dtype=float))
     observed = abs(math.fsum(values))
     limit = observed - 1e-9 * float(numbers.sum())  # sums that are equal but for rounding count
+    if len(numbers) > MOST_FLIPPED:
+        return _drawn_p(numbers, limit)
     half = len(numbers) // 2
     first, second = (_signs(len(part)) @ part for part in (numbers[:half], numbers[half:]))
     second = np.sort(second)
     above = len(second) - np.searchsorted(second, limit - first, side="left")
     below = np.searchsorted(second, -limit - first, side="right")
     return min(1.0, float(above.sum() + below.sum()) / 2 ** len(numbers))
+
+
+def _drawn_p(numbers: np.ndarray, limit: float) -> float:
+    """(1 + sums as far from 0) / (1 + sums), valid at every level (Phipson and Smyth 2010)."""
+    rng, far, parts = np.random.default_rng(0), 0, 255
+    for _ in range(parts):
+        signs = 1.0 - 2.0 * rng.integers(0, 2, (DRAWN // parts, len(numbers)))
+        far += int((np.abs(signs @ numbers) >= limit).sum())
+    return (1 + far) / (1 + DRAWN)
 
 
 @functools.cache

@@ -10,9 +10,10 @@ from scipy import special
 from tests.support.synthetic_study import METRIC, flat_run
 from trl_ablate import ConfigurationError
 from trl_ablate.study import Decision, decide
-from trl_ablate.study.decision import LOOKS, can_reach, sign_flip_p
+from trl_ablate.study.decision import LOOKS, _drawn_p, can_reach, sign_flip_p
 from trl_ablate.study.nominal import error_over_looks, nominal_level
 from trl_ablate.study.report.analysis import analyse
+from trl_ablate.study.report.stats import Pairs, judge
 
 STUDIES = 2000
 TWO_ERRORS = 2.5 * math.sqrt(0.05 * 0.95 / STUDIES)
@@ -168,6 +169,21 @@ def test_a_mixture_where_the_mean_misleads():
     eight = [0.1] * 7 + [0.01]
     assert decide(eight, looks=(8,), collapsed=[False] * 7 + [True]).verdict == "better"
     assert decide([0.0] * 3, margin=0.1, collapsed=[True, False, False]).verdict == "undecided"
+
+
+@pytest.mark.parametrize("n", [30, 31, 300])
+def test_mixed_pairs_are_judged_however_many_they_are(n):
+    values, collapsed = [-0.5, 0.1, -0.4] * (n // 3) + [-0.5] * (n % 3), [True] + [False] * (n - 1)
+    found = decide(values, looks=(n,), collapsed=collapsed)
+    assert found.verdict == "worse" and found.exact_p is not None and found.exact_p < 0.001
+    assert judge({"a": Pairs(values, collapsed)})["a"].verdict == "worse"
+    assert decide([-0.1, 0.1] * n, looks=(2 * n,), collapsed=collapsed * 2).exact_p == 1.0
+
+
+def test_drawn_flips_have_the_p_value_of_all():
+    values = np.random.default_rng(1).normal(0.4, 1.0, 24)
+    limit = abs(values.sum()) * (1 - 1e-9)
+    assert _drawn_p(abs(values), limit) == pytest.approx(sign_flip_p(values.tolist()), abs=0.003)
 
 
 def outcomes(kind: str, rng: np.random.Generator, n: int) -> np.ndarray:

@@ -176,7 +176,9 @@ def judge(arms: Mapping[str, Pairs], margin: float | None = None) -> dict[str, C
     """The verdicts over all pairs. Holm's correction is over all arms with enough of them, whatever
     their references."""
     exact = {
-        name: sign_flip_p(pairs.differences) if can_reach(len(pairs.differences), ALPHA) else None
+        name: sign_flip_p(pairs.differences)
+        if can_reach(len(pairs.differences), ALPHA, mixed=pairs.is_mixed)
+        else None
         for name, pairs in arms.items()
     }
     p = {
