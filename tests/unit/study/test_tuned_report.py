@@ -68,6 +68,15 @@ def test_both_answers_and_why_they_differ(done, tmp_path):
     )
 
 
+def test_both_answers_have_the_margin(tmp_path):
+    plan = tuned_plan({"ref": [0.4, 0.7], "other": [0.41, 0.701]}, seeds=range(8))
+    plan, store = replace(plan, equivalence_margin=0.1), RunStore(tmp_path / "runs")
+    do_all(plan, store)
+    text = report(plan, store, tmp_path)
+    assert text.count("other is equivalent to ref within 0.100") == 2
+    assert "the verdict depends on" not in text
+
+
 def test_of_trials_the_evaluations_are_kept_and_the_report_is_the_same(done, tmp_path):
     (plan, store), file = done, tmp_path / "runs.parquet"
     keep(StudyRuns(plan, store), file)

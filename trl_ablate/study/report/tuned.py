@@ -129,7 +129,10 @@ def at_reference(found: TunedRuns, plan: Plan, own: Analysis) -> Section:
     title = f"Answer at the reference's {key}"
     if not any(each.at_reference for each in found.arms.values()):
         return Section(title)
-    analysis = analyse(found.at_reference, plan.primary_metric, plan.decide_on, plan.against)
+    analysis = analyse(
+        found.at_reference, plan.primary_metric, plan.decide_on, plan.against,
+        margin=plan.equivalence_margin,
+    )  # fmt: skip
     values = dict.fromkeys(found.best(found.references[arm]) for arm in found.arms)
     about = Text(
         f"The same arms, each at the {key} that is best for its reference ({', '.join(values)}). "
