@@ -62,6 +62,7 @@ def test_area_by_hand():
         ((0.05, 0.02, 0.02, 0.02), 0, 1.0),
         ((0.05, 0.02, 0.02, 0.02), 0.011, None),  # no more than noise
         ((0.6, 0.1), 0, None),  # two evaluations are too few
+        ((-0.9, -0.5, -0.25, -0.29, -0.3), 0, None),  # no value is half of a best one below 0
         ((0.5,), 0, None),
     ],
 )
@@ -108,6 +109,17 @@ def test_a_run_that_diverged_counts_as_a_collapse_that_ends_at_zero(tmp_path):
     (found, *_) = planned_runs(plan, store)[3:]
     summary = found.summary(METRIC)
     assert summary is not None and (summary.final, summary.best) == (0.0, 0.0)
+
+
+def test_below_zero_no_run_falls_behind_and_a_diverged_one_ends_lowest(tmp_path):
+    runs = [flat_run("a", seed, [-0.9, final]) for seed, final in enumerate((-0.2, -0.2, -0.3))]
+    assert analyse(runs, METRIC).arms[0].fell_behind == 0
+    plan, store = make_plan({"a": {}}, [0]), RunStore(tmp_path)
+    rows = ({"grpo_step": step, "seconds": step, METRIC: value}
+            for step, value in enumerate((-0.9, -0.4)))  # fmt: skip
+    write_run(store, plan.arms[0].runs[0], {}, rows).update(diverged_at=2.0)
+    summary = planned_runs(plan, store)[0].summary(METRIC)
+    assert summary is not None and (summary.final, summary.best) == (-0.9, -0.4)
 
 
 def test_a_planted_collapse_is_ranked_last_and_labelled(tmp_path):

@@ -61,7 +61,7 @@ class ArmResult:
         """Runs that did not collapse but ended far below the arm's median: they never learned."""
         middle = statistics.median([s.final for s in self.known]) if self.known else 0.0
         limit = min(LOST_SHARE * middle, middle - NOISE_FLOOR)
-        return sum(not s.collapsed and s.final < limit for s in self.known)
+        return sum(middle > 0 and not s.collapsed and s.final < limit for s in self.known)
 
     @property
     def is_mixed(self) -> bool:

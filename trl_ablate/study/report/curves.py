@@ -156,12 +156,12 @@ def collapse_step(series: Series, stderr: float = 0.0) -> float | None:
     The loss has to exceed the noise of an evaluation (0.02, and 3 standard errors), so that a run
     that never learned has not collapsed; if the standard error is unknown (0), the last two
     evaluations have to be low. A loss of the starting value counts too: with a very high learning
-    rate the reward may never rise.
+    rate the reward may never rise. No value is half of a best one below 0.
     """
     best = max(series.values)
     noise = max(NOISE_FLOOR, NOISE_ERRORS * stderr)
     low = [value < LOST_SHARE * best and best - value > noise for value in series.values]
-    if len(low) < 3 or not all(low[-1 if stderr else -2 :]):
+    if best <= 0 or len(low) < 3 or not all(low[-1 if stderr else -2 :]):
         return None
     first = len(low) - next(i for i, is_low in enumerate(reversed(low)) if not is_low)
     return series.steps[first]
@@ -187,7 +187,7 @@ def planned_run(plan: Plan, arm: PlannedArm, planned: PlannedRun, store: RunStor
     if diverged_at is not None:  # a policy with NaN weights gives no answers
         ended = curves.setdefault(metric, Series())
         ended.steps.append(diverged_at)
-        ended.values.append(0.0)
+        ended.values.append(min([0.0, *ended.values]))
         ended.seconds.append(ended.seconds[-1] if ended.seconds else 0.0)
     return Run(
         arm=arm.name,
