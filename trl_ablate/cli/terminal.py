@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -136,7 +135,7 @@ def show_document(document: Document) -> None:
                     right = position >= shown.numbers_from
                     grid.add_column(name, justify="right" if right else "left", no_wrap=True)
                 for row in shown.rows:
-                    grid.add_row(*map(escape, row))
+                    grid.add_row(*row)
                 SafeConsole(soft_wrap=True, width=WIDE).print(grid)
 
 

@@ -103,6 +103,12 @@ def png_of(figure: Figure) -> bytes:
     return small.getvalue()
 
 
+def legend(of: Axes | Figure, **how: Any) -> None:
+    """With labels as they are: `$` begins no formula."""
+    for label in of.legend(frameon=False, **how).get_texts():
+        label.set_parse_math(False)
+
+
 def points(rows: Rows, metric: str) -> tuple[list[float], list[float]]:
     """GRPO steps and values; if a step was logged twice, as after a resume, its last value."""
     found = {row["grpo_step"]: row[metric] for row in rows if row.get(metric) is not None}
@@ -119,7 +125,7 @@ def _draw_reward(axes: Axes, rows: Rows) -> None:
         low = [value - errors.get(step, 0.0) for step, value in zip(steps, values, strict=True)]
         high = [value + errors.get(step, 0.0) for step, value in zip(steps, values, strict=True)]
         axes.fill_between(steps, low, high, color=BLUE, alpha=0.18, linewidth=0)
-    axes.legend(loc="best", frameon=False)
+    legend(axes, loc="best")
 
 
 def _finish(axes: Axes, title: str, unit: str) -> None:

@@ -276,6 +276,14 @@ def test_groups_are_pooled_and_left_out(tmp_path, capsys):
     assert "+0.090" in capsys.readouterr().out
 
 
+def test_names_are_neither_formulas_nor_markup(tmp_path, capsys):
+    arms = {"a[dev]": [0.5, 0.51, 0.49], "$_$": [0.5, 0.51, 0.48]}
+    file = outcomes(tmp_path, arms, ("x $_$ y", "z $_$"))
+    assert main([str(file), "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "a[dev]" in shown and "\\[" not in shown
+
+
 def test_a_difference_of_two_groups_is_not_left_out_one_by_one():
     """The third group has one run of each arm, and so a share but no difference of means."""
     runs = [

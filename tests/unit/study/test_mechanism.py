@@ -47,7 +47,7 @@ def test_without_styles_all_answers_are_one():
     rows = [{"grpo_step": 1.0, "completions/mean_length": 20.0, "reward": 2.5}, {"eval_reward": 1}]
     assert trajectory(with_styles(rows), "all answers") == [(20.0, 2.5)]
     assert with_styles(ROWS) is ROWS
-    assert draw_mechanism({"one": rows}).startswith(b"\x89PNG")
+    assert draw_mechanism({"$_$": rows}).startswith(b"\x89PNG")
 
 
 def test_the_command_takes_titles_and_refuses_runs_without_answers(tmp_path, capsys):

@@ -319,6 +319,14 @@ def test_curves_with_arms_and_seeds_in_their_columns(tmp_path):
     assert [row["status"] for row in rows if row["arm"] == "plain"][4] == "missing"
 
 
+def test_an_arm_is_no_formula_of_a_spreadsheet(tmp_path):
+    arms = {"=1+1": {0: 0.5}, "plain": {0: 0.6}}
+    report_curves(curves_with_seeds(tmp_path / "mine.csv", arms), tmp_path / "out")
+    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open()))
+    assert [row["arm"] for row in rows] == ["'=1+1", "plain"]
+    assert rows[0]["run_name"] == "'=1+1-seed0"
+
+
 def test_the_same_numbers_in_all_three(tmp_path):
     """What report.json has, the Markdown and the page show, rounded; and nothing else differs
     between the two."""

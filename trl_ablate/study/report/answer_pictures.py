@@ -201,6 +201,7 @@ def _draw_published(axes: Axes, row: int, contrast: Contrast) -> None:
             (difference, row), xytext=(0, 5 if above else -5), textcoords="offset points",
             ha="right" if after and not before else "center",
             va="bottom" if above else "top", fontsize=LABEL_SIZE - 1.5, color=INK,
+            parse_math=False,
         )  # fmt: skip
 
 

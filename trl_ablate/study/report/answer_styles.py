@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import LENGTH, REWARD
-from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, png_of, points
+from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, legend, png_of, points
 from trl_ablate.run.untrusted import for_picture
 
 SHARE = re.compile(r"style/(?P<style>[^/]+?)(?<!_length)(?<!_reward)")
@@ -76,11 +76,13 @@ def draw_mechanism(runs: Mapping[str, Rows]) -> bytes:
             _shares(shares, rows, styles)
             _trajectories(paths, rows, styles)
             _weights(weights, rows)
-            shares.set_title(for_picture(title, 60), loc="left", fontweight="bold", color=INK)
+            shares.set_title(
+                for_picture(title, 60), loc="left", fontweight="bold", color=INK, parse_math=False
+            )
         for row, name in zip(panels, NAMES_OF_ROWS, strict=True):
             row[0].set_ylabel(name)
         for row in (panels[0], panels[2]):
-            row[0].legend(frameon=False, fontsize=8)
+            legend(row[0], fontsize=8)
         return png_of(figure)
 
 

@@ -191,7 +191,7 @@ def _picture(found: Judgement) -> Picture:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from trl_ablate.run.picture import INK, PALETTE, STYLE, png_of
+    from trl_ablate.run.picture import INK, PALETTE, STYLE, legend, png_of
     from trl_ablate.run.untrusted import for_picture
 
     arms = list(dict.fromkeys(one.arm for group in found.groups.values() for one in group))
@@ -211,7 +211,7 @@ def _picture(found: Judgement) -> Picture:
         axes.invert_yaxis()
         axes.set_xlabel(for_picture(found.metric), color=INK, parse_math=False)
         if len(found.groups) > 1:
-            axes.legend(frameon=False, loc="best")
+            legend(axes, loc="best")
         about = f"final {found.metric} of every run; dotted: from where on a run succeeds"
         return Picture("runs.png", png_of(figure), about)
 

@@ -204,7 +204,7 @@ def _write(
     with file.open("w", encoding="utf-8", errors="backslashreplace", newline="") as opened:
         writer = csv.writer(opened)
         for cells in (header, *(_csv_row(run, metric) for run in (*analysis.runs, *trials))):
-            writer.writerow([clean(c) if isinstance(c, str) else c for c in cells])
+            writer.writerow([_no_formula(clean(c)) if isinstance(c, str) else c for c in cells])
     return [*written, file]
 
 
@@ -216,6 +216,11 @@ def _csv_row(run: Run, metric: str) -> list[object]:
         _whole(s.collapsed_at) if s else None, run.record.get("seconds"),
         id_of(run.directory.name) if run.directory else None,
     ]  # fmt: skip
+
+
+def _no_formula(text: str) -> str:
+    """A spreadsheet takes a text that starts like a formula for one, whoever named the arm."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def _whole(step: float | None) -> float | int | None:

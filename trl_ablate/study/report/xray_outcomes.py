@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.picture import INK, PALETTE, STYLE, png_of
+from trl_ablate.run.picture import INK, PALETTE, STYLE, legend, png_of
 from trl_ablate.run.untrusted import for_markdown, for_picture, markdown_table
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.document import Columns, Section, table
@@ -206,7 +206,7 @@ def scatter(pairs: Sequence[Pair]) -> bytes:
         axes.set_xlabel("distance in the X-ray: 1 − cosine of the mean gradients")
         axes.set_ylabel("distance in the outcome")
         axes.set_title("Do X-rays predict outcomes? Cross: a run collapsed", loc="left", fontsize=9)
-        figure.legend(fontsize=8, frameon=False, loc="outside right upper")
+        legend(figure, fontsize=8, loc="outside right upper")
         _label(axes, [pair for pair in pairs if max(pair.distance, pair.outcome) >= LABELLED])
         return png_of(figure)
 
