@@ -47,7 +47,10 @@ def main(options: argparse.Namespace) -> int:
     from trl_ablate.study.report.foreign_runs import Naming, metric_of, read_runs
     from trl_ablate.study.report.judged_arms import Rules, judge_runs
     from trl_ablate.study.report.judged_page import judged_document, judged_numbers
+    from trl_ablate.study.verdict import check_margin
 
+    if options.margin is not None:
+        check_margin(options.margin, "--margin")
     columns = {role: name for role in ("arm", "seed", "group") if (name := getattr(options, role))}
     runs = read_runs(options.files, Naming(columns, options.names))
     metric = metric_of(runs, options.metric, f"the runs of {', '.join(options.files)}")

@@ -4,7 +4,7 @@ A path means, by its name and content:
 
     a folder           its metrics.jsonl, that of `GuardCallback`, trainer_state.json (or that of
                        its last checkpoint), trackio databases, or tables, in this order; else
-                       those of the folders below
+                       those of the folders below that have one of the first three
     trainer_state.json of transformers: its `log_history`
     *.jsonl            one object a line, such as metrics.jsonl
     *.db               a trackio project, with all its runs
@@ -12,7 +12,7 @@ A path means, by its name and content:
                        any table (`guard.tables` says which run a row is of)
 
 Anything else is the name of a trackio project on this machine. Metrics get TRL's names: the
-`train/reward` of a tracker is `reward` here. Rows of one step are joined; the last value counts.
+`train/reward` of a tracker is `reward` here. Rows of one step are joined; the last number counts.
 """
 
 import csv
@@ -73,7 +73,7 @@ def read_logs(path: str | os.PathLike, columns: Columns | None = None) -> list[L
     logs = [
         Log(_of_run(owner, there), rows)
         for owner, given in found.items()
-        if (rows := _joined(given))
+        if (rows := _joined(given, columns))
     ]
     if not logs:
         raise ConfigurationError(
@@ -228,11 +228,22 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _joined(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a step; after a resume the last value of a step counts. Rows without a metric are
-    left out, and TRL's last one with the totals."""
+def _joined(rows: list[dict[str, Any]], columns: Columns | None) -> list[dict[str, Any]]:
+    """One row a step; after a resume the last value of a step counts, but none that is missing or
+    NaN replaces a number. Rows without a metric are left out, and TRL's last one with the totals,
+    unless it is all that a table of final values has of a run."""
+    steps = [row for row in rows if not _is_finite(row.get("train_runtime"))]
     by_step: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        if len(row) > 1 and "train_runtime" not in row:
-            by_step.setdefault(row["step"], {}).update(row)
+    for row in steps or ([] if columns is None else rows):
+        if len(row) > 1:
+            known = by_step.setdefault(row["step"], {})
+            known |= {
+                name: value
+                for name, value in row.items()
+                if _is_finite(value) or not _is_finite(known.get(name))
+            }
     return [by_step[step] for step in sorted(by_step)]
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

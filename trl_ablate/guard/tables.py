@@ -74,7 +74,7 @@ def owned(
     rest = [name for name in header if name and name not in (*roles.values(), step)]
     charts = {name: part for name in rest if (part := _CHART_PART.fullmatch(name))}
     seeds = [name for name in rest if not charts and arm_and_seed(name)[1] is not None]
-    for number, row in enumerate(table, start=2):
+    for number, row in _lines(table):
         if step not in (None, "_step") and "_step" in rest and row.get(step) in ("", None):
             continue  # of W&B: a table that was logged by itself
         given = {name: row[name] for name in rest if row.get(name, "") != ""}
@@ -83,7 +83,7 @@ def owned(
         if charts:
             parts = _of_charts(given, charts)
         elif "metric" in header:
-            parts = [(owner, {str(row["metric"]): given.get("value", "nan")})]
+            parts = [(owner, {_metric(given, file, number): given.get("value", "nan")})]
         elif len(seeds) > 1:
             parts = [
                 (_of_column(name, owner), {"value": given[name]}) for name in seeds if name in given
@@ -91,6 +91,20 @@ def owned(
         else:
             parts = [(owner, given)]
         yield from ((number, of, values | at) for of, values in parts)
+
+
+def _lines(table: Table) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The rows with their lines, without blank ones."""
+    return ((number, row) for number, row in enumerate(table, start=2) if row)
+
+
+def _metric(row: Mapping[str, Any], file: Path, line: int) -> str:
+    if row.get("metric") is None:
+        raise ConfigurationError(
+            f"{file}, line {line}, names no metric; name it in the column 'metric', or remove the "
+            "line"
+        )
+    return str(row["metric"])
 
 
 def _check(header: Sequence[str], step: str | None, file: Path, columns: Columns | None) -> None:
@@ -154,5 +168,6 @@ def _curve(table: Table, file: Path) -> Iterator[tuple[int, Owner, dict[str, Any
     known = {re.sub(r"\W", "_", name): name for name in WATCHED_BY_RULES}
     metric = re.sub(r"\W", "_", tag).removeprefix("train_")
     owner = Owner((named and named["run"]) or file.parent.name)
-    for number, row in enumerate(table, start=2):
-        yield number, owner, {"step": row["Step"], known.get(metric, metric): row["Value"]}
+    for number, row in _lines(table):
+        value = row.get("Value", "nan")
+        yield number, owner, {"step": row.get("Step"), known.get(metric, metric): value}

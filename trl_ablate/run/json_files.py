@@ -69,14 +69,23 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file; a last line without a line end is incomplete and is skipped."""
+    """The objects of a JSONL file; a last line that is cut off is skipped."""
     if not path.exists():
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
+            if line.endswith(b"\n") or _is_whole(line):
                 place = f"{path}, line {number},"
                 yield _object(_parsed(line, place), place)
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether a line without a line end is JSON; a part of an object never is."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 @contextmanager

@@ -196,6 +196,33 @@ def test_what_the_user_states_comes_first(tmp_path):
     assert {run.arm for run in read_runs([file], Naming({"arm": "side"}))} == {"left", "right"}
 
 
+WANDB_RUNS = "Name,State,train/global_step,train/train_runtime,eval/reward\n"
+LONG, CURVE = "arm,seed,metric,step,value\n", "Wall time,Step,Value\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("a.csv", f"{WANDB_RUNS}a-s0,finished,9,60,0.5\na-s1,crashed,4,,0.1\n", {0: 0.5, 1: 0.1}),
+        ("a.csv", "name,x\na,0.5\na-seed0,0.1\n", {None: 0.5, 0: 0.1}),
+        ("a.csv", f"{LONG}a,0,x,1,0.1\n\na,0,x,2,0.5\n\n", {0: 0.5}),
+        ("run-a-s0-tag-x.csv", f"{CURVE}7,1,0.1\n\n8,2,0.5\n\n", {0: 0.5}),
+        ("a.jsonl", '{"name": "a-s0", "x": 1}\n{"name": "a-s1", "x": 2}', {0: 1, 1: 2}),
+        ("a.jsonl", '{"arm": "a", "step": 1, "x": 1}\n{"arm": "a", "step": 2, "x"', {None: 1}),
+        ("a.jsonl", '{"arm": "a", "step": 5, "x": 1, "loss": null}\n'
+         '{"arm": "a", "step": 5, "x": null, "loss": "nan"}\n', {None: 1}),
+        ("a.jsonl", '{"arm": "a", "step": 5, "x": 1, "train_runtime": null}\n'
+         '{"arm": "a", "step": 6, "x": null, "train_runtime": 60}\n', {None: 1}),
+    ],
+)  # fmt: skip
+def test_no_value_is_lost(tmp_path, name, text, found):
+    (tmp_path / name).write_text(text)
+    runs = read_runs([tmp_path / name])
+    assert {run.arm for run in runs} == {"a"}
+    metric = metric_of(runs, "eval_reward" if "eval" in text else "x", "they")
+    assert {run.seed: run.series[metric].values[-1] for run in runs} == found
+
+
 def outcomes(tmp_path, arms, groups=("one",)):
     rows = [(group, arm, seed, x) for group in groups for arm, values in arms.items()
             for seed, x in enumerate(values)]  # fmt: skip
@@ -301,6 +328,12 @@ def test_a_difference_of_two_groups_is_not_left_out_one_by_one():
     ("text", "options", "sentence"),
     [
         ("arm,seed,accuracy\na,x,0.5\n", [], "seed is 'x'; it takes a whole number"),
+        ("arm,seed,accuracy\na,inf,0.5\n", [], "seed is 'inf'; it takes a whole number"),
+        ("arm,seed,accuracy\na,0.7,0.5\n", [], "seed is '0.7'; it takes a whole number"),
+        ("arm,seed,x\na,0,0.5\n", ["--margin", "0"], "--margin is 0.0; allowed: a positive"),
+        ("arm,seed,x\na,0,0.5\n", ["--margin", "nan"], "--margin is nan; allowed: a positive"),
+        ("run,metric,step,value\na\n", [], "line 2, names no metric"),
+        ("Wall time,Step,Value\n1\n", [], "line 2 has a row without a step"),
         ("arm,seed,accuracy\na,0,0.5\na,0,0.6\n", [], "the same arm 'a' and the same seed"),
         ("arm,seed,x,y\na,0,0.5,1\n", [], "several metrics (choose with --metric); they have x, y"),
         ("arm,seed,x\na,0,0.5\n", ["--metric", "z"], "have no metric 'z'; they have x"),

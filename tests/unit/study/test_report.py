@@ -398,6 +398,8 @@ def test_expected_and_found(tmp_path):
     [
         ("run_name,metric,step,value\na,eval/reward,zero,1\n", "line 2"),
         (None, "do not exist; name a CSV file"),
+        ("group,arm,seed,eval_reward\nx,a,0,1\ny,a,0,1\n", "seed 0 in the groups 'x' and 'y'"),
+        ("run,eval_reward\na,1\na-seed1,1\nb-seed1,1\n", "a run of arm 'a' has no seed"),
         (
             "run_name,metric,step,value\na,train/loss,0,1\n",
             "no metric 'eval_reward'; they have loss",

@@ -7,6 +7,7 @@ arm NAME with seed 3, and any other name is an arm of its own.
 import math
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def read_runs(paths: Iterable[str | Path], naming: Naming | None = None) -> list
     found: dict[tuple, tuple[str, Run]] = {}
     for position, log in enumerate(logs):
         run = _run(log, naming)
-        place = (run.group, run.arm, position if run.seed is None else run.seed)
+        place = (run.group, run.arm, run.seed, position if run.seed is None else None)
         other, _ = found.setdefault(place, (log.name, run))
         if found[place][1] is not run:
             raise ConfigurationError(
@@ -61,12 +62,28 @@ def read_curves(path: Path) -> list[Run]:
     common = set.intersection(*({*found} for found in arms.values()))
     if None in common or not common:
         return runs
+    for run in runs:
+        _check_paired(run, arms[run.arm][run.seed], path)
     seeds = sorted({run.seed for run in runs if run.seed is not None})
     return [
         found.get(seed) or Run(arm=arm, seed=seed, status="missing")
         for arm, found in arms.items()
         for seed in seeds
     ]
+
+
+def _check_paired(run: Run, other: Run, path: Path) -> None:
+    """Raise if a run has no seed to be paired by, or shares it with one of another group."""
+    if run.seed is None:
+        raise ConfigurationError(
+            f"curves {path}: a run of arm '{run.arm}' has no seed and other runs have; give each "
+            "run its seed"
+        )
+    if run is not other:
+        raise ConfigurationError(
+            f"curves {path}: arm '{run.arm}' has seed {run.seed} in the groups '{run.group}' and "
+            f"'{other.group}'; keep one group, or compare them with `trl-ablate judge`"
+        )
 
 
 def metric_of(runs: Sequence[Run], wanted: str | None, what: str) -> str:
@@ -84,12 +101,8 @@ def _run(log: Log, naming: Naming) -> Run:
     stated = _stated(log.owner, naming)
     arm, seed = arm_and_seed(log.name)
     named = stated.get("seed", log.owner.seed)
-    try:
-        seed = seed if named is None else int(float(named))
-    except ValueError as error:
-        raise ConfigurationError(
-            f"run '{log.name}': seed is '{named}'; it takes a whole number"
-        ) from error
+    if named is not None:
+        seed = _whole(named, log.name)
     points: dict[str, Series] = {}
     for row in log.rows:
         for metric, value in row.items():
@@ -104,6 +117,13 @@ def _run(log: Log, naming: Naming) -> Run:
         series=points,
         group=stated.get("group", log.owner.group),
     )
+
+
+def _whole(seed: str, name: str) -> int:
+    with suppress(ValueError):
+        if float(seed).is_integer():
+            return int(float(seed))
+    raise ConfigurationError(f"run '{name}': seed is '{seed}'; it takes a whole number")
 
 
 def _stated(owner: Owner, naming: Naming) -> dict[str, str]:
