@@ -41,6 +41,8 @@ def nominal_level(looks: tuple[int, ...], level: float) -> float:
 
     # all looks together err at least as often as one, and at most as often as their sum
     low, high = math.log(level / len(looks)), math.log(level)
+    if excess(low) >= 0:  # by the error of the grid, which is coarse for few pairs and small levels
+        return math.exp(low)
     return math.exp(float(np.asarray(optimize.brentq(excess, low, high, xtol=1e-6))))
 
 

@@ -51,6 +51,13 @@ def test_the_level_of_four_and_of_seven_looks():
     assert nominal_level((3, 4, 5, 6, 8, 10, 12), 0.05) == pytest.approx(0.0119, abs=2e-4)
 
 
+@pytest.mark.parametrize(("looks", "compared"), [((3, 8), 15), ((3, 10), 10), (LOOKS, 30)])
+def test_many_comparisons_of_few_pairs_have_a_level(looks, compared):
+    """No smaller one than an equal part for every look is needed."""
+    level = 0.05 / compared
+    assert level / len(looks) <= nominal_level(looks, level) * (1 + 1e-9) < level
+
+
 def test_many_degrees_of_freedom_give_pococks_level():
     """Pocock (1977), Biometrika 64, table 1: two and three equally large groups at 5 % take nominal
     levels of 0.0294 and 0.0221 if the spread is known; with 20 pairs per group it nearly is."""
