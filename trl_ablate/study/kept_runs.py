@@ -132,7 +132,11 @@ def _of_run(store: RunStore, run_id: str, metric: str) -> Kept:
     )
     own = {metric, stderr_of(metric)}
     rows = [
-        {name: value for name, value in row.items() if name in own or READ.fullmatch(name)}
+        {
+            name: value
+            for name, value in row.items()
+            if value is not None and (name in own or READ.fullmatch(name))
+        }
         for row in run.metrics()
     ]
     return Kept(settings, text, rows)
@@ -144,7 +148,7 @@ def _rows_of(plan: Plan, position: int, rows: list[dict[str, float]]) -> list[di
     parts, which is large, have no gradient norms, and times to the second."""
     if position < 0:
         return [row for row in rows if plan.primary_metric in row]
-    beyond = plan.judge == "two_part" and position >= plan.looks[0]
+    beyond = plan.judge == "two_part" and bool(plan.looks) and position >= plan.looks[0]
     dropped = ("style/", "advantages/weight/") * (position > 0) + ("grad_norm",) * beyond
     digits = COARSE | {"seconds": ".0f"} if beyond else COARSE
     return [

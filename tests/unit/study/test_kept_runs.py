@@ -62,8 +62,11 @@ def test_which_metrics_are_kept_depends_on_the_place_of_a_run(study, file):
     gradient norms."""
     row = {"step": 99, "style/full": 0.5, "advantages/weight/q1": 0.2, "grad_norm": 0.5}
     for run_id in study.plan.runs():
-        append_jsonl(study.store.directory(run_id).metrics_file, row)
-    for judge, looks, with_norms in (("paired", (), 3), ("two_part", (2, 3), 2)):
+        for each in ({"step": 98, "grad_norm": None}, row):  # it was not finite
+            append_jsonl(study.store.directory(run_id).metrics_file, each)
+    for judge, looks, with_norms in (
+        ("paired", (), 3), ("two_part", (), 3), ("two_part", (2, 3), 2)
+    ):  # fmt: skip
         keep(StudyRuns(replace(study.plan, judge=judge, looks=looks), study.store), file)
         rows = {run_id: run.rows[-1] for run_id, run in kept(file).items()}
         for arm in study.plan.arms:
