@@ -140,12 +140,14 @@ def test_runs_share_the_cores(tmp_path, monkeypatch, of_one_core, threads):
 
 def test_free_gpus_are_those_that_nobody_uses(tmp_path, monkeypatch):
     fake = tmp_path / "nvidia-smi"
-    fake.write_text("#!/bin/sh\nprintf '0, 4, 81559\\n1, 60000, 81559\\n2, 0, 81559\\n'\n")
+    fake.write_text(
+        "#!/bin/sh\nprintf '0, 4, 81559\\n1, 60000, 81559\\n2, 0, 81559\\n3, [N/A], [N/A]\\n'\n"
+    )
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert free_gpus() == ["0", "2"]
-    assert LocalEngine(on_gpu=True).slots == 2
+    assert free_gpus() == ["0", "2", "3"]
+    assert LocalEngine(on_gpu=True).slots == 3
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
     assert free_gpus() == ["2"]
     fake.write_text("#!/bin/sh\nexit 9\n")

@@ -158,8 +158,16 @@ def free_gpus() -> list[str]:
     if answer.returncode != 0:
         return []
     rows = [line.split(", ") for line in answer.stdout.splitlines() if line]
-    free = [index for index, used, total in rows if float(used) < FREE_SHARE * float(total)]
+    free = [index for index, *memory in rows if _is_free(*memory)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return free
     return [index for index in visible.split(",") if index in free or not index.isdigit()]
+
+
+def _is_free(used: str, total: str) -> bool:
+    """Whether so little is in use; a GPU whose memory cannot be read counts as free."""
+    try:
+        return float(used) < FREE_SHARE * float(total)
+    except ValueError:
+        return True
