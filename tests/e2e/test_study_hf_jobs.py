@@ -85,16 +85,22 @@ def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
 @pytest.mark.parametrize("asked", [False, True])
 def test_checkpoints_come_along_when_asked(hub, tmp_path, asked):
     hub.create(REPO, private=True)
-    names = {"run/0/a/run.json", "run/0/a/checkpoint_last/weights"}
-    for name in (*names, "run/01/other"):
+    run = "checkpoint_a/0/checkpoint_a"  # of an arm with this name
+    names = {f"{run}/run.json", f"{run}/checkpoint_last/weights"}
+    for name in (*names, "checkpoint_a/01/other"):
         (tmp_path / "up" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "up" / name).write_text(name)
     HfApi(token=TOKEN).upload_folder(repo_id=REPO, repo_type="dataset", folder_path=tmp_path / "up")
     engine = hf_jobs.fetching(make_plan(ARMS), checkpoints=asked)
-    engine.download("tester/job0", "run/0", tmp_path / "down")
+    engine.download("tester/job0", "checkpoint_a/0", tmp_path / "down")
     found = {str(file.relative_to(tmp_path / "down")) for file in (tmp_path / "down").rglob("*")
              if file.is_file() and ".cache" not in file.parts}  # fmt: skip
-    assert found == {name for name in names if asked or "checkpoint" not in name}
+    assert found == {name for name in names if asked or "checkpoint_last" not in name}
+
+
+def test_no_more_jobs_at_once_than_asked_for(hub):
+    found = (hf_jobs.make(options(*words), make_plan(ARMS)) for words in ([], ["--jobs", "2"]))
+    assert [engine.slots for engine in found] == [3, 2]
 
 
 @pytest.mark.slow

@@ -107,21 +107,22 @@ def test_a_call_that_modal_ends_is_a_failure_with_its_reason(tmp_path, here, mon
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_checkpoints_come_along_when_asked(tmp_path, asked):
-    content = {"run/0/a/run.json": b"{}", "run/0/a/checkpoint_last/weights": b"heavy"}
+    run = "checkpoint_a/0/checkpoint_a"  # of an arm with this name
+    content = {f"{run}/run.json": b"{}", f"{run}/checkpoint_last/weights": b"heavy"}
     entries = [
         *(SimpleNamespace(path=f"/{name}", type=FILE) for name in content),
-        SimpleNamespace(path="/run/0/a", type=FOLDER),
+        SimpleNamespace(path=f"/{run}", type=FOLDER),
     ]
     engine = ModalEngine.__new__(ModalEngine)
     engine.checkpoints = asked
     engine._results = Mock(
         listdir=Mock(return_value=entries), read_file=lambda name: [content[name.lstrip("/")]]
     )
-    engine.download("", "run/0", tmp_path)
+    engine.download("", "checkpoint_a/0", tmp_path)
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {name for name in content if asked or "checkpoint" not in name}
+    assert files == {name for name in content if asked or "checkpoint_last" not in name}
     engine._results.listdir.side_effect = modal.exception.NotFoundError("no such folder")
-    engine.download("", "run/1", tmp_path)  # a call that has written nothing
+    engine.download("", "checkpoint_a/1", tmp_path)  # a call that has written nothing
 
 
 def test_without_a_token_it_says_how_to_get_one(monkeypatch):

@@ -84,7 +84,9 @@ def make(options: Namespace, plan: Plan) -> DetachedEngine:
         "secrets": {name: os.environ[name] for name in options.secrets},
     }
     checkpoints, namespace = options.keep_checkpoints, options.namespace
-    return JobsEngine(plan, checkpoints=checkpoints, asked=asked, namespace=namespace)
+    return JobsEngine(
+        plan, checkpoints=checkpoints, asked=asked, namespace=namespace, at_once=options.jobs
+    )
 
 
 class JobsEngine(DetachedEngine):
@@ -93,6 +95,7 @@ class JobsEngine(DetachedEngine):
     Args:
         asked: what jobs are started with, as in `run_job`; empty: for fetching alone.
         namespace: who pays; None: the owner of the token.
+        at_once: the maximum number of jobs; None: as many as there are runs.
     """
 
     name = "hf_jobs"
@@ -104,8 +107,10 @@ class JobsEngine(DetachedEngine):
         checkpoints: bool = False,
         asked: Mapping[str, Any] | None = None,
         namespace: str | None = None,
+        at_once: int | None = None,
     ):
         super().__init__(plan, checkpoints=checkpoints)
+        self.slots = at_once or self.slots
         self._asked, self._namespace, self._token = dict(asked or {}), namespace, get_token()
         if not self._token:
             raise ConfigurationError(
@@ -174,7 +179,7 @@ class JobsEngine(DetachedEngine):
         disable_progress_bars()
         self._api.snapshot_download(
             _repo_of(call), repo_type=REPO_TYPE, local_dir=target, allow_patterns=f"{folder}/*",
-            ignore_patterns=[] if self.checkpoints else ["*/checkpoint*/*"],
+            ignore_patterns=[] if self.checkpoints else [f"{folder}/*/checkpoint*/*"],
         )  # fmt: skip
 
 

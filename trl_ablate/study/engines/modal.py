@@ -130,7 +130,8 @@ class ModalEngine(DetachedEngine):
             return
         for entry in entries:
             name = Path(entry.path.lstrip("/"))
-            weights = any(part.startswith("checkpoint") for part in name.parts)
+            below = name.relative_to(folder).parts[1:]  # after the run's own name
+            weights = any(part.startswith("checkpoint") for part in below)
             if entry.type.name == "FILE" and (self.checkpoints or not weights):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 with (target / name).open("wb") as file:

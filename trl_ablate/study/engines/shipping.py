@@ -204,18 +204,20 @@ class DetachedProcess(Process):
         return self._code
 
     def _fetch(self) -> None:
-        """Download the log, then the directory, which appears complete."""
+        """Download the log, then the directory, which appears complete. The run has the name there
+        under which it was sent; its arm may have been renamed here since then."""
         directory, scratch = self._job.directory, beside(self._job.directory, "call")
+        name = self._folder.partition("/")[0]
         put_back(directory)
         shutil.rmtree(scratch, ignore_errors=True)
         self._engine.download(self._call, self._folder, scratch)
         found = scratch / self._folder
-        (found / directory.name).mkdir(parents=True, exist_ok=True)
-        log = found / f"{directory.name}.log"
+        (found / name).mkdir(parents=True, exist_ok=True)
+        log = found / f"{name}.log"
         if log.exists():
             with self._job.log.open("ab") as ours:
                 ours.write(log.read_bytes())
-        (found / directory.name).rename(part_of(directory))
+        (found / name).rename(part_of(directory))
         replace_folder(directory)
         shutil.rmtree(scratch)
 
