@@ -15,6 +15,8 @@ from typing import Any
 
 from trl_ablate.miniature.registry import DEFAULT, MINIATURE, in_full, is_miniature
 from trl_ablate.prompts.templates import is_own
+from trl_ablate.recipe.places import beside_or_shipped
+from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.switches import named
 
 NAMES_OF_DATASETS = ("math", "gsm8k", "miniature")
@@ -103,6 +105,21 @@ def _found(file: str, folders: tuple[Path, ...]) -> str | None:
         return None
     there = (folder / file for folder in folders if os.path.exists(folder / file))
     return next((os.path.abspath(path) for path in there), None)
+
+
+def base_of(recipe: Path) -> Path:
+    """The recipe that `recipe` extends, or itself."""
+    extends = read_mapping(recipe, "recipe").get("extends")
+    return recipe if extends is None else beside_or_shipped(str(extends), recipe)
+
+
+def profile_of(recipe: Path, asked: str = "auto") -> str:
+    """The name or path of the profile under which a recipe runs: the one that was asked for, its
+    own, or that of its base; `auto` if that is up to the machine."""
+    if asked != "auto":
+        return asked
+    own = (read_mapping(file, "recipe").get("profile") for file in (recipe, base_of(recipe)))
+    return str(next(filter(None, own), "auto"))
 
 
 def world_file(name: str) -> str | None:

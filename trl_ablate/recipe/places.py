@@ -58,6 +58,12 @@ def beside_or_shipped(name: str, recipe: Path) -> Path:
     return shipped if not os.path.exists(beside) and os.path.exists(shipped) else beside
 
 
+def yaml_files(folder: Path) -> set[Path]:
+    """The recipes in a folder, and the profiles below it."""
+    places = (folder, folder / "profiles")
+    return {file for place in places for end in SUFFIXES for file in place.glob(f"*{end}")}
+
+
 def is_shipped_base(recipe: Path) -> bool:
     """Whether it is the recipe that all shipped ones extend, or an unchanged copy of it."""
     return recipe.read_bytes() == (SHIPPED / "grpo.yaml").read_bytes()

@@ -7,13 +7,13 @@ as the study and its recipes do not change.
 import hashlib
 import json
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from trl_ablate.miniature.registry import is_of_one_core
-from trl_ablate.recipe.named_files import changed_files
-from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.named_files import base_of, changed_files, profile_of
+from trl_ablate.recipe.places import SHIPPED, yaml_files
 from trl_ablate.run.json_files import write_json
 from trl_ablate.study.definition import Asked, Study
 from trl_ablate.study.factors import MAX_LETTERS, UNSAFE
@@ -145,11 +145,15 @@ def run_id(identity: str, seed: int) -> str:
 
 
 def fingerprint(study: Study) -> str:
-    """A hash that changes when the study, or any recipe or profile near its arms, changes."""
-    folders = {arm.recipe.parent.resolve() for arm in study.arms} | {SHIPPED}
+    """A hash that changes when the study, any recipe or profile near its arms, or a base or profile
+    elsewhere that they name, changes."""
+    recipes = {arm.recipe for arm in study.arms}
     files = {study.path.resolve()}
-    for folder in folders:
-        files |= {*folder.glob("*.yaml"), *(folder / "profiles").glob("*.yaml")}
+    for folder in {recipe.parent.resolve() for recipe in recipes} | {SHIPPED}:
+        files |= yaml_files(folder)
+    for recipe in recipes:
+        named = base_of(recipe), Path(profile_of(recipe, study.profile))
+        files |= {file.resolve() for file in named if file.is_file()}
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -158,7 +162,8 @@ def fingerprint(study: Study) -> str:
 
 def save_plan(plan: Plan, study: Study, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{plan.study}.json", {"made_from": fingerprint(study), **asdict(plan)})
+    made = {"made_from": fingerprint(study), "asked_profile": study.profile}
+    write_json(folder / f"{plan.study}.json", {**made, **asdict(plan)})
 
 
 def saved_plan(study: Study, folder: Path) -> Plan | None:
@@ -172,6 +177,7 @@ def saved_plan(study: Study, folder: Path) -> Plan | None:
     try:
         kept = json.loads(file.read_bytes())
         made_from = kept.pop("made_from")
+        study = replace(study, profile=kept.pop("asked_profile", study.profile))
         plan = TypeAdapter(Plan).validate_python(kept)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -30,10 +30,10 @@ from trl_ablate.miniature.registry import in_full, is_miniature, millions_of_par
 from trl_ablate.named_code import check_file, code_place
 from trl_ablate.prompts.templates import prompt_writer
 from trl_ablate.recipe.agreement import check_quantization
+from trl_ablate.recipe.named_files import base_of
 from trl_ablate.recipe.overrides import as_word, as_words
-from trl_ablate.recipe.places import beside_or_shipped, suitable_profile
+from trl_ablate.recipe.places import suitable_profile
 from trl_ablate.recipe.resolving import Resolved, load_recipe
-from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.reward_specs import GYM
 from trl_ablate.run.identity import portable
 from trl_ablate.study.definition import Arm, Study
@@ -156,12 +156,6 @@ def _without_defaults(study: Study, design: Design) -> Study:
         )
 
     return replace(study, arms=tuple(map(bared, study.arms)))
-
-
-def base_of(recipe: Path) -> Path:
-    """The recipe that `recipe` extends, or itself."""
-    extends = read_mapping(recipe, "recipe").get("extends")
-    return recipe if extends is None else beside_or_shipped(extends, recipe)
 
 
 def _resolve(arm: Arm, study: Study) -> ResolvedArm:

@@ -237,6 +237,25 @@ def test_the_kept_plan_holds_while_its_files_do(write, text):
         assert saved_plan(study, plans) is None
 
 
+@pytest.mark.parametrize("edited", ["task/mine.yml", "base.yaml", "gpu.yaml"])
+def test_a_kept_plan_does_not_survive_an_edit_elsewhere(tmp_path, edited):
+    profile = f"profile: {tmp_path / 'gpu.yaml'}"
+    texts = {
+        "task/mine.yml": "extends: ../base.yaml\n",
+        "base.yaml": "use_cpu: true\nbf16: false\n",
+        "gpu.yaml": "grpo_steps: 2\n",
+        "task/study.yaml": SMALL.replace("profile: miniature", profile) + "arms: [mine.yml]\n",
+    }
+    (tmp_path / "task").mkdir()
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    study = load_study(tmp_path / "task" / "study.yaml")
+    save_plan(plan := resolve_plan(study), study, tmp_path)
+    assert saved_plan(study, tmp_path) == plan
+    (tmp_path / edited).write_text(texts[edited] + "beta: 0.1\n")
+    assert saved_plan(study, tmp_path) is None
+
+
 def test_seeds_come_before_arms():
     """A study that is stopped early has all arms with fewer seeds, not fewer arms."""
     plan = make_plan({"a": {"top": 1}, "b": {"top": 2}, "same": {"top": 1}}, seeds=(0, 1))

@@ -3,7 +3,10 @@
 import io
 import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -13,7 +16,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE
 from trl_ablate.run.folders import put_back, where_it_stands
 from trl_ablate.study.engines import PROGRAM, Job
-from trl_ablate.study.engines.shipping import copy_code, pack, requirements
+from trl_ablate.study.engines.shipping import DetachedProcess, copy_code, pack, requirements
 
 
 def job(folder: Path) -> Job:
@@ -43,13 +46,13 @@ def test_cut_off_between_the_renames_the_former_run_stays_until_the_next(
     process.take(("archive", archive(new="the end")))
     renames, real = [], os.replace
 
-    def replace(*paths):
+    def rename(*paths):
         renames.append(paths)
         if len(renames) == cut:
             raise KeyboardInterrupt
         real(*paths)
 
-    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(os, "replace", rename)
     with pytest.raises(KeyboardInterrupt):
         process.take(0)
     monkeypatch.undo()
@@ -62,6 +65,22 @@ def test_cut_off_between_the_renames_the_former_run_stays_until_the_next(
     assert process.poll() == 3
     assert [path.name for path in one.directory.parent.iterdir()] == ["run"]
     assert (one.directory / "new").read_text() == "the end"
+
+
+def test_a_run_is_fetched_under_the_name_that_it_was_sent_with(tmp_path):
+    """Its arm was renamed since then."""
+
+    def download(call: str, folder: str, target: Path) -> None:
+        (target / folder / "former-1").mkdir(parents=True)
+        (target / folder / "former-1" / "run.json").write_text("{}")
+        (target / folder / "former-1.log").write_text("trained")
+
+    one, engine = job(tmp_path), SimpleNamespace(answer=lambda call: 0, download=download)
+    away = tmp_path / "run.away"
+    away.write_text('{"call": "c", "folder": "former-1/0123"}')
+    found: Any = engine
+    assert DetachedProcess(replace(one, away=away), found).poll() == 0
+    assert (one.directory / "run.json").exists() and one.log.read_text() == "trained"
 
 
 def test_what_travels_is_the_package_as_it_is_installed(tmp_path):
@@ -117,9 +136,32 @@ def test_own_code_prompts_and_data_are_sent(tmp_path):
     assert bundle.files["recipes/code/helper.py"] == b"code/helper.py"
 
 
+def test_a_base_and_a_profile_are_sent_with_their_files(tmp_path):
+    home, one, named = tmp_path / "task", job(tmp_path), "template: ask.txt\n"
+    files = {"mine.yml": "extends: bases/own.yml\n", "bases/own.yml": named, "bases/ask.txt": "a",
+             "gpu/big.yaml": named, "gpu/ask.txt": "b"}  # fmt: skip
+    for name, text in files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+
+    def packed(profile: Path):
+        return pack(replace(one, words=[str(home / "mine.yml"), "--profile", str(profile)]))
+
+    bundle = packed(home / "gpu/big.yaml")
+    assert set(bundle.files) == {f"recipes/{name}" for name in files}
+    assert bundle.words == ("recipes/mine.yml", "--profile", "recipes/gpu/big.yaml")
+    assert packed(tmp_path / "grpo.yaml").words[2] == "profile.yaml"  # outside, names no file
+    (tmp_path / "grpo.yaml").write_text("template: task/bases/ask.txt\n")
+    with pytest.raises(ConfigurationError, match="is outside the recipe's folder"):
+        packed(tmp_path / "grpo.yaml")
+
+
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
+        ("extends: ../base.yaml", "base.yaml, which recipe .* is outside the recipe's folder"),
+        ("extends: HERE/base.yaml", "extends: .*/task/base.yaml is an absolute path"),
+        ("dataset: HERE/big.jsonl", "dataset: .*/task/big.jsonl is an absolute path"),
         ("template: ../outside.txt", "outside.txt, which recipe .* is outside the recipe's folder"),
         ("template: /etc/hostname.txt", "template: there is no file /etc/hostname.txt"),
         ("reward_funcs: ['gone.py:score']", "reward_funcs: there is no file gone.py"),
@@ -132,10 +174,11 @@ def test_what_cannot_be_sent_is_refused(tmp_path, monkeypatch, setting, sentence
     home.mkdir()
     (tmp_path / "outside.txt").write_text("{question}")
     (tmp_path / "lonely.py").write_text("")
+    (tmp_path / "base.yaml").write_text("beta: 0.1\n")
     with (home / "big.jsonl").open("wb") as file:
         file.truncate(60_000_000)
     monkeypatch.chdir(tmp_path)
     one = job(home)
-    (home / "grpo.yaml").write_text(f"{setting}\n")
+    (home / "grpo.yaml").write_text(setting.replace("HERE", str(home)))
     with pytest.raises(ConfigurationError, match=sentence):
         pack(one)

@@ -1,9 +1,10 @@
-"""The files that a recipe names, to send them with its runs: rewards, templates, prompts, data.
+"""The files that a recipe needs, to send them with its runs: the YAML files of its folder, its base
+and its profile, and what all of these name: rewards, templates, prompts, data.
 
 They keep their place relative to the recipe, so that the recipe finds them on the other machine. A
 Python file travels with the other Python files of its folder, which it may import. What cannot be
-sent is refused before a run starts: files outside the recipe's folder, more than 50 MB, and modules
-of the working directory.
+sent is refused before a run starts: files outside the recipe's folder, except a profile that names
+no files; absolute paths; more than 50 MB; and modules of the working directory.
 """
 
 import json
@@ -14,8 +15,14 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import code_place
-from trl_ablate.recipe.named_files import Anchor, file_and_name, world_file
-from trl_ablate.recipe.places import beside_or_shipped
+from trl_ablate.recipe.named_files import (
+    Anchor,
+    base_of,
+    file_and_name,
+    profile_of,
+    world_file,
+)
+from trl_ablate.recipe.places import NO_PROFILE, SUFFIXES, yaml_files
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.reward_specs import GYM_SCORE
 from trl_ablate.switches import named
@@ -24,15 +31,20 @@ MOST_BYTES = 50 * 10**6
 
 
 def own_files(recipe: Path, words: Sequence[str]) -> dict[str, Path]:
-    """Path relative to the recipe's folder -> file, for all files that the run's settings name.
+    """Path relative to the recipe's folder -> file, for all files that the run needs.
 
     Args:
         words: arguments of the training after the recipe; `--key=value` are settings.
     """
-    folder = recipe.parent.resolve()
-    found: dict[str, Path] = {}
-    for settings in _layers(recipe, words):
-        for name in _named(settings, folder):
+    folder, profile = recipe.parent.resolve(), profile_file(recipe, words)
+    found = {str(file.relative_to(recipe.parent)): file for file in yaml_files(recipe.parent)}
+    if profile and profile.resolve().is_relative_to(folder):
+        found[str(_inside(profile, folder, recipe))] = profile
+    for source, settings in _layers(recipe, words):
+        if source not in (recipe, profile, *found.values()):
+            found[str(_inside(source, folder, recipe))] = source
+        for name in _named(settings, source.parent.resolve()):
+            _inside(source.parent, folder, recipe)  # elsewhere its paths would be others
             for file in _with_neighbours(name):
                 found[str(_inside(file, folder, recipe))] = file
     size = sum(file.stat().st_size for file in found.values())
@@ -46,14 +58,31 @@ def own_files(recipe: Path, words: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _layers(recipe: Path, words: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    own = read_mapping(recipe, "recipe") if recipe.is_file() else {}  # the training refuses it
-    yield own
-    if isinstance(own.get("extends"), str):
-        base = beside_or_shipped(own["extends"], recipe)
-        if base.resolve().parent == recipe.resolve().parent:
-            yield read_mapping(base, "base")
-    yield dict(_setting(word) for word in words if word.startswith("--") and "=" in word)
+def profile_file(recipe: Path, words: Sequence[str]) -> Path | None:
+    """The profile of a run, if a path names it."""
+    name = _profile(recipe, words)
+    return Path(name) if name.endswith(SUFFIXES) else None
+
+
+def _profile(recipe: Path, words: Sequence[str]) -> str:
+    asked = words[words.index("--profile") + 1] if "--profile" in words else NO_PROFILE
+    return profile_of(recipe, asked) if recipe.is_file() else asked
+
+
+def _layers(recipe: Path, words: Sequence[str]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """The settings of the command line and of the files that are not shipped, each with the file
+    beside which its paths begin."""
+    yield recipe, dict(_setting(word) for word in words if word.startswith("--") and "=" in word)
+    if not recipe.is_file():
+        return  # the training refuses it
+    own = read_mapping(recipe, "recipe")
+    yield recipe, own
+    _check_relative("extends", str(own.get("extends", "")))
+    for file in (base_of(recipe), recipe.parent / f"profiles/{_profile(recipe, words)}.yaml"):
+        if file != recipe and file.is_relative_to(recipe.parent) and file.is_file():
+            yield file, read_mapping(file, "recipe")
+    if profile := profile_file(recipe, words):
+        yield profile, read_mapping(profile, "profile")
 
 
 def _setting(word: str) -> tuple[str, Any]:
@@ -72,7 +101,8 @@ def _named(settings: Mapping[str, Any], folder: Path) -> Iterator[Path]:
     code, worlds = named("code"), named("world")
     naming = (*code, *worlds, *named("dataset", "file"))
     given = {key: value for key, value in given.items() if key in naming}
-    for key, value in Anchor().settings(given, folder, Path()).items():
+    anchor = Anchor()
+    for key, value in anchor.settings(given, folder, Path()).items():
         for text in texts_in(value):
             if key in worlds and world_file(text) is None:
                 continue  # a model's folder is not sent
@@ -81,12 +111,22 @@ def _named(settings: Mapping[str, Any], folder: Path) -> Iterator[Path]:
                 _check_module(key, text)
             path = Path(file).expanduser()
             if path.is_absolute() and path.exists():
+                if file not in anchor.files:
+                    _check_relative(key, str(path))
                 yield path
             elif name or path.is_absolute():
                 raise ConfigurationError(
                     f"{key}: there is no file {file}; create it, or correct the path, which is "
                     "relative to the recipe"
                 )
+
+
+def _check_relative(key: str, file: str) -> None:
+    if Path(file).is_absolute():
+        raise ConfigurationError(
+            f"{key}: {file} is an absolute path, which names no file of another machine; put the "
+            "file into the recipe's folder and name it by its relative path"
+        )
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -34,7 +34,7 @@ from trl_ablate.run.json_files import read_object, write_json
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.engines import PROGRAM, SECONDS_TO_END, Job, Process
 from trl_ablate.study.engines.local import LocalProcess
-from trl_ablate.study.engines.own_files import own_files
+from trl_ablate.study.engines.own_files import own_files, profile_file
 from trl_ablate.study.planned import Plan
 
 CODE = {PACKAGE: PACKAGE.name, SHIPPED: f"{PACKAGE.name}/shipped"}
@@ -76,17 +76,14 @@ def copy_code(folder: Path) -> None:
 
 def pack(job: Job) -> Bundle:
     recipe, *rest = job.words
-    folder = Path(recipe).parent
-    found = [*folder.glob("*.yaml"), *(folder / "profiles").glob("*.yaml")]
-    files = {f"recipes/{path.relative_to(folder)}": path.read_bytes() for path in found}
-    for name, path in own_files(Path(recipe), rest).items():
-        files[f"recipes/{name}"] = path.read_bytes()
-    words = [f"recipes/{Path(recipe).name}"]
-    for word in rest:
-        if words[-1] == "--profile" and word.endswith((".yaml", ".yml")):
-            files["profile.yaml"] = Path(word).read_bytes()
-            word = "profile.yaml"
-        words.append(word)
+    own = own_files(Path(recipe), rest)
+    files = {f"recipes/{name}": path.read_bytes() for name, path in own.items()}
+    words = [f"recipes/{Path(recipe).name}", *rest]
+    if profile := profile_file(Path(recipe), rest):
+        names = (f"recipes/{name}" for name, path in own.items() if path.samefile(profile))
+        sent = next(names, "profile.yaml")
+        files[sent] = profile.read_bytes()
+        words[words.index("--profile") + 1] = sent
     git = Masker(known_secrets([], words, None)).value(git_state(PACKAGE))
     return Bundle(job.directory.name, tuple(words), files, git, PROGRAM)
 
