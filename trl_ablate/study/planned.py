@@ -17,6 +17,7 @@ from trl_ablate.recipe.places import SHIPPED, yaml_files
 from trl_ablate.run.json_files import write_json
 from trl_ablate.study.definition import Asked, Study
 from trl_ablate.study.factors import MAX_LETTERS, UNSAFE
+from trl_ablate.study.verdict import reference_runs
 from trl_ablate.switches import named
 
 
@@ -104,10 +105,17 @@ class Plan(Asked):
         """Runs of the first arm that all comparisons share; None where runs are paired."""
         return len(self.arms[0].runs) - self.trials if self.judge == "two_part" else None
 
+    def runs_for(self, arm: str, seeds: int) -> int:
+        """How many first runs of an arm, or of a candidate, a look at this many seeds needs: its
+        trials, too, and of the first arm its share of the pool."""
+        first = self.tuning.arms[self.names[0]] if self.tuning else self.names[:1]
+        pool = self.pool if self.looks and arm in first else None
+        return self.trials + reference_runs(seeds, self.looks[-1] if pool else seeds, pool)
+
     def up_to(self, seeds: int | None) -> set[str]:
-        """Ids of the runs with the first seeds of every arm, after its trials; None: with all."""
-        end = None if seeds is None else self.trials + seeds
-        return {run.id for arm in self.arms for run in arm.runs[:end]}
+        """Ids of the runs of every arm that a look at this many seeds needs; None: of all."""
+        ends = {arm.name: seeds and self.runs_for(arm.name, seeds) for arm in self.arms}
+        return {run.id for arm in self.arms for run in arm.runs[: ends[arm.name]]}
 
     @property
     def runs_of(self) -> dict[str, Sequence[PlannedRun]]:

@@ -77,8 +77,14 @@ def up_to_next_look(plan: Plan, analysis: "Analysis") -> dict[str, int]:
 
 def look_of(plan: Plan, wanted: Container[str]) -> int:
     """The number of the look that needs these runs, from 0 on; 0 without looks."""
-    places = [n for arm in plan.arms for n, run in enumerate(arm.runs) if run.id in wanted]
-    return bisect_right(plan.looks, max(places, default=0))
+    found: dict[str, int] = {}
+    for arm in plan.arms:
+        ends = [plan.runs_for(arm.name, seeds) for seeds in plan.looks]
+        for place, run in enumerate(arm.runs):
+            if run.id in wanted:  # of arms that share it, the one that needs it first
+                look = bisect_right(ends, place)
+                found[run.id] = min(look, found.get(run.id, look))
+    return max(found.values(), default=0)
 
 
 def tuned(plan: Plan, finished: Finished) -> list[Tuned]:

@@ -15,7 +15,7 @@ from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.report.verdicts import agreement
 from trl_ablate.study.resolution import resolve_plan
-from trl_ablate.study.runs import StudyRuns
+from trl_ablate.study.runs import StudyRuns, look_of
 from trl_ablate.study.store import RunStore
 from trl_ablate.study.verdict import Verdict
 
@@ -79,11 +79,13 @@ def do(plan: Plan, store: RunStore, run_ids) -> None:
 
 def test_a_study_is_tuned_and_then_decided_look_by_look(tmp_path):
     plan, store = two_part_plan(), RunStore(tmp_path / "runs")
-    trials, passes = StudyRuns(plan, store).of_pass(True), []
+    trials, passes, looks = StudyRuns(plan, store).of_pass(True), [], []
     do(plan, store, trials[:-1])
     while wanted := StudyRuns(plan, store).of_pass(True):
         do(plan, store, wanted)
         passes.append(len(wanted))
+        looks.append(look_of(plan, wanted))
+    assert looks == [0, 0, 1] and len(plan.up_to(8)) == 16 + 2 * 16 + 6 * 8
     # 2 trials of 8 candidates, of which one is late; 8 runs of three arms and 16 of the pool; then
     # 8 and 16 more
     assert len(trials) == 16 and passes == [1, 40, 24]
