@@ -101,8 +101,11 @@ def lost_compute(rows: Sequence[Mapping[str, Any]], rule: str, step: int) -> str
 def seconds_by_step(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """Step -> seconds since the start: `seconds`, or the sum of TRL's `step_time`."""
     given = {row["step"]: row["seconds"] for row in rows if row.get("seconds") is not None}
-    if given:
-        return given
+    return given or summed_step_times(rows)
+
+
+def summed_step_times(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Step -> seconds of all steps so far: a logged `step_time` is the mean since the last one."""
     total, before, summed = 0.0, 0, {}
     for row in rows:
         if row.get("step_time") is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import NamedTuple
 
+from trl_ablate.guard.remedies import summed_step_times
 from trl_ablate.study.engines import Engine, Job
 from trl_ablate.study.planned import PlannedArm, PlannedRun
 from trl_ablate.study.runner import last_line
@@ -142,13 +143,14 @@ def measure(store: RunStore, run_id: str) -> Measured | None:
     if not directory.run_file.exists() or directory.read().get("status") != "finished":
         return None
     rows = list(directory.metrics())
-    steps = [row["step_time"] for row in rows if row.get("step_time") is not None]
+    steps = summed_step_times(rows)
     evaluations = [row["time/eval"] for row in rows if row.get("time/eval") is not None]
-    if not steps:
+    last = max(steps, default=0)
+    if not last:
         return None
     return Measured(
-        overhead=max(0.0, directory.read()["seconds"] - sum(steps) - sum(evaluations)),
-        optimizer_step=mean(steps),
+        overhead=max(0.0, directory.read()["seconds"] - steps[last] - sum(evaluations)),
+        optimizer_step=steps[last] / last,
         evaluation=mean(evaluations) if evaluations else 0.0,
         bytes=float(bytes_in(directory.path)),
     )
@@ -166,7 +168,9 @@ def probe(runs: StudyRuns, engine: Engine, say: Callable[[str], None]) -> None:
     """
     if any(measured_arms(runs).values()):
         return
-    store, options = runs.store, (f"--grpo_steps={PROBE_STEPS}", "--report_to=none", "--overwrite")
+    steps = f"--grpo_steps={PROBE_STEPS}", "--max_steps=-1"  # which would win over grpo_steps
+    store = runs.store
+    options = (*steps, "--logging_steps=1", "--report_to=none", "--overwrite")
     for arm in runs.plan.arms:
         name = probe_name(arm.runs[0])
         lock = store.lock(name)

@@ -275,7 +275,7 @@ def power_of(
     two, one = (special.stdtrit(degrees, 1 - share) * ratio for share in (level / 2, level))
     differs = special.ndtr(shift - two) + special.ndtr(-shift - two)
     same = np.maximum(0.0, 2 * special.ndtr(shift - one) - 1)
-    return Power(float(differs.mean()), float(same.mean()))
+    return Power(float(differs.mean()), float(same.mean()) if n >= FEWEST else 0.0)
 
 
 def level_of_means(looks: Sequence[int], comparisons: int, level: float = ALPHA) -> float:

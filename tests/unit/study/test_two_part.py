@@ -106,6 +106,11 @@ def test_power_at_the_last_look_is_that_of_simulated_studies():
     assert same == pytest.approx(expected.equivalence, abs=0.06)
 
 
+def test_fewer_than_eight_pairs_are_never_equivalent():
+    found = (power_of(0.01, 0.05, n=n, pool=n, level=0.05, is_paired=True) for n in (7, 8))
+    assert [each.equivalence > 0 for each in found] == [False, True]
+
+
 def test_a_design_that_cannot_decide_is_refused():
     check_decides((8, 16, 32), 64, 16, "study s")
     with pytest.raises(ConfigurationError, match="plan 8 runs of each"):
