@@ -13,7 +13,6 @@ from pathlib import Path
 
 from trl_ablate.errors import REFUSED
 from trl_ablate.run.checkpoints import latest_whole_checkpoint
-from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.termination import Terminated
 from trl_ablate.study.engines import Engine, Job, Process
 from trl_ablate.study.planned import PlannedRun, in_order
@@ -161,11 +160,23 @@ class Runner:
         with log.open("a", encoding="utf-8") as file:
             file.write(f"--- attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         directory = self._store.directory(run.id, run.folder)
-        words = [*run.words, taking_up(directory, self._engine.in_place)]
+        words = [*run.words, self._taking_up(run.id)]
         away = self._store.away(run.id)
         process = self._engine.start(Job(words, directory.path, log, lock.descriptor, away), slot)
         self._active.append(Active(run, process, lock, attempt, slot))
         self._say(f"started {describe(run)}" + (f", attempt {attempt}" if attempt > 1 else ""))
+
+    def _taking_up(self, run_id: str) -> str:
+        """The option for `trl-ablate train` after an earlier attempt: `--resume` if the run is
+        executed in place and left a complete checkpoint, not that of a recipe that was edited
+        meanwhile; else `--overwrite`."""
+        directory = self._store.directory(run_id)
+        left_something = (
+            directory.run_file.exists()
+            and self._store.is_what_it_is_called(run_id)
+            and latest_whole_checkpoint(directory.path)
+        )
+        return "--resume" if self._engine.in_place and left_something else "--overwrite"
 
     def _take_in(self) -> None:
         """Handle the runs whose process has ended; their directory shows the result."""
@@ -213,13 +224,6 @@ class Runner:
                 done = self._store.state_unlocked(active.run.id).done
                 (self._outcome.done if done else self._outcome.left).append(active.run.id)
             self._active.clear()
-
-
-def taking_up(directory: RunDirectory, in_place: bool) -> str:
-    """The option for `trl-ablate train` after an earlier attempt: `--resume` if the run is executed
-    in place and has a complete checkpoint, else `--overwrite`."""
-    left_something = directory.run_file.exists() and latest_whole_checkpoint(directory.path)
-    return "--resume" if in_place and left_something else "--overwrite"
 
 
 def describe(run: PlannedRun) -> str:

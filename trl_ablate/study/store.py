@@ -164,7 +164,7 @@ class RunStore:
             return State("failed", reason, record)
         if status not in DONE or reason in INTERRUPTED:
             return State("interrupted", reason, record)
-        if not self._is_what_it_is_called(run_id):
+        if not self.is_what_it_is_called(run_id):
             return State("to do", "its folder contains a run with other settings", record)
         return State("finished" if status == "finished" else "stopped", reason, record)
 
@@ -179,7 +179,7 @@ class RunStore:
                 return True
         return False
 
-    def _is_what_it_is_called(self, run_id: str) -> bool:
+    def is_what_it_is_called(self, run_id: str) -> bool:
         """Whether the settings match the id; they differ if a recipe was edited after planning."""
         file = self.directory(run_id).config_file
         written = read_object(file) if file.exists() else {}

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.support.fake_train import save
 from tests.support.synthetic_study import learning_rows, make_plan, write_run, write_study
 from trl_ablate.study.cleaning import find_rubbish, remove
+from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.expected_hours import PROBE_STEPS, estimate, measure, probe, probe_name
 from trl_ablate.study.outline import grid
 from trl_ablate.study.planned import PlannedRun
+from trl_ablate.study.runner import Runner
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
@@ -39,6 +42,16 @@ def test_states_of_a_run(tmp_path):
     assert not store.lock(runs[3].id).acquire()
     lock.release()
     assert store.state(runs[3].id).status == "interrupted"
+
+
+@pytest.mark.parametrize(("top", "option"), [(0.8, "--resume"), (0.7, "--overwrite")])
+def test_only_a_run_with_these_settings_is_resumed(tmp_path, top, option):
+    plan, store = make_plan({"a": {"top": 0.8}}), RunStore(tmp_path)
+    run = plan.arms[0].runs[0]
+    directory = write_run(store, run, {"top": top}, learning_rows(0, 0.8), status="running")
+    save(directory.path / "checkpoint-5")
+    engine = LocalEngine(1)
+    assert Runner(StudyRuns(plan, store), engine)._taking_up(run.id) == option
 
 
 def test_cleaning_keeps_files_of_the_user_in_a_run(tmp_path):
@@ -80,10 +93,13 @@ def test_cleaning_keeps_results_and_what_others_need(tmp_path):
     assert store.state(failed.id).status == "to do"
 
 
-def test_estimates_come_from_finished_runs(tmp_path):
+@pytest.mark.parametrize("logging_steps", [1, 10])
+def test_estimates_come_from_finished_runs(tmp_path, logging_steps):
     plan, store = make_plan(ARMS), RunStore(tmp_path)
     assert estimate(StudyRuns(plan, store)).hours() is None
-    write_run(store, plan.arms[0].runs[0], ARMS["a"], learning_rows(0, 0.8))
+    rows = (row for row in learning_rows(0, 0.8)
+            if row["step"] % logging_steps == 0 or "time/eval" in row)  # fmt: skip
+    write_run(store, plan.arms[0].runs[0], ARMS["a"], rows)
     measured = measure(store, plan.arms[0].runs[0].id)
     # 20 steps of 1.4 s and 6 evaluations of 0.4 s in a run of 60 s: 29.6 s are overhead
     assert measured is not None
@@ -115,7 +131,7 @@ def test_one_run_is_probed_and_all_are_estimated(tmp_path):
     probe(StudyRuns(plan, store), engine, said.append)
     probed = [job.directory.relative_to(tmp_path).as_posix() for job in started]
     assert probed == [probe_name(arm.runs[0]) for arm in plan.arms[:2]]
-    assert f"--grpo_steps={PROBE_STEPS}" in started[0].words
+    assert {f"--grpo_steps={PROBE_STEPS}", "--max_steps=-1"} <= {*started[0].words}
     assert said[1] == "a: probe failed: it printed nothing"
     found = estimate(StudyRuns(plan, store))
     # 20 steps of 1.4 s and 6 evaluations of 0.4 s, without what is outside of both
