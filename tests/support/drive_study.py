@@ -39,7 +39,8 @@ def main() -> int:
     try:
         if runs.plan.looks:
             how = {"until_decided": True, "retries": 1, "max_hours": None}
-            return ended("made_up", runs, run_passes([runs], engine(options, runs.plan), **how))
+            found = run_passes([runs], lambda plan: engine(options, plan), **how)
+            return ended("made_up", runs, found)
         outcome = Runner(runs, engine(options, runs.plan), only=options.only, say=say).run()
     except KeyboardInterrupt:
         return 130

@@ -3,11 +3,18 @@ message names that engine."""
 
 import argparse
 import sys
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_ablate.cli.parsing import Parser, at_least
 from trl_ablate.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from trl_ablate.study.engines import Engine
+    from trl_ablate.study.planned import Plan
+
+EngineOf = Callable[["Plan"], "Engine"]
 
 ENGINES = ("local", "ray", "modal", "hf_jobs", "slurm")
 IMAGE = f"python:3.{sys.version_info.minor}"
@@ -79,3 +86,16 @@ def engine_module(name: str) -> Any:
         raise ConfigurationError(
             f"--engine {name}: there is no module '{error.name}'; pip install 'trl-ablate[{name}]'"
         ) from error
+
+
+def engines(name: str, options: argparse.Namespace) -> EngineOf:
+    """The engine of each plan of a list; plans whose runs need the same share one."""
+    module, made = engine_module(name), {}
+
+    def engine_of(plan: "Plan") -> "Engine":
+        kind = plan.for_gpu, plan.of_one_core
+        if kind not in made:
+            made[kind] = module.make(options, plan)
+        return made[kind]
+
+    return engine_of

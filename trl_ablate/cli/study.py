@@ -13,11 +13,12 @@ examples:
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE
-from trl_ablate.cli.engines import add_engine, check_engine, engine_module
+from trl_ablate.cli.engines import EngineOf, add_engine, check_engine, engine_module, engines
 from trl_ablate.cli.parsing import RUNS, Option, Parser, at_least, command, flag, option
 from trl_ablate.cli.study_runs import (
     ended,
@@ -119,7 +120,7 @@ def check_one(options: argparse.Namespace) -> None:
 def plan(options: argparse.Namespace) -> int:
     check_one(options)
     if options.all:
-        total(options)
+        total(options, engines("local", options))
         return DONE
     from trl_ablate.study.engines import local
     from trl_ablate.study.expected_hours import probe
@@ -138,12 +139,10 @@ def plan(options: argparse.Namespace) -> int:
     return DONE
 
 
-def total(options: argparse.Namespace) -> list["StudyRuns"]:
+def total(options: argparse.Namespace, engine_of: EngineOf) -> list["StudyRuns"]:
     """The studies of the list; what they need is printed."""
-    from trl_ablate.study.engines import local
-
     studies = [known(file, options.runs) for file in files_of(options.all)]
-    show_total(studies, local.make(options, studies[0].plan).slots)
+    show_total(studies, [engine_of(runs.plan).slots for runs in studies])
     return studies
 
 
@@ -173,10 +172,9 @@ def run(options: argparse.Namespace) -> int:
     check_one(options)
     Termination().listen()  # SIGTERM stops the study and its runs as Ctrl-C does; the runs save
     if options.all:
-        studies = total(options)
-        engine = engine_module(options.engine).make(options, studies[0].plan)
-        return run_all(studies, engine, options)
-    opened = known if options.only else resolve
+        engine_of = engines(options.engine, options)
+        return run_all(total(options, engine_of), engine_of, options)
+    opened = known if options.only else partial(resolve, starts=True)
     runs = opened(options.study, options.runs, options.profile)
     only = only_of(options, runs)
     if options.engine == "slurm":
@@ -184,7 +182,7 @@ def run(options: argparse.Namespace) -> int:
     engine = engine_module(options.engine).make(options, runs.plan)
     how = {"retries": options.retries, "max_hours": options.max_hours}
     if options.until and not options.detach:
-        outcome = run_passes([runs], engine, until_decided=True, **how)
+        outcome = run_passes([runs], lambda plan: engine, until_decided=True, **how)
     else:
         outcome = executed(runs, engine, **how, stay=not options.detach, only=only)
     return ended(options.study, runs, outcome)
@@ -215,7 +213,9 @@ def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str]
         console.print("nothing to do")
         return DONE
     study = study_path(options.study)
-    words = slurm.study_command(study, runs.store, "--retries", str(options.retries))
+    profile = ["--profile", options.profile] if options.profile else []
+    retries = ["--retries", str(options.retries)]
+    words = slurm.study_command(study, runs.store, *profile, *retries)
     cpus, at_once = options.cpus_per_run, options.jobs
     script = slurm.array_job(runs, chosen, words, cpus=cpus, at_once=at_once)
     if options.submit:

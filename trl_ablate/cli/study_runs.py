@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, FAILED
+from trl_ablate.cli.engines import EngineOf
 from trl_ablate.cli.imports import to_keep
 from trl_ablate.cli.terminal import console, table
 from trl_ablate.recipe.places import study_path
@@ -24,9 +25,15 @@ UNFINISHED = 3
 
 
 def resolve(
-    name: str | Path, folder: Path, profile: str | None = None, *, to_run: bool = True
+    name: str | Path,
+    folder: Path,
+    profile: str | None = None,
+    *,
+    to_run: bool = True,
+    starts: bool = False,
 ) -> "StudyRuns":
-    """Make the plan of a study from its recipes, and save it for the commands that only read."""
+    """Make the plan of a study from its recipes, and save it for the commands that only read;
+    under another profile than the study's own only when its runs are about to start."""
     study, store = _opened(name, folder, profile)  # a wrong name is refused before torch comes
     with to_keep():
         from trl_ablate.study.planned import save_plan
@@ -34,7 +41,8 @@ def resolve(
         from trl_ablate.study.runs import StudyRuns
 
     plan = resolve_plan(study, to_run=to_run)
-    save_plan(plan, study, store.plans)
+    if starts or profile is None:
+        save_plan(plan, study, store.plans)
     return StudyRuns(plan, store)
 
 
@@ -77,7 +85,7 @@ def executed(runs: "StudyRuns", engine: "Engine", **how) -> "Outcome":
 
 def run_passes(
     studies: Sequence["StudyRuns"],
-    engine: "Engine",
+    engine_of: EngineOf,
     *,
     until_decided: bool,
     retries: int,
@@ -102,7 +110,7 @@ def run_passes(
         else:
             console.print(f"{runs.plan.study}: {len(wanted)} runs", style="bold")
             outcome = executed(
-                runs, engine, retries=retries, only=wanted, waits_for_others=True,
+                runs, engine_of(runs.plan), retries=retries, only=wanted, waits_for_others=True,
                 max_hours=None if end is None else max(0.0, end - time.monotonic()) / 3600,
             )  # fmt: skip
             found.failed += outcome.failed
@@ -117,9 +125,11 @@ def run_passes(
     return found
 
 
-def run_all(studies: Sequence["StudyRuns"], engine: "Engine", options: argparse.Namespace) -> int:
+def run_all(
+    studies: Sequence["StudyRuns"], engine_of: EngineOf, options: argparse.Namespace
+) -> int:
     outcome = run_passes(
-        studies, engine, until_decided=bool(options.until), retries=options.retries,
+        studies, engine_of, until_decided=bool(options.until), retries=options.retries,
         max_hours=options.max_hours,
     )  # fmt: skip
     if outcome.left:
@@ -154,8 +164,8 @@ def ended(study: str, runs: "StudyRuns", outcome: "Outcome") -> int:
     return DONE
 
 
-def show_total(studies: Sequence["StudyRuns"], slots: int) -> None:
-    """Print a line for each study, and the runs and hours of all."""
+def show_total(studies: Sequence["StudyRuns"], slots: Sequence[int]) -> None:
+    """Print a line for each study, and the runs and hours of all; `slots`: at once, of each."""
     from trl_ablate.study.expected_hours import total_of
 
     shares, total = total_of(studies)
@@ -168,7 +178,8 @@ def show_total(studies: Sequence["StudyRuns"], slots: int) -> None:
     console.print(table("", rows, header, numbers=True))
     console.print(
         f"{_between(*total.runs)} different runs, {len(total.worst.done)} done; "
-        f"{_hours(total)} process-hours, {_hours(total, slots)} hours with {slots} at once"
+        f"{_hours(total)} process-hours, {_hours(total, slots)} hours with "
+        f"{_between(min(slots), max(slots))} at once"
     )
 
 
@@ -177,8 +188,8 @@ def _between(*numbers: int) -> str:
     return " to ".join(map(str, sorted(set(numbers))))
 
 
-def _hours(share: "Share", slots: int = 0) -> str:
-    least, most = share.best.hours(slots), share.worst.hours(slots)
+def _hours(share: "Share", slots: Sequence[int] = (0,)) -> str:
+    least, most = share.best.hours(max(slots)), share.worst.hours(min(slots))
     if least is None or most is None:
         return "an unknown number of"
     return " to ".join(dict.fromkeys((f"{least:.1f}", f"{most:.1f}")))

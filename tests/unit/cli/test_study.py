@@ -1,9 +1,14 @@
 """`trl-ablate study`: what it prints and refuses, without starting a run."""
 
 import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.support.synthetic_study import make_plan
+from trl_ablate.cli.engines import engines
 from trl_ablate.cli.study import main
 
 ONE_ARM = "question: q\narms: [grpo.yaml]\nseeds: [0, 1]\nprofile: miniature\n"
@@ -37,6 +42,18 @@ def test_a_slurm_job_is_printed_and_its_runs_are_the_studys(printed, where):
     assert [run.partition("-")[2] for run in runs_of(printed)] == ["seed0", "seed1"]
     command = f"-m trl_ablate study run {' '.join(where)} --retries 2 --only"
     assert command in printed
+
+
+def test_another_profile_reaches_slurms_tasks_and_a_plan_under_it_is_not_kept(
+    printed, where, capsys
+):
+    (kept,) = Path(where[-1]).glob("studies/*.json")
+    before, other = kept.read_bytes(), ["--profile", "miniature-sums"]
+    assert main(["plan", *where, *other]) == 0 and "'miniature-sums'" in capsys.readouterr().out
+    assert kept.read_bytes() == before
+    assert main(["run", *where, *other, "--engine", "slurm"]) == 0
+    assert f"{' '.join(other)} --retries 1 --only" in capsys.readouterr().out
+    assert kept.read_bytes() != before
 
 
 def test_a_plan_begins_with_its_question(where, capsys):
@@ -97,6 +114,13 @@ def test_what_commands_refuse(capsys, words, complaint):
     assert main(words) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and complaint in " ".join(said.split())
+
+
+def test_a_list_has_an_engine_for_each_kind_of_run():
+    plan = make_plan({"a": {}})
+    engine_of = engines("local", Namespace(jobs=None))
+    assert engine_of(plan) is engine_of(replace(plan, study="another"))
+    assert engine_of(plan) is not engine_of(replace(plan, miniatures=()))
 
 
 @pytest.mark.parametrize("extra", ["ray", "modal"])

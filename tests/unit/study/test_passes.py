@@ -201,6 +201,7 @@ def all_of(store, monkeypatch):
         calls = []
 
         def executed(runs, engine, *, only, **how) -> Outcome:
+            assert engine == f"engine of {runs.plan.study}"
             calls.append((runs.plan.study, len(only)))
             if len(calls) > stops_after:
                 return Outcome(left=list(only))
@@ -210,9 +211,9 @@ def all_of(store, monkeypatch):
 
         monkeypatch.setattr(study_runs, "executed", executed)
         options = Namespace(until=until, max_hours=None, retries=1, runs=store.path)
-        engine: Any = None
+        engine_of: Any = lambda plan: f"engine of {plan.study}"  # noqa: E731
         studies = [StudyRuns(plan, store) for plan in plans]
-        return study_runs.run_all(studies, engine, options), calls
+        return study_runs.run_all(studies, engine_of, options), calls
 
     return all_of
 
