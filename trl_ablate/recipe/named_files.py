@@ -15,7 +15,7 @@ from typing import Any
 
 from trl_ablate.miniature.registry import DEFAULT, MINIATURE, in_full, is_miniature
 from trl_ablate.prompts.templates import is_own
-from trl_ablate.recipe.places import beside_or_shipped
+from trl_ablate.recipe.places import SUFFIXES, beside_or_shipped, profile_path
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.switches import named
 
@@ -118,8 +118,17 @@ def profile_of(recipe: Path, asked: str = "auto") -> str:
     own, or that of its base; `auto` if that is up to the machine."""
     if asked != "auto":
         return asked
-    own = (read_mapping(file, "recipe").get("profile") for file in (recipe, base_of(recipe)))
-    return str(next(filter(None, own), "auto"))
+    for file in (recipe, base_of(recipe)):
+        if own := read_mapping(file, "recipe").get("profile"):
+            is_path = str(own).endswith(SUFFIXES)
+            return str(beside_or_shipped(own, file) if is_path else own)
+    return "auto"
+
+
+def profile_file(recipe: Path, asked: str = "auto") -> Path | None:
+    """The file of that profile, if a path names it."""
+    name = profile_of(recipe, asked)
+    return profile_path(name, recipe) if name.endswith(SUFFIXES) else None
 
 
 def world_file(name: str) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.miniature.registry import is_of_one_core
-from trl_ablate.recipe.named_files import base_of, changed_files, profile_of
+from trl_ablate.recipe.named_files import base_of, changed_files, profile_file
 from trl_ablate.recipe.places import SHIPPED, yaml_files
 from trl_ablate.run.json_files import write_json
 from trl_ablate.study.definition import Asked, Study
@@ -160,8 +160,8 @@ def fingerprint(study: Study) -> str:
     for folder in {recipe.parent.resolve() for recipe in recipes} | {SHIPPED}:
         files |= yaml_files(folder)
     for recipe in recipes:
-        named = base_of(recipe), Path(profile_of(recipe, study.profile))
-        files |= {file.resolve() for file in named if file.is_file()}
+        named = base_of(recipe), profile_file(recipe, study.profile)
+        files |= {file.resolve() for file in named if file and file.is_file()}
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")

@@ -138,18 +138,20 @@ def test_own_code_prompts_and_data_are_sent(tmp_path):
 
 def test_a_base_and_a_profile_are_sent_with_their_files(tmp_path):
     home, one, named = tmp_path / "task", job(tmp_path), "template: ask.txt\n"
-    files = {"mine.yml": "extends: bases/own.yml\n", "bases/own.yml": named, "bases/ask.txt": "a",
+    mine = "extends: bases/own.yml\nprofile: gpu/big.yaml\n"
+    files = {"mine.yml": mine, "bases/own.yml": named, "bases/ask.txt": "a",
              "gpu/big.yaml": named, "gpu/ask.txt": "b"}  # fmt: skip
     for name, text in files.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
 
-    def packed(profile: Path):
+    def packed(profile: Path | str):
         return pack(replace(one, words=[str(home / "mine.yml"), "--profile", str(profile)]))
 
-    bundle = packed(home / "gpu/big.yaml")
-    assert set(bundle.files) == {f"recipes/{name}" for name in files}
-    assert bundle.words == ("recipes/mine.yml", "--profile", "recipes/gpu/big.yaml")
+    for profile in (home / "gpu/big.yaml", "auto"):
+        bundle = packed(profile)
+        assert set(bundle.files) == {f"recipes/{name}" for name in files}
+        assert bundle.words == ("recipes/mine.yml", "--profile", "recipes/gpu/big.yaml")
     assert packed(tmp_path / "grpo.yaml").words[2] == "profile.yaml"  # outside, names no file
     (tmp_path / "grpo.yaml").write_text("template: task/bases/ask.txt\n")
     with pytest.raises(ConfigurationError, match="is outside the recipe's folder"):
@@ -162,6 +164,7 @@ def test_a_base_and_a_profile_are_sent_with_their_files(tmp_path):
         ("extends: ../base.yaml", "base.yaml, which recipe .* is outside the recipe's folder"),
         ("extends: HERE/base.yaml", "extends: .*/task/base.yaml is an absolute path"),
         ("dataset: HERE/big.jsonl", "dataset: .*/task/big.jsonl is an absolute path"),
+        ("tools: ['HERE/own.py:f']", "tools: .*/task/own.py is an absolute path"),
         ("template: ../outside.txt", "outside.txt, which recipe .* is outside the recipe's folder"),
         ("template: /etc/hostname.txt", "template: there is no file /etc/hostname.txt"),
         ("reward_funcs: ['gone.py:score']", "reward_funcs: there is no file gone.py"),
@@ -175,6 +178,7 @@ def test_what_cannot_be_sent_is_refused(tmp_path, monkeypatch, setting, sentence
     (tmp_path / "outside.txt").write_text("{question}")
     (tmp_path / "lonely.py").write_text("")
     (tmp_path / "base.yaml").write_text("beta: 0.1\n")
+    (home / "own.py").write_text("")
     with (home / "big.jsonl").open("wb") as file:
         file.truncate(60_000_000)
     monkeypatch.chdir(tmp_path)

@@ -19,10 +19,11 @@ from trl_ablate.recipe.named_files import (
     Anchor,
     base_of,
     file_and_name,
+    profile_file,
     profile_of,
     world_file,
 )
-from trl_ablate.recipe.places import NO_PROFILE, SUFFIXES, yaml_files
+from trl_ablate.recipe.places import NO_PROFILE, yaml_files
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.reward_specs import GYM_SCORE
 from trl_ablate.switches import named
@@ -36,7 +37,7 @@ def own_files(recipe: Path, words: Sequence[str]) -> dict[str, Path]:
     Args:
         words: arguments of the training after the recipe; `--key=value` are settings.
     """
-    folder, profile = recipe.parent.resolve(), profile_file(recipe, words)
+    folder, profile = recipe.parent.resolve(), profile_file(recipe, profile_asked(words))
     found = {str(file.relative_to(recipe.parent)): file for file in yaml_files(recipe.parent)}
     if profile and profile.resolve().is_relative_to(folder):
         found[str(_inside(profile, folder, recipe))] = profile
@@ -58,15 +59,9 @@ def own_files(recipe: Path, words: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def profile_file(recipe: Path, words: Sequence[str]) -> Path | None:
-    """The profile of a run, if a path names it."""
-    name = _profile(recipe, words)
-    return Path(name) if name.endswith(SUFFIXES) else None
-
-
-def _profile(recipe: Path, words: Sequence[str]) -> str:
-    asked = words[words.index("--profile") + 1] if "--profile" in words else NO_PROFILE
-    return profile_of(recipe, asked) if recipe.is_file() else asked
+def profile_asked(words: Sequence[str]) -> str:
+    """The profile that the words name, as those of a study always do."""
+    return words[words.index("--profile") + 1] if "--profile" in words else NO_PROFILE
 
 
 def _layers(recipe: Path, words: Sequence[str]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
@@ -78,10 +73,11 @@ def _layers(recipe: Path, words: Sequence[str]) -> Iterator[tuple[Path, Mapping[
     own = read_mapping(recipe, "recipe")
     yield recipe, own
     _check_relative("extends", str(own.get("extends", "")))
-    for file in (base_of(recipe), recipe.parent / f"profiles/{_profile(recipe, words)}.yaml"):
+    asked = profile_asked(words)
+    for file in (base_of(recipe), recipe.parent / f"profiles/{profile_of(recipe, asked)}.yaml"):
         if file != recipe and file.is_relative_to(recipe.parent) and file.is_file():
             yield file, read_mapping(file, "recipe")
-    if profile := profile_file(recipe, words):
+    if profile := profile_file(recipe, asked):
         yield profile, read_mapping(profile, "profile")
 
 
@@ -101,9 +97,8 @@ def _named(settings: Mapping[str, Any], folder: Path) -> Iterator[Path]:
     code, worlds = named("code"), named("world")
     naming = (*code, *worlds, *named("dataset", "file"))
     given = {key: value for key, value in given.items() if key in naming}
-    anchor = Anchor()
-    for key, value in anchor.settings(given, folder, Path()).items():
-        for text in texts_in(value):
+    for key, value in Anchor().settings(given, folder, Path()).items():
+        for asked, text in zip(texts_in(given[key]), texts_in(value), strict=True):
             if key in worlds and world_file(text) is None:
                 continue  # a model's folder is not sent
             file, name = file_and_name(world_file(text) or text)
@@ -111,7 +106,7 @@ def _named(settings: Mapping[str, Any], folder: Path) -> Iterator[Path]:
                 _check_module(key, text)
             path = Path(file).expanduser()
             if path.is_absolute() and path.exists():
-                if file not in anchor.files:
+                if asked == text:
                     _check_relative(key, str(path))
                 yield path
             elif name or path.is_absolute():

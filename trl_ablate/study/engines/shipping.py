@@ -26,6 +26,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.named_files import profile_file
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import part_of, put_back, replace_folder
@@ -34,7 +35,7 @@ from trl_ablate.run.json_files import read_object, write_json
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.engines import PROGRAM, SECONDS_TO_END, Job, Process
 from trl_ablate.study.engines.local import LocalProcess
-from trl_ablate.study.engines.own_files import own_files, profile_file
+from trl_ablate.study.engines.own_files import own_files, profile_asked
 from trl_ablate.study.planned import Plan
 
 CODE = {PACKAGE: PACKAGE.name, SHIPPED: f"{PACKAGE.name}/shipped"}
@@ -79,7 +80,7 @@ def pack(job: Job) -> Bundle:
     own = own_files(Path(recipe), rest)
     files = {f"recipes/{name}": path.read_bytes() for name, path in own.items()}
     words = [f"recipes/{Path(recipe).name}", *rest]
-    if profile := profile_file(Path(recipe), rest):
+    if profile := profile_file(Path(recipe), profile_asked(rest)):
         names = (f"recipes/{name}" for name, path in own.items() if path.samefile(profile))
         sent = next(names, "profile.yaml")
         files[sent] = profile.read_bytes()
