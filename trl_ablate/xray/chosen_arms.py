@@ -51,6 +51,11 @@ class XrayArm:
         found.pop("seed", None)
         return without_place(found)
 
+    @property
+    def files(self) -> list[str]:
+        """Name and digest of its code and templates; the settings have their paths alone."""
+        return sorted(known for known in self.resolved.files.values() if "@" in known)
+
 
 def arms_of(
     given: str | os.PathLike | Sequence[str | os.PathLike] | Mapping[str, Resolved],

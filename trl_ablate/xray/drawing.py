@@ -78,10 +78,10 @@ def drawn(
 def about_rollouts(
     reference: XrayArm, point: Point, seed: int, given: Path | None
 ) -> dict[str, Any]:
-    """What the rollouts depend on."""
+    """What the rollouts and their stored rewards depend on."""
     settings = reference.settings
-    keys = named(*itertools.chain(*SAME.values()))
-    about = {key: settings[key] for key in keys if key in settings}
+    keys = named(*itertools.chain(*SAME.values()), "reward")
+    about = {key: settings[key] for key in keys if key in settings} | {"files": reference.files}
     folder = point.checkpoint
     files = sorted(folder.glob("*.safetensors")) if folder else []
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]

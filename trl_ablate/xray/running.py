@@ -134,7 +134,10 @@ class _Comparison:
             "processes": config.world_size,
             "format": 2,
         }
-        keys = {arm.name: key_of({"arm": arm.settings, **depends_on}) for arm in self.arms}
+        keys = {
+            arm.name: key_of({"arm": arm.settings, "files": arm.files, **depends_on})
+            for arm in self.arms
+        }
         files = {arm.name: place / f"{_slug(arm.name)}.npz" for arm in self.arms}
         taken = {name: TakenGradients.read(file, keys[name]) for name, file in files.items()}
         known = {name: one for name, one in taken.items() if one}

@@ -120,6 +120,35 @@ def test_rollouts_of_another_template(tiny_model, tmp_path):
     assert "answer other prompts" in refused(settings, ARMS, (), 1, rollouts=rollouts)
 
 
+def test_what_was_stored_is_of_the_same_rewards(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings, shown = small_xray(tiny_model), []
+    del settings["reward_funcs"]
+    names = [f"grpo+reward_funcs=[{name}.py:score]" for name in "ab"]
+
+    def write(name, start=0):
+        text = (
+            f"def score(completions, **kwargs):\n    return [{start} + len(c) for c in completions]"
+        )
+        (tmp_path / f"{name}.py").write_text(text)
+
+    def again(arms=names):
+        shown.clear()
+        xray(arms, (), 1, overrides=settings, output="x", say=shown.append)
+
+    write("a")
+    write("b")
+    again()
+    write("b", 1)
+    again()
+    assert f"base: {names[1]}" in shown and f"base: {names[0]}" not in shown
+    with pytest.raises(ConfigurationError, match="were drawn with reward_funcs"):
+        again(["grpo+reward_funcs=[{path: a.py:score, kwargs: {n: 1}}]", names[1]])
+    write("a", 1)
+    with pytest.raises(ConfigurationError, match="were drawn with files .*a.py@"):
+        again()
+
+
 def test_the_command(tiny_model, tmp_path, capsys):
     settings = small_xray(tiny_model)
     profile = settings.pop("profile")
