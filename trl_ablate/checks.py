@@ -133,6 +133,11 @@ def check_generation(config: Any) -> None:
     given: Any = config.generation_kwargs or {}
     _refuse(
         (
+            isinstance(config.stop, str) or "" in (config.stop or ()),
+            f"stop is {config.stop!r}; give a list of texts such as ['</answer>'], none of them "
+            "empty",
+        ),
+        (
             config.min_tokens > (longest or config.min_tokens),
             f"min_tokens {config.min_tokens} is more than max_completion_length {longest}; "
             "lower it",

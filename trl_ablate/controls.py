@@ -17,9 +17,9 @@ def flipped(rewards_NF: torch.Tensor, draws_N: Sequence[float], probability: flo
     rate of rewarded completions becomes q + p(1 - 2q): at p = 1/2 the reward is independent of the
     answer.
     """
-    drawn_N1 = torch.tensor(draws_N, dtype=torch.float64, device=rewards_NF.device).unsqueeze(1)
+    drawn_N = torch.tensor([draw < probability for draw in draws_N], device=rewards_NF.device)
     binary_NF = (rewards_NF == 0) | (rewards_NF == 1)
-    return torch.where((drawn_N1 < probability) & binary_NF, 1 - rewards_NF, rewards_NF)
+    return torch.where(drawn_N.unsqueeze(1) & binary_NF, 1 - rewards_NF, rewards_NF)
 
 
 def placebo_reward(

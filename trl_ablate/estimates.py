@@ -205,9 +205,11 @@ def reward_metrics(
 
 
 def deviation(values: Sequence[float | None]) -> float | None:
-    """The standard deviation (ddof 1) of the graded values; None for fewer than two."""
+    """The standard deviation (ddof 1) of the graded values; None for fewer than two, or if one is
+    not finite."""
     graded = [value for value in values if value is not None]
-    return statistics.stdev(graded) if len(graded) > 1 else None
+    defined = len(graded) > 1 and all(map(math.isfinite, graded))
+    return statistics.stdev(graded) if defined else None
 
 
 def merged(calls: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[str, float | None]:

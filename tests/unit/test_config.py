@@ -115,6 +115,8 @@ def test_accumulation_counts_processes(monkeypatch):
         ),
         ({"num_iterations": 0}, "num_iterations is 0; it has to be 1 or more"),
         ({"min_tokens": 99, "max_completion_length": 12}, "min_tokens 99 is more than"),
+        ({"stop": "</answer>"}, r"stop is '</answer>'; give a list of texts such as ['</answer>']"),
+        ({"stop": ["a", ""]}, "stop is ['a', '']; give a list of texts"),
         ({"optimizer_batch_size": 100}, "optimizer_batch_size 100 is not a multiple"),
         ({"generation_kwargs": {"seed": 1}}, "remove it and use --seed"),
         ({"generation_kwargs": {"num_return_sequences": 2}}, "has num_return_sequences 2, but"),

@@ -1,6 +1,7 @@
 """Control rewards against tables computed by hand."""
 
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,13 @@ def test_noise_exchanges_zero_and_one_where_the_draw_is_below_it():
     assert got[:2].tolist() == [[1.0, 0.0], [0.0, 0.5]]
     assert got[2, 0] == 0 and got[2, 1].isnan()
     assert got[3].tolist() == [0.0, 0.0]
+
+
+def test_noise_needs_no_float64_which_some_devices_lack(monkeypatch):
+    made = Mock(wraps=torch.tensor)
+    monkeypatch.setattr(torch, "tensor", made)
+    flipped(torch.zeros(1, 1), [0.1], 0.3)
+    assert made.call_args.kwargs.get("dtype") is not torch.float64
 
 
 @pytest.mark.parametrize(("probability", "flips"), [(0.0, 0), (1.0, 3)])

@@ -1,5 +1,6 @@
 """Estimates from several samples per prompt, against tables, subsets and simulation."""
 
+import math
 import random
 import statistics
 from itertools import combinations
@@ -162,6 +163,13 @@ def test_trls_metrics_of_rewards_by_hand():
         "reward_std": pytest.approx(statistics.stdev([6, 3, 2, 2])),
         "frac_reward_zero_std": 0.5,
     }
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.nan])
+def test_rewards_that_are_not_finite_have_no_deviation(value):
+    found = reward_metrics({"a": [value, 1.0]}, [value, 1.0], 2)
+    assert found["rewards/a/std"] is found["reward_std"] is None
+    assert found["frac_reward_zero_std"] == 0.0
 
 
 def test_a_question_with_one_graded_sample_is_not_one_without_variance():

@@ -44,7 +44,8 @@ def evaluation_seed(trainer: Any) -> int:
 @contextmanager
 def _generators(seed: int, device: torch.device):
     training = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type=device.type):
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)

@@ -65,6 +65,18 @@ def test_what_is_drawn_afterwards_is_as_if_nothing_had_been():
     assert numbers() == expected
 
 
+def test_the_generator_of_another_accelerator_is_restored(monkeypatch):
+    """`torch.manual_seed` seeds it, too."""
+    restored = []
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda device: "the state of training")
+    monkeypatch.setattr(torch.mps, "set_rng_state", lambda state, device: restored.append(state))
+    one = trainer()
+    one.accelerator.device = torch.device("mps")
+    with own_randomness(one):
+        assert not restored
+    assert restored == ["the state of training"]
+
+
 class Server:
     """A vLLM server as its client sees it: requests without a seed draw from one generator.
 
