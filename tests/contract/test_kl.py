@@ -112,14 +112,14 @@ def test_an_unknown_estimate_is_refused_by_name():
 LOSSES = {
     **{norm: {"length_norm": norm} for norm in ("mean", "constant", "microbatch", "token")},
     "prompt": {"length_norm": "prompt"},
-    "reinforce": {"length_norm": "mean", "surrogate": "reinforce"},
+    **{name: {"length_norm": "mean", "surrogate": name} for name in ("reinforce", "one_sided")},
     **{name: {"loss_type": name} for name in ("bnpo", "luspo", "cispo", "sapo")},
 }
 
 
 def divisor_of(name, mask):
     norm = {"bnpo": "token", "cispo": "token", "sapo": "mean", "prompt": "token",
-            "reinforce": "mean"}.get(name, name)  # fmt: skip
+            "reinforce": "mean", "one_sided": "mean"}.get(name, name)  # fmt: skip
     if name == "luspo":
         return torch.tensor(4.0 * ACCUMULATION)
     items = mask.sum() * ACCUMULATION if name == "bnpo" else 37
@@ -190,6 +190,36 @@ def test_the_distance_of_covariant_tokens(assert_adds, batch, name, beta):
         return 0.7 * (logps - old).abs() * chosen
 
     assert_adds(name, {"covariance_kl": 0.7}, terms, covariance_share=0.15, beta=beta)
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting", "attribute", "low"),
+    [
+        ({"loss_type": "grpo"}, "beta", "beta", 0.1),
+        ({"kl_estimator": "k2"}, "beta", "beta", 0.1),
+        *[
+            ({"surrogate": surrogate, "epsilon": low, "epsilon_high": low}, *names, low)
+            for surrogate, low in (("geometric", 0.1), ("probability", 1e-3))
+            for names in (("epsilon", "epsilon_low"), ("epsilon_high", "epsilon_high"))
+        ],
+    ],
+    ids=str,
+)
+def test_what_is_changed_on_the_trainer_is_what_the_loss_takes(
+    make_trainer, batch, settings, setting, attribute, low
+):
+    """As a callback may do in the middle of a training; TRL's loss reads it there."""
+    found = []
+    for given, now in ((3 * low, 3 * low), (low, 3 * low), (low, low)):
+        trainer = make_trainer(**{**settings, setting: given})
+        amid_a_step(trainer, ACCUMULATION)
+        setattr(trainer, attribute, now)
+        old, ref = nearby(trainer.model, batch, 0.4), nearby(trainer.model, batch, 0.4, seed=8)
+        inputs = {**batch, "old_per_token_logps": old, "ref_per_token_logps": ref}
+        inputs[ROW_WEIGHTS] = torch.full((4,), 0.5)
+        loss = trainer._compute_loss(trainer.model, inputs)
+        found.append([loss.item(), *gradients(loss, trainer.model).tolist()])
+    assert found[1] == found[0] != found[2]
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

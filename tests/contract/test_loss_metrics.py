@@ -1,10 +1,14 @@
 """Logged metrics of the loss: independent of regrouping; which tokens count as clipped."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.contract.alike import unequal
+from tests.contract.formulas import amid_a_step, nearby
+from trl_ablate.trainer.batching import DRAWN
 
 OFF_POLICY = {"num_iterations": 3, "learning_rate": 1.0, "optim": "sgd", "max_steps": 6}
 LOSS_METRICS = ("kl", "entropy", "clip_ratio/", "cispo_clip_ratio", "vespo/")
@@ -51,11 +55,36 @@ def test_regrouping_changes_no_metric_of_the_loss(make_trainer, settings):
 
 def test_a_clip_range_that_is_changed_on_the_trainer_is_the_one_logged(make_trainer):
     """As a callback may do in the middle of a training; TRL's loss reads it there."""
-    trainer = make_trainer(extras={"rollout_func": unequal}, epsilon=0.01, **OFF_POLICY)
+    settings = {"epsilon": 0.01, "beta": 0.2, **OFF_POLICY}
+    trainer = make_trainer(extras={"rollout_func": unequal}, **settings)
     trainer.epsilon_low = trainer.epsilon_high = 1e6
+    trainer.beta = 0.0
     trainer.train()
     logged = [row for row in trainer.state.log_history if "loss" in row]
+    assert not [name for row in logged for name in row if name == "kl"]
     assert all(row["clip_fraction"] == row["clip_ratio/region_mean"] == 0.0 for row in logged)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"loss_type": "grpo"}, {"loss_type": "cispo", "epsilon_high": 1.01}, {"loss_type": "vespo"}],
+    ids=str,
+)
+def test_regrouping_changes_no_metric_of_rejected_completions(make_trainer, batch, settings):
+    found = []
+    for drawn in ({}, {DRAWN: torch.zeros(4, dtype=torch.long)}):
+        trainer = make_trainer(sampler_dtype="int8", sampler_gap_limit=0.1, epsilon=0.01,
+                               vllm_importance_sampling_correction=False, **settings)  # fmt: skip
+        amid_a_step(trainer)
+        old, sampling = (nearby(trainer.model, batch, 0.3, seed) for seed in (7, 8))
+        inputs = {"old_per_token_logps": old, "sampling_per_token_logps": sampling}
+        loss_pass = Mock(wraps=trainer.mismatch.record)
+        trainer.mismatch.record = loss_pass
+        trainer._compute_loss(trainer.model, {**batch, **inputs, **drawn})
+        kept = loss_pass.call_args.args[0].kept_N1
+        found.append(dict(trainer._metrics["train"]))
+    assert 0 < kept.sum() < 4
+    assert found[0] == {name: pytest.approx(value, rel=1e-5) for name, value in found[1].items()}
 
 
 def test_the_clip_fraction_of_cispo_is_trls(make_trainer):

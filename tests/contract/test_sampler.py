@@ -5,7 +5,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tests.contract.alike import Script, weights
+from tests.contract.alike import Script, unequal, weights
 from tests.contract.formulas import (
     amid_a_step,
     assert_loss_is,
@@ -312,6 +312,19 @@ def test_sharded_weights_cannot_be_exchanged(make_trainer, sharded):
     refused = pytest.raises(ConfigurationError, match="which FSDP and DeepSpeed shard")
     with refused, trainer._sampling_weights():
         pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"rollout_staleness": 1}, "rollout_staleness 1"),
+        ({"sampler_dtype": "int8"}, "sampler_dtype int8"),
+        ({"correct_truncation": True, "top_p": 0.9}, "correct_truncation True"),
+    ],
+)
+def test_a_function_that_samples_by_itself_is_refused(make_trainer, settings, named):
+    with pytest.raises(ConfigurationError, match=f"rollout_func .* {named}"):
+        make_trainer(**settings, extras={"rollout_func": unequal})
 
 
 def test_prompts_with_images_are_refused():

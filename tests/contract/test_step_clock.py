@@ -1,9 +1,12 @@
 """`eval_steps` and `save_steps` count GRPO steps, also as fractions."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from transformers import TrainerCallback
 
+from trl_ablate import ConfigurationError
 from trl_ablate.run.checkpoints import step_of
 
 SHORT = {"max_completion_length": 4, "eval_strategy": "steps", "num_generations_eval": 1}
@@ -43,3 +46,30 @@ def test_evaluation_waits_for_its_delay(make_trainer):
     trainer.train()
     evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
     assert evaluated == [3, 4]
+
+
+class AtTheFirst(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            control.should_save = control.should_evaluate = True
+
+
+def test_another_callback_may_ask_for_more(make_trainer):
+    trainer = make_trainer(
+        **SHORT, max_steps=3, eval_steps=2, save_strategy="steps", save_steps=2,
+        save_only_model=True, extras={"callbacks": [AtTheFirst()]},
+    )  # fmt: skip
+    trainer.train()
+    evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
+    saved = [step_of(folder) for folder in Path(trainer.args.output_dir).glob("checkpoint-*")]
+    assert evaluated == sorted(saved) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("questions", "steps", "refused"), [(3, 4, True), (3, 2, False)])
+def test_an_epoch_that_cuts_a_step_off_is_refused(make_trainer, questions, steps, refused):
+    """A rollout batch is of one question, and a step takes two batches."""
+    trainer = make_trainer(steps_per_generation=1, grpo_steps=steps, max_steps=-1)
+    trainer.train_dataset = trainer.train_dataset.select(range(questions))
+    said = "the 3 rollout batches in an epoch do not fill optimizer steps of 2"
+    with pytest.raises(ConfigurationError, match=said) if refused else nullcontext():
+        trainer.train()

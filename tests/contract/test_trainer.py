@@ -13,7 +13,7 @@ from trl_ablate import AblationConfig
 from trl_ablate.advantages import compute_advantages, signed_and_clipped, weighted_reward
 from trl_ablate.settings import choices
 from trl_ablate.switches import Baseline, LengthNorm, Scale, Surrogate
-from trl_ablate.trainer.rollouts import describe
+from trl_ablate.trainer.rollouts import describe, truncation_metrics
 
 VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
 """Makes the random model end its completions at different lengths."""
@@ -181,6 +181,23 @@ def test_completions_of_special_tokens_alone_are_counted(make_trainer):
         None,
     )
     assert trainer._metrics["train"]["completions/only_special"] == [0.75]
+
+
+def test_a_stop_string_of_an_earlier_turn_is_no_end(make_trainer):
+    """Four tokens of the policy, two of a tool, and what the policy wrote after it. An EOS is an
+    end, whoever wrote it."""
+    trainer = make_trainer(stop=["1"])
+    trainer.model.train()
+    encode = trainer.processing_class.encode
+    for name in truncation_metrics(torch.zeros(1), torch.ones(1).bool()):
+        trainer._metrics["train"][name] = [0.0]
+    completions = [encode(f"232155{last}") for last in ("22", "21", "")]
+    masks = [[1] * 4 + [0] * 2 + [1] * (len(ids) - 6) for ids in completions]
+    completions.append([*completions[0], trainer.processing_class.eos_token_id])
+    masks.append([1] * 4 + [0] * 5)
+    setting, tokenizer = trainer._setting(), trainer.processing_class
+    found = describe(setting, trainer.stop, tokenizer, completions, masks)
+    assert found.truncated == [True, False, True, False]
 
 
 @pytest.mark.parametrize("on_each_node", [False, True])

@@ -16,6 +16,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import AutoTokenizer
 
+from tests.support.trainers import ON_CPU
 from tests.support.warm import fork
 from trl_ablate import AblationConfig, AblationTrainer
 
@@ -37,6 +38,10 @@ SETTINGS = [
     {"length_norm": "token", "baseline": "group_token_mean", "scale_rewards": "none"},
     {"length_norm": "token", "baseline": "best_of_others", "best_of": 3,
      "hard_group_exponent": 0.5},
+    # one process has an idle microbatch in every step, and both exchange something beside it
+    {"length_norm": "mean", "gradient_checkpointing": True, "max_steps": 3, "ddp_timeout": 60},
+    {"length_norm": "mean", "max_steps": 2, "ddp_timeout": 60,
+     "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
 ]  # fmt: skip
 
 
@@ -45,8 +50,12 @@ class ScriptedTrainer(AblationTrainer):
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations):
         first = self.accelerator.process_index * len(prompt_ids)
-        rows = (random.Random(first + i) for i in range(len(prompt_ids)))
-        return [[row.randint(5, 200) for _ in range(row.randint(2, 9))] for row in rows], None
+        return [scripted(first + i) for i in range(len(prompt_ids))], None
+
+
+def scripted(row: int) -> list[int]:
+    draw = random.Random(row)
+    return [draw.randint(5, 200) for _ in range(draw.randint(2, 9))]
 
 
 def reward(completions, **kwargs):
@@ -61,33 +70,38 @@ def without_variance_in_some(completions, prompts, **kwargs):
     ]
 
 
+def without_variance_in_the_first(completions, completion_ids, **kwargs):
+    """Constant in the first group of the first process."""
+    first = [scripted(row) for row in range(4)]
+    values = zip(completion_ids, reward(completions), strict=True)
+    return [1.0 if ids in first else value for ids, value in values]
+
+
 def measure(model: str, settings: dict, folder: str) -> dict:
     processes = int(torch.distributed.get_world_size()) if torch.distributed.is_initialized() else 1
     prompts = [f"User: {a}+7=?\nAssistant: <think>" for a in range(11, 31)]
     some_idle = "group_filter" in settings or len(settings) == 1
+    in_the_first = "max_steps" in settings and without_variance_in_the_first
     trainer = ScriptedTrainer(
         model=model,
-        reward_funcs=without_variance_in_some if some_idle else reward,
+        reward_funcs=in_the_first or (without_variance_in_some if some_idle else reward),
         args=AblationConfig(
-            output_dir=folder,
-            evaluation="one_shot",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            optim="sgd",
-            learning_rate=1.0,
-            lr_scheduler_type="constant",
-            max_grad_norm=1e9,
-            max_steps=1,
-            num_generations=4,
-            num_generations_eval=1,
-            max_completion_length=12,
-            per_device_train_batch_size=8 // processes,
-            optimizer_batch_size=ROWS,
-            **settings,
+            **dict(
+                output_dir=folder,
+                evaluation="one_shot",
+                **ON_CPU,
+                optim="sgd",
+                learning_rate=1.0,
+                lr_scheduler_type="constant",
+                max_grad_norm=1e9,
+                max_steps=1,
+                num_generations=4,
+                num_generations_eval=1,
+                max_completion_length=12,
+                per_device_train_batch_size=8 // processes,
+                optimizer_batch_size=ROWS,
+            )
+            | settings,
         ),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         eval_dataset=Dataset.from_dict({"prompt": prompts[:7]}),  # does not divide by two

@@ -54,6 +54,7 @@ from trl_ablate.trainer.engine import engine_as_configured
 from trl_ablate.trainer.forward_passes import (
     Passes,
     is_text_forward,
+    needs_all_processes,
     of_responses,
     positions_of_a_pass,
     without_gradient_of,
@@ -91,7 +92,13 @@ from trl_ablate.trainer.rollouts import (
     rollout_rows,
     without,
 )
-from trl_ablate.trainer.sampler import Sampler, check_text, forward_truncated, sampler_logps
+from trl_ablate.trainer.sampler import (
+    Sampler,
+    check_sampled_here,
+    check_text,
+    forward_truncated,
+    sampler_logps,
+)
 from trl_ablate.trainer.temporary import replaced
 from trl_ablate.trainer.update import (
     GRPOStepClock,
@@ -150,8 +157,10 @@ class AblationTrainer(GRPOTrainer):
         self.ratio_sums = RatioSums()
         self._row_metrics = RowMetrics(self._metrics["train"], self._setting().gather)
         self.mismatch = MismatchCorrection(args)
+        check_sampled_here(args, self.rollout_func)
         self.sampler = Sampler(args)
-        self.callback_handler.add_callback(GRPOStepClock(args.grpo_steps_per_optimizer_step))
+        clock = GRPOStepClock(args.grpo_steps_per_optimizer_step)
+        self.callback_handler.callbacks.insert(1, clock)  # behind `DefaultFlowCallback`
         self.phases = StepPhases(self._metrics["train"], memory=args.log_memory)
         self.callback_handler.add_callback(self.phases)
         if args.eval_strategy != "no":
@@ -192,7 +201,8 @@ class AblationTrainer(GRPOTrainer):
         with replaced(self, **self._left_to_us()):
             output = super()._generate_and_score_completions(inputs)
         if self.mask_truncated_completions and self.stop.strings:
-            ended = [self.stop.ended(ids) for ids in self._completion_ids]
+            local = self._setting().local_rows(len(output["completion_mask"]))
+            ended = [not truncated for truncated in self.described.truncated[local]]
             output = counted(self._setting(), without(output, ended))
         # Without vLLM, TRL computes no ratio, and the loss only in an update that is on-policy
         lacks_ratio = "importance_sampling_ratio" not in output and "old_per_token_logps" in output
@@ -202,7 +212,8 @@ class AblationTrainer(GRPOTrainer):
             )
         of_kl_N = None
         if kl_in_reward(args, output):
-            of_kl_N = kl_penalty(self._setting(), output, self._logps_before(output))
+            before_NT = self._logps_before(output)
+            of_kl_N = kl_penalty(self._setting(), output, before_NT, self.beta)
         rewards = Rewards(self._rewards_NF, self.reward_weights, self.reward_func_names)
         lengths, call = self.described.lengths, f"{self._step}-{turn}"
         return scored(self._setting(), output, rewards, lengths, of_kl_N, call)
@@ -299,7 +310,7 @@ class AblationTrainer(GRPOTrainer):
         rows = (input_ids, attention_mask, logits_to_keep, batch_size)
         if self._passes is not None and is_text_forward(kwargs):
             passes = partial(self._passes, of_responses(forward, model))
-            idle_N = self._idle_rows()
+            idle_N = self._idle_rows(model)
             result = passes(*rows) if idle_N is None else without_gradient_of(idle_N, passes, *rows)
         else:
             result = forward(model, *rows)
@@ -308,10 +319,11 @@ class AblationTrainer(GRPOTrainer):
             self.mismatch.correct(self._loss_pass)
         return result
 
-    def _idle_rows(self) -> torch.Tensor | None:
+    def _idle_rows(self, model: Any) -> torch.Tensor | None:
         """The rows of the loss that need no gradient; None if all do, or all have to take part:
         processes reduce their gradients together, and sharded weights are gathered together."""
-        together = self.accelerator.num_processes > 1 and self.accelerator.sync_gradients
+        several = self.accelerator.num_processes > 1
+        together = several and (self.accelerator.sync_gradients or needs_all_processes(model))
         training = self.model.training and torch.is_grad_enabled()
         if self._loss_pass is None or not training or together or self._is_sharded():
             return None

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch.nn.parallel import DistributedDataParallel
 from trl.kernels import chunked_logprob
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils as trl_utils
@@ -104,6 +105,18 @@ def positions_of_a_pass(accelerator: Accelerator) -> int | None:
     has a high fixed cost, or with several processes, which have to take equally many."""
     alone = accelerator.num_processes == 1 and accelerator.device.type == "cpu"
     return POSITIONS_OF_A_PASS if alone else None
+
+
+def needs_all_processes(model: Any) -> bool:
+    """Whether DDP exchanges something in this pass, so that every process has to make it with
+    gradients: it reduces them, or it rebuilds its buckets. It does the latter once, in the first
+    pass with gradients after a reduction, unless it looks for unused parameters."""
+    of_ddp = (one for one in model.modules() if isinstance(one, DistributedDataParallel))
+    ddp = next(of_ddp, None)
+    if ddp is None:
+        return False
+    rebuilds = ddp.static_graph or not ddp.find_unused_parameters
+    return ddp.require_backward_grad_sync or (rebuilds and not ddp._has_rebuilt_buckets)
 
 
 def is_text_forward(arguments: dict[str, Any]) -> bool:

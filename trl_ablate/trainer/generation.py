@@ -80,9 +80,14 @@ class StopStrings:
         self._ends = frozenset((*eos_token_ids, tokenizer.pad_token_id))
         self._min_tokens = min_tokens
 
-    def ended(self, ids: list[int]) -> bool:
-        """Whether a completion ended with EOS or a stop string, not at the length limit."""
-        return bool(ids) and (ids[-1] in self._ends or self._stopped(ids, self._early(ids)))
+    def ended(self, ids: list[int], last_turn: list[int] | None = None) -> bool:
+        """Whether a completion ended with EOS or a stop string, not at the length limit.
+
+        `last_turn`: its tokens that the policy wrote after the last of a tool, if there are any; a
+        stop string before them has ended an earlier turn.
+        """
+        own = ids if last_turn is None else last_turn
+        return bool(ids) and (ids[-1] in self._ends or self._stopped(own, self._early(own)))
 
     def cut(self, ids: list[int]) -> list[int]:
         """The completion up to the token that completed a stop string; all of it, if none did.

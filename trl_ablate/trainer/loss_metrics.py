@@ -36,29 +36,34 @@ def sums_of_ratio(loss_pass: LossPass) -> torch.Tensor:
 
 
 def metric_sums(loss_pass: LossPass) -> dict[str, torch.Tensor]:
-    """The terms of TRL's loss metrics, by TRL's names: sum and count of each row."""
+    """The terms of TRL's loss metrics, by TRL's names, of what TRL is shown: sum and count of each
+    row."""
     config, ratio_NT = loss_pass.config, loss_pass.ratio_to(loss_pass.shown)
+    advantages_N1 = loss_pass.shown["advantages"].reshape(len(loss_pass.mask_NT), -1)
     values = {ENTROPY: loss_pass.entropies_NT}
-    if config.beta != 0.0 and config.kl_in == "loss":
+    if loss_pass.held["beta"] != 0.0 and config.kl_in == "loss":
         reference_NT = loss_pass.inputs["ref_per_token_logps"]
         kl_NT = kl_to_reference(loss_pass.logps_NT, reference_NT, config.kl_estimator)
         if config.use_bias_correction_kl:
             kl_NT = kl_NT * loss_pass.attached_ratio().detach()
         values["kl"] = kl_NT
     if config.loss_type == "cispo":
-        values["cispo_clip_ratio"] = _changed(loss_pass, ratio_NT)
+        clipped_NT = changed_by_cispo(ratio_NT, advantages_N1, loss_pass.epsilon_high)
+        values["cispo_clip_ratio"] = clipped_NT
     elif config.loss_type == "vespo":
-        values["vespo/phi_seq_mean"] = _vespo_weights(loss_pass)
+        values["vespo/phi_seq_mean"] = _vespo_weights(loss_pass, advantages_N1)
     elif config.loss_type != "sapo":
-        values |= _clip_ratios(loss_pass, ratio_NT)
+        values |= _clip_ratios(loss_pass, ratio_NT, advantages_N1)
     return {name: row_sums(one.float(), loss_pass.mask_NT) for name, one in values.items()}
 
 
-def _clip_ratios(loss_pass: LossPass, ratio_NT: torch.Tensor) -> dict[str, torch.Tensor]:
+def _clip_ratios(
+    loss_pass: LossPass, ratio_NT: torch.Tensor, advantages_N1: torch.Tensor
+) -> dict[str, torch.Tensor]:
     if loss_pass.config.delta is not None:
         ratio_NT = ratio_NT.clamp(max=loss_pass.config.delta)
-    low_NT = (ratio_NT < 1 - loss_pass.epsilon_low) & (loss_pass.advantages_N1 < 0)
-    high_NT = (ratio_NT > 1 + loss_pass.epsilon_high) & (loss_pass.advantages_N1 > 0)
+    low_NT = (ratio_NT < 1 - loss_pass.epsilon_low) & (advantages_N1 < 0)
+    high_NT = (ratio_NT > 1 + loss_pass.epsilon_high) & (advantages_N1 > 0)
     return {
         "clip_ratio/low_mean": low_NT,
         "clip_ratio/low_min": low_NT,
@@ -81,15 +86,16 @@ def _changed(loss_pass: LossPass, ratio_NT: torch.Tensor) -> torch.Tensor:
         temperatures = (config.sapo_temperature_pos, config.sapo_temperature_neg)
         return changed_by_weight(sapo_weight(ratio_NT, advantages_N1, *temperatures), advantages_N1)
     if config.loss_type == "vespo":
-        return changed_by_weight(_vespo_weights(loss_pass) / ratio_NT, advantages_N1)
+        weights_N1 = _vespo_weights(loss_pass, advantages_N1)
+        return changed_by_weight(weights_N1 / ratio_NT, advantages_N1)
     bounds = (loss_pass.epsilon_low, loss_pass.epsilon_high, config.delta)
     return changed_by_clipping(ratio_NT, advantages_N1, *bounds)
 
 
-def _vespo_weights(loss_pass: LossPass) -> torch.Tensor:
+def _vespo_weights(loss_pass: LossPass, advantages_N1: torch.Tensor) -> torch.Tensor:
     config = loss_pass.config
     return GRPOTrainer.get_gamma_weights(
-        advantages=loss_pass.advantages_N1,
+        advantages=advantages_N1,
         log_ratio_per_token=loss_pass.logps_NT - loss_pass.old_logps_of(loss_pass.shown),
         mask=loss_pass.mask_NT,
         importance_sampling_ratio=loss_pass.shown.get("importance_sampling_ratio"),

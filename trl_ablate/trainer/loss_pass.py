@@ -34,6 +34,9 @@ from trl_ablate.trainer.temporary import replaced
 HELD = ("beta", "importance_sampling_level", "epsilon_low", "epsilon_high")
 """What TRL's loss reads from the trainer, where a callback may change it during the training."""
 
+HIDE_THE_RATIO = ("reinforce", "one_sided")
+"""Surrogates for which TRL's ratio is 1, see `shown_to_trl`."""
+
 DIVISORS = {"grpo": "mean", "sapo": "mean", "dr_grpo": "constant"}
 """Loss type -> the length norm with its divisor; the others are in `_divisor`."""
 
@@ -51,7 +54,9 @@ class LossPass:
         self.config: Any = config
         self.shown = shown_to_trl(inputs, config)
         self.mask_NT = response_mask(inputs)
-        self.switched = switched_values(config, inputs, self.mask_NT)
+        self.held = held
+        self.has_own_kl = own_kl(config, inputs, held["beta"])
+        self.switched = switched_values(config, inputs, self.mask_NT, held["beta"])
         current = {**held, **self.switched}
         self.beta = current["beta"]
         self.level = current["importance_sampling_level"]
@@ -76,7 +81,7 @@ class LossPass:
         """The rows whose advantage is 0, if no other term of the loss has a gradient."""
         config = self.config
         bonus = config.entropy_coef != 0.0 or config.use_adaptive_entropy
-        if self.beta != 0.0 or own_kl(config, self.inputs):
+        if self.beta != 0.0 or self.has_own_kl:
             return None
         if config.covariance_kl or bonus:
             return None
@@ -93,8 +98,7 @@ class LossPass:
         the old one. `one_sided`: negative advantages times the ratio of their response, at most 1.
         """
         config, old_NT, advantages_N1 = self.config, self.old_logps_NT, self.advantages_N1
-        low, high = config.epsilon, config.epsilon_high
-        bounds = (low, low if high is None else high)
+        bounds = (self.held["epsilon_low"], self.held["epsilon_high"])
         if config.surrogate == "geometric":
             log_ratio_NT = self.attached_logps_NT - old_NT
             clipped_NT = clipped_log_ratio(log_ratio_NT, advantages_N1, *bounds)
@@ -154,30 +158,32 @@ def shown_to_trl(inputs: Batch, config: AblationConfig) -> Batch:
     shown = dict(inputs)
     if "old_per_token_logps" in inputs:
         shown.setdefault("sampling_per_token_logps", inputs["old_per_token_logps"])
-    if config.surrogate in ("reinforce", "one_sided"):
+    if config.surrogate in HIDE_THE_RATIO:
         shown.pop("old_per_token_logps", None)
     if ROW_WEIGHTS in inputs:
         shown["advantages"] = inputs["advantages"] * inputs[ROW_WEIGHTS]
     return shown
 
 
-def own_kl(config: AblationConfig, inputs: Batch) -> bool:
+def own_kl(config: AblationConfig, inputs: Batch, beta: float) -> bool:
     """Whether the loss's KL term is ours: TRL has k3 only, with one weight for all rows, and the
-    policy loss's ratio, which `reinforce` hides."""
+    policy loss's ratio, which `reinforce` and `one_sided` hide."""
     weighted = ROW_WEIGHTS in inputs and config.length_norm == "prompt"
-    in_loss = config.beta != 0.0 and config.kl_in == "loss"
-    hidden = config.surrogate == "reinforce" and config.use_bias_correction_kl
+    in_loss = beta != 0.0 and config.kl_in == "loss"
+    hidden = config.surrogate in HIDE_THE_RATIO and config.use_bias_correction_kl
     return in_loss and (config.kl_estimator != "k3" or weighted or hidden)
 
 
-def switched_values(config: AblationConfig, inputs: Batch, mask_NT: torch.Tensor) -> dict[str, Any]:
+def switched_values(
+    config: AblationConfig, inputs: Batch, mask_NT: torch.Tensor, beta: float
+) -> dict[str, Any]:
     """The attributes of TRL's trainer (divisor, clip range, weight of the KL term) that the
-    switches set for one loss."""
+    switches set for one loss; `beta` is the trainer's own."""
     values: dict[str, Any] = {}
-    if config.beta and (config.kl_in == "reward" or own_kl(config, inputs)):
+    if beta and (config.kl_in == "reward" or own_kl(config, inputs, beta)):
         values["beta"] = 0.0
-    elif config.beta and ROW_WEIGHTS in inputs:
-        values["beta"] = config.beta * inputs[ROW_WEIGHTS][0].item()  # the same in all rows
+    elif beta and ROW_WEIGHTS in inputs:
+        values["beta"] = beta * inputs[ROW_WEIGHTS][0].item()  # the same in all rows
     if config.length_norm in ("constant", "microbatch"):
         divisor = loss_denominator(
             mask_NT,
@@ -201,13 +207,13 @@ def added_terms(setting: Setting, loss_pass: LossPass, accumulated: float) -> li
     `accumulated`: microbatches over which TRL divides the loss; 1 in an evaluation.
     """
     args, terms = loss_pass.config, []
-    if own_kl(args, loss_pass.inputs):
+    if loss_pass.has_own_kl:
         reference_NT = loss_pass.shown["ref_per_token_logps"]
         kl_NT = kl_to_reference(loss_pass.attached_logps_NT, reference_NT, args.kl_estimator)
         if args.use_bias_correction_kl:
             kl_NT = kl_NT * loss_pass.attached_ratio()
         _log_kl(setting, kl_NT.detach(), loss_pass.mask_NT)
-        terms.append(args.beta * _mean(setting, loss_pass, kl_NT, accumulated))
+        terms.append(loss_pass.held["beta"] * _mean(setting, loss_pass, kl_NT, accumulated))
     if args.covariance_kl:
         chosen_NT = highest_covariance(
             loss_pass.logps_NT, loss_pass.advantages_N1, loss_pass.mask_NT, args.covariance_share
@@ -229,12 +235,12 @@ def kl_in_reward(config: AblationConfig, batch: Batch) -> bool:
     return True
 
 
-def kl_penalty(setting: Setting, batch: Batch, logps_NT: torch.Tensor) -> torch.Tensor:
+def kl_penalty(setting: Setting, batch: Batch, logps_NT: torch.Tensor, beta: float) -> torch.Tensor:
     """beta times the summed KL of each completion, of all processes, `(N,)`."""
-    args, mask_NT = setting.config, response_mask(batch)
-    kl_NT = kl_to_reference(logps_NT, batch["ref_per_token_logps"], args.kl_estimator)
+    estimator, mask_NT = setting.config.kl_estimator, response_mask(batch)
+    kl_NT = kl_to_reference(logps_NT, batch["ref_per_token_logps"], estimator)
     _log_kl(setting, kl_NT, mask_NT)
-    return args.beta * setting.gather(kl_NT.masked_fill(mask_NT == 0, 0.0).sum(dim=1))
+    return beta * setting.gather(kl_NT.masked_fill(mask_NT == 0, 0.0).sum(dim=1))
 
 
 def _log_kl(setting: Setting, kl_NT: torch.Tensor, mask_NT: torch.Tensor) -> None:

@@ -74,9 +74,16 @@ def describe(
     special = set(tokenizer.all_special_ids)
     own_tokens = map(len, completion_ids) if tool_mask is None else map(sum, tool_mask)
     own_turns = [1] * len(completion_ids) if tool_mask is None else map(turns, tool_mask)
+    last = (
+        [None] * len(completion_ids)
+        if tool_mask is None
+        else map(last_turn, completion_ids, tool_mask)
+    )
     facts = [
-        (length, not stop.ended(ids), special.issuperset(ids), number)
-        for length, number, ids in zip(own_tokens, own_turns, completion_ids, strict=True)
+        (length, not stop.ended(ids, end), special.issuperset(ids), number)
+        for ids, length, number, end in zip(
+            completion_ids, own_tokens, own_turns, last, strict=True
+        )
     ]
     facts_N4 = setting.gather(torch.tensor(facts, device=setting.accelerator.device))
     lengths_N, truncated_N, only_special_N, turns_N = facts_N4.T
@@ -95,6 +102,14 @@ def describe(
 def turns(mask: Sequence[int]) -> int:
     """How often the policy wrote: the parts of a completion between those that tools wrote."""
     return sum(own and not before for before, own in zip((0, *mask), mask, strict=False))
+
+
+def last_turn(ids: list[int], mask: Sequence[int]) -> list[int]:
+    """What the policy wrote after the last token of a tool."""
+    first = len(mask)
+    while first and mask[first - 1]:
+        first -= 1
+    return ids[first:]
 
 
 def rollout_rows(

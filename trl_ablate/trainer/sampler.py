@@ -96,6 +96,19 @@ class Sampler:
         self._kept.extend(kept[place] for place in sorted(kept))
 
 
+def check_sampled_here(config: AblationConfig, rollout_func: Any) -> None:
+    """Refuse a `rollout_func`: what it samples is not by the sampler's weights, and has the
+    log-probabilities that it reports, if any."""
+    if rollout_func and (config.exchanges_weights or config.corrects_without_engine):
+        names = ("rollout_staleness", "sampler_dtype", "correct_truncation")
+        given = {name: value for name in names if (value := getattr(config, name))}
+        raise ConfigurationError(
+            "rollout_func samples by itself, without regard to "
+            f"{' and '.join(f'{name} {value}' for name, value in given.items())}; remove "
+            f"{' and '.join(given)}, or rollout_func"
+        )
+
+
 def check_text(images: Any) -> None:
     """Refuse images: the sampler's log-probabilities are computed from tokens alone."""
     if images is not None:

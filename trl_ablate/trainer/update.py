@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy, has_length
 
 from trl_ablate.config import AblationConfig
+from trl_ablate.errors import ConfigurationError
 
 GIB = 2**30
 STATUS = Path("/proc/self/status")
@@ -74,17 +75,36 @@ class GRPOStepClock(TrainerCallback):
     evaluated at the same steps, or at the first optimizer step after them. A checkpoint is written
     between two rollout batches, unless another callback requests it. A fraction is a share of all
     GRPO steps, rounded up. The last step is always evaluated.
+
+    transformers ends an epoch with a part of a step where its rollout batches do not fill the last
+    one. Then more GRPO steps would be counted than trained on, so this is refused.
     """
 
     def __init__(self, grpo_steps_per_optimizer_step: Fraction):
         self._per_step = grpo_steps_per_optimizer_step
 
     def on_train_begin(self, args: AblationConfig, state: TrainerState, control, **kwargs):
+        if args.grpo_steps is not None:
+            self._check_epoch(args, state, kwargs["train_dataloader"])
         # transformers has converted a fraction into a number of optimizer steps
         if args.eval_steps is not None and 0 < args.eval_steps < 1:
             state.eval_steps = self._share(args.eval_steps, state)
         if 0 < args.save_steps < 1:
             state.save_steps = self._share(args.save_steps, state)
+
+    def _check_epoch(self, args: AblationConfig, state: TrainerState, microbatches: Any) -> None:
+        if not has_length(microbatches):
+            return
+        whole, left = divmod(len(microbatches), args.gradient_accumulation_steps)
+        if left and state.max_steps > whole:
+            rollouts = (
+                Fraction(len(microbatches), args.gradient_accumulation_steps) * self._per_step
+            )
+            raise ConfigurationError(
+                f"the {rollouts} rollout batches in an epoch do not fill optimizer steps of "
+                f"{self._per_step}, so the last of each epoch would train on fewer than it counts; "
+                "change the size of the training set, or lower optimizer_batch_size"
+            )
 
     def _share(self, fraction: float, state: TrainerState) -> int:
         return math.ceil(state.max_steps * self._per_step * fraction)
