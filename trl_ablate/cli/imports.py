@@ -20,14 +20,16 @@ class Later(ModuleType):
     """A module whose code runs when something in it is used; it stays the same object.
 
     `importlib.util.LazyLoader` runs the code for any attribute, and `inspect` asks every module for
-    some.
+    some. Python asks a package for its path before it imports a part of it.
     """
 
     def __getattr__(self, name: str):
-        if name.startswith("__") and name != "__version__":
+        if name.startswith("__") and name not in ("__version__", "__path__"):
             raise AttributeError(f"{self.__name__} has no {name}, as it is not used yet")
         self.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
         assert self.__spec__ is not None and self.__spec__.loader is not None
+        if self.__spec__.submodule_search_locations is not None:
+            self.__path__ = self.__spec__.submodule_search_locations
         try:
             self.__spec__.loader.exec_module(self)
         except BaseException:
@@ -42,6 +44,7 @@ def put_off(names: tuple[str, ...] = SELDOM_USED) -> None:
         spec = None if name in sys.modules else find_spec(name)
         if spec is not None:
             sys.modules[name] = module_from_spec(spec)
+            vars(sys.modules[name]).pop("__path__", None)
             sys.modules[name].__class__ = Later
 
 

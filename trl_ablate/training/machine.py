@@ -8,6 +8,7 @@ late, so that the doctor can report a missing one.
 import importlib.util
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 ON_DEMAND = ("bitsandbytes", "matplotlib", "peft", "scipy", "trackio", "vllm")
 """Packages that only some recipes use; all other packages are needed to resolve any recipe."""
+
+OF_BITSANDBYTES = re.compile(r"bnb|paged|lion|ademamix|^adamw_8bit$")
+"""Optimizers that are made by it."""
 
 DISK_GIB = {"GPU": 60.0, "CPU": 5.0, "miniature": 1.0}
 """Free space for a run's checkpoints: three of 1.5 B parameters with Adam's state are 54 GiB, three
@@ -131,7 +135,7 @@ def packages_wanted(resolved: "Resolved") -> set[str]:
     config = resolved.config
     optimizer = str(getattr(config.optim, "value", config.optim))
     uses = {
-        "bitsandbytes": "bnb" in optimizer,
+        "bitsandbytes": OF_BITSANDBYTES.search(optimizer) is not None,
         "matplotlib": config.push_to_hub,
         "reasoning-gym": resolved.task.dataset.startswith(GYM),
         "trackio": "trackio" in (config.report_to or []),

@@ -16,6 +16,7 @@ def package(tmp_path, monkeypatch):
     file.parent.mkdir()
     file.write_text("value = 1\ndef change():\n    global value\n    value = 7\n")
     (file.parent / "part.py").write_text("from put_off_package import value\ndouble = 2 * value\n")
+    (file.parent / "other.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     put_off((file.parent.name,))
     yield file.parent.name, file
@@ -41,6 +42,13 @@ def test_a_module_that_cannot_be_imported_fails_each_time(package):
     for _ in range(2):
         with pytest.raises(OSError, match="no such library"):
             __import__(name).value  # noqa: B018
+
+
+def test_a_part_that_is_imported_alone_comes_with_the_whole_package(package):
+    """transformers imports only the optimizers of bitsandbytes, which registers their kernels."""
+    import put_off_package.other  # pyright: ignore[reportMissingImports]
+
+    assert vars(put_off_package)["value"] == 1
 
 
 def test_a_submodule_comes_first_and_what_is_there_or_missing_is_left_alone(package):
