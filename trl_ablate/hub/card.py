@@ -1,18 +1,22 @@
 """The model card: what was trained and how, what changed, and the results with their errors.
 
-It depends on the run's records only, so that publishing again gives the same card. No torch.
+It depends on the run's records only, so that publishing again gives the same card; but a base or a
+dataset that is a folder here is none of the Hub. No torch.
 """
 
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from jinja2 import Environment, StrictUndefined
 
+from trl_ablate.data.row_files import is_on_the_hub
 from trl_ablate.hub.contents import BEST, FinishedRun
 from trl_ablate.metrics import stderr_of
 from trl_ablate.reward_specs import GYM
@@ -31,7 +35,6 @@ MINIATURE = "miniature"
 Licence = Mapping[str, str]
 """`license` of the Hub's metadata, and `license_name` and `license_link` where it is `other`."""
 
-_HUB_ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+", re.ASCII)
 _NO_RESULT = re.compile(r"^[^/]*(_stderr|_runtime|_per_second)(/|$)")
 
 
@@ -76,9 +79,12 @@ def base_model(config: Mapping[str, Any]) -> str | None:
 
 def hub_id(name: str | None) -> str | None:
     """The name, if it can be an id on the Hub: OWNER/NAME, not a path, the miniature or a gym."""
-    if not name or not _HUB_ID.fullmatch(name) or name.startswith((f"{MINIATURE}/", GYM)):
+    if not name or "/" not in name or name.startswith((f"{MINIATURE}/", GYM)):
         return None
-    return name
+    with suppress(HFValidationError):
+        validate_repo_id(name)
+        return name if is_on_the_hub(name) else None
+    return None
 
 
 def is_miniature(name: str | None) -> bool:
@@ -122,7 +128,6 @@ def _eval_results(run: FinishedRun, dataset: str | None) -> list[EvalResult] | N
             task_type="text-generation",
             dataset_type=dataset,
             dataset_name=task["dataset"],
-            dataset_split=on_one_line(task["eval_split"] or "validation"),
             metric_type="reward",
             metric_name="reward per completion",
             metric_value=round(row["eval_reward"], 4),

@@ -25,6 +25,7 @@ def test_the_metadata_names_base_data_licence_and_result(finished):
     assert {"trl", "grpo", "trl-ablate"} <= set(metadata["tags"])
     [result] = metadata["model-index"][0]["results"]
     assert result["metrics"][0]["value"] == 0.6  # of the best model, which is at the root
+    assert "split" not in result["dataset"]  # the data may have no `validation`, only a `test`
 
 
 def test_the_card_says_what_changed_what_came_out_and_how_to_do_it_again(directory):
@@ -80,6 +81,16 @@ def test_the_miniature_and_local_folders_are_no_ids_of_the_hub(finished):
     finished.config["model"]["model_name_or_path"] = "/data/model"
     metadata, _ = card_of(finished)
     assert not {"base_model", "datasets"} & set(metadata)
+
+
+@pytest.mark.parametrize("name", ["models/mine", "models/a--b", "data/rows.jsonl"])
+def test_a_relative_path_is_no_id_of_the_hub(finished, name, tmp_path, monkeypatch):
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    finished.config["task"] |= {"start": "early", "starts": {"early": name}, "dataset": name}
+    metadata, text = card_of(finished)
+    assert not {"base_model", "datasets"} & set(metadata)
+    assert "huggingface.co/models" not in text and "huggingface.co/datasets" not in text
 
 
 def test_without_evaluation_and_licence_the_card_says_so(finished):
