@@ -3,6 +3,7 @@
 Each field of `Setup` is an option of `trl-ablate plan` of the same name.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -175,7 +176,9 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
         found["extra_forwards"] = extra
     if given.get("eval_strategy") == "steps" and {"grpo_steps", "eval_steps"} <= given.keys():
         before = int(bool(given.get("eval_on_start")))
-        found["evaluations"] = before + int(given["grpo_steps"] // given["eval_steps"])
+        steps, every = given["grpo_steps"], given["eval_steps"]
+        every = math.ceil(steps * every) if every < 1 else every
+        found["evaluations"] = before + int(steps // every)
     return found
 
 

@@ -72,6 +72,14 @@ def test_sizes_in_names():
             size_in(name)
 
 
+@pytest.mark.parametrize(("every", "evaluations"), [(4, 51), (0.25, 5), (0.3, 4), (0.001, 201)])
+def test_evaluations_of_a_run(every, evaluations):
+    """A fraction is a share of the run's steps, rounded up."""
+    settings = {"eval_strategy": "steps", "grpo_steps": 200, "eval_steps": every}
+    found = from_recipe({"model_name_or_path": "7B", "eval_on_start": True, **settings}, "mine")
+    assert found["evaluations"] == evaluations
+
+
 def test_settings_that_a_recipe_leaves_out_are_left_to_the_plan():
     found = from_recipe({"model_name_or_path": "x/y-7B", "eval_size": None}, "mine")
     assert found == {
