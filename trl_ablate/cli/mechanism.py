@@ -10,6 +10,8 @@ examples:
 """
 
 import argparse
+import os
+from collections import Counter
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE
@@ -29,13 +31,21 @@ def main(options: argparse.Namespace) -> int:
     from trl_ablate.run.directory import RunDirectory
     from trl_ablate.study.report.answer_styles import draw_mechanism
 
-    rows = {}
-    for given in options.runs:
-        title, equals, folder = given.rpartition("=")
-        directory = RunDirectory(Path(folder))
+    rows, titled = {}, [title_and_folder(given) for given in options.runs]
+    titles = Counter(title for title, _ in titled)
+    for title, folder in titled:
+        directory = RunDirectory(folder)
         if not directory.metrics_file.is_file():
             raise ConfigurationError(f"{folder} holds no metrics.jsonl; give a run's folder")
-        rows[title if equals else directory.path.name] = list(directory.metrics())
+        rows[title if titles[title] == 1 else str(folder)] = list(directory.metrics())
     options.out.write_bytes(draw_mechanism(rows))
     console.print(str(options.out))
     return DONE
+
+
+def title_and_folder(given: str) -> tuple[str, Path]:
+    """Those of a RUN. Both may contain `=`: the folder is the longest end that is one."""
+    words = given.split("=")
+    ends = ["=".join(words[start:]) for start in range(len(words))]
+    end = next(filter(os.path.isdir, ends), ends[-1])
+    return given[: -len(end)].removesuffix("=") or Path(end).name, Path(end)

@@ -100,7 +100,7 @@ def show_findings(findings: list[Finding]) -> int:
 
 def show_end(directory: RunDirectory) -> None:
     """Print the first, best and last reward of a run, and where its files are."""
-    evaluations = [row for row in directory.metrics() if "eval_reward" in row]
+    evaluations = [row for row in directory.metrics() if row.get("eval_reward") is not None]
     record = directory.read()
     rows = {"run": str(directory.path), "time": f"{record['seconds']:.0f} s"}
     if record.get("reason"):
@@ -110,8 +110,8 @@ def show_end(directory: RunDirectory) -> None:
         rows["eval reward, first"] = f"{evaluations[0]['eval_reward']:.3f}"
         rows["eval reward, best"] = f"{best['eval_reward']:.3f} at step {best['step']}"
         rows["eval reward, last"] = f"{evaluations[-1]['eval_reward']:.3f}"
-        if "eval_reward_stderr" in evaluations[-1]:  # TRL's own evaluation has none
-            rows["eval reward, last"] += f" ± {evaluations[-1]['eval_reward_stderr']:.3f}"
+        error = evaluations[-1].get("eval_reward_stderr")  # TRL's own evaluation has none
+        rows["eval reward, last"] += "" if error is None else f" ± {error:.3f}"
     if directory.checkpoint_last.exists():
         rows["model"] = str(directory.checkpoint_last)
     rows |= {"metrics": str(directory.metrics_file), "dashboard": "trackio show"}

@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from trl_ablate.cli.ending import exit_code_of
+from trl_ablate.cli.terminal import show_end
 from trl_ablate.errors import ConfigurationError, PublishError, RewardError
+from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.termination import Terminated
 
 
@@ -71,6 +73,16 @@ def test_a_path_that_cannot_be_used_is_one_sentence(capsys, tmp_path, work, wron
     said = capsys.readouterr().err
     assert code == 2 and wrong in said and remedy in said
     assert said.startswith("error: ") and said.count("\n") == 1
+
+
+def test_the_end_of_a_run_of_which_an_evaluation_graded_nothing(tmp_path, capsys):
+    run = RunDirectory(tmp_path)
+    run.update(seconds=3.0)
+    for step, reward in enumerate((None, 0.25, 0.5, None)):
+        run.append_metrics({"step": step, "eval_reward": reward, "eval_reward_stderr": None})
+    show_end(run)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "first 0.250 eval reward, best 0.500 at step 2 eval reward, last 0.500 m" in shown
 
 
 LINES = """

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from trl_ablate.cli import mechanism
+from trl_ablate.study.report import answer_styles
 from trl_ablate.study.report.answer_styles import draw_mechanism, styles_of, trajectory, with_styles
 
 
@@ -62,3 +63,22 @@ def test_the_command_takes_titles_and_refuses_runs_without_answers(tmp_path, cap
     assert mechanism.main([str(tmp_path / "bare"), "--out", str(out)]) == 2
     assert "run bare logged no rewards of answers; give runs that" in capsys.readouterr().err
     assert mechanism.main([str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "titles"),
+    [
+        (["a/x-s0", "b/x-s0", "b/lr=1-s0"], ["a/x-s0", "b/x-s0", "lr=1-s0"]),
+        (["t=a/x-s0", "t=b/x-s0"], ["a/x-s0", "b/x-s0"]),
+        (["lr=1=b/lr=1-s0", "x-s0=a/x-s0"], ["lr=1", "x-s0"]),
+    ],
+)
+def test_every_run_has_a_title_of_its_own(tmp_path, monkeypatch, words, titles):
+    for name in ("a/x-s0", "b/x-s0", "b/lr=1-s0"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1}\n')
+    drawn = []
+    monkeypatch.setattr(answer_styles, "draw_mechanism", lambda rows: drawn.extend(rows) or b"")
+    monkeypatch.chdir(tmp_path)
+    assert mechanism.main(words) == 0
+    assert drawn == titles
