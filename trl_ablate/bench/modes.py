@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from trl_ablate.errors import ConfigurationError
+
 
 def option(default: Any, text: str) -> Any:
     """A list is copied. None: not given."""
@@ -115,6 +117,16 @@ class OfXray:
     rows: int = option(128, "completions per batch")
     batches: int = option(4, "counted, per round")
     rounds: int = option(3, "alternating rounds")
+
+
+def check_rows(rows: int, *, group: int, microbatch: int = 1, processes: int = 1) -> None:
+    """Refuse rows that are no whole number of groups, and of microbatches in each process."""
+    several = " times processes" * (processes > 1)
+    for name, size in {f"microbatch{several}": microbatch * processes, "group": group}.items():
+        if rows % size:
+            raise ConfigurationError(
+                f"--rows {rows} is no multiple of --{name} {size}; change one of them"
+            )
 
 
 class Mode(NamedTuple):

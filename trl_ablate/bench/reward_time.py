@@ -5,6 +5,7 @@ around the right ones.
 """
 
 import logging
+import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,13 +37,13 @@ FORMS: list[Callable[[int, int], str]] = [
 
 
 def rollout_batch(golds: Sequence[str], count: int, numbers: random.Random) -> Batch:
-    """`count` answers, eight per question, every second one right."""
-    chosen = [numbers.choice(golds) for _ in range(count // 8)]
+    """`count` answers, eight per question (the last may have fewer), every second one right."""
+    chosen = [numbers.choice(golds) for _ in range(math.ceil(count / 8))]
     pairs = [
         (f" {gold} " if copy % 2 else numbers.choice(golds), gold)
         for gold in chosen
         for copy in range(8)
-    ]
+    ][:count]
     return [answer for answer, _ in pairs], [gold for _, gold in pairs]
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from trl_ablate.bench.modes import Rollout
+from trl_ablate.bench.modes import Rollout, check_rows
 from trl_ablate.bench.positions import Positions, fewest
 from trl_ablate.bench.synthetic import lengths_of, model_and_tokenizer
 from trl_ablate.bench.timing import OURS, Measured, Result, alternate, compared
@@ -36,8 +36,9 @@ class StatedLength(StoppingCriteria):
 
 def bench(asked: Rollout) -> Result:
     """What `trl-ablate bench rollout` publishes."""
-    torch.manual_seed(asked.seed)
     rows, group = asked.rows, asked.group
+    check_rows(rows, group=group)
+    torch.manual_seed(asked.seed)
     model: Any = model_and_tokenizer(asked.model_shape, asked.model_name_or_path)[0].eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     lengths_N = [length for length in lengths_of(asked)[::group] for _ in range(group)]

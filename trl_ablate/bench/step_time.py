@@ -1,10 +1,10 @@
 """Whole GRPO steps, with generation and grading: stock `GRPOTrainer` against `AblationTrainer`.
 
 The model is that of a world of the miniature, a given one, or a random one of a given shape, which
-almost never ends a completion, so that all have the full length: the worst case. On a CPU
-transformers generates, on a GPU vLLM in the same process. Both trainers start from the same weights
-in every round. With vLLM there is one round, as a process can start an engine only once for each
-trainer.
+almost never ends a completion, so that all have the full length: the worst case. On a GPU vLLM
+generates in the same process, where it is installed; transformers elsewhere. Both trainers start
+from the same weights in every round. With vLLM there is one round, as a process can start an engine
+only once for each trainer.
 """
 
 from functools import partial
@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
+from trl.import_utils import is_vllm_available
 
 from trl_ablate import miniature
 from trl_ablate.bench import synthetic
-from trl_ablate.bench.modes import Step
+from trl_ablate.bench.modes import Step, check_rows
 from trl_ablate.bench.positions import LIMIT
 from trl_ablate.bench.timing import (
     OURS,
@@ -37,6 +38,7 @@ from trl_ablate.task import TaskArguments
 
 def bench(load: Step) -> Result:
     """What `trl-ablate bench step` publishes."""
+    check_rows(load.rows, group=load.group, microbatch=load.microbatch)
     found = compare(load.model_name_or_path or model_folder(load.model_shape, load.world), load)
     title = (
         f"whole steps, {load.rows} rollouts of up to {load.cap} tokens, {load.model}, {load.world}"
@@ -46,9 +48,13 @@ def bench(load: Step) -> Result:
     return title, rows, facts | {LIMIT: found[STOCK].limit(*parts_computed())}
 
 
+def has_engine() -> bool:
+    return torch.cuda.is_available() and is_vllm_available()
+
+
 def parts_computed() -> tuple[str, ...]:
     """The parts of a step whose positions are counted: those of vLLM are not."""
-    return ("train",) if torch.cuda.is_available() else ("rollout", "train")
+    return ("train",) if has_engine() else ("rollout", "train")
 
 
 def compare(model: str, load: Step) -> dict[str, Measured]:
@@ -58,7 +64,7 @@ def compare(model: str, load: Step) -> dict[str, Measured]:
         rewards: Any = build_rewards("r1_zero", grader=grader)[0]
         if load.idle is not None:
             rewards = partial(synthetic.length_reward, group=load.group, idle=load.idle)
-        for _ in range(1 if torch.cuda.is_available() else load.rounds):
+        for _ in range(1 if has_engine() else load.rounds):
             for name, into in found.items():
                 measure(_build(name == STOCK, model, rewards, load), into)
     return found
@@ -96,7 +102,7 @@ def _build(stock: bool, model: str, rewards: Any, load: Step) -> GRPOTrainer:
         max_completion_length=load.cap,
         max_steps=load.steps + 1,
         learning_rate=1e-6,  # so that every step has responses as long as the first
-        use_vllm=torch.cuda.is_available(),
+        use_vllm=has_engine(),
         vllm_mode="colocate",
         vllm_importance_sampling_mode="token_truncate",
         vllm_gpu_memory_utilization=0.3,

@@ -17,6 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_ablate.bench.positions import Positions
 from trl_ablate.config import AblationConfig
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import GRAD_NORM
 from trl_ablate.run.identity import provenance
 from trl_ablate.run.json_files import write_json
@@ -120,7 +121,13 @@ def trainer_of(stock: bool, settings: Mapping[str, Any], **parts: Any) -> GRPOTr
         lr_scheduler_type="constant",
         **({} if stock else {"log_memory": False}),  # which would reset the peak that is measured
     )
-    trainer = kind(args=config(**only_timed | dict(settings)), **parts)
+    args = config(**only_timed | dict(settings))
+    if args.n_gpu > 1:  # TRL would raise, or split the model over them
+        raise ConfigurationError(
+            f"a process is measured on one GPU, and {args.n_gpu} are visible; set "
+            "CUDA_VISIBLE_DEVICES=0, or start a process for each with torchrun"
+        )
+    trainer = kind(args=args, **parts)
     trainer.remove_callback(PrinterCallback)
     return trainer
 

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from math import lcm
 from statistics import median
 from typing import Any
 
@@ -20,7 +21,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from trl_ablate.bench import synthetic
-from trl_ablate.bench.modes import Train, Training
+from trl_ablate.bench.modes import Train, Training, check_rows
 from trl_ablate.bench.positions import LIMIT
 from trl_ablate.bench.timing import (
     OURS,
@@ -31,6 +32,7 @@ from trl_ablate.bench.timing import (
     measure,
     trainer_of,
 )
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer.temporary import replaced
 
 Ways = Mapping[str, tuple[bool, Mapping[str, Any]]]
@@ -61,26 +63,39 @@ class Workload(Training):
 
 def bench(asked: Train) -> Result | None:
     """What `trl-ablate bench train` publishes; None in all processes but the first."""
-    first = PartialState(cpu=not torch.cuda.is_available()).is_main_process
+    state = PartialState(cpu=not torch.cuda.is_available())
+    sizes = {each.name: getattr(asked, each.name) for each in fields(Training)}
+    load = Workload(lengths_asked(asked, state.num_processes), **sizes)
     torch.manual_seed(asked.seed)
     model, tokenizer = synthetic.model_and_tokenizer(
         asked.model_shape, asked.model_name_or_path, asked.vocabulary
     )
-    recorded = asked.lengths and not asked.uniform and synthetic.recorded_lengths(asked.lengths)
-    lengths_N = recorded[: asked.rows] if recorded else synthetic.lengths_of(asked)
-    sizes = {each.name: getattr(asked, each.name) for each in fields(Training)}
-    load = Workload(lengths_N, **sizes)
     extra = {f"{OURS}, extra forward": (False, {"reuse_forward": False})} if load.corrected else {}
     ways = {**({} if asked.only else {STOCK: (True, {})}), **extra, OURS: (False, {})}
     found = compare(model, tokenizer, load, ways)
     title = (
-        f"training phase, {asked.rows} completions of {sum(lengths_N) / len(lengths_N):.0f} tokens "
-        f"(longest {max(lengths_N)}), microbatch {load.microbatch}, "
-        f"{asked.model}"
+        f"training phase, {load.rows} completions of {sum(load.lengths_N) / load.rows:.0f} tokens "
+        f"(longest {max(load.lengths_N)}), microbatch {load.microbatch}, {asked.model}"
     )
     table, facts = rows_of(found, load), differences(found[next(iter(ways))], found[OURS])
     facts |= {} if asked.only else {LIMIT: found[STOCK].limit("train")}
-    return (title, table, facts) if first else None
+    return (title, table, facts) if state.is_main_process else None
+
+
+def lengths_asked(asked: Train, processes: int) -> list[int]:
+    """Drawn or recorded lengths; fewer recorded ones than rows are cut to whole groups and
+    microbatches."""
+    check_rows(asked.rows, group=asked.group, microbatch=asked.microbatch, processes=processes)
+    if not asked.lengths or asked.uniform:
+        return synthetic.lengths_of(asked)
+    recorded = synthetic.recorded_lengths(asked.lengths)[: asked.rows]
+    least = lcm(asked.group, asked.microbatch * processes)
+    if len(recorded) < least:
+        raise ConfigurationError(
+            f"{asked.lengths} has {len(recorded)} lengths, and a step takes a multiple of {least}; "
+            "record more, or lower --group or --microbatch"
+        )
+    return recorded[: len(recorded) // least * least]
 
 
 def compare(
@@ -117,11 +132,12 @@ def rows_of(found: Mapping[str, Measured], load: Workload) -> list[dict[str, Any
 
 
 def differences(one: Measured, other: Measured) -> dict[str, float]:
-    """Largest relative difference of gradient norms, largest absolute difference of weights."""
+    """Largest relative difference of gradient norms (from a norm of 0, the absolute one), largest
+    absolute difference of weights."""
     norms = zip(one.grad_norms, other.grad_norms, strict=True)
     weights = zip(one.weights, other.weights, strict=True)
     return {
-        "gradient norms, relative": max(abs(a - b) / a for a, b in norms),
+        "gradient norms, relative": max(abs(a - b) / (a or 1.0) for a, b in norms),
         "weights at the end, absolute": max((a - b).abs().max().item() for a, b in weights),
     }
 

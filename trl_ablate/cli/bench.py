@@ -27,6 +27,7 @@ from trl_ablate.cli.parsing import Option, Parser, at_least, command, flag, opti
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.json_files import read_object
+from trl_ablate.run.termination import Termination
 
 GPU = "what no CPU can show, part by part, in ten minutes"
 
@@ -110,6 +111,7 @@ OF_GPU = (
 
 
 def run_gpu(options: argparse.Namespace) -> int:
+    Termination().listen()  # SIGTERM ends the part, too, which has a session of its own
     check_gpu(options)
     setup = Setup(options.device, options.toy)
     results = (Results.continued if options.resume else Results)(options.output, setup)
@@ -133,6 +135,11 @@ def check_gpu(options: argparse.Namespace) -> None:
     """Refuse what cannot run here, before anything is started."""
     if wrong := [name for name in options.parts if name not in PARTS]:
         raise ConfigurationError(f"'{wrong[0]}' is not a part of bench gpu; use {', '.join(PARTS)}")
+    if options.output.suffix == ".md":
+        raise ConfigurationError(
+            f"--output {options.output} is the name of the page beside the results; give a name "
+            "that ends in .json"
+        )
     if options.device == "cpu" and not options.toy:
         raise ConfigurationError(
             "a model of 1.5 B parameters takes hours on a CPU; add --toy to --device cpu"

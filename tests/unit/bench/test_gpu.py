@@ -14,10 +14,14 @@ from typing import Any, cast
 
 import psutil
 import pytest
+import torch
 
 from tests.conftest import REPOSITORY
+from tests.unit.cli.conftest import signals_as_before  # noqa: F401
+from trl_ablate.bench.gpu import comparisons
 from trl_ablate.bench.gpu import parts as gpu
 from trl_ablate.bench.gpu.parts import PARTS, NotHere, Part, Results, Setup, check_card, page
+from trl_ablate.bench.timing import Measured
 from trl_ablate.cli import bench
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer.temporary import replaced
@@ -103,6 +107,22 @@ def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path, start):
     assert not running_in_group_of(start.last)
 
 
+def test_a_microbatch_that_does_not_fit_keeps_the_smaller_ones(monkeypatch):
+    weight = torch.zeros(1)
+
+    def trained(setup, load, ways, model):
+        if load.microbatch > 4:
+            raise torch.OutOfMemoryError
+        return {name: Measured([1.0], grad_norms=[2.0], weights=[weight]) for name in ways}
+
+    monkeypatch.setattr(comparisons, "trained", trained)
+    monkeypatch.setattr(comparisons, "random_model", lambda setup: None)
+    for part, count in ((comparisons.packing, 5), (comparisons.microbatches, 2)):
+        rows = part(TOY).rows
+        assert len(rows) == count and "peak GiB" in rows[-2]
+        assert rows[-1] == {"what": "microbatch of 16", "s/step": "out of memory"}
+
+
 def running_in_group_of(process: subprocess.Popen) -> list[psutil.Process]:
     """What runs of the process and of what it started; each has at most ten seconds to end."""
     found = []
@@ -135,14 +155,17 @@ def test_a_continued_run_repeats_only_what_is_not_finished(tmp_path, start):
     assert Results.continued(tmp_path / "new.json", TOY).parts == {}
 
 
-def test_ctrl_c_kills_the_part_keeps_the_finished_and_prints_how_to_continue(
-    tmp_path, start, monkeypatch, capsys
+@pytest.mark.parametrize(
+    ("sent", "ended"), [(signal.SIGINT, "stopped"), (signal.SIGTERM, "stopped by SIGTERM")]
+)
+def test_a_signal_kills_the_part_keeps_the_finished_and_prints_how_to_continue(
+    tmp_path, start, monkeypatch, capsys, sent, ended
 ):
     output = tmp_path / "my gpu.json"
 
     def begin(part, setup, result, log):
         if part == "step":
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(0.5, os.kill, (os.getpid(), sent)).start()
         return start("hangs" if part == "step" else "good", setup, result, log)
 
     monkeypatch.setattr(gpu, "fresh", begin)
@@ -151,7 +174,7 @@ def test_ctrl_c_kills_the_part_keeps_the_finished_and_prints_how_to_continue(
     printed = capsys.readouterr()
     given = "gpu --device cpu --toy --parts gradients step --output"
     assert f"continue with: trl-ablate bench {given} '{output}' --resume\n" in printed.out
-    assert printed.err == "stopped; only finished parts of `bench gpu` are kept\n"
+    assert printed.err == f"{ended}; only finished parts of `bench gpu` are kept\n"
     parts = json.loads(output.read_text())["parts"]
     assert {name: one["status"] for name, one in parts.items()} == {"gradients": "ok"}
     assert not running_in_group_of(start.last)
@@ -176,8 +199,6 @@ def test_the_exit_code(tmp_path, start, monkeypatch, planted, code):
     ],
 )
 def test_what_it_refuses(capsys, monkeypatch, words, sentence):
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert bench.main(["gpu", *words]) == 2
     printed = capsys.readouterr().err
@@ -212,8 +233,6 @@ def test_the_page_of_results():
 
 @pytest.mark.parametrize(("gib", "skipped"), [(16, 8), (24, 7), (39, 7), (79, 0)])
 def test_parts_that_a_card_is_too_small_for_are_skipped(monkeypatch, gib, skipped):
-    import torch
-
     card = SimpleNamespace(total_memory=gib * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
     left = len(PARTS)
@@ -227,8 +246,8 @@ def test_parts_that_a_card_is_too_small_for_are_skipped(monkeypatch, gib, skippe
 
 def test_every_part_is_there_and_sees_no_gpu_on_a_cpu(monkeypatch, tmp_path):
     assert all(callable(getattr(import_module(part.home), name)) for name, part in PARTS.items())
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     monkeypatch.setattr(gpu.subprocess, "Popen", lambda words, env, **how: env)
-    for setup, seen in ((TOY, ""), (Setup("cuda", False), "3")):
+    for setup, seen in ((TOY, ""), (Setup("cuda", False), "3")):  # TRL takes one a process
         found: Any = gpu.fresh("head", setup, tmp_path / "x", cast(Any, None))
         assert found["CUDA_VISIBLE_DEVICES"] == seen

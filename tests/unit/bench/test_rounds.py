@@ -1,8 +1,14 @@
 """Every mode of the bench alternates, and reports medians and spreads."""
 
-from trl_ablate.bench import reward_time, scale_time, step_time
-from trl_ablate.bench.modes import Grading, Scale, Step
-from trl_ablate.bench.timing import Measured, alternate, compared, ratio
+from random import Random
+
+import pytest
+
+from trl_ablate.bench import reward_time, scale_time, step_time, train_time
+from trl_ablate.bench.gpu.parts import first_gpus
+from trl_ablate.bench.modes import Grading, Scale, Step, Train
+from trl_ablate.bench.timing import Measured, alternate, compared, ratio, trainer_of
+from trl_ablate.errors import ConfigurationError
 
 
 def test_a_comparison_has_medians_spreads_and_ratios_of_pairs():
@@ -63,6 +69,46 @@ def test_every_round_of_scale_measures_all_points(monkeypatch):
         "s/step": 3.0, "spread": 4.0, "µs/token": 1.0, "peak GiB": 50.0,
     }  # fmt: skip
     assert second["s/step"] == 4.0
+
+
+def test_a_point_of_scale_has_as_many_gpus_as_processes(monkeypatch):
+    with pytest.raises(ConfigurationError, match="--processes 3 needs as many GPUs, and 2 are vis"):
+        monkeypatch.setattr(scale_time.torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(scale_time.torch.cuda, "device_count", lambda: 2)
+        scale_time.bench(Scale(rows=[24], processes=[1, 3]))
+    for visible, count, seen in ((None, 1, "0"), (None, 2, "0,1"), ("3,5,6", 2, "3,5")):
+        environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        assert first_gpus(count, environment) == {"CUDA_VISIBLE_DEVICES": seen}
+
+
+def test_rewards_without_a_gradient_and_recorded_lengths_of_an_odd_number(tmp_path):
+    (tmp_path / "lengths.json").write_text(str([5] * 13))
+    asked = Train(rows=24, group=4, rounds=1, steps=1, idle=1.0, prompt_length=4)
+    asked.lengths = tmp_path / "lengths.json"
+    found = train_time.bench(asked)
+    assert found is not None
+    title, rows, facts = found
+    assert title.startswith("training phase, 12 completions of 5 tokens")
+    assert facts["gradient norms, relative"] == 0 and len(rows) == 2
+
+
+@pytest.mark.parametrize("count", [4, 10, 16])
+def test_a_batch_has_as_many_answers_as_asked_for(count):
+    assert list(map(len, reward_time.rollout_batch("ab", count, Random(0)))) == [count, count]
+
+
+@pytest.mark.parametrize(("gpu", "vllm", "engine"), [(1, 1, True), (1, 0, False), (0, 1, False)])
+def test_vllm_generates_whole_steps_on_a_gpu_where_it_is_installed(monkeypatch, gpu, vllm, engine):
+    monkeypatch.setattr(step_time.torch.cuda, "is_available", lambda: bool(gpu))
+    monkeypatch.setattr(step_time, "is_vllm_available", lambda: bool(vllm))
+    assert step_time.has_engine() is engine
+    assert step_time.parts_computed() == (("train",) if engine else ("rollout", "train"))
+
+
+def test_a_process_that_sees_several_gpus_is_not_measured(monkeypatch):
+    monkeypatch.setattr("trl_ablate.config.AblationConfig.n_gpu", 2)
+    with pytest.raises(ConfigurationError, match="on one GPU, and 2 are visible; set CUDA_VISIBLE"):
+        trainer_of(False, {})
 
 
 def test_grading_has_a_spread_without_its_warm_up():

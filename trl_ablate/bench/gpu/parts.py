@@ -170,15 +170,23 @@ def fresh(part: str, setup: Setup, result: Path, log: IO[bytes]) -> subprocess.P
     """Start a part in a new interpreter and a session of its own; its result goes to the path, what
     it prints to the open file."""
     words = [part, setup.device, str(int(setup.toy)), str(result)]
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if setup.device == "cpu" else {}
+    gpus = first_gpus(0 if setup.device == "cpu" else 1)
     return subprocess.Popen(
         [sys.executable, "-m", __name__, *words],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env={**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", **hidden},
+        env={**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", **gpus},
         start_new_session=True,
     )
+
+
+def first_gpus(count: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variable that shows only so many GPUs: of several, TRL splits a model over all in one
+    process, or refuses them."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    names = list(map(str, range(count))) if visible is None else visible.split(",")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[:count])}
 
 
 def _without_result(code: int, printed: Path) -> str:
