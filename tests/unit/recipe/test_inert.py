@@ -131,3 +131,12 @@ EFFECTIVE = [
 def test_a_setting_is_inert_with_some_others(setting, others, task, silent):
     (name,) = setting
     assert (name in inert(task, **setting, **others)) is silent
+
+
+@pytest.mark.parametrize(("dataset", "inert_ones"), [("math", 2), ("reasoning_gym/gcd", 0)])
+def test_the_scorer_of_a_task_of_reasoning_gym_always_runs_in_workers(dataset, inert_ones):
+    config = AblationConfig(output_dir="unused", use_cpu=True, bf16=False)
+    named = ("reward_timeout", "reward_workers")
+    assert (
+        len(inert_knobs(config, TaskArguments(dataset=dataset), ModelConfig(), named)) == inert_ones
+    )
