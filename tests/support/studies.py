@@ -170,7 +170,7 @@ def forget_some(store: RunStore, rng: random.Random) -> None:
     finished = [path.parent for path in store.path.glob("*/run.json")]
     if finished:
         directory = rng.choice(finished)
-        lock = store.lock(directory.name)
+        lock = store.lock(id_of(directory.name))
         if lock.acquire():
             shutil.rmtree(directory)
             lock.release()
