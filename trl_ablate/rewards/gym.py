@@ -188,9 +188,14 @@ def formula(text: str, *args: Any, **kwargs: Any) -> Any:
             raise ValueError(f"a formula has no {node.id}")
         digits[node] = sum(digits[child] for child in ast.iter_child_nodes(node))
         if isinstance(node, ast.Constant):
-            if type(node.value) not in (int, float) or not math.isfinite(node.value):
-                raise ValueError(f"a formula has no {node.value!r:.80}")
-            digits[node] = len(str(node.value))
+            value = node.value
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not math.isfinite(value)
+            ):
+                raise ValueError(f"a formula has no {value!r:.80}")
+            digits[node] = len(str(value))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
             if digits[node.right] > LONGEST_EXPONENT:
                 raise ValueError("an exponent is too long")
