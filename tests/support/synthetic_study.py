@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.json_files import append_jsonl, write_json
+from trl_ablate.run.json_files import append_jsonl, write_json, write_jsonl
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, identity, run_id
 from trl_ablate.study.report.curves import Run, Series
 from trl_ablate.study.store import RunStore
@@ -110,8 +110,7 @@ def write_run(
     directory = store.directory(run.id)
     directory.path.mkdir(parents=True)
     directory.write_config({"settings": dict(settings)})
-    with directory.metrics_file.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    write_jsonl(directory.metrics_file, rows)
     record = {
         "status": status,
         "reason": reason,
