@@ -127,13 +127,8 @@ def to_prompts(
     return rendered.select(kept) if len(kept) < len(lengths) else rendered
 
 
-def repeated_in(evaluated: Dataset, train: Dataset) -> list[str]:
-    """The evaluated questions (or prompts, without questions) that are also trained on."""
-    trained = {*texts(train)}
-    return [text for text in texts(evaluated) if text in trained]
-
-
-def texts(dataset: Dataset) -> list[str]:
+def texts_of(dataset: Dataset) -> list[str]:
+    """The questions of a dataset, or its prompts if it has none, to find those in two sets."""
     column = "question" if "question" in dataset.column_names else "prompt"
     return [str(text) for text in dataset[column]]
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError, shortened
+from trl_ablate.guard.rules import finite
 from trl_ablate.guard.tables import STEP_COLUMNS, Columns, Owner, owned
 from trl_ablate.metrics import translated
 from trl_ablate.run.checkpoints import step_of
@@ -232,7 +233,7 @@ def _joined(rows: list[dict[str, Any]], columns: Columns | None) -> list[dict[st
     """One row a step; after a resume the last value of a step counts, but none that is missing or
     NaN replaces a number. Rows without a metric are left out, and TRL's last one with the totals,
     unless it is all that a table of final values has of a run."""
-    steps = [row for row in rows if not _is_finite(row.get("train_runtime"))]
+    steps = [row for row in rows if finite(row, "train_runtime") is None]
     by_step: dict[int, dict[str, Any]] = {}
     for row in steps or ([] if columns is None else rows):
         if len(row) > 1:
@@ -240,10 +241,6 @@ def _joined(rows: list[dict[str, Any]], columns: Columns | None) -> list[dict[st
             known |= {
                 name: value
                 for name, value in row.items()
-                if _is_finite(value) or not _is_finite(known.get(name))
+                if finite(row, name) is not None or finite(known, name) is None
             }
     return [by_step[step] for step in sorted(by_step)]
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)

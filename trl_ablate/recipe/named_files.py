@@ -15,7 +15,7 @@ from typing import Any
 
 from trl_ablate.miniature.registry import DEFAULT, MINIATURE, in_full, is_miniature
 from trl_ablate.prompts.templates import is_own
-from trl_ablate.recipe.places import SUFFIXES, beside_or_shipped, profile_path
+from trl_ablate.recipe.places import SUFFIXES, beside_or_shipped, own_profile, profile_path
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.switches import named
 
@@ -120,8 +120,7 @@ def profile_of(recipe: Path, asked: str = "auto") -> str:
         return asked
     for file in (recipe, base_of(recipe)):
         if own := read_mapping(file, "recipe").get("profile"):
-            is_path = str(own).endswith(SUFFIXES)
-            return str(beside_or_shipped(own, file) if is_path else own)
+            return own_profile(str(own), file)
     return "auto"
 
 

@@ -10,7 +10,7 @@ For other settings (numbers, true and false, mappings) a word is read as YAML, a
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
@@ -25,19 +25,17 @@ from trl_ablate.recipe.strict import (
 )
 
 
-def read_overrides(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a command line (see `load_recipe`), checked."""
+def read_overrides(
+    overrides: Iterable[str] | Mapping[str, Any], loader: Collection[str] = ("profile",)
+) -> dict[str, Any]:
+    """The settings of a command line (see `load_recipe`), checked; `loader`: as in `checked`."""
     if isinstance(overrides, Mapping):
-        return _checked(dict(overrides))
+        return checked(dict(overrides), "command line", loader)
     return {
         key: value
         for name, words in words_of_settings(overrides)
-        for key, value in _checked({name: _typed(name, words)}).items()
+        for key, value in checked({name: _typed(name, words)}, "command line", loader).items()
     }
-
-
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    return checked(given, "command line", loader=("profile",))
 
 
 def as_words(settings: Mapping[str, Any]) -> list[str]:

@@ -58,6 +58,11 @@ def beside_or_shipped(name: str, recipe: Path) -> Path:
     return shipped if not os.path.exists(beside) and os.path.exists(shipped) else beside
 
 
+def own_profile(name: str, recipe: Path) -> str:
+    """The profile that a recipe names; of a path, the file beside the recipe or a shipped one."""
+    return os.path.abspath(beside_or_shipped(name, recipe)) if name.endswith(SUFFIXES) else name
+
+
 def yaml_files(folder: Path) -> set[Path]:
     """The recipes in a folder, and the profiles below it."""
     places = (folder, folder / "profiles")

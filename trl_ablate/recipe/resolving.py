@@ -36,9 +36,9 @@ from trl_ablate.recipe.named_files import BEFORE_CHAINS, Anchor, worlds_in_full
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import (
     NO_PROFILE,
-    SUFFIXES,
     beside_or_shipped,
     is_shipped_base,
+    own_profile,
     profile_path,
     recipe_path,
     suitable_profile,
@@ -172,8 +172,7 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
     settings = {**NOT_WRITTEN, **checked(written["settings"], config_file)}
     settings |= worlds_in_full(settings, BEFORE_CHAINS)
     anchor = Anchor()
-    given = checked(read_overrides(overrides), "command line", loader=())
-    settings |= anchor.settings(given, Path())
+    settings |= anchor.settings(read_overrides(overrides, loader=()), Path())
     settings |= {"learning_rate_scale": 1.0}
     settings = {key: _without_mask(value, key, config_file) for key, value in settings.items()}
     profile = (written["profile"], "as in the run")
@@ -225,9 +224,7 @@ def _base_and_recipe(
 def _anchored(settings: dict[str, Any], file: Path, anchor: Anchor) -> dict[str, Any]:
     """The settings of a recipe's file, with the absolute path of each file beside it."""
     found = anchor.settings(settings, file.parent)
-    if str(found.get("profile")).endswith(SUFFIXES):
-        found["profile"] = os.path.abspath(beside_or_shipped(found["profile"], file))
-    return found
+    return found | {"profile": own_profile(found["profile"], file)} if "profile" in found else found
 
 
 def _plain(value: Any) -> Any:

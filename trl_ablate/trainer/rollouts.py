@@ -74,15 +74,11 @@ def describe(
     special = set(tokenizer.all_special_ids)
     own_tokens = map(len, completion_ids) if tool_mask is None else map(sum, tool_mask)
     own_turns = [1] * len(completion_ids) if tool_mask is None else map(turns, tool_mask)
-    last = (
-        [None] * len(completion_ids)
-        if tool_mask is None
-        else map(last_turn, completion_ids, tool_mask)
-    )
+    ends = completion_ids if tool_mask is None else map(last_turn, completion_ids, tool_mask)
     facts = [
         (length, not stop.ended(ids, end), special.issuperset(ids), number)
         for ids, length, number, end in zip(
-            completion_ids, own_tokens, own_turns, last, strict=True
+            completion_ids, own_tokens, own_turns, ends, strict=True
         )
     ]
     facts_N4 = setting.gather(torch.tensor(facts, device=setting.accelerator.device))

@@ -38,7 +38,7 @@ from trl_ablate.data.questions import (
     check_enough,
     check_prompts_fit,
     load_questions,
-    repeated_in,
+    texts_of,
     to_prompts,
 )
 from trl_ablate.errors import ConfigurationError, brief
@@ -192,7 +192,8 @@ def named_questions(what: str, name: str) -> str:
 
 def warn_of_repeated(sets: Sets, train_dataset: Dataset) -> None:
     """One warning that counts the questions that are both trained on and evaluated on."""
-    counts = {name: len(repeated_in(dataset, train_dataset)) for name, dataset in sets.items()}
+    trained = {*texts_of(train_dataset)}
+    counts = {name: sum(text in trained for text in texts_of(one)) for name, one in sets.items()}
     found = [
         f"{count} of {len(sets[name])} {named_questions('eval questions', name)}"
         for name, count in counts.items()

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from trl_ablate.advantages import weighted_reward
-from trl_ablate.data.questions import repeated_in, texts
+from trl_ablate.data.questions import texts_of
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import waited_for
 from trl_ablate.recipe.resolving import Resolved
@@ -121,12 +121,13 @@ def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Chec
     weights = resolved.config.reward_weights or rewards.weights
     grade = partial(_graded, rewards.functions, torch.tensor(weights), tokenizer, rows)
     form, reference = _reference(grade, rows, task.form)
+    texts = texts_of(train)
     return Checked(
         sizes={"train": len(train), "eval": len(evaluated)},
         columns=train.column_names,
         prompts=[_shown(row["prompt"], tokenizer, resolved) for row in rows[:SHOWN]],
-        repeated=[text for text, count in Counter(texts(train)).items() if count > 1],
-        shared=sorted({*repeated_in(evaluated, train)}),
+        repeated=[text for text, count in Counter(texts).items() if count > 1],
+        shared=sorted({*texts} & {*texts_of(evaluated)}),
         questions=rows,
         format=form,
         reference=reference,
