@@ -35,6 +35,9 @@ READ = re.compile(
 COARSE = {"seconds": ".1f", "entropy": ".3g", "grad_norm": ".3g"}
 """Metrics of which curves need no more digits than these."""
 
+SAME = b"same"
+"""Metadata of the table: columns that are equal to another one, which alone is written."""
+
 TEXTS = ("run", "settings", "record")
 """The columns that are text; all others are metrics."""
 
@@ -67,7 +70,7 @@ def keep(study: StudyRuns, file: Path) -> int:
             if run_id in runs:
                 rows = _rows_of(plan, position - plan.trials, runs[run_id].rows)
                 runs[run_id] = replace(runs[run_id], rows=rows)
-    table, part = _table(runs), part_of(file)
+    table, part = _once(_table(runs)), part_of(file)
     fine = [f.name for f in table.schema if f.type == "float" and f.name not in COARSE]
     others = list(set(table.column_names) - set(fine))
     how: Any = {"use_dictionary": others, "use_byte_stream_split": fine}  # a quarter smaller
@@ -85,7 +88,10 @@ def kept(file: Path) -> dict[str, Kept]:
 
     runs: dict[str, Kept] = {}
     try:
-        for row in parquet.read_table(file).to_pylist():
+        table = parquet.read_table(file)
+        for name, first in json.loads((table.schema.metadata or {}).get(SAME, b"{}")).items():
+            table = table.append_column(name, table[first])
+        for row in table.to_pylist():
             run_id, settings, record = (row.pop(name) for name in TEXTS)
             if run_id not in runs:
                 runs[run_id] = Kept(settings, record, [])
@@ -173,3 +179,13 @@ def _table(runs: Mapping[str, Kept]) -> Any:
     types = dict.fromkeys(TEXTS, arrow.string()) | dict.fromkeys(metrics, arrow.float32())
     types |= {name: arrow.int32() for name in ("step",) if name in metrics}
     return arrow.Table.from_pylist(rows, arrow.schema(list(types.items())))
+
+
+def _once(table: Any) -> Any:
+    """The table without the columns that are equal to an earlier one."""
+    first: dict[str, str] = {}
+    for name in table.column_names:
+        same = (other for other in first.values() if table[name].equals(table[other]))
+        first[name] = next(same, name)
+    doubled = {name: other for name, other in first.items() if name != other}
+    return table.drop_columns(list(doubled)).replace_schema_metadata({SAME: json.dumps(doubled)})

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from pyarrow import parquet
 
 from tests.support.synthetic_study import learning_rows, write_run, write_study
 from trl_ablate import ConfigurationError
@@ -74,6 +75,15 @@ def test_which_metrics_are_kept_depends_on_the_place_of_a_run(study, file):
                 dropped = {"style/full", "advantages/weight/q1"} if place else set()
                 dropped |= set() if place < with_norms else {"grad_norm"}
                 assert rows[run.id].keys() == row.keys() - dropped
+
+
+def test_equal_columns_are_written_once(study, file):
+    for run_id in study.plan.runs():
+        row = {"step": 99, "answer_reward": 0.5, "format_reward": 0.5}
+        append_jsonl(study.store.directory(run_id).metrics_file, row)
+    keep(study, file)
+    assert len({"answer_reward", "format_reward"} & set(parquet.read_schema(file).names)) == 1
+    assert all(run.rows[-1] == row for run in kept(file).values())
 
 
 def test_machine_and_folders_are_not_kept(study, file, tmp_path):
