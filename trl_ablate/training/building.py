@@ -227,6 +227,7 @@ def put_together(
     kind: type[Built] = AblationTrainer,
 ) -> Built:
     config, model_args = copy.copy(resolved.config), resolved.model
+    config._n_gpu = min(config.n_gpu, 1)  # not one copy of the model on each, which TRL refuses
     if config.use_cpu:
         keep_freed_memory()
     rewards = task_rewards(resolved.task, tokenizer, grader, resolved)

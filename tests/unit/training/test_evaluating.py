@@ -133,6 +133,7 @@ def evaluator_of(folder, grader):
     words = ["--eval_size", "4", "--max_completion_length", "4"]
     checkpoint, scratch = find_checkpoint(str(folder)), str(folder.parent / "out")
     resolved = to_evaluate(checkpoint, words, profile="miniature", scratch=scratch)
+    resolved.config._n_gpu = 2  # as without a launcher where two GPUs are visible
     return build_evaluator(resolved, grader)
 
 
