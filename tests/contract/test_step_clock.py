@@ -65,6 +65,16 @@ def test_another_callback_may_ask_for_more(make_trainer):
     assert evaluated == sorted(saved) == [1, 2, 3]
 
 
+def test_a_resumed_training_saves_and_logs_by_its_own_settings(make_trainer):
+    settings = {"max_steps": 4, "save_strategy": "steps"}
+    make_trainer(**settings, save_steps=2, logging_steps=2).train()
+    trainer = make_trainer(**settings, save_steps=1, logging_steps=1)
+    folder = Path(trainer.args.output_dir)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert (folder / "checkpoint-3").exists()
+    assert [row["step"] for row in trainer.state.log_history if "loss" in row] == [2, 3, 4]
+
+
 @pytest.mark.parametrize(("questions", "steps", "refused"), [(3, 4, True), (3, 2, False)])
 def test_an_epoch_that_cuts_a_step_off_is_refused(make_trainer, questions, steps, refused):
     """A rollout batch is of one question, and a step takes two batches."""

@@ -84,6 +84,7 @@ class GRPOStepClock(TrainerCallback):
         self._per_step = grpo_steps_per_optimizer_step
 
     def on_train_begin(self, args: AblationConfig, state: TrainerState, control, **kwargs):
+        state.compute_steps(args, state.max_steps)  # a checkpoint has those before a change
         if args.grpo_steps is not None:
             self._check_epoch(args, state, kwargs["train_dataloader"])
         # transformers has converted a fraction into a number of optimizer steps
