@@ -78,7 +78,8 @@ def train(options, settings, attempt: int, directory: RunDirectory) -> None:
 
 def save(checkpoint: Path) -> None:
     checkpoint.mkdir(exist_ok=True)
-    (checkpoint / "model.safetensors").write_bytes(b"weights")
+    for name in ("model.safetensors", "rng_state.pth"):
+        (checkpoint / name).write_bytes(b"weights")
     seal(checkpoint)
 
 

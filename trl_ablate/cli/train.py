@@ -69,7 +69,8 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
     start = lifecycle.Start(resolved, mode, console, termination, command=sys.argv)
     outcome = lifecycle.run(start)
     if outcome.reason == directory.PREEMPTED:
-        sys.stderr.write("ended by SIGTERM at a checkpoint; --resume continues from it\n")
+        rest = "; --resume continues from it" * (not resolved.config.save_only_model)
+        sys.stderr.write(f"ended by SIGTERM at a checkpoint{rest}\n")
         return PREEMPTED
     if is_main:
         show_end(start.directory)

@@ -21,9 +21,10 @@ CHUNK = 1 << 24
 
 
 def latest_whole_checkpoint(run: Path) -> Path | None:
-    """The last `checkpoint-N` that agrees with its seal; None where there is none."""
+    """The last `checkpoint-N` that agrees with its seal, and holds more than the model, as those of
+    `save_only_model` do not; None where there is none."""
     folders = sorted(RunDirectory(run).checkpoints(), key=step_of, reverse=True)
-    return next(filter(is_whole, folders), None)
+    return next((one for one in folders if any(one.glob("rng_state*")) and is_whole(one)), None)
 
 
 def agreed_checkpoint(
@@ -74,8 +75,8 @@ def check_something_to_resume(run: RunDirectory) -> None:
     lost."""
     if next(run.metrics(), None) is not None:
         raise ConfigurationError(
-            f"{run.path} has logged rows but holds no whole checkpoint to resume from; start over "
-            "with --overwrite, or give another --output_dir"
+            f"{run.path} has logged rows but holds no whole checkpoint to resume from (those of "
+            "save_only_model are not); start over with --overwrite, or give another --output_dir"
         )
 
 
