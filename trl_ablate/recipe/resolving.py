@@ -53,6 +53,14 @@ from trl_ablate.task import TaskArguments
 
 NAMES_OF_FOLDERS = ("arm", "run_name")
 """Settings that become part of a path: the run's own folder, and its tables in trackio."""
+OVERRULING = (
+    ("max_steps", "num_train_epochs"),
+    ("max_steps", "grpo_steps"),
+    ("grpo_steps", "num_train_epochs"),
+    ("optimizer_batch_size", "gradient_accumulation_steps"),
+)
+"""Pairs of settings: the second has no effect beside the first, which is dropped if it is from a
+lower layer."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +141,13 @@ def load_recipe(
     }
     settings = {key: value for layer in layers.values() for key, value in layer.items()
                 if key not in LOADER_KEYS}  # fmt: skip
+    origins = {key: name for name, layer in layers.items() for key in layer}
+    level = {key: [*layers].index(name) for key, name in origins.items()}
+    for one, other in OVERRULING:
+        if one in settings and settings.get(other) is not None and level[one] < level[other]:
+            del settings[one], origins[one]
     settings.setdefault("arm", path.stem)
     changes = {key: (base.get(key), value) for key, value in declared.items()} if base else {}
-    origins = {key: name for name, layer in layers.items() for key in layer}
     return _resolve(path, (name, reason), settings, changes, anchor.files, origins)
 
 

@@ -73,6 +73,29 @@ def test_order_is_base_profile_recipe_command_line(write, extends):
     assert {key: resolved.layers.get(key) for key in layers} == layers
 
 
+@pytest.mark.parametrize(
+    ("recipe", "words", "expected"),
+    [
+        ("num_train_epochs: 2\n", [], (2, None, -1, 2)),
+        ("extends: grpo.yaml\n", ["num_train_epochs=3"], (3, None, -1, 2)),
+        ("max_steps: 5\n", ["grpo_steps=7"], (3, 7, 7, 2)),
+        ("max_steps: 5\n", ["num_train_epochs=2", "grpo_steps=null"], (2, None, -1, 2)),
+        ("num_train_epochs: 2\n", ["grpo_steps=7"], (2, 7, 7, 2)),
+        ("max_steps: 5\n", [], (3, 60, 5, 2)),
+        ("beta: 0.0\n", ["gradient_accumulation_steps=4"], (3, 60, 30, 4)),
+        ("gradient_accumulation_steps: 4\n", ["optimizer_batch_size=64"], (3, 60, 120, 1)),
+    ],
+)
+def test_a_lower_layer_does_not_leave_a_higher_one_without_effect(write, recipe, words, expected):
+    found = load_recipe(write("arm.yaml", recipe), "miniature", words)
+    config = found.config
+    assert expected == (
+        config.num_train_epochs, config.grpo_steps, config.max_steps,
+        config.gradient_accumulation_steps,
+    )  # fmt: skip
+    assert found.layers.keys() <= found.settings.keys() | {"extends"}
+
+
 @pytest.mark.parametrize("steps", [200, 199])
 def test_the_shipped_base_is_under_the_profile_but_an_edited_copy_wins(write, steps):
     text = (SHIPPED / "grpo.yaml").read_text()
