@@ -4,6 +4,7 @@ It depends on the run's records only, so that publishing again gives the same ca
 dataset that is a folder here is none of the Hub. No torch.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -38,8 +39,10 @@ Licence = Mapping[str, str]
 _NO_RESULT = re.compile(r"^[^/]*(_stderr|_runtime|_per_second)(/|$)")
 
 
-def model_card(run: FinishedRun, repo_id: str, licence: Licence | None, *, picture: bool) -> str:
-    """README.md of the repository: metadata, then Markdown."""
+def model_card(
+    run: FinishedRun, repo_id: str, licence: Licence | None, *, picture: bool, branch: str = ""
+) -> str:
+    """README.md of the repository, or of a branch of it: metadata, then Markdown."""
     template = Environment(trim_blocks=False, undefined=StrictUndefined, keep_trailing_newline=True)
     template.filters |= {"md": _md, "code": _code, "fence": markdown_fence}
     base, record = base_model(run.config), run.record
@@ -50,6 +53,7 @@ def model_card(run: FinishedRun, repo_id: str, licence: Licence | None, *, pictu
         run=run,
         record={"reason": None, **record},
         repo_id=repo_id,
+        revision=f", revision={json.dumps(branch)}" if branch else "",
         metadata=_metadata(run, repo_id, licence).rstrip(),
         base=base,
         base_id=hub_id(base),

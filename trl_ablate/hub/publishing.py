@@ -88,7 +88,7 @@ def _publish(
     with failures_in_words(name):
         was_private = _open_repository(api, name, private, revision)
         licence = licence_of(run, api)
-    card = model_card(run, name, licence, picture=PICTURE in files).encode()
+    card = model_card(run, name, licence, picture=PICTURE in files, branch=revision or "").encode()
     with failures_in_words(name):
         published, title = {**files, CARD: card}, f"Publish {run.name}"
         patiently(lambda: _commit(api, name, revision, published, title))

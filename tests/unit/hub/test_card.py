@@ -39,7 +39,7 @@ def test_the_card_says_what_changed_what_came_out_and_how_to_do_it_again(directo
         "| metric | first (step 0) | best (step 2) | last (step 6) |",
         "| `eval_reward` | 0.030 ± 0.012 | 0.600 ± 0.012 | 0.010 ± 0.012 |",
         "| `eval_mean_length` | 341.2 | 341.2 | 341.2 |",
-        "one standard error over the 1024 questions of this one run",
+        "one standard error over the evaluation questions of this one run",
         "chosen from 4 evaluations",  # a step that occurs twice counts once
         "accelerate launch scripts/train.py recipes/lr_1e-4.yaml --note 'two words' "
         f"--hub_token '{MASK}'",
@@ -91,6 +91,12 @@ def test_a_relative_path_is_no_id_of_the_hub(finished, name, tmp_path, monkeypat
     metadata, text = card_of(finished)
     assert not {"base_model", "datasets"} & set(metadata)
     assert "huggingface.co/models" not in text and "huggingface.co/datasets" not in text
+
+
+def test_the_card_of_a_branch_loads_from_it(finished):
+    text = model_card(finished, "me/lr", None, picture=False, branch="seed3")
+    assert text.count('from_pretrained("me/lr", revision="seed3")') == 2
+    assert '`subfolder="checkpoint_last", revision="seed3"`' in text
 
 
 def test_without_evaluation_and_licence_the_card_says_so(finished):
