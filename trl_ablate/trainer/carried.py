@@ -92,6 +92,8 @@ def restore(trainer: Any, checkpoint: Path) -> None:
         )
         return
     carried = torch.load(file, map_location="cpu", weights_only=True)
+    trainer.generated_tokens = carried["values"].get("generated_tokens", 0)
+    trainer.idle_steps.skipped = carried.get("skipped_steps", 0)
     if carried["layout"] != _layout(trainer):
         logger.warning(
             "%s was written with %s, but this run has %s: its rollouts and its next logged row "
@@ -173,7 +175,6 @@ def _restore_state(trainer: Any, written: dict[str, Any]) -> None:
         trainer._metrics["train"][name].extend(values)
     trainer.ratio_sums.restore(written["ratio_sums"])  # on the CPU, as not every device has float64
     trainer.mismatch.restore(carried["mismatch"])
-    trainer.idle_steps.skipped = carried.get("skipped_steps", 0)
     if "rollout" in carried:
         trainer._buffered_inputs = carried["rollout"]
         _log_completions(trainer, carried["completions"])

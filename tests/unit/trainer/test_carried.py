@@ -3,6 +3,8 @@
 import io
 import pkgutil
 from importlib.util import module_from_spec
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -32,3 +34,13 @@ def test_a_numbered_cpu_can_be_loaded_onto_once_resuming_has_asked_for_it():
     torch.save(torch.arange(3), file)
     file.seek(0)
     assert torch.load(file, map_location="cpu:1").tolist() == [0, 1, 2]
+
+
+def test_totals_are_restored_also_into_another_layout(tmp_path):
+    args = SimpleNamespace(sync_ref_model=False, process_index=0, **dict.fromkeys(carried.LAYOUT))
+    sampler: Any = SimpleNamespace(restore=lambda checkpoint: None)
+    resumed = SimpleNamespace(args=args, sampler=sampler, idle_steps=SimpleNamespace())
+    written = {"layout": {}, "values": {"generated_tokens": 7}, "skipped_steps": 3}
+    torch.save(written, tmp_path / "carried_0.pt")
+    carried.restore(resumed, tmp_path)
+    assert (resumed.generated_tokens, resumed.idle_steps.skipped) == (7, 3)
