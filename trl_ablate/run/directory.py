@@ -170,8 +170,10 @@ class RunDirectory:
 
         `clean` masks error messages. `claimed` reserves space on the disk for the last entries.
         """
-        started = time.monotonic() - self.seconds_so_far()
-        self.update(status="running", reason=None, **entries)
+        before, hours = self.seconds_so_far(), self._gpu_hours_so_far()
+        so_far = {"seconds": before, "gpu_hours": hours} if before else {}
+        self.update(status="running", reason=None, **so_far, **entries)
+        started = time.monotonic()
         outcome = Outcome()
         try:
             yield outcome
@@ -190,8 +192,8 @@ class RunDirectory:
             entries |= {
                 "status": outcome.status,
                 "reason": outcome.reason,
-                "seconds": round(seconds, 1),
-                "gpu_hours": round(seconds / 3600 * entries.get("gpus", 0), 4),
+                "seconds": round(before + seconds, 1),
+                "gpu_hours": round(hours + seconds / 3600 * entries.get("gpus", 0), 4),
                 "peak_memory_gib": self.peak_memory(),
             }
             self.update(**(entries | outcome.entries))
@@ -199,6 +201,12 @@ class RunDirectory:
     def seconds_so_far(self) -> float:
         """Seconds that a resumed run has already taken, by its logged rows."""
         return max((row.get("seconds", 0.0) for row in self.metrics()), default=0.0)
+
+    def _gpu_hours_so_far(self) -> float:
+        """The recorded ones, and those of the rows since then, on the GPUs that were recorded."""
+        record = self.read() if self.run_file.exists() else {}
+        since = self.seconds_so_far() - record.get("seconds", 0.0)
+        return record.get("gpu_hours", 0.0) + since / 3600 * record.get("gpus", 0)
 
     def peak_memory(self) -> float | None:
         """The highest logged peak, in GiB; None if none was logged."""

@@ -60,6 +60,19 @@ def test_a_run_says_what_it_cost(tmp_path, monkeypatch):
     assert (run.read()["gpu_hours"], run.read()["peak_memory_gib"]) == (2.0, 5.5)
 
 
+def test_gpu_hours_are_counted_on_the_gpus_of_each_start(tmp_path, monkeypatch):
+    """1 h on one GPU and killed, then 1 h on eight, of which half is repeated on two in 0.5 h."""
+    run = RunDirectory(tmp_path)
+    run.update(status="running", gpus=1)
+    clock = iter((0.0, 3600.0, 0.0, 1800.0))
+    monkeypatch.setattr("trl_ablate.run.directory.time.monotonic", lambda: next(clock))
+    for gpus, seconds, cost in ((8, 3600, 1 + 8), (2, 5400, 1 + 4 + 1)):
+        run.append_metrics({"step": 1, "seconds": seconds})
+        with run.recorded(gpus=gpus):
+            pass
+        assert run.read()["gpu_hours"] == cost
+
+
 @pytest.mark.parametrize("content", ["[1]", "null", '"x"'])
 def test_valid_json_of_the_wrong_shape_is_refused(tmp_path, content):
     run = RunDirectory(tmp_path)
