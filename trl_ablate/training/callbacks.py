@@ -2,6 +2,7 @@
 the run after SIGTERM. `guard_callback.py` has the one that records its rows.
 """
 
+import logging
 import math
 import random
 import time
@@ -27,6 +28,8 @@ from trl_ablate.training.dashboard import log_rollouts, to_trackio
 
 if TYPE_CHECKING:
     from trl_ablate.trainer.ablation import AblationTrainer
+
+logger = logging.getLogger(__name__)
 
 
 class NeedsTrainer(TrainerCallback):
@@ -95,6 +98,13 @@ class BestCheckpoint(NeedsTrainer):
         """Refuse to finish if the best model has changed since it was saved."""
         if self._trainer and self._trainer.accelerator.is_main_process and self._best > -math.inf:
             check_best(self._run)
+            kept = self._run.best() or {"value": self._best}
+            if kept["value"] != self._best:
+                logger.warning(
+                    "%s is %s, but a resume has repeated this step with another result; the best "
+                    "evaluation in metrics.jsonl is %.4g",
+                    *(self._run.checkpoint_best, kept, self._best),
+                )
 
 
 def save_whole(trainer: "AblationTrainer", folder: Path, **notes: dict[str, Any]) -> None:

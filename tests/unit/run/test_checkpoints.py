@@ -17,7 +17,7 @@ from trl_ablate.run.checkpoints import (
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import write_json, write_jsonl
 
-FILES = ("model.safetensors", "optimizer.pt", "global_step4/rank_0.pt", "trainer_state.json")
+FILES = ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json")
 
 
 @pytest.fixture
@@ -43,6 +43,12 @@ def test_a_file_that_is_gone_or_damaged_leads_back_to_the_one_before(checkpoints
     assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-4"
     (checkpoints / "checkpoint-4" / name).unlink()
     assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-2"
+
+
+def test_a_checkpoint_of_the_model_only_cannot_be_resumed_from(checkpoints):
+    (checkpoints / "checkpoint-10" / "rng_state.pth").unlink()
+    seal(checkpoints / "checkpoint-10")
+    assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-4"
 
 
 def test_without_its_seal_or_with_a_damaged_one_it_is_not_whole(checkpoints):
@@ -123,7 +129,7 @@ def test_a_row_that_the_stop_itself_has_logged_is_forgotten(resumable):
     assert list(run.metrics()) == []
 
 
-def test_a_resumed_run_has_to_beat_what_its_checkpoint_knows(resumable, monkeypatch):
+def test_a_resumed_run_has_to_beat_what_its_checkpoint_knows(resumable, monkeypatch, caplog):
     """A best model of a step that is repeated after the resume does not count."""
     from types import SimpleNamespace
 
@@ -141,6 +147,7 @@ def test_a_resumed_run_has_to_beat_what_its_checkpoint_knows(resumable, monkeypa
         watching.on_evaluate(None, state, None, metrics={"r": value})
     assert saved == [0.6, 0.7]
     watching.check()
+    assert "'value': 0.9, 'step': 6}, but a resume has repeated this step" in caplog.text
     (run.checkpoint_best / "model.safetensors").unlink()
     with pytest.raises(ConfigurationError, match="has changed since it was saved"):
         watching.check()
