@@ -306,12 +306,12 @@ class TaskArguments:
 
     @property
     def sets_with_rewards(self) -> list[str]:
-        """The `eval_sets` with rewards of their own: given, or implied by a task's scorer."""
+        """The `eval_sets` with rewards of their own: given, or implied by their dataset or this."""
         return [
             name
             for name, one in (self.eval_sets or {}).items()
             if (isinstance(one, dict) and {"reward", "reward_funcs"} & one.keys())
-            or self.evaluation_task(name).dataset.startswith(GYM)
+            or self.evaluation_task(name).own_rewards != self.own_rewards
         ]
 
     def evaluation_task(self, name: str) -> "TaskArguments":

@@ -69,10 +69,13 @@ def test_a_broken_function_ends_the_training(both, file):
 
 def test_an_evaluation_by_a_column_and_with_rewards_of_a_set(both, file):
     even, long = rewards(file, "even", "long")
-    sets = {"": questions(6), "apart": questions(4)}
+    sets = {"": questions(6), "apart": questions(4), "long": questions(2)}
     pair = both(reward_funcs=[even], train_dataset=questions(), eval_dataset=sets)
-    trainer = pair.one_shot(eval_by="level")
-    trainer.rewards_of_sets = {"apart": Rewards([long, even], [0.5, 0.0])}
+    trainer = pair.one_shot(eval_by="level", outcome_gate="even")
+    trainer.rewards_of_sets = {
+        "apart": Rewards([long, even], [0.5, 0.0]),
+        "long": Rewards([long], [1.0]),  # without the gate
+    }
     metrics = trainer.evaluate()
     parts = [metrics[f"eval_reward/level={level}"] for level in range(3)]
     assert metrics["eval_reward"] == pytest.approx(sum(parts) / 3)  # two questions of each
@@ -81,6 +84,7 @@ def test_an_evaluation_by_a_column_and_with_rewards_of_a_set(both, file):
         0.5 * metrics["eval_apart_rewards/long/mean"]
     )
     assert {f"eval_apart_reward/level={level}" for level in range(3)} <= metrics.keys()
+    assert metrics["eval_long_reward"] == metrics["eval_long_rewards/long/mean"]
     assert trainer.reward_func_names == ["even"]
 
 

@@ -114,7 +114,8 @@ def scored(
     """
     args: Any = setting.config
     lengths_N = torch.tensor(lengths, device=rewards.rewards_NF.device)
-    outcome_N, shaping_N = rewards.split(args.outcome_gate)
+    gate = args.outcome_gate if args.outcome_gate in rewards.names else None  # of a set's rewards
+    outcome_N, shaping_N = rewards.split(gate)
     if setting.training and (args.reward_noise or args.placebo):
         draw = random.Random(f"{args.seed}-{call}-reward")
         draws_N = [draw.random() for _ in lengths]
@@ -122,15 +123,15 @@ def scored(
             longest = args.max_completion_length
             outcome_N, shaping_N = placebo_reward(args.placebo, draws_N, lengths_N, longest), None
         else:
-            noisy = rewards.noisy(draws_N, args.reward_noise, args.outcome_gate)
-            outcome_N, shaping_N = noisy.split(args.outcome_gate)
+            noisy = rewards.noisy(draws_N, args.reward_noise, gate)
+            outcome_N, shaping_N = noisy.split(gate)
     penalty_N = of_kl_N
     if setting.training and args.overlong_penalty:
         over_N = overlong_penalty(lengths_N, args.max_completion_length, args.overlong_share)
         of_length_N = args.overlong_penalty * over_N
         setting.metrics["rollouts/overlong_penalty"].append(of_length_N.mean().item())
         penalty_N = of_length_N if of_kl_N is None else of_kl_N + of_length_N
-    passed_N = rewards.passed(args.outcome_gate)
+    passed_N = rewards.passed(gate)
     return Scored(batch, outcome_N, shaping_N, passed_N, penalty_N, len(lengths), sum(lengths))
 
 

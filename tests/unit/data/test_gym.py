@@ -72,6 +72,20 @@ def test_the_tasks_own_scorer_is_the_reward():
     assert score([], [r"\boxed{7000}"] * 3, [], **given)[0] < 1
 
 
+@pytest.mark.parametrize(
+    ("main", "one", "apart"),
+    [
+        ({"reward_funcs": ["reasoning_gym", "mine.brief"]}, {"gym": {"min_terms": 8}}, []),
+        ({}, "reasoning_gym/gcd", []),
+        ({}, "gsm8k", ["one"]),
+        ({"dataset": "gsm8k"}, "reasoning_gym/gcd", ["one"]),
+    ],
+)
+def test_a_set_is_graded_apart_where_its_rewards_are_others(main, one, apart):
+    task = TaskArguments(**SETTINGS | main, eval_sets={"one": one})
+    assert task.sets_with_rewards == apart
+
+
 def short_of_full(names):
     """The tasks of which an answer of their own does not earn full reward, in a template's form."""
     short = set()
