@@ -114,12 +114,13 @@ def per_prompt(rows: Sequence[Row], samples: int) -> dict[str, list[float]]:
 
 
 def pass_rates(rows: Sequence[Row], samples: int = 1) -> list[dict[str, Any]]:
-    """For each question how many of its samples were graded, and the share of successes in them."""
+    """For each question (or else prompt) how many of its samples were graded, and the share of
+    successes in them."""
     found = []
     for start in range(0, len(rows), samples):
         graded = [one for row in rows[start : start + samples] if (one := success(row)) is not None]
         rate = sum(graded) / len(graded) if graded else None
-        question = rows[start].get("question")
+        question = str(rows[start].get("question") or rows[start].get("prompt"))
         found.append({"question": question, "pass_rate": rate, "graded": len(graded)})
     return found
 

@@ -31,7 +31,7 @@ _CONDITION = re.compile(
 )
 _PART = re.compile(r"""\s*("[^"]*"|'[^']*'|[^,]+)\s*(?:,|$)""")
 _AND = re.compile(r"""\band\b(?=(?:[^"']|"[^"]*"|'[^']*')*$)""")
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"(?:(?<!\w)[-+])?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -103,7 +103,9 @@ def _equal(found: Any, value: Any) -> bool:
     if isinstance(value, float):
         number = _number_of(found)
         return number is not None and number == value
-    return found is value if value is None or isinstance(value, bool) else str(found) == value
+    if isinstance(value, bool):
+        return str(found).casefold() == str(value).casefold()
+    return found is None if value is None else str(found) == value
 
 
 def _contains(found: Any, value: Any) -> bool:
@@ -151,7 +153,7 @@ def of_these(
     """
 
     def plain(value: Any) -> str:
-        return str(value or "").casefold().removeprefix(column).strip()
+        return str("" if value is None else value).casefold().removeprefix(column).strip()
 
     if not chosen:
         return rows
@@ -171,16 +173,18 @@ def by_pass_rate(
     """The rows whose question has a pass rate from `low` to `high`, both included.
 
     The file is what `evaluate --per_question` writes. Each line is an object with `question` and
-    `pass_rate`, the share of graded samples that were right, or null if none was graded.
+    `pass_rate`, the share of graded samples that were right, or null if none was graded. A row
+    without a question is found by its prompt.
     """
     rates = _rates(file)
-    known = [row for row in rows if row.get("question") in rates]
+    asked = [str(row.get("question") or row.get("prompt")) for row in rows]
+    known = [(row, rates[one]) for row, one in zip(rows, asked, strict=True) if one in rates]
     if rows and not known:
         raise ConfigurationError(
             f"pass_rate: {file} has none of the {len(rows)} questions of dataset {name!r}; make it "
             "with `trl-ablate evaluate MODEL --dataset D --eval_split train --per_question FILE`"
         )
-    kept = [row for row in known if low <= rates[row["question"]] <= high]
+    kept = [row for row, rate in known if low <= rate <= high]
     if rows and not kept:
         raise ConfigurationError(
             f"pass_rate: none of {len(known)} questions of dataset {name!r} has a rate between "

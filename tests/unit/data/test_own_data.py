@@ -3,9 +3,10 @@
 import pytest
 
 from tests.unit.data.test_questions import ROWS, load, numbered, write_lines
-from trl_ablate.data.filters import conditions, filtered
+from trl_ablate.data.filters import conditions, filtered, of_these
 from trl_ablate.data.questions import load_questions
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.estimates import pass_rates
 from trl_ablate.task import TaskArguments
 
 
@@ -36,6 +37,9 @@ def test_conditions(condition, kept):
 def test_the_number_in_a_text_is_compared_and_a_value_is_no_python():
     rows = [{"level": f"Level {n}"} for n in range(1, 6)]
     assert filtered(rows, "level >= 4", "math") == rows[3:]
+    rows = [{"level": "Level-5", "ok": "True"}, {"level": "-5", "ok": "False"}]  # as of a CSV file
+    for condition in ("level > 3", "level >= 5", "ok != false", "ok == true", "ok in [true]"):
+        assert filtered(rows, condition, "mine") == rows[:1]
     (one,) = conditions("question == __import__('os').system('true')")
     assert one.value == "__import__('os').system('true')"
     (one,) = conditions("author not in [\"Smith, John\", 'Doe' , O'Hara]")
@@ -63,6 +67,7 @@ def test_levels_and_subjects_in_any_spelling_before_the_size(tmp_path):
     source = write_lines(tmp_path / "a.jsonl", *numbered(10))
     for levels in ([5], ["5"], ["Level 5"]):
         assert load(source, levels=levels)["level"] == ["Level 5", "Level 5"]
+    assert of_these("level", [0], [{"level": 0}, {"level": 1}, {}], "mine") == [{"level": 0}]
     assert load(source, subjects=["algebra"], train_size=2)["subject"] == ["Algebra", "Algebra"]
     assert load(source, filter="level >= 5", train_size=2)["question"][:] == ["4+1?", "9+1?"]
     for given, sentence in (
@@ -144,6 +149,16 @@ def test_questions_are_chosen_by_their_pass_rate_before_the_size(tmp_path):
     assert data["question"][:] == alls[5:7]
     even = load("miniature/sums", filter="answer == 100", train_size=3)
     assert even["answer"][:] == ["100"] * 3
+
+
+def test_a_row_without_a_question_has_the_rate_of_its_prompt(tmp_path):
+    prompts = ["1+1=", [{"role": "user", "content": "2+2="}], [{"role": "user", "content": "3="}]]
+    rows = [{"prompt": prompt, "answer": "2"} for prompt in prompts]
+    rates = pass_rates([{**row, "reward": float(row is rows[1])} for row in rows])
+    pass_rate = {"file": write_lines(tmp_path / "rates.jsonl", *rates), "between": [0.5, 1]}
+    source = write_lines(tmp_path / "mine.jsonl", *rows)
+    task = TaskArguments(dataset=source, pass_rate=pass_rate, prompt_column="prompt")
+    assert load_questions(task, "train")["prompt"][:] == prompts[1:2]
 
 
 @pytest.mark.parametrize(
