@@ -171,11 +171,12 @@ def abuses_eos(
 
 
 def completion_text(completion: Any) -> str:
-    """The text of a completion: the string itself, or the text of the last message in TRL's
-    list."""
+    """The text of a completion: the string itself, or the text of the last message in TRL's list;
+    none if it ends with what a tool returned."""
     if isinstance(completion, str):
         return completion
-    content = completion[-1]["content"] if completion else ""
+    answered = completion and completion[-1].get("role") != "tool"
+    content = completion[-1]["content"] if answered else ""
     if isinstance(content, list):  # the parts of a multimodal message
         return "".join(part.get("text", "") for part in content)
     return content or ""

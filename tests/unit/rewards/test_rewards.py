@@ -218,9 +218,10 @@ def test_conversational_completions():
         [{"role": "assistant", "content": r"\boxed{5}"}],
         [{"role": "assistant", "content": [{"type": "text", "text": r"\boxed{5}"}]}],
         [{"role": "assistant", "content": None}],
+        [{"role": "assistant", "content": ""}, {"role": "tool", "content": r"\boxed{5}"}],
         [],
     ]
-    assert call(functions[0], completions, ["5"] * 5)[0] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert call(functions[0], completions, ["5"] * 6)[0] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 EOS, TURN, PAD, WORD = 1, 2, 3, 50
