@@ -158,13 +158,20 @@ def _check_schedule(config: AblationConfig, optimizer: torch.optim.Optimizer) ->
         )
 
 
-def check_reward_weights(config: AblationConfig, rewards: int) -> None:
-    given = config.reward_weights
-    if given is not None and len(given) != rewards:
+def reward_weights(resolved: Resolved, rewards: Rewards) -> list[float] | None:
+    """Those of the setting, and the `eos_penalty`, which is its own; or else the rewards' own."""
+    given, penalty = resolved.config.reward_weights, resolved.task.eos_penalty
+    if given is None or not rewards.functions:
+        return given or rewards.weights or None
+    others = len(rewards.functions) - bool(penalty)
+    whole = [*given[:others], *rewards.weights[others:]]
+    if len(given) < others or given not in (whole, whole[:others]):
         raise ConfigurationError(
-            f"reward_weights has {len(given)} numbers, and there are {rewards} reward functions; "
-            "give one for each, or null"
+            f"reward_weights has {len(given)} numbers, and there are {others} reward functions"
+            + f" besides eos_penalty, whose weight is {penalty}" * bool(penalty)
+            + "; give one for each, or null"
         )
+    return whole
 
 
 def check_columns(
@@ -231,9 +238,7 @@ def put_together(
     if config.use_cpu:
         keep_freed_memory()
     rewards = task_rewards(resolved.task, tokenizer, grader, resolved)
-    if rewards.functions:
-        check_reward_weights(config, len(rewards.functions))
-    config.reward_weights = config.reward_weights or rewards.weights or None
+    config.reward_weights = reward_weights(resolved, rewards)
     apart = rewards_of_sets(resolved, tokenizer, grader)
     check_columns(rewards, apart, train_dataset, sets, config.eval_by)
     given = cast(dict[str, Any], config.model_init_kwargs or {})

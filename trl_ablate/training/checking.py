@@ -13,15 +13,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainerState
 
 from trl_ablate.advantages import weighted_reward
 from trl_ablate.data.questions import texts_of
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, RewardError
 from trl_ablate.named_code import waited_for
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
-from trl_ablate.training.building import check_reward_weights, task_dataset
+from trl_ablate.rewards.own.calling import not_logged
+from trl_ablate.training.building import reward_weights, task_dataset
 from trl_ablate.training.models import load_tokenizer, one_sentence, resolve_model, starting_point
 from trl_ablate.training.rewards import task_rewards
 
@@ -37,6 +38,13 @@ FORMATS: dict[str, str] = {
 """How a completion gives an answer: by the name of a template, or in words."""
 
 SHOWN = 3
+TWO_STEPS = "try two steps: `trl-ablate train RECIPE --max_steps 2`"
+AT_START = {
+    "trainer_state": TrainerState(epoch=0, max_steps=1),
+    "log_metric": not_logged,
+    "log_extra": not_logged,
+}
+"""What TRL gives to every reward function."""
 
 
 @dataclass(frozen=True)
@@ -107,20 +115,27 @@ def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Chec
     if task.only_environment_rewards:
         raise ConfigurationError(
             "reward_funcs is [], so that only the environment grades, which check does not run; "
-            "add a reward function, or try two steps: `trl-ablate train RECIPE --max_steps 2`"
+            f"add a reward function, or {TWO_STEPS}"
         )
     model = resolve_model(starting_point(resolved))
     with one_sentence(f"the tokenizer of {model}", "restore its files, or name another model"):
         tokenizer = load_tokenizer(model, resolved)
     train, evaluated = (task_dataset(task, part, tokenizer) for part in ("train", "eval"))
     rewards = task_rewards(task, tokenizer, grader, resolved, called_by_trl=False)
-    check_reward_weights(resolved.config, len(rewards.functions))
+    weights = reward_weights(resolved, rewards)
     for dataset, what in ((train, "train questions"), (evaluated, "eval questions")):
         rewards.check_columns(dataset.column_names, what)
     rows: list[Any] = list(train.select(range(min(questions, len(train)))))
-    weights = resolved.config.reward_weights or rewards.weights
     grade = partial(_graded, rewards.functions, torch.tensor(weights), tokenizer, rows)
-    form, reference = _reference(grade, rows, task.form)
+    try:
+        empty = grade([""] * len(rows))
+        form, reference = _reference(grade, rows, task.form)
+    except RewardError as error:
+        if task.environment_factory is None:
+            raise
+        raise ConfigurationError(
+            f"{error}; or if it needs an environment, which check does not run, {TWO_STEPS}"
+        ) from error
     texts = texts_of(train)
     return Checked(
         sizes={"train": len(train), "eval": len(evaluated)},
@@ -132,7 +147,7 @@ def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Chec
         format=form,
         reference=reference,
         wrong=grade(_wrong(reference.completions)) if reference else None,
-        empty=grade([""] * len(rows)),
+        empty=empty,
         reward_names=list(rewards.needs),
     )
 
@@ -154,6 +169,7 @@ def _graded(
         ],
         "completion_ids": [[*each, tokenizer.eos_token_id] for each in ids],
         **{key: [row[key] for row in rows] for key in rows[0] if key != "prompt"},
+        **AT_START,
     }
     started = time.perf_counter()
     found_FN = [waited_for(function(**given)) for function in functions]

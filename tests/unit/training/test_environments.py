@@ -28,6 +28,13 @@ def roll(prompts, trainer):
     return {}
 
 number = 3
+
+def by_state(completions, trainer_state, log_metric):
+    log_metric("progress", trainer_state.global_step / trainer_state.max_steps)
+    return [len(text) + trainer_state.epoch for text in completions]
+
+def of_world(completions, environments):
+    return [1.0] * len(completions)
 '''
 
 
@@ -89,6 +96,39 @@ def test_they_and_the_callbacks_reach_the_trainer(recipe, monkeypatch):
 def test_a_wrong_path_is_refused(recipe, settings, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
         environment_of(load_recipe(recipe, overrides=settings).task)
+
+
+def test_the_eos_penalty_is_its_own_weight(recipe, monkeypatch):
+    made = Rewards([str] * 3, [1.0, 1.0, 0.3])
+    monkeypatch.setattr(building, "task_rewards", lambda *parts: made)
+    monkeypatch.setattr(building, "check_columns", lambda *parts: None)
+
+    def used(weights):
+        def keep(*, args, **_):
+            found.extend(args.reward_weights)
+            raise RuntimeError("enough")
+
+        found, settings = [], {"reward_funcs": ["answer", "format"], "eos_penalty": 0.3}
+        resolved = load_recipe(recipe, overrides={**settings, "reward_weights": weights})
+        with pytest.raises(RuntimeError, match="enough"):
+            building.put_together(resolved, *(None, "m", None, None, {}), kind=keep)  # type: ignore
+        return found
+
+    assert used(None) == made.weights
+    assert used([1.0, 0.2]) == used([1.0, 0.2, 0.3]) == [1.0, 0.2, 0.3]
+    for wrong in ([1.0], [1.0, 0.2, 1.0], [1.0, 0.2, 0.3, 0.3]):
+        with pytest.raises(ConfigurationError, match="2 reward functions besides eos_penalty, w"):
+            used(wrong)
+
+
+def test_check_calls_a_reward_with_what_trl_gives(recipe, tiny_model):
+    data = {"model_name_or_path": tiny_model, "dataset": "miniature", "train_size": 8}
+    grades = {"reward_funcs": ["world.py:by_state"], "eval_size": 4}
+    found = check_recipe(load_recipe(recipe, overrides=data | grades), None, 4)  # pyright: ignore
+    assert found.full and found.empty.mean == 0
+    grades = {"reward_funcs": ["world.py:of_world"], "environment_factory": "world.py:World"}
+    with pytest.raises(ConfigurationError, match="an environment, which check does not run, try"):
+        check_recipe(load_recipe(recipe, overrides=data | grades), None, 4)  # pyright: ignore
 
 
 def test_check_refuses_what_only_an_environment_grades(recipe):
