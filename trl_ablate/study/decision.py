@@ -205,7 +205,7 @@ def sign_flip_p(values: Sequence[float]) -> float:
     """
     numbers = np.abs(np.asarray(values, dtype=float))
     observed = abs(math.fsum(values))
-    limit = observed - 1e-9 * float(numbers.sum())  # sums that are equal but for rounding count
+    limit = observed - 1e-6 * float(numbers.sum())  # equal but for rounding, to float32 too, counts
     if len(numbers) > MOST_FLIPPED:
         return _drawn_p(numbers, limit)
     half = len(numbers) // 2

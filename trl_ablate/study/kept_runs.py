@@ -7,7 +7,7 @@ JSON. With it a study continues on another machine, and its numbers can be compu
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,7 @@ def kept(file: Path) -> dict[str, Kept]:
     """The runs in a file, by id; none if there is no such file."""
     if not file.is_file():
         return {}
+    import numpy as np
     import pyarrow as arrow
     from pyarrow import parquet
 
@@ -95,7 +96,11 @@ def kept(file: Path) -> dict[str, Kept]:
             run_id, settings, record = (row.pop(name) for name in TEXTS)
             if run_id not in runs:
                 runs[run_id] = Kept(settings, record, [])
-            logged = {name: value for name, value in row.items() if value is not None}
+            logged = {
+                name: _as_logged(value, np.float32) if isinstance(value, float) else value
+                for name, value in row.items()
+                if value is not None
+            }
             runs[run_id].rows.extend([logged] if logged else [])
     except (arrow.ArrowException, OSError, KeyError) as error:
         raise ConfigurationError(f"{file} is damaged ({error}); take it from git again") from error
@@ -179,6 +184,12 @@ def _table(runs: Mapping[str, Kept]) -> Any:
     types = dict.fromkeys(TEXTS, arrow.string()) | dict.fromkeys(metrics, arrow.float32())
     types |= {name: arrow.int32() for name in ("step",) if name in metrics}
     return arrow.Table.from_pylist(rows, arrow.schema(list(types.items())))
+
+
+def _as_logged(value: float, as_kept: Callable[[float], float]) -> float:
+    """A decimal of six places, if it is kept as this value: 0.82 for 0.8199999928."""
+    short = round(value, 6)
+    return short if as_kept(short) == value else value
 
 
 def _once(table: Any) -> Any:

@@ -215,7 +215,7 @@ def half_way(reference: Sequence[float], base: float) -> float:
 def welch(arm: Sequence[float], reference: Sequence[float], noise: float = 0.0) -> Means:
     """The difference of means, its error and Satterthwaite's degrees of freedom, with no variance
     below noise²."""
-    parts = [max(float(np.var(x, ddof=1)), noise**2) / len(x) for x in (arm, reference)]
+    parts = [max(statistics.variance(x), noise**2) / len(x) for x in (arm, reference)]
     total, difference = sum(parts), statistics.fmean(arm) - statistics.fmean(reference)
     if total == 0:
         return Means(difference, 0.0, 1.0)

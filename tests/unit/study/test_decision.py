@@ -87,6 +87,9 @@ def test_sign_flips_by_hand():
     assert sign_flip_p(darwin) == 1726 / 32768
     assert sign_flip_p([0.0, 0.0]) == 1.0
     assert sign_flip_p([0.1] * 7) == 2 / 128  # sums that differ by rounding are equal
+    kept = np.float32([0.41, 0.43, 0.44, 0.46, 0.47, 0.49, 0.52, 0.53])
+    other = np.float32([0.43, 0.45, 0.46, 0.48, 0.49, 0.51, 0.5, 0.55])
+    assert sign_flip_p((other.astype(float) - kept).tolist()) == 18 / 256
     assert can_reach(6, 0.05) and not can_reach(5, 0.05)
 
 

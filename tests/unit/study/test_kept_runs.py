@@ -77,9 +77,9 @@ def test_which_metrics_are_kept_depends_on_the_place_of_a_run(study, file):
                 assert rows[run.id].keys() == row.keys() - dropped
 
 
-def test_equal_columns_are_written_once(study, file):
+def test_equal_columns_are_written_once_and_come_back_as_logged(study, file):
     for run_id in study.plan.runs():
-        row = {"step": 99, "answer_reward": 0.5, "format_reward": 0.5}
+        row = {"step": 99, "answer_reward": 0.82, "format_reward": 0.82}
         append_jsonl(study.store.directory(run_id).metrics_file, row)
     keep(study, file)
     assert len({"answer_reward", "format_reward"} & set(parquet.read_schema(file).names)) == 1

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trl_ablate.study.pooling import pool_means, pool_shares
-from trl_ablate.study.two_part import Means, Shares
+from trl_ablate.study.two_part import Means, Shares, welch
 
 RABBITS = [(0, 6, 0, 5), (3, 3, 0, 6), (6, 0, 2, 4), (5, 1, 6, 0), (2, 0, 5, 0)]
 """Cured and died without and with delay, by the level of penicillin: Mantel (1963), the example of
@@ -34,6 +34,11 @@ def risk_ratios():
         error = math.sqrt(1 / a - 1 / (a + b) + 1 / c - 1 / (c + d))
         found.append(Means(math.log(a / (a + b)) - math.log(c / (c + d)), error, 9.0))
     return found
+
+
+def test_runs_that_do_not_differ_have_no_error():
+    groups = [welch([0.95] * 3, [0.7] * 3), welch([0.94, 0.97, 0.9], [0.7, 0.73, 0.66])]
+    assert groups[0].error == 0 and pool_means(groups) is None
 
 
 def test_success_as_in_r():

@@ -111,6 +111,15 @@ def test_a_run_that_diverged_counts_as_a_collapse_that_ends_at_zero(tmp_path):
     assert summary is not None and (summary.final, summary.best) == (0.0, 0.0)
 
 
+def test_a_run_that_diverged_just_before_its_last_evaluation_ends_at_zero(tmp_path):
+    plan, store = make_plan({"a": {}}, [0]), RunStore(tmp_path)
+    rows = ({"grpo_step": step, "seconds": step, METRIC: 0.5} for step in (0, 10, 20))
+    write_run(store, plan.arms[0].runs[0], {}, rows).update(diverged_at=20.0)
+    summary = planned_runs(plan, store)[0].summary(METRIC)
+    assert summary is not None
+    assert (summary.final, summary.last_third, summary.collapsed_at) == (0.0, 0.0, 20.0)
+
+
 def test_below_zero_no_run_falls_behind_and_a_diverged_one_ends_lowest(tmp_path):
     runs = [flat_run("a", seed, [-0.9, final]) for seed, final in enumerate((-0.2, -0.2, -0.3))]
     assert analyse(runs, METRIC).arms[0].fell_behind == 0

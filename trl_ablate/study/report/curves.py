@@ -186,6 +186,9 @@ def planned_run(plan: Plan, arm: PlannedArm, planned: PlannedRun, store: RunStor
     diverged_at = state.record.get("diverged_at")
     if diverged_at is not None:  # a policy with NaN weights gives no answers
         ended = curves.setdefault(metric, Series())
+        while ended.steps and ended.steps[-1] >= diverged_at:  # it was evaluated once more
+            for part in (ended.steps, ended.values, ended.seconds):
+                part.pop()
         ended.steps.append(diverged_at)
         ended.values.append(min([0.0, *ended.values]))
         ended.seconds.append(ended.seconds[-1] if ended.seconds else 0.0)
