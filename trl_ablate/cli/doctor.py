@@ -49,6 +49,8 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
         wanted = checks.packages_wanted(resolved)
         findings = checks.check_packages(requirements, versions, wanted)
         findings += checks.check_machine(resolved, machine)
+        known = {one.what for one in findings if one.stops}
+        findings += [one for one in checks.lacking(resolved) if one.what not in known]
         findings += [checks.Finding("estimate", one) for one in _on_paper(resolved)]
     return FAILED if show_findings(findings) else DONE
 

@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from pathlib import Path
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ON_DEMAND = ("bitsandbytes", "matplotlib", "peft", "scipy", "trackio", "vllm")
 """Packages that only some recipes use; all other packages are needed to resolve any recipe."""
+
+IN_EXTRAS = {"vllm": "'trl-ablate[vllm]'", "reasoning-gym": "'trl-ablate[gym]'"}
 
 OF_BITSANDBYTES = re.compile(r"bnb|paged|lion|ademamix|^adamw_8bit$")
 """Optimizers that are made by it."""
@@ -137,7 +139,6 @@ def packages_wanted(resolved: "Resolved") -> set[str]:
     uses = {
         "bitsandbytes": OF_BITSANDBYTES.search(optimizer) is not None,
         "matplotlib": config.push_to_hub,
-        "reasoning-gym": resolved.task.dataset.startswith(GYM),
         "trackio": "trackio" in (config.report_to or []),
         **{package: True for _, package in _packages_for(resolved) if package in ON_DEMAND},
     }
@@ -202,7 +203,6 @@ def _gpus() -> tuple[tuple[str, float], ...]:
 def check_device(resolved: "Resolved") -> None:
     """Refuse a GPU's profile on a machine without one, before anything is loaded."""
     import torch
-    from transformers.integrations import get_available_reporting_integrations
     from transformers.training_args import ParallelMode
 
     if resolved.for_gpu and not torch.cuda.is_available():
@@ -210,31 +210,35 @@ def check_device(resolved: "Resolved") -> None:
             f"profile '{resolved.profile}' is for a GPU, and this machine has none; use --profile "
             "miniature, or --use_cpu true to train on the CPU anyway"
         )
-    for what, package in _packages_for(resolved):
-        if not is_here(package):
-            source = "'trl-ablate[vllm]'" if package == "vllm" else package
-            raise ConfigurationError(
-                f"{what}, but {package} is not installed; run pip install {source}, or change the "
-                "setting"
-            )
     if resolved.config.fsdp and resolved.config.parallel_mode is not ParallelMode.DISTRIBUTED:
         raise ConfigurationError(
             "fsdp is given, but it needs several processes, and this is one; start them with "
             "`accelerate launch --config_file recipes/accelerate/fsdp2.yaml`, or leave fsdp out"
         )
+    for lack in lacking(resolved):
+        raise ConfigurationError(f"{lack.found}; {lack.fix}")
+
+
+def lacking(resolved: "Resolved") -> Iterator[Finding]:
+    """What single settings need and this machine lacks."""
+    import torch
+    from transformers.integrations import get_available_reporting_integrations
+
+    for what, package in _packages_for(resolved):
+        if not is_here(package):
+            source = IN_EXTRAS.get(package, package)
+            fix = f"run pip install {source}, or change the setting"
+            yield Finding(package, f"{what}, but {package} is not installed", fix)
     cache, reports = resolved.config.cache_implementation, resolved.config.report_to
     if cache is not None and "offloaded" in cache and not torch.cuda.is_available():
-        raise ConfigurationError(
-            f"cache_implementation is '{cache}', which moves the cache from a GPU to the CPU, and "
-            "this machine has no GPU; use dynamic, static or null"
-        )
+        name, none = "cache_implementation", "this machine has no GPU"
+        found = f"{name} is '{cache}', which moves the cache from a GPU to the CPU, and {none}"
+        yield Finding(name, found, "use dynamic, static or null")
     here = get_available_reporting_integrations()
     for name in [reports] if isinstance(reports, str) else reports or []:
         if name not in (*here, "none", "all"):
-            raise ConfigurationError(
-                f"report_to is '{name}', which is not installed; run pip install {name}, or report "
-                f"to one of: none, {', '.join(here)}"
-            )
+            fix = f"run pip install {name}, or report to one of: none, {', '.join(here)}"
+            yield Finding(name, f"report_to is '{name}', which is not installed", fix)
 
 
 def is_here(package: str) -> bool:
@@ -249,6 +253,7 @@ def _packages_for(resolved: "Resolved") -> list[tuple[str, str]]:
     """Settings of the recipe that need an extra package, each with the package's name."""
     config, model = resolved.config, resolved.model
     wanted = [
+        (resolved.task.dataset.startswith(GYM), "dataset is of reasoning-gym", "reasoning-gym"),
         (config.use_vllm, "use_vllm is true", "vllm"),
         (config.use_liger_kernel, "use_liger_kernel is true", "liger-kernel"),
         (model.use_peft, "use_peft is true", "peft"),

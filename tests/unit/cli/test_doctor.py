@@ -4,8 +4,10 @@ import subprocess
 import sys
 
 import pytest
+from transformers import integrations
 
 from trl_ablate.cli.doctor import main
+from trl_ablate.training import machine
 
 
 @pytest.mark.parametrize(
@@ -16,12 +18,18 @@ from trl_ablate.cli.doctor import main
         (["grpo", "--profile", "h100"], 1, "missing: GPU"),
         (["grpo", "--profile", "none"], 1, "missing: GPU"),
         (["grpo", "--profile", "miniature", "--beta", "0.1"], 0, "can run here"),
+        (["quickstart", "--report_to", "wandb"], 1, "missing: wandb; fix: run pip install wandb"),
+        (["quickstart", "--use_liger_kernel", "true"], 1, "missing: liger-kernel; fix: run pip"),
+        (["quickstart", "--dataset", "reasoning_gym/gcd"], 1, "run pip install 'trl-ablate[gym]'"),
+        (["quickstart", "--use_peft", "true"], 0, "can run here"),
     ],
 )
 def test_it_says_whether_a_recipe_can_run_here(tmp_path, capsys, monkeypatch, words, code, said):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(machine, "is_here", lambda package: package == "peft")
+    monkeypatch.setattr(integrations, "get_available_reporting_integrations", lambda: ["trackio"])
     assert main([*words, "--output_dir", str(tmp_path / "run")]) == code
     printed = capsys.readouterr()
     assert said in printed.out and printed.err == ""
