@@ -62,7 +62,7 @@ def _on_paper(resolved: "Resolved") -> list[str]:
     from trl_ablate.plan.sizes import GIB
 
     try:
-        given = from_recipe(resolved.settings, resolved.profile)
+        given = from_recipe(resolved.all_settings(), resolved.profile)
         answer = plan(Setup(**given))
     except ConfigurationError:
         return []

@@ -73,7 +73,7 @@ def main(options: argparse.Namespace) -> int:
         if options.profile is None and resolved.profile_reason != "as asked":
             resolved = load_recipe(options.recipe, "h100")
         named = {"model_name_or_path": given["model"]} if "model" in given else {}
-        of_recipe = from_recipe({**resolved.settings, **named}, resolved.profile)
+        of_recipe = from_recipe({**resolved.all_settings(), **named}, resolved.profile)
     answer = plan(Setup(**{**of_recipe, **given}))
     if options.json:
         console.print(json.dumps(_finite(answer.to_dict()), indent=1))

@@ -47,7 +47,7 @@ class Setup:
 
     steps: int = assumed(200, "rollout batches of the run")
     evaluations: int = assumed(51, "of the run: before it, and every four steps", 0)
-    eval_questions: int = assumed(1024, "completions of an evaluation, one per question")
+    eval_questions: int = assumed(1024, "completions of an evaluation")
     start_s: float = assumed(90.0, "imports, loading the model, starting the engine", 0)
 
     microbatch: int = assumed(4, "rows of a microbatch on a card")
@@ -102,7 +102,8 @@ def check(setup: Setup) -> None:
             raise ConfigurationError(f"{name} is {value:g}; give a number of at least {least}")
     if setup.max_length < setup.mean_length:
         raise ConfigurationError(
-            f"max_length {setup.max_length} is below mean_length {setup.mean_length}; raise it"
+            f"max_length {setup.max_length} is below mean_length {setup.mean_length}; raise it, or "
+            "lower mean_length"
         )
     if setup.sharding == "zero3" and setup.gpus == 1:
         raise ConfigurationError(
@@ -145,6 +146,9 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
     given = {name: value for name, value in settings.items() if value is not None}
     found = dict(TASKS.get(str(given.get("dataset")), {}))
     found |= {own: given[name] for name, own in SAME.items() if name in given}
+    longest = found.get("max_length", Setup.max_length)
+    if longest < found.get("mean_length", Setup.mean_length):
+        found["mean_length"] = longest
     if "model_name_or_path" not in given:
         raise ConfigurationError(
             f"the recipe and its profile '{profile}' name no model; give one with --model, or "
@@ -168,13 +172,19 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
     ):
         found["sharing"] = min(given["num_generations"], found.get("microbatch", 1))
     if {"generation_batch_size", "optimizer_batch_size"} <= given.keys():
-        found["optimizer_steps"] = given["generation_batch_size"] // given["optimizer_batch_size"]
+        batch, update = given["generation_batch_size"], given["optimizer_batch_size"]
+        found["optimizer_steps"] = max(1, batch // update)
     if given.get("beta"):
         found["reference"] = not found["lora_rank"]
     several = found.get("optimizer_steps", 1) * found.get("epochs", 1) > 1
     if extra := bool(given.get("beta")) + several:
         found["extra_forwards"] = extra
-    if given.get("eval_strategy") == "steps" and {"grpo_steps", "eval_steps"} <= given.keys():
+    samples = given.get("num_generations_eval") or given.get("num_generations", 1)
+    if samples > 1:
+        found["eval_questions"] = samples * found.get("eval_questions", Setup.eval_questions)
+    if given.get("eval_strategy") == "no":
+        found["evaluations"] = 0
+    elif given.get("eval_strategy") == "steps" and {"grpo_steps", "eval_steps"} <= given.keys():
         before = int(bool(given.get("eval_on_start")))
         steps, every = given["grpo_steps"], given["eval_steps"]
         every = math.ceil(steps * every) if every < 1 else every

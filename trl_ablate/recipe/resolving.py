@@ -88,6 +88,17 @@ class Resolved:
     for_gpu: bool = False
     """Whether training is meant for a GPU: no layer asked for the CPU. Resolving needs no GPU."""
 
+    def all_settings(self) -> dict[str, Any]:
+        """Also those that no layer set; the optimizer's batch and the GRPO steps are counted."""
+        config: Any = self.config
+        rounds = config.generation_batch_size * config.gradient_accumulation_steps
+        steps = int(config.max_steps * config.grpo_steps_per_optimizer_step)
+        return {
+            **config.to_dict(), **dataclasses.asdict(self.task), **dataclasses.asdict(self.model),
+            "optimizer_batch_size": rounds // config.steps_per_generation,
+            "grpo_steps": steps if config.max_steps > 0 else None,
+        }  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
         """The content of `resolved_config.json`; tokens are masked."""
         config = self.config.to_dict()

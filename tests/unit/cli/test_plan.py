@@ -7,7 +7,8 @@ import pytest
 
 from trl_ablate.cli.plan import main
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.plan.setup import OPTIONS, from_recipe, size_in
+from trl_ablate.plan.estimate import plan
+from trl_ablate.plan.setup import OPTIONS, Setup, from_recipe, size_in
 
 SHARDED = ["--model", "7B", "--gpus", "8", "--sharding", "zero3"]
 
@@ -85,6 +86,37 @@ def test_settings_that_a_recipe_leaves_out_are_left_to_the_plan():
     assert found == {
         "model": "7B", "engine": "transformers", "lora_rank": 0, "padded": False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_completion_length": 256}, {"max_length": 256, "mean_length": 256}),
+        ({"max_completion_length": 8, "dataset": "miniature/words"}, {"mean_length": 8}),
+        ({"max_completion_length": 48, "dataset": "miniature/words"}, {"mean_length": 17}),
+        ({"eval_size": 100, "num_generations_eval": 8}, {"eval_questions": 800}),
+        ({"num_generations": 4}, {"eval_questions": 4 * 1024}),
+        ({"eval_strategy": "no", "grpo_steps": 9, "eval_steps": 3}, {"evaluations": 0}),
+        ({"generation_batch_size": 256, "optimizer_batch_size": 512}, {"optimizer_steps": 1}),
+    ],
+)
+def test_lengths_and_evaluations_of_a_recipe(settings, expected):
+    found = from_recipe({"model_name_or_path": "7B", **settings}, "mine")
+    plan(Setup(**found))
+    assert expected.items() <= found.items()
+
+
+def test_what_no_layer_sets_is_that_of_the_training(capsys, tmp_path):
+    """A configuration of `trl grpo` has TRL's defaults."""
+    file = tmp_path / "file.yaml"
+    file.write_text(
+        "dataset_name: mine\nreward_funcs: [accuracy_reward]\nmodel_name_or_path: x/y-7B\n"
+        "gradient_accumulation_steps: 8\nsteps_per_generation: 16\nmax_steps: 1000\n"
+    )
+    expected = {"rollouts": 128, "microbatch": 8, "max_length": 512, "checkpointing": True,
+                "steps": 500, "optimizer_steps": 2, "evaluations": 0, "sleep": False}  # fmt: skip
+    main([str(file), "--json"])
+    assert expected.items() <= json.loads(capsys.readouterr().out)["assumptions"].items()
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_stated_with_what_would_help():
         ({"mfu": 1.5}, "mfu is 1.5; give a share above 0 and at most 1"),
         ({"gpus": 0}, "gpus is 0; give a number of at least 1"),
         ({"layer_ms": float("nan")}, "layer_ms is nan; give a number of at least 0"),
-        ({"max_length": 100}, "max_length 100 is below mean_length 343"),
+        ({"max_length": 100}, "max_length 100 is below mean_length 343; raise it, or lower mean"),
         ({"sharding": "zero3"}, "zero3 shards over cards, and there is one"),
         ({"microbatch": 3}, "256 rollouts are no whole number of microbatches of 3 on 1 cards"),
     ],
