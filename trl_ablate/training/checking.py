@@ -120,7 +120,9 @@ def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Chec
     model = resolve_model(starting_point(resolved))
     with one_sentence(f"the tokenizer of {model}", "restore its files, or name another model"):
         tokenizer = load_tokenizer(model, resolved)
-    train, evaluated = (task_dataset(task, part, tokenizer) for part in ("train", "eval"))
+    train = task_dataset(task, "train", tokenizer)
+    evaluates = resolved.config.eval_strategy != "no"  # else the data may have no such split
+    evaluated = task_dataset(task, "eval", tokenizer) if evaluates else train.select([])
     rewards = task_rewards(task, tokenizer, grader, resolved, called_by_trl=False)
     weights = reward_weights(resolved, rewards)
     for dataset, what in ((train, "train questions"), (evaluated, "eval questions")):

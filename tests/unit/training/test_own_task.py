@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassificat
 
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.miniature.worlds.chains import ANSWERED
+from trl_ablate.rewards import grader_of
 from trl_ablate.training import building
 from trl_ablate.training.models import load_tokenizer
 from trl_ablate.training.rewards import (
@@ -95,6 +96,17 @@ def test_check_tries_out_a_reward_model(tiny_model, judge):
     found = check_recipe(recipe, None, 4)  # pyright: ignore
     assert found.reward_names == ["judge"] and found.reference is not None
     assert len({*found.reference.rewards, *found.empty.rewards}) > 2
+
+
+def test_check_needs_no_evaluation_set_where_none_is_evaluated(tiny_model, tmp_path):
+    """As training, which reads none."""
+    from trl_ablate.training.checking import check_recipe
+
+    rows = [json.dumps({"question": f"{n}+1?", "answer": n + 1}) for n in range(9)]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows))
+    recipe = resolved(tiny_model, dataset=str(tmp_path), eval_split="test", eval_strategy="no")
+    with grader_of(recipe.task) as grader:
+        assert check_recipe(recipe, grader, 4).sizes == {"train": 9, "eval": 0}
 
 
 def test_held_out_questions_that_are_trained_on_are_counted_once(
