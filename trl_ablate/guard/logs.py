@@ -181,9 +181,12 @@ def _of_database(file: Path) -> Rows:
 
 
 def _project_named(name: Path) -> Path:
-    """The database of a project in trackio's folder."""
-    home = Path(os.environ.get("TRACKIO_DIR") or Path.home() / ".cache/huggingface/trackio")
-    file = home / f"{name}.db"
+    """The database of a project in trackio's folder, which has the name that trackio keeps."""
+    cache = os.environ.get("HF_HOME", os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/huggingface")
+    default = Path(os.path.expandvars(cache), "trackio").expanduser()
+    home = Path(os.environ.get("TRACKIO_DIR") or default)
+    kept = "".join(one for one in str(name) if one.isalnum() or one in "-_")
+    file = home / f"{kept or 'default'}.db"
     if len(name.parts) != 1 or not file.is_file():
         raise ConfigurationError(
             f"{shortened(str(name), 300)} is neither a file nor a folder, nor a trackio project in "

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.metrics import WATCHED_BY_RULES
+from trl_ablate.metrics import WATCHED_BY_RULES, translated
 
 STEP_COLUMNS = ("train/global_step", "global_step", "step", "_step", "Step")
 """The optimizer step, if a table has one. Trackers also count their own calls, which come last."""
@@ -73,7 +73,8 @@ def owned(
     _check(header, step, file, columns)
     rest = [name for name in header if name and name not in (*roles.values(), step)]
     charts = {name: part for name in rest if (part := _CHART_PART.fullmatch(name))}
-    seeds = [name for name in rest if not charts and arm_and_seed(name)[1] is not None]
+    rows = charts or any(translated(name) in WATCHED_BY_RULES for name in rest)
+    seeds = [name for name in rest if not rows and arm_and_seed(name)[1] is not None]
     for number, row in _lines(table):
         if step not in (None, "_step") and "_step" in rest and row.get(step) in ("", None):
             continue  # of W&B: a table that was logged by itself

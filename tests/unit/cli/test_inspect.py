@@ -138,6 +138,24 @@ def test_the_runs_of_a_project_are_inspected_one_by_one(tmp_path, capsys, monkey
     assert main(["project", "--picture", "x.png"]) == 2
 
 
+@pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME"])
+def test_a_project_is_where_trackio_has_it(tmp_path, monkeypatch, variable):
+    """In the cache of huggingface_hub, named by its letters and digits."""
+    for name in ("TRACKIO_DIR", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    folder = tmp_path / ("trackio" if variable == "HF_HOME" else "huggingface/trackio")
+    folder.mkdir(parents=True)
+    as_trackio(history("healthy"), folder).rename(folder / "mymodel-2_b.db")
+    assert [log.name for log in read_logs("my.model-2_b")] == ["one"]
+
+
+def test_rewards_that_are_named_as_seeds_are_no_seeds(tmp_path):
+    rows = [{**row, "rewards/reward_s1/mean": 0.1, "rewards/reward_s1/std": 0.0}
+            for row in history("collapsing")]  # fmt: skip
+    assert fired(as_jsonl(rows, tmp_path)) == FIRED
+
+
 def test_a_loss_that_is_nan_is_found(tmp_path):
     rows = history("healthy")[:30]
     rows[25]["grad_norm"] = float("nan")
