@@ -171,6 +171,11 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_divergence(tmp_path, capsys
     optimizer._is_overflow = True
     assert "no rule fired" in told(rows, GuardCallback(), args, capsys, optimizer=optimizer)
     assert "grad_norm" not in (tmp_path / "guard" / "metrics.jsonl").read_text()
+    resumed = TrainerState(global_step=1, log_history=[{**rows[0], "step": 1}])
+    guard = GuardCallback()
+    guard.on_train_begin(args, resumed, TrainerControl())
+    guard.on_train_end(args, resumed, TrainerControl())
+    assert "no rule fired" in capsys.readouterr().out
 
 
 def test_arguments_and_settings_together_are_refused():

@@ -70,11 +70,12 @@ class GuardCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._guard, self.stopped_by = Guard(self._arguments), None
-        self._skipped.clear()
-        for row in state.log_history:  # from before a resume
-            self._guard.observe(_named(row))
         if state.is_world_process_zero and not self._is_own:
             self._write(self._begin, args, state)
+        recorded = self._run.metrics() if self._run else ()  # from before a resume
+        self._skipped = {row["step"] for row in recorded if "loss" in row and GRAD_NORM not in row}
+        for row in state.log_history:
+            self._guard.observe(_named(self._applied(row)))
         if self._run:
             self._started -= self._run.seconds_so_far()  # before a resume
 
