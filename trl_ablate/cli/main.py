@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
 
 from trl_ablate.cli.parsing import OF_TRAINING, exit_codes
 from trl_ablate.errors import REFUSED, brief, nearest
@@ -54,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after the program's name; None: those of this process's command line.
     """
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # stderr never fails
     command, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if command in ("--help", "-h"):
         sys.stdout.write(usage())

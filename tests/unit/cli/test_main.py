@@ -1,5 +1,6 @@
 """`trl-ablate`: commands are found, listed in the help, and imported only when they are used."""
 
+import os
 import subprocess
 import sys
 
@@ -38,6 +39,17 @@ def test_neither_the_help_nor_a_commands_help_loads_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_that_is_not_utf8_gets_replacements():
+    code = (
+        "from trl_ablate.cli.main import main\n"
+        f"main(['--help'])\nraise SystemExit(main(['inspect', {str(STOCK)!r}]))\n"
+    )
+    env = {**os.environ, "PYTHONIOENCODING": "latin-1:strict"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"usage: trl-ablate COMMAND ?" in done.stdout and b"no rule fired" in done.stdout
 
 
 def test_the_version(capsys):
