@@ -167,7 +167,8 @@ def test_evaluation_is_by_the_policy(make_trainer):
     assert found[0] == found[1]
 
 
-def test_an_engine_is_loaded_with_the_stale_weights(make_trainer):
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_an_engine_is_loaded_with_the_stale_weights(make_trainer, evaluates):
     """At every step; and with the policy's before anything else is generated."""
     synced = []
 
@@ -176,23 +177,37 @@ def test_an_engine_is_loaded_with_the_stale_weights(make_trainer):
             synced.append(weights(trainer))
 
     engine = Engine(eos=0, cap=12, tool=False)
-    policy = []
+    policy, drawn_by = [], []
 
     def reward(completions, **kwargs):
-        policy.append(weights(trainer))
+        if trainer.model.training:
+            policy.append(weights(trainer))
+            drawn_by.append(synced[-1])
         return [sum(map(ord, text)) % 7 / 3 for text in completions]
 
     with patch("trl.trainer.grpo_trainer.VLLMGeneration", lambda **_: engine):
         trainer = make_trainer(reward=reward, rollout_staleness=1, use_vllm=True,
-                               vllm_mode="colocate", **FAST)  # fmt: skip
+                               vllm_mode="colocate", eval_steps=1,
+                               eval_strategy="steps" if evaluates else "no", **FAST)  # fmt: skip
         trainer.train()
-        assert len(synced) == STEPS
+        assert evaluates or len(synced) == STEPS
         for step in range(STEPS):
-            assert torch.equal(synced[step], policy[max(0, step - 1)])
+            assert torch.equal(drawn_by[step], policy[max(0, step - 1)])
         trainer.model.eval()
         trainer._generate([trainer.train_dataset[0]["prompt"]])
         assert torch.equal(synced[-1], weights(trainer))
         assert not torch.equal(synced[-1], synced[-2])
+
+
+def test_the_gap_to_an_engine_is_that_of_the_policy_before_its_updates(make_trainer):
+    """The same in both epochs over a rollout batch, also without a correction."""
+    with patch("trl.trainer.grpo_trainer.VLLMGeneration", lambda **_: Script(eos=0, cap=12)):
+        trainer = make_trainer(use_vllm=True, vllm_importance_sampling_correction=False,
+                               sampler_gap_limit=99.0, num_iterations=2, **FAST)  # fmt: skip
+        trainer.train()
+    rows = [row for row in trainer.state.log_history if "grad_norm" in row]
+    gaps = [row["sampling/sampling_logp_difference/mean"] for row in rows]
+    assert gaps[1::2] == pytest.approx(gaps[:-1:2])
 
 
 # p = .5 .25 .125 .125; the ratio of the policy to the sampler is Z, the sum of the kept ones

@@ -367,6 +367,7 @@ class AblationTrainer(GRPOTrainer):
             yield
             return
         model: Any = self.accelerator.unwrap_model(self.model)
+        self._last_loaded_step = -1  # an evaluation has loaded the policy
         try:
             with self.sampler.weights_in(model, self._step, sharded=self._is_sharded()):
                 yield

@@ -95,7 +95,7 @@ class MismatchCorrection:
             return
         if loss_pass.kept_N1 is not None:
             ratio = ratio * loss_pass.kept_N1
-        before_NT = inputs.get("old_per_token_logps") if self._without_engine else None
+        before_NT = inputs.get("old_per_token_logps")
         rows_NF = mismatch_rows(
             loss_pass.logps_NT if before_NT is None else before_NT,
             inputs[SAMPLING_LOGPS],
