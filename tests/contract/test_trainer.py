@@ -183,14 +183,15 @@ def test_completions_of_special_tokens_alone_are_counted(make_trainer):
     assert trainer._metrics["train"]["completions/only_special"] == [0.75]
 
 
-def test_a_stop_string_of_an_earlier_turn_is_no_end(make_trainer):
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_stop_string_of_an_earlier_turn_is_no_end(make_trainer, mode):
     """Four tokens of the policy, two of a tool, and what the policy wrote after it. An EOS is an
     end, whoever wrote it."""
     trainer = make_trainer(stop=["1"])
-    trainer.model.train()
+    trainer.model.train(mode == "train")
     encode = trainer.processing_class.encode
     for name in truncation_metrics(torch.zeros(1), torch.ones(1).bool()):
-        trainer._metrics["train"][name] = [0.0]
+        trainer._metrics[mode][name] = [0.0]
     completions = [encode(f"232155{last}") for last in ("22", "21", "")]
     masks = [[1] * 4 + [0] * 2 + [1] * (len(ids) - 6) for ids in completions]
     completions.append([*completions[0], trainer.processing_class.eos_token_id])
@@ -198,6 +199,7 @@ def test_a_stop_string_of_an_earlier_turn_is_no_end(make_trainer):
     setting, tokenizer = trainer._setting(), trainer.processing_class
     found = describe(setting, trainer.stop, tokenizer, completions, masks)
     assert found.truncated == [True, False, True, False]
+    assert trainer._metrics[mode]["completions/clipped_ratio"] == [0.5]
 
 
 @pytest.mark.parametrize("on_each_node", [False, True])

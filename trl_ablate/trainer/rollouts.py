@@ -65,11 +65,11 @@ def describe(
     completion_ids: list[list[int]],
     tool_mask: list[list[int]] | None,
 ) -> Described:
-    """Lengths and ends of the completions of all processes. In training, also log metrics that TRL
-    lacks or gets wrong: TRL counts only EOS as an end, but a stop string also ends a completion.
+    """Lengths and ends of the completions of all processes. Also correct TRL's metrics of the ends:
+    it counts only EOS, but a stop string also ends a completion. In training, and with tools or an
+    environment, log those that it lacks.
 
-    Lengths are counted as in TRL, without the text of tools (0 in `tool_mask`). With tools or an
-    environment, the turns of the policy are logged, too, in training and in an evaluation.
+    Lengths are counted as in TRL, without the text of tools (0 in `tool_mask`).
     """
     special = set(tokenizer.all_special_ids)
     own_tokens = map(len, completion_ids) if tool_mask is None else map(sum, tool_mask)
@@ -89,9 +89,9 @@ def describe(
     if setting.training:
         metrics[ONLY_SPECIAL].append(only_special_N.float().mean().item())
         metrics[LENGTH_SPREAD].append(length_spread(lengths_N, setting.group))
-        if stop.strings:
-            for name, value in truncation_metrics(lengths_N, truncated_N.bool()).items():
-                metrics[name][-1] = value
+    if stop.strings:
+        for name, value in truncation_metrics(lengths_N, truncated_N.bool()).items():
+            metrics[name][-1] = value
     return Described(lengths_N.tolist(), truncated_N.bool().tolist())
 
 
