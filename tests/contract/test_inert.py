@@ -70,6 +70,8 @@ CASES = [
     *(({"loss_type": loss_type, "surrogate": surrogate, "epsilon": 0.2, "epsilon_high": 0.3},
        {"epsilon": 0.8, "epsilon_high": 3.0, "surrogate": "clip"})
       for loss_type in ("grpo", "luspo") for surrogate in ("no_clip", "reinforce", "one_sided")),
+    *(({"loss_type": "grpo", "surrogate": "geometric", "top_entropy_quantile": share},
+       {"surrogate": "clip"}) for share in (1.0, 0.2)),
 ]  # fmt: skip
 """Settings, and other values of some."""
 

@@ -38,8 +38,8 @@ def inert_knobs(
     """The settings among `given` that have no effect, each with the reason."""
     adapters = " ".join(knob for knob in given if knob.startswith("lora_"))
     rules = [
-        *_clip_rules(config),
-        *_objective_rules(config),
+        *_clip_rules(config, task),
+        *_objective_rules(config, task),
         *_row_rules(config),
         *_advantage_rules(config),
         *_reward_rules(config, task),
@@ -52,15 +52,28 @@ def inert_knobs(
     }
 
 
-def _clip_rules(config: AblationConfig) -> list[Rule]:
+def _has_sampling_logps(config: AblationConfig, task: TaskArguments) -> bool:
+    """Whether the loss has the sampler's log-probabilities: TRL wants them of a rollout_func."""
+    return config.knows_sampler or task.rollout_func is not None
+
+
+def _clip_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     """How TRL's losses use epsilon, epsilon_high and delta.
 
     At ratio 1 a clip range around 1 has no effect. A delta below 1 has one, and so has the cap of
-    'cispo', which is epsilon_high itself and not 1 + epsilon_high.
+    'cispo', which is epsilon_high itself and not 1 + epsilon_high. A geometric
+    ratio has one gradient for all tokens of a completion, which differs where tokens have weights.
     """
     clips, loss_type = config.loss_type in SURROGATE_LOSS_TYPES, config.loss_type
-    moved = config.surrogate == "probability" and config.knows_sampler
+    moved = config.surrogate == "probability" and _has_sampling_logps(config, task)
     at_one = clips and config.on_policy and not moved
+    corrected = config.knows_sampler and config.vllm_importance_sampling_correction
+    weighs_tokens = (
+        config.top_entropy_quantile < 1.0
+        or (corrected and config.vllm_importance_sampling_mode.startswith("token"))
+        or (config.beta != 0 and config.kl_in == "loss" and config.use_bias_correction_kl)
+    )
+    spread = config.surrogate == "geometric" and weighs_tokens
     capped_at_one = config.delta is not None and config.delta < 1
     unclipped = clips and config.surrogate in ("no_clip", "reinforce", "one_sided")
     same = f"{ON_POLICY}, so clip, no_clip and reinforce have the same gradient"
@@ -68,7 +81,8 @@ def _clip_rules(config: AblationConfig) -> list[Rule]:
     own_clip = f"loss_type '{loss_type}' does not clip"
     one_bound = "loss_type 'cispo' has no lower bound, and epsilon_high is its upper one"
     return [
-        (at_one, "epsilon epsilon_high surrogate", same),
+        (at_one, "epsilon epsilon_high", same),
+        (at_one and not spread, "surrogate", same),
         (at_one and not capped_at_one, "delta", same),
         (unclipped, "epsilon epsilon_high", no_clip),
         (unclipped and not capped_at_one, "delta", no_clip),
@@ -78,9 +92,9 @@ def _clip_rules(config: AblationConfig) -> list[Rule]:
     ]
 
 
-def _objective_rules(config: AblationConfig) -> list[Rule]:
-    corrected = config.use_vllm and config.vllm_importance_sampling_correction
-    own_rollouts = not config.use_vllm and not config.sampler_differs
+def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
+    corrected = config.knows_sampler and config.vllm_importance_sampling_correction
+    own_rollouts = not _has_sampling_logps(config, task)
     temperatures = "sapo_temperature_neg sapo_temperature_pos"
     weights = "vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg"
     slope = f"{ON_POLICY}, where the slope is 1 at any temperature"

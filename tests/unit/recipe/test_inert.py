@@ -48,6 +48,10 @@ BY_ADVANTAGE = {"scale_rewards": "advantage_std"}
 PLACEBO = {"placebo": "random"}
 TWO_REWARDS = TaskArguments(template="reasoning_xml")
 PENALTY = TaskArguments(eos_penalty=0.5)
+ROLLOUTS = TaskArguments(rollout_func="rollout.py:generate")
+VESPO = {"loss_type": "vespo"}
+GEOMETRIC = {"surrogate": "geometric"}
+BIAS_CORRECTED = {"beta": 0.1, "use_bias_correction_kl": True}
 
 INERT = [  # the setting, the others, the task
     ({"length_norm_constant": 12.0}, {}, None),
@@ -86,6 +90,10 @@ INERT = [  # the setting, the others, the task
     ({"best_of": 2}, {}, None),
     ({"overlong_share": 0.5}, {}, None),
     ({"correct_truncation": True}, {}, None),
+    ({"vespo_k_pos": 1.0}, {**VESPO, **UNCORRECTED}, None),
+    (GEOMETRIC, {"sampler_dtype": "int8"}, None),  # a ratio of whole completions
+    (GEOMETRIC, {"sampler_dtype": "int8", **BIAS_CORRECTED, "kl_in": "reward"}, None),
+    (GEOMETRIC, {**UNCORRECTED, **MASKS}, None),
 ]
 EFFECTIVE = [
     ({"length_norm_constant": 12.0}, {"length_norm": "constant"}, None),
@@ -121,6 +129,12 @@ EFFECTIVE = [
     ({"overlong_share": 0.5}, LONG, None),
     ({"correct_truncation": True}, {"top_k": 5}, None),
     ({"correct_truncation": True}, {"top_k": 5, "rollout_staleness": 1}, None),
+    ({"vespo_k_pos": 1.0}, {**VESPO, "rollout_staleness": 2}, None),
+    (GEOMETRIC, {"top_entropy_quantile": 0.2}, None),
+    (GEOMETRIC, BIAS_CORRECTED, None),
+    (GEOMETRIC, {"sampler_dtype": "int8", **MASKS}, None),
+    ({"off_policy_mask_threshold": 0.1}, {}, ROLLOUTS),
+    ({"surrogate": "probability"}, {}, ROLLOUTS),
 ]
 
 
