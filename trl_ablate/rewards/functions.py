@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypedDict
 from trl_ablate.prompts.templates import get_template
 from trl_ablate.rewards.extract import extract
 from trl_ablate.rewards.grading.grader import MathGrader
-from trl_ablate.rewards.own.calling import raised
+from trl_ablate.rewards.own.calling import log_counts, raised
 from trl_ablate.task import TaskArguments
 
 
@@ -141,17 +141,15 @@ class GradedRewards:
         log_metric: Callable[[str, float], None] | None,
         log_extra: Callable[[str, list[Any]], None] | None,
     ) -> None:
-        """Log the last batch: means over the graded completions, counts, and columns. A mean
-        without graded completions is not logged."""
-        graded = [each for each in self._scores if each["reward"] is not None]
+        """Log the last batch: values of the graded completions (TRL takes the mean over all
+        processes), counts, and columns."""
         for name in ("format_reward", "answer_reward"):
-            if log_metric is not None and graded:
-                log_metric(name, sum(each[name] or 0.0 for each in graded) / len(graded))
+            for each in self._scores:
+                if log_metric is not None and each["reward"] is not None:
+                    log_metric(name, each[name] or 0.0)
             if log_extra is not None:
                 log_extra(name, [each[name] for each in self._scores])
-        for name, count in self._counts.items():
-            if log_metric is not None:
-                log_metric(f"grader/{name}", float(count))
+        log_counts(log_metric, self._counts)
 
 
 def abuses_eos(

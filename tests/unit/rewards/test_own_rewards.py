@@ -8,7 +8,9 @@ import math
 import os
 import pickle
 import sys
+from collections import defaultdict
 from dataclasses import asdict
+from statistics import fmean
 
 import pytest
 
@@ -78,19 +80,20 @@ def chosen(*entries, form="r1_zero", **given):
 
 
 def logged_call(function, completions, **columns):
-    """The rewards, the logged metrics and the logged columns."""
-    metrics, extra = {}, {}
+    """The rewards, the logged metrics (means over all values, as in TRL) and the logged columns."""
+    values, extra = defaultdict(list), {}
     given = {
         "prompts": ["?"] * len(completions),
         "completions": completions,
         "completion_ids": [[1]] * len(completions),
         "trainer_state": None,
-        "log_metric": metrics.__setitem__,
+        "log_metric": lambda name, value: values[name].append(value),
         "log_extra": extra.__setitem__,
         **columns,
     }
     result = function(**given)
-    return asyncio.run(result) if inspect.isawaitable(result) else result, metrics, extra
+    result = asyncio.run(result) if inspect.isawaitable(result) else result
+    return result, {name: fmean(each) for name, each in values.items()}, extra
 
 
 def call(function, completions, **columns):

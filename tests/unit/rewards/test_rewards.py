@@ -1,5 +1,8 @@
 """Scores, reward functions, and their logged metrics."""
 
+from collections import defaultdict
+from statistics import fmean
+
 import pytest
 
 from tests.unit.rewards.test_own_rewards import logged_call
@@ -7,6 +10,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.rewards import MathGrader, build_rewards, score
 from trl_ablate.rewards.functions import abuses_eos
 from trl_ablate.rewards.grading.latex import last_boxed
+from trl_ablate.rewards.own.calling import Calls, guarded
 
 
 class ListedGrader(MathGrader):
@@ -186,6 +190,24 @@ def test_r1_zero_reward_function_and_its_log():
     assert marks == [None] and "answer_reward" not in metrics  # no mean of nothing
     _, metrics, _ = call(function, [r1("5")], ["5"])
     assert metrics["grader/timeouts"] == 0.0  # of the batch, not of the run
+
+
+def test_metrics_of_several_processes_are_those_of_all_their_completions(monkeypatch):
+    """One of five graded completions is right; 1 + 2 are ungraded. TRL takes means over all values
+    of the processes."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    logged = defaultdict(list)
+
+    def log(name, value):
+        logged[name].append(value)
+
+    none = guarded(Calls("none", lambda completions, **_: [None] * len(completions)))
+    for texts in ([r1("5"), r1("hang")], [r1("6")] * 4 + [r1("hang")] * 2):
+        functions, _ = build_rewards("r1_zero", grader=ListedGrader(ungraded=("hang",)))
+        for function in (*functions, none):
+            call(function, texts, ["5"] * len(texts), log_metric=log)
+    names = ("answer_reward", "format_reward", "grader/ungraded", "grader/none/ungraded")
+    assert [fmean(logged[name]) for name in names] == [0.2, 1.0, 3.0, 8.0]
 
 
 def test_xml_reward_functions_grade_a_batch_once():

@@ -45,6 +45,16 @@ def raised(name: str, error: BaseException, file: str | None = None) -> RewardEr
     )
 
 
+def log_counts(
+    log_metric: Callable[[str, float], None] | None, counts: Mapping[str, int], of: str = ""
+) -> None:
+    """Log counts so that TRL's mean over the processes is their sum."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    for name, count in counts.items():
+        if log_metric is not None:
+            log_metric(f"grader/{of}{name}", float(count * processes))
+
+
 @dataclass
 class Calls:
     """How a function is called, and what it returned. `function` may be async.
@@ -101,9 +111,7 @@ class Calls:
                 f"with {errors[0]}; fix it, then rerun with --resume"
             )
         counts = {"ungraded": rewards.count(None), "errors": len(errors), **more}
-        if log := given.get("log_metric"):
-            for name, count in counts.items():
-                log(f"grader/{self.name}/{name}", float(count))
+        log_counts(given.get("log_metric"), counts, f"{self.name}/")
         if errors and not self.warned:
             self.warned = True
             logger.warning(
