@@ -33,34 +33,16 @@ TABLE = [
     ("none", "group", [S2, 0, 0, 0]),  # the second group has a deviation of 0
     ("none", "batch", [2, 0, 2, 2]),
     ("leave_one_out", "none", [1, -1, 0, 0]),  # 1 - 0, 0 - 1
-    ("leave_one_out", "group", [S2, -S2, 0, 0]),
-    ("leave_one_out", "batch", [2, -2, 0, 0]),
     ("batch_mean", "none", [0.25, -0.75, 0.25, 0.25]),
-    ("batch_mean", "group", [0.25 * S2, -0.75 * S2, 0, 0]),
-    ("batch_mean", "batch", [0.5, -1.5, 0.5, 0.5]),
     ("half", "none", [0.5, -0.5, 0.5, 0.5]),
-    ("half", "group", [0.5 * S2, -0.5 * S2, 0, 0]),
-    ("half", "batch", [1, -1, 1, 1]),
     ("group_token_mean", "none", [0.5, -0.5, 0, 0]),  # as many tokens in each: the group's mean
-    ("group_token_mean", "batch", [1, -1, 0, 0]),
     ("best_of_others", "none", [1, 0, 0, 0]),  # of two: 1 - 0 for the first, nothing for the others
-    ("best_of_others", "group", [S2, 0, 0, 0]),
-    ("best_of_others", "batch", [2, 0, 0, 0]),
     ("group_then_batch", "none", [0.5, -0.5, 0, 0]),  # as many tokens in each: the second mean is 0
-    ("group_then_batch", "batch", [1, -1, 0, 0]),
     ("group_mean", "group_mean", [1, -1, 0, 0]),  # divided by 1/2 and 1
     ("none", "group_mean", [2, 0, 1, 1]),
-    ("leave_one_out", "group_mean", [2, -2, 0, 0]),
-    ("batch_mean", "group_mean", [0.5, -1.5, 0.25, 0.25]),
-    ("half", "group_mean", [1, -1, 0.5, 0.5]),
     # r - b is 1/2, -1/2, 0, 0 with deviation sqrt((1/4 + 1/4) / 3) = 1/sqrt 6
     ("group_mean", "advantage_std", [0.5 * math.sqrt(6), -0.5 * math.sqrt(6), 0, 0]),
-    ("group_then_batch", "advantage_std", [0.5 * math.sqrt(6), -0.5 * math.sqrt(6), 0, 0]),
-    # 1, -1, 0, 0 with deviation sqrt(2 / 3)
-    ("leave_one_out", "advantage_std", [math.sqrt(1.5), -math.sqrt(1.5), 0, 0]),
     ("none", "advantage_std", [2, 0, 2, 2]),  # without a baseline, it is that of the rewards
-    ("batch_mean", "advantage_std", [0.5, -1.5, 0.5, 0.5]),
-    ("half", "advantage_std", [1, -1, 1, 1]),
     # as many tokens in each, here one: over tokens as over completions
     ("token_mean", "none", [0.25, -0.75, 0.25, 0.25]),
     ("token_mean", "token_std", [0.5, -1.5, 0.5, 0.5]),
@@ -130,7 +112,7 @@ def test_ungraded_and_uneven_completions_by_hand(rewards, group, switches, expec
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out", "group_token_mean"])
 @given(reward=st.floats(-10, 10, width=32), size=st.integers(2, 17))
 @settings(max_examples=50, deadline=None)
 def test_equal_rewards_have_no_advantage(baseline, scale, reward, size):
@@ -217,19 +199,6 @@ def test_unknown_choices_are_refused_by_name(wrong):
         compute_advantages(torch.zeros(4), 4, **wrong)
 
 
-def test_whitened_over_tokens_long_wrong_answers_count_more():
-    # 27 of 64 right, with 10 tokens each; the wrong ones have 30: 270 of 1380 tokens are right
-    rewards, tokens = torch.tensor([1.0] * 27 + [0.0] * 37), torch.tensor([10] * 27 + [30] * 37)
-    ours = {"baseline": "token_mean", "scale": "token_std", "tokens_N": tokens}
-    got = compute_advantages(rewards, 8, eps=0.0, **ours)
-    right = 270 / 1380
-    std = math.sqrt(right * (1 - right) * 1380 / 1379)
-    torch.testing.assert_close(got, (rewards - right) / std)
-    assert got.unique().tolist() == pytest.approx([-0.493, 2.027], abs=1e-3)
-    over_responses = compute_advantages(rewards, 8, baseline="batch_mean", scale="batch", eps=0.0)
-    assert over_responses.unique().tolist() == pytest.approx([-0.848, 1.161], abs=1e-3)
-
-
 @pytest.mark.parametrize("baseline", ["token_mean", "group_then_batch"])
 @given(
     rewards=rewards_of_two_groups,
@@ -286,34 +255,11 @@ def test_k_times_its_mean_is_the_gradient_of_the_best_of_k(best_of):
     torch.testing.assert_close(found, expected)
 
 
-@given(st.floats(-3, 3, width=32), st.lists(st.integers(0, 9), min_size=4, max_size=4))
-@settings(deadline=None)
-def test_equal_rewards_equal_their_mean_over_tokens(reward, tokens):
-    got = compute_advantages(
-        torch.full((4,), reward), 4, baseline="group_token_mean", scale="none",
-        tokens_N=torch.tensor(tokens),
-    )  # fmt: skip
-    assert (got == 0).all()
-
-
 # Group 1: outcomes 1 1 0 0 with shaping 3 1 4 0; group 2: all outcomes 1, shaping 1 2 3 4.
 # Outcome minus mean: 1/2 1/2 -1/2 -1/2 | 0 0 0 0. Shaping minus its mean over equal outcomes:
 # 1 -1 2 -2 | -1.5 -0.5 0.5 1.5. Group deviations of the outcomes: 1/sqrt 3, and 0.
 OUTCOMES = torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1])
 SHAPING = torch.tensor([3.0, 1, 4, 0, 1, 2, 3, 4])
-
-
-@pytest.mark.parametrize(
-    ("scale", "expected"),
-    [
-        ("none", [1.5, -0.5, 1.5, -2.5, -1.5, -0.5, 0.5, 1.5]),
-        ("group", [1.5 * 3**0.5, -0.5 * 3**0.5, 1.5 * 3**0.5, -2.5 * 3**0.5, 0, 0, 0, 0]),
-        ("group_mean", [3, -1, 3, -5, -1.5, -0.5, 0.5, 1.5]),
-    ],
-)
-def test_shaping_acts_within_equal_outcomes(scale, expected):
-    got = compute_advantages(OUTCOMES, 4, scale=scale, eps=0.0, shaping_N=SHAPING)
-    torch.testing.assert_close(got, torch.tensor(expected))
 
 
 @pytest.mark.parametrize("scale", SCALES)

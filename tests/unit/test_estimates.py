@@ -1,7 +1,6 @@
-"""Estimates from several samples per prompt, against tables, subsets and simulation."""
+"""Estimates from several samples per prompt, against tables and subsets."""
 
 import math
-import random
 import statistics
 from itertools import combinations
 
@@ -20,21 +19,6 @@ from trl_ablate.estimates import (
     success_rates,
     summary,
 )
-
-
-@pytest.mark.parametrize(
-    ("successes", "expected"),
-    [
-        # n = 4: 1 - C(4 - c, k) / C(4, k), with C(4, 1), C(4, 2), C(4, 4) = 4, 6, 1
-        (0, (0, 0, 0)),
-        (1, (1 - 3 / 4, 1 - 3 / 6, 1)),
-        (2, (1 - 2 / 4, 1 - 1 / 6, 1)),
-        (3, (1 - 1 / 4, 1, 1)),
-        (4, (1, 1, 1)),
-    ],
-)
-def test_pass_at_k_of_four_samples(successes, expected):
-    assert [pass_at(k, 4, successes) for k in (1, 2, 4)] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("samples", range(1, 8))
@@ -105,19 +89,6 @@ def test_samples_of_a_prompt_count_once_in_the_error():
     assert summary(rows, samples=2)["reward_stderr"] == pytest.approx(0.5 / 3**0.5)
     copied = [one for one in rows for _ in range(5)]
     assert summary(copied, samples=10)["reward_stderr"] == pytest.approx(0.5 / 3**0.5)
-
-
-def test_the_error_covers_the_spread_of_repeated_evaluations():
-    """Prompts of different difficulty: over 400 simulated sets, both agree within 10 %."""
-    draw = random.Random(0)
-
-    def evaluation():
-        chances = [draw.random() for _ in range(50)]
-        return summary([row(float(draw.random() < p)) for p in chances for _ in range(8)], 8)
-
-    found = [evaluation() for _ in range(400)]
-    spread = statistics.stdev(one["reward"] for one in found)
-    assert statistics.mean(one["reward_stderr"] for one in found) == pytest.approx(spread, rel=0.1)
 
 
 def test_means_weigh_prompts_alike_where_some_samples_are_ungraded():
