@@ -11,7 +11,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.synthetic_study import make_plan  # noqa: E402
-from trl_ablate.cli.study_runs import ended, run_passes  # noqa: E402
 from trl_ablate.run.termination import Termination  # noqa: E402
 from trl_ablate.study.engines import Engine  # noqa: E402
 from trl_ablate.study.engines.local import LocalEngine  # noqa: E402
@@ -31,24 +30,15 @@ def main() -> int:
     parser.add_argument("arms", type=json.loads)
     parser.add_argument("--only", action="append")
     parser.add_argument("--ray_address")
-    parser.add_argument("--looks", type=json.loads, default=[], help="seeds until decided")
     parser.set_defaults(jobs=None, cpus_per_run=1, keep_checkpoints=False)
     options = parser.parse_args()
     Termination().listen()
-    runs = StudyRuns(plan_of(options.arms, options.looks), RunStore(options.runs))
+    runs = StudyRuns(make_plan(options.arms), RunStore(options.runs))
     try:
-        if runs.plan.looks:
-            how = {"until_decided": True, "retries": 1, "max_hours": None}
-            found = run_passes([runs], lambda plan: engine(options, plan), **how)
-            return ended("made_up", runs, found)
         outcome = Runner(runs, engine(options, runs.plan), only=options.only, say=say).run()
     except KeyboardInterrupt:
         return 130
     return 1 if outcome.failed else 3 if outcome.left else 0
-
-
-def plan_of(arms: dict, looks: list[int]) -> Plan:
-    return make_plan(arms, range(looks[-1]), looks=looks) if looks else make_plan(arms)
 
 
 def engine(options: argparse.Namespace, plan: Plan) -> Engine:

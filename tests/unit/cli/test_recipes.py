@@ -27,6 +27,7 @@ def test_every_shipped_recipe_has_a_family_a_question_of_its_own_and_an_expectat
     questions = [header(text, "Question") for text in texts]
     assert len(set(questions)) == len(texts) and all("?" in question for question in questions)
     assert all(header(text, "Expectation") for text in texts)
+    assert header("beta: 0\n", "Question") == ""
 
 
 def test_the_page_has_the_tables_of_the_headers(capsys):
@@ -40,19 +41,6 @@ def test_the_page_has_the_tables_of_the_headers(capsys):
 def test_numbers_are_in_order():
     rates = [path.stem for path in by_family()["learning rate"]]
     assert rates == ["lr_1e-6", "lr_3e-6", "lr_1e-5", "lr_1.5e-5", "lr_1e-4"]
-
-
-@pytest.mark.parametrize(
-    ("head", "question"),
-    [
-        ("# Question: Does it help?\nbeta: 0\n", "Does it help?"),
-        ("# Question:    does it\n#              help?\n# Expectation: no.\n", "does it help?"),
-        ("# Question: Does it?\n# Paper:    X\n", "Does it?"),
-        ("beta: 0\n", ""),
-    ],
-)
-def test_the_question_of_a_head(head, question):
-    assert header(head, "Question") == question
 
 
 def test_one_recipe_is_printed_as_it_is(capsys):

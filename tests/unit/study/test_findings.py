@@ -100,15 +100,6 @@ def section(page: str, title: str) -> str:
 SHOWN = "+0.100 [+0.050, +0.150]"
 
 
-@pytest.mark.parametrize("verdict", ["better", "worse", "equivalent"])
-def test_a_decided_arm_is_a_row(written, verdict):
-    arms = {"a": arm(verdict, expected=-0.05)}
-    pages = written([asked(arms={"a": "it"}), asked("two")], {"one": report(arms)})
-    row = f"| [What of one?](one/REPORT.md) | it | grpo | {SHOWN} | 5 pairs | {verdict} | −0.050 |"
-    assert section(pages["FINDINGS.md"], "Decided").splitlines()[-1] == row
-    assert "## Not decided" not in pages["FINDINGS.md"]
-
-
 @pytest.mark.parametrize(
     "verdict", ["not decided", "undecided", "not distinguishable", "too few seeds"]
 )
@@ -123,33 +114,11 @@ def test_an_open_arm_is_named_with_its_interval(written, verdict):
     assert "## Decided" not in page and "Not run yet" not in page
 
 
-def test_what_matters_most_stands_first_with_what_would_overturn_it(written):
-    rows = [asked(arms={"a": "it"}, overturned_by="other runs.", why={"worse": "It sees less."})]
-    page = written(rows, {"one": report({"a": arm("worse")})})["FINDINGS.md"]
-    assert section(page, "First") == (
-        f"1. **What of one?** It is worse than grpo ({SHOWN}, 5 seeds). It sees less. Overturned "
-        "by: other runs."
-    )
-
-
 def test_a_study_that_another_replaces_has_no_rows(written):
     rows = [asked(arms={"a": "it"}, replaced_by="two"), asked("two", arms={"a": "it"})]
     found = {name: report({"a": arm("worse")}) for name in ("one", "two")}
     pages = written(rows, found)
     assert "one/REPORT.md" not in pages["FINDINGS.md"] and "two/REPORT.md" in pages["FINDINGS.md"]
-
-
-def test_a_list_has_pages_and_sentences_of_its_own(written, tmp_path):
-    ours, main = '{% extends "findings.md.j2" %}', 'decided | {}attr("0.is_main") | list'
-    limits = "{% block limits %}## Limits\n\n- One.\n{% endblock %}"
-    for name, kind in {"FINDINGS": "select", "MORE": "reject"}.items():
-        chosen = f"{{% set decided = {main.format(kind)} %}}"
-        (tmp_path / f"{name}.md.j2").write_text(ours + chosen + limits)
-    rows = [asked(arms={"a": "it"}, overturned_by="runs."), asked("two", arms={"a": "that"})]
-    pages = written(rows, {name: report({"a": arm("worse")}) for name in ("one", "two")})
-    for name, mine, other in (("FINDINGS.md", "it", "that"), ("MORE.md", "that", "it")):
-        assert section(pages[name], "Limits") == "- One."
-        assert f"| {mine} | grpo |" in pages[name] and f"| {other} | grpo |" not in pages[name]
 
 
 def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):
@@ -184,21 +153,6 @@ def test_claims_are_corrected_over_the_page(written):
     line = "| −0.100 [−0.150, −0.050]{} | 20 of 32, 63 of 64 | fails more often |"
     assert line.format("") in page(0)
     assert line.format(" ‡") in page(4)
-
-
-def test_main_effects_and_interactions_have_the_sentences_of_the_report(written):
-    effects = [
-        effect(["baseline"], ["group_mean", "none"], -0.3, "worse", "On average none is worse."),
-        effect(["lr"], [3e-5, 7.5e-6], 0.01, "not distinguishable", "On average the same."),
-        effect(["baseline", "norm"], [["group_mean", "none"], ["mean", "constant"]], 0.5, "better",
-               "baseline matters more with norm = mean."),
-        effect(["lr", "norm"], [[3e-5, 7.5e-6], ["mean", "constant"]], 0.0, "not distinguishable",
-               None),
-    ]  # fmt: skip
-    pages = written([asked(part="factors")], {"one": report({}, effects)})
-    assert section(pages["FINDINGS.md"], "What depends on what") == (
-        "- [What of one?](one/REPORT.md) baseline matters more with norm = mean."
-    )
 
 
 def test_which_effects_keep_their_sign_in_other_worlds(written):

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import sqlite3
 
 import numpy as np
 import pytest
@@ -81,25 +80,6 @@ def a_column_a_run(folder):
     return write(folder / "eval.csv", ["step", *(f"{a}.seed{s}" for a, s in RUNS)], rows)
 
 
-def tensorboard(folder):
-    for (arm, seed), final in RUNS.items():
-        rows = [[1e9 + step, step, value(final, step)] for step in STEPS]
-        write(
-            folder / f"run-{arm}-s{seed}-tag-eval_reward.csv", ["Wall time", "Step", "Value"], rows
-        )
-    return folder
-
-
-def trackio(folder):
-    with sqlite3.connect(folder / "project.db") as database:
-        database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_name, step, metrics)")
-        for arm, seed, step, v in points():
-            values = json.dumps({"eval/reward": v, "train/global_step": step})
-            database.execute("INSERT INTO metrics (run_name, step, metrics) VALUES (?, ?, ?)",
-                             (f"{arm}-seed{seed}", step + 7, values))  # fmt: skip
-    return folder / "project.db"
-
-
 def logged(final):
     return [{"step": step, "eval_reward": value(final, step)} for step in STEPS]
 
@@ -126,7 +106,7 @@ def own_runs(folder):
 
 
 FORMS = [long_form, long_with_columns, rows_with_columns, objects, wandb_chart, a_column_a_run,
-         tensorboard, trackio, folders, states, own_runs]  # fmt: skip
+         folders, states, own_runs]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)

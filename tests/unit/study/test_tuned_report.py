@@ -101,16 +101,6 @@ def test_trials_stand_in_a_table_of_their_own_and_in_no_answer(done, tmp_path):
     assert sum(row["seed"].startswith("1000") for row in rows) == 2 * 3 * 2
 
 
-def test_no_seed_of_an_answer_was_used_to_choose(done):
-    plan, store = done
-    found = split(plan, planned_runs(plan, store))
-    trials = [run for of_arm in found.trials.values() for each in of_arm for run in each.runs]
-    answers = [*found.own, *found.at_reference]
-    assert {run.seed for run in trials} == {10_000, 10_001}
-    assert {run.seed for run in answers} == {0, 1, 2, 3, 4}
-    assert not {run.directory for run in trials} & {run.directory for run in answers}
-
-
 def test_a_report_between_trials_names_what_is_open(tmp_path):
     plan, store = tuned_plan(TOPS), RunStore(tmp_path / "runs")
     do(plan, store, next_runs(plan, {})[:5])

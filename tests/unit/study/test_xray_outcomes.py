@@ -92,15 +92,6 @@ def test_the_correlation_and_its_bootstrap_are_those_of_scipy():
     )
 
 
-def test_the_bootstrap_draws_whole_studies():
-    """Two studies of three arms: with both, the correlation is 0.886; with one twice, 0.5 or 1."""
-    places = [("a", 1, 1), ("a", 2, 3), ("a", 3, 2), ("b", 4, 4), ("b", 5, 5), ("b", 6, 6)]
-    pairs = [Pair(study, str(x), "x", float(x), y / 10, 0, 1, True) for study, x, y in places]
-    found = correlation(pairs)
-    assert (found.low, found.high) == pytest.approx((0.5, 1.0))
-    assert found.mean == pytest.approx(1 - 6 * 2 / (6 * 35))
-
-
 ARMS = {"grpo": {"top": 0.8}, "std_dev_off": {"top": 0.81}, "no_baseline": {"top": 0.2}}
 
 
