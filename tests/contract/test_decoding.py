@@ -21,7 +21,6 @@ from transformers import (
 from trl_ablate.trainer import short_forward
 from trl_ablate.trainer.decoding import (
     decode,
-    exponential_draws,
     made_of_uniform_draws,
     repeats,
     without_ended_rows,
@@ -117,6 +116,7 @@ def test_the_tokens_and_the_draws_are_those_of_generate(architecture, settings, 
     )
     assert torch.equal(ours, theirs)
     assert torch.equal(our_draw, their_draw)
+    assert made_of_uniform_draws()
 
 
 def test_packed_weights_last_for_one_generation(monkeypatch):
@@ -280,17 +280,6 @@ def test_a_short_pass_that_differs_from_the_models_is_not_used():
     doubled.__signature__ = inspect.signature(forward)
     with replaced(type(model), forward=doubled):
         assert len(short_passes(model, prompts(), config())) == 1
-
-
-def test_draws_are_those_of_torch_with_and_without_all_rows():
-    for places in (torch.arange(6), torch.tensor([1, 4])):
-        torch.manual_seed(3)
-        theirs, after = torch.empty(6, 40).exponential_(1)[places], torch.rand(1)
-        torch.manual_seed(3)
-        ours = exponential_draws(torch.empty(len(places), 40), 6, places)
-        assert torch.equal(ours, theirs)
-        assert torch.equal(torch.rand(1), after)
-    assert made_of_uniform_draws()
 
 
 class Sum(LogitsProcessor):

@@ -77,21 +77,6 @@ def test_a_dropped_group_takes_no_part_in_the_statistics_of_the_batch(make_train
     assert ready["num_items_in_batch"] == 11
 
 
-def test_rewards_are_whitened_over_tokens(make_trainer, batch):
-    """REINFORCE++: each token of a response carries its reward; 4 of the 18 tokens are right."""
-    trainer = make_trainer(num_generations=2, baseline="token_mean", scale_rewards="token_std",
-                           advantage_eps=0.0, length_norm="token")  # fmt: skip
-    amid_a_step(trainer)
-    mask = batch["completion_mask"].bool()
-    rewards = torch.tensor([0.0, 1.0, 1.0, 0.0])[:, None].expand(4, 8)[mask]
-    whitened = (rewards - rewards.mean()) / rewards.std()
-    assert whitened.unique().tolist() == pytest.approx([-0.5195, 1.8181], abs=1e-4)
-    ready = trainer.with_advantages(scored(batch, [0.0, 1.0, 1.0, 0.0]))
-    assert_loss_is(
-        trainer, ready, lambda logps: -(whitened * (logps - logps.detach()).exp()[mask]).mean()
-    )
-
-
 FOUR_GROUPS = {"generation_batch_size": 16, "gradient_accumulation_steps": 4}
 
 

@@ -1,7 +1,6 @@
 """Our speed-ups change no training: trimmed, regrouped, split and packed rows, prompts computed
 once, rows without a backward pass. Which models they are exact for is in `test_architectures`."""
 
-import os
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -308,31 +307,3 @@ def test_a_compiled_model_trains_as_one_that_is_not(make_trainer):
     for name, value in compiled.model.named_parameters():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
     assert "generate" not in vars(compiled.model)
-
-
-@pytest.fixture
-def as_before():
-    """Deterministic algorithms are chosen for the whole process."""
-    environment = dict(os.environ)
-    yield
-    torch.use_deterministic_algorithms(False)
-    os.environ.clear()
-    os.environ.update(environment)
-
-
-def test_two_deterministic_runs_end_in_the_same_bits(make_trainer, as_before):
-    """Another order of microbatches only rounds."""
-    ends = []
-    for regrouped in (True, True, False):
-        how = {"deterministic": True, "regroup_by_length": regrouped}
-        trainer = make_trainer(**VARIED, **PLAIN_SGD, **how)
-        assert trainer.args.full_determinism
-        start = weights(trainer)
-        trainer.train()
-        assert torch.are_deterministic_algorithms_enabled()
-        ends.append(weights(trainer))
-    one, same, as_drawn = ends
-    assert torch.equal(one, same)
-    moved = (one - start).abs().max()
-    assert moved > 3e-5
-    assert (one - as_drawn).abs().max() < 5e-6 * moved

@@ -10,7 +10,7 @@ import torch
 
 from tests.contract.formulas import generated
 from trl_ablate import AblationConfig
-from trl_ablate.advantages import compute_advantages, signed_and_clipped, weighted_reward
+from trl_ablate.advantages import compute_advantages, signed_and_clipped
 from trl_ablate.settings import choices
 from trl_ablate.switches import Baseline, LengthNorm, Scale, Surrogate
 from trl_ablate.trainer.rollouts import describe, truncation_metrics
@@ -75,54 +75,6 @@ def test_every_two_switches_go_together(tmp_path, one, other):
         chosen = dict(zip((one, other), values, strict=True))
         config = AblationConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **chosen)
         assert [getattr(config, name) for name in chosen] == list(values)
-
-
-def test_rewards_are_weighted_before_they_become_advantages():
-    nan = float("nan")
-    rewards = torch.tensor([[1.0, 1.0], [0.0, nan], [nan, nan]])
-    got = weighted_reward(rewards, torch.tensor([1.0, 2.0]))
-    assert got[:2].tolist() == [3.0, 0.0]
-    assert got[2].isnan()
-
-
-@pytest.mark.parametrize(
-    ("epochs", "train_batch", "steps"),
-    [(1, 8, 2), (2, 16, 2), (4, 4, 16)],
-)
-def test_off_policy_arithmetic(make_trainer, epochs, train_batch, steps):
-    """e epochs with train batch b take e x 16 / b optimizer steps on a rollout batch of 16."""
-    rollouts = []
-
-    def counting(completions, **kwargs):
-        rollouts.append(len(completions))
-        return [float(len(text)) for text in completions]
-
-    trainer = make_trainer(
-        reward=counting,
-        generation_batch_size=16,
-        num_iterations=epochs,
-        optimizer_batch_size=train_batch,
-        max_steps=-1,
-        grpo_steps=2,
-    )
-    trainer.train()
-    assert trainer.state.global_step == 2 * steps
-    assert rollouts == [16, 16]
-
-
-def test_a_stop_string_ends_a_completion_and_stays_in_it(make_trainer):
-    trainer = make_trainer(stop=["1"], min_tokens=2, max_completion_length=60)
-    trainer.model.train()
-    generated = trainer._generate([trainer.train_dataset[i // 8]["prompt"] for i in range(16)])
-    ids, texts = generated[1], generated[3]
-    assert any("1" in text for text in texts)
-    for text, tokens in zip(texts, ids, strict=True):
-        if "1" in text:
-            assert text.index("1") == len(text) - 1
-            assert trainer.stop.ended(tokens)
-            assert tokens[-1] != trainer._tokenizer.pad_token_id
-    complete = sum("1" in text for text in texts) / len(texts)
-    assert trainer._metrics["train"]["completions/clipped_ratio"][-1] <= 1 - complete
 
 
 def test_completions_ended_by_a_stop_string_are_not_masked_as_truncated(make_trainer):

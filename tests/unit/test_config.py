@@ -65,6 +65,10 @@ def test_optimizer_steps_per_rollout(epochs, train_batch, steps, on_policy):
     assert got.on_policy is on_policy
 
 
+def test_deterministic_turns_on_trls_setting():
+    assert config(deterministic=True).full_determinism
+
+
 def test_max_steps_wins_over_grpo_steps():
     assert config(max_steps=3, grpo_steps=50).max_steps == 3
 

@@ -1,6 +1,5 @@
 """Recipes: layers, strict reading, and the resolved settings of each shipped one."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from trl_ablate.recipe.resolving import resolve_run
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.run.json_files import write_json
 from trl_ablate.run.masking import MASK
-from trl_ablate.switches import Switches
-from trl_ablate.task import TaskArguments
 
 ARMS = sorted(SHIPPED.glob("*.yaml"))
 PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))
@@ -318,13 +315,6 @@ def test_a_start_is_looked_up_in_the_profile():
     absent = load_recipe("grpo", "miniature", ["--start", "sft_late"])
     with pytest.raises(ConfigurationError, match="no such entry in starts"):
         starting_point(absent)
-
-
-def test_every_setting_has_help():
-    for group in (Switches, TaskArguments):
-        for field in dataclasses.fields(group):
-            if field.name in group.__annotations__ and field.name != "args":
-                assert field.metadata["help"].endswith(".")
 
 
 def test_named_evaluation_sets_give_metrics_that_can_be_the_best():

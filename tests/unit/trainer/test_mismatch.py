@@ -34,15 +34,6 @@ def test_importance_ratio(mode, low, high, expected):
     torch.testing.assert_close(ratio, torch.tensor(expected, dtype=torch.float32))
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
-def test_a_token_that_the_engine_could_not_score_is_not_corrected(mode):
-    unknown = SAMPLING_NT.clone()
-    unknown[0, 2] = torch.nan
-    ratio = importance_ratio(LOGPS_NT, unknown, MASK_NT, mode, None, 3.0)
-    assert ratio[0, -1] == {"token_truncate": 1.0, "sequence_mask": 0.5}[mode]
-    assert not ratio.isnan().any()
-
-
 def rows(mode, low, high, mask_NT=MASK_NT, sampling_NT=SAMPLING_NT):
     ratio = importance_ratio(LOGPS_NT, sampling_NT, mask_NT, mode, low, high)
     return mismatch_rows(LOGPS_NT, sampling_NT, ratio, mask_NT, mode, low, high)
