@@ -5,9 +5,10 @@ that reports and audits read. The first row of a run also holds its settings and
 JSON. With it a study continues on another machine, and its numbers can be computed again.
 """
 
+import ctypes
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,6 @@ def kept(file: Path) -> dict[str, Kept]:
     """The runs in a file, by id; none if there is no such file."""
     if not file.is_file():
         return {}
-    import numpy as np
     import pyarrow as arrow
     from pyarrow import parquet
 
@@ -97,7 +97,7 @@ def kept(file: Path) -> dict[str, Kept]:
             if run_id not in runs:
                 runs[run_id] = Kept(settings, record, [])
             logged = {
-                name: _as_logged(value, np.float32) if isinstance(value, float) else value
+                name: _as_logged(value) if isinstance(value, float) else value
                 for name, value in row.items()
                 if value is not None
             }
@@ -186,10 +186,10 @@ def _table(runs: Mapping[str, Kept]) -> Any:
     return arrow.Table.from_pylist(rows, arrow.schema(list(types.items())))
 
 
-def _as_logged(value: float, as_kept: Callable[[float], float]) -> float:
-    """A decimal of six places, if it is kept as this value: 0.82 for 0.8199999928."""
+def _as_logged(value: float) -> float:
+    """A decimal of six places, if its float32 is this value: 0.82 for 0.8199999928."""
     short = round(value, 6)
-    return short if as_kept(short) == value else value
+    return short if ctypes.c_float(short).value == value else value
 
 
 def _once(table: Any) -> Any:
