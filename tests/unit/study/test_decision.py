@@ -1,18 +1,15 @@
 """Verdicts at planned looks: nominal levels, golden values, finality, simulated error rates."""
 
 import math
-import random
 
 import numpy as np
 import pytest
 from scipy import special
 
-from tests.support.synthetic_study import METRIC, flat_run
 from trl_ablate import ConfigurationError
 from trl_ablate.study import Decision, decide
 from trl_ablate.study.decision import LOOKS, _drawn_p, can_reach, sign_flip_p
 from trl_ablate.study.nominal import error_over_looks, nominal_level
-from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.stats import Pairs, judge
 
 STUDIES = 2000
@@ -206,23 +203,3 @@ def test_false_equivalence_at_the_margin():
     found = [decide((rng.normal(size=12) + 1.5).tolist(), margin=1.5) for _ in range(STUDIES)]
     share = sum(each.verdict == "equivalent" for each in found) / STUDIES
     assert share <= 0.05 + TWO_ERRORS
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arms", [2, 4])
-def test_false_alarms_of_an_aa_study_with_looks(arms):
-    """Whole studies of equal arms, some of whose runs collapse, through the analysis of a report:
-    a false difference of any arm at any look counts."""
-    rng, studies, alarms = random.Random(7), 600, 0
-    for _ in range(studies):
-        runs = []
-        for arm in range(arms):
-            for seed in range(12):
-                end = rng.gauss(0.7, 0.03)
-                values = [0.1, 0.8 * end, end, end]
-                if rng.random() < 0.2:
-                    values = [0.1, 0.8 * end, 0.02, 0.01]
-                runs.append(flat_run(f"arm{arm}", seed, values))
-        found = analyse(runs, METRIC, looks=(3, 5, 8, 12)).decisive.values()
-        alarms += any(each.verdict in ("better", "worse") for each in found)
-    assert alarms / studies <= 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / studies)
