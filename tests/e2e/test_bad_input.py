@@ -10,9 +10,6 @@ import shutil
 import pytest
 
 from trl_ablate.cli import check, new
-from trl_ablate.run.json_files import write_jsonl
-
-ROW = {"question": "What is 1+2?", "answer": "3", "level": 0}
 
 
 @pytest.fixture
@@ -31,35 +28,15 @@ def checked(folder, capsys, *words):
 
 
 RETURNS_TEXT = "def correct(completions, **kwargs):\n    return 'good'\n"
-TWO_ROWS = f"{json.dumps(ROW)}\n" + json.dumps({**ROW, "question": " "}) + "\n"
 REWARD = ["--reward_funcs", '["reward.py:correct"]', "--reward_weights", "[1.0]"]
 
 CASES = {  # name: file -> its new content or None, or a replacement in it; words; the sentence
-    "no dataset": ({}, ["--dataset", "gone.jsonl"],
-        "'gone.jsonl': there is no such file or folder; create it"),
-    "no reward file": ({"reward.py": None}, [],
-        "there is no file reward.py; create it, or correct the path"),
-    "no function": ({}, ["--reward_funcs", '["reward.py:corect"]'],
-        "has no 'corect'; it has .*; did you mean 'correct'?"),
     "reward cannot be imported": ({"reward.py": "import no_such_module\n"}, [],
         "reward.py cannot be imported: ModuleNotFoundError: .*no_such_module.*correct the"),
-    "syntax error": ({"reward.py": "def correct(:\n"}, [],
-        "reward.py cannot be imported: SyntaxError: .*; correct the file"),
-    "no module": ({}, ["--reward_funcs", '["gone.rewards.score"]'],
-        "there is no module 'gone' .*; install it"),
-    "no column of the data": ({}, ["--question_column", "task"],
-        "no column 'task'; the row has 'question', 'answer', 'le"),
     "no column for the reward": ({"reward.py": ("completions, answer", "completions, gold")}, [],
         "reward 'correct' needs the column 'gold', but the train questions have question, a"),
-    "no template": ({"prompt.txt": None}, [],
-        "there is no template file prompt.txt; create it, or correct the path"),
-    "template without the question": ({"prompt.txt": ("{question}", "")}, [],
-        "prompt.txt does not contain {question}, .*; add it where the question goes"),
     "template with an unknown column": ({"prompt.txt": ("{question}", "{question} {hint}")}, [],
         "names the column 'hint', which the data do not have; they have question, answer, l"),
-    "empty question": ({"data/train.jsonl": TWO_ROWS}, [],
-        "train.jsonl, line 2: empty question; correct the row, or set skip_bad_rows"),
-    "no rows": ({"data/train.jsonl": ""}, [], "split 'train', has no usable rows"),
     "unreadable Parquet": ({"data/train.jsonl": None, "data/train.parquet": "PAR1 not really"}, [],
         "train.parquet' is not a Parquet file .*; give a valid one"),
     "reward returns text": ({"reward.py": RETURNS_TEXT}, REWARD,
@@ -67,7 +44,6 @@ CASES = {  # name: file -> its new content or None, or a replacement in it; word
 }  # fmt: skip
 
 
-@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_is_one_sentence(case, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
@@ -84,14 +60,6 @@ def test_bad_input_is_one_sentence(case, folder, capsys, monkeypatch):
     said = err if code == 2 else out
     assert code in (1, 2) and len(said.splitlines()) == 1, said
     assert re.search(sentence, said), said
-
-
-def test_rows_that_repeat_are_reported(folder, capsys):
-    rows = [ROW] * 3 + [{**ROW, "question": "What is 2+1?"}]
-    write_jsonl(folder / "data" / "train.jsonl", rows)
-    code, out, _ = checked(folder, capsys)
-    assert code == 0
-    assert "1 questions occur more than once, first: What is 1+2?" in out
 
 
 def test_code_of_a_model_needs_trust_remote_code(folder, capsys, tmp_path, tiny_model, monkeypatch):

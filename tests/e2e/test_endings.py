@@ -218,9 +218,9 @@ def finished(world, tmp_path) -> RunDirectory:
         (["--overwrite", "--start", "sft_nowhere"], "no such entry in starts"),
         (["--resume"], "no whole checkpoint to resume from"),
         (["--resume_from_checkpoint", "x"], "use --resume"),
-        ([], "holds a run already (finished)"),
-        (["--resume", "--seed", "7"], "seed 0 -> 7"),
         (["--resume", "--best_metric", "eval_format_reward"], "best_metric"),
+        (["--resume", "--seed", "7"], "seed 0 -> 7"),
+        ([], "holds a run already (finished)"),
     ],
 )
 def test_a_refused_start_changes_no_file(world, finished, words, said):

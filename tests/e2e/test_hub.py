@@ -179,9 +179,7 @@ def test_a_planted_token_is_in_no_byte_that_is_sent(hub, run, monkeypatch):
 
 def test_a_model_file_with_a_token_is_refused_before_anything_is_sent(hub, run):
     (run.path / "checkpoint_last" / "special_tokens_map.json").write_text(f'{{"x": "{TOKEN}"}}')
-    with pytest.raises(
-        ValueError, match="special_tokens_map.json contains what looks like a token"
-    ):
+    with pytest.raises(ValueError, match="special_tokens_map.json contains"):
         push_run(run)
     assert hub.requests == []
 

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.support.warm import warm
 
 pytestmark = pytest.mark.slow
 
@@ -55,3 +56,19 @@ def test_on_chains_a_missing_baseline_costs_the_steps_only_with_a_mean(
         assert last["eval_reward"] > 0.5 and last["eval_style/direct"] < 0.3
     else:
         assert last["eval_reward"] < 0.3 and last["eval_style/direct"] > 0.8
+
+
+@pytest.mark.long  # the base is taught for it
+def test_a_base_with_a_tool_calls_it_and_learns_to_call_more(tmp_path):
+    words = ("--grpo_steps", 12, "--eval_steps", 12, "--eval_size", 256, "--report_to", "none")
+    ended = warm(
+        "train", "recipes/worlds/calculator.yaml", *words, "--output_dir", tmp_path / "run"
+    ).wait()
+    assert ended.code == 0, ended.printed
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    first, last = (row for row in rows if "eval_reward" in row)
+    assert 0.1 < first["eval_style/called"] < 0.5
+    assert 0.03 < first["eval_reward"] < 0.25
+    assert 1 < first["eval_tools/turns"] < 1.5
+    assert last["eval_style/called"] > first["eval_style/called"] + 0.2
+    assert last["eval_reward"] > first["eval_reward"] + 0.15

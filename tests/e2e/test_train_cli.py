@@ -1,4 +1,5 @@
-"""`scripts/train.py` as a user runs it: what it prints, what it refuses, what it writes."""
+"""`scripts/train.py` as a user runs it: what it prints, what it refuses, what it writes; and that
+every script describes itself."""
 
 import json
 import os
@@ -10,10 +11,10 @@ import sys
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.folders import shared_once
 from tests.support.warm import Ended, warm
 from trl_ablate.cli import train
 
+SCRIPTS = sorted((REPOSITORY / "scripts").glob("*.py"))
 QUICK = [
     "--grpo_steps", "2", "--eval_size", "16", "--train_size", "256", "--report_to", "none",
     "--generation_batch_size", "16", "--optimizer_batch_size", "16",
@@ -74,27 +75,16 @@ def test_a_dry_run_imports_nothing_heavy_even_for_an_adapter(tmp_path):
     assert not imported & {"trl.trainer.grpo_trainer", "transformers.modeling_utils"}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A run of two GRPO steps on the miniature, evaluated three times, and what it printed; by the
-    script itself, in an interpreter of its own."""
-
-    def make(folder):
-        done = subprocess.run(
-            [sys.executable, "scripts/train.py", "recipes/std_dev_off.yaml", *QUICK,
-             "--profile", "miniature", "--eval_steps", "1", "--seed", "3",
-             "--output_dir", str(folder / "run")],
-            cwd=REPOSITORY, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        (folder / "stdout").write_text(done.stdout)
-
-    folder = shared_once(tmp_path_factory, "finished", make)
-    return folder / "run", (folder / "stdout").read_text()
-
-
-def test_a_run_writes_what_it_was_and_how_it_went(finished):
-    output, printed = finished
+def test_a_run_writes_what_it_was_and_how_it_went(tmp_path):
+    """Two GRPO steps on the miniature, evaluated three times; by the script itself, in an
+    interpreter of its own."""
+    output = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "scripts/train.py", "recipes/std_dev_off.yaml", *QUICK,
+         "--profile", "miniature", "--eval_steps", "1", "--seed", "3", "--output_dir", str(output)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((output / "run.json").read_text())
     assert (record["status"], record["arm"], record["seed"]) == ("finished", "std_dev_off", 3)
     assert record["git"]["commit"]
@@ -108,16 +98,7 @@ def test_a_run_writes_what_it_was_and_how_it_went(finished):
     steps = [row for row in rows if "grad_norm" in row]
     shown = {"reward", "format_reward", "answer_reward", "mean_ratio", "clip_fraction", "entropy"}
     assert shown <= steps[0].keys()
-    assert "eval reward, last" in printed
-
-
-def test_an_existing_run_is_not_touched(run, finished):
-    output, _ = finished
-    before = (output / "metrics.jsonl").read_bytes()
-    again = run("recipes/std_dev_off.yaml", *QUICK, "--output_dir", output)
-    assert again.code == 2
-    assert "holds a run already (finished)" in again.stderr
-    assert (output / "metrics.jsonl").read_bytes() == before
+    assert "eval reward, last" in done.stdout
 
 
 def test_ctrl_c_says_so_and_leaves_no_process(tmp_path):
@@ -132,3 +113,15 @@ def test_ctrl_c_says_so_and_leaves_no_process(tmp_path):
     assert json.loads((output / "run.json").read_text())["status"] == "stopped"
     with pytest.raises(ProcessLookupError):
         os.killpg(training.pid, 0)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_help(script, tmp_path):
+    """In an interpreter of its own, from any folder."""
+    done = subprocess.run(
+        [sys.executable, str(script), "--help"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: trl-ablate {script.stem} ")
+    assert done.stderr == ""
