@@ -136,10 +136,14 @@ class AblationConfig(Switches, GRPOConfig):
         return self.use_vllm or self.sampler_differs
 
     @property
+    def corrects_sampler(self) -> bool:
+        """Whether the loss weighs what the sampler has drawn."""
+        return self.knows_sampler and self.vllm_importance_sampling_correction
+
+    @property
     def corrects_without_engine(self) -> bool:
         """Whether a sampler that differs is corrected as TRL corrects an engine."""
-        differs = self.sampler_differs and not self.use_vllm
-        return differs and self.vllm_importance_sampling_correction
+        return self.corrects_sampler and not self.use_vllm
 
     @property
     def regrouped_together(self) -> int:

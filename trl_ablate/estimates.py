@@ -113,6 +113,11 @@ def per_prompt(rows: Sequence[Row], samples: int) -> dict[str, list[float]]:
     }
 
 
+def asked(row: Row) -> str:
+    """The question of a row, or its prompt if it has none: what its pass rate is found by."""
+    return str(row.get("question") or row.get("prompt"))
+
+
 def pass_rates(rows: Sequence[Row], samples: int = 1) -> list[dict[str, Any]]:
     """For each question (or else prompt) how many of its samples were graded, and the share of
     successes in them."""
@@ -120,8 +125,7 @@ def pass_rates(rows: Sequence[Row], samples: int = 1) -> list[dict[str, Any]]:
     for start in range(0, len(rows), samples):
         graded = [one for row in rows[start : start + samples] if (one := success(row)) is not None]
         rate = sum(graded) / len(graded) if graded else None
-        question = str(rows[start].get("question") or rows[start].get("prompt"))
-        found.append({"question": question, "pass_rate": rate, "graded": len(graded)})
+        found.append({"question": asked(rows[start]), "pass_rate": rate, "graded": len(graded)})
     return found
 
 

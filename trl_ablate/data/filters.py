@@ -18,6 +18,7 @@ from typing import Any
 
 from trl_ablate.data.row_files import read_file
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.estimates import asked
 
 logger = logging.getLogger(__name__)
 
@@ -177,8 +178,7 @@ def by_pass_rate(
     without a question is found by its prompt.
     """
     rates = _rates(file)
-    asked = [str(row.get("question") or row.get("prompt")) for row in rows]
-    known = [(row, rates[one]) for row, one in zip(rows, asked, strict=True) if one in rates]
+    known = [(row, rates[question]) for row in rows if (question := asked(row)) in rates]
     if rows and not known:
         raise ConfigurationError(
             f"pass_rate: {file} has none of the {len(rows)} questions of dataset {name!r}; make it "

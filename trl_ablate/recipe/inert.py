@@ -61,16 +61,15 @@ def _clip_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     """How TRL's losses use epsilon, epsilon_high and delta.
 
     At ratio 1 a clip range around 1 has no effect. A delta below 1 has one, and so has the cap of
-    'cispo', which is epsilon_high itself and not 1 + epsilon_high. A geometric
-    ratio has one gradient for all tokens of a completion, which differs where tokens have weights.
+    'cispo', which is epsilon_high itself and not 1 + epsilon_high. A geometric ratio has one
+    gradient for all tokens of a completion, which differs where tokens have weights.
     """
     clips, loss_type = config.loss_type in SURROGATE_LOSS_TYPES, config.loss_type
     moved = config.surrogate == "probability" and _has_sampling_logps(config, task)
     at_one = clips and config.on_policy and not moved
-    corrected = config.knows_sampler and config.vllm_importance_sampling_correction
     weighs_tokens = (
         config.top_entropy_quantile < 1.0
-        or (corrected and config.vllm_importance_sampling_mode.startswith("token"))
+        or (config.corrects_sampler and config.vllm_importance_sampling_mode.startswith("token"))
         or (config.beta != 0 and config.kl_in == "loss" and config.use_bias_correction_kl)
     )
     spread = config.surrogate == "geometric" and weighs_tokens
@@ -93,7 +92,6 @@ def _clip_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
 
 
 def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
-    corrected = config.knows_sampler and config.vllm_importance_sampling_correction
     own_rollouts = not _has_sampling_logps(config, task)
     temperatures = "sapo_temperature_neg sapo_temperature_pos"
     weights = "vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg"
@@ -105,7 +103,11 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         (config.on_policy and own_rollouts, "off_policy_mask_threshold", masked),
         (config.on_policy, temperatures, slope),
         (config.loss_type != "sapo", temperatures, "no sapo loss"),
-        (config.on_policy and not corrected, weights, f"{ON_POLICY}, and so is every weight"),
+        (
+            config.on_policy and not config.corrects_sampler,
+            weights,
+            f"{ON_POLICY}, and so is every weight",
+        ),
         (config.loss_type != "vespo", weights, "no vespo loss"),
     ]
 

@@ -170,7 +170,8 @@ class RunDirectory:
 
         `clean` masks error messages. `claimed` reserves space on the disk for the last entries.
         """
-        before, hours = self.seconds_so_far(), self._gpu_hours_so_far()
+        before = self.seconds_so_far()
+        hours = self._gpu_hours_after(before)
         so_far = {"seconds": before, "gpu_hours": hours} if before else {}
         self.update(status="running", reason=None, **so_far, **entries)
         started = time.monotonic()
@@ -202,10 +203,10 @@ class RunDirectory:
         """Seconds that a resumed run has already taken, by its logged rows."""
         return max((row.get("seconds", 0.0) for row in self.metrics()), default=0.0)
 
-    def _gpu_hours_so_far(self) -> float:
-        """The recorded ones, and those of the rows since then, on the GPUs that were recorded."""
+    def _gpu_hours_after(self, seconds: float) -> float:
+        """The recorded ones, and those since then, on the GPUs that were recorded."""
         record = self.read() if self.run_file.exists() else {}
-        since = self.seconds_so_far() - record.get("seconds", 0.0)
+        since = seconds - record.get("seconds", 0.0)
         return record.get("gpu_hours", 0.0) + since / 3600 * record.get("gpus", 0)
 
     def peak_memory(self) -> float | None:
