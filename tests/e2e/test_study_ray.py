@@ -85,13 +85,15 @@ def calm(tmp_path_factory):
 
 
 def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, calm):
-    store = RunStore(tmp_path / "runs")
-    runner = drive(store, ARMS, "--ray_address", nodes.address)
+    store, killed = RunStore(tmp_path / "runs"), tmp_path / "killed"
+    arms = {name: {**arm, "pause": 0.0, "waits_for": str(killed)} for name, arm in ARMS.items()}
+    runner = drive(store, arms, "--ray_address", nodes.address)
     wait_for(lambda: len(children(scratch)) == 4, SECONDS)  # each node has two runs
     nodes.kill(0)
+    killed.touch()
     assert runner.wait(SECONDS) == 0
     nodes.replace()
-    assert numbers(store, ARMS) == calm
+    assert numbers(store, arms) == calm
     lost = [path.stem for path in store.path.glob("*.log") if "restarted on" in path.read_text()]
     assert lost
     assert not children(scratch) and not list(store.path.glob(".*"))

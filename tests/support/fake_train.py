@@ -1,8 +1,8 @@
 """A stand-in for `trl-ablate train`: the same run directory from the same arguments, no training.
 
-`--settings` configures it: top, collapse (see `learning_rows`), pause (seconds per step), and
-`fails`, `dies`, `never_starts`, `refused`: how often it raises, is killed, or ends with code 1 or 2
-before it writes anything.
+`--settings` configures it: top, collapse (see `learning_rows`), pause (seconds per step),
+`waits_for` (a file: half way, the run waits for it), and `fails`, `dies`, `never_starts`,
+`refused`: how often it raises, is killed, or ends with code 1 or 2 before it writes anything.
 Beside the run directory, or in the folder `FAKE_STARTS`, it writes `ID.starts`, one line per start,
 `ID.ends`, one per end, and `twice` if two processes used one run. Every fifth step is a checkpoint.
 """
@@ -68,6 +68,8 @@ def train(options, settings, attempt: int, directory: RunDirectory) -> None:
                 continue
             append_jsonl(directory.metrics_file, row)
             time.sleep(settings.get("pause", 0.0))
+            while row["step"] == 10 and not Path(settings.get("waits_for", "/")).exists():
+                time.sleep(0.05)
             if row["step"] == 10 and attempt <= settings.get("fails", 0):
                 raise RuntimeError("out of luck")
             if row["step"] == 10 and attempt <= settings.get("dies", 0):
